@@ -1,4 +1,6 @@
-"""``python -m capture model=DIR prompts=FILE output_dir=DIR [key=value ...]``: record a model's routing as a trace."""
+"""``python -m capture model=DIR prompts=FILE output_dir=DIR [key=value ...]``: record a model's
+routing as a trace.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""``python -m capture.calibrate like=NAME [reading=NAME]``: fit a preset's knobs to its published statistics.
+"""``python -m capture.calibrate like=NAME [reading=NAME]``: fit a preset's knobs to its published
+statistics.
 
-The procedure: every target moves one knob, in the order of the file. In a sweep each knob in turn is solved for its
-target alone by false position inside its range, on the same random numbers at every step, until the statistic is
-within a quarter of the target's uncertainty; a target out of reach leaves its knob at the better end. Sweeps repeat
-until no knob moves, since other knobs shift a statistic a little; from the second on a knob goes half of its way. What
-is reported comes from other seeds. ``like=all`` fits every preset.
+The procedure: every target moves one knob, in the order of the file. In a sweep each knob in turn
+is solved for its target alone by false position inside its range, on the same random numbers at
+every step, until the statistic is within a quarter of the target's uncertainty; a target out of
+reach leaves its knob at the better end. Sweeps repeat until no knob moves, since other knobs shift
+a statistic a little; from the second on a knob goes half of its way. What is reported comes from
+other seeds. ``like=all`` fits every preset.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from capture.synthetic.preset import Fit, Preset, load_preset, preset_names, wri
 
 
 def stack_of(preset: Preset) -> Stack:
-    """The preset's decoder. Its encoder, if any, has the same knobs: nobody publishes the two apart."""
+    """The preset's decoder. Its encoder, if any, has the same knobs: nobody publishes the two
+    apart.
+    """
     return Stack(preset.rule, len(preset.layers[-1]), preset.shape.experts, preset.shape.top_k)
 
 
@@ -31,12 +35,19 @@ def fit_table(title: str, fit: Fit) -> Table:
     for row in fit.rows:
         target = row.target
         source = target.source + (f"; BORROWED from {target.borrowed}" if target.borrowed else "")
-        knob = f"{target.knob} = {getattr(fit.walk, target.knob):.4g}" if target.knob else "(not fitted)"
+        knob = (
+            f"{target.knob} = {getattr(fit.walk, target.knob):.4g}"
+            if target.knob
+            else "(not fitted)"
+        )
         table.add_row(
-            target.statistic, f"{target.value:.3f} ± {target.uncertainty:.3f}",
-            f"{row.achieved:.3f} ± {row.deviation:.3f}", f"{row.residual:+.3f}{'' if row.is_reached else ' MISSED'}",
-            knob, source,
-        )  # fmt: skip
+            target.statistic,
+            f"{target.value:.3f} ± {target.uncertainty:.3f}",
+            f"{row.achieved:.3f} ± {row.deviation:.3f}",
+            f"{row.residual:+.3f}{'' if row.is_reached else ' MISSED'}",
+            knob,
+            source,
+        )
     return table
 
 
@@ -46,13 +57,20 @@ def parse(arguments: Sequence[str]) -> list[tuple[Preset, str]]:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or key not in ("like", "reading"):
-            raise ValueError(f"{argument!r} is not one of the known key=value; known keys: like, reading")
+            raise ValueError(
+                f"{argument!r} is not one of the known key=value; known keys: like, reading"
+            )
         if key in given:
             raise ValueError(f"{key} is given twice; give it once")
         given[key] = text
     if "like" not in given:
-        raise ValueError(f"missing like=...; it has no default (known: all, {', '.join(preset_names())})")
-    presets = [load_preset(name) for name in (preset_names() if given["like"] == "all" else [given["like"]])]
+        raise ValueError(
+            f"missing like=...; it has no default (known: all, {', '.join(preset_names())})"
+        )
+    presets = [
+        load_preset(name)
+        for name in (preset_names() if given["like"] == "all" else [given["like"]])
+    ]
     if "reading" in given:
         return [(preset, preset.reading(given["reading"])) for preset in presets]
     return [(preset, reading) for preset in presets for reading in preset.readings]
@@ -71,11 +89,15 @@ def main(arguments: Sequence[str]) -> int:
         with console.status(preset.name) as status:
             name = preset.name
             fit = calibrate(
-                stack_of(preset), preset.start, preset.targets_of(reading),
+                stack_of(preset),
+                preset.start,
+                preset.targets_of(reading),
                 lambda text, name=name, status=status: status.update(f"{name}: {text}"),  # type: ignore[misc]
-            )  # fmt: skip
+            )
         path = write_fits(preset, {reading: fit})
-        console.print(fit_table(f"{preset.name}, reading={reading} ({preset.readings[reading]})", fit))
+        console.print(
+            fit_table(f"{preset.name}, reading={reading} ({preset.readings[reading]})", fit)
+        )
         console.print(f"{path}, {time.monotonic() - begun:.0f} s", soft_wrap=True)
     return 0
 

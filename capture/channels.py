@@ -1,10 +1,11 @@
-"""``python -m capture.channels model=DIR [trace=NAME | trace.path=DIR] [output_dir=DIR]``: which channels one layer's
-gate input makes active in the next layer's experts.
+"""``python -m capture.channels model=DIR [trace=NAME | trace.path=DIR] [output_dir=DIR]``: which
+channels one layer's gate input makes active in the next layer's experts.
 
-FloE forecasts the channels of the next layer's experts by their own up projections, on this layer's gate input. For the
-decoded rows whose gate inputs and masks the trace keeps (``hidden_sequences=``) this computes what that names, of every
-expert, and how much of what the row then made active was named; ``payload=reused_channels`` of ``python -m sim`` moves
-by it. Written as ``DIR/channels.json`` and ``.npz`` (default: outputs/predictors). Nothing is fitted: thresholds are
+FloE forecasts the channels of the next layer's experts by their own up projections, on this layer's
+gate input. For the decoded rows whose gate inputs and masks the trace keeps (``hidden_sequences=``)
+this computes what that names, of every expert, and how much of what the row then made active was
+named; ``payload=reused_channels`` of ``python -m sim`` moves by it. Written as
+``DIR/channels.json`` and ``.npz`` (default: outputs/predictors). Nothing is fitted: thresholds are
 the trace's. Gate inputs are as the trace stores them, up projections the model's own.
 """
 
@@ -45,13 +46,17 @@ KEYS = ("model", "trace", "trace.path", "output_dir")
 Counts = NDArray[np.int64]
 
 
-def named_and_found(values: NDArray[np.float32], thresholds: NDArray[np.float32], chosen: NDArray[np.int64],
-                    masks: NDArray[np.bool_]) -> tuple[Counts, Counts, Counts]:  # fmt: skip
+def named_and_found(
+    values: NDArray[np.float32],
+    thresholds: NDArray[np.float32],
+    chosen: NDArray[np.int64],
+    masks: NDArray[np.bool_],
+) -> tuple[Counts, Counts, Counts]:
     """How many channels of one expert are named, found and active.
 
-    ``values`` [M, I]: |x W_up| of all rows with the gate input of the site before; ``thresholds`` [P]; ``masks``
-    [C, P, I]: the channels that the rows ``chosen`` [C] made active. Each count is [M, P], found and active 0 of rows
-    that did not choose the expert.
+    ``values`` [M, I]: |x W_up| of all rows with the gate input of the site before; ``thresholds``
+    [P]; ``masks`` [C, P, I]: the channels that the rows ``chosen`` [C] made active. Each count is
+    [M, P], found and active 0 of rows that did not choose the expert.
     """
     mask = values[:, None, :] >= thresholds[None, :, None]
     named = mask.sum(-1)
@@ -61,20 +66,26 @@ def named_and_found(values: NDArray[np.float32], thresholds: NDArray[np.float32]
     return named, found, active
 
 
-def count_channels(layers: Sequence[MoELayer], trace: Trace, directory: Path, progress: Progress) -> Artefact:
-    """The counts of every row that the trace keeps. Raise ValueError where it does not keep what this needs."""
+def count_channels(
+    layers: Sequence[MoELayer], trace: Trace, directory: Path, progress: Progress
+) -> Artefact:
+    """The counts of every row that the trace keeps. Raise ValueError where it does not keep what
+    this needs.
+    """
     header = trace.header
     numbers = tuple(s.sequence for s in header.sequences if hidden_path(s.sequence) in header.files)
     if not numbers or not header.sparsities or THRESHOLDS_FILE not in header.files:
         raise CaptureError(
-            f"trace {header.name} keeps gate inputs of {len(numbers)} sequences and masks at sparsities "
-            f"{list(header.sparsities)}; capture it with hidden_sequences=4 or more, and sparsities"
+            f"trace {header.name} keeps gate inputs of {len(numbers)} sequences and masks at"
+            f" sparsities {list(header.sparsities)}; capture it with hidden_sequences=4 or more,"
+            " and sparsities"
         )
     model = header.model
     if (len(layers), layers[0].num_experts) != (model.sites, model.experts):
         raise CaptureError(
-            f"the model has {len(layers)} sites of {layers[0].num_experts} experts, the trace {header.name} "
-            f"{model.sites} of {model.experts}; name the model that it was captured from"
+            f"the model has {len(layers)} sites of {layers[0].num_experts} experts, the trace"
+            f" {header.name} {model.sites} of {model.experts}; name the model that it was captured"
+            " from"
         )
     kept = read_gate_inputs(directory, trace, numbers)
     rows = np.flatnonzero(kept.place >= 0)
@@ -84,37 +95,51 @@ def count_channels(layers: Sequence[MoELayer], trace: Trace, directory: Path, pr
     shape = (len(header.sparsities),)
     thresholds = read_tensors(directory / THRESHOLDS_FILE, ("thresholds",)).get("thresholds")
     if thresholds is None or thresholds.shape != (model.sites, model.experts, *shape):
-        raise CaptureError(f"{THRESHOLDS_FILE} must hold thresholds of every site, expert and sparsity")
-    counts = {name: np.zeros((len(rows), model.sites, model.experts, *shape), np.int64)
-              for name in ("named", "found", "active")}  # fmt: skip
+        raise CaptureError(
+            f"{THRESHOLDS_FILE} must hold thresholds of every site, expert and sparsity"
+        )
+    counts = {
+        name: np.zeros((len(rows), model.sites, model.experts, *shape), np.int64)
+        for name in ("named", "found", "active")
+    }
     forms = [form_of(layer) for layer in layers]
     if any(form.weighted_input or form.width_in != inputs.shape[-1] for form in forms):
         raise CaptureError(
-            f"{layers[0].name}: experts are not fed the gate's input as it is, so one layer's does not name the "
-            "channels of the next"
+            f"{layers[0].name}: experts are not fed the gate's input as it is, so one layer's does"
+            " not name the channels of the next"
         )
     for site in progress.track(range(1, model.sites), description="channels: sites"):
         before = torch.from_numpy(inputs[:, site - 1])
         there = torch.isfinite(before).all(-1).numpy()
         for expert in range(model.experts):
             with torch.no_grad():
-                values = forms[site].channels(expert, torch.nan_to_num(before)).abs().float().numpy()
+                values = (
+                    forms[site].channels(expert, torch.nan_to_num(before)).abs().float().numpy()
+                )
             chosen, slot = np.nonzero((ids[:, site] == expert) & there[:, None])
-            found = named_and_found(values, thresholds[site, expert], chosen, masks[chosen, site, slot])
+            found = named_and_found(
+                values, thresholds[site, expert], chosen, masks[chosen, site, slot]
+            )
             for name, count in zip(counts, found, strict=True):
                 counts[name][:, site, expert] = np.where(there[:, None], count, 0)
-    arrays: dict[str, NDArray[Any]] = {name: smallest_counts(count) for name, count in counts.items()}
+    arrays: dict[str, NDArray[Any]] = {
+        name: smallest_counts(count) for name, count in counts.items()
+    }
     arrays |= {
         "sequence": smallest_counts(trace.sequence[rows].astype(np.int64)),
         "position": smallest_counts(trace.position[rows].astype(np.int64)),
         "width": np.array([masks.shape[-1]], np.uint32),
     }
     identity = {"name": header.name, "sha256": trace_sha256(header)}
-    return Artefact(KIND, {}, identity, shape_of(header), (), arrays, _results(counts, header.sparsities))
+    return Artefact(
+        KIND, {}, identity, shape_of(header), (), arrays, _results(counts, header.sparsities)
+    )
 
 
 def _results(counts: dict[str, Counts], sparsities: Sequence[float]) -> dict[str, float]:
-    """Recall (of active channels, the share that was named) and precision, of chosen experts, by sparsity."""
+    """Recall (of active channels, the share that was named) and precision, of chosen experts, by
+    sparsity.
+    """
     told = {}
     for column, sparsity in enumerate(sparsities):
         active, found, named = (counts[name][..., column] for name in ("active", "found", "named"))
@@ -129,17 +154,24 @@ def _masks(directory: Path, trace: Trace, sequence: int) -> NDArray[np.bool_]:
     model, count = trace.header.model, len(trace.header.sparsities)
     bits = count.bit_length()
     if planes is None or planes.shape[1:4] != (model.sites, model.top_k, bits):
-        raise CaptureError(f"{hidden_path(sequence)} has no mask_planes [T, {model.sites}, {model.top_k}, {bits}, ..]")
+        raise CaptureError(
+            f"{hidden_path(sequence)} has no mask_planes [T, {model.sites}, {model.top_k},"
+            f" {bits}, ..]"
+        )
     return unpack_masks(planes, count, min(model.expert_intermediate, 8 * planes.shape[4]))
 
 
 def parse(arguments: Sequence[str]) -> tuple[Settings, list[str], Path]:
-    """The model, the words that choose the trace, and where to write. Raise ValueError for what is wrong."""
+    """The model, the words that choose the trace, and where to write. Raise ValueError for what
+    is wrong.
+    """
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not text or key not in KEYS or key in given:
-            raise ValueError(f"{argument!r} must be one of {', '.join(f'{name}=' for name in KEYS)}, each once")
+            raise ValueError(
+                f"{argument!r} must be one of {', '.join(f'{name}=' for name in KEYS)}, each once"
+            )
         given[key] = text
     if "model" not in given:
         raise ValueError("missing model=DIR: the model that the trace was captured from")
@@ -163,7 +195,9 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"channels: {str(error).strip()}", file=sys.stderr)
         return 2
-    found = ", ".join(f"{name.replace('_', ' at ')} {value:.3f}" for name, value in artefact.results.items())
+    found = ", ".join(
+        f"{name.replace('_', ' at ')} {value:.3f}" for name, value in artefact.results.items()
+    )
     print(f"{place}: {len(artefact.arrays['sequence'])} rows of {trace.header.name}; {found}")
     return 0
 

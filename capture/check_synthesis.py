@@ -1,9 +1,11 @@
-"""``python -m capture.check_synthesis traces=DIR[,DIR ...]``: does a synthetic trace stand for a real one?
+"""``python -m capture.check_synthesis traces=DIR[,DIR ...]``: does a synthetic trace stand for a
+real one?
 
-The check that docs/synthesis_check.md lays down beforehand. For each trace: statistics of the kind that papers print
-are measured on its fit sequences, a walk is calibrated to them alone, and what was not fitted is compared with its
-eval sequences: caches, predictors, and the simulated speed of five systems. Prints the tables of that page. Without
-``traces`` it takes the bundled trace. ``tokens`` and ``sequences`` (of each split) cut longer traces.
+The check that docs/synthesis_check.md lays down beforehand. For each trace: statistics of the kind
+that papers print are measured on its fit sequences, a walk is calibrated to them alone, and what
+was not fitted is compared with its eval sequences: caches, predictors, and the simulated speed of
+five systems. Prints the tables of that page. Without ``traces`` it takes the bundled trace.
+``tokens`` and ``sequences`` (of each split) cut longer traces.
 """
 
 from __future__ import annotations
@@ -45,13 +47,24 @@ SEEDS = (201, 202, 203)
 SHARES = (0.25, 0.5)
 NEAR_CACHE, NEAR_RECALL, NEAR_SPEEDUP, TIE = 0.03, 0.05, 0.10, 0.02
 """Thresholds of H1, of H2 and H3, of H4 (b) and (a): docs/synthesis_check.md."""
-WITH_LOOKAHEAD = {name: [f"system={name}"] for name in ("load_on_demand", "lru", "mixtral_offloading", "hobbit",
-                                                         "oracle")}  # fmt: skip
+WITH_LOOKAHEAD = {
+    name: [f"system={name}"]
+    for name in ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")
+}
 WITHOUT = {
-    "load_on_demand": ["system=load_on_demand"], "lru": ["system=lru"], "fifo": ["system=lru", "cache=fifo"],
-    "lfu": ["system=lru", "cache=lfu"], "oracle": ["system=oracle"],
-}  # fmt: skip
-SIZES = {8: "mixtral_8x7b", 16: "mixtral_8x7b", 32: "gpt_oss_20b", 64: "qwen3_30b_a3b", 128: "qwen3_30b_a3b"}
+    "load_on_demand": ["system=load_on_demand"],
+    "lru": ["system=lru"],
+    "fifo": ["system=lru", "cache=fifo"],
+    "lfu": ["system=lru", "cache=lfu"],
+    "oracle": ["system=oracle"],
+}
+SIZES = {
+    8: "mixtral_8x7b",
+    16: "mixtral_8x7b",
+    32: "gpt_oss_20b",
+    64: "qwen3_30b_a3b",
+    128: "qwen3_30b_a3b",
+}
 """Model file whose expert sizes a trace with at most so many experts is given."""
 
 
@@ -77,13 +90,30 @@ def targets_of(case: Case) -> tuple[Target, ...]:
     if case.fit.inputs is not None:
         knobs["cosine"] = ("constant", 0.01, 8.0)
     measured = [
-        Target(name, max(0.0, STATISTICS[name](case.fit)), 0.01, "the fit half of the trace", knob, (low, high))
+        Target(
+            name,
+            max(0.0, STATISTICS[name](case.fit)),
+            0.01,
+            "the fit half of the trace",
+            knob,
+            (low, high),
+        )
         for name, (knob, low, high) in knobs.items()
     ]
     if not case.has_lookahead:
         measured += [
-            Target("used_1_deep", 0.96, 0.01, "borrowed", "carry_deep", (0.8, 0.9999), "Mixtral-8x7B (HOBBIT)"),
-            Target("used_1_first", 0.85, 0.01, "borrowed", "carry_first", (0.02, 0.99), "tiny_mixtral"),
+            Target(
+                "used_1_deep",
+                0.96,
+                0.01,
+                "borrowed",
+                "carry_deep",
+                (0.8, 0.9999),
+                "Mixtral-8x7B (HOBBIT)",
+            ),
+            Target(
+                "used_1_first", 0.85, 0.01, "borrowed", "carry_first", (0.02, 0.99), "tiny_mixtral"
+            ),
         ]
     return tuple(measured)
 
@@ -100,7 +130,9 @@ def fit_case(case: Case, told: Callable[[str], None]) -> Fit:
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison. ``shuffled`` is the baseline's value; ``near`` the threshold, None where nothing is claimed."""
+    """A comparison. ``shuffled`` is the baseline's value; ``near`` the threshold, None where
+    nothing is claimed.
+    """
 
     hypothesis: str
     name: str
@@ -126,7 +158,9 @@ def shuffled(gates: Gates, seed: int = 0) -> Gates:
     shape = gates.experts.shape
     order = np.random.default_rng(seed).permutation(shape[0] * shape[1])
     experts = gates.experts.reshape(-1, *shape[2:])[order].reshape(shape)
-    return Gates(gates.num_experts, experts, gates.weights.reshape(-1, *shape[2:])[order].reshape(shape))
+    return Gates(
+        gates.num_experts, experts, gates.weights.reshape(-1, *shape[2:])[order].reshape(shape)
+    )
 
 
 def cache_rates(gates: Gates) -> dict[str, Floats]:
@@ -148,7 +182,9 @@ def recalls(fit: Gates, asked: Gates) -> dict[str, float]:
         "layer before": float(transition_recall(fit, asked).mean()),
     }
     if asked.ahead is not None:
-        found |= {f"lookahead +{distance}": forecast_recall(asked, distance) for distance in (1, 2, 3)}
+        found |= {
+            f"lookahead +{distance}": forecast_recall(asked, distance) for distance in (1, 2, 3)
+        }
         found["lookahead +1, best quarter"] = forecast_recall(asked, 1, quarter(asked))
     return found
 
@@ -161,7 +197,7 @@ def compare_gates(case: Case, walk: Walk) -> list[Row]:
     for seed in SEEDS:
         both = synthetic_gates(
             walk, case.rule, layers, case.fit.num_experts, top_k, 2 * sequences, tokens, seed
-        )  # fmt: skip
+        )
         halves = [_half(both, slice(0, sequences)), _half(both, slice(sequences, None))]
         rates.append(cache_rates(halves[1]))
         scores.append(recalls(*halves))
@@ -171,10 +207,16 @@ def compare_gates(case: Case, walk: Walk) -> list[Row]:
         recalls(case.fit, case.eval),
     )
     rows = [
-        Row("H1", name, float(real.mean()), tuple(float(rate[name].mean()) for rate in rates), NEAR_CACHE,
-            float(base[name].mean()) if name.startswith("LRU") else None)
+        Row(
+            "H1",
+            name,
+            float(real.mean()),
+            tuple(float(rate[name].mean()) for rate in rates),
+            NEAR_CACHE,
+            float(base[name].mean()) if name.startswith("LRU") else None,
+        )
         for name, real in real_rates.items()
-    ]  # fmt: skip
+    ]
     for name in (f"LRU {share:.0%}" for share in SHARES):
         apart = tuple(float(np.abs(rate[name] - real_rates[name]).mean()) for rate in rates)
         rows.append(Row("-", f"{name}, mean absolute difference of a layer", 0.0, apart, None))
@@ -188,7 +230,12 @@ def compare_gates(case: Case, walk: Walk) -> list[Row]:
 def _half(gates: Gates, own: slice) -> Gates:
     ahead = gates.ahead
     assert ahead is not None
-    return Gates(gates.num_experts, gates.experts[own], gates.weights[own], lambda distance: ahead(distance)[own])
+    return Gates(
+        gates.num_experts,
+        gates.experts[own],
+        gates.weights[own],
+        lambda distance: ahead(distance)[own],
+    )
 
 
 # Systems
@@ -199,10 +246,17 @@ def speeds(trace: Trace, systems: Mapping[str, list[str]]) -> dict[tuple[float, 
     shape = trace.header.model
     sizes = SIZES[min(most for most in SIZES if most >= min(shape.experts, max(SIZES)))]
     common = [
-        f"model={sizes}", f"model.sites={shape.sites}", f"model.experts={shape.experts}", f"model.top_k={shape.top_k}",
-        f"model.gates_of={shape.name}", f"model.sizes_of={sizes}", "trace.split=eval", "experiment=more_memory",
-        "outputs=summary", "output_dir=unused",
-    ]  # fmt: skip
+        f"model={sizes}",
+        f"model.sites={shape.sites}",
+        f"model.experts={shape.experts}",
+        f"model.top_k={shape.top_k}",
+        f"model.gates_of={shape.name}",
+        f"model.sizes_of={sizes}",
+        "trace.split=eval",
+        "experiment=more_memory",
+        "outputs=summary",
+        "output_dir=unused",
+    ]
     found = {}
     for share in SHARES:
         for name, choice in systems.items():
@@ -213,8 +267,12 @@ def speeds(trace: Trace, systems: Mapping[str, list[str]]) -> dict[tuple[float, 
     return found
 
 
-def compare_systems(case: Case, fit: Fit, told: Callable[[str], None]) -> tuple[list[Row], list[str]]:
-    """H4: rows of tokens/s and of speed-ups over lru, and the pairs of systems that stand in the wrong order."""
+def compare_systems(
+    case: Case, fit: Fit, told: Callable[[str], None]
+) -> tuple[list[Row], list[str]]:
+    """H4: rows of tokens/s and of speed-ups over lru, and the pairs of systems that stand in the
+    wrong order.
+    """
     systems = WITH_LOOKAHEAD if case.has_lookahead else WITHOUT
     told("simulating the real trace")
     real = speeds(case.trace, systems)
@@ -229,7 +287,9 @@ def compare_systems(case: Case, fit: Fit, told: Callable[[str], None]) -> tuple[
         if name != "lru":
             against = tuple(speed[share, name] / speed[share, "lru"] for speed in synthetic)
             base = value / real[share, "lru"]
-            rows.append(Row("H4", f"{share:.0%} {name}, over lru", base, against, NEAR_SPEEDUP * base))
+            rows.append(
+                Row("H4", f"{share:.0%} {name}, over lru", base, against, NEAR_SPEEDUP * base)
+            )
     wrong = []
     for share in SHARES:
         for one, other in combinations(systems, 2):
@@ -247,7 +307,15 @@ def _trace_like(case: Case, fit: Fit, seed: int) -> Trace:
     header, shape = case.trace.header, case.trace.header.model
     sequences, tokens = case.fit.experts.shape[:2]
     model = replace(shape, name=f"synthetic_{shape.name}")
-    preset = Preset(case.name, model, case.rule, (tuple(range(shape.sites)),), {}, {"measured": "its fit half"}, ())
+    preset = Preset(
+        case.name,
+        model,
+        case.rule,
+        (tuple(range(shape.sites)),),
+        {},
+        {"measured": "its fit half"},
+        (),
+    )
     prompt = round(float(np.mean([item.prompt_tokens for item in header.sequences])))
     depth = header.lookahead.depth if header.lookahead else 0
     request = Request(case.name, tokens, "measured", 2 * sequences, prompt, seed, depth)
@@ -261,27 +329,33 @@ def report(case: Case, fit: Fit, rows: Sequence[Row], wrong: Sequence[str]) -> s
     """The case as the page prints it, in markdown."""
     sequences, tokens, layers, top_k = case.fit.experts.shape
     lines = [
-        f"### {case.name}: {layers} x {case.fit.num_experts} top-{top_k}, 2 x {sequences} sequences of {tokens} tokens",
-        "", "| fitted | target | achieved (fresh seeds) | knob |", "|---|---:|---:|---|",
-    ]  # fmt: skip
+        (
+            f"### {case.name}: {layers} x {case.fit.num_experts} top-{top_k}, 2 x {sequences}"
+            f" sequences of {tokens} tokens"
+        ),
+        "",
+        "| fitted | target | achieved (fresh seeds) | knob |",
+        "|---|---:|---:|---|",
+    ]
     for item in fit.rows:
         knob = item.target.knob
         assert knob is not None
         lines.append(
-            f"| {item.target.statistic} | {item.target.value:.3f} | {item.achieved:.3f} ± {item.deviation:.3f} | "
-            f"{knob} = {getattr(fit.walk, knob):.3f} |"
+            f"| {item.target.statistic} | {item.target.value:.3f} | {item.achieved:.3f} ±"
+            f" {item.deviation:.3f} | {knob} = {getattr(fit.walk, knob):.3f} |"
         )
     lines += [
-        "", "| | not fitted | real | synthetic (3 seeds) | difference | shuffled | |",
+        "",
+        "| | not fitted | real | synthetic (3 seeds) | difference | shuffled | |",
         "|---|---|---:|---:|---:|---:|---|",
-    ]  # fmt: skip
+    ]
     for row in rows:
         spread = float(np.std(row.synthetic, ddof=1))
         base = "" if row.shuffled is None else f"{row.shuffled:.3f}"
         verdict = "" if row.near is None else "holds" if row.holds else "**fails**"
         lines.append(
-            f"| {row.hypothesis} | {row.name} | {row.real:.3f} | {np.mean(row.synthetic):.3f} ± {spread:.3f} | "
-            f"{row.difference:+.3f} | {base} | {verdict} |"
+            f"| {row.hypothesis} | {row.name} | {row.real:.3f} | {np.mean(row.synthetic):.3f} ±"
+            f" {spread:.3f} | {row.difference:+.3f} | {base} | {verdict} |"
         )
     verdicts = []
     for name in ("H1", "H2", "H3", "H4"):
@@ -289,27 +363,39 @@ def report(case: Case, fit: Fit, rows: Sequence[Row], wrong: Sequence[str]) -> s
         if own:
             failed = sum(not row.holds for row in own)
             good = not failed and not (name == "H4" and wrong)
-            verdicts.append(f"{name} {'holds' if good else 'FAILS'} ({len(own) - failed} of {len(own)})")
-    order = f"wrong order: {'; '.join(wrong)}" if wrong else "every pair of systems in the right order"
+            verdicts.append(
+                f"{name} {'holds' if good else 'FAILS'} ({len(own) - failed} of {len(own)})"
+            )
+    order = (
+        f"wrong order: {'; '.join(wrong)}" if wrong else "every pair of systems in the right order"
+    )
     return "\n".join([*lines, "", f"{case.name}: {', '.join(verdicts)}; {order}."])
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], int, int]:
-    """Trace directories, sequences of each split and tokens; raise ValueError for the first argument that is wrong."""
+    """Trace directories, sequences of each split and tokens; raise ValueError for the first
+    argument that is wrong.
+    """
     given = {"traces": str(BUNDLED), "sequences": "32", "tokens": "64"}
-    given |= words_of(arguments, given, f"is not one of the known key=value; known keys: {', '.join(given)}")
+    given |= words_of(
+        arguments, given, f"is not one of the known key=value; known keys: {', '.join(given)}"
+    )
     counts = []
     for key in ("sequences", "tokens"):
         if not given[key].isdigit() or int(given[key]) < 2:
             raise ValueError(f"{key}={given[key]!r} must be a whole number >= 2")
         counts.append(int(given[key]))
     if counts[1] < 48:
-        raise ValueError(f"tokens={counts[1]} must be 48 or more: reuse is compared after 32 tokens")
+        raise ValueError(
+            f"tokens={counts[1]} must be 48 or more: reuse is compared after 32 tokens"
+        )
     return [Path(text) for text in given["traces"].split(",")], counts[0], counts[1]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0 whether the hypotheses hold or not; 2 with one message on stderr when an argument is wrong."""
+    """Exit status: 0 whether the hypotheses hold or not; 2 with one message on stderr when an
+    argument is wrong.
+    """
     try:
         directories, sequences, tokens = parse(arguments)
         for directory in directories:

@@ -8,11 +8,13 @@ docs     CPython documentation, reST sources (python3.11-doc)        PSF-2.0, sa
 prose    Jargon File 4.4.7 (dict-jargon)                             public domain
 =======  ==========================================================  ========================
 
-The sources come with the running Python; the other two are Debian packages, fetched with ``apt-get download`` or given
-as .deb files, and read without installing them. Where neither is possible, ``pydoc_data.topics`` (PSF-2.0, in every
-Python) stands in for docs, prose is missing, and ``Corpus.notes`` says so.
+The sources come with the running Python; the other two are Debian packages, fetched with ``apt-get
+download`` or given as .deb files, and read without installing them. Where neither is possible,
+``pydoc_data.topics`` (PSF-2.0, in every Python) stands in for docs, prose is missing, and
+``Corpus.notes`` says so.
 
-Whole documents are held out by a hash of their name, so the split survives a new Python or a new package version.
+Whole documents are held out by a hash of their name, so the split survives a new Python or a new
+package version.
 """
 
 from __future__ import annotations
@@ -40,9 +42,18 @@ def size_table(documents: Iterable[Document]) -> Iterator[tuple[str, str, int, i
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m capture.corpus", description="Show the corpus and its split.")
-    parser.add_argument("--debs", type=Path, default=default_deb_folder(), help="folder of .deb files, filled if empty")
-    parser.add_argument("--no-download", action="store_true", help="use only what --debs already holds")
+    parser = argparse.ArgumentParser(
+        prog="python -m capture.corpus", description="Show the corpus and its split."
+    )
+    parser.add_argument(
+        "--debs",
+        type=Path,
+        default=default_deb_folder(),
+        help="folder of .deb files, filled if empty",
+    )
+    parser.add_argument(
+        "--no-download", action="store_true", help="use only what --debs already holds"
+    )
     options = parser.parse_args(arguments)
     corpus = build_corpus(options.debs, download=not options.no_download)
     print("\n".join(corpus.notes))

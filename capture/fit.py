@@ -1,12 +1,14 @@
-"""``python -m capture.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR] [key=value ...]``
+"""``python -m capture.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR] [key=value
+...]``
 
-Trains what a learned predictor has to know, on the trace's ``fit`` sequences, and writes it as ``DIR/NAME.json`` and
-``DIR/NAME.npz`` (default: ``outputs/predictors``), which ``python -m sim`` reads without torch.
+Trains what a learned predictor has to know, on the trace's ``fit`` sequences, and writes it as
+``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: ``outputs/predictors``), which ``python -m sim``
+reads without torch.
 
-``width`` (64): units of the hidden layer at the first site; it shrinks evenly towards the last one, and below the
-number of experts the layer is left out, as FloE's networks shrink with depth. ``epochs`` (60), ``batch`` (256),
-``rate`` (0.003), ``decay`` (0.0001), ``seed`` (0). An eighth of the sequences is held out: of all epochs the one is
-kept whose network finds most of their experts.
+``width`` (64): units of the hidden layer at the first site; it shrinks evenly towards the last one,
+and below the number of experts the layer is left out, as FloE's networks shrink with depth.
+``epochs`` (60), ``batch`` (256), ``rate`` (0.003), ``decay`` (0.0001), ``seed`` (0). An eighth of
+the sequences is held out: of all epochs the one is kept whose network finds most of their experts.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Site:
-    """What one site's network learns from: features [N, F], wanted [N, E] (0 or 1), and which rows are held out."""
+    """What one site's network learns from: features [N, F], wanted [N, E] (0 or 1), and which
+    rows are held out.
+    """
 
     features: Floats
     wanted: Floats
@@ -62,8 +66,12 @@ class Site:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Training, list[str]]:
-    """The settings of the training, and the arguments that are none. Raise ValueError for a value that cannot be."""
-    known: dict[str, type[int] | type[float]] = {name: type(value) for name, value in vars(Training()).items()}
+    """The settings of the training, and the arguments that are none. Raise ValueError for a
+    value that cannot be.
+    """
+    known: dict[str, type[int] | type[float]] = {
+        name: type(value) for name, value in vars(Training()).items()
+    }
     given: dict[str, Any] = {}
     rest = []
     for argument in arguments:
@@ -76,7 +84,9 @@ def parse(arguments: Sequence[str]) -> tuple[Training, list[str]]:
         except ValueError:
             raise ValueError(f"{argument} must be a number ({known[key].__name__})") from None
         if not 0 <= given[key] < 1e6 or (given[key] == 0 and key in ("epochs", "batch", "rate")):
-            raise ValueError(f"{argument} must be a number above 0 (width, decay and seed: 0 or more), below 1e6")
+            raise ValueError(
+                f"{argument} must be a number above 0 (width, decay and seed: 0 or more), below 1e6"
+            )
     return Training(**given), rest
 
 
@@ -93,7 +103,8 @@ def train(request: FitRequest, training: Training, progress: Progress) -> Artefa
     sources = predictor.sources(shape)
     data = {site: _site_data(predictor, sample, given, site, held_out) for site in sources}
     for place, site in enumerate(progress.track(sources, description="training: sites")):
-        # Each site has its own seed, so that one site's length of training does not change the next.
+        # Each site has its own seed, so that one site's length of training does not change the
+        # next.
         generator = torch.Generator().manual_seed(training.seed * 10_007 + site)
         width = round(training.width * (1 - place / max(len(sources) - 1, 1)))
         layers = train_site(data[site], width if width >= shape.experts else 0, training, generator)
@@ -101,39 +112,58 @@ def train(request: FitRequest, training: Training, progress: Progress) -> Artefa
             arrays[f"site{site}_w{number}"] = weight.astype(np.float16)
             arrays[f"site{site}_b{number}"] = bias.astype(np.float16)
     predictor.know(shape, arrays)
-    found = [recall(predictor.likeliness(site, data[site].features), data[site]) for site in sources]
+    found = [
+        recall(predictor.likeliness(site, data[site].features), data[site]) for site in sources
+    ]
     results = {"held_out_recall": round(float(np.mean(found)), 6), **_plain(training)}
     identity = {"name": trace.header.name, "sha256": trace_sha256(trace.header)}
-    return Artefact(predictor.kind, predictor.parameters, identity, shape, sequences, arrays, results)
+    return Artefact(
+        predictor.kind, predictor.parameters, identity, shape, sequences, arrays, results
+    )
 
 
 def _plain(training: Training) -> dict[str, float]:
     return dict(vars(training))
 
 
-def _inputs(request: FitRequest, predictor: LearnedPerSite) -> tuple[tuple[int, ...], Floats | None]:
-    """The sequences to learn from; by row of their sample and site, what is read beside the selections, [N, S, G]."""
+def _inputs(
+    request: FitRequest, predictor: LearnedPerSite
+) -> tuple[tuple[int, ...], Floats | None]:
+    """The sequences to learn from; by row of their sample and site, what is read beside the
+    selections, [N, S, G].
+    """
     trace, sequences = request.trace, request.sequences
     if len(sequences) < 2:
-        raise ValueError(f"trace {trace.header.name} has {len(sequences)} fit sequence, but training holds one out")
+        raise ValueError(
+            f"trace {trace.header.name} has {len(sequences)} fit sequence, but training holds"
+            " one out"
+        )
     given: Floats | None = None
     if predictor.inputs == "gate_input":
-        sequences = tuple(number for number in sequences if hidden_path(number) in trace.header.files)
+        sequences = tuple(
+            number for number in sequences if hidden_path(number) in trace.header.files
+        )
         if len(sequences) < 2:
             raise ValueError(
-                f"trace {trace.header.name} keeps gate inputs of {len(sequences)} fit sequences, but training needs 2; "
-                f"capture with hidden_sequences=all, or choose predictor.inputs=scores or ids"
+                f"trace {trace.header.name} keeps gate inputs of {len(sequences)} fit sequences,"
+                " but training needs 2; capture with hidden_sequences=all, or choose"
+                " predictor.inputs=scores or ids"
             )
         kept = read_gate_inputs(trace_directory(request.choice.path), trace, sequences)
         rows = sample_rows(trace, sequences)
-        given = np.where((kept.place[rows] >= 0)[:, None, None], kept.values[kept.place[rows]], np.float32(np.nan))
+        given = np.where(
+            (kept.place[rows] >= 0)[:, None, None],
+            kept.values[kept.place[rows]],
+            np.float32(np.nan),
+        )
     elif predictor.inputs == "scores":
         have = trace.header.lookahead
         if have is None or NORM not in have.norms or have.depth < predictor.lookahead_sites:
             raise ValueError(
-                f"trace {trace.header.name} records lookahead {have}, but the predictor reads scores of "
-                f"{predictor.lookahead_sites} sites ({NORM}); capture with lookahead={predictor.lookahead_sites}, or "
-                f"choose predictor.inputs=ids or fewer predictor.score_sites"
+                f"trace {trace.header.name} records lookahead {have}, but the predictor reads"
+                f" scores of {predictor.lookahead_sites} sites ({NORM}); capture with"
+                f" lookahead={predictor.lookahead_sites}, or choose predictor.inputs=ids or fewer"
+                " predictor.score_sites"
             )
         rows = sample_rows(trace, sequences)
         scores = trace.lookahead[NORM][rows][:, :, : predictor.lookahead_sites]
@@ -141,8 +171,13 @@ def _inputs(request: FitRequest, predictor: LearnedPerSite) -> tuple[tuple[int, 
     return sequences, given
 
 
-def _site_data(predictor: LearnedPerSite, sample: Sample, given: Floats | None, site: int,
-               held_out: NDArray[np.bool_]) -> Site:  # fmt: skip
+def _site_data(
+    predictor: LearnedPerSite,
+    sample: Sample,
+    given: Floats | None,
+    site: int,
+    held_out: NDArray[np.bool_],
+) -> Site:
     shape = sample.shape
     target = site + predictor.stride
     own = None if given is None else given[:, site]
@@ -153,29 +188,41 @@ def _site_data(predictor: LearnedPerSite, sample: Sample, given: Floats | None, 
         there &= np.isfinite(own).all(axis=1)
     if not (there & held_out).any() or not (there & ~held_out).any():
         raise ValueError(
-            f"site {site}: the fit sequences have {int(there.sum())} rows with everything that predictor.inputs="
-            f"{predictor.inputs} reads, none of them left to learn from or to hold out; capture more fit sequences"
+            f"site {site}: the fit sequences have {int(there.sum())} rows with everything that"
+            f" predictor.inputs={predictor.inputs} reads, none of them left to learn from or to"
+            " hold out; capture more fit sequences"
         )
     first = shape.encoder_sites if site >= shape.encoder_sites else 0
-    earlier = [sample.ids[there, back] for back in range(site, max(site - predictor.history, first) - 1, -1)]
+    earlier = [
+        sample.ids[there, back]
+        for back in range(site, max(site - predictor.history, first) - 1, -1)
+    ]
     features = predictor.features(shape, None if own is None else own[there], earlier)
     return Site(features, sample.members(target)[there].astype(np.float32), held_out[there])
 
 
-def train_site(data: Site, width: int, training: Training,
-               generator: torch.Generator) -> list[tuple[Floats, Floats]]:  # fmt: skip
+def train_site(
+    data: Site, width: int, training: Training, generator: torch.Generator
+) -> list[tuple[Floats, Floats]]:
     """Weights [in, out] and biases of each layer; ``width`` 0 leaves the hidden layer out."""
     learnt = ~data.held_out
     mean, std = data.features[learnt].mean(axis=0), data.features[learnt].std(axis=0)
     std = np.where(std > 1e-6, std, 1.0).astype(np.float32)
-    inputs, wanted = (torch.from_numpy(np.ascontiguousarray(v)) for v in ((data.features - mean) / std, data.wanted))
+    inputs, wanted = (
+        torch.from_numpy(np.ascontiguousarray(v))
+        for v in ((data.features - mean) / std, data.wanted)
+    )
     rows = torch.from_numpy(np.flatnonzero(learnt))
     network = _network(inputs.shape[1], width, wanted.shape[1], generator)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=training.rate, weight_decay=training.decay)
+    optimiser = torch.optim.AdamW(
+        network.parameters(), lr=training.rate, weight_decay=training.decay
+    )
     best, best_recall = copy.deepcopy(network.state_dict()), -1.0
     for _ in range(training.epochs):
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(training.batch):  # type: ignore[no-untyped-call]
-            loss = nn.functional.binary_cross_entropy_with_logits(network(inputs[batch]), wanted[batch])
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                network(inputs[batch]), wanted[batch]
+            )
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
@@ -184,8 +231,11 @@ def train_site(data: Site, width: int, training: Training,
         if found > best_recall:
             best, best_recall = copy.deepcopy(network.state_dict()), found
     network.load_state_dict(best)
-    layers = [(layer.weight.detach().numpy().T.copy(), layer.bias.detach().numpy().copy())
-              for layer in network if isinstance(layer, nn.Linear)]  # fmt: skip
+    layers = [
+        (layer.weight.detach().numpy().T.copy(), layer.bias.detach().numpy().copy())
+        for layer in network
+        if isinstance(layer, nn.Linear)
+    ]
     weight, bias = layers[0]
     # What centred and scaled the features becomes part of the first layer.
     layers[0] = weight / std[:, None], bias - (mean / std) @ weight
@@ -205,7 +255,9 @@ def _network(features: int, width: int, experts: int, generator: torch.Generator
 
 
 def recall(scores: NDArray[Any], data: Site) -> float:
-    """Of the held-out rows' experts, the share among as many of the highest scores as their row wants."""
+    """Of the held-out rows' experts, the share among as many of the highest scores as their row
+    wants.
+    """
     scores, wanted = scores[data.held_out], data.wanted[data.held_out] > 0
     order = np.argsort(-scores, axis=1, kind="stable")
     rank = np.empty_like(order)
@@ -225,8 +277,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"fit: {error}", file=sys.stderr)
         return 2
     print(
-        f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of {artefact.trace['name']}, recall "
-        f"{artefact.results['held_out_recall']:.3f} on those held out"
+        f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of"
+        f" {artefact.trace['name']}, recall {artefact.results['held_out_recall']:.3f} on those"
+        " held out"
     )
     return 0
 

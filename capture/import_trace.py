@@ -2,11 +2,12 @@
 
 ``python -m capture.import_trace format=FORMAT path=FILE output_dir=DIR [key=value ...]``
 
-A format is a module of `capture.importers`, whose text says what its files look like and what they lack, and one line
-of ``FORMATS``:
+A format is a module of `capture.importers`, whose text says what its files look like and what they
+lack, and one line of ``FORMATS``:
 
 ``bigmoe``
-    The route trace of BigMoeOnEdge: prefill and decode of one prompt on a phone, and what its expert cache held.
+    The route trace of BigMoeOnEdge: prefill and decode of one prompt on a phone, and what its
+    expert cache held.
 ``gpt_oss_fingerprint``, ``npz``
     The published decode routing of gpt-oss-20b, as its recorder's JSON or in four arrays.
 ``colibri``
@@ -14,7 +15,8 @@ of ``FORMATS``:
 ``vllm``
     Responses of a vLLM server started with ``--enable-return-routed-experts``.
 ``sglang``, ``ktransformers``
-    A dump of SGLang's expert distribution recorder in mode ``per_token``; with the experts on the GPU in KTransformers.
+    A dump of SGLang's expert distribution recorder in mode ``per_token``; with the experts on the
+    GPU in KTransformers.
 ``moe_cache_eval``
     The event directories of moe-cache-eval, as tensors or as ``events.csv``.
 ``flame``
@@ -22,8 +24,9 @@ of ``FORMATS``:
 ``csv``, ``jsonl``
     This project's own: one line for each token and site (`capture.importers.table`).
 
-Nothing in a file is trusted: sizes are checked before anything is read, no pickle is loaded that could run code, and
-each refusal names file, field and rule. Needs no torch, but for the formats that torch wrote.
+Nothing in a file is trusted: sizes are checked before anything is read, no pickle is loaded that
+could run code, and each refusal names file, field and rule. Needs no torch, but for the formats
+that torch wrote.
 """
 
 from __future__ import annotations
@@ -57,8 +60,8 @@ from sim.traces.trace import Header, TraceError, trace_sha256, write_trace
 
 @dataclass(frozen=True)
 class Format:
-    """``keys`` are the arguments that the format knows beside the three that all need. ``check`` refuses, before
-    anything is read, what its arguments alone show to be wrong; ``read`` reads.
+    """``keys`` are the arguments that the format knows beside the three that all need. ``check``
+    refuses, before anything is read, what its arguments alone show to be wrong; ``read`` reads.
     """
 
     keys: tuple[str, ...]
@@ -68,7 +71,9 @@ class Format:
 
 FORMATS: Mapping[str, Format] = {
     "bigmoe": Format(bigmoe.KEYS, bigmoe.read),
-    "gpt_oss_fingerprint": Format(gpt_oss_fingerprint.KEYS, gpt_oss_fingerprint.read, gpt_oss_fingerprint.check),
+    "gpt_oss_fingerprint": Format(
+        gpt_oss_fingerprint.KEYS, gpt_oss_fingerprint.read, gpt_oss_fingerprint.check
+    ),
     "npz": Format(npz.KEYS, npz.read, npz.check),
     "colibri": Format(colibri.KEYS, colibri.read, colibri.check),
     "vllm": Format(vllm.KEYS, vllm.read, vllm.check),
@@ -84,26 +89,36 @@ KEYS = (*REQUIRED, *dict.fromkeys(key for known in FORMATS.values() for key in k
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Request, Path]:
-    """Format, request and output directory; raise `ImportFailure` for the first argument that is wrong."""
+    """Format, request and output directory; raise `ImportFailure` for the first argument that is
+    wrong.
+    """
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or key not in KEYS:
-            raise ImportFailure(f"{argument!r} is not one of the known key=value; known keys: {', '.join(KEYS)}")
+            raise ImportFailure(
+                f"{argument!r} is not one of the known key=value; known keys: {', '.join(KEYS)}"
+            )
         if key in given:
             raise ImportFailure(f"{key} is given twice; give it once")
         if not text:
             raise ImportFailure(f"{key} is empty; give a value, or leave it out")
         given[key] = text
     if missing := [key for key in REQUIRED if key not in given]:
-        raise ImportFailure(f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default")
+        raise ImportFailure(
+            f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default"
+        )
     if given["format"] not in FORMATS:
-        raise ImportFailure(f"unknown format={given['format']}; known formats: {', '.join(FORMATS)}")
+        raise ImportFailure(
+            f"unknown format={given['format']}; known formats: {', '.join(FORMATS)}"
+        )
     chosen = FORMATS[given["format"]]
     for key, text in given.items():
         if key not in REQUIRED + chosen.keys:
             known = ", ".join(REQUIRED + chosen.keys)
-            raise ImportFailure(f"{key}={text} is no key of format={given['format']}; leave it out (known: {known})")
+            raise ImportFailure(
+                f"{key}={text} is no key of format={given['format']}; leave it out (known: {known})"
+            )
     request = make_request(given)
     chosen.check(request)
     return given["format"], request, Path(given["output_dir"])
@@ -113,10 +128,15 @@ def summary(header: Header) -> str:
     """What was imported: tokens, sequences, sites; and what the format lacks."""
     prompt = sum(item.prompt_tokens for item in header.sequences)
     decode = sum(item.decode_tokens for item in header.sequences)
-    counts = [f"{number} {kind}" for number, kind in ((prompt, "prompt"), (decode, "decode")) if number]
+    counts = [
+        f"{number} {kind}" for number, kind in ((prompt, "prompt"), (decode, "decode")) if number
+    ]
     sequences = f"{len(header.sequences)} sequence{'s' if len(header.sequences) > 1 else ''}"
     lacks = f"; lacks {header.provenance['lacks']}" if header.provenance["lacks"] else ""
-    return f"{header.name}: {' and '.join(counts)} tokens of {sequences} at {header.model.sites} sites{lacks}"
+    return (
+        f"{header.name}: {' and '.join(counts)} tokens of {sequences} at {header.model.sites}"
+        f" sites{lacks}"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -125,17 +145,22 @@ def main(arguments: Sequence[str]) -> int:
     try:
         name, request, output_dir = parse(arguments)
         if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-            raise ImportFailure(f"output_dir={output_dir} is not empty; choose another one, or remove it")
+            raise ImportFailure(
+                f"output_dir={output_dir} is not empty; choose another one, or remove it"
+            )
         begun = time.monotonic()
         with Progress(console=console, transient=True) as progress:
-            imported = FORMATS[name].read(request, lambda items, text: progress.track(items, description=text))
+            imported = FORMATS[name].read(
+                request, lambda items, text: progress.track(items, description=text)
+            )
             progress.add_task("writing", total=None)
             header = write_trace(output_dir, imported.trace, imported.files)
     except (ImportFailure, TraceError) as error:
         print(f"import: {error}", file=sys.stderr)
         return 2
     console.print(
-        f"{summary(header)}\n{output_dir}, {trace_sha256(header)[:12]}, {time.monotonic() - begun:.1f} s",
+        f"{summary(header)}\n{output_dir}, {trace_sha256(header)[:12]},"
+        f" {time.monotonic() - begun:.1f} s",
         markup=False,
         soft_wrap=True,
     )

@@ -1,8 +1,10 @@
-"""Writes the held-out passages that captures are made from: ``capture/assets/prompts/heldout.jsonl``.
+"""Writes the held-out passages that captures are made from:
+``capture/assets/prompts/heldout.jsonl``.
 
-A passage starts at a natural boundary of a held-out document (a definition, a section title, a dictionary entry) and
-runs on for about 230 tokens of the project's tokenizer, so that its beginning is a prompt and its rest the same
-document's true continuation, for teacher forcing. No document serves both the ``fit`` and the ``eval`` split.
+A passage starts at a natural boundary of a held-out document (a definition, a section title, a
+dictionary entry) and runs on for about 230 tokens of the project's tokenizer, so that its beginning
+is a prompt and its rest the same document's true continuation, for teacher forcing. No document
+serves both the ``fit`` and the ``eval`` split.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ LONGEST_TOKENS = 260
 LONGEST_TOKEN_CHARS = 48
 PASSAGES_FILE = ASSETS / "prompts" / "heldout.jsonl"
 
-# A line is a boundary if the line before it is blank and the text from it on matches the domain's pattern.
+# A line is a boundary if the line before it is blank and the text from it on matches the domain's
+# pattern.
 BOUNDARIES = {
     "code": re.compile(r"(@|class |def |async def )"),
     "docs": re.compile(r"\S[^\n]*\n([=*\-~^\"+#])\1{2,}\n"),
@@ -36,7 +39,9 @@ BOUNDARIES = {
 
 
 def passages(document: Document, tokenizer: Tokenizer) -> list[str]:
-    """Passages of ``document`` in its order, without overlap; each starts at a boundary and ends with a line."""
+    """Passages of ``document`` in its order, without overlap; each starts at a boundary and ends
+    with a line.
+    """
     found: list[str] = []
     end_of_last = 0
     for start in boundary_positions(document):
@@ -58,8 +63,11 @@ def boundary_positions(document: Document) -> Iterator[int]:
 
 
 def whole_lines(text: str, tokenizer: Tokenizer) -> str | None:
-    """The most leading lines of ``text`` within LONGEST_TOKENS; None if they have fewer than SHORTEST_TOKENS."""
-    # A prefix that certainly has more than LONGEST_TOKENS, so that a long document is not tokenised once per line.
+    """The most leading lines of ``text`` within LONGEST_TOKENS; None if they have fewer than
+    SHORTEST_TOKENS.
+    """
+    # A prefix that certainly has more than LONGEST_TOKENS, so that a long document is not tokenised
+    # once per line.
     text = text[: LONGEST_TOKEN_CHARS * (LONGEST_TOKENS + 1)]
     lines = 0
     for line_end in re.finditer("\n", text):
@@ -74,39 +82,55 @@ def num_tokens(text: str, tokenizer: Tokenizer) -> int:
 
 
 def may_be_shipped(document: Document) -> bool:
-    """False for files with a copyright notice of their own: their licence may differ from the one of their domain."""
+    """False for files with a copyright notice of their own: their licence may differ from the
+    one of their domain.
+    """
     return "copyright" not in document.text.lower()
 
 
 def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
     """Documents dealt to the splits in turn, in the order of a hash of their names."""
-    ordered = sorted(documents, key=lambda document: hashlib.sha1(document.name.encode()).hexdigest())
+    ordered = sorted(
+        documents, key=lambda document: hashlib.sha1(document.name.encode()).hexdigest()
+    )
     return {split: ordered[index :: len(SPLITS)] for index, split in enumerate(SPLITS)}
 
 
-def deal(documents: Sequence[Document], count: int, tokenizer: Tokenizer) -> list[tuple[Document, str]]:
+def deal(
+    documents: Sequence[Document], count: int, tokenizer: Tokenizer
+) -> list[tuple[Document, str]]:
     """``count`` passages, one from every document in turn.
 
     Raises ValueError if the documents have too few.
     """
     queues = [(document, passages(document, tokenizer)) for document in documents]
     rounds = max((len(found) for _, found in queues), default=0)
-    dealt = [(document, found[turn]) for turn in range(rounds) for document, found in queues if turn < len(found)]
+    dealt = [
+        (document, found[turn])
+        for turn in range(rounds)
+        for document, found in queues
+        if turn < len(found)
+    ]
     if len(dealt) < count:
         names = ", ".join(document.name for document in documents) or "none"
         raise ValueError(
-            f"cannot choose {count} passages: documents ({names}) have {len(dealt)}; give the packages with --debs"
+            f"cannot choose {count} passages: documents ({names}) have {len(dealt)}; give the"
+            " packages with --debs"
         )
     return dealt[:count]
 
 
 def heldout_records(corpus: Corpus, tokenizer: Tokenizer) -> list[dict[str, str]]:
-    """Rows of the passages file: domain, document, split, text, licence; ordered by split, then domain."""
+    """Rows of the passages file: domain, document, split, text, licence; ordered by split, then
+    domain.
+    """
     records = []
     shippable = [document for document in corpus.held_out if may_be_shipped(document)]
     for split in SPLITS:
         for domain, count in PASSAGES_PER_SPLIT.items():
-            documents = split_documents([document for document in shippable if document.domain == domain])[split]
+            documents = split_documents(
+                [document for document in shippable if document.domain == domain]
+            )[split]
             for document, text in deal(documents, count, tokenizer):
                 records.append(
                     {
@@ -123,13 +147,24 @@ def heldout_records(corpus: Corpus, tokenizer: Tokenizer) -> list[dict[str, str]
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m capture.passages", description=__doc__)
     parser.add_argument("--out", type=Path, default=PASSAGES_FILE)
-    parser.add_argument("--debs", type=Path, default=default_deb_folder(), help="folder of .deb files, filled if empty")
-    parser.add_argument("--no-download", action="store_true", help="use only what --debs already holds")
+    parser.add_argument(
+        "--debs",
+        type=Path,
+        default=default_deb_folder(),
+        help="folder of .deb files, filled if empty",
+    )
+    parser.add_argument(
+        "--no-download", action="store_true", help="use only what --debs already holds"
+    )
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer.from_file(str(ASSETS / "tiny_mixtral" / "tokenizer.json"))
-    records = heldout_records(build_corpus(options.debs, download=not options.no_download), tokenizer)
+    records = heldout_records(
+        build_corpus(options.debs, download=not options.no_download), tokenizer
+    )
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    options.out.write_text(
+        "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    )
     print(f"{len(records)} passages, {options.out.stat().st_size:,} bytes: {options.out}")
 
 

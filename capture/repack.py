@@ -1,8 +1,10 @@
-"""``python -m capture.repack DIR``: write the tables of a trace again, as small as parquet gets them.
+"""``python -m capture.repack DIR``: write the tables of a trace again, as small as parquet gets
+them.
 
-polars writes every column in one way. pyarrow can store a column's bytes plane by plane, choose the codec for each
-column, and put all rows on one page: a tenth to a fifth is gained, for minutes of time. Contents, columns and types
-stay as they are, which is checked before anything is replaced; the header's digests follow. For traces that travel.
+polars writes every column in one way. pyarrow can store a column's bytes plane by plane, choose the
+codec for each column, and put all rows on one page: a tenth to a fifth is gained, for minutes of
+time. Contents, columns and types stay as they are, which is checked before anything is replaced;
+the header's digests follow. For traces that travel.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ ONE = 1 << 30
 
 
 def repack(directory: Path) -> dict[str, tuple[int, int]]:
-    """Pack the tables of the trace in ``directory``; bytes before and after, by file, of those that became smaller.
+    """Pack the tables of the trace in ``directory``; bytes before and after, by file, of those that
+    became smaller.
 
     Raise `TraceError` if it is no trace, RuntimeError if a table would not be read back the same.
     """
@@ -57,7 +60,9 @@ def repack(directory: Path) -> dict[str, tuple[int, int]]:
 
 
 def _packed(place: Path) -> bytes | None:
-    """The smallest file that says the same as the one in ``place``; None where that is the smallest."""
+    """The smallest file that says the same as the one in ``place``; None where that is the
+    smallest.
+    """
     frame = pl.read_parquet(place)
     codecs: dict[str, str] = {}
     encodings: dict[str, str] = {}
@@ -72,7 +77,9 @@ def _packed(place: Path) -> bytes | None:
     content = _written(frame, codecs, encodings)
     again = pl.read_parquet(io.BytesIO(content))
     if again.schema != frame.schema or not again.equals(frame):
-        raise RuntimeError(f"{place}: what was packed is not read back the same; the trace is as it was")
+        raise RuntimeError(
+            f"{place}: what was packed is not read back the same; the trace is as it was"
+        )
     return content if len(content) < place.stat().st_size else None
 
 
@@ -81,12 +88,21 @@ def _written(frame: pl.DataFrame, codecs: Mapping[str, str], encodings: Mapping[
     import pyarrow.parquet as parquet
 
     buffer = io.BytesIO()
-    options: dict[str, Any] = {"row_group_size": ONE, "data_page_size": ONE, "max_rows_per_page": ONE}
+    options: dict[str, Any] = {
+        "row_group_size": ONE,
+        "data_page_size": ONE,
+        "max_rows_per_page": ONE,
+    }
     parquet.write_table(
-        frame.to_arrow(), buffer, compression=dict(codecs),
-        compression_level={path: CODECS[codec] for path, codec in codecs.items()}, use_dictionary=False,
-        column_encoding=dict(encodings), write_statistics=False, **options,
-    )  # fmt: skip
+        frame.to_arrow(),
+        buffer,
+        compression=dict(codecs),
+        compression_level={path: CODECS[codec] for path, codec in codecs.items()},
+        use_dictionary=False,
+        column_encoding=dict(encodings),
+        write_statistics=False,
+        **options,
+    )
     return buffer.getvalue()
 
 

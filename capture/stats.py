@@ -1,13 +1,15 @@
-"""``python -m capture.stats TRACE... [key=value ...]``: what the gates of one or more traces do, side by side.
+"""``python -m capture.stats TRACE... [key=value ...]``: what the gates of one or more traces do,
+side by side.
 
-``output_dir=DIR``      also write a parquet file a statistic, ``summary.parquet``, ``missing.json`` and the figures
-``phase=decode``        rows: ``decode``, ``prompt`` or ``all`` (the least popular experts are always of prompts)
-``exclude=FLAG,FLAG``   leave out sequences that carry a flag, such as has_repetition
-``only=NAME,NAME``      some of the statistics
-``seed=0``              of the shuffled control of paths
+``output_dir=DIR``      also write a parquet file a statistic, ``summary.parquet``, ``missing.json``
+and the figures ``phase=decode``        rows: ``decode``, ``prompt`` or ``all`` (the least popular
+experts are always of prompts) ``exclude=FLAG,FLAG``   leave out sequences that carry a flag, such
+as has_repetition ``only=NAME,NAME``      some of the statistics ``seed=0``              of the
+shuffled control of paths
 
-A statistic that a trace cannot serve says why. Published values are shown for orientation: models, texts and
-definitions differ, and the source says where to look. Needs no torch; gate inputs and thresholds need safetensors.
+A statistic that a trace cannot serve says why. Published values are shown for orientation: models,
+texts and definitions differ, and the source says where to look. Needs no torch; gate inputs and
+thresholds need safetensors.
 """
 
 from __future__ import annotations
@@ -53,21 +55,32 @@ def parse(arguments: Sequence[str]) -> Arguments:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if equals and (key not in KEYS or key in given or not text):
-            raise ValueError(f"{argument!r} must be one of the known key=value, once: {', '.join(KEYS)}")
+            raise ValueError(
+                f"{argument!r} must be one of the known key=value, once: {', '.join(KEYS)}"
+            )
         if equals:
             given[key] = text
     if not traces:
         raise ValueError("give the directory of a trace, or of several")
-    phase, only = given.get("phase", "decode"), tuple(given.get("only", ",".join(STATISTICS)).split(","))
+    phase, only = (
+        given.get("phase", "decode"),
+        tuple(given.get("only", ",".join(STATISTICS)).split(",")),
+    )
     if phase not in PHASES:
         raise ValueError(f"phase={phase} must be one of {', '.join(PHASES)}")
     if unknown := [name for name in only if name not in STATISTICS]:
-        raise ValueError(f"only={','.join(unknown)} is unknown; statistics: {', '.join(STATISTICS)}")
+        raise ValueError(
+            f"only={','.join(unknown)} is unknown; statistics: {', '.join(STATISTICS)}"
+        )
     seed = given.get("seed", "0")
     if not seed.isascii() or not seed.isdigit():
         raise ValueError(f"seed={seed} must be a whole number of 0 or more")
     output_dir = Path(given["output_dir"]) if "output_dir" in given else None
-    if output_dir is not None and output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+    if (
+        output_dir is not None
+        and output_dir.exists()
+        and (not output_dir.is_dir() or any(output_dir.iterdir()))
+    ):
         raise ValueError(f"output_dir={output_dir} is not empty; choose another one, or remove it")
     exclude = tuple(given["exclude"].split(",")) if "exclude" in given else ()
     return Arguments(traces, output_dir, phase, exclude, only, int(seed))
@@ -87,11 +100,16 @@ def summary_table(reports: Mapping[str, Report], summary: pl.DataFrame) -> Table
     """A row per measure: each trace's value (and chance), what a paper prints, where."""
     tokens = ", ".join(f"{name} {of.tokens} tokens" for name, of in reports.items())
     table = Table(
-        title=f"Means over sites (in brackets: even draws, a Gaussian, or the shuffled control); {tokens}",
+        title=(
+            "Means over sites (in brackets: even draws, a Gaussian, or the shuffled control);"
+            f" {tokens}"
+        ),
         title_justify="left",
     )
     for column in ("measure", *reports, "published", "source"):
-        table.add_column(escape(column), justify="left" if column in ("measure", "source") else "right")
+        table.add_column(
+            escape(column), justify="left" if column in ("measure", "source") else "right"
+        )
     for measure in summary["measure"].unique(maintain_order=True):
         rows = summary.filter(measure=measure)
         cells = []
@@ -99,13 +117,17 @@ def summary_table(reports: Mapping[str, Report], summary: pl.DataFrame) -> Table
             mine = rows.filter(trace=name)
             chance = mine["chance"][0] if len(mine) else None
             cells.append(
-                "-" if not len(mine) else f"{mine['value'][0]:.3f}" + ("" if chance is None else f" ({chance:.3f})")
+                "-"
+                if not len(mine)
+                else f"{mine['value'][0]:.3f}" + ("" if chance is None else f" ({chance:.3f})")
             )
         table.add_row(escape(measure), *cells, rows["published"][0] or "", rows["source"][0] or "")
     return table
 
 
-def write(output_dir: Path, reports: Mapping[str, Report], tables: Mapping[str, pl.DataFrame]) -> None:
+def write(
+    output_dir: Path, reports: Mapping[str, Report], tables: Mapping[str, pl.DataFrame]
+) -> None:
     """Parquet files, the reasons for what is missing, and the figures."""
     # matplotlib takes a second to load, and a table needs none of it.
     from capture.statistics.figures import draw
@@ -134,9 +156,14 @@ def main(arguments: Sequence[str]) -> int:
             task = bar.add_task("", total=len(traces) * len(asked.only))
             for name, (trace, directory) in traces.items():
                 reports[name] = report(
-                    trace, directory, phase=asked.phase, exclude=asked.exclude, only=asked.only, seed=asked.seed,
+                    trace,
+                    directory,
+                    phase=asked.phase,
+                    exclude=asked.exclude,
+                    only=asked.only,
+                    seed=asked.seed,
                     before=partial(_show, bar, task, name),
-                )  # fmt: skip
+                )
         tables = merged(reports)
         if asked.output_dir is not None:
             write(asked.output_dir, reports, tables)
@@ -149,8 +176,12 @@ def main(arguments: Sequence[str]) -> int:
             console.print(f"{name}: no {statistic}: {reason}", markup=False, soft_wrap=True)
         prior = of.tables.get("prior_coverage")
         if prior is not None and prior["evaluated"][0] == "in sample":
-            console.print(f"{name}: prior_coverage is in sample, which flatters it: no fit or no eval sequences",
-                          markup=False, soft_wrap=True)  # fmt: skip
+            console.print(
+                f"{name}: prior_coverage is in sample, which flatters it: no fit or no eval"
+                " sequences",
+                markup=False,
+                soft_wrap=True,
+            )
     used = set(tables["summary"]["source"].drop_nulls().str.split(",").list.first())
     for paper in sorted(used):
         console.print(f"{paper}: {PAPERS[paper]}", markup=False, highlight=False, soft_wrap=True)

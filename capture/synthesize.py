@@ -1,15 +1,17 @@
-"""Traces of models whose weights are not at hand, from a generative model fitted to published statistics.
+"""Traces of models whose weights are not at hand, from a generative model fitted to published
+statistics.
 
 ``python -m capture.synthesize like=NAME tokens=128 output_dir=DIR [key=value ...]``
 
-A trace like the model NAME: `capture.synthetic.gate_walk` draws the inputs of its gates with the knobs that ``python -m
-capture.calibrate`` fitted, synthetic routers choose from them, and lookahead scores are what later routers make of the
-same inputs. Keys: ``reading`` (of the published numbers, where they can be read in several ways), ``sequences``,
-``prompt_tokens``, ``tokens`` (decoded, of each sequence), ``seed``, ``lookahead`` (sites), ``hidden_sequences`` (of
-which gate inputs are kept, too; needs safetensors).
+A trace like the model NAME: `capture.synthetic.gate_walk` draws the inputs of its gates with the
+knobs that ``python -m capture.calibrate`` fitted, synthetic routers choose from them, and lookahead
+scores are what later routers make of the same inputs. Keys: ``reading`` (of the published numbers,
+where they can be read in several ways), ``sequences``, ``prompt_tokens``, ``tokens`` (decoded, of
+each sequence), ``seed``, ``lookahead`` (sites), ``hidden_sequences`` (of which gate inputs are
+kept, too; needs safetensors).
 
-What such a trace can and cannot stand for: docs/synthesis_check.md. Its header says ``source: synthetic`` and carries
-the fit table. Needs no torch.
+What such a trace can and cannot stand for: docs/synthesis_check.md. Its header says ``source:
+synthetic`` and carries the fit table. Needs no torch.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ ROUTERS_FILE = "routers.safetensors"
 
 
 def hidden_files(synthetic: Synthetic) -> dict[str, bytes]:
-    """Routers and kept gate inputs as the files that a capture writes; empty where none were kept."""
+    """Routers and kept gate inputs as the files that a capture writes; empty where none were
+    kept.
+    """
     if not synthetic.inputs:
         return {}
     import safetensors.numpy
@@ -67,7 +71,9 @@ def parse(arguments: Sequence[str]) -> tuple[Request, Path]:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or key not in KEYS:
-            raise ValueError(f"{argument!r} is not one of the known key=value; known keys: {', '.join(KEYS)}")
+            raise ValueError(
+                f"{argument!r} is not one of the known key=value; known keys: {', '.join(KEYS)}"
+            )
         if key in given:
             raise ValueError(f"{key} is given twice; give it once")
         if not text:
@@ -76,8 +82,12 @@ def parse(arguments: Sequence[str]) -> tuple[Request, Path]:
     required = [item.name for item in fields(Request) if item.default is MISSING] + ["output_dir"]
     if missing := [key for key in required if key not in given]:
         known = f" (known like: {', '.join(preset_names())})" if "like" in missing else ""
-        raise ValueError(f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default{known}")
-    return Request(**{key: value for key, value in given.items() if key != "output_dir"}), Path(given["output_dir"])
+        raise ValueError(
+            f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default{known}"
+        )
+    return Request(**{key: value for key, value in given.items() if key != "output_dir"}), Path(
+        given["output_dir"]
+    )
 
 
 def _whole(key: str, text: str) -> int:
@@ -99,11 +109,18 @@ def main(arguments: Sequence[str]) -> int:
         fit = load_fit(preset, reading)
         request.check(preset)
         if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-            raise ValueError(f"output_dir={output_dir} is not empty; choose another one, or remove it")
+            raise ValueError(
+                f"output_dir={output_dir} is not empty; choose another one, or remove it"
+            )
         synthetic = synthesize_like(
-            preset, fit, request, created=datetime.now(UTC).isoformat(timespec="seconds"),
-            progress=lambda numbers: track(numbers, "synthesising", console=Console(stderr=True), transient=True),
-        )  # fmt: skip
+            preset,
+            fit,
+            request,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            progress=lambda numbers: track(
+                numbers, "synthesising", console=Console(stderr=True), transient=True
+            ),
+        )
         header = write_trace(output_dir, synthetic.trace, hidden_files(synthetic))
     except ValueError as error:
         print(f"synthesize: {error}", file=sys.stderr)
@@ -111,8 +128,9 @@ def main(arguments: Sequence[str]) -> int:
     console.print(_told(preset, reading, fit), markup=False, soft_wrap=True)
     shape = preset.shape
     console.print(
-        f"{header.name}: {len(synthetic.trace.step)} tokens of {shape.sites} x {shape.experts} top-{shape.top_k} in "
-        f"{output_dir}, {trace_sha256(header)[:12]}, {time.monotonic() - begun:.1f} s",
+        f"{header.name}: {len(synthetic.trace.step)} tokens of {shape.sites} x {shape.experts}"
+        f" top-{shape.top_k} in {output_dir}, {trace_sha256(header)[:12]},"
+        f" {time.monotonic() - begun:.1f} s",
         markup=False,
         soft_wrap=True,
     )
@@ -124,8 +142,8 @@ def _told(preset: Preset, reading: str, fit: Fit) -> str:
     missed = [row.target.statistic for row in fit.rows if not row.is_reached]
     borrowed = [row.target.statistic for row in fit.rows if row.target.borrowed]
     return (
-        f"SYNTHETIC, like {preset.name}, reading={reading} ({preset.readings[reading]}). {len(fit.rows)} published "
-        f"statistics: {len(fit.rows) - len(missed)} reached"
+        f"SYNTHETIC, like {preset.name}, reading={reading} ({preset.readings[reading]})."
+        f" {len(fit.rows)} published statistics: {len(fit.rows) - len(missed)} reached"
         + (f", missed {', '.join(missed)}" if missed else "")
         + (f"; borrowed from other models: {', '.join(borrowed)}" if borrowed else "")
         + "."

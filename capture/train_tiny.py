@@ -1,11 +1,11 @@
 """Trains the project's own Mixture-of-Experts model on a CPU: ``python -m capture.train_tiny``.
 
-Theory of operation
--------------------
-A run is a function of its recipe and its text. All that changes from step to step (weights, optimizer moments, both
-generators, the losses so far) is in one ``RunState``, written to ``OUT/run_state.pt`` every few steps: to a neighbour
-first, then renamed, so that the file is always a whole one. A run that was killed goes on from there with ``--resume``
-and ends with the same bits as one that was not, on the same machine with the same number of threads.
+Theory of operation ------------------- A run is a function of its recipe and its text. All that
+changes from step to step (weights, optimizer moments, both generators, the losses so far) is in one
+``RunState``, written to ``OUT/run_state.pt`` every few steps: to a neighbour first, then renamed,
+so that the file is always a whole one. A run that was killed goes on from there with ``--resume``
+and ends with the same bits as one that was not, on the same machine with the same number of
+threads.
 
     OUT/run_state.pt         while training; deleted at the end
     OUT/tokenizer.json       written before the first step
@@ -43,26 +43,42 @@ from capture.tiny.model import (
     z_loss,
 )
 from capture.tiny.recipes import RECIPES, Recipe
-from capture.tiny.tokenizer import END_OF_TEXT, SHIPPED_TOKENIZER, TokenStream, encode, load_tokenizer, train_tokenizer
+from capture.tiny.tokenizer import (
+    END_OF_TEXT,
+    SHIPPED_TOKENIZER,
+    TokenStream,
+    encode,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 STATE_FILE = "run_state.pt"
 OnStep = Callable[[int, float], None]
 
 
 class BatchSampler:
-    """Windows of training text; the domain of each is drawn with the recipe's mix, its position uniformly.
+    """Windows of training text; the domain of each is drawn with the recipe's mix, its position
+    uniformly.
 
     Windows may cross a document's end. Domains without text give their share to the others.
     """
 
     def __init__(self, stream: TokenStream, recipe: Recipe) -> None:
         last_start = len(stream) - recipe.seq - 1
-        self._starts = [np.flatnonzero(stream.domain[: max(0, last_start)] == index) for index in range(len(DOMAINS))]
-        shares = np.array([share * (len(starts) > 0) for share, starts in zip(recipe.mix, self._starts, strict=True)])
+        self._starts = [
+            np.flatnonzero(stream.domain[: max(0, last_start)] == index)
+            for index in range(len(DOMAINS))
+        ]
+        shares = np.array(
+            [
+                share * (len(starts) > 0)
+                for share, starts in zip(recipe.mix, self._starts, strict=True)
+            ]
+        )
         if shares.sum() == 0:
             raise ValueError(
-                f"cannot draw windows of seq={recipe.seq} tokens from a training text of {len(stream)} tokens with "
-                f"mix={recipe.mix}; lower --seq or give more text"
+                f"cannot draw windows of seq={recipe.seq} tokens from a training text of"
+                f" {len(stream)} tokens with mix={recipe.mix}; lower --seq or give more text"
             )
         self._shares = shares / shares.sum()
         self._ids = stream.ids
@@ -70,20 +86,29 @@ class BatchSampler:
         self.generator = np.random.default_rng(recipe.seed)
 
     def draw(self) -> tuple[torch.Tensor, int]:
-        """Token ids [batch, seq + 1], and the length of the prefix that is not predicted; moves the generator on."""
+        """Token ids [batch, seq + 1], and the length of the prefix that is not predicted; moves
+        the generator on.
+        """
         recipe = self._recipe
         shortest, longest = recipe.prefix
         # A prefix that is not free draws nothing.
-        prefix = shortest if shortest == longest else int(self.generator.integers(shortest, longest + 1))
+        prefix = (
+            shortest if shortest == longest else int(self.generator.integers(shortest, longest + 1))
+        )
         domains = self.generator.choice(len(DOMAINS), size=recipe.batch, p=self._shares)
-        starts = [self._starts[domain][self.generator.integers(len(self._starts[domain]))] for domain in domains]
+        starts = [
+            self._starts[domain][self.generator.integers(len(self._starts[domain]))]
+            for domain in domains
+        ]
         windows = np.stack([self._ids[start : start + recipe.seq + 1] for start in starts])
         return torch.from_numpy(windows.astype(np.int64)), prefix
 
 
 @dataclass
 class RunState:
-    """Everything that a step changes; ``losses`` has the language loss (nats/token) of every step so far."""
+    """Everything that a step changes; ``losses`` has the language loss (nats/token) of every
+    step so far.
+    """
 
     recipe: Recipe
     text_sha256: str
@@ -96,10 +121,17 @@ class RunState:
     def start(cls, recipe: Recipe, stream: TokenStream) -> RunState:
         if stream.ids.max(initial=0) >= recipe.vocab:
             raise ValueError(
-                f"cannot embed token {stream.ids.max()}: vocab={recipe.vocab}; give a tokenizer of at most that many"
+                f"cannot embed token {stream.ids.max()}: vocab={recipe.vocab}; give a tokenizer of"
+                " at most that many"
             )
         model = build_model(recipe)
-        return cls(recipe, stream.sha256, model, make_optimizer(model, recipe), BatchSampler(stream, recipe))
+        return cls(
+            recipe,
+            stream.sha256,
+            model,
+            make_optimizer(model, recipe),
+            BatchSampler(stream, recipe),
+        )
 
     @property
     def step(self) -> int:
@@ -107,7 +139,9 @@ class RunState:
         return len(self.losses)
 
     def save(self, path: Path) -> None:
-        """Writes to a neighbour and renames: a kill at any moment leaves the old file or the new one."""
+        """Writes to a neighbour and renames: a kill at any moment leaves the old file or the new
+        one.
+        """
         content = {
             "recipe": json.dumps(self.recipe.as_dict()),
             "text_sha256": self.text_sha256,
@@ -125,7 +159,9 @@ class RunState:
         os.replace(unfinished, path)
 
     def load(self, path: Path) -> None:
-        """Goes to where the run of ``path`` was; raises ValueError if that was a run of another recipe or text."""
+        """Goes to where the run of ``path`` was; raises ValueError if that was a run of another
+        recipe or text.
+        """
         content = torch.load(path, weights_only=True)
         self._check_same_run(path, content)
         self.model.load_state_dict(content["model"])
@@ -137,15 +173,21 @@ class RunState:
     def _check_same_run(self, path: Path, content: dict[str, Any]) -> None:
         there = json.loads(content["recipe"])
         here = json.loads(json.dumps(self.recipe.as_dict()))
-        different = [f"{key}={there.get(key)} there, {here[key]} here" for key in here if here[key] != there.get(key)]
+        different = [
+            f"{key}={there.get(key)} there, {here[key]} here"
+            for key in here
+            if here[key] != there.get(key)
+        ]
         if different:
             raise ValueError(
-                f"cannot resume {path}: {'; '.join(different)}; give the arguments of its start or another --out"
+                f"cannot resume {path}: {'; '.join(different)}; give the arguments of its start or"
+                " another --out"
             )
         if content["text_sha256"] != self.text_sha256:
             raise ValueError(
-                f"cannot resume {path}: it was trained on text {content['text_sha256'][:12]}, this is text "
-                f"{self.text_sha256[:12]}; use the same Python, packages and tokenizer, or another --out"
+                f"cannot resume {path}: it was trained on text {content['text_sha256'][:12]}, this"
+                f" is text {self.text_sha256[:12]}; use the same Python, packages and tokenizer, or"
+                " another --out"
             )
 
 
@@ -165,8 +207,12 @@ def train_step(state: RunState, router_logits: list[torch.Tensor]) -> float:
     return language.item()
 
 
-def train(state: RunState, state_file: Path, save_every: int, on_step: OnStep = lambda step, loss: None) -> None:
-    """Runs ``state`` to the recipe's last step; ``on_step`` hears the number of steps done and the loss."""
+def train(
+    state: RunState, state_file: Path, save_every: int, on_step: OnStep = lambda step, loss: None
+) -> None:
+    """Runs ``state`` to the recipe's last step; ``on_step`` hears the number of steps done and
+    the loss.
+    """
     state.model.train()
     with recorded_router_logits(state.model) as router_logits:
         while state.step < state.recipe.num_steps:
@@ -177,18 +223,26 @@ def train(state: RunState, state_file: Path, save_every: int, on_step: OnStep = 
     state.model.eval()
 
 
-def train_with_progress(state: RunState, state_file: Path, save_every: int, console: Console) -> None:
-    """``train`` with a bar of loss (mean of the last 20 steps), tokens per second and remaining time."""
+def train_with_progress(
+    state: RunState, state_file: Path, save_every: int, console: Console
+) -> None:
+    """``train`` with a bar of loss (mean of the last 20 steps), tokens per second and remaining
+    time.
+    """
     tokens_per_step = state.recipe.batch * state.recipe.seq
     columns = (
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f} nats/token  {task.fields[rate]:,.0f} tokens/s  ETA"),
+        TextColumn(
+            "loss {task.fields[loss]:.3f} nats/token  {task.fields[rate]:,.0f} tokens/s  ETA"
+        ),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, speed_estimate_period=120) as progress:
-        bar = progress.add_task("", total=state.recipe.num_steps, completed=state.step, loss=float("nan"), rate=0.0)
+        bar = progress.add_task(
+            "", total=state.recipe.num_steps, completed=state.step, loss=float("nan"), rate=0.0
+        )
 
         def on_step(step: int, _loss: float) -> None:
             progress.update(bar, completed=step)
@@ -197,18 +251,21 @@ def train_with_progress(state: RunState, state_file: Path, save_every: int, cons
             # Where the output is a file there is no bar: leave a line now and then.
             if not console.is_terminal and step % 100 == 0:
                 console.print(
-                    f"step {step}: mean loss of 100 steps {np.mean(state.losses[-100:]):.4f}, {rate:,.0f} tokens/s"
+                    f"step {step}: mean loss of 100 steps {np.mean(state.losses[-100:]):.4f},"
+                    f" {rate:,.0f} tokens/s"
                 )
 
         train(state, state_file, save_every, on_step)
 
 
 def export(state: RunState, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the transformers checkpoint in float16; the model of ``state`` is rounded to float16, too."""
+    """Writes the transformers checkpoint in float16; the model of ``state`` is rounded to
+    float16, too.
+    """
     state.model.half().save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT).save_pretrained(
-        folder
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT
+    ).save_pretrained(folder)
     state.model.float()
 
 
@@ -224,13 +281,19 @@ def write_meta(state: RunState, corpus: Corpus, folder: Path) -> None:
         "parameters": {"total": total, "active_per_token": total - idle},
         "steps": state.step,
         "text": {"sources": corpus.notes, "sha256": state.text_sha256},
-        "loss_per_100_steps": [round(float(np.mean(state.losses[i : i + 100])), 4) for i in range(0, state.step, 100)],
+        "loss_per_100_steps": [
+            round(float(np.mean(state.losses[i : i + 100])), 4) for i in range(0, state.step, 100)
+        ],
     }
     (folder / "train_meta.json").write_text(json.dumps(meta, indent=1) + "\n")
 
 
-def choose_tokenizer(option: str, resume: bool, corpus: Corpus, recipe: Recipe, folder: Path) -> Tokenizer:
-    """The run's own tokenizer when it resumes, else the shipped, a given or (``new``) a freshly trained one."""
+def choose_tokenizer(
+    option: str, resume: bool, corpus: Corpus, recipe: Recipe, folder: Path
+) -> Tokenizer:
+    """The run's own tokenizer when it resumes, else the shipped, a given or (``new``) a freshly
+    trained one.
+    """
     own = folder / "tokenizer.json"
     if resume:
         return load_tokenizer(own)
@@ -264,9 +327,14 @@ def run(recipe: Recipe, options: argparse.Namespace, console: Console) -> None:
 def refuse_to_overwrite(folder: Path, state_file: Path, resume: bool) -> None:
     """Raises ValueError if a new run would destroy an old one, or if there is nothing to resume."""
     if resume and not state_file.is_file():
-        raise ValueError(f"cannot resume: {state_file} does not exist; leave out --resume to start a run")
+        raise ValueError(
+            f"cannot resume: {state_file} does not exist; leave out --resume to start a run"
+        )
     if not resume and state_file.is_file():
-        raise ValueError(f"cannot start in {folder}: {state_file} is an unfinished run; give --resume or another --out")
+        raise ValueError(
+            f"cannot start in {folder}: {state_file} is an unfinished run; give --resume or another"
+            " --out"
+        )
     if not resume and (folder / "config.json").is_file():
         raise ValueError(f"cannot start in {folder}: it holds a finished model; give another --out")
 
@@ -274,7 +342,10 @@ def refuse_to_overwrite(folder: Path, state_file: Path, resume: bool) -> None:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m capture.train_tiny",
-        description="Train one of the project's own MoE models on a CPU (half an hour), or evaluate a checkpoint.",
+        description=(
+            "Train one of the project's own MoE models on a CPU (half an hour), or evaluate a"
+            " checkpoint."
+        ),
     )
     result.add_argument(
         "model",
@@ -283,20 +354,55 @@ def parser() -> argparse.ArgumentParser:
         default="model=tiny_mixtral",
         help=f"model=NAME, one of {', '.join(RECIPES)}",
     )
-    result.add_argument("--evaluate", type=Path, metavar="DIR", help="do not train: evaluate the checkpoint in DIR")
-    result.add_argument("--passages", type=Path, metavar="FILE", help="evaluate on these instead of the corpus")
-    result.add_argument("--out", type=Path, help="folder of the new checkpoint (default: outputs/NAME)")
-    result.add_argument("--resume", action="store_true", help="go on with the run that was interrupted in --out")
-    result.add_argument("--save-every", type=positive, default=50, metavar="STEPS", help="how much a kill may cost")
     result.add_argument(
-        "--threads", type=positive, default=1, help="CPU threads; the last bits of the model depend on it"
+        "--evaluate", type=Path, metavar="DIR", help="do not train: evaluate the checkpoint in DIR"
     )
-    result.add_argument("--debs", type=Path, default=default_deb_folder(), help="folder of .deb files, filled if empty")
-    result.add_argument("--no-download", action="store_true", help="use only the packages that --debs already holds")
-    result.add_argument("--tokenizer", default="shipped", help="'shipped', 'new' or a path of a tokenizer.json")
-    overrides = result.add_argument_group("recipe", "what differs from the recipe of NAME in capture/tiny/recipes.py")
+    result.add_argument(
+        "--passages", type=Path, metavar="FILE", help="evaluate on these instead of the corpus"
+    )
+    result.add_argument(
+        "--out", type=Path, help="folder of the new checkpoint (default: outputs/NAME)"
+    )
+    result.add_argument(
+        "--resume", action="store_true", help="go on with the run that was interrupted in --out"
+    )
+    result.add_argument(
+        "--save-every", type=positive, default=50, metavar="STEPS", help="how much a kill may cost"
+    )
+    result.add_argument(
+        "--threads",
+        type=positive,
+        default=1,
+        help="CPU threads; the last bits of the model depend on it",
+    )
+    result.add_argument(
+        "--debs",
+        type=Path,
+        default=default_deb_folder(),
+        help="folder of .deb files, filled if empty",
+    )
+    result.add_argument(
+        "--no-download", action="store_true", help="use only the packages that --debs already holds"
+    )
+    result.add_argument(
+        "--tokenizer", default="shipped", help="'shipped', 'new' or a path of a tokenizer.json"
+    )
+    overrides = result.add_argument_group(
+        "recipe", "what differs from the recipe of NAME in capture/tiny/recipes.py"
+    )
     overrides.add_argument("--tokens", type=whole, help="training tokens, e.g. 1e6")
-    for name in ("layers", "hidden", "inter", "experts", "top_k", "heads", "kv_heads", "seq", "batch", "seed"):
+    for name in (
+        "layers",
+        "hidden",
+        "inter",
+        "experts",
+        "top_k",
+        "heads",
+        "kv_heads",
+        "seq",
+        "batch",
+        "seed",
+    ):
         overrides.add_argument(f"--{name.replace('_', '-')}", type=int)
     for name in ("learning_rate", "balance_loss", "z_loss", "embedding_std"):
         overrides.add_argument(f"--{name.replace('_', '-')}", type=float)
@@ -307,7 +413,9 @@ def recipe_name(text: str) -> str:
     """NAME of ``model=NAME``."""
     key, _, name = text.partition("=")
     if key != "model" or name not in RECIPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not model=NAME with NAME one of {', '.join(RECIPES)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not model=NAME with NAME one of {', '.join(RECIPES)}"
+        )
     return name
 
 
@@ -332,7 +440,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     torch.set_num_threads(options.threads)
     fields = {entry.name for entry in dataclasses.fields(Recipe)}
-    changes = {name: value for name, value in vars(options).items() if name in fields and value is not None}
+    changes = {
+        name: value for name, value in vars(options).items() if name in fields and value is not None
+    }
     options.out = options.out or Path("outputs") / options.model
     try:
         if options.evaluate is not None:

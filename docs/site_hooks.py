@@ -1,4 +1,6 @@
-"""The documentation site's view of the repository: the README is its first page, notebooks are pages too."""
+"""The documentation site's view of the repository: the README is its first page, notebooks are
+pages too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ ROOT = Path(__file__).parents[1]
 def on_files(files: Files, config: Any) -> Files:
     """Notebooks stand beside ``docs/`` in the repository, below it on the site."""
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        files.append(File(f"notebooks/{path.name}", str(ROOT), config["site_dir"], config["use_directory_urls"]))
+        files.append(
+            File(
+                f"notebooks/{path.name}",
+                str(ROOT),
+                config["site_dir"],
+                config["use_directory_urls"],
+            )
+        )
     return files
 
 

@@ -1,6 +1,8 @@
-"""``python -m real system=... device=cpu|cuda|null [input=live|replay]``: run on a device, write files, answer.
+"""``python -m real system=... device=cpu|cuda|null [input=live|replay]``: run on a device, write
+files, answer.
 
-The files are those of ``python -m sim``, written by the same code, and ``generated.jsonl`` for a live run.
+The files are those of ``python -m sim``, written by the same code, and ``generated.jsonl`` for a
+live run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from sim.values.places import CONF
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="real")
 def main(cfg: DictConfig) -> None:
-    """One run. Exit code 2 and one line for what cannot run, 1 for what failed while it ran, 128 + n for a signal."""
+    """One run. Exit code 2 and one line for what cannot run, 1 for what failed while it ran, 128
+    + n for a signal.
+    """
     started = time.perf_counter()
     signal.signal(signal.SIGTERM, terminate)
     output_dir = output_folder(cfg)
@@ -65,12 +69,18 @@ def _prepare(request: Request, advance: Any) -> Prepared:
     return prepare(request, advance=advance)
 
 
-def _run(prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float,
-         console: Console) -> tuple[int, str | None]:  # fmt: skip
-    """Run and write. The exit code, and what is to be said where it is not 0: then what there is so far is kept."""
+def _run(
+    prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float, console: Console
+) -> tuple[int, str | None]:
+    """Run and write. The exit code, and what is to be said where it is not 0: then what there is
+    so far is kept.
+    """
     driver: Driver | None = None
     try:
-        with _bar(console, f"{prepared.run.system} on {prepared.request.device}: steps") as (_, count):
+        with _bar(console, f"{prepared.run.system} on {prepared.request.device}: steps") as (
+            _,
+            count,
+        ):
             total = prepared.num_steps
             driver = _driver(prepared, output_dir, lambda done: count(done, total))
             record = driver.drive()
@@ -100,11 +110,19 @@ def _measured(prepared: Prepared, driver: Driver, record: Any, bounds: str) -> R
     return measure(prepared, run_as_it_was(prepared, driver), driver, record, bounds)
 
 
-def _write(prepared: Prepared, result: Result, cfg: DictConfig, output_dir: Path, started: float) -> None:
+def _write(
+    prepared: Prepared, result: Result, cfg: DictConfig, output_dir: Path, started: float
+) -> None:
     summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 3)}
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    write_outputs(output_dir, summary, config, result.frames if cfg.outputs == "all" else None,
-                  prepared.run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
+    write_outputs(
+        output_dir,
+        summary,
+        config,
+        result.frames if cfg.outputs == "all" else None,
+        prepared.run.controller.loader.wait,
+        cfg.timeline_steps,
+    )
     console = Console()
     print_summary(summary, console)
     if told := lateness(summary["real"]):
@@ -120,10 +138,13 @@ def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:
     record = driver.record
     ended = len(record.step_end_ns)
     partial = {
-        "reason": reason, "steps_done": ended, "lookups": len(record.lookup_ns),
+        "reason": reason,
+        "steps_done": ended,
+        "lookups": len(record.lookup_ns),
         "transfers": len(record.service_number),
-        "step_start_ns": record.step_start_ns[:ended], "step_end_ns": record.step_end_ns,
-    }  # fmt: skip
+        "step_start_ns": record.step_start_ns[:ended],
+        "step_end_ns": record.step_end_ns,
+    }
     path = output_dir / "partial.json"
     try:
         path.write_text(json.dumps(partial) + "\n", encoding="utf-8")
@@ -142,7 +163,12 @@ def _reason(error: BaseException) -> str:
 @contextmanager
 def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
     """A bar that shows ``(done, total)``; twice the same function."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
 

@@ -1,13 +1,14 @@
 """``python -m real.calibrate name=NAME [device=cpu|cuda|host] [tables=none|model] [KEY=VALUE ...]``
 
-Measures this machine from inside the engine, in under three minutes, and writes ``conf/hardware/NAME.yaml``:
-``python -m sim system=lru hardware=NAME`` then simulates it. Copies by size, alone and beside computation, experts by
-precision and rows, dequantisation, gates of several layers at once, the driver's own gaps, the drive by block and
-depth. ``tables=model`` keeps the times of experts and layers as they are, which ties the file to that model.
+Measures this machine from inside the engine, in under three minutes, and writes
+``conf/hardware/NAME.yaml``: ``python -m sim system=lru hardware=NAME`` then simulates it. Copies by
+size, alone and beside computation, experts by precision and rows, dequantisation, gates of several
+layers at once, the driver's own gaps, the drive by block and depth. ``tables=model`` keeps the
+times of experts and layers as they are, which ties the file to that model.
 
-``output=FILE`` writes elsewhere; ``facts=FILE`` keeps all that was measured as JSON; ``seconds=150`` is how long it may
-take; ``size=small`` or ``tiny`` measures less. All other words go into the configuration of ``python -m real``
-(``engine.source=buffered``, ``model=..``).
+``output=FILE`` writes elsewhere; ``facts=FILE`` keeps all that was measured as JSON;
+``seconds=150`` is how long it may take; ``size=small`` or ``tiny`` measures less. All other words
+go into the configuration of ``python -m real`` (``engine.source=buffered``, ``model=..``).
 """
 
 from __future__ import annotations
@@ -42,23 +43,42 @@ def parse(arguments: Sequence[str]) -> Asked:
         else:
             words.append(argument)
     if not re.fullmatch(r"[a-z0-9_]+", given.get("name", "")):
-        raise ValueError(f"name={given.get('name', '')!r} must be lower-case letters, digits and _: it names the file")
-    for key, allowed in (("device", ("cpu", "cuda", "host")), ("size", ("full", "small", "tiny")),
-                         ("tables", ("none", "model"))):  # fmt: skip
+        raise ValueError(
+            f"name={given.get('name', '')!r} must be lower-case letters, digits and _: it names the"
+            " file"
+        )
+    for key, allowed in (
+        ("device", ("cpu", "cuda", "host")),
+        ("size", ("full", "small", "tiny")),
+        ("tables", ("none", "model")),
+    ):
         if given[key] not in allowed:
             raise ValueError(f"{key}={given[key]}; allowed: {', '.join(allowed)}")
     output = Path(given.get("output") or CONF / "hardware" / f"{given['name']}.yaml")
     if output.exists() or not output.parent.is_dir():
-        raise ValueError(f"output={output} must be a new file in a folder that exists; remove it, or choose another")
+        raise ValueError(
+            f"output={output} must be a new file in a folder that exists; remove it, or choose"
+            " another"
+        )
     try:
         seconds = float(given["seconds"])
     except ValueError:
         seconds = 0.0
     if not LEAST_S <= seconds <= MOST_S:
-        raise ValueError(f"seconds={given['seconds']} must be a number from {LEAST_S:g} to {MOST_S:g}")
+        raise ValueError(
+            f"seconds={given['seconds']} must be a number from {LEAST_S:g} to {MOST_S:g}"
+        )
     facts = Path(given["facts"]) if "facts" in given else None
-    return Asked(given["name"], given["device"], given["size"], given["tables"] == "model", output, facts, seconds,
-                 tuple(words))  # fmt: skip
+    return Asked(
+        given["name"],
+        given["device"],
+        given["size"],
+        given["tables"] == "model",
+        output,
+        facts,
+        seconds,
+        tuple(words),
+    )
 
 
 def warning(facts: Facts) -> str | None:
@@ -67,8 +87,9 @@ def warning(facts: Facts) -> str | None:
     if line.residual <= MOST_RESIDUAL:
         return None
     return (
-        f"WARNING: the line through the copies is off by {line.residual:.0%} in the median, {line.worst:.0%} at worst: "
-        f"this machine was too busy; measure again, or trust the table (measured.copy_us) no more than that"
+        f"WARNING: the line through the copies is off by {line.residual:.0%} in the median,"
+        f" {line.worst:.0%} at worst: this machine was too busy; measure again, or trust the table"
+        " (measured.copy_us) no more than that"
     )
 
 
@@ -82,7 +103,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     size, ns = facts.copy[-1]
-    print(f"{asked.output}: {size / ns:.4g} GB/s for {size} B; python -m sim system=lru hardware={asked.name} uses it")
+    print(
+        f"{asked.output}: {size / ns:.4g} GB/s for {size} B; python -m sim system=lru"
+        f" hardware={asked.name} uses it"
+    )
     if told := warning(facts):
         print(told, file=sys.stderr)
     if facts.left_out:

@@ -1,12 +1,14 @@
-"""``python -m real.closed_loop [systems=a,b,c] [mode=both] ...``: how far simulating lossy systems open-loop is off.
+"""``python -m real.closed_loop [systems=a,b,c] [mode=both] ...``: how far simulating lossy systems
+open-loop is off.
 
-A trace holds the full-precision model's gates. Low precision and skips change what later gates choose; here the model
-runs inside the simulation and shows it: routing agreement by layer and by distance from the prompt, and the shifts of
-hit ratio, bytes moved and decoding time between open and closed loop, teacher-forced and free-running, with paired 95 %
-intervals. Lossless systems must show exactly zero: the command says so, and fails if one does not.
+A trace holds the full-precision model's gates. Low precision and skips change what later gates
+choose; here the model runs inside the simulation and shows it: routing agreement by layer and by
+distance from the prompt, and the shifts of hit ratio, bytes moved and decoding time between open
+and closed loop, teacher-forced and free-running, with paired 95 % intervals. Lossless systems must
+show exactly zero: the command says so, and fails if one does not.
 
-Any other word is an override of ``python -m sim`` for all systems; ``weights``, ``quantiser``, ``group``, ``dtype``,
-``device`` and ``threads`` as in ``python -m real.quality``.
+Any other word is an override of ``python -m sim`` for all systems; ``weights``, ``quantiser``,
+``group``, ``dtype``, ``device`` and ``threads`` as in ``python -m real.quality``.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], R
                 raise ValueError(f"unknown mode={text}; known: {', '.join(MODES)}, both")
             modes = MODES if text == "both" else (text,)
         elif key in ("system", "loop", "prompts", "tasks", "limit"):
-            raise ValueError(f"{word}: here several systems run in both loops; name them by systems=a,b")
+            raise ValueError(
+                f"{word}: here several systems run in both loops; name them by systems=a,b"
+            )
         else:
             left.append(word)
     if not systems:
@@ -66,16 +70,32 @@ def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], R
 def print_shifts(shifts: Sequence[Shift], console: Console) -> None:
     """One table a mode: agreement, then each shift from open to closed."""
     for mode in dict.fromkeys(shift.mode for shift in shifts):
-        table = Table("system", "same experts, %", "hit ratio: shift, points", "bytes moved: change, %",
-                      "decode time: change, %", "KL, millinats" if mode == MODES[0] else "same tokens, %",
-                      title=f"From the open to the closed loop, {mode}", title_justify="left",
-                      caption=f"In brackets: {OVER}")  # fmt: skip
+        table = Table(
+            "system",
+            "same experts, %",
+            "hit ratio: shift, points",
+            "bytes moved: change, %",
+            "decode time: change, %",
+            "KL, millinats" if mode == MODES[0] else "same tokens, %",
+            title=f"From the open to the closed loop, {mode}",
+            title_justify="left",
+            caption=f"In brackets: {OVER}",
+        )
         for shift in shifts:
             if shift.mode != mode:
                 continue
-            last = shift.divergence.times(1000) if shift.divergence is not None else shift.same_tokens.times(100)
-            cells = [shift.routing.times(100), shift.hit_ratio[2].times(100), shift.moved_bytes[2].times(100),
-                     shift.time[2].times(100), last]  # fmt: skip
+            last = (
+                shift.divergence.times(1000)
+                if shift.divergence is not None
+                else shift.same_tokens.times(100)
+            )
+            cells = [
+                shift.routing.times(100),
+                shift.hit_ratio[2].times(100),
+                shift.moved_bytes[2].times(100),
+                shift.time[2].times(100),
+                last,
+            ]
             table.add_row(shift.system, *(escape(_text(cell)) for cell in cells))
         console.print(table)
     for line in (*told(_named(shifts)), *sentences(shifts)):
@@ -98,35 +118,53 @@ def sentences(shifts: Sequence[Shift]) -> list[str]:
     if lossless:
         names = ", ".join(dict.fromkeys(shift.system for shift in lossless))
         exact = all(shift.is_zero for shift in lossless)
-        found.append(f"Lossless ({names}): {'exactly zero everywhere' if exact else 'NOT zero: a defect'}.")
+        found.append(
+            f"Lossless ({names}): {'exactly zero everywhere' if exact else 'NOT zero: a defect'}."
+        )
     for shift in shifts:
         if not shift.lossless:
-            steps = ", ".join(f"{name}: {estimate.value:.1%}" for name, estimate in shift.by_distance)
+            steps = ", ".join(
+                f"{name}: {estimate.value:.1%}" for name, estimate in shift.by_distance
+            )
             found.append(f"{shift.system}, {shift.mode}: same experts by decoded token: {steps}.")
     return found
 
 
 def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
-    """Agreement by site and by distance, a colour a system; solid teacher-forced, dashed free-running."""
+    """Agreement by site and by distance, a colour a system; solid teacher-forced, dashed
+    free-running.
+    """
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.0), layout="constrained")
-        colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(shift.system for shift in shifts))}
+        colours = {
+            name: f"C{i}" for i, name in enumerate(dict.fromkeys(shift.system for shift in shifts))
+        }
         for shift in shifts:
-            line = {"color": colours[shift.system], "linestyle": "-" if shift.mode == MODES[0] else "--"}
+            line = {
+                "color": colours[shift.system],
+                "linestyle": "-" if shift.mode == MODES[0] else "--",
+            }
             label = shift.system if shift.mode == shifts[0].mode else None
-            axes[0].plot(100 * np.array(shift.by_site), label=label, marker="o", markersize=3, **line)
+            axes[0].plot(
+                100 * np.array(shift.by_site), label=label, marker="o", markersize=3, **line
+            )
             values = [100 * estimate.value for _, estimate in shift.by_distance]
             axes[1].plot(range(len(values)), values, marker="o", markersize=3, **line)
         axes[0].set_xlabel("site")
         axes[1].set_xlabel("decoded token")
-        axes[1].set_xticks(range(len(shifts[0].by_distance)), [name for name, _ in shifts[0].by_distance])
+        axes[1].set_xticks(
+            range(len(shifts[0].by_distance)), [name for name, _ in shifts[0].by_distance]
+        )
         axes[0].set_ylabel("experts that both models choose, %")
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         # Above, for a line below would lie on the legend.
-        title = "Gates of the lossy model against full precision (solid: teacher-forced, dashed: free-running)"
+        title = (
+            "Gates of the lossy model against full precision (solid: teacher-forced, dashed:"
+            " free-running)"
+        )
         figure.suptitle(title)
         write_on(figure, _named(shifts))
         files = [place / f"closed_loop{ending}" for ending in (".png", ".svg")]
@@ -136,11 +174,20 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
     return files
 
 
-def write(directory: Path, shifts: Sequence[Shift], assessment: Assessment, request: Request) -> None:
+def write(
+    directory: Path, shifts: Sequence[Shift], assessment: Assessment, request: Request
+) -> None:
     """``closed_loop.json``, ``closed_loop.parquet`` (a row a system and mode) and the figure."""
     rows: list[dict[str, Any]] = [shift.row() for shift in shifts]
-    more = [{"system": s.system, "mode": s.mode, "by_site": [v if np.isfinite(v) else None for v in s.by_site],
-             "by_distance": {name: e.value for name, e in s.by_distance}} for s in shifts]  # fmt: skip
+    more = [
+        {
+            "system": s.system,
+            "mode": s.mode,
+            "by_site": [v if np.isfinite(v) else None for v in s.by_site],
+            "by_distance": {name: e.value for name, e in s.by_distance},
+        }
+        for s in shifts
+    ]
     content = {
         "schema": 1,
         **identity(assessment, request.weights),
@@ -148,13 +195,17 @@ def write(directory: Path, shifts: Sequence[Shift], assessment: Assessment, requ
         "agreement": more,
         "labels": told(_named(shifts)),
     }
-    (directory / "closed_loop.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (directory / "closed_loop.json").write_text(
+        json.dumps(content, indent=1) + "\n", encoding="utf-8"
+    )
     pl.DataFrame(rows, infer_schema_length=None).write_parquet(directory / "closed_loop.parquet")
     draw(shifts, directory)
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0; 1 where a lossless system shows a shift; 2 with one message on stderr for wrong input."""
+    """Exit status: 0; 1 where a lossless system shows a shift; 2 with one message on stderr for
+    wrong input.
+    """
     try:
         systems, modes, request = own_words(words)
         place = request.output_dir

@@ -1,9 +1,11 @@
-"""``python -m real.probe [--output FILE]``: what this machine's link to its GPU, host calls and kernels take.
+"""``python -m real.probe [--output FILE]``: what this machine's link to its GPU, host calls and
+kernels take.
 
-Facts for the machine model, written as JSON: copies by size from pinned and from pageable memory, to the device and
-back, alone and behind each other; what the host pays for a launch, an event, a wait and the read-out of a routing; the
-cost of pinning; how far the device's clock strays from the host's; FloE's gather by columns, by threads and by a kernel
-that reads host memory; the kernels beside a measured copy. Nothing is fitted here.
+Facts for the machine model, written as JSON: copies by size from pinned and from pageable memory,
+to the device and back, alone and behind each other; what the host pays for a launch, an event, a
+wait and the read-out of a routing; the cost of pinning; how far the device's clock strays from the
+host's; FloE's gather by columns, by threads and by a kernel that reads host memory; the kernels
+beside a measured copy. Nothing is fitted here.
 """
 
 from __future__ import annotations
@@ -25,18 +27,27 @@ def probe(runtime: Runtime) -> dict[str, Any]:
 
     facts, kernels = links_and_host(runtime), Measuring(runtime, Bench())
     return {
-        **facts, "device_copy_bytes_per_s": kernels.peak,
-        "kernels": [{**asdict(timed), "bytes_per_s": timed.bytes_per_s} for timed in kernels.measure()],
-    }  # fmt: skip
+        **facts,
+        "device_copy_bytes_per_s": kernels.peak,
+        "kernels": [
+            {**asdict(timed), "bytes_per_s": timed.bytes_per_s} for timed in kernels.measure()
+        ],
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m real.probe", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("facts.json"), help="where the facts go (facts.json)")
+    parser = argparse.ArgumentParser(
+        prog="python -m real.probe", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("facts.json"), help="where the facts go (facts.json)"
+    )
     options = parser.parse_args()
     try:
         if not options.output.parent.is_dir():
-            raise DeviceError(f"{options.output.parent} is no folder: create it first, or choose another --output")
+            raise DeviceError(
+                f"{options.output.parent} is no folder: create it first, or choose another --output"
+            )
         facts = probe(CudaRuntime())
         options.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     except (DeviceError, OSError) as error:

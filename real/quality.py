@@ -1,13 +1,16 @@
-"""``python -m real.quality system=NAME [weights=DIR] [prompts=FILE] [loop=both] ...``: what lossy choices cost.
+"""``python -m real.quality system=NAME [weights=DIR] [prompts=FILE] [loop=both] ...``: what lossy
+choices cost.
 
-A system's run, with the model's real forward pass computing what was served: perplexity and KL divergence to the
-full-precision model, teacher-forced, beside the simulated speed. ``loop=open``: the system decides on the trace's gates
-and these choices are computed; ``closed``: it decides on the gates that the lossy model shows. Paired 95 % intervals
-over sequences. Any other word is an override of ``python -m sim``.
+A system's run, with the model's real forward pass computing what was served: perplexity and KL
+divergence to the full-precision model, teacher-forced, beside the simulated speed. ``loop=open``:
+the system decides on the trace's gates and these choices are computed; ``closed``: it decides on
+the gates that the lossy model shows. Paired 95 % intervals over sequences. Any other word is an
+override of ``python -m sim``.
 
-``weights``: a directory or OWNER/NAME; default: the bundled model that the trace was captured from. ``prompts``: a file
-or bundled set, captured first, into ``output_dir``. ``quantiser=groups|channels`` with ``group=64`` makes the integers.
-``dtype``, ``device``, ``threads``: how the model runs. ``tasks=a,b``: lm-evaluation-harness instead of the texts, on so
+``weights``: a directory or OWNER/NAME; default: the bundled model that the trace was captured from.
+``prompts``: a file or bundled set, captured first, into ``output_dir``.
+``quantiser=groups|channels`` with ``group=64`` makes the integers. ``dtype``, ``device``,
+``threads``: how the model runs. ``tasks=a,b``: lm-evaluation-harness instead of the texts, on so
 many documents as ``limit`` says; ``task_dir``: a folder with tasks of one's own.
 """
 
@@ -38,8 +41,13 @@ def _captured(request: Request, console: Console) -> tuple[str, ...]:
     if request.prompts is None:
         return request.overrides
     place = request.output_dir / "trace"
-    words = [f"model={request.weights.place}", f"prompts={request.prompts}", f"output_dir={place}",
-             f"dtype={request.weights.dtype}", f"device={request.weights.device}"]  # fmt: skip
+    words = [
+        f"model={request.weights.place}",
+        f"prompts={request.prompts}",
+        f"output_dir={place}",
+        f"dtype={request.weights.dtype}",
+        f"device={request.weights.device}",
+    ]
     capture(parse_settings(words), words, console)
     return (*request.overrides, f"trace.path={place}")
 
@@ -48,7 +56,9 @@ def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, An
     """The system in each loop that is asked for, and what the numbers are of."""
     overrides = _captured(request, console)
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("loading")
 
         def track(what: str, sequence: int) -> None:
@@ -59,11 +69,21 @@ def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, An
     return loops, identity(assessment, request.weights), assessment
 
 
-def write(directory: Path, loops: Sequence[Loop], what: dict[str, Any], assessment: Assessment) -> None:
-    """``quality.json`` (a row a loop, with the simulated summary) and ``quality.parquet`` (a row a sequence)."""
+def write(
+    directory: Path, loops: Sequence[Loop], what: dict[str, Any], assessment: Assessment
+) -> None:
+    """``quality.json`` (a row a loop, with the simulated summary) and ``quality.parquet`` (a row
+    a sequence).
+    """
     summaries = {loop.name: loop.replayed.result.summary for loop in loops}
     prefill = {loop.name: loop.prefill.row() for loop in loops if loop.prefill}
-    content = {"schema": 1, **what, "rows": [loop.row() for loop in loops], "prefill": prefill, "runs": summaries}
+    content = {
+        "schema": 1,
+        **what,
+        "rows": [loop.row() for loop in loops],
+        "prefill": prefill,
+        "runs": summaries,
+    }
     (directory / "quality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     sequence_frame(loops, assessment.sequences).write_parquet(directory / "quality.parquet")
 
@@ -72,25 +92,48 @@ def print_quality(loops: Sequence[Loop], console: Console) -> None:
     """A column a loop, and one sentence."""
     summary = loops[0].replayed.result.summary
     title = f"{summary['system']}: quality of what it serves"
-    table = Table("", *(f"{loop.name} loop" for loop in loops), title=title,
-                  caption="Against the same model at full precision, teacher-forced. In brackets, paired: "
-                  f"{OVER}")  # fmt: skip
-    rows: list[tuple[str, list[str]]] = [("sequences, decoded tokens", [
-        f"{loop.decode.sequences}, {loop.decode.tokens}" for loop in loops])]  # fmt: skip
+    table = Table(
+        "",
+        *(f"{loop.name} loop" for loop in loops),
+        title=title,
+        caption=(
+            f"Against the same model at full precision, teacher-forced. In brackets, paired: {OVER}"
+        ),
+    )
+    rows: list[tuple[str, list[str]]] = [
+        (
+            "sequences, decoded tokens",
+            [f"{loop.decode.sequences}, {loop.decode.tokens}" for loop in loops],
+        )
+    ]
     for part in ("decode", "prefill"):
-        for name, title in (("full_perplexity", "perplexity, full precision"), ("perplexity", "perplexity, as served"),
-                            ("increase", "perplexity: increase"), ("divergence", "KL, nats a token"),
-                            ("agreement", "same most likely token")):  # fmt: skip
+        for name, title in (
+            ("full_perplexity", "perplexity, full precision"),
+            ("perplexity", "perplexity, as served"),
+            ("increase", "perplexity: increase"),
+            ("divergence", "KL, nats a token"),
+            ("agreement", "same most likely token"),
+        ):
             found = [getattr(loop, part) for loop in loops]
             if all(found):
-                rows.append((f"{part}: {title}", [getattr(quality, name).text() for quality in found]))
+                rows.append(
+                    (f"{part}: {title}", [getattr(quality, name).text() for quality in found])
+                )
     summaries = [loop.replayed.result.summary for loop in loops]
     rows += [
-        ("needs at low precision; skipped", [
-            f"{s['quality_proxy']['low_share']:.1%}; {s['quality_proxy']['skip_share']:.1%}" for s in summaries]),
+        (
+            "needs at low precision; skipped",
+            [
+                f"{s['quality_proxy']['low_share']:.1%}; {s['quality_proxy']['skip_share']:.1%}"
+                for s in summaries
+            ],
+        ),
         ("hit ratio (decode)", [_with_interval(s, "hit_ratio") for s in summaries]),
-        ("decode tokens/s (simulated)", [_with_interval(s, "decode_tokens_per_s") for s in summaries]),
-    ]  # fmt: skip
+        (
+            "decode tokens/s (simulated)",
+            [_with_interval(s, "decode_tokens_per_s") for s in summaries],
+        ),
+    ]
     for title, cells in rows:
         table.add_row(title, *cells)
     console.print(table)
@@ -108,13 +151,20 @@ def sentence(loops: Sequence[Loop]) -> str:
     """The answer, in words: of the last loop, which is the closed one where both were run."""
     loop = loops[-1]
     summary, quality = loop.replayed.result.summary, loop.decode
-    head = f"With {summary['budget']['resident_share']:.0%} of the expert bytes resident, {summary['system']}"
+    head = (
+        f"With {summary['budget']['resident_share']:.0%} of the expert bytes resident,"
+        f" {summary['system']}"
+    )
     if quality.divergence.value == 0:
-        return f"{head} changes nothing: KL is exactly 0 on {quality.sequences} sequences ({loop.name} loop)."
+        return (
+            f"{head} changes nothing: KL is exactly 0 on {quality.sequences} sequences ({loop.name}"
+            " loop)."
+        )
     sure = "" if quality.increase.excludes_0 else " (not told apart from none)"
     return (
-        f"{head} costs {quality.divergence.text()} nats of KL a token and {100 * quality.increase.value:.2g} % of "
-        f"perplexity{sure} on {quality.sequences} sequences ({loop.name} loop)."
+        f"{head} costs {quality.divergence.text()} nats of KL a token and"
+        f" {100 * quality.increase.value:.2g} % of perplexity{sure} on {quality.sequences}"
+        f" sequences ({loop.name} loop)."
     )
 
 
@@ -125,8 +175,11 @@ def main(words: Sequence[str]) -> int:
         request = request_of(words)
         if request.tasks:
             require_harness()
-            Console().print_json(data=harness_scores(request.overrides, request.weights, request.scheme,
-                                                     request.tasks))  # fmt: skip
+            Console().print_json(
+                data=harness_scores(
+                    request.overrides, request.weights, request.scheme, request.tasks
+                )
+            )
             return 0
         with own_folder(request.output_dir):
             loops, what, assessment = assess(request, console)

@@ -1,9 +1,11 @@
-"""``python -m real.quality_figures figure=NAME[,NAME] model=NAME ...``: the papers' motivating figures on a real model.
+"""``python -m real.quality_figures figure=NAME[,NAME] model=NAME ...``: the papers' motivating
+figures on a real model.
 
-Prints a table with paired 95 % intervals and whether the paper's order holds; draws a PNG and an SVG; writes a parquet
-of every point. ``figure=all`` makes those that the model's experts allow. ``model``: a bundled model, a directory or
-OWNER/NAME. ``prompts``: a file of JSON lines or a bundled set, ``fit`` and ``eval`` how many of its texts of either
-split. ``dtype``, ``device``, ``threads``: how the model runs.
+Prints a table with paired 95 % intervals and whether the paper's order holds; draws a PNG and an
+SVG; writes a parquet of every point. ``figure=all`` makes those that the model's experts allow.
+``model``: a bundled model, a directory or OWNER/NAME. ``prompts``: a file of JSON lines or a
+bundled set, ``fit`` and ``eval`` how many of its texts of either split. ``dtype``, ``device``,
+``threads``: how the model runs.
 """
 
 from __future__ import annotations
@@ -30,8 +32,17 @@ from real.lossy.sweep import SMALL, Sweep
 from real.lossy.whole import texts_of
 from real.store.experts import SwapError
 
-DEFAULTS = {"figure": "", "model": "tiny_mixtral", "prompts": "heldout", "fit": "8", "eval": "32",
-            "output_dir": "outputs/quality_figures", "dtype": "float32", "device": "cpu", "threads": "0"}  # fmt: skip
+DEFAULTS = {
+    "figure": "",
+    "model": "tiny_mixtral",
+    "prompts": "heldout",
+    "fit": "8",
+    "eval": "32",
+    "output_dir": "outputs/quality_figures",
+    "dtype": "float32",
+    "device": "cpu",
+    "threads": "0",
+}
 WIDTH = 118
 """Of the tables: an interval is not broken."""
 WRONG_INPUT = (ValueError, OSError, CaptureError, SettingError, SwapError)
@@ -74,9 +85,23 @@ def request_of(words: Sequence[str]) -> Request:
     if not given["threads"].isdecimal():
         raise ValueError(f"threads={given['threads']} must be a whole number of 0 or more")
     bundled = BUNDLED / given["model"]
-    model = str(bundled) if "/" not in given["model"] and (bundled / "config.json").is_file() else given["model"]
-    return Request(names, given["figure"] == "all", model, Path(given["prompts"]), counts["fit"], counts["eval"],
-                   Path(given["output_dir"]), given["dtype"], given["device"], int(given["threads"]))  # fmt: skip
+    model = (
+        str(bundled)
+        if "/" not in given["model"] and (bundled / "config.json").is_file()
+        else given["model"]
+    )
+    return Request(
+        names,
+        given["figure"] == "all",
+        model,
+        Path(given["prompts"]),
+        counts["fit"],
+        counts["eval"],
+        Path(given["output_dir"]),
+        given["dtype"],
+        given["device"],
+        int(given["threads"]),
+    )
 
 
 def _count(key: str, text: str) -> int:
@@ -87,36 +112,66 @@ def _count(key: str, text: str) -> int:
 
 def bench_of(request: Request, track: Any) -> Bench:
     """The model and its texts. Raise ValueError where the prompts have too few of a split."""
-    settings = Settings(model=request.model, prompts=request.prompts, output_dir=request.output_dir,
-                        dtype=request.dtype, device=request.device, threads=request.threads)  # fmt: skip
+    settings = Settings(
+        model=request.model,
+        prompts=request.prompts,
+        output_dir=request.output_dir,
+        dtype=request.dtype,
+        device=request.device,
+        threads=request.threads,
+    )
     prompts = read_prompts(prompts_file(request.prompts))
     chosen = {}
     for split, count in (("fit", request.num_fit), ("eval", request.num_eval)):
         mine = [prompt for prompt in prompts if prompt.split == split]
         if len(mine) < count:
-            raise ValueError(f"{split}={count}, but prompts={request.prompts} has {len(mine)} texts of that split")
+            raise ValueError(
+                f"{split}={count}, but prompts={request.prompts} has {len(mine)} texts of that"
+                " split"
+            )
         chosen[split] = mine[:count]
     model, tokenizer = load_model(settings), load_tokenizer(settings)
-    texts = {split: texts_of(mine, model, lambda text: tokenizer(text)["input_ids"]) for split, mine in chosen.items()}
+    texts = {
+        split: texts_of(mine, model, lambda text: tokenizer(text)["input_ids"])
+        for split, mine in chosen.items()
+    }
     return Bench(request.name, model, texts["fit"], texts["eval"], track)
 
 
 def print_sweep(sweep: Sweep, model: str, console: Console) -> None:
     """The table, the claims of the paper with what became of them, and what a reader must know."""
     first = sweep.points[0].quality
-    table = Table("x", "curve", "perplexity", "increase, %", "KL, millinats a token", "same top token",
-                  title=f"{sweep.title}: {model}; x: {sweep.axis}", title_justify="left")  # fmt: skip
+    table = Table(
+        "x",
+        "curve",
+        "perplexity",
+        "increase, %",
+        "KL, millinats a token",
+        "same top token",
+        title=f"{sweep.title}: {model}; x: {sweep.axis}",
+        title_justify="left",
+    )
     for point in sorted(sweep.points, key=lambda point: point.x):
         quality = point.quality
-        table.add_row(f"{point.x:g}", point.curve, f"{quality.perplexity.value:.4g}",
-                      escape(quality.increase.times(100).text(2)), escape(quality.divergence.times(1000).text(2)),
-                      f"{quality.agreement.value:.3f}")  # fmt: skip
+        table.add_row(
+            f"{point.x:g}",
+            point.curve,
+            f"{quality.perplexity.value:.4g}",
+            escape(quality.increase.times(100).text(2)),
+            escape(quality.divergence.times(1000).text(2)),
+            f"{quality.agreement.value:.3f}",
+        )
     console.print(table)
-    said = [f"{sweep.source}. On {SMALL}.",
-            f"{first.sequences} held-out texts, {first.tokens} tokens, perplexity {first.full_perplexity.text()} at "
-            f"full precision; in brackets paired 95 % intervals over texts.",
-            *(f"- {note}" for note in sweep.notes),
-            *(f"Order: {verdict.order.claim}: {verdict.text}." for verdict in sweep.verdicts)]  # fmt: skip
+    said = [
+        f"{sweep.source}. On {SMALL}.",
+        (
+            f"{first.sequences} held-out texts, {first.tokens} tokens, perplexity"
+            f" {first.full_perplexity.text()} at full precision; in brackets paired 95 % intervals"
+            " over texts."
+        ),
+        *(f"- {note}" for note in sweep.notes),
+        *(f"Order: {verdict.order.claim}: {verdict.text}." for verdict in sweep.verdicts),
+    ]
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -128,7 +183,9 @@ def main(words: Sequence[str]) -> int:
         request = request_of(words)
         request.output_dir.mkdir(parents=True, exist_ok=True)
         columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        with Progress(
+            *columns, console=errors, transient=True, disable=not errors.is_terminal
+        ) as progress:
             task, read = progress.add_task("loading"), [0]
 
             def track() -> None:
@@ -142,13 +199,19 @@ def main(words: Sequence[str]) -> int:
                 except ValueError as error:
                     if not request.every:
                         raise
-                    out.print(f"{name}: left out: {error}", highlight=False, markup=False, soft_wrap=True)
+                    out.print(
+                        f"{name}: left out: {error}", highlight=False, markup=False, soft_wrap=True
+                    )
                     continue
                 print_sweep(sweep, request.name, out)
                 place = request.output_dir / f"{name}-{request.name}"
                 sweep.frame.write_parquet(place.with_suffix(".parquet"))
                 files = draw(sweep, request.name, place)
-                out.print(f"files: {' '.join(map(str, files))} {place}.parquet", highlight=False, soft_wrap=True)
+                out.print(
+                    f"files: {' '.join(map(str, files))} {place}.parquet",
+                    highlight=False,
+                    soft_wrap=True,
+                )
     except WRONG_INPUT as error:
         print(f"quality_figures: {str(error).strip()}", file=sys.stderr)
         return 2

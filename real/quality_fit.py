@@ -1,16 +1,20 @@
-"""``python -m real.quality_fit fit=NAME [trace=NAME | trace.path=DIR] [tolerated=0.05] ...``: choices made by quality.
+"""``python -m real.quality_fit fit=NAME [trace=NAME | trace.path=DIR] [tolerated=0.05] ...``:
+choices made by quality.
 
-What the papers decide offline by measuring a model's losses, on the ``fit`` sequences of a trace alone:
+What the papers decide offline by measuring a model's losses, on the ``fit`` sequences of a trace
+alone:
 
-- ``fit=widths`` (EdgeMoE section 3.2): the importance of every expert, then as many of the least important as the
-  tolerated loss allows at the lower of two widths; for ``precision=per_expert precision.artefact=FILE``;
-- ``fit=low_share`` (Fate section 4.5): the largest share of a prompt's unpopular experts at INT2, the others at INT4,
-  within the tolerated loss over INT4; for ``precision=low_for_few precision.artefact=FILE``;
-- ``fit=sparsity`` (FloE section 3.2): the largest of the trace's sparsities within the tolerated loss, with its
-  thresholds; prints the override ``payload.sparsity=``.
+- ``fit=widths`` (EdgeMoE section 3.2): the importance of every expert, then as many of the least
+  important as the tolerated loss allows at the lower of two widths; for ``precision=per_expert
+  precision.artefact=FILE``;
+- ``fit=low_share`` (Fate section 4.5): the largest share of a prompt's unpopular experts at INT2,
+  the others at INT4, within the tolerated loss over INT4; for ``precision=low_for_few
+  precision.artefact=FILE``;
+- ``fit=sparsity`` (FloE section 3.2): the largest of the trace's sparsities within the tolerated
+  loss, with its thresholds; prints the override ``payload.sparsity=``.
 
-Losses are relative increases of perplexity. ``texts``: how many sequences are read. ``weights``, ``dtype``, ``device``,
-``threads`` as in ``python -m real.quality``.
+Losses are relative increases of perplexity. ``texts``: how many sequences are read. ``weights``,
+``dtype``, ``device``, ``threads`` as in ``python -m real.quality``.
 """
 
 from __future__ import annotations
@@ -43,15 +47,25 @@ from sim.setup.build import load_trace, trace_directory
 from sim.setup.configure import configure
 from sim.traces.trace import Header, trace_sha256
 
-DEFAULTS = {"fit": "", "tolerated": "0.05", "texts": "8", "output_dir": "outputs/fits", "weights": "",
-            "dtype": "float32", "device": "cpu", "threads": "0"}  # fmt: skip
+DEFAULTS = {
+    "fit": "",
+    "tolerated": "0.05",
+    "texts": "8",
+    "output_dir": "outputs/fits",
+    "weights": "",
+    "dtype": "float32",
+    "device": "cpu",
+    "threads": "0",
+}
 SHARES = 16
 """Steps of the share of low experts that are tried: 1/16 each."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit found: the artefact's own part, and how to use it (``FILE`` stands for its place)."""
+    """What a fit found: the artefact's own part, and how to use it (``FILE`` stands for its
+    place).
+    """
 
     kind: str
     parameters: Mapping[str, str | int]
@@ -67,36 +81,46 @@ def widths(whole: Whole, tolerated: float, place: Path, header: Header, track: T
     found = search(whole, profile(whole, low_variants, track), tolerated, CHANNELS, track)
     if found.high == found.low:
         raise ValueError(
-            f"tolerated={tolerated:g}: {found.low} throughout loses {found.loss:.2%}, so nothing is left to choose; "
-            f"use precision={found.low}, or tolerate less"
+            f"tolerated={tolerated:g}: {found.low} throughout loses {found.loss:.2%}, so nothing is"
+            f" left to choose; use precision={found.low}, or tolerate less"
         )
     return Fitted(
-        "expert_widths", {"high": found.high, "low": found.low, "tolerated": f"{tolerated:g}"},
-        {"low": found.table.astype(np.uint8)}, {"loss": found.loss, "low_share": found.low_share, "bits": found.bits},
-        f"{found.low_share:.1%} of experts at {found.low}, the others at {found.high}: {found.bits:.2f} bits a weight, "
-        f"loss {found.loss:+.2%}",
-        f"precision=per_expert precision.high={found.high} precision.low={found.low} precision.artefact=FILE",
-    )  # fmt: skip
+        "expert_widths",
+        {"high": found.high, "low": found.low, "tolerated": f"{tolerated:g}"},
+        {"low": found.table.astype(np.uint8)},
+        {"loss": found.loss, "low_share": found.low_share, "bits": found.bits},
+        f"{found.low_share:.1%} of experts at {found.low}, the others at {found.high}:"
+        f" {found.bits:.2f} bits a weight, loss {found.loss:+.2%}",
+        f"precision=per_expert precision.high={found.high} precision.low={found.low}"
+        " precision.artefact=FILE",
+    )
 
 
 def low_share(whole: Whole, tolerated: float, place: Path, header: Header, track: Track) -> Fitted:
-    """Fate's share: the largest such that it, and every smaller one tried, is within the tolerated loss over INT4."""
+    """Fate's share: the largest such that it, and every smaller one tried, is within the
+    tolerated loss over INT4.
+    """
     experts = whole.forms[0].layer.num_experts
     variants = Variants(whole.forms, ("int4", "int2"), GROUPS)
     base = whole.losses(variants, all_at(0), track=track)
     best, lost = 0.0, 0.0
     for step in range(1, SHARES + 1):
         share = step / SHARES
-        losses = whole.losses(variants, by_popularity(share, popular_first=False, experts=experts), track=track)
+        losses = whole.losses(
+            variants, by_popularity(share, popular_first=False, experts=experts), track=track
+        )
         loss = difference(losses, base).value
         if loss > tolerated:
             break
         best, lost = share, loss
     return Fitted(
-        "low_share", {"high": "int4", "low": "int2", "tolerated": f"{tolerated:g}"}, {"low_share": np.array([best])},
-        {"loss": lost}, f"{best:.1%} of a prompt's experts at int2: loss {lost:+.2%} over int4 throughout",
+        "low_share",
+        {"high": "int4", "low": "int2", "tolerated": f"{tolerated:g}"},
+        {"low_share": np.array([best])},
+        {"loss": lost},
+        f"{best:.1%} of a prompt's experts at int2: loss {lost:+.2%} over int4 throughout",
         "precision=low_for_few precision.artefact=FILE",
-    )  # fmt: skip
+    )
 
 
 def sparsity(whole: Whole, tolerated: float, place: Path, header: Header, track: Track) -> Fitted:
@@ -104,32 +128,42 @@ def sparsity(whole: Whole, tolerated: float, place: Path, header: Header, track:
     require_gated(whole.forms[0])
     file = place / "thresholds.safetensors"
     if not header.sparsities or not file.is_file():
-        raise ValueError(f"trace {header.name} has no activation thresholds; capture it with sparsities=0.5,0.8,0.9")
+        raise ValueError(
+            f"trace {header.name} has no activation thresholds; capture it with"
+            " sparsities=0.5,0.8,0.9"
+        )
     thresholds = load_file(file)["thresholds"]
     best, lost = -1, 0.0
     for column in range(len(header.sparsities)):
         variants = Variants(whole.forms, ("floe",), GROUPS)
-        losses = whole.losses(variants, all_at(0), sparse_forward("up", thresholds[..., column]), track)
+        losses = whole.losses(
+            variants, all_at(0), sparse_forward("up", thresholds[..., column]), track
+        )
         loss = quality_of(losses).increase.value
         if loss > tolerated:
             break
         best, lost = column, loss
     if best < 0:
         raise ValueError(
-            f"tolerated={tolerated:g}: a sparsity of {header.sparsities[0]:g}, the trace's smallest, loses {loss:.2%}; "
-            f"tolerate more, or capture with smaller sparsities"
+            f"tolerated={tolerated:g}: a sparsity of {header.sparsities[0]:g}, the trace's"
+            f" smallest, loses {loss:.2%}; tolerate more, or capture with smaller sparsities"
         )
     share = header.sparsities[best]
     return Fitted(
-        "sparsity", {"tolerated": f"{tolerated:g}"}, {"thresholds": thresholds[..., best].numpy()},
-        {"loss": lost, "sparsity": share}, f"sparsity {share:g} with W_up in INT2: loss {lost:+.2%}",
+        "sparsity",
+        {"tolerated": f"{tolerated:g}"},
+        {"thresholds": thresholds[..., best].numpy()},
+        {"loss": lost, "sparsity": share},
+        f"sparsity {share:g} with W_up in INT2: loss {lost:+.2%}",
         f"system=floe payload.sparsity={share:g}",
-    )  # fmt: skip
+    )
 
 
 FITS: Mapping[str, Callable[[Whole, float, Path, Header, Track], Fitted]] = {
-    "widths": widths, "low_share": low_share, "sparsity": sparsity,
-}  # fmt: skip
+    "widths": widths,
+    "low_share": low_share,
+    "sparsity": sparsity,
+}
 
 
 def main(words: Sequence[str]) -> int:
@@ -156,8 +190,14 @@ def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
         else:
             raise ValueError(f"{word!r} is no key=value of {', '.join(DEFAULTS)}, or of trace")
     if own["fit"] not in FITS:
-        raise ValueError(f"fit={own['fit'] or '(nothing)'}: say what to fit, one of {', '.join(FITS)}")
-    tolerated, texts, threads = _number("tolerated", own), int(_number("texts", own)), int(_number("threads", own))
+        raise ValueError(
+            f"fit={own['fit'] or '(nothing)'}: say what to fit, one of {', '.join(FITS)}"
+        )
+    tolerated, texts, threads = (
+        _number("tolerated", own),
+        int(_number("texts", own)),
+        int(_number("threads", own)),
+    )
     if tolerated <= 0 or texts < 1:
         raise ValueError(f"tolerated={tolerated:g} must be above 0 and texts={texts} at least 1")
     directory = Path(own["output_dir"])
@@ -167,14 +207,34 @@ def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
     weights = Weights(own["weights"] or None, own["dtype"], own["device"], threads)
     read, _rows = texts_of_trace(trace, sequences)
     with _progress(console) as track:
-        found = FITS[own["fit"]](Whole(weights.load(header), read), tolerated, trace_directory(str(cfg.trace.path)),
-                                 header, track)  # fmt: skip
+        found = FITS[own["fit"]](
+            Whole(weights.load(header), read),
+            tolerated,
+            trace_directory(str(cfg.trace.path)),
+            header,
+            track,
+        )
     name = f"{found.kind}-{tolerated:g}"
-    place = write_artefact(directory, name, Artefact(
-        found.kind, found.parameters, {"name": header.name, "sha256": trace_sha256(header)}, shape_of(header),
-        sequences, found.arrays, found.results))  # fmt: skip
-    return place, (f"{found.told}, on {len(sequences)} fit sequences of {header.name}\n"
-                   f"python -m sim {found.use.replace('FILE', str(place))}")  # fmt: skip
+    place = write_artefact(
+        directory,
+        name,
+        Artefact(
+            found.kind,
+            found.parameters,
+            {"name": header.name, "sha256": trace_sha256(header)},
+            shape_of(header),
+            sequences,
+            found.arrays,
+            found.results,
+        ),
+    )
+    return (
+        place,
+        (
+            f"{found.told}, on {len(sequences)} fit sequences of {header.name}\n"
+            f"python -m sim {found.use.replace('FILE', str(place))}"
+        ),
+    )
 
 
 def _number(key: str, own: Mapping[str, str]) -> float:
@@ -190,7 +250,9 @@ def _number(key: str, own: Mapping[str, str]) -> float:
 @contextmanager
 def _progress(console: Console) -> Iterator[Track]:
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task, read = progress.add_task("reading"), [0]
 
         def track() -> None:

@@ -1,10 +1,12 @@
-"""``python -m real.quality_front STUDY [loop=closed] [output_dir=DIR] ...``: a study's front with measured quality.
+"""``python -m real.quality_front STUDY [loop=closed] [output_dir=DIR] ...``: a study's front with
+measured quality.
 
-STUDY: what ``python -m sim.study`` wrote. Of its cells on eval sequences (of a search these are the front that its
-proxies gave, and the system as it stands) the model itself computes what each serves: KL divergence and perplexity
-against full precision beside the simulated speed, with 95 % intervals over sequences, paired. Then it says which points
-no other beats in both, and how well the proxy orders them. ``weights``, ``quantiser``, ``group``, ``dtype``, ``device``
-and ``threads`` as in ``python -m real.quality``; other words are overrides of every cell.
+STUDY: what ``python -m sim.study`` wrote. Of its cells on eval sequences (of a search these are the
+front that its proxies gave, and the system as it stands) the model itself computes what each
+serves: KL divergence and perplexity against full precision beside the simulated speed, with 95 %
+intervals over sequences, paired. Then it says which points no other beats in both, and how well the
+proxy orders them. ``weights``, ``quantiser``, ``group``, ``dtype``, ``device`` and ``threads`` as
+in ``python -m real.quality``; other words are overrides of every cell.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ ROOM_POINTS = 16.0, 9.0
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A cell with its measured quality. ``varied``: what the study set in it, by key; empty as the system stands.
+    """A cell with its measured quality. ``varied``: what the study set in it, by key; empty as the
+    system stands.
 
-    ``faster`` and ``worse`` compare with the system as it stands: how many times as fast it decodes, and its KL less
-    that one's in nats a token, paired; both None of that one itself, and where the study has none. ``proxy``: gate
-    weight served low, and skipped.
+    ``faster`` and ``worse`` compare with the system as it stands: how many times as fast it
+    decodes, and its KL less that one's in nats a token, paired; both None of that one itself, and
+    where the study has none. ``proxy``: gate weight served low, and skipped.
     """
 
     number: int
@@ -80,16 +83,25 @@ class FrontPoint:
     def row(self) -> dict[str, Any]:
         """Flat, for a table; what ``sim.pareto`` reads is in it."""
         low, skip = self.proxy
-        flat = {"number": self.number, **{AXIS + key: value for key, value in self.varied.items()}, **self.loop.row()}
+        flat = {
+            "number": self.number,
+            **{AXIS + key: value for key, value in self.varied.items()},
+            **self.loop.row(),
+        }
         flat |= {"low_mass": low, "skip_mass": skip, "on_front": self.on_front}
         if self.faster is not None and self.worse is not None:
-            flat |= {"faster": self.faster.speedup, "faster_interval": self.faster.interval, "worse": self.worse.value,
-                     "worse_interval": [self.worse.low, self.worse.high]}  # fmt: skip
+            flat |= {
+                "faster": self.faster.speedup,
+                "faster_interval": self.faster.interval,
+                "worse": self.worse.value,
+                "worse_interval": [self.worse.low, self.worse.high],
+            }
         return flat
 
 
 def cells_of(study: Path, overrides: Sequence[str]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """What is varied and the overrides of every cell of ``study`` that ran on eval sequences, as it stands first.
+    """What is varied and the overrides of every cell of ``study`` that ran on eval sequences, as it
+    stands first.
 
     Raise ValueError where there is none.
     """
@@ -97,12 +109,18 @@ def cells_of(study: Path, overrides: Sequence[str]) -> list[tuple[dict[str, Any]
     for row in read_cells(study).sort("key").to_dicts():
         if row["status"] != DONE or row["trace.split"] != "eval":
             continue
-        varied = {key.removeprefix(AXIS): value for key, value in row.items()
-                  if key.startswith(AXIS) and value is not None and key != f"{AXIS}trace.split"}  # fmt: skip
+        varied = {
+            key.removeprefix(AXIS): value
+            for key, value in row.items()
+            if key.startswith(AXIS) and value is not None and key != f"{AXIS}trace.split"
+        }
         words = [word for word in row["overrides"].split() if not word.startswith(NOT_OURS)]
         found.append((varied, (*words, "trace.split=eval", *overrides)))
     if not found:
-        raise ValueError(f"{study} has no finished cell on eval sequences; name a study that python -m sim.study ran")
+        raise ValueError(
+            f"{study} has no finished cell on eval sequences; name a study that python -m"
+            " sim.study ran"
+        )
     return sorted(found, key=lambda cell: bool(cell[0]))
 
 
@@ -111,19 +129,25 @@ def measure(study: Path, request: Request, console: Console) -> tuple[list[Front
     cells = cells_of(study, request.overrides)
     (name,) = request.loops
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("loading")
 
         def track(what: str, sequence: int) -> None:
             progress.update(task, description=f"{what}: sequence {sequence}")
 
-        assessment = Assessment([words for _, words in cells], request.weights, request.scheme, track)
+        assessment = Assessment(
+            [words for _, words in cells], request.weights, request.scheme, track
+        )
         loops = [assessment.assess(words, (name,))[0] for _, words in cells]
     return points_of([varied for varied, _ in cells], loops), assessment
 
 
 def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> list[FrontPoint]:
-    """The points, numbered from 1 by their loss; compared with the first, if nothing is varied in it."""
+    """The points, numbered from 1 by their loss; compared with the first, if nothing is varied
+    in it.
+    """
     base = loops[0]
     base_ns = _decode_ns(base)
     found = []
@@ -132,12 +156,17 @@ def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> lis
         faster = paired(_decode_ns(loop), base_ns) if is_compared else None
         worse = divergence_difference(loop.decoded, base.decoded) if is_compared else None
         found.append(FrontPoint(0, values, loop, faster, worse))
-    # What knows the future, or does what no machine can, is no system: it beats nobody, and is on no front.
+    # What knows the future, or does what no machine can, is no system: it beats nobody, and is on
+    # no front.
     losses = [point.loss if point.labels.is_system else np.nan for point in found]
     marks = front(np.array([point.speed for point in found]), np.array(losses)).tolist()
     order = sorted(range(len(found)), key=lambda i: (found[i].loss, -found[i].speed, i))
-    return [FrontPoint(number, found[i].varied, found[i].loop, found[i].faster, found[i].worse, marks[i])
-            for number, i in enumerate(order, 1)]  # fmt: skip
+    return [
+        FrontPoint(
+            number, found[i].varied, found[i].loop, found[i].faster, found[i].worse, marks[i]
+        )
+        for number, i in enumerate(order, 1)
+    ]
 
 
 def _decode_ns(loop: Loop) -> Any:
@@ -151,22 +180,40 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def print_points(points: Sequence[FrontPoint], console: Console) -> None:
-    """The front and the system as it stands, least lost first, and what each point is; quality.json has all."""
+    """The front and the system as it stands, least lost first, and what each point is;
+    quality.json has all.
+    """
     first = points[0].loop
-    title = f"{surroundings(first)}: quality measured ({first.name} loop, {first.decode.sequences} sequences)"
-    table = Table("", "front", "decode tokens/s", "x as it stands", "gate weight low; skipped, %",
-                  "KL, millinats a token", "less that as it stands", "perplexity, %", title=title,
-                  title_justify="left", caption=f"In brackets, paired: {OVER}")  # fmt: skip
+    title = (
+        f"{surroundings(first)}: quality measured ({first.name} loop, {first.decode.sequences}"
+        " sequences)"
+    )
+    table = Table(
+        "",
+        "front",
+        "decode tokens/s",
+        "x as it stands",
+        "gate weight low; skipped, %",
+        "KL, millinats a token",
+        "less that as it stands",
+        "perplexity, %",
+        title=title,
+        title_justify="left",
+        caption=f"In brackets, paired: {OVER}",
+    )
     shown = [point for point in points if point.on_front or not point.varied]
     for point in shown:
         low, skip = point.proxy
         table.add_row(
-            str(point.number), "*" if point.on_front else "", f"{point.speed:.3g}",
-            escape(str(point.faster)) if point.faster else "", f"{100 * low:.3g}; {100 * skip:.3g}",
+            str(point.number),
+            "*" if point.on_front else "",
+            f"{point.speed:.3g}",
+            escape(str(point.faster)) if point.faster else "",
+            f"{100 * low:.3g}; {100 * skip:.3g}",
             escape(point.loop.decode.divergence.times(1000).text()),
             escape(point.worse.times(1000).text()) if point.worse else "",
             escape(point.loop.decode.increase.times(100).text()),
-        )  # fmt: skip
+        )
     console.print(table)
     for line in [*(f"{point.number}: {told(point.varied)}" for point in shown), *sentences(points)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -175,13 +222,22 @@ def print_points(points: Sequence[FrontPoint], console: Console) -> None:
 def surroundings(loop: Loop) -> str:
     """Trace, machine and budget, which all points share."""
     summary = loop.replayed.result.summary
-    return f"{summary['trace']['name']}, {summary['hardware']}, {summary['budget']['resident_share']:.0%} resident"
+    return (
+        f"{summary['trace']['name']}, {summary['hardware']},"
+        f" {summary['budget']['resident_share']:.0%} resident"
+    )
 
 
 def told(varied: Mapping[str, Any]) -> str:
     """What is varied, in short; as it stands where nothing is."""
-    short = {key.removeprefix("precision.").removeprefix("cache."): value for key, value in varied.items()}
-    words = [f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in short.items()]
+    short = {
+        key.removeprefix("precision.").removeprefix("cache."): value
+        for key, value in varied.items()
+    }
+    words = [
+        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in short.items()
+    ]
     return " ".join(words) or "as it stands"
 
 
@@ -191,38 +247,61 @@ def sentences(points: Sequence[FrontPoint]) -> list[str]:
     sums = [sum(point.proxy) for point in points]
     losses = [point.loss for point in points]
     lines = told_of_quality([point.loop for point in points])
-    lines.append(f"{len(on)} of {len(points)} points are on the front of speed and measured KL: "
-                 f"{', '.join(str(point.number) for point in on)}.")  # fmt: skip
-    orders = [("what is low or skipped", sums), ("what is low", [point.proxy[0] for point in points]),
-              ("what is skipped", [point.proxy[1] for point in points])]  # fmt: skip
+    lines.append(
+        f"{len(on)} of {len(points)} points are on the front of speed and measured KL: "
+        f"{', '.join(str(point.number) for point in on)}."
+    )
+    orders = [
+        ("what is low or skipped", sums),
+        ("what is low", [point.proxy[0] for point in points]),
+        ("what is skipped", [point.proxy[1] for point in points]),
+    ]
     found = ", ".join(f"{name}: {rank_correlation(values, losses):.2f}" for name, values in orders)
     lines.append(f"Rank correlation of the measured KL with the share of gate weight of {found}.")
     return lines
 
 
 def name_points(axis: Any, points: Sequence[FrontPoint]) -> None:
-    """Numbers left of the system as it stands and of the front's points, where there is room for them."""
+    """Numbers left of the system as it stands and of the front's points, where there is room for
+    them.
+    """
     taken: list[Any] = []
     for point in sorted(points, key=lambda point: bool(point.varied)):
         at = axis.transData.transform((1000 * point.loss, point.speed)) * 72 / axis.figure.dpi
-        is_clear = all(abs(at[0] - x) > ROOM_POINTS[0] or abs(at[1] - y) > ROOM_POINTS[1] for x, y in taken)
+        is_clear = all(
+            abs(at[0] - x) > ROOM_POINTS[0] or abs(at[1] - y) > ROOM_POINTS[1] for x, y in taken
+        )
         if (point.on_front or not point.varied) and is_clear:
             taken.append(at)
-            axis.annotate(str(point.number), (1000 * point.loss, point.speed), fontsize=7, xytext=(-4, 4), ha="right",
-                          textcoords="offset points")  # fmt: skip
+            axis.annotate(
+                str(point.number),
+                (1000 * point.loss, point.speed),
+                fontsize=7,
+                xytext=(-4, 4),
+                ha="right",
+                textcoords="offset points",
+            )
 
 
 def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
-    """``quality_front.png`` and ``.svg``: speed by measured KL, the front joined; and what the proxies said of it."""
+    """``quality_front.png`` and ``.svg``: speed by measured KL, the front joined; and what the
+    proxies said of it.
+    """
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
         x = np.array([1000 * point.loss for point in points])
-        ends = np.array([[1000 * (end if end is not None else point.loss)
-                          for end in (point.loop.decode.divergence.low, point.loop.decode.divergence.high)]
-                         for point in points])  # fmt: skip
+        ends = np.array(
+            [
+                [
+                    1000 * (end if end is not None else point.loss)
+                    for end in (point.loop.decode.divergence.low, point.loop.decode.divergence.high)
+                ]
+                for point in points
+            ]
+        )
         line = sorted((1000 * point.loss, point.speed) for point in points if point.on_front)
         axes[0].plot(*zip(*line, strict=True), color="0.6", drawstyle="steps-post", zorder=1)
         axes[0].set_xscale("log" if (x > 0).all() else "linear")
@@ -230,10 +309,14 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
             colour = "black" if not point.varied else "#b4552d" if point.on_front else "0.6"
             marker = "s" if not point.varied else "o"
             bars = np.maximum([[at - low], [high - at]], 0)
-            axes[0].errorbar(at, point.speed, xerr=bars, fmt=marker, color=colour, markersize=4, linewidth=0.7)
+            axes[0].errorbar(
+                at, point.speed, xerr=bars, fmt=marker, color=colour, markersize=4, linewidth=0.7
+            )
         axes[0].set_ylabel("decode (tokens/s, simulated)")
         for column, (name, marker) in enumerate((("served low", "o"), ("skipped", "^"))):
-            axes[1].plot(x, [100 * point.proxy[column] for point in points], marker, markersize=4, label=name)
+            axes[1].plot(
+                x, [100 * point.proxy[column] for point in points], marker, markersize=4, label=name
+            )
         axes[1].set_ylabel("share of gate weight, % (the proxies)")
         axes[1].legend(frameon=False, fontsize=8)
         for axis in axes:
@@ -241,7 +324,9 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
             axis.set_xscale(axes[0].get_xscale())
         name_points(axes[0], points)
         loop = points[0].loop
-        title = f"{surroundings(loop)}. Square: the system as it stands; coloured: the measured front"
+        title = (
+            f"{surroundings(loop)}. Square: the system as it stands; coloured: the measured front"
+        )
         figure.suptitle(title)
         write_on(figure, [(told(point.varied), point.labels) for point in points])
         files = [place / f"quality_front{ending}" for ending in (".png", ".svg")]
@@ -251,9 +336,17 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
     return files
 
 
-def write(directory: Path, points: Sequence[FrontPoint], assessment: Assessment, request: Request) -> None:
-    """``quality.json``, as ``python -m real.quality`` writes it with a row a point, and the figure."""
-    content = {"schema": 1, **identity(assessment, request.weights), "rows": [point.row() for point in points]}
+def write(
+    directory: Path, points: Sequence[FrontPoint], assessment: Assessment, request: Request
+) -> None:
+    """``quality.json``, as ``python -m real.quality`` writes it with a row a point, and the
+    figure.
+    """
+    content = {
+        "schema": 1,
+        **identity(assessment, request.weights),
+        "rows": [point.row() for point in points],
+    }
     (directory / "quality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     draw(points, directory)
 
@@ -262,13 +355,20 @@ def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
         if not words or "=" in words[0]:
-            raise ValueError("name a study's folder first: python -m real.quality_front outputs/studies/hobbit_front")
-        defaults = [word for word in (f"output_dir={OUTPUT_DIR}", "loop=closed")
-                    if not any(given.startswith(word.partition("=")[0] + "=") for given in words[1:])]  # fmt: skip
+            raise ValueError(
+                "name a study's folder first: python -m real.quality_front"
+                " outputs/studies/hobbit_front"
+            )
+        defaults = [
+            word
+            for word in (f"output_dir={OUTPUT_DIR}", "loop=closed")
+            if not any(given.startswith(word.partition("=")[0] + "=") for given in words[1:])
+        ]
         request = request_of([*words[1:], *defaults])
         if len(request.loops) != 1 or request.prompts or request.tasks:
             raise ValueError(
-                "one loop, open or closed, on the study's own sequences; leave out loop=both, prompts, tasks"
+                "one loop, open or closed, on the study's own sequences; leave out loop=both,"
+                " prompts, tasks"
             )
         place = request.output_dir
         with own_folder(place):

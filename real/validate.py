@@ -1,10 +1,12 @@
-"""``python -m real.validate systems=A,B budgets=0.25,0.5 [repeats=3] [closed_loop=MODES] [output_dir=DIR] [KEY=VALUE]``
+"""``python -m real.validate systems=A,B budgets=0.25,0.5 [repeats=3] [closed_loop=MODES]
+[output_dir=DIR] [KEY=VALUE]``
 
-How far the simulator is from runs on a device: each system at each budget runs ``repeats`` times, interleaved in a
-seeded random order, and is simulated; ``closed_loop=teacher-forced,free-running`` puts the model in the loop. All other
-words go into the configuration of ``python -m real`` (``device=cpu``, ``engine.links=free``, ``trace.max_sequences=1``
-..). Writes ``validation.md``, ``validation.json``, a figure, and ``timelines.json``: the first run and its simulation
-side by side, for ui.perfetto.dev.
+How far the simulator is from runs on a device: each system at each budget runs ``repeats`` times,
+interleaved in a seeded random order, and is simulated; ``closed_loop=teacher-forced,free-running``
+puts the model in the loop. All other words go into the configuration of ``python -m real``
+(``device=cpu``, ``engine.links=free``, ``trace.max_sequences=1`` ..). Writes ``validation.md``,
+``validation.json``, a figure, and ``timelines.json``: the first run and its simulation side by
+side, for ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -44,14 +46,19 @@ def parse(arguments: Sequence[str]) -> Asked:
             words.append(argument)
     systems = tuple(name for name in given["systems"].split(",") if name)
     if not systems or len(set(systems)) < len(systems):
-        raise ValueError(f"systems={given['systems']} must name different systems, as systems=lru,hobbit")
+        raise ValueError(
+            f"systems={given['systems']} must name different systems, as systems=lru,hobbit"
+        )
     try:
         shares = tuple(float(text) for text in given["budgets"].split(",") if text)
     except ValueError:
-        raise ValueError(f"budgets={given['budgets']} must be numbers, as budgets=0.25,0.5") from None
+        raise ValueError(
+            f"budgets={given['budgets']} must be numbers, as budgets=0.25,0.5"
+        ) from None
     if not shares or len(set(shares)) < len(shares):
         raise ValueError(
-            f"budgets={given['budgets']} must be different shares of the expert bytes, as budgets=0.25,0.5"
+            f"budgets={given['budgets']} must be different shares of the expert bytes, as"
+            " budgets=0.25,0.5"
         )
     for key in ("repeats", "seed"):
         if not given[key].isdigit() or (key == "repeats" and int(given[key]) == 0):
@@ -64,8 +71,9 @@ def parse(arguments: Sequence[str]) -> Asked:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0; 1 where decisions differ or a run failed; 2 with one message and nothing written for what cannot
-    run; 128 + n for a signal. After a failure or a signal the report is of the runs before it.
+    """Exit status: 0; 1 where decisions differ or a run failed; 2 with one message and nothing
+    written for what cannot run; 128 + n for a signal. After a failure or a signal the report is of
+    the runs before it.
     """
     signal.signal(signal.SIGTERM, terminate)
     console = Console(stderr=True)
@@ -85,7 +93,10 @@ def main(arguments: Sequence[str]) -> int:
     print(found.text)
     print(f"files: {asked.output_dir}")
     if found.stopped_by is not None:
-        print(f"error: {_words(found.stopped_by)}; the report is of the runs before it", file=sys.stderr)
+        print(
+            f"error: {_words(found.stopped_by)}; the report is of the runs before it",
+            file=sys.stderr,
+        )
         return code_of(found.stopped_by)
     return 0 if found.agrees else 1
 

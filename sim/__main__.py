@@ -56,7 +56,9 @@ def main(cfg: DictConfig) -> None:
     except (KeyboardInterrupt, Interrupted) as interruption:
         forget_made()
         print("interrupted; nothing was written", file=sys.stderr)
-        sys.exit(128 + (interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT))
+        sys.exit(
+            128 + (interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT)
+        )
 
 
 def _run(cfg: DictConfig, output_dir: Path) -> None:
@@ -67,8 +69,14 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
         result = execute(run, progress=Console(stderr=True), bounds=RELAXATION if full else MAX)
         wall_s = time.perf_counter() - started - result.bounds_wall_s
         summary = {**result.summary, "wall_s": round(wall_s, 3)}
-        write_outputs(output_dir, summary, run.config, result.frames if full else None,
-                      run.controller.loader.wait, cfg.timeline_steps)  # fmt: skip
+        write_outputs(
+            output_dir,
+            summary,
+            run.config,
+            result.frames if full else None,
+            run.controller.loader.wait,
+            cfg.timeline_steps,
+        )
     console = Console()
     print_summary(summary, console)
     console.print(f"files: {output_dir}", soft_wrap=True)

@@ -1,12 +1,15 @@
-"""``python -m sim.calibrate log=FILE columns=bytes:COLUMN,loads:COLUMN,io_ms:COLUMN base=NAME name=NAME``
+"""``python -m sim.calibrate log=FILE columns=bytes:COLUMN,loads:COLUMN,io_ms:COLUMN base=NAME
+name=NAME``
 
-A machine's constants from an engine's own log, one line a token: what its link costs a load and a byte, and, with
-``compute_ms:COLUMN`` among the columns, how well its memory is used. ``base`` is the machine of ``conf/hardware`` that
-the rest is taken from, ``link`` the link that the log is about (default: the one that ends at the device). Compute
-times need ``model`` and ``precision`` (and ``context``, tokens so far): what a token's work is. The first ``rows``
-(default: half) are fitted, the others tell how far off the fit is.
+A machine's constants from an engine's own log, one line a token: what its link costs a load and a
+byte, and, with ``compute_ms:COLUMN`` among the columns, how well its memory is used. ``base`` is
+the machine of ``conf/hardware`` that the rest is taken from, ``link`` the link that the log is
+about (default: the one that ends at the device). Compute times need ``model`` and ``precision``
+(and ``context``, tokens so far): what a token's work is. The first ``rows`` (default: half) are
+fitted, the others tell how far off the fit is.
 
-Writes ``output`` (default ``conf/hardware/NAME.yaml``), which ``hardware=NAME`` reads, with the residuals in it.
+Writes ``output`` (default ``conf/hardware/NAME.yaml``), which ``hardware=NAME`` reads, with the
+residuals in it.
 """
 
 from __future__ import annotations
@@ -33,16 +36,38 @@ from sim.values.places import CONF
 from sim.values.types import Step
 from sim.values.units import GB, NS_PER_MS
 
-WORDS = ("log", "columns", "base", "name", "link", "model", "precision", "context", "rows", "output")
+WORDS = (
+    "log",
+    "columns",
+    "base",
+    "name",
+    "link",
+    "model",
+    "precision",
+    "context",
+    "rows",
+    "output",
+)
 NEEDED = ("log", "columns", "base", "name")
-UNITS = {"bytes": ("bytes", 1.0), "mb": ("bytes", 1e6), "mib": ("bytes", float(1 << 20)), "loads": ("loads", 1.0),
-         "io_us": ("io", 1e-3), "io_ms": ("io", 1.0), "io_s": ("io", 1e3),
-         "compute_us": ("compute", 1e-3), "compute_ms": ("compute", 1.0), "compute_s": ("compute", 1e3)}  # fmt: skip
+UNITS = {
+    "bytes": ("bytes", 1.0),
+    "mb": ("bytes", 1e6),
+    "mib": ("bytes", float(1 << 20)),
+    "loads": ("loads", 1.0),
+    "io_us": ("io", 1e-3),
+    "io_ms": ("io", 1.0),
+    "io_s": ("io", 1e3),
+    "compute_us": ("compute", 1e-3),
+    "compute_ms": ("compute", 1.0),
+    "compute_s": ("compute", 1e3),
+}
 """What a column may hold, and what one of its units is in bytes, loads or milliseconds."""
 LARGEST_LOG_BYTES = 1 << 28
 FEWEST_ROWS = 8
 SAME_SIZE = 1e-3
-"""Loads whose mean size varies less from row to row are of one size: they tell the cost of both as one figure."""
+"""Loads whose mean size varies less from row to row are of one size: they tell the cost of both
+as one figure.
+"""
 Floats = NDArray[np.float64]
 
 
@@ -62,10 +87,11 @@ class Request:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """``io = overhead_ms * loads + bytes / bytes_per_ms``; median relative errors on the rows fitted and on the others.
+    """``io = overhead_ms * loads + bytes / bytes_per_ms``; median relative errors on the rows
+    fitted and on the others.
 
-    ``told_apart``: False where the log does not say how many loads there were, or all were of one size: the overhead is
-    the base machine's.
+    ``told_apart``: False where the log does not say how many loads there were, or all were of one
+    size: the overhead is the base machine's.
     """
 
     overhead_ms: float
@@ -86,20 +112,28 @@ def parse(arguments: Sequence[str]) -> Request:
     """Raise ValueError for the first word that is wrong."""
     given = words_of(arguments, WORDS, f"is no key=value of: {', '.join(WORDS)}")
     if missing := [key for key in NEEDED if key not in given]:
-        raise ValueError(f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default")
+        raise ValueError(
+            f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default"
+        )
     columns: dict[str, str] = {}
     for pair in given["columns"].split(","):
         kind, colon, column = pair.partition(":")
         if kind not in UNITS or not colon or not column:
-            raise ValueError(f"columns: {pair!r} must be KIND:COLUMN with a kind of {', '.join(UNITS)}")
+            raise ValueError(
+                f"columns: {pair!r} must be KIND:COLUMN with a kind of {', '.join(UNITS)}"
+            )
         if any(UNITS[kind][0] == UNITS[other][0] for other in columns):
             raise ValueError(f"columns: {UNITS[kind][0]} is given twice")
         columns[kind] = column
     kinds = {UNITS[kind][0] for kind in columns}
     if not {"bytes", "io"} <= kinds:
-        raise ValueError(f"columns tell {', '.join(sorted(kinds))}; a link needs bytes and io (io_ms:COLUMN)")
+        raise ValueError(
+            f"columns tell {', '.join(sorted(kinds))}; a link needs bytes and io (io_ms:COLUMN)"
+        )
     if ("compute" in kinds) != ("model" in given):
-        raise ValueError("compute times need model=NAME, whose work they are, and model=NAME a column of them")
+        raise ValueError(
+            "compute times need model=NAME, whose work they are, and model=NAME a column of them"
+        )
     if not re.fullmatch(r"[a-z0-9_]+", given["name"]):
         raise ValueError(f"name={given['name']!r} must be lower-case letters, digits and _")
     output = Path(given.get("output") or CONF / "hardware" / f"{given['name']}.yaml")
@@ -111,20 +145,33 @@ def parse(arguments: Sequence[str]) -> Request:
     for key in ("rows", "context"):
         if not given.get(key, "1").isdigit() or given.get(key) == "0":
             raise ValueError(f"{key}={given[key]} must be a whole number from 1")
-    return Request(Path(given["log"]), columns, given["base"], given["name"], given.get("link"), given.get("model"),
-                   precision, int(given.get("context", "1")), int(given["rows"]) if "rows" in given else None,
-                   output)  # fmt: skip
+    return Request(
+        Path(given["log"]),
+        columns,
+        given["base"],
+        given["name"],
+        given.get("link"),
+        given.get("model"),
+        precision,
+        int(given.get("context", "1")),
+        int(given["rows"]) if "rows" in given else None,
+        output,
+    )
 
 
 def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
-    """By quantity its values in bytes, loads or ms. Lines that begin with # are left out. Raise ValueError."""
+    """By quantity its values in bytes, loads or ms. Lines that begin with # are left out. Raise
+    ValueError.
+    """
     if not path.is_file() or path.stat().st_size > LARGEST_LOG_BYTES:
         raise ValueError(f"log={path} must be a csv file of at most {LARGEST_LOG_BYTES >> 20} MiB")
     with path.open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(line for line in lines if not line.startswith("#"))
         names = reader.fieldnames or []
         if absent := [column for column in columns.values() if column not in names]:
-            raise ValueError(f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}")
+            raise ValueError(
+                f"{path.name} has no column {', '.join(absent)}; it has {', '.join(names)}"
+            )
         found: dict[str, list[float]] = {kind: [] for kind in columns}
         for number, row in enumerate(reader, start=1):
             for kind, column in columns.items():
@@ -132,7 +179,10 @@ def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
     values = {UNITS[kind][0]: UNITS[kind][1] * np.array(column) for kind, column in found.items()}
     values.setdefault("loads", np.zeros(len(values["io"])))
     if len(values["io"]) < 2 * FEWEST_ROWS:
-        raise ValueError(f"{path.name} has {len(values['io'])} rows; at least {2 * FEWEST_ROWS} tell a fit from chance")
+        raise ValueError(
+            f"{path.name} has {len(values['io'])} rows; at least {2 * FEWEST_ROWS} tell a fit from"
+            " chance"
+        )
     return values
 
 
@@ -142,16 +192,23 @@ def _number(path: Path, row: int, column: str, text: str | None) -> float:
     except ValueError:
         value = float("nan")
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{path.name} row {row}, column {column}: {text!r} must be a number from 0")
+        raise ValueError(
+            f"{path.name} row {row}, column {column}: {text!r} must be a number from 0"
+        )
     return value
 
 
 def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -> LinkFit:
-    """Least squares of relative errors on the first ``rows`` rows that moved anything. Raise ValueError if none did."""
+    """Least squares of relative errors on the first ``rows`` rows that moved anything. Raise
+    ValueError if none did.
+    """
     moving = (values["bytes"] > 0) & (values["io"] > 0)
     fitted = moving & (np.arange(len(moving)) < rows)
     if fitted.sum() < FEWEST_ROWS:
-        raise ValueError(f"of the {rows} rows to fit only {fitted.sum()} moved something in some time; give more rows")
+        raise ValueError(
+            f"of the {rows} rows to fit only {fitted.sum()} moved something in some time; give more"
+            " rows"
+        )
     loads, moved, io = (values[name][fitted] for name in ("loads", "bytes", "io"))
     mean = moved / np.maximum(loads, 1)
     told_apart = bool(loads.all() and np.ptp(mean) > SAME_SIZE * mean.mean())
@@ -165,18 +222,28 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
         per_byte = float((left / io) @ (moved / io) / ((moved / io) @ (moved / io)))
     if per_byte <= 0:
         raise ValueError(
-            f"more bytes do not take longer in this log ({per_byte:.3g} ms a byte at {overhead:.3g} ms a load): its io "
-            f"column is no time of the link; give the time in which the link was busy"
+            f"more bytes do not take longer in this log ({per_byte:.3g} ms a byte at {overhead:.3g}"
+            " ms a load): its io column is no time of the link; give the time in which the link"
+            " was busy"
         )
     fit = LinkFit(float(overhead), float(1 / per_byte), told_apart, 0.0, 0.0)
-    off = np.abs(fit.io_ms(values["loads"], values["bytes"]) / np.where(moving, values["io"], 1) - 1)
+    off = np.abs(
+        fit.io_ms(values["loads"], values["bytes"]) / np.where(moving, values["io"], 1) - 1
+    )
     held_out = moving & ~fitted
-    return replace(fit, error=float(np.median(off[fitted])),
-                   held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"))  # fmt: skip
+    return replace(
+        fit,
+        error=float(np.median(off[fitted])),
+        held_out_error=float(np.median(off[held_out])) if held_out.any() else float("nan"),
+    )
 
 
-def fit_memory(hardware: Hardware, model: Model, precision: str, context: int, compute_ms: float) -> float:
-    """The memory efficiency at which a decoded token's work takes so long; between 0.001 and 1, else ValueError."""
+def fit_memory(
+    hardware: Hardware, model: Model, precision: str, context: int, compute_ms: float
+) -> float:
+    """The memory efficiency at which a decoded token's work takes so long; between 0.001 and 1,
+    else ValueError.
+    """
     step = Step(0, 0, 1, (0,), context, True, (), (), tuple(range(model.sites)))
 
     def token_ms(efficiency: float) -> float:
@@ -188,9 +255,10 @@ def fit_memory(hardware: Hardware, model: Model, precision: str, context: int, c
     low, high = 1e-3, 1.0
     if not token_ms(high) <= compute_ms <= token_ms(low):
         raise ValueError(
-            f"a token of {model.name} at {precision} takes {token_ms(high):.3g} to {token_ms(low):.3g} ms on "
-            f"{hardware.name} whatever its memory efficiency, the log says {compute_ms:.3g}: another model, precision "
-            f"or base, or host time that the log counts as compute"
+            f"a token of {model.name} at {precision} takes {token_ms(high):.3g} to"
+            f" {token_ms(low):.3g} ms on {hardware.name} whatever its memory efficiency, the log"
+            f" says {compute_ms:.3g}: another model, precision or base, or host time that the log"
+            " counts as compute"
         )
     for _ in range(60):
         middle = (low + high) / 2
@@ -198,13 +266,20 @@ def fit_memory(hardware: Hardware, model: Model, precision: str, context: int, c
     return (low + high) / 2
 
 
-def config_text(request: Request, hardware: Hardware, fit: LinkFit, memory: float | None, rows: int) -> str:
+def config_text(
+    request: Request, hardware: Hardware, fit: LinkFit, memory: float | None, rows: int
+) -> str:
     """The machine's file."""
     digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
     link = request.link or hardware.link_names[0]
-    apart = "" if fit.told_apart else "; the base machine's: the log does not tell it from the bytes"
+    apart = (
+        "" if fit.told_apart else "; the base machine's: the log does not tell it from the bytes"
+    )
     lines = [
-        f"# {request.base}, with what {request.log.name} (sha256 {digest}) tells of it: rows 1 to {rows} are fitted.",
+        (
+            f"# {request.base}, with what {request.log.name} (sha256 {digest}) tells of it: rows 1"
+            f" to {rows} are fitted."
+        ),
         "defaults:",
         f"  - {request.base}",
         "  - _self_",
@@ -218,8 +293,13 @@ def config_text(request: Request, hardware: Hardware, fit: LinkFit, memory: floa
         f"    overhead_us: {fit.overhead_ms * 1e3:.6g}  # a load{apart}",
     ]
     if memory is not None:
-        lines += ["compute:", f"  memory_efficiency: {memory:.6g}  # from the median token of {request.model}"]
-    return "\n".join([*lines, f'source: "{request.log.name}, {date.today().isoformat()}, by sim.calibrate"', ""])
+        lines += [
+            "compute:",
+            f"  memory_efficiency: {memory:.6g}  # from the median token of {request.model}",
+        ]
+    return "\n".join(
+        [*lines, f'source: "{request.log.name}, {date.today().isoformat()}, by sim.calibrate"', ""]
+    )
 
 
 def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
@@ -235,13 +315,17 @@ def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
     hardware: Hardware = make_object(parts["hardware"])
     link = request.link or hardware.link_names[0]
     if link not in hardware.link_names:
-        raise ValueError(f"link={link} is none of {hardware.name}'s: {', '.join(hardware.link_names)}")
+        raise ValueError(
+            f"link={link} is none of {hardware.name}'s: {', '.join(hardware.link_names)}"
+        )
     overhead_ms = hardware.links[hardware.link_names.index(link)].latency_ns / NS_PER_MS
     fit = fit_link(values, rows, overhead_ms)
     memory = None
     if request.model is not None:
         median_ms = float(np.median(values["compute"][:rows]))
-        memory = fit_memory(hardware, make_object(parts["model"]), request.precision, request.context, median_ms)
+        memory = fit_memory(
+            hardware, make_object(parts["model"]), request.precision, request.context, median_ms
+        )
     return config_text(request, hardware, fit, memory, rows), fit, memory
 
 
@@ -256,8 +340,14 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, HydraException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    rate = f"{fit.bytes_per_ms * 1e3 / GB:.4g} GB/s after {fit.overhead_ms * 1e3:.4g} us a load, {fit.errors}"
-    print(f"{request.output}: {rate}" + (f"; memory efficiency {memory:.3g}" if memory is not None else ""))
+    rate = (
+        f"{fit.bytes_per_ms * 1e3 / GB:.4g} GB/s after {fit.overhead_ms * 1e3:.4g} us a load,"
+        f" {fit.errors}"
+    )
+    print(
+        f"{request.output}: {rate}"
+        + (f"; memory efficiency {memory:.3g}" if memory is not None else "")
+    )
     return 0
 
 

@@ -1,16 +1,19 @@
-"""Does a cache work as it is said to? An engine's residency log, replayed under one contract or many.
+"""Does a cache work as it is said to? An engine's residency log, replayed under one contract or
+many.
 
 ``python -m sim.check LOG budget=4000MiB [policy=NAME] [OPTION=VALUE ...]``
 
-LOG is a trace with a residency log (``python -m capture.import_trace format=bigmoe``). ``budget`` is what the engine's
-cache may hold. ``policy`` is a file of ``conf/cache``; options are the policy's own (``recency``, ``initial``,
-``scope``, ..) and the loader's ``retention`` and ``replay_unit``. What is not given is tried, as far as `TRIED` has
-values for it. The answer is which contract explains every flag; of the others, how many flags they explain, and the
-first lookup that they do not, with what the replay's cache did instead; and of the log and each replay how many
-lookups hit. Where none explains every flag, the single
-faults of the engine or of the log are told that make the best one do so (`sim.checking.fault_search`).
+LOG is a trace with a residency log (``python -m capture.import_trace format=bigmoe``). ``budget``
+is what the engine's cache may hold. ``policy`` is a file of ``conf/cache``; options are the
+policy's own (``recency``, ``initial``, ``scope``, ..) and the loader's ``retention`` and
+``replay_unit``. What is not given is tried, as far as `TRIED` has values for it. The answer is
+which contract explains every flag; of the others, how many flags they explain, and the first lookup
+that they do not, with what the replay's cache did instead; and of the log and each replay how many
+lookups hit. Where none explains every flag, the single faults of the engine or of the log are told
+that make the best one do so (`sim.checking.fault_search`).
 
-Exit status: 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument is wrong.
+Exit status: 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument is
+wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from sim.checking.cache_replay import LOADER_OPTIONS, Contract, Ints, Replay, Replayer, deviations, policy_options
+from sim.checking.cache_replay import (
+    LOADER_OPTIONS,
+    Contract,
+    Ints,
+    Replay,
+    Replayer,
+    deviations,
+    policy_options,
+)
 from sim.checking.cache_walk import CacheWalk
 from sim.checking.fault_search import FaultSearch
 from sim.checking.fault_words import layer_name, name, step_of, tell_faults, where
@@ -45,21 +56,32 @@ TRIED: Mapping[str, Sequence[str]] = {
 SERIAL = ("replay_unit", "access")
 """Tried on top of the best, where nothing explains every flag: one lookup at a time."""
 TRIED_POLICIES = ("lru", "lfu", "fifo")
-UNITS = {"": 1, "B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "KiB": 1 << 10,
+    "MB": 10**6,
+    "MiB": 1 << 20,
+    "GB": 10**9,
+    "GiB": 1 << 30,
+}
 LARGEST_BUDGET = 1 << 60
 SHOWN = 5
 """How many of the contracts that do not explain every flag are told of."""
 LOOKED_THROUGH = 64
 """Deviations among which evidence of an exchanged expert is sought."""
 ALONE = " It is the only one: with this one flag the other way round the contract explains the log."
-"""A replay goes by what is asked for, never by flags. That an earlier lookup is wrong cannot be told from that then."""
+"""A replay goes by what is asked for, never by flags. That an earlier lookup is wrong cannot be
+told from that then.
+"""
 Progress = Callable[[Sequence[Contract]], Iterable[Contract]]
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """One contract: the lookups whose flags it does not explain, in the log's order, and its replay; or why it could
-    not be replayed."""
+    """One contract: the lookups whose flags it does not explain, in the log's order, and its
+    replay; or why it could not be replayed."""
 
     contract: Contract
     wrong: Ints | None
@@ -68,22 +90,33 @@ class Verdict:
 
 
 def candidates(policies: Sequence[str], options: Mapping[str, str]) -> list[Contract]:
-    """Each policy with the given options, and every combination of those that are tried. Raise ValueError for an
-    option that none of the policies has."""
+    """Each policy with the given options, and every combination of those that are tried. Raise
+    ValueError for an option that none of the policies has."""
     found = []
     for policy in policies:
         has = {*policy_options(policy), *LOADER_OPTIONS}
-        tried = {name: (options[name],) if name in options else values
-                 for name, values in TRIED.items() if name in has}  # fmt: skip
-        tried |= {name: (value,) for name, value in options.items() if name not in tried and name in has}
+        tried = {
+            name: (options[name],) if name in options else values
+            for name, values in TRIED.items()
+            if name in has
+        }
+        tried |= {
+            name: (value,) for name, value in options.items() if name not in tried and name in has
+        }
         if set(options) <= has:
-            found += [Contract(policy, tuple(zip(tried, values, strict=True))) for values in product(*tried.values())]
+            found += [
+                Contract(policy, tuple(zip(tried, values, strict=True)))
+                for values in product(*tried.values())
+            ]
     if not found:
         known = "; ".join(
-            f"{policy}: {', '.join([*(n for n in policy_options(policy) if n != '_target_'), *LOADER_OPTIONS])}"
+            f"{policy}:"
+            f" {', '.join([*(n for n in policy_options(policy) if n != '_target_'), *LOADER_OPTIONS])}"
             for policy in policies
         )
-        raise ValueError(f"no policy has all of the options {', '.join(options)}; options by policy: {known}")
+        raise ValueError(
+            f"no policy has all of the options {', '.join(options)}; options by policy: {known}"
+        )
     return found
 
 
@@ -96,8 +129,12 @@ def check(replayer: Replayer, contract: Contract, budget_bytes: int) -> Verdict:
     return Verdict(contract, deviations(replayer.log, replay), replay)
 
 
-def search(replayer: Replayer, contracts: Sequence[Contract], budget_bytes: int, progress: Progress) -> list[Verdict]:
-    """The verdict on each, best first; lookups one at a time are tried where nothing else explains every flag."""
+def search(
+    replayer: Replayer, contracts: Sequence[Contract], budget_bytes: int, progress: Progress
+) -> list[Verdict]:
+    """The verdict on each, best first; lookups one at a time are tried where nothing else
+    explains every flag.
+    """
     found = _ranked(check(replayer, contract, budget_bytes) for contract in progress(contracts))
     best = found[0]
     if best.wrong is not None and len(best.wrong) and SERIAL[0] not in dict(best.contract.options):
@@ -107,52 +144,83 @@ def search(replayer: Replayer, contracts: Sequence[Contract], budget_bytes: int,
 
 
 def _ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    return sorted(verdicts, key=lambda verdict: (verdict.wrong is None, 0 if verdict.wrong is None else
-                                                 len(verdict.wrong)))  # fmt: skip
+    return sorted(
+        verdicts,
+        key=lambda verdict: (
+            verdict.wrong is None,
+            0 if verdict.wrong is None else len(verdict.wrong),
+        ),
+    )
 
 
 # ---- words
 
 
 def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
-    """A deviation in words: which lookup, what its flag says, what the replay found and how it came to that."""
+    """A deviation in words: which lookup, what its flag says, what the replay found and how it
+    came to that.
+    """
     log, tick, key = replayer.log, int(replayer.tick[lookup]), int(replayer.keys[lookup])
     found = bool(replay.resident[lookup])
     position = int(log.trace.position[log.row[lookup]])
-    place = (f"row {log.line[lookup]}: step {log.step[lookup]}, {layer_name(log, int(log.site[lookup]))}, expert "
-             f"{log.expert[lookup]} (slot {log.slot[lookup]}, position {position})")  # fmt: skip
+    place = (
+        f"row {log.line[lookup]}: step {log.step[lookup]},"
+        f" {layer_name(log, int(log.site[lookup]))}, expert {log.expert[lookup]} (slot"
+        f" {log.slot[lookup]}, position {position})"
+    )
     said, was = ("absent", "resident") if found else ("resident", "absent")
     past = replay.lapse(key, tick, found)
     story = [f"{place}: the log says {said}, the replay found it {was}."]
     if found:
-        since = "there from the start" if past.loaded is None else f"loaded at {where(replayer, past.loaded)}"
+        since = (
+            "there from the start"
+            if past.loaded is None
+            else f"loaded at {where(replayer, past.loaded)}"
+        )
         asked = "" if past.asked is None else f", last asked for at {where(replayer, past.asked)}"
         story.append(f"In the replay it was {since}{asked}, and not evicted since.")
     elif past.evicted is None:
         story.append("In the replay it had never been there: no lookup before asked for it.")
     else:
-        asked = "never asked for" if past.asked is None else f"last asked for at {where(replayer, past.asked)}"
-        reason = ("when its batch was over" if past.evicted_for is None
-                  else f"for {name(replayer, past.evicted_for)}")  # fmt: skip
-        story.append(f"In the replay it was {asked} and evicted at {where(replayer, past.evicted)} {reason}.")
+        asked = (
+            "never asked for"
+            if past.asked is None
+            else f"last asked for at {where(replayer, past.asked)}"
+        )
+        reason = (
+            "when its batch was over"
+            if past.evicted_for is None
+            else f"for {name(replayer, past.evicted_for)}"
+        )
+        story.append(
+            f"In the replay it was {asked} and evicted at {where(replayer, past.evicted)} {reason}."
+        )
     if not found:
         begin = step_of(replayer, 0 if past.asked is None else past.asked)
-        story.append(f"If the contract holds, the log may lack a lookup of it in this layer, from step {begin} to step "
-                     f"{log.step[lookup]}.")  # fmt: skip
+        story.append(
+            "If the contract holds, the log may lack a lookup of it in this layer, from step"
+            f" {begin} to step {log.step[lookup]}."
+        )
     if not found and (victims := replay.victims(key, tick)):
-        story.append(f"To load it the replay evicted {' and '.join(name(replayer, victim) for victim in victims)}.")
+        story.append(
+            "To load it the replay evicted"
+            f" {' and '.join(name(replayer, victim) for victim in victims)}."
+        )
     same = np.flatnonzero((replayer.tick == tick) & (replayer.keys == key))
     if len(same) > 1 and len(set(log.resident[same].tolist())) > 1:
-        story.append("The batch's other lookups of it are flagged differently: one batch finds an expert one way.")
+        story.append(
+            "The batch's other lookups of it are flagged differently: one batch finds an expert one"
+            " way."
+        )
     return " ".join(story)
 
 
 def exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> tuple[int, int] | None:
-    """Where the log may name another expert than the engine asked for, if the deviations show it: the lookup, and a
-    later deviation that is the evidence.
+    """Where the log may name another expert than the engine asked for, if the deviations show it:
+    the lookup, and a later deviation that is the evidence.
 
-    An expert is missing in the replay, and later another of its layer is there that should not be: a lookup of the
-    second, since the last one of the first, may have been for the first.
+    An expert is missing in the replay, and later another of its layer is there that should not be:
+    a lookup of the second, since the last one of the first, may have been for the first.
     """
     first = int(wrong[0])
     if replay.resident[first]:
@@ -164,7 +232,10 @@ def exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> tuple[int, int
         other = int(replayer.keys[later])
         asked = replay.lapse(other, int(replayer.tick[later]), True).asked
         if asked is not None and (-1 if before is None else before) < asked < tick:
-            return int(np.flatnonzero((replayer.tick == asked) & (replayer.keys == other))[0]), later
+            return (
+                int(np.flatnonzero((replayer.tick == asked) & (replayer.keys == other))[0]),
+                later,
+            )
     return None
 
 
@@ -175,13 +246,18 @@ def tell_exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> str:
         return ""
     lookup, later = found
     log = replayer.log
-    return (f" Row {log.line[lookup]} (step {log.step[lookup]}), where the log asks for expert {log.expert[lookup]} of "
-            f"that layer, may have asked for it: at row {log.line[later]} (step {log.step[later]}) the log says that "
-            f"expert {log.expert[later]} is absent, the replay found it resident.")  # fmt: skip
+    return (
+        f" Row {log.line[lookup]} (step {log.step[lookup]}), where the log asks for expert"
+        f" {log.expert[lookup]} of that layer, may have asked for it: at row {log.line[later]}"
+        f" (step {log.step[later]}) the log says that expert {log.expert[later]} is absent, the"
+        " replay found it resident."
+    )
 
 
 def faults(replayer: Replayer, best: Verdict, budget_bytes: int) -> list[str]:
-    """Which single faults of the engine, or of its log, make the best contract explain every flag, in words."""
+    """Which single faults of the engine, or of its log, make the best contract explain every
+    flag, in words.
+    """
     assert best.replay is not None
     try:
         walk = CacheWalk(replayer, best.contract, budget_bytes, best.replay)
@@ -194,14 +270,24 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -
     """What the contracts explain, best first, and what is wrong if the best one holds."""
     log = replayer.log
     total = len(log)
-    lines = [f"{log.trace.header.name}: {total} lookups, {int(log.resident.sum())} of them flagged resident: "
-             f"{hits_of(log, log.resident)}"]  # fmt: skip
+    lines = [
+        f"{log.trace.header.name}: {total} lookups, {int(log.resident.sum())} of them flagged"
+        f" resident: {hits_of(log, log.resident)}"
+    ]
     if log.num_prefetched:
-        lines.append(f"note: {log.num_prefetched} found what the engine had prefetched; a replay prefetches nothing")
-    whole = [verdict for verdict in verdicts if verdict.wrong is not None and not len(verdict.wrong)]
+        lines.append(
+            f"note: {log.num_prefetched} found what the engine had prefetched; a replay prefetches"
+            " nothing"
+        )
+    whole = [
+        verdict for verdict in verdicts if verdict.wrong is not None and not len(verdict.wrong)
+    ]
     for verdict in whole:
         assert verdict.replay is not None
-        lines.append(f"explains all {total} flags: {verdict.contract}: {hits_of(log, verdict.replay.resident)}")
+        lines.append(
+            f"explains all {total} flags: {verdict.contract}:"
+            f" {hits_of(log, verdict.replay.resident)}"
+        )
     if len(whole) > 1:
         lines.append("this log cannot tell these contracts apart")
     rest = [verdict for verdict in verdicts if verdict.wrong is not None and len(verdict.wrong)]
@@ -212,27 +298,43 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -
         assert verdict.replay is not None
         right = total - len(verdict.wrong)
         hits = hits_of(log, verdict.replay.resident)
-        lines.append(f"explains {right} of {total} flags ({_percent(right, total)}): {verdict.contract}: {hits}")
+        lines.append(
+            f"explains {right} of {total} flags ({_percent(right, total)}): {verdict.contract}:"
+            f" {hits}"
+        )
         story = tell(replayer, verdict.replay, int(verdict.wrong[0]))
-        lines.append(f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}"
-                     f"{ALONE if len(verdict.wrong) == 1 else ''}")  # fmt: skip
+        lines.append(
+            f"  first deviation: {story}{tell_exchanged(replayer, verdict.replay, verdict.wrong)}"
+            f"{ALONE if len(verdict.wrong) == 1 else ''}"
+        )
         if not whole and verdict is rest[0]:
             lines += [f"  {line}" for line in faults(replayer, verdict, budget_bytes)]
     if len(rest) > SHOWN:
         least = rest[-1].wrong
         assert least is not None
-        lines.append(f"{len(rest) - SHOWN} more explain fewer, down to {_percent(total - len(least), total)}")
+        lines.append(
+            f"{len(rest) - SHOWN} more explain fewer, down to {_percent(total - len(least), total)}"
+        )
     if int(log.at_odds.sum()):
         row = int(log.line[log.at_odds.argmax()])
-        lines.append(f"note: {int(log.at_odds.sum())} flags are not what was read for them, the first in row {row}")
-    lines += [f"not replayed: {verdict.contract}: {verdict.refusal}" for verdict in verdicts if verdict.wrong is None]
+        lines.append(
+            f"note: {int(log.at_odds.sum())} flags are not what was read for them, the first in row"
+            f" {row}"
+        )
+    lines += [
+        f"not replayed: {verdict.contract}: {verdict.refusal}"
+        for verdict in verdicts
+        if verdict.wrong is None
+    ]
     return lines
 
 
 def hits_of(log: ResidencyLog, resident: NDArray[np.bool_]) -> str:
     """The share of lookups that found their expert resident: of all tokens, and of decoded ones."""
     decoded = resident[log.trace.phase[log.row] == DECODE]
-    of_decoded = f", {_percent(int(decoded.sum()), len(decoded))} of decoded tokens'" if len(decoded) else ""
+    of_decoded = (
+        f", {_percent(int(decoded.sum()), len(decoded))} of decoded tokens'" if len(decoded) else ""
+    )
     return f"hits {_percent(int(resident.sum()), len(resident))}{of_decoded}"
 
 
@@ -245,20 +347,28 @@ def _percent(part: int, total: int) -> str:
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, int, list[Contract]]:
-    """Directory, budget in bytes, contracts to try. Raise ValueError for the first argument that is wrong."""
+    """Directory, budget in bytes, contracts to try. Raise ValueError for the first argument that
+    is wrong.
+    """
     if not arguments or "=" in arguments[0]:
-        raise ValueError("the first argument must be LOG, the directory of an imported trace with a residency log")
+        raise ValueError(
+            "the first argument must be LOG, the directory of an imported trace with a"
+            " residency log"
+        )
     given: dict[str, str] = {}
     for argument in arguments[1:]:
         key, equals, text = argument.partition("=")
         if not equals or not key or not text:
-            raise ValueError(f"{argument!r} is no key=value; give budget=, policy= or an option of the policy")
+            raise ValueError(
+                f"{argument!r} is no key=value; give budget=, policy= or an option of the policy"
+            )
         if key in given:
             raise ValueError(f"{key} is given twice; give it once")
         given[key] = text
     if "budget" not in given:
         raise ValueError(
-            "budget is missing: no log tells what the engine's cache may hold; give budget=4000MiB or such"
+            "budget is missing: no log tells what the engine's cache may hold; give budget=4000MiB"
+            " or such"
         )
     budget = parse_budget(given.pop("budget"))
     policy = given.pop("policy", None)
@@ -270,7 +380,9 @@ def parse_budget(text: str) -> int:
     found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})?([A-Za-z]*)", text, re.A)
     if found is None or found[3] not in UNITS:
         known = ", ".join(unit for unit in UNITS if unit)
-        raise ValueError(f"budget={text} must be a number and a unit, such as 4000MiB (units: {known})")
+        raise ValueError(
+            f"budget={text} must be a number and a unit, such as 4000MiB (units: {known})"
+        )
     whole, part, unit = found.groups()
     budget = int(whole) * UNITS[unit] + part_of(UNITS[unit], float(part or 0))
     if not 1 <= budget <= LARGEST_BUDGET:
@@ -292,8 +404,11 @@ def main(arguments: Sequence[str]) -> int:
 
     verdicts = search(replayer, contracts, budget, shown)
     if verdicts[0].wrong is None:
-        print(f"check: none of {len(verdicts)} contracts can be replayed; {verdicts[0].contract}: "
-              f"{verdicts[0].refusal}", file=sys.stderr)  # fmt: skip
+        print(
+            f"check: none of {len(verdicts)} contracts can be replayed; {verdicts[0].contract}: "
+            f"{verdicts[0].refusal}",
+            file=sys.stderr,
+        )
         return 2
     for line in report(replayer, verdicts, budget):
         print(line)

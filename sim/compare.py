@@ -1,4 +1,6 @@
-"""``python -m sim.compare A B``: which of two runs is faster, how surely, and where the difference comes from."""
+"""``python -m sim.compare A B``: which of two runs is faster, how surely, and where the
+difference comes from.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ USAGE = """usage: python -m sim.compare A B [key=value ...]
 A and B are directories of runs (python -m sim ... output_dir=DIR), or systems with overrides of their own in one
 word, such as hobbit or "lru cache=lfu"; these are simulated here with the common overrides that follow. Two runs are
 compared if they are of the same trace, model, machine, workload and budget."""
-TOKENS = {"step": pl.Int64, "sequence": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
+TOKENS = {
+    "step": pl.Int64,
+    "sequence": pl.Int64,
+    "phase": pl.String,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
 NEEDED = ("budget", "contracts", "trace", "labels", "peak_bytes", "stall_s", "makespan_s", "seed")
 """Of a run's summary."""
 SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
@@ -58,12 +66,16 @@ def _trials(names: tuple[str, str], common: Sequence[str]) -> tuple[Trial, Trial
     are_runs = [Path(name).is_dir() for name in names]
     if all(are_runs):
         if common:
-            raise ValueError(f"{common[0]!r} cannot change runs that have been made; leave it out, or name two systems")
+            raise ValueError(
+                f"{common[0]!r} cannot change runs that have been made; leave it out, or name two"
+                " systems"
+            )
         return read_run(Path(names[0])), read_run(Path(names[1]))
     if any(are_runs):
         run, system = names if are_runs[0] else names[::-1]
         raise ValueError(
-            f"{run} is the directory of a run, {system} is none; give two directories, or two systems to simulate"
+            f"{run} is the directory of a run, {system} is none; give two directories, or two"
+            " systems to simulate"
         )
     words = [_words(name, common) for name in names]
     # Refused before either is simulated.
@@ -77,32 +89,57 @@ def _words(name: str, common: Sequence[str]) -> list[str]:
     """The overrides of a run named ``SYSTEM [key=value ...]``."""
     system, *own = shlex.split(name) or [""]
     if not system or "=" in system:
-        raise ValueError(f"{name!r} is neither the directory of a run nor a system; try python -m sim.compare --help")
+        raise ValueError(
+            f"{name!r} is neither the directory of a run nor a system; try python -m sim.compare"
+            " --help"
+        )
     for word in (*own, *common):
         if "=" not in word:
-            raise ValueError(f"{word!r} is no key=value; a system's own overrides stand in one word with its name")
+            raise ValueError(
+                f"{word!r} is no key=value; a system's own overrides stand in one word with its"
+                " name"
+            )
     return [f"system={system}", *common, *own]
 
 
 def read_run(directory: Path) -> Trial:
-    """The run whose files are in ``directory``. Raise ValueError for what is missing or no such file."""
-    paths = {name: directory / name for name in ("summary.json", "config.yaml", "tokens.parquet", "sequences.parquet")}
+    """The run whose files are in ``directory``. Raise ValueError for what is missing or no such
+    file.
+    """
+    paths = {
+        name: directory / name
+        for name in ("summary.json", "config.yaml", "tokens.parquet", "sequences.parquet")
+    }
     for path in paths.values():
         if not path.is_file():
-            raise ValueError(f"{directory} has no {path.name}; a run is compared by all its files: set outputs=all")
+            raise ValueError(
+                f"{directory} has no {path.name}; a run is compared by all its files: set"
+                " outputs=all"
+            )
     try:
         summary = json.loads(paths["summary.json"].read_text(encoding="utf-8"))
         config = OmegaConf.to_container(OmegaConf.load(paths["config.yaml"]))
     except (ValueError, YAMLError) as error:
         raise ValueError(f"{directory}: a file of this run cannot be read: {error}") from None
-    if not isinstance(summary, dict) or summary.get("schema") != SCHEMA or not isinstance(config, dict):
-        raise ValueError(f"{directory}/summary.json is not of schema {SCHEMA}, which this version writes; run it again")
+    if (
+        not isinstance(summary, dict)
+        or summary.get("schema") != SCHEMA
+        or not isinstance(config, dict)
+    ):
+        raise ValueError(
+            f"{directory}/summary.json is not of schema {SCHEMA}, which this version writes; run it"
+            " again"
+        )
     if lacks := [key for key in NEEDED if key not in summary]:
         raise ValueError(f"{directory}/summary.json lacks {', '.join(lacks)}; run it again")
     if "allowed_bytes" not in summary["budget"] or "workload" not in config:
         raise ValueError(f"{directory} was written by an older version; run it again")
-    return Trial(summary, {str(key): value for key, value in config.items()},
-                 _table(paths["tokens.parquet"], TOKENS), _table(paths["sequences.parquet"], SEQUENCES))  # fmt: skip
+    return Trial(
+        summary,
+        {str(key): value for key, value in config.items()},
+        _table(paths["tokens.parquet"], TOKENS),
+        _table(paths["sequences.parquet"], SEQUENCES),
+    )
 
 
 def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
@@ -112,7 +149,9 @@ def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame
         raise ValueError(f"{path} is no parquet file: {error}") from None
     for name, kind in columns.items():
         if table.schema.get(name) != kind:
-            raise ValueError(f"{path}: column {name} is {table.schema.get(name)}, expected {kind}; run it again")
+            raise ValueError(
+                f"{path}: column {name} is {table.schema.get(name)}, expected {kind}; run it again"
+            )
     return table
 
 
@@ -139,7 +178,11 @@ def table_of(found: Comparison) -> Table:
 
 
 def _seconds(ours: int, theirs: int) -> tuple[str, str, str]:
-    return f"{ours / NS_PER_S:.3f}", f"{theirs / NS_PER_S:.3f}", f"{(ours - theirs) / NS_PER_S:+.3f}"
+    return (
+        f"{ours / NS_PER_S:.3f}",
+        f"{theirs / NS_PER_S:.3f}",
+        f"{(ours - theirs) / NS_PER_S:+.3f}",
+    )
 
 
 def answer(found: Comparison) -> str:
@@ -154,7 +197,9 @@ def answer(found: Comparison) -> str:
         who = f"Cannot tell whether A ({a}) or B ({b}) is faster{few}"
     else:
         who = f"A ({a}) is {verdict.verdict} than B ({b})"
-    differences = {part: ours - theirs for part, (ours, theirs) in found.parts.items() if ours != theirs}
+    differences = {
+        part: ours - theirs for part, (ours, theirs) in found.parts.items() if ours != theirs
+    }
     why = ""
     if differences:
         total = found.makespans_ns[0] - found.makespans_ns[1]
@@ -162,17 +207,23 @@ def answer(found: Comparison) -> str:
         main = max(differences, key=lambda part: sign * differences[part])
         name = "computing" if main == COMPUTE else f"waiting for {main.replace('_', ' ')}"
         why = (
-            f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name} {differences[main] / NS_PER_S:+.3f} s."
+            f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name}"
+            f" {differences[main] / NS_PER_S:+.3f} s."
         )
     over = f"paired 95 % over {verdict.sequences} sequences of this trace"
-    return f"{who}. B's time over A's, {over}: {'; '.join(told)}.{why}{_room(found)}{_quality(found)}"
+    return (
+        f"{who}. B's time over A's, {over}: {'; '.join(told)}.{why}{_room(found)}{_quality(found)}"
+    )
 
 
 def _room(found: Comparison) -> str:
     """Staging slots come on top of the budget: who has more of them has more memory."""
     if found.staging_bytes[0] == found.staging_bytes[1]:
         return ""
-    ours, theirs = (f"up to {held / GB:.3f} GB in staging slots" if held else "none" for held in found.staging_bytes)
+    ours, theirs = (
+        f"up to {held / GB:.3f} GB in staging slots" if held else "none"
+        for held in found.staging_bytes
+    )
     return f" Beside their equal budgets A held {ours}, B {theirs}."
 
 

@@ -1,4 +1,6 @@
-"""``python -m sim.demo``: five systems at three memory budgets on the bundled trace: a table, a figure, a timeline."""
+"""``python -m sim.demo``: five systems at three memory budgets on the bundled trace: a table, a
+figure, a timeline.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ def main() -> None:
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
     for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
-        # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is imagined with 48 GiB at
-        # every budget alike.
+        # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is
+        # imagined with 48 GiB at every budget alike.
         words = (f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
         cfg, name = configure(*words)
         run = build(cfg, name, trace, changed=changes(words))
@@ -73,12 +75,20 @@ def main() -> None:
         encoding="utf-8",
     )
     _draw(args.output_dir / "comparison.png", cells)
-    console.print(f"files: {args.output_dir}/comparison.png, table.json, timeline.json (open it in ui.perfetto.dev)")
+    console.print(
+        f"files: {args.output_dir}/comparison.png, table.json, timeline.json (open it in"
+        " ui.perfetto.dev)"
+    )
 
 
 def _write_timeline(path: Path, result: Result, wait: str) -> None:
-    run = {name: result.summary[name] for name in ("system", "model", "hardware", "trace", "budget", "labels")}
-    path.write_text(json.dumps(trace_events(result.frames, wait, 256, run)) + "\n", encoding="utf-8")
+    run = {
+        name: result.summary[name]
+        for name in ("system", "model", "hardware", "trace", "budget", "labels")
+    }
+    path.write_text(
+        json.dumps(trace_events(result.frames, wait, 256, run)) + "\n", encoding="utf-8"
+    )
 
 
 def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) -> Paired:
@@ -92,9 +102,16 @@ def _paired(ours: Cell, theirs: Cell) -> Paired:
 
 def _table(cells: dict[tuple[str, float], Cell]) -> Table:
     some = cells[BASELINE, SHARES[0]].summary
-    title = f"decode tokens/s [95 % interval], x against {BASELINE}; {some['hardware']}, {some['model']}"
-    caption = "; ".join([*told(_labels(cells)), "~: the paired 95 % interval of the ratio contains 1", OVER])
-    table = Table("system", *(f"{share:.0%} resident" for share in SHARES), title=title, caption=caption)
+    title = (
+        f"decode tokens/s [95 % interval], x against {BASELINE}; {some['hardware']},"
+        f" {some['model']}"
+    )
+    caption = "; ".join(
+        [*told(_labels(cells)), "~: the paired 95 % interval of the ratio contains 1", OVER]
+    )
+    table = Table(
+        "system", *(f"{share:.0%} resident" for share in SHARES), title=title, caption=caption
+    )
     for system in SYSTEMS:
         row = []
         for share in SHARES:
@@ -102,7 +119,10 @@ def _table(cells: dict[tuple[str, float], Cell]) -> Table:
             low, high = summary["ci95"]["decode_tokens_per_s"]
             found = _speedup(cells, system, share)
             mark = "~" if not found.is_decided and system != BASELINE else ""
-            row.append(f"{summary['decode_tokens_per_s']:.2f}  {found.speedup:.2f}x{mark}\n[{low:.2f}, {high:.2f}]")
+            row.append(
+                f"{summary['decode_tokens_per_s']:.2f}  {found.speedup:.2f}x{mark}\n[{low:.2f},"
+                f" {high:.2f}]"
+            )
         table.add_row(system, *row)
     return table
 
@@ -120,15 +140,21 @@ def _answer(cells: dict[tuple[str, float], Cell]) -> str:
     labels = {system: labels_in(cells[system, share].summary) for system in SYSTEMS}
     lossless = [s for s in SYSTEMS if labels[s].lossy is None and labels[s].is_system]
     best = max(lossless, key=lambda s: cells[s, share].summary["decode_tokens_per_s"])
-    rest = [s for s in lossless if s != best and not _paired(cells[best, share], cells[s, share]).is_decided]
+    rest = [
+        s
+        for s in lossless
+        if s != best and not _paired(cells[best, share], cells[s, share]).is_decided
+    ]
     also = f" (not told apart from {', '.join(rest)})" if rest else ""
     rate = cells[best, share].summary["decode_tokens_per_s"]
     assert found.interval is not None, "the bundled trace has more than one sequence to evaluate on"
     low, high = found.interval
-    return (f"At {share:.0%} resident the fastest lossless system is {best}{also}, with {rate:.2f} tokens/s; {LOSSY} "
-            f"is {found.speedup:.2f}x {BASELINE} (paired 95 % over {found.sequences} sequences: {low:.2f} to "
-            f"{high:.2f}) serving {quality['low_share']:.0%} of needs at low precision and skipping "
-            f"{quality['skip_share']:.1%}.")  # fmt: skip
+    return (
+        f"At {share:.0%} resident the fastest lossless system is {best}{also}, with {rate:.2f}"
+        f" tokens/s; {LOSSY} is {found.speedup:.2f}x {BASELINE} (paired 95 % over {found.sequences}"
+        f" sequences: {low:.2f} to {high:.2f}) serving {quality['low_share']:.0%} of needs at low"
+        f" precision and skipping {quality['skip_share']:.1%}."
+    )
 
 
 def _draw(path: Path, cells: dict[tuple[str, float], Cell]) -> None:
@@ -140,11 +166,23 @@ def _draw(path: Path, cells: dict[tuple[str, float], Cell]) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     for system in SYSTEMS:
         rate = np.array([cells[system, share].summary["decode_tokens_per_s"] for share in SHARES])
-        interval = np.array([cells[system, share].summary["ci95"]["decode_tokens_per_s"] for share in SHARES]).T
-        left.errorbar([100 * s for s in SHARES], rate, yerr=np.abs(interval - rate), marker="o", capsize=3,
-                      label=system, linestyle="--" if system == "oracle" else "-")  # fmt: skip
+        interval = np.array(
+            [cells[system, share].summary["ci95"]["decode_tokens_per_s"] for share in SHARES]
+        ).T
+        left.errorbar(
+            [100 * s for s in SHARES],
+            rate,
+            yerr=np.abs(interval - rate),
+            marker="o",
+            capsize=3,
+            label=system,
+            linestyle="--" if system == "oracle" else "-",
+        )
     left.set(
-        xlabel="expert bytes resident (%)", ylabel="decode (tokens/s)", xticks=[100 * s for s in SHARES], ylim=(0, None)
+        xlabel="expert bytes resident (%)",
+        ylabel="decode (tokens/s)",
+        xticks=[100 * s for s in SHARES],
+        ylim=(0, None),
     )
     left.legend(frameon=False, fontsize=8)
     _draw_stalls(right, cells)
@@ -160,7 +198,11 @@ def _draw_stalls(axis: Any, cells: dict[tuple[str, float], Cell]) -> None:
     summaries = {system: cells[system, share].summary for system in SYSTEMS}
     parts = [
         "compute",
-        *(p for p in summaries[BASELINE]["stall_s"] if any(s["stall_s"][p] for s in summaries.values())),
+        *(
+            p
+            for p in summaries[BASELINE]["stall_s"]
+            if any(s["stall_s"][p] for s in summaries.values())
+        ),
     ]
     base = np.zeros(len(SYSTEMS))
     # Greys and earth tones: the systems' colours mean something else in the other panel.
@@ -168,7 +210,10 @@ def _draw_stalls(axis: Any, cells: dict[tuple[str, float], Cell]) -> None:
     shades = dict(zip(parts, tones, strict=False))
     for part in parts:
         seconds = np.array(
-            [s["compute_busy_s"] if part == "compute" else s["stall_s"][part] for s in summaries.values()]
+            [
+                s["compute_busy_s"] if part == "compute" else s["stall_s"][part]
+                for s in summaries.values()
+            ]
         )
         axis.barh(SYSTEMS, seconds, left=base, label=part.replace("_", " "), color=shades[part])
         base += seconds

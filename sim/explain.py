@@ -2,10 +2,11 @@
 
 ``python -m sim.explain RUN layer=3 expert=5 step=40``
 
-RUN is the output directory of ``python -m sim``. ``layer`` is the layer's number in the model, dense ones counted, as
-the trace's header has it; ``site=`` gives the number among the MoE layers instead. ``step`` is that of ``lookups`` and
-``tokens``. The answer: the outcome; when the expert was last there, and when, for whom and why it went; whether it was
-prefetched and what became of that, or why it was not, as far as the log and the trace tell.
+RUN is the output directory of ``python -m sim``. ``layer`` is the layer's number in the model,
+dense ones counted, as the trace's header has it; ``site=`` gives the number among the MoE layers
+instead. ``step`` is that of ``lookups`` and ``tokens``. The answer: the outcome; when the expert
+was last there, and when, for whom and why it went; whether it was prefetched and what became of
+that, or why it was not, as far as the log and the trace tell.
 
 Exit status: 0, or 2 with one message where the run, or the lookup, is not there.
 """
@@ -62,18 +63,29 @@ class Explained:
     def site_of(self, layer: int) -> int:
         """The site of a layer. Raise ValueError if it has none, or no trace tells."""
         if self.layers is None:
-            raise ValueError(f"layer={layer}: the trace at {self.run.choice('trace', 'path')} cannot be read, which "
-                             f"tells layers from sites; give site= instead (0 to {self.run.sites - 1})")  # fmt: skip
+            raise ValueError(
+                f"layer={layer}: the trace at {self.run.choice('trace', 'path')} cannot be read,"
+                f" which tells layers from sites; give site= instead (0 to {self.run.sites - 1})"
+            )
         if layer not in self.layers:
-            raise ValueError(f"layer={layer} has no experts; layers with experts: {', '.join(map(str, self.layers))}")
+            raise ValueError(
+                f"layer={layer} has no experts; layers with experts:"
+                f" {', '.join(map(str, self.layers))}"
+            )
         return self.layers.index(layer)
 
     def explain(self, asked: Question) -> list[str]:
-        """A few sentences each. Raise ValueError where the step, the site or the expert is not there."""
+        """A few sentences each. Raise ValueError where the step, the site or the expert is not
+        there.
+        """
         row = self._lookup(asked)
         run, names = self.run, Names(self.run, self.layers)
         key = int(row["key"]) if row["key"] >= 0 else asked.site * run.units + asked.expert
-        foreseen = None if self.trace is None else forecasts(run, self.trace, asked.step, asked.site, asked.expert)
+        foreseen = (
+            None
+            if self.trace is None
+            else forecasts(run, self.trace, asked.step, asked.site, asked.expert)
+        )
         return [
             self._outcome(asked, row, names),
             *residency_story(run, names, key, row),
@@ -83,22 +95,29 @@ class Explained:
     def _outcome(self, asked: Question, row: dict[str, Any], names: Names) -> str:
         run = self.run
         tokens = run.tokens.filter(pl.col("step") == asked.step)
-        of = [f"sequence {s} position {p}" for s, p in tokens.select("sequence", "position").iter_rows()]
+        of = [
+            f"sequence {s} position {p}"
+            for s, p in tokens.select("sequence", "position").iter_rows()
+        ]
         whose = f"{', '.join(of[:3])}{' ..' if len(of) > 3 else ''}"
         wanted, served = row["wanted"] or "a skip", row["served"] or "nothing"
         at = f"at {ms(row['gate_ns'])}, tick {row['tick']}"
         waited = row["ready_ns"] - row["gate_ns"]
         parts = [
-            f"Step {asked.step} ({row['phase']}; {whose}), {names.site(asked.site)}, expert {asked.expert}: "
-            f"{row['outcome'].upper()} {at}, for {row['tokens']} token{'s' if row['tokens'] > 1 else ''}; "
-            f"{wanted} was wanted, {served} served."
+            f"Step {asked.step} ({row['phase']}; {whose}), {names.site(asked.site)}, expert"
+            f" {asked.expert}: {row['outcome'].upper()} {at}, for {row['tokens']}"
+            f" token{'s' if row['tokens'] > 1 else ''}; {wanted} was wanted, {served} served."
         ]
         if row["outcome"] != "skip" and row["key"] % run.units != asked.expert:
-            parts.append(f"{run.mechanism('precision')} sent it to expert {row['key'] % run.units}.")
+            parts.append(
+                f"{run.mechanism('precision')} sent it to expert {row['key'] % run.units}."
+            )
         if row["outcome"] in ("late", "promoted", "miss"):
             parts.append(f"It was there {ms(waited)} later.")
         elif row["outcome"] == "cpu":
-            parts.append(f"The CPU computed it ({run.mechanism('placement')}), done {ms(waited)} later.")
+            parts.append(
+                f"The CPU computed it ({run.mechanism('placement')}), done {ms(waited)} later."
+            )
         elif row["outcome"] == "skip":
             by = run.mechanism("precision") if row["wanted"] is None else run.mechanism("placement")
             parts.append(f"{by} left it out: it was not computed.")
@@ -107,22 +126,34 @@ class Explained:
     def _lookup(self, asked: Question) -> dict[str, Any]:
         """The row of ``lookups``. Raise ValueError, with what there is, where there is none."""
         run, lookups = self.run, self.run.lookups
-        for name, value, count in (("site", asked.site, run.sites), ("expert", asked.expert, run.experts)):
+        for name, value, count in (
+            ("site", asked.site, run.sites),
+            ("expert", asked.expert, run.experts),
+        ):
             if not 0 <= value < count:
-                raise ValueError(f"{name}={value} is not one of this run's {count}; give {name}=0 to {count - 1}")
+                raise ValueError(
+                    f"{name}={value} is not one of this run's {count}; give {name}=0 to {count - 1}"
+                )
         of_step = lookups.filter(pl.col("step") == asked.step)
         if not len(of_step):
             steps = lookups["step"].to_list()
-            raise ValueError(f"step={asked.step} is none of this run's; it has steps {min(steps)} to {max(steps)}")
+            raise ValueError(
+                f"step={asked.step} is none of this run's; it has steps {min(steps)} to"
+                f" {max(steps)}"
+            )
         of_gate = of_step.filter(pl.col("site") == asked.site)
         if not len(of_gate):
             sites = ", ".join(map(str, of_step["site"].unique().sort().to_list()))
-            raise ValueError(f"step={asked.step} has no gate at site {asked.site}; it visits sites {sites}")
+            raise ValueError(
+                f"step={asked.step} has no gate at site {asked.site}; it visits sites {sites}"
+            )
         found = of_gate.filter(pl.col("expert") == asked.expert)
         if not len(found):
             experts = ", ".join(map(str, of_gate["expert"].to_list()))
-            raise ValueError(f"expert={asked.expert} was not asked for in step={asked.step} at site {asked.site}; "
-                             f"its needs were experts {experts}")  # fmt: skip
+            raise ValueError(
+                f"expert={asked.expert} was not asked for in step={asked.step} at site"
+                f" {asked.site}; its needs were experts {experts}"
+            )
         return found.row(0, named=True)
 
 

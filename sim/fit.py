@@ -1,13 +1,15 @@
 """What a part of a system has to know beforehand, from the trace's ``fit`` sequences alone.
 
-``python -m sim.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR]``: a predictor's statistics, as
-``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: outputs/predictors). ``python -m sim`` takes them by
-``predictor.artefact=DIR/NAME.json``. Networks are trained by ``python -m capture.fit``.
+``python -m sim.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR]``: a predictor's
+statistics, as ``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: outputs/predictors). ``python -m
+sim`` takes them by ``predictor.artefact=DIR/NAME.json``. Networks are trained by ``python -m
+capture.fit``.
 
-``python -m sim.fit cache=weighted_score [step=0.1] [trace.max_sequences=8] [system=hobbit] ...``: a cache's weights. A
-grid over them (they sum to 1), each point a run of the fit sequences with no predictor; what counts is the miss penalty
-of decoded needs. Prints the best weights as an override for ``python -m sim``, and how flat the optimum is; nothing is
-written. Any other word is an override of the run, as there.
+``python -m sim.fit cache=weighted_score [step=0.1] [trace.max_sequences=8] [system=hobbit] ...``: a
+cache's weights. A grid over them (they sum to 1), each point a run of the fit sequences with no
+predictor; what counts is the miss penalty of decoded needs. Prints the best weights as an override
+for ``python -m sim``, and how flat the optimum is; nothing is written. Any other word is an
+override of the run, as there.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from rich.progress import Progress
 
 from sim.engine.engine import simulate
 from sim.fitting.artefact import write_artefact
-from sim.fitting.cache_weights import Fit, Weights, fit_weights, miss_penalty, override, simplex, table
+from sim.fitting.cache_weights import (
+    Fit,
+    Weights,
+    fit_weights,
+    miss_penalty,
+    override,
+    simplex,
+    table,
+)
 from sim.fitting.fits import artefact_name, fit_predictor
 from sim.policies.learned import LearnedPerSite
 from sim.policies.scores import WeightedScore
@@ -50,7 +60,9 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
         if key == "step" and equals:
             step = _number(text)
         elif key.split(".")[0] == "predictor" or key in ("trace.split", "outputs", "output_dir"):
-            raise ValueError(f"{word}: a calibration runs the fit sequences without a predictor; leave it out")
+            raise ValueError(
+                f"{word}: a calibration runs the fit sequences without a predictor; leave it out"
+            )
         else:
             overrides.append(word)
     points = list(simplex(step))
@@ -62,10 +74,16 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
         raise ValueError(str(error).splitlines()[0]) from error
     cache = run.controller.cache
     if not isinstance(cache, WeightedScore):
-        raise ValueError(f"{type(cache).__name__} has no weights to calibrate; choose cache=weighted_score")
+        raise ValueError(
+            f"{type(cache).__name__} has no weights to calibrate; choose cache=weighted_score"
+        )
     if run.workload.is_timed:
         raise ValueError(f"a calibration wants the same steps at every point; {NO_ARRIVALS}")
-    task = progress.add_task("calibrating: points of the grid", total=len(points)) if progress else None
+    task = (
+        progress.add_task("calibrating: points of the grid", total=len(points))
+        if progress
+        else None
+    )
 
     def penalty(weights: Weights) -> float:
         fresh = WeightedScore(weights, cache.scope, cache.shares, cache.initial, cache.quotas)
@@ -81,13 +99,21 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
 
 
 def _parts_of(run: Run) -> dict[str, Any]:
-    """The run's own, again: a RAM tier's cache begins anew with its pools, the others remember nothing."""
+    """The run's own, again: a RAM tier's cache begins anew with its pools, the others remember
+    nothing.
+    """
     used = run.controller
     ram_cache = used.ram.cache if used.ram is not None else None
     return {
-        "hardware": run.hardware, "model": run.model, "predictor": used.predictor, "precision": used.selector,
-        "placement": used.placement, "payload": used.payload, "loader": used.loader, "ram_cache": ram_cache,
-    }  # fmt: skip
+        "hardware": run.hardware,
+        "model": run.model,
+        "predictor": used.predictor,
+        "precision": used.selector,
+        "placement": used.placement,
+        "payload": used.payload,
+        "loader": used.loader,
+        "ram_cache": ram_cache,
+    }
 
 
 def _number(text: str) -> float:
@@ -101,7 +127,9 @@ def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
     """Fit a predictor and write its files; what to tell of it."""
     request = request_of(arguments)
     if isinstance(request.predictor, LearnedPerSite):
-        raise ValueError("a learned predictor is trained by python -m capture.fit, which needs torch")
+        raise ValueError(
+            "a learned predictor is trained by python -m capture.fit, which needs torch"
+        )
 
     def track(sites: Iterable[int]) -> Iterable[int]:
         return progress.track(list(sites), description=f"fitting {request.predictor.kind}: sites")
@@ -109,16 +137,21 @@ def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
     artefact = fit_predictor(request.predictor, request.trace, request.sequences, track)
     place = write_artefact(request.output_dir, artefact_name(request.predictor), artefact)
     size = sum(path.stat().st_size for path in (place, place.with_suffix(".npz")))
-    return [f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of {artefact.trace['name']}, "
-            f"{size} bytes"]  # fmt: skip
+    return [
+        f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of"
+        f" {artefact.trace['name']}, {size} bytes"
+    ]
 
 
 def fit_cache(words: Sequence[str], progress: Progress) -> list[str]:
     """Fit a cache's weights; what to tell of them, the override last."""
     run, fit = calibrate(words, progress)
     return [
-        f"{len(run.workload.sequences)} fit sequences of {run.workload.trace.header.name}, {len(fit.points)} points; "
-        f"{fit.near_best()} cost at most 1 % more than the best, the worst costs {fit.penalties[-1]:.4f}",
+        (
+            f"{len(run.workload.sequences)} fit sequences of {run.workload.trace.header.name},"
+            f" {len(fit.points)} points; {fit.near_best()} cost at most 1 % more than the best, the"
+            f" worst costs {fit.penalties[-1]:.4f}"
+        ),
         *(f"  {cost:.4f}  {text}" for text, cost in table(fit, ROWS)),
         *told([("", labels_of(run, None))]),
         override(fit.best),
@@ -131,7 +164,9 @@ def main(arguments: Sequence[str]) -> int:
     is_cache = any(argument.split("=")[0].split(".")[0] == "cache" for argument in arguments)
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            lines = fit_cache(arguments, progress) if is_cache else fit_statistics(arguments, progress)
+            lines = (
+                fit_cache(arguments, progress) if is_cache else fit_statistics(arguments, progress)
+            )
     except (ValueError, OSError) as error:
         print(f"fit: {error}", file=sys.stderr)
         return 2

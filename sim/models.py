@@ -1,6 +1,8 @@
-"""``python -m sim.models from=config.json [name=NAME] [output=FILE]``: a model's sizes from its configuration alone.
+"""``python -m sim.models from=config.json [name=NAME] [output=FILE]``: a model's sizes from its
+configuration alone.
 
-Prints what it comes to, and the file that ``model=NAME`` reads; ``output=conf/model/NAME.yaml`` writes it there.
+Prints what it comes to, and the file that ``model=NAME`` reads; ``output=conf/model/NAME.yaml``
+writes it there.
 """
 
 from __future__ import annotations
@@ -22,13 +24,20 @@ WORDS = ("from", "name", "output")
 
 
 def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
-    """The configuration's path, the model's name and where to write it. Raise ValueError for the first wrong word."""
+    """The configuration's path, the model's name and where to write it. Raise ValueError for the
+    first wrong word.
+    """
     given = words_of(arguments, WORDS, "is none of from=config.json, name=NAME, output=FILE")
     if "from" not in given:
-        raise ValueError("missing from=config.json (of a transformers model); python -m sim list models has the others")
+        raise ValueError(
+            "missing from=config.json (of a transformers model); python -m sim list models has the"
+            " others"
+        )
     path = Path(given["from"])
     path = path / "config.json" if path.is_dir() else path
-    name = given.get("name") or _slug(path.resolve().parent.name if path.stem == "config" else path.stem)
+    name = given.get("name") or _slug(
+        path.resolve().parent.name if path.stem == "config" else path.stem
+    )
     if not re.fullmatch(r"[a-z0-9_]+", name):
         raise ValueError(f"name={name!r} must be lower-case letters, digits and _")
     output = Path(given["output"]) if "output" in given else None
@@ -45,8 +54,12 @@ def _slug(text: str) -> str:
 
 def sizes(model: Model) -> Table:
     """What a model comes to, in the units of its papers."""
-    table = Table("of the model", "parameters", *(f"at {name}" for name in ("fp16", "int8", "int4")),
-                  title=f"{model.name}: {model.sites} sites x {model.experts} experts, top-{model.top_k}")  # fmt: skip
+    table = Table(
+        "of the model",
+        "parameters",
+        *(f"at {name}" for name in ("fp16", "int8", "int4")),
+        title=f"{model.name}: {model.sites} sites x {model.experts} experts, top-{model.top_k}",
+    )
     bits = [PRECISIONS[name].gate for name in ("fp16", "int8", "int4")]
     rows = {
         "one expert": model.expert_params,
@@ -62,14 +75,18 @@ def sizes(model: Model) -> Table:
 
 
 def _size(size_bytes: float) -> str:
-    return f"{size_bytes / GIB:.4g} GiB" if size_bytes >= GIB else f"{size_bytes / (1 << 20):.4g} MiB"
+    return (
+        f"{size_bytes / GIB:.4g} GiB" if size_bytes >= GIB else f"{size_bytes / (1 << 20):.4g} MiB"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
         path, name, output = request_of(arguments)
-        model = model_from_config(read_config(path), name, f"its transformers config.json ({path.name})")
+        model = model_from_config(
+            read_config(path), name, f"its transformers config.json ({path.name})"
+        )
         text = config_text(model, path)
         Console().print(sizes(model))
         if output is None:

@@ -1,11 +1,12 @@
-"""``python -m sim.pareto PATH... [measure=divergence] [output_dir=DIR]``: speed and quality on one front.
+"""``python -m sim.pareto PATH... [measure=divergence] [output_dir=DIR]``: speed and quality on one
+front.
 
-A PATH is what ``python -m real.quality`` wrote (quality with its simulated speed), or a run of ``python -m sim`` or a
-study (speed alone), in any mixture. A run is joined to the quality of the same system, trace, model, machine and
-budget. What serves every need as the model is stored is *lossless*: nothing is lost, by construction. A lossy run whose
-quality nobody measured is shown so, and is on no front; nor is what knows the future or does what no machine can, which
-is set apart as a bound. ``measure``: ``divergence`` (KL, nats a token) or ``increase``
-(of perplexity, as a share).
+A PATH is what ``python -m real.quality`` wrote (quality with its simulated speed), or a run of
+``python -m sim`` or a study (speed alone), in any mixture. A run is joined to the quality of the
+same system, trace, model, machine and budget. What serves every need as the model is stored is
+*lossless*: nothing is lost, by construction. A lossy run whose quality nobody measured is shown so,
+and is on no front; nor is what knows the future or does what no machine can, which is set apart as
+a bound. ``measure``: ``divergence`` (KL, nats a token) or ``increase`` (of perplexity, as a share).
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ from sim.results.labels import Labels, from_row, labels_in, told, write_on
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
 Key = tuple[str, str, str, str, float]
-"""System, trace, model, machine and resident share: what a run and a quality must have in common to be joined."""
+"""System, trace, model, machine and resident share: what a run and a quality must have in common
+to be joined.
+"""
 WIDTH = 118
 OWN = ("measure", "output_dir")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration: decoded tokens a second (more is better) and what is lost (less is better; None: not known).
+    """A configuration: decoded tokens a second (more is better) and what is lost (less is better;
+    None: not known).
 
-    Intervals are 95 %, None where there is none. ``loop`` says in which loop the quality was measured.
+    Intervals are 95 %, None where there is none. ``loop`` says in which loop the quality was
+    measured.
     """
 
     key: Key
@@ -57,22 +62,34 @@ class Point:
 
 
 def quality_class(summary: Mapping[str, Any]) -> str:
-    """Whether a run served every need as the model is stored: at its highest precision, by the chosen expert."""
+    """Whether a run served every need as the model is stored: at its highest precision, by the
+    chosen expert.
+    """
     return LOSSY if labels_in(summary).lossy else LOSSLESS
 
 
-def join(summaries: Iterable[Mapping[str, Any]], qualities: Iterable[Mapping[str, Any]],
-         measure: str = "divergence") -> list[Point]:  # fmt: skip
+def join(
+    summaries: Iterable[Mapping[str, Any]],
+    qualities: Iterable[Mapping[str, Any]],
+    measure: str = "divergence",
+) -> list[Point]:
     """Points of runs with the quality of the same configuration, where there is one.
 
-    ``qualities`` are rows of quality.json; of one configuration the closed loop's counts. Those without a run of their
-    own bring the speed that was simulated with them. Raise ValueError for an unknown measure.
+    ``qualities`` are rows of quality.json; of one configuration the closed loop's counts. Those
+    without a run of their own bring the speed that was simulated with them. Raise ValueError for an
+    unknown measure.
     """
     if measure not in MEASURES:
         raise ValueError(f"unknown measure={measure}; known: {', '.join(MEASURES)}")
     by_key: dict[Key, Mapping[str, Any]] = {}
     for quality in qualities:
-        key = (quality["system"], quality["trace"], quality["model"], quality["hardware"], quality["resident_share"])
+        key = (
+            quality["system"],
+            quality["trace"],
+            quality["model"],
+            quality["hardware"],
+            quality["resident_share"],
+        )
         if key not in by_key or quality["loop"] == "closed":
             by_key[key] = quality
     points: list[Point] = []
@@ -86,28 +103,55 @@ def join(summaries: Iterable[Mapping[str, Any]], qualities: Iterable[Mapping[str
         if row is not None:
             points.append(_point(key, speed, speed_interval, row, measure))
         elif quality_class(summary) == LOSSLESS:
-            points.append(Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, labels_in(summary)))
+            points.append(
+                Point(key, speed, speed_interval, 0.0, (0.0, 0.0), LOSSLESS, labels_in(summary))
+            )
         else:
-            points.append(Point(key, speed, speed_interval, None, None, UNMEASURED, labels_in(summary)))
+            points.append(
+                Point(key, speed, speed_interval, None, None, UNMEASURED, labels_in(summary))
+            )
     for key, row in by_key.items():
         if key not in joined:
-            speed, speed_interval = row["decode_tokens_per_s"], _interval(row, "decode_tokens_per_s")
+            speed, speed_interval = (
+                row["decode_tokens_per_s"],
+                _interval(row, "decode_tokens_per_s"),
+            )
             points.append(_point(key, speed, speed_interval, row, measure))
     return points
 
 
 def _key_of(summary: Mapping[str, Any]) -> Key:
-    return (summary["system"], summary["trace"]["name"], summary["model"], summary["hardware"],
-            summary["budget"]["resident_share"])  # fmt: skip
+    return (
+        summary["system"],
+        summary["trace"]["name"],
+        summary["model"],
+        summary["hardware"],
+        summary["budget"]["resident_share"],
+    )
 
 
-def _point(key: Key, speed: float, speed_interval: tuple[float, float] | None, row: Mapping[str, Any],
-           measure: str) -> Point:  # fmt: skip
+def _point(
+    key: Key,
+    speed: float,
+    speed_interval: tuple[float, float] | None,
+    row: Mapping[str, Any],
+    measure: str,
+) -> Point:
     kind = LOSSLESS if row["divergence"] == 0 else LOSSY
     if "labels" not in row:
-        raise ValueError(f"the quality of {row['system']} has no labels: an older version wrote it; measure it again")
+        raise ValueError(
+            f"the quality of {row['system']} has no labels: an older version wrote it; measure it"
+            " again"
+        )
     return Point(
-        key, speed, speed_interval, row[measure], _interval(row, measure), kind, from_row(row["labels"]), row["loop"]
+        key,
+        speed,
+        speed_interval,
+        row[measure],
+        _interval(row, measure),
+        kind,
+        from_row(row["labels"]),
+        row["loop"],
     )
 
 
@@ -117,7 +161,9 @@ def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
 
 
 def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Summaries of runs, and rows of qualities, in these files and folders. Raise ValueError where there is neither."""
+    """Summaries of runs, and rows of qualities, in these files and folders. Raise ValueError
+    where there is neither.
+    """
     summaries: list[dict[str, Any]] = []
     qualities: list[dict[str, Any]] = []
     for path in paths:
@@ -134,8 +180,8 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
                 summaries += [json.loads(text) for text in table["summary"].drop_nulls()]
         else:
             raise ValueError(
-                f"{path} has no quality.json, summary.json or cells/*.parquet; name a run, a study or what python -m "
-                f"real.quality wrote"
+                f"{path} has no quality.json, summary.json or cells/*.parquet; name a run, a study"
+                " or what python -m real.quality wrote"
             )
     return summaries, qualities
 
@@ -148,12 +194,20 @@ def _json(path: Path) -> Any:
 
 
 def mark(points: Sequence[Point]) -> list[bool]:
-    """Which points are on the front of those that are compared: same trace, model and machine, and only systems."""
+    """Which points are on the front of those that are compared: same trace, model and machine,
+    and only systems.
+    """
     marks = [False] * len(points)
     for group in {point.key[1:4] for point in points}:
-        places = [place for place, point in enumerate(points) if point.key[1:4] == group and point.labels.is_system]
+        places = [
+            place
+            for place, point in enumerate(points)
+            if point.key[1:4] == group and point.labels.is_system
+        ]
         speed = np.array([points[place].speed for place in places])
-        loss = np.array([np.nan if (lost := points[place].loss) is None else lost for place in places])
+        loss = np.array(
+            [np.nan if (lost := points[place].loss) is None else lost for place in places]
+        )
         for place, is_on in zip(places, front(speed, loss).tolist(), strict=True):
             marks[place] = is_on
     return marks
@@ -172,18 +226,39 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
     """Every point with its class and loss beside its speed; the front is marked."""
     marks = mark(points)
     surroundings = _surroundings(points)
-    table = Table("front", "system", "resident", "decode tokens/s", MEASURES[measure], "quality",
-                  title="Speed and quality; " + "; ".join(surroundings), title_justify="left",
-                  caption=f"Each row of a front is the fastest of its loss. In brackets: {OVER}")  # fmt: skip
-    order = sorted(range(len(points)), key=lambda i: (points[i].key[1:4], points[i].loss is None, points[i].loss or 0,
-                                                      -points[i].speed))  # fmt: skip
+    table = Table(
+        "front",
+        "system",
+        "resident",
+        "decode tokens/s",
+        MEASURES[measure],
+        "quality",
+        title="Speed and quality; " + "; ".join(surroundings),
+        title_justify="left",
+        caption=f"Each row of a front is the fastest of its loss. In brackets: {OVER}",
+    )
+    order = sorted(
+        range(len(points)),
+        key=lambda i: (
+            points[i].key[1:4],
+            points[i].loss is None,
+            points[i].loss or 0,
+            -points[i].speed,
+        ),
+    )
     for i in order:
         point = points[i]
         loss = "?" if point.loss is None else _with_interval(point.loss, point.loss_interval)
         kind = f"{point.quality_class} ({point.loop} loop)" if point.loop else point.quality_class
         kind += "" if point.labels.is_system else "; no system, a bound"
-        table.add_row("*" if marks[i] else "", point.key[0], f"{point.key[4]:.3g}",
-                      escape(_with_interval(point.speed, point.speed_interval)), escape(loss), kind)  # fmt: skip
+        table.add_row(
+            "*" if marks[i] else "",
+            point.key[0],
+            f"{point.key[4]:.3g}",
+            escape(_with_interval(point.speed, point.speed_interval)),
+            escape(loss),
+            kind,
+        )
     console.print(table)
     on = [points[i].name for i in order if marks[i]]
     for line in (f"On the front: {'; '.join(on)}.", *told(_named(points))):
@@ -191,7 +266,11 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
-    return f"{value:.3g}" if interval is None else f"{value:.3g} [{interval[0]:.3g}, {interval[1]:.3g}]"
+    return (
+        f"{value:.3g}"
+        if interval is None
+        else f"{value:.3g} [{interval[0]:.3g}, {interval[1]:.3g}]"
+    )
 
 
 def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
@@ -204,14 +283,31 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
     marks = mark(points)
     figure, axis = plt.subplots(figsize=(7.5, 4.6), layout="constrained", dpi=130)
     for group in dict.fromkeys(point.key[1:4] for point in points):
-        known = [(p, on) for p, on in zip(points, marks, strict=True) if p.loss is not None and p.key[1:4] == group]
+        known = [
+            (p, on)
+            for p, on in zip(points, marks, strict=True)
+            if p.loss is not None and p.key[1:4] == group
+        ]
         line = sorted((p.loss or 0.0, p.speed) for p, on in known if on)
-        axis.plot([x for x, _ in line], [y for _, y in line], color="0.6", drawstyle="steps-post", zorder=1)
+        axis.plot(
+            [x for x, _ in line],
+            [y for _, y in line],
+            color="0.6",
+            drawstyle="steps-post",
+            zorder=1,
+        )
         for point, on in known:
-            marker, colour = ("o", "C0") if on else ("x", "C1") if point.labels.is_system else ("+", "0.5")
+            marker, colour = (
+                ("o", "C0") if on else ("x", "C1") if point.labels.is_system else ("+", "0.5")
+            )
             axis.plot(point.loss, point.speed, marker, color=colour, zorder=2)
-            axis.annotate(point.name, (point.loss or 0.0, point.speed), fontsize=6, xytext=(4, 3),
-                          textcoords="offset points")  # fmt: skip
+            axis.annotate(
+                point.name,
+                (point.loss or 0.0, point.speed),
+                fontsize=6,
+                xytext=(4, 3),
+                textcoords="offset points",
+            )
     axis.set_xlabel(f"{MEASURES[measure]} (0: lossless)")
     axis.set_ylabel("decode tokens/s (simulated)")
     # 0 must have its place beside losses of very different sizes.
@@ -230,12 +326,19 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
 
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr."""
-    own = {key: text for word in words for key, equals, text in [word.partition("=")] if equals and key in OWN}
+    own = {
+        key: text
+        for word in words
+        for key, equals, text in [word.partition("=")]
+        if equals and key in OWN
+    }
     paths = [Path(word) for word in words if word.partition("=")[0] not in OWN]
     measure = own.get("measure", "divergence")
     try:
         if not paths:
-            raise ValueError("name at least one run, study or quality: python -m sim.pareto outputs/quality ...")
+            raise ValueError(
+                "name at least one run, study or quality: python -m sim.pareto outputs/quality ..."
+            )
         summaries, qualities = read(paths)
         points = join(summaries, qualities, measure)
         if not points:

@@ -1,7 +1,8 @@
-"""``python -m sim.report RUN... [output_dir=DIR]``: runs as one self-contained page, ``report.html``, and its figures.
+"""``python -m sim.report RUN... [output_dir=DIR]``: runs as one self-contained page,
+``report.html``, and its figures.
 
-A run is a folder that ``python -m sim`` (or a study with ``outputs=all``) wrote. The page needs no network and no
-script; every figure is also an SVG and a PNG beside it.
+A run is a folder that ``python -m sim`` (or a study with ``outputs=all``) wrote. The page needs no
+network and no script; every figure is also an SVG and a PNG beside it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ figure { margin: 0; } svg { max-width: 100%; height: auto; } .note { color: #555
 
 
 def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
-    """Write ``report.html`` and ``NAME.svg`` and ``NAME.png`` of every figure that these runs have the tables for."""
+    """Write ``report.html`` and ``NAME.svg`` and ``NAME.png`` of every figure that these runs
+    have the tables for.
+    """
     output_dir.mkdir(parents=True, exist_ok=True)
     configuration = _configuration(runs)
     sections = []
     for name, (question, draw, table) in FIGURES.items():
-        able = [run for run in runs if table is None or (run.directory / f"{table}.parquet").is_file()]
+        able = [
+            run for run in runs if table is None or (run.directory / f"{table}.parquet").is_file()
+        ]
         if not able:
             note = f"No run here wrote its {table}: run with outputs=all."
             sections.append(f"<h2>{html.escape(question)}</h2><p class='note'>{note}</p>")
@@ -43,11 +48,11 @@ def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
         svg = _draw(draw, able, configuration, output_dir / name)
         sections.append(f"<h2>{html.escape(question)}</h2><figure id='{name}'>{svg}</figure>")
     page = (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab: report</title>"
-        "<link rel='icon' href='data:,'>"
-        f"<style>{STYLE}</style></head><body><h1>{len(runs)} run{'s' * (len(runs) > 1)}</h1>{_labels(runs)}"
-        f"<p class='note'>{OVER}</p>"
-        f"{_table(runs)}{''.join(sections)}</body></html>\n"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab:"
+        " report</title><link rel='icon'"
+        f" href='data:,'><style>{STYLE}</style></head><body><h1>{len(runs)}"
+        f" run{'s' * (len(runs) > 1)}</h1>{_labels(runs)}<p"
+        f" class='note'>{OVER}</p>{_table(runs)}{''.join(sections)}</body></html>\n"
     )
     place = output_dir / "report.html"
     place.write_text(page, encoding="utf-8")
@@ -66,15 +71,20 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
         axis.set_title(configuration, fontsize=7, color="0.35", wrap=True)
         write_on(figure, _named(runs))
         text = io.StringIO()
-        # Without dates and addresses: equal runs make equal files, and nothing looks like a request.
+        # Without dates and addresses: equal runs make equal files, and nothing looks like a
+        # request.
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=none)
         figure.savefig(place.with_suffix(".png"), dpi=130)
         plt.close(figure)
     svg = text.getvalue()
     place.with_suffix(".svg").write_text(svg, encoding="utf-8")
-    return svg[svg.index("<svg") :].replace('id="', f'id="{place.name}_').replace('"#', f'"#{place.name}_').replace(
-        "url(#", f"url(#{place.name}_")  # fmt: skip
+    return (
+        svg[svg.index("<svg") :]
+        .replace('id="', f'id="{place.name}_')
+        .replace('"#', f'"#{place.name}_')
+        .replace("url(#", f"url(#{place.name}_")
+    )
 
 
 def _configuration(runs: Sequence[ReportedRun]) -> str:
@@ -83,17 +93,37 @@ def _configuration(runs: Sequence[ReportedRun]) -> str:
     def all_of(values: set[str]) -> str:
         return ", ".join(sorted(values))
 
-    return " · ".join([
-        all_of({run.summary["hardware"] for run in runs}), all_of({run.summary["model"] for run in runs}),
-        all_of({f"trace {run.summary['trace']['name']} ({run.summary['trace']['split']})" for run in runs}),
-        f"resident {all_of({format(run.summary['budget']['resident_share'], '.0%') for run in runs})}",
-        all_of({f"{run.summary['workload']}, {_count(run.summary['trace']['sequences'])}" for run in runs}),
-    ]).strip(" ·")  # fmt: skip
+    return " · ".join(
+        [
+            all_of({run.summary["hardware"] for run in runs}),
+            all_of({run.summary["model"] for run in runs}),
+            all_of(
+                {
+                    f"trace {run.summary['trace']['name']} ({run.summary['trace']['split']})"
+                    for run in runs
+                }
+            ),
+            (
+                "resident"
+                f" {all_of({format(run.summary['budget']['resident_share'], '.0%') for run in runs})}"
+            ),
+            all_of(
+                {
+                    f"{run.summary['workload']}, {_count(run.summary['trace']['sequences'])}"
+                    for run in runs
+                }
+            ),
+        ]
+    ).strip(" ·")
 
 
 def _labels(runs: Sequence[ReportedRun]) -> str:
     """What a reader must know of the runs, and what the traces' lint found."""
-    findings = [f"{run.label}: {finding}" for run in runs for finding in run.summary["trace"].get("findings") or ()]
+    findings = [
+        f"{run.label}: {finding}"
+        for run in runs
+        for finding in run.summary["trace"].get("findings") or ()
+    ]
     sizes = [(run.label, run.summary["trace"].get("expert_bytes")) for run in runs]
     notes = [f"{label}: {size['note']}" for label, size in sizes if size and size["note"]]
     texts = [*told(_named(runs)), *sorted(findings), *sorted(notes)]
@@ -111,13 +141,15 @@ def _count(sequences: int) -> str:
 def _table(runs: Sequence[ReportedRun]) -> str:
     columns: tuple[tuple[str, Callable[[Mapping[str, Any]], float | str | None]], ...] = (
         ("precision at best", lambda s: str(next(iter(s["budget"]["slots"])))),
-        ("decode (tokens/s)", lambda s: s["decode_tokens_per_s"]), ("TTFT (s)", lambda s: s["ttft_s"]["mean"]),
-        ("TPOT (s)", lambda s: s["tpot_s"]["mean"]), ("hit ratio", lambda s: s["hit_ratio"]),
+        ("decode (tokens/s)", lambda s: s["decode_tokens_per_s"]),
+        ("TTFT (s)", lambda s: s["ttft_s"]["mean"]),
+        ("TPOT (s)", lambda s: s["tpot_s"]["mean"]),
+        ("hit ratio", lambda s: s["hit_ratio"]),
         ("low precision (share)", lambda s: s["quality_proxy"]["low_share"]),
         ("skipped (share)", lambda s: s["quality_proxy"]["skip_share"]),
         ("makespan (s)", lambda s: s["makespan_s"]),
         ("makespan / bound", lambda s: None if s["gap"] is None else 1 + s["gap"]),
-    )  # fmt: skip
+    )
     head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in columns)
     rows = "".join(
         f"<tr><td>{html.escape(run.label)}</td>"
@@ -129,7 +161,13 @@ def _table(runs: Sequence[ReportedRun]) -> str:
 
 
 def _told(value: float | str | None) -> str:
-    return html.escape(value) if isinstance(value, str) else "-" if value is None else format(value, ".4g")
+    return (
+        html.escape(value)
+        if isinstance(value, str)
+        else "-"
+        if value is None
+        else format(value, ".4g")
+    )
 
 
 def main(words: Sequence[str]) -> int:
@@ -139,7 +177,9 @@ def main(words: Sequence[str]) -> int:
     output_dir = Path(outputs[-1] if outputs else "outputs/report")
     try:
         if not directories:
-            raise ValueError("which runs? python -m sim.report RUN... (folders that python -m sim wrote)")
+            raise ValueError(
+                "which runs? python -m sim.report RUN... (folders that python -m sim wrote)"
+            )
         runs = read_runs(directories)
         with own_folder(output_dir):
             place = make_report(runs, output_dir)

@@ -1,9 +1,11 @@
-"""``python -m sim.screen [OVERRIDES...] [hardware.KEY=A,B,..] [output=FILE.parquet]``: a run on many machines.
+"""``python -m sim.screen [OVERRIDES...] [hardware.KEY=A,B,..] [output=FILE.parquet]``: a run on
+many machines.
 
-Exact where decisions do not depend on time (no prefetches, one link; docs/studies.md): the caches are walked once, and
-every machine's times follow from what they did, bit for bit those of ``python -m sim``. Other settings are refused by
-the switch that makes them so. Values after a comma are further machines: every combination is one.
-The column ``labels`` has what a reader must know of each row (`sim.results.labels`).
+Exact where decisions do not depend on time (no prefetches, one link; docs/studies.md): the caches
+are walked once, and every machine's times follow from what they did, bit for bit those of ``python
+-m sim``. Other settings are refused by the switch that makes them so. Values after a comma are
+further machines: every combination is one. The column ``labels`` has what a reader must know of
+each row (`sim.results.labels`).
 """
 
 from __future__ import annotations
@@ -39,34 +41,45 @@ SHOWN = ("decode_tokens_per_s", "ttft_s.mean", "tpot_s.mean", "makespan_s", "hit
 
 
 def screen(cells: Sequence[Cell]) -> pl.DataFrame:
-    """The same run on the machine of each cell, a row a machine: what it varies, and the times of a run's summary.
+    """The same run on the machine of each cell, a row a machine: what it varies, and the times of a
+    run's summary.
 
     Raise ScreenError (a ValueError) for what cannot be screened, ValueError for what cannot run.
     """
     shared = Shared()
-    runs = [build(cell.config, cell.system, shared=shared, changed=changes(cell.words)) for cell in cells]
+    runs = [
+        build(cell.config, cell.system, shared=shared, changed=changes(cell.words))
+        for cell in cells
+    ]
     for run, cell in zip(runs, cells, strict=True):
         require_screenable(run.controller, run.workload.is_timed)
         _require_constant_links(run, " ".join(cell.words))
         if run.controller.slots.capacity_bytes != runs[0].controller.slots.capacity_bytes:
-            raise ScreenError(f"{' '.join(cell.words)}: not the same slots on every machine; screen them apart")
+            raise ScreenError(
+                f"{' '.join(cell.words)}: not the same slots on every machine; screen them apart"
+            )
     moves = first_pass(runs[0].controller, runs[0].workload)
     times = second_pass(moves, [run.durations for run in runs])
-    return pl.DataFrame([
-        {**cell.axes, **_measured(runs[0], run, times, machine)}
-        for machine, (cell, run) in enumerate(zip(cells, runs, strict=True))
-    ])  # fmt: skip
+    return pl.DataFrame(
+        [
+            {**cell.axes, **_measured(runs[0], run, times, machine)}
+            for machine, (cell, run) in enumerate(zip(cells, runs, strict=True))
+        ]
+    )
 
 
 def _require_constant_links(run: Run, words: str) -> None:
     """Raise ScreenError where a service's time depends on more than its bytes."""
     for link in run.hardware.links:
         if link.page_cache is not None:
-            raise ScreenError(f"{words}: hardware.links.{link.name}.page_cache is not screened; python -m sim runs it")
+            raise ScreenError(
+                f"{words}: hardware.links.{link.name}.page_cache is not screened; python -m sim"
+                " runs it"
+            )
     if run.durations.contention is not None:
         raise ScreenError(
             f"{words}: links that others at work slow (hardware.links.*.overlapped below 1, "
-            f"hardware.shared_memory.slows=as_drawn) are not screened; python -m sim runs them"
+            "hardware.shared_memory.slows=as_drawn) are not screened; python -m sim runs them"
         )
 
 
@@ -74,13 +87,22 @@ def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, An
     """What a summary tells of a run's times, by its own definitions."""
     lookups = [0] * len(walked.controller.lookup_keys)
     record = Record(
-        lookup_ns=lookups, ready_ns=lookups, step_start_ns=times.step_start_ns[:, machine].tolist(),
-        step_end_ns=times.step_end_ns[:, machine].tolist(), makespan_ns=int(times.makespan_ns[machine]),
-    )  # fmt: skip
-    frames = Frames(walked.controller, walked.workload, run.durations, record, run.hardware.link_names)
+        lookup_ns=lookups,
+        ready_ns=lookups,
+        step_start_ns=times.step_start_ns[:, machine].tolist(),
+        step_end_ns=times.step_end_ns[:, machine].tolist(),
+        makespan_ns=int(times.makespan_ns[machine]),
+    )
+    frames = Frames(
+        walked.controller, walked.workload, run.durations, record, run.hardware.link_names
+    )
     found: dict[str, Any] = {}
     for name, value in request_times(frames).items():
-        found |= {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+        found |= (
+            {f"{name}.{part}": one for part, one in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     found["hit_ratio"] = hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))
     # The machine is this one, what it did that of the walk.
     labels = labels_of(replace(walked, hardware=run.hardware, changed=run.changed), frames.lookups)
@@ -104,8 +126,8 @@ def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
             fixed.append(word)
         elif override.key_or_group.split(".")[0] != SWEPT:
             raise ValueError(
-                f"{word}: only the machine may vary (hardware=.., hardware.KEY=..), as the caches are walked once; for "
-                f"the rest there is python -m sim.study"
+                f"{word}: only the machine may vary (hardware=.., hardware.KEY=..), as the caches"
+                " are walked once; for the rest there is python -m sim.study"
             )
         else:
             grid[override.key_or_group] = list(override.sweep_iterator())
@@ -127,7 +149,8 @@ def main(words: Sequence[str]) -> int:
     table = Table(*axes, *SHOWN, title=f"{cells[0].system}, {len(cells)} machines")
     for row in found.iter_rows(named=True):
         table.add_row(
-            *(str(row[key]) for key in axes), *("-" if row[key] is None else f"{row[key]:.4g}" for key in SHOWN)
+            *(str(row[key]) for key in axes),
+            *("-" if row[key] is None else f"{row[key]:.4g}" for key in SHOWN),
         )
     console = Console()
     console.print(table)

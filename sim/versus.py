@@ -1,10 +1,12 @@
-"""``python -m sim.versus DATASET NAME [also=WORD]``: how many times as fast others are as one system.
+"""``python -m sim.versus DATASET NAME [also=WORD]``: how many times as fast others are as one
+system.
 
-DATASET: what ``python -m sim.study`` wrote. NAME: the system as the column ``system`` has it (its first word is enough
-where no other cell of the same conditions begins with it). Cells are set side by side where they share trace, split,
-sequences, workload, model, machine and bytes for experts, so that only their mechanisms differ; intervals are paired
-over sequences, as everywhere. A cell that stands beside no cell of NAME is named below, with why. ``also=WORD``: only
-cells whose overrides have it, such as ``also=trace.split=eval``.
+DATASET: what ``python -m sim.study`` wrote. NAME: the system as the column ``system`` has it (its
+first word is enough where no other cell of the same conditions begins with it). Cells are set side
+by side where they share trace, split, sequences, workload, model, machine and bytes for experts, so
+that only their mechanisms differ; intervals are paired over sequences, as everywhere. A cell that
+stands beside no cell of NAME is named below, with why. ``also=WORD``: only cells whose overrides
+have it, such as ``also=trace.split=eval``.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ SHOWN = 2
 
 @dataclass(frozen=True)
 class Side:
-    """A cell beside the one that is asked about. ``ahead``: how many times as fast as that one it decodes, None of
-    that one itself.
+    """A cell beside the one that is asked about. ``ahead``: how many times as fast as that one it
+    decodes, None of that one itself.
     """
 
     system: str
@@ -82,7 +84,9 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
     alone: list[Alone] = []
     for row in rows:
         if row["status"] != DONE:
-            alone.append(Alone(row["system"], row["overrides"], f"it is {row['status']}: {row['error']}"))
+            alone.append(
+                Alone(row["system"], row["overrides"], f"it is {row['status']}: {row['error']}")
+            )
         elif not row["decode_ns"] or not sum(row["decode_ns"]):
             alone.append(Alone(row["system"], row["overrides"], "it decodes nothing"))
         else:
@@ -102,27 +106,44 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
     if not found:
         known = ", ".join(sorted({row["system"] for cells in grouped.values() for row in cells}))
         raise ValueError(f"no finished cell is of {name}; there are: {known or 'none at all'}")
-    alone += [Alone(row["system"], row["overrides"], _difference(row, meant_rows, name)) for row in left]
+    alone += [
+        Alone(row["system"], row["overrides"], _difference(row, meant_rows, name)) for row in left
+    ]
     return Versus(tuple(found), tuple(alone))
 
 
 def _conditions(row: Row) -> dict[str, Any]:
     """What cells must share, by name."""
     config: Mapping[str, Any] = json.loads(row["config"])
-    shared = {key: value for section in SAME for key, value in leaves(section, config[section]).items()
-              if key not in PLACES}  # fmt: skip
+    shared = {
+        key: value
+        for section in SAME
+        for key, value in leaves(section, config[section]).items()
+        if key not in PLACES
+    }
     allowed = json.loads(row["summary"])["budget"]["allowed_bytes"]
-    return {**shared, "trace sha256": row["trace_sha256"], "sequences": list(row["sequence"]),
-            "bytes for experts": allowed}  # fmt: skip
+    return {
+        **shared,
+        "trace sha256": row["trace_sha256"],
+        "sequences": list(row["sequence"]),
+        "bytes for experts": allowed,
+    }
 
 
 def _difference(row: Row, meant: Sequence[Row], name: str) -> str:
-    """Why a cell stands beside none of ``meant``: what tells it from the one that shares most with it."""
+    """Why a cell stands beside none of ``meant``: what tells it from the one that shares most
+    with it.
+    """
     mine = _conditions(row)
-    differences = [{key: theirs.get(key) for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
-                   for theirs in map(_conditions, meant)]  # fmt: skip
+    differences = [
+        {key: theirs.get(key) for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
+        for theirs in map(_conditions, meant)
+    ]
     least = min(differences, key=len)
-    parts = [f"{key} {short(mine.get(key))}, not {short(other)}" for key, other in sorted(least.items())[:SHOWN]]
+    parts = [
+        f"{key} {short(mine.get(key))}, not {short(other)}"
+        for key, other in sorted(least.items())[:SHOWN]
+    ]
     more = f" and {len(least) - SHOWN} more" if len(least) > SHOWN else ""
     return f"no cell of {name} has its conditions; the nearest differs: {'; '.join(parts)}{more}"
 
@@ -131,14 +152,22 @@ def _group(ours: Row, cells: Sequence[Row]) -> Group:
     summary = json.loads(ours["summary"])
     own_ns = np.array(ours["decode_ns"])
     sides = [
-        Side(row["system"], row["decode_tokens_per_s"], _interval(row), row["hit_ratio"],
-             None if row is ours else paired(np.array(row["decode_ns"]), own_ns),
-             labels_in(json.loads(row["summary"])))
+        Side(
+            row["system"],
+            row["decode_tokens_per_s"],
+            _interval(row),
+            row["hit_ratio"],
+            None if row is ours else paired(np.array(row["decode_ns"]), own_ns),
+            labels_in(json.loads(row["summary"])),
+        )
         for row in sorted(cells, key=lambda row: (-row["decode_tokens_per_s"], row["system"]))
-    ]  # fmt: skip
+    ]
     trace = summary["trace"]
-    title = (f"{trace['name']}, split {trace['split']}, {len(ours['sequence'])} sequences; {summary['hardware']}, "
-             f"{summary['model']}, {summary['budget']['resident_share']:.1%} resident")  # fmt: skip
+    title = (
+        f"{trace['name']}, split {trace['split']}, {len(ours['sequence'])} sequences;"
+        f" {summary['hardware']}, {summary['model']}, {summary['budget']['resident_share']:.1%}"
+        " resident"
+    )
     return Group(title, tuple(sides))
 
 
@@ -150,16 +179,34 @@ def _interval(row: Row) -> tuple[float, float] | None:
 def print_versus(found: Versus, name: str, console: Console) -> None:
     """A table for each group, what a reader must know of them, and what is in no group."""
     for group in found.groups:
-        table = Table("system", "decode tokens/s", "hit ratio", f"times as fast as {name}", "",
-                      title=group.title, title_justify="left")  # fmt: skip
+        table = Table(
+            "system",
+            "decode tokens/s",
+            "hit ratio",
+            f"times as fast as {name}",
+            "",
+            title=group.title,
+            title_justify="left",
+        )
         for side in group.sides:
-            interval = "" if side.interval is None else f" [{side.interval[0]:.4g}, {side.interval[1]:.4g}]"
+            interval = (
+                ""
+                if side.interval is None
+                else f" [{side.interval[0]:.4g}, {side.interval[1]:.4g}]"
+            )
             hits = "" if side.hit_ratio is None else f"{side.hit_ratio:.3f}"
             ahead = ("", "") if side.ahead is None else (str(side.ahead), side.ahead.verdict)
-            marks = [*(["lossy"] if side.labels.lossy else []), *([] if side.labels.is_system else ["a bound"])]
+            marks = [
+                *(["lossy"] if side.labels.lossy else []),
+                *([] if side.labels.is_system else ["a bound"]),
+            ]
             name_marked = f"{side.system} ({', '.join(marks)})" if marks else side.system
-            table.add_row(escape(name_marked), escape(f"{side.tokens_per_s:.4g}{interval}"), hits,
-                          *map(escape, ahead))  # fmt: skip
+            table.add_row(
+                escape(name_marked),
+                escape(f"{side.tokens_per_s:.4g}{interval}"),
+                hits,
+                *map(escape, ahead),
+            )
         console.print(table)
     brackets = f"In brackets: 95 % intervals, paired where they are of how many times. {OVER}"
     labels = told((side.system, side.labels) for group in found.groups for side in group.sides)
@@ -169,10 +216,14 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
 
 
 def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
-    """The dataset's rows whose overrides have all words of ``also``. Raise ValueError where there are none."""
+    """The dataset's rows whose overrides have all words of ``also``. Raise ValueError where
+    there are none.
+    """
     rows: list[Row] = read_cells(dataset).to_dicts()
     if not rows:
-        raise ValueError(f"{dataset} has no recorded cells; name the folder that python -m sim.study wrote")
+        raise ValueError(
+            f"{dataset} has no recorded cells; name the folder that python -m sim.study wrote"
+        )
     return [row for row in rows if set(also) <= set(row["overrides"].split())]
 
 
@@ -182,7 +233,9 @@ def main(words: Sequence[str]) -> int:
     given = [word for word in words if not word.startswith(ALSO)]
     try:
         if len(given) != 2:
-            raise ValueError("name a study's folder and a system: python -m sim.versus outputs/studies/NAME lru")
+            raise ValueError(
+                "name a study's folder and a system: python -m sim.versus outputs/studies/NAME lru"
+            )
         found = versus(read_rows(Path(given[0]), also), given[1])
     except (ValueError, OSError) as error:
         print(f"versus: {error}", file=sys.stderr)

@@ -1,4 +1,6 @@
-"""``python -m sim.whatif QUESTION``: how speed answers to memory, link, predictor, CPU or bits, and where it turns."""
+"""``python -m sim.whatif QUESTION``: how speed answers to memory, link, predictor, CPU or bits,
+and where it turns.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,20 @@ RECALL = 0.9
 class Bench:
     """Trials in a pool of processes, each combination of overrides once, with progress.
 
-    ``own`` are overrides of the predictor that is asked about, which a series without it does not have; ``directory``
-    keeps what is done.
+    ``own`` are overrides of the predictor that is asked about, which a series without it does not
+    have; ``directory`` keeps what is done.
     """
 
-    def __init__(self, question: Question, words: Sequence[str], own: Sequence[str], run: Run, pool: Executor,
-                 tell: Callable[[], None], directory: Path | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        question: Question,
+        words: Sequence[str],
+        own: Sequence[str],
+        run: Run,
+        pool: Executor,
+        tell: Callable[[], None],
+        directory: Path | None,
+    ) -> None:
         self._question, self._words, self._own, self._run = question, tuple(words), tuple(own), run
         self._pool, self._tell, self._directory = pool, tell, directory
         self._known: dict[tuple[str, ...], Trial] = {}
@@ -72,8 +82,12 @@ class Bench:
                 name: (*self._words, *words, *(() if "predictor=none" in words else self._own))
                 for name, words in series.items()
             }
-        new = {words for series in wanted.values() for words in series.values()} - self._known.keys()
-        asked = {words: self._pool.submit(kept_trial, words, self._directory) for words in sorted(new)}
+        new = {
+            words for series in wanted.values() for words in series.values()
+        } - self._known.keys()
+        asked = {
+            words: self._pool.submit(kept_trial, words, self._directory) for words in sorted(new)
+        }
         refused = {}
         for words, future in asked.items():
             try:
@@ -90,8 +104,14 @@ class Bench:
         return found, told
 
 
-def answer(name: str, words: Sequence[str], values: Sequence[float], pool: Executor,
-           tell: Callable[[], None] = lambda: None, directory: Path | None = None) -> Answer:  # fmt: skip
+def answer(
+    name: str,
+    words: Sequence[str],
+    values: Sequence[float],
+    pool: Executor,
+    tell: Callable[[], None] = lambda: None,
+    directory: Path | None = None,
+) -> Answer:
     """Simulate every value, and bisect for where it turns. Raise ValueError if no value can run.
 
     ``directory``: where every run is kept as soon as it is done; what is there is not run again.
@@ -109,12 +129,24 @@ def answer(name: str, words: Sequence[str], values: Sequence[float], pool: Execu
         raise ValueError(f"none of the values can run: {refused[0]}")
     rows = [row for value, series in found.items() for row in _rows(value, series)]
     ran = sorted(found)
-    even = _break_even(question, run, bench, ran, found) if question.difference else _all_fit(run, ran)
+    even = (
+        _break_even(question, run, bench, ran, found) if question.difference else _all_fit(run, ran)
+    )
     speeds = [next(iter(_rows(value, found[value]))).tokens_per_s for value in ran]
     at = knee(ran, speeds) if name == "memory" else None
-    labels = tuple((name, labels_in(one.summary)) for value in ran for name, one in found[value].items())
-    return Answer(name, question.axis, tuple(rows), even, None if at is None else ran[at], tuple(refused), labels,
-                  question.is_log)  # fmt: skip
+    labels = tuple(
+        (name, labels_in(one.summary)) for value in ran for name, one in found[value].items()
+    )
+    return Answer(
+        name,
+        question.axis,
+        tuple(rows),
+        even,
+        None if at is None else ran[at],
+        tuple(refused),
+        labels,
+        question.is_log,
+    )
 
 
 def _rows(value: float, series: Mapping[str, Trial]) -> Iterable[Row]:
@@ -125,14 +157,24 @@ def _rows(value: float, series: Mapping[str, Trial]) -> Iterable[Row]:
         if one is not against:
             faster = paired(decode_time_and_tokens(one)[0], decode_time_and_tokens(against)[0])
         yield Row(
-            value, name, float(summary["decode_tokens_per_s"]), summary["ci95"]["decode_tokens_per_s"],
-            sum(summary["stall_s"].values()) / summary["makespan_s"], summary["hit_ratio"],
-            faster.speedup if faster else None, faster.interval if faster else None,
-        )  # fmt: skip
+            value,
+            name,
+            float(summary["decode_tokens_per_s"]),
+            summary["ci95"]["decode_tokens_per_s"],
+            sum(summary["stall_s"].values()) / summary["makespan_s"],
+            summary["hit_ratio"],
+            faster.speedup if faster else None,
+            faster.interval if faster else None,
+        )
 
 
-def _break_even(question: Question, run: Run, bench: Bench, ran: Sequence[float],
-                found: Mapping[float, Mapping[str, Trial]]) -> BreakEven:  # fmt: skip
+def _break_even(
+    question: Question,
+    run: Run,
+    bench: Bench,
+    ran: Sequence[float],
+    found: Mapping[float, Mapping[str, Trial]],
+) -> BreakEven:
     assert question.difference is not None
     measure = question.difference
 
@@ -155,7 +197,9 @@ def _break_even(question: Question, run: Run, bench: Bench, ran: Sequence[float]
 
 
 def _all_fit(run: Run, ran: Sequence[float]) -> BreakEven:
-    """How many bits a weight may have for all experts to be resident in the bytes that the run has for them."""
+    """How many bits a weight may have for all experts to be resident in the bytes that the run
+    has for them.
+    """
     bits = run.resident_share * held_bits(run)
     told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
     return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)
@@ -165,17 +209,25 @@ def sentence(found: Answer, name: str) -> str:
     """The answer in words."""
     parts = [f"{name}: {found.break_even.told}"] if found.break_even else []
     if found.knee is not None:
-        parts.append(f"the knee is at {found.knee:g}: up to there memory pays more than on average, after it less")
+        parts.append(
+            f"the knee is at {found.knee:g}: up to there memory pays more than on average, after it"
+            " less"
+        )
     elif found.question == "memory":
         parts.append("there is no knee: what comes later pays more than what comes first")
     if found.question == "bits":
         best = max(found.rows, key=lambda row: row.tokens_per_s)
-        parts.append(f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g} tokens/s")
+        parts.append(
+            f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g}"
+            " tokens/s"
+        )
     return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one question; return the exit code: 2, with one line and nothing written, for what cannot be asked."""
+    """Answer one question; return the exit code: 2, with one line and nothing written, for what
+    cannot be asked.
+    """
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0 if arguments else 2
@@ -216,7 +268,9 @@ def _tell(found: Answer, system: str, output_dir: Path) -> None:
 
 
 def _check_output(directory: Path) -> None:
-    """Raise OSError unless ``directory`` is empty, or holds no more than what an interrupted asking has left."""
+    """Raise OSError unless ``directory`` is empty, or holds no more than what an interrupted
+    asking has left.
+    """
     names = {path.name for path in directory.iterdir()}
     if KEPT in names and names <= {KEPT, *FILES}:
         return
@@ -250,11 +304,15 @@ def _settings(name: str, words: Sequence[str]) -> tuple[Path, tuple[float, ...],
     return output_dir, values, rest
 
 
-def _with_progress(name: str, words: Sequence[str], values: Sequence[float], directory: Path) -> Answer:
+def _with_progress(
+    name: str, words: Sequence[str], values: Sequence[float], directory: Path
+) -> Answer:
     # A process that is forked while other threads run may wait forever.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool, \
-            Progress(console=Console(stderr=True), transient=True) as bar:  # fmt: skip
+    with (
+        ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
+        Progress(console=Console(stderr=True), transient=True) as bar,
+    ):
         task = bar.add_task(f"what if: {name}", total=None)
         try:
             return answer(name, words, values, pool, lambda: bar.advance(task), directory)
@@ -265,13 +323,29 @@ def _with_progress(name: str, words: Sequence[str], values: Sequence[float], dir
 
 def table_of(found: Answer, system: str) -> Table:
     """One row a point."""
-    table = Table(found.axis, "", "decode tokens/s", "95 %", "waits", "hits", "times as fast", title=system,
-                  caption=escape("; ".join([*told(found.labels), OVER])))  # fmt: skip
+    table = Table(
+        found.axis,
+        "",
+        "decode tokens/s",
+        "95 %",
+        "waits",
+        "hits",
+        "times as fast",
+        title=system,
+        caption=escape("; ".join([*told(found.labels), OVER])),
+    )
     for row in found.rows:
         times = "" if row.speedup is None else f"{row.speedup:.2f}{_between(row.speedup_interval)}"
         hits = "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"
-        table.add_row(f"{row.value:g}", row.series, f"{row.tokens_per_s:.3g}", _between(row.interval).strip(),
-                      f"{row.waiting:.0%}", hits, times)  # fmt: skip
+        table.add_row(
+            f"{row.value:g}",
+            row.series,
+            f"{row.tokens_per_s:.3g}",
+            _between(row.interval).strip(),
+            f"{row.waiting:.0%}",
+            hits,
+            times,
+        )
     return table
 
 

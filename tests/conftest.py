@@ -21,20 +21,29 @@ from sim.values.places import ROOT
 GPT_OSS = ROOT / ".." / "shared" / "traces" / "gpt_oss_20b" / "gptoss20b_decode_routing.npz"
 """A published trace: third-party data that is not part of the project."""
 
-# Before anything imports Triton: kernels are checked on its interpreter. To check them on a GPU, set it to 0.
+# Before anything imports Triton: kernels are checked on its interpreter. To check them on a GPU,
+# set it to 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--scenarios", type=int, default=240, metavar="N",
-        help="random runs in which the engine is compared with the reference (half of them with ties)",
-    )  # fmt: skip
+        "--scenarios",
+        type=int,
+        default=240,
+        metavar="N",
+        help=(
+            "random runs in which the engine is compared with the reference (half of them with"
+            " ties)"
+        ),
+    )
 
 
 @pytest.fixture(scope="session")
 def configure() -> Configure:
-    """Compose ``conf/`` with overrides, as ``python -m sim`` does; the same ones again cost a copy."""
+    """Compose ``conf/`` with overrides, as ``python -m sim`` does; the same ones again cost a
+    copy.
+    """
 
     @cache
     def composed(*overrides: str) -> DictConfig:
@@ -46,13 +55,17 @@ def configure() -> Configure:
 
 @pytest.fixture(scope="session")
 def bundled_trace() -> Trace:
-    """The bundled trace with its logits, lookahead scores and active shares; its arrays are read-only."""
+    """The bundled trace with its logits, lookahead scores and active shares; its arrays are
+    read-only.
+    """
     return load_trace(BUNDLED, lookahead_sites=3, active_shares=True, logits=True)
 
 
 @pytest.fixture(scope="session")
 def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published gpt-oss-20b trace, imported once for all processes of a run: that takes longer than most tests."""
+    """The published gpt-oss-20b trace, imported once for all processes of a run: that takes
+    longer than most tests.
+    """
     if not GPT_OSS.exists():
         pytest.skip("the published gpt-oss-20b trace is not here")
     own = tmp_path_factory.getbasetemp()

@@ -1,27 +1,29 @@
-"""Format bigmoe: the route trace (``# route_trace v1``) of the streaming engine BigMoeOnEdge, one run of one prompt.
+"""Format bigmoe: the route trace (``# route_trace v1``) of the streaming engine BigMoeOnEdge, one
+run of one prompt.
 
 Text: a preamble, then one line for each expert that a token's router chose in a layer, a *lookup*::
 
-    # route_trace v1
-    # model=<path> arch=<text> n_layer=<int> n_expert=<int> n_expert_used=<int>
-    # layer=<int> expert_bytes=<int> dense_bytes=<int>         (each layer; expert_bytes=0: a layer without experts)
-    turn,phase,step,layer,slot,expert,weight,residency,expert_bytes[,dropped]
+    # route_trace v1 # model=<path> arch=<text> n_layer=<int> n_expert=<int> n_expert_used=<int> #
+    layer=<int> expert_bytes=<int> dense_bytes=<int>         (each layer; expert_bytes=0: a layer
+    without experts) turn,phase,step,layer,slot,expert,weight,residency,expert_bytes[,dropped]
 
-``phase`` is 0 for prefill, 1 for decode; ``step`` is the token's position in the context; ``slot`` its rank of the
-expert; ``weight`` what the model applied, to six digits. Prefill is one pass: layer by layer, each with all tokens of
-the prompt in order. Decode is token by token, each through all layers. The last layer may have the last prompt token
-alone: llama.cpp routes there only tokens whose logits are asked for.
+``phase`` is 0 for prefill, 1 for decode; ``step`` is the token's position in the context; ``slot``
+its rank of the expert; ``weight`` what the model applied, to six digits. Prefill is one pass: layer
+by layer, each with all tokens of the prompt in order. Decode is token by token, each through all
+layers. The last layer may have the last prompt token alone: llama.cpp routes there only tokens
+whose logits are asked for.
 
-``residency`` is the cache as a layer's batch found it: 0 absent, 1 resident, 2 resident because it was prefetched and
-not looked up since. A batch is a layer's lookups of one pass: all prompt tokens', or one decoded token's. It reads an
-absent expert once: the first lookup carries ``expert_bytes``, repeats carry 0 with residency still 0. A ``dropped``
-expert was absent, is not read and not applied.
+``residency`` is the cache as a layer's batch found it: 0 absent, 1 resident, 2 resident because it
+was prefetched and not looked up since. A batch is a layer's lookups of one pass: all prompt
+tokens', or one decoded token's. It reads an absent expert once: the first lookup carries
+``expert_bytes``, repeats carry 0 with residency still 0. A ``dropped`` expert was absent, is not
+read and not applied.
 
-``dtype=NAME`` says how the experts are stored, where the end of the GGUF's name does not: runs of the trace's own model
-at the precision of that name (``q4_k_m``, say) take the logged bytes.
+``dtype=NAME`` says how the experts are stored, where the end of the GGUF's name does not: runs of
+the trace's own model at the precision of that name (``q4_k_m``, say) take the logged bytes.
 
-The trace has the choices; what the cache did, in the order of the file, and each site's bytes for one expert and for
-its dense part are in the two files of `sim.traces.residency_log`.
+The trace has the choices; what the cache did, in the order of the file, and each site's bytes for
+one expert and for its dense part are in the two files of `sim.traces.residency_log`.
 """
 
 from __future__ import annotations
@@ -61,12 +63,16 @@ PUBLISHED: Mapping[tuple[str, str, int, int], Mapping[str, str]] = {
         "licence": "Apache-2.0 (routing); the prompt is not part of the trace",
     },
 }
-"""What no file tells, by GGUF file, architecture, layers and experts, for traces published by the engine's authors."""
+"""What no file tells, by GGUF file, architecture, layers and experts, for traces published by
+the engine's authors.
+"""
 ORIGIN = "route trace of github.com/Helldez/BigMoeOnEdge"
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """The trace and what the device's cache did; see the module's text. Raise `TraceError` or `ImportFailure`."""
+    """The trace and what the device's cache did; see the module's text. Raise `TraceError` or
+    `ImportFailure`.
+    """
     refuse = Refuse(request.path.name)
     lines = lines_of_trace(request.path, refuse)
     preamble = read_preamble(refuse, lines)
@@ -76,19 +82,28 @@ def read(request: Request, track: Track[Any]) -> Imported:
     check_choices(lookups)
     check_residency(lookups, preamble)
     trace = _trace(request, preamble, facts, lookups, prompt)
-    return Imported(trace, {RESIDENCY_FILE: _residency(trace, preamble, lookups), EXPERT_BYTES_FILE: _bytes(preamble)})
+    return Imported(
+        trace,
+        {RESIDENCY_FILE: _residency(trace, preamble, lookups), EXPERT_BYTES_FILE: _bytes(preamble)},
+    )
 
 
 def _facts(request: Request, preamble: Preamble) -> dict[str, str]:
     """What the file does not tell: as given, or as published for its model."""
     known = (preamble.model, preamble.architecture, len(preamble.expert_bytes), preamble.experts)
-    own = {"model": preamble.model, "architecture": preamble.architecture, "experts": str(preamble.experts)}
+    own = {
+        "model": preamble.model,
+        "architecture": preamble.architecture,
+        "experts": str(preamble.experts),
+    }
     named = DTYPE.search(preamble.model)
     dtype = request.options.get("dtype") or (named[1] if named else "unknown")
     return complete(request.facts, {**own, **PUBLISHED.get(known, {}), "dtype": dtype}, "bigmoe")
 
 
-def _trace(request: Request, preamble: Preamble, facts: Mapping[str, str], lookups: Lookups, prompt: int) -> Trace:
+def _trace(
+    request: Request, preamble: Preamble, facts: Mapping[str, str], lookups: Lookups, prompt: int
+) -> Trace:
     position = lookups.choices("step")[:, 0]
     num_tokens = int(position[-1] - position[0]) + 1
     token, site = position - position[0], preamble.sites(lookups.choices("layer")[:, 0])
@@ -104,23 +119,27 @@ def _trace(request: Request, preamble: Preamble, facts: Mapping[str, str], looku
         ids=ids,
         weights=weights,
     )
-    return assemble(facts, rows, _recording(request, preamble, facts, lookups, (prompt, num_tokens - prompt)))
+    return assemble(
+        facts, rows, _recording(request, preamble, facts, lookups, (prompt, num_tokens - prompt))
+    )
 
 
 def _residency(trace: Trace, preamble: Preamble, lookups: Lookups) -> bytes:
     row = np.repeat(lookups.choices("step")[:, 0] - lookups["step"][0], lookups.top_k)
-    table = pl.DataFrame({
-        "site": preamble.sites(lookups["layer"]).astype(np.int16),
-        "step": trace.step[row],
-        "sequence": trace.sequence[row],
-        "position": trace.position[row],
-        "slot": lookups["slot"].astype(np.int16),
-        "expert": lookups["expert"].astype(np.int16),
-        "resident": lookups["residency"] > 0,
-        "prefetched": lookups["residency"] == 2,
-        "loaded_bytes": lookups["expert_bytes"],
-        "dropped": lookups["dropped"] == 1,
-    })  # fmt: skip
+    table = pl.DataFrame(
+        {
+            "site": preamble.sites(lookups["layer"]).astype(np.int16),
+            "step": trace.step[row],
+            "sequence": trace.sequence[row],
+            "position": trace.position[row],
+            "slot": lookups["slot"].astype(np.int16),
+            "expert": lookups["expert"].astype(np.int16),
+            "resident": lookups["residency"] > 0,
+            "prefetched": lookups["residency"] == 2,
+            "loaded_bytes": lookups["expert_bytes"],
+            "dropped": lookups["dropped"] == 1,
+        }
+    )
     stream = io.BytesIO()
     table.write_parquet(stream, compression="zstd")
     return stream.getvalue()
@@ -128,15 +147,23 @@ def _residency(trace: Trace, preamble: Preamble, lookups: Lookups) -> bytes:
 
 def _bytes(preamble: Preamble) -> bytes:
     table = [
-        {"site": site, "layer": layer, "expert_bytes": preamble.expert_bytes[layer],
-         "dense_bytes": preamble.dense_bytes[layer]}
+        {
+            "site": site,
+            "layer": layer,
+            "expert_bytes": preamble.expert_bytes[layer],
+            "dense_bytes": preamble.dense_bytes[layer],
+        }
         for site, layer in enumerate(preamble.layers)
-    ]  # fmt: skip
+    ]
     return (json.dumps(table, indent=1) + "\n").encode()
 
 
 def _recording(
-    request: Request, preamble: Preamble, facts: Mapping[str, str], lookups: Lookups, tokens: tuple[int, int]
+    request: Request,
+    preamble: Preamble,
+    facts: Mapping[str, str],
+    lookups: Lookups,
+    tokens: tuple[int, int],
 ) -> Recording:
     """``tokens``: of the prompt, and decoded."""
     sums = lookups.choices("weight").sum(-1)
@@ -155,14 +182,26 @@ def _recording(
             "origin": ORIGIN,
             "gguf": preamble.model,
             "gguf_architecture": preamble.architecture,
-            "steps": "prefill is one step of all prompt tokens, batched layer by layer; each decoded token is a step",
-            "last_site": "routes the last prompt token only (ids -1 for the others)" if alone else "complete",
+            "steps": (
+                "prefill is one step of all prompt tokens, batched layer by layer; each decoded"
+                " token is a step"
+            ),
+            "last_site": (
+                "routes the last prompt token only (ids -1 for the others)" if alone else "complete"
+            ),
             "top_k": "as run (n_expert_used), which may override the model's own",
-            "weights": "as applied, six digits; equal neighbours set apart by a float32 ulp, to keep their rank",
+            "weights": (
+                "as applied, six digits; equal neighbours set apart by a float32 ulp, to keep their"
+                " rank"
+            ),
             "weight_sum_least": float(sums.min()),
             "weight_sum_most": float(sums.max()),
             "dropped": int(lookups["dropped"].sum()),
-            "residency": f"{RESIDENCY_FILE}: what the device's cache held when each layer's batch began",
-            "expert_bytes": f"{EXPERT_BYTES_FILE}: bytes of an expert and of the dense part, by site",
+            "residency": (
+                f"{RESIDENCY_FILE}: what the device's cache held when each layer's batch began"
+            ),
+            "expert_bytes": (
+                f"{EXPERT_BYTES_FILE}: bytes of an expert and of the dense part, by site"
+            ),
         },
-    )  # fmt: skip
+    )

@@ -1,4 +1,5 @@
-"""The text of a BigMoeOnEdge route trace: its preamble, its lookups as columns, and the rules that both keep.
+"""The text of a BigMoeOnEdge route trace: its preamble, its lookups as columns, and the rules that
+both keep.
 
 The format is described in `capture.importers.bigmoe`.
 """
@@ -20,9 +21,21 @@ from capture.importers.source import INT16_MAX, INT32_MAX, Refuse, Track, decode
 from sim.traces.trace import PREFILL, TraceError
 
 VERSION_LINE = "# route_trace v1"
-MODEL_LINE = re.compile(r"# model=(.+) arch=(\S+) n_layer=(\d{1,5}) n_expert=(\d{1,5}) n_expert_used=(\d{1,5})", re.A)
+MODEL_LINE = re.compile(
+    r"# model=(.+) arch=(\S+) n_layer=(\d{1,5}) n_expert=(\d{1,5}) n_expert_used=(\d{1,5})", re.A
+)
 LAYER_LINE = re.compile(r"# layer=(\d{1,5}) expert_bytes=(\d{1,15}) dense_bytes=(\d{1,15})", re.A)
-COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
+COLUMNS = (
+    "turn",
+    "phase",
+    "step",
+    "layer",
+    "slot",
+    "expert",
+    "weight",
+    "residency",
+    "expert_bytes",
+)
 OPTIONAL_COLUMNS = ("dropped",)
 NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?", re.A)
 LARGEST_BYTES = 10**15
@@ -37,7 +50,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Preamble:
-    """The file's static facts; ``layers`` are those with experts, by site, and the bytes are by layer."""
+    """The file's static facts; ``layers`` are those with experts, by site, and the bytes are by
+    layer.
+    """
 
     model: str
     architecture: str
@@ -70,7 +85,13 @@ def lines_of_trace(path: Path, refuse: Refuse) -> list[str]:
 
 def read_preamble(refuse: Refuse, lines: Sequence[str]) -> Preamble:
     first = lines[0] if lines else "absent"
-    refuse("line 1", first != VERSION_LINE, first, f"must be {VERSION_LINE!r}", "name a route trace, or convert it")
+    refuse(
+        "line 1",
+        first != VERSION_LINE,
+        first,
+        f"must be {VERSION_LINE!r}",
+        "name a route trace, or convert it",
+    )
     second = lines[1] if len(lines) > 1 else "absent"
     found = MODEL_LINE.fullmatch(second)
     if found is None:
@@ -78,11 +99,20 @@ def read_preamble(refuse: Refuse, lines: Sequence[str]) -> Preamble:
         raise TraceError(refuse.file, "line 2", second, rule, refuse.remedy)
     num_layers, experts, top_k = (int(found[group]) for group in (3, 4, 5))
     for name, value, most in (
-        ("n_layer", num_layers, INT16_MAX), ("n_expert", experts, INT16_MAX), ("n_expert_used", top_k, experts),
-    ):  # fmt: skip
-        refuse(f"line 2, {name}", not 1 <= value <= most, value, f"must be a whole number in 1..{most}")
+        ("n_layer", num_layers, INT16_MAX),
+        ("n_expert", experts, INT16_MAX),
+        ("n_expert_used", top_k, experts),
+    ):
+        refuse(
+            f"line 2, {name}", not 1 <= value <= most, value, f"must be a whole number in 1..{most}"
+        )
     stem = re.split(r"[/\\]", found[1])[-1].removesuffix(".gguf")
-    refuse("line 2, model", not stem or not stem.isprintable(), found[1], "must end in a printable file name")
+    refuse(
+        "line 2, model",
+        not stem or not stem.isprintable(),
+        found[1],
+        "must end in a printable file name",
+    )
     bytes_of = [_layer_bytes(refuse, lines, layer) for layer in range(num_layers)]
     expert_bytes, dense_bytes = zip(*bytes_of, strict=True)
     rule = "must be above 0 for one layer or more"
@@ -104,7 +134,9 @@ def _layer_bytes(refuse: Refuse, lines: Sequence[str], layer: int) -> tuple[int,
 
 @dataclass(frozen=True)
 class Lookups:
-    """The lookups by column. ``first`` is the line of the first one; each ``top_k`` of them are a token's *choice*."""
+    """The lookups by column. ``first`` is the line of the first one; each ``top_k`` of them are
+    a token's *choice*.
+    """
 
     refuse: Refuse
     first: int
@@ -121,12 +153,18 @@ class Lookups:
         """A column as [choices, top_k]."""
         return self.columns[name].reshape(-1, self.top_k)
 
-    def check(self, name: str, wrong: NDArray[np.bool_], rule: str, expected: Ints | None = None) -> None:
-        """Refuse the first lookup whose column ``name`` is wrong; ``expected`` has the values that would do."""
+    def check(
+        self, name: str, wrong: NDArray[np.bool_], rule: str, expected: Ints | None = None
+    ) -> None:
+        """Refuse the first lookup whose column ``name`` is wrong; ``expected`` has the values
+        that would do.
+        """
         if wrong.any():
             row = int(wrong.argmax())
             said = f"must {rule}" if expected is None else f"must be {expected[row]}: {rule}"
-            self.refuse(f"line {self.first + row}, column {name}", True, self[name][row].item(), said)
+            self.refuse(
+                f"line {self.first + row}, column {name}", True, self[name][row].item(), said
+            )
 
     def check_choices(self, name: str, expected: Ints, rule: str) -> None:
         """The same for a value of each choice."""
@@ -134,25 +172,43 @@ class Lookups:
         self.check(name, self[name] != values, rule, values)
 
 
-def read_lookups(refuse: Refuse, lines: Sequence[str], preamble: Preamble, track: Track[Any]) -> Lookups:
+def read_lookups(
+    refuse: Refuse, lines: Sequence[str], preamble: Preamble, track: Track[Any]
+) -> Lookups:
     names = _names(refuse, lines, preamble.num_lines)
     highest = {
-        "turn": 0, "phase": 1, "step": INT32_MAX, "layer": len(preamble.expert_bytes) - 1, "slot": preamble.top_k - 1,
-        "expert": preamble.experts - 1, "residency": 2, "expert_bytes": LARGEST_BYTES, "dropped": 1,
-    }  # fmt: skip
-    columns: dict[str, array[Any]] = {name: array("d" if name == "weight" else "q") for name in names}
+        "turn": 0,
+        "phase": 1,
+        "step": INT32_MAX,
+        "layer": len(preamble.expert_bytes) - 1,
+        "slot": preamble.top_k - 1,
+        "expert": preamble.experts - 1,
+        "residency": 2,
+        "expert_bytes": LARGEST_BYTES,
+        "dropped": 1,
+    }
+    columns: dict[str, array[Any]] = {
+        name: array("d" if name == "weight" else "q") for name in names
+    }
     first = preamble.num_lines + 1
     for number, line in enumerate(track(lines[preamble.num_lines :], "reading lookups"), first):
         cells = line.split(",")
         if len(cells) != len(names):
-            refuse(f"line {number}", True, line, f"must have {len(names)} values, as line {first - 1} has names")
+            refuse(
+                f"line {number}",
+                True,
+                line,
+                f"must have {len(names)} values, as line {first - 1} has names",
+            )
         for name, cell in zip(names, cells, strict=True):
             value = _weight(cell) if name == "weight" else _whole(cell, highest[name])
             if value is None:
                 place = f"line {number}, column {name}"
                 raise TraceError(refuse.file, place, cell, _rule(name, highest), refuse.remedy)
             columns[name].append(value)
-    arrays: dict[str, NDArray[Any]] = {name: np.frombuffer(values, values.typecode) for name, values in columns.items()}
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.frombuffer(values, values.typecode) for name, values in columns.items()
+    }
     arrays.setdefault("dropped", np.zeros(len(arrays["turn"]), np.int64))
     return Lookups(refuse, first, preamble.top_k, arrays)
 
@@ -166,7 +222,13 @@ def _names(refuse: Refuse, lines: Sequence[str], number: int) -> list[str]:
     for name in names:
         known = ", ".join((*COLUMNS, *OPTIONAL_COLUMNS))
         wrong = name not in COLUMNS + OPTIONAL_COLUMNS
-        refuse(f"line {number}", wrong, name, f"must be one of the columns {known}", "remove the column")
+        refuse(
+            f"line {number}",
+            wrong,
+            name,
+            f"must be one of the columns {known}",
+            "remove the column",
+        )
         refuse(f"line {number}", names.count(name) > 1, name, "must not come twice")
     refuse(f"line {number + 1}", len(lines) == number, "absent", "must be a lookup")
     return names
@@ -187,7 +249,10 @@ def _rule(name: str, highest: Mapping[str, int]) -> str:
     if name == "turn":
         return "must be 0: a file with several turns is to be split into one file for each"
     if name == "weight":
-        return f"must be a number in 0..{LARGEST_WEIGHT:.0f} (nan: the engine saw no weights; record them)"
+        return (
+            f"must be a number in 0..{LARGEST_WEIGHT:.0f} (nan: the engine saw no weights; record"
+            " them)"
+        )
     return f"must be a whole number in 0..{highest[name]}"
 
 
@@ -195,21 +260,37 @@ def _rule(name: str, highest: Mapping[str, int]) -> str:
 
 
 def check_order(rows: Lookups, preamble: Preamble) -> int:
-    """The engine's order, nothing missing and nothing twice. Returns the number of prompt tokens."""
+    """The engine's order, nothing missing and nothing twice. Returns the number of prompt
+    tokens.
+    """
     num_sites = len(preamble.layers)
     slots = np.arange(len(rows)) % rows.top_k
-    rows.check("slot", rows["slot"] != slots, f"slots count 0..{rows.top_k - 1} in every choice", slots)
+    rows.check(
+        "slot", rows["slot"] != slots, f"slots count 0..{rows.top_k - 1} in every choice", slots
+    )
     end = f"line {rows.first + len(rows) - 1}"
-    rows.refuse(f"{end}, column slot", bool(len(rows) % rows.top_k), rows["slot"][-1], "must not be the file's last")
+    rows.refuse(
+        f"{end}, column slot",
+        bool(len(rows) % rows.top_k),
+        rows["slot"][-1],
+        "must not be the file's last",
+    )
     for name in ("phase", "step", "layer"):
         rows.check_choices(name, rows.choices(name)[:, 0], "as in slot 0")
-    rows.check("phase", np.diff(rows["phase"], prepend=0) < 0, "not return to prefill (0) after decode (1)")
-    rows.check("layer", preamble.sites(rows["layer"]) < 0, "be a layer with expert_bytes in the preamble")
+    rows.check(
+        "phase", np.diff(rows["phase"], prepend=0) < 0, "not return to prefill (0) after decode (1)"
+    )
+    rows.check(
+        "layer", preamble.sites(rows["layer"]) < 0, "be a layer with expert_bytes in the preamble"
+    )
     prefill = int((rows.choices("phase")[:, 0] == PREFILL).sum())
     decode = len(rows) // rows.top_k - prefill
     tokens = _leading(preamble.sites(rows.choices("layer")[:prefill, 0]) == 0)
     site_of, token_of = _expected_order(num_sites, tokens, prefill, decode)
-    order = "prefill goes layer by layer with all its tokens, once; decode token by token through all layers"
+    order = (
+        "prefill goes layer by layer with all its tokens, once; decode token by token through all"
+        " layers"
+    )
     rows.check_choices("layer", np.array(preamble.layers, np.int64)[site_of], order)
     rows.check_choices("step", rows["step"][0] + token_of, f"{order}; positions have no gaps")
     where = f"line {rows.first + prefill * rows.top_k - 1}, choices of prefill"
@@ -222,8 +303,11 @@ def check_order(rows: Lookups, preamble: Preamble) -> int:
 
 
 def _expected_order(num_sites: int, tokens: int, prefill: int, decode: int) -> tuple[Ints, Ints]:
-    """Site and token of each choice, for a prompt of ``tokens`` and so many choices of prefill and decode."""
-    # A first choice at another layer than the first leaves no tokens to count, and is refused by its layer.
+    """Site and token of each choice, for a prompt of ``tokens`` and so many choices of prefill
+    and decode.
+    """
+    # A first choice at another layer than the first leaves no tokens to count, and is refused by
+    # its layer.
     width = max(tokens, 1)
     prompt, decoded = np.arange(prefill), np.arange(decode)
     token = prompt % width
@@ -251,18 +335,29 @@ def check_choices(rows: Lookups) -> None:
 
 
 def check_residency(rows: Lookups, preamble: Preamble) -> None:
-    """A batch finds an expert absent or resident as a whole, and reads an absent one at its first lookup."""
+    """A batch finds an expert absent or resident as a whole, and reads an absent one at its
+    first lookup.
+    """
     residency, dropped = rows["residency"], rows["dropped"] == 1
     rows.check("dropped", dropped & (residency > 0), "be 0 where the expert is resident")
     # Only prefill repeats experts, so a decoded lookup stands alone.
-    batch = np.where(rows["phase"] == PREFILL, rows["layer"], len(preamble.expert_bytes) + np.arange(len(rows)))
+    batch = np.where(
+        rows["phase"] == PREFILL, rows["layer"], len(preamble.expert_bytes) + np.arange(len(rows))
+    )
     keys = batch * preamble.experts + rows["expert"]
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    rows.check("residency", residency != residency[first][which], "as in the batch's first lookup of the expert",
-               residency[first][which])  # fmt: skip
+    rows.check(
+        "residency",
+        residency != residency[first][which],
+        "as in the batch's first lookup of the expert",
+        residency[first][which],
+    )
     read = np.flatnonzero((residency == 0) & ~dropped)
     read = read[np.unique(keys[read], return_index=True)[1]]
     loaded = np.zeros(len(rows), np.int64)
     loaded[read] = np.array(preamble.expert_bytes, np.int64)[rows["layer"][read]]
-    rule = "the layer's expert_bytes at a batch's first lookup of an absent expert that is not dropped, else 0"
+    rule = (
+        "the layer's expert_bytes at a batch's first lookup of an absent expert that is not"
+        " dropped, else 0"
+    )
     rows.check("expert_bytes", rows["expert_bytes"] != loaded, rule, loaded)

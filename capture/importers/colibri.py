@@ -1,17 +1,18 @@
-"""Format colibri: the stream that the engines of github.com/JustVugg/colibri write to ``ROUTE_TRACE=<path>``.
+"""Format colibri: the stream that the engines of github.com/JustVugg/colibri write to
+``ROUTE_TRACE=<path>``.
 
 Text, one line for each row of each call of an MoE layer, as the layer routes::
 
     <call> <row> <layer> <expert>:<gate> <expert>:<gate> ...
 
-``call`` counts the calls; ``row`` is the row of the forward batch; gates are as applied, to four digits; how many
-experts a row has may vary. A *pass* is a run of calls through ascending layers: the first pass tells which layers have
-experts, and each later one must have the same.
+``call`` counts the calls; ``row`` is the row of the forward batch; gates are as applied, to four
+digits; how many experts a row has may vary. A *pass* is a run of calls through ascending layers:
+the first pass tells which layers have experts, and each later one must have the same.
 
-The file does not tell what the rows of a pass are. One row is taken for a decoded token, several rows for a prompt, or
-a part of one. Whether a prompt after decoded tokens begins another sequence has to be said (``sequences=prompts``) or
-denied (``sequences=one``); a stream of several requests at once, or with draft tokens, cannot be told from these, and
-must not be imported.
+The file does not tell what the rows of a pass are. One row is taken for a decoded token, several
+rows for a prompt, or a part of one. Whether a prompt after decoded tokens begins another sequence
+has to be said (``sequences=prompts``) or denied (``sequences=one``); a stream of several requests
+at once, or with draft tokens, cannot be told from these, and must not be imported.
 """
 
 from __future__ import annotations
@@ -92,10 +93,15 @@ def read(request: Request, track: Track[Any]) -> Imported:
         told={
             "origin": "ROUTE_TRACE of github.com/JustVugg/colibri",
             "steps": "a step for each pass through the layers, as recorded",
-            "phases": "not recorded: a pass of several rows is taken for a prompt, or a part of one",
+            "phases": (
+                "not recorded: a pass of several rows is taken for a prompt, or a part of one"
+            ),
             "sequences": f"not recorded: sequences={request.options.get('sequences', 'one')}",
             "positions": "not recorded: counted from the first row of a sequence",
-            "weights": "as applied, four digits; equal ones set apart by a float32 ulp, in the order of the file",
+            "weights": (
+                "as applied, four digits; equal ones set apart by a float32 ulp, in the order of"
+                " the file"
+            ),
         },
     )
     return Imported(assemble(facts, rows, recording))
@@ -119,23 +125,37 @@ def _read_calls(request: Request, refuse: Refuse) -> _Calls:
             calls.line.append(number)
             calls.layer.append(layer)
             calls.rows.append(0)
-        refuse(f"line {number}, row", not calls.line, row, "must be 0: the stream begins with a call")
+        refuse(
+            f"line {number}, row", not calls.line, row, "must be 0: the stream begins with a call"
+        )
         here = (call_now, calls.rows[-1], calls.layer[-1])
         rule = f"must be {' '.join(map(str, here))}, or a new call's row 0"
-        refuse(f"line {number}, call row layer", (call, row, layer) != here, f"{call} {row} {layer}", rule)
+        refuse(
+            f"line {number}, call row layer",
+            (call, row, layer) != here,
+            f"{call} {row} {layer}",
+            rule,
+        )
         calls.rows[-1] += 1
         chosen = [choice.split(":") for choice in match[4].split()]
         calls.row_line.append(number)
         calls.chosen.append(len(chosen))
         calls.expert.extend(int(expert) for expert, _ in chosen)
         calls.gate.extend(float(gate) for _, gate in chosen)
-        refuse(f"line {number}", len(calls.row_line) > INT32_MAX, number, f"must be at most {INT32_MAX}")
+        refuse(
+            f"line {number}",
+            len(calls.row_line) > INT32_MAX,
+            number,
+            f"must be at most {INT32_MAX}",
+        )
     refuse("line 1", not calls.line, "absent", RULE)
     return calls
 
 
 def _sites(refuse: Refuse, calls: _Calls) -> list[int]:
-    """The layers of the first pass; refuses a pass that has others, or not the same rows at all of them."""
+    """The layers of the first pass; refuses a pass that has others, or not the same rows at all
+    of them.
+    """
     layers, rows = np.array(calls.layer), np.array(calls.rows)
     falls = np.flatnonzero(np.diff(layers) <= 0)
     sites: list[int] = layers[: falls[0] + 1 if len(falls) else len(layers)].tolist()
@@ -147,7 +167,13 @@ def _sites(refuse: Refuse, calls: _Calls) -> list[int]:
         refuse(f"line {calls.line[call]}, layer", True, int(layers[call]), rule, remedy)
     rest = len(layers) % len(sites)
     last = f"line {calls.line[-1]}, layer"
-    refuse(last, rest > 0, calls.layer[-1], f"must not be the last: a pass ends at layer {sites[-1]}", remedy)
+    refuse(
+        last,
+        rest > 0,
+        calls.layer[-1],
+        f"must not be the last: a pass ends at layer {sites[-1]}",
+        remedy,
+    )
     wrong = np.flatnonzero(rows != np.repeat(rows[:: len(sites)], len(sites)))
     for call in wrong[:1].tolist():
         rule = f"must be {rows[call - site[call]]}, as at the first layer of the pass"
@@ -166,8 +192,9 @@ def _phases(
     if after.any() and sequences is None:
         line = calls.line[int(after.argmax()) * num_sites]
         raise ImportFailure(
-            f"{refuse.file}: line {line} begins a prompt after decoded tokens, and the file does not tell whether that "
-            f"is another sequence; say sequences=prompts (it is) or sequences=one (the conversation goes on)"
+            f"{refuse.file}: line {line} begins a prompt after decoded tokens, and the file does"
+            " not tell whether that is another sequence; say sequences=prompts (it is) or"
+            " sequences=one (the conversation goes on)"
         )
     begins = after if sequences == "prompts" else np.zeros(len(passes), np.bool_)
     first = begins.copy()
@@ -177,16 +204,30 @@ def _phases(
 
 
 def _choices(
-    refuse: Refuse, calls: _Calls, num_sites: int, facts: Mapping[str, str], options: Mapping[str, str]
+    refuse: Refuse,
+    calls: _Calls,
+    num_sites: int,
+    facts: Mapping[str, str],
+    options: Mapping[str, str],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Experts and gates [N, S, K], -1 and 0 where a row has fewer than ``top_k``."""
     chosen, lines = np.array(calls.chosen), np.array(calls.row_line)
     most = int(chosen.max())
     top_k = int(options.get("top_k", most))
-    refuse(f"line {lines[chosen.argmax()]}, experts", most > top_k, most, f"must be at most top_k={top_k}")
-    check_size(refuse, "rows", len(chosen) // num_sites, num_sites, top_k, "split it between two requests")
+    refuse(
+        f"line {lines[chosen.argmax()]}, experts",
+        most > top_k,
+        most,
+        f"must be at most top_k={top_k}",
+    )
+    check_size(
+        refuse, "rows", len(chosen) // num_sites, num_sites, top_k, "split it between two requests"
+    )
     starts = np.cumsum(chosen) - chosen
-    place = (np.repeat(np.arange(len(chosen)), chosen), np.arange(chosen.sum()) - np.repeat(starts, chosen))
+    place = (
+        np.repeat(np.arange(len(chosen)), chosen),
+        np.arange(chosen.sum()) - np.repeat(starts, chosen),
+    )
     ids, weights = np.full((len(chosen), top_k), -1), np.zeros((len(chosen), top_k))
     ids[place], weights[place] = np.array(calls.expert), np.array(calls.gate)
     _check_experts(refuse, ids, lines, int(facts["experts"]))
@@ -202,7 +243,9 @@ def _choices(
     return found, gates
 
 
-def _check_experts(refuse: Refuse, ids: NDArray[np.int64], lines: NDArray[np.int64], num_experts: int) -> None:
+def _check_experts(
+    refuse: Refuse, ids: NDArray[np.int64], lines: NDArray[np.int64], num_experts: int
+) -> None:
     ordered = np.sort(ids, axis=-1)
     again = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(-1)
     for wrong, rule in (
@@ -211,4 +254,9 @@ def _check_experts(refuse: Refuse, ids: NDArray[np.int64], lines: NDArray[np.int
     ):
         if wrong.any():
             row = int(wrong.argmax())
-            refuse(f"line {lines[row]}, experts", True, [expert for expert in ids[row].tolist() if expert >= 0], rule)
+            refuse(
+                f"line {lines[row]}, experts",
+                True,
+                [expert for expert in ids[row].tolist() if expert >= 0],
+                rule,
+            )

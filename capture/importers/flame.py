@@ -1,12 +1,13 @@
 """Format flame: one capture of the data set CMU-FLAME/FLAME-MoE-Traces (arXiv:2505.20225).
 
-``path`` is ``<model>/actives/iter_<n>``: a ``layer_<nn>.parquet`` for each layer with experts, a row for each token,
-``scores`` list<float16>[K], the router's softmax over all experts at the chosen ones, descending, and ``indices``
-list<int16>[K]. ``<model>/samples/<nnn>.parquet`` beside it (or ``samples=DIR``) has the rows' ``token_id`` int32.
+``path`` is ``<model>/actives/iter_<n>``: a ``layer_<nn>.parquet`` for each layer with experts, a
+row for each token, ``scores`` list<float16>[K], the router's softmax over all experts at the chosen
+ones, descending, and ``indices`` list<int16>[K]. ``<model>/samples/<nnn>.parquet`` beside it (or
+``samples=DIR``) has the rows' ``token_id`` int32.
 
-Rows are what was fed to the model in pretraining, sequence after sequence, all of ``sequence_length=`` tokens, which no
-file tells. They become prompts of one step each, the last one cut: nothing was decoded. A capture has 52 million
-tokens: ``tokens=N`` takes the first N.
+Rows are what was fed to the model in pretraining, sequence after sequence, all of
+``sequence_length=`` tokens, which no file tells. They become prompts of one step each, the last one
+cut: nothing was decoded. A capture has 52 million tokens: ``tokens=N`` takes the first N.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_ids, check_size, complete
+from capture.importers.parts import (
+    FACTS,
+    Recording,
+    Request,
+    Rows,
+    assemble,
+    check_ids,
+    check_size,
+    complete,
+)
 from capture.importers.source import (
     INT32_MAX,
     Imported,
@@ -45,12 +55,16 @@ PUBLISHED: Mapping[tuple[str, int, int], Mapping[str, str]] = {
     (name, sites, 6): {"model": name, "experts": "64", "licence": "Apache-2.0"}
     for name, sites in (("flame-moe-290m", 8), ("flame-moe-721m", 11), ("flame-moe-1.7b", 17))
 }
-"""What the data set's card tells, by the model's directory, its layers with experts and its top-k."""
+"""What the data set's card tells, by the model's directory, its layers with experts and its
+top-k.
+"""
 
 
 def check(request: Request) -> None:
     if "sequence_length" not in request.options:
-        raise ImportFailure("format=flame also needs sequence_length=..., the tokens of a training sequence")
+        raise ImportFailure(
+            "format=flame also needs sequence_length=..., the tokens of a training sequence"
+        )
     for key in ("sequence_length", "tokens"):
         if key in request.options:
             count(key, request.options[key])
@@ -67,8 +81,13 @@ def read(request: Request, track: Track[Any]) -> Imported:
     taken = min(num_rows, int(request.options.get("tokens", num_rows)))
     check_size(Refuse(request.path.name), "rows", taken, len(layers), top_k, "take fewer, tokens=N")
     name = request.path.resolve().parents[1].name if len(request.path.resolve().parents) > 1 else ""
-    facts = complete(request.facts, PUBLISHED.get((name, len(layers), top_k), {}), request.path.name)
-    ids, weights = np.empty((taken, len(layers), top_k), np.int16), np.empty((taken, len(layers), top_k), np.float32)
+    facts = complete(
+        request.facts, PUBLISHED.get((name, len(layers), top_k), {}), request.path.name
+    )
+    ids, weights = (
+        np.empty((taken, len(layers), top_k), np.int16),
+        np.empty((taken, len(layers), top_k), np.float32),
+    )
     for site, path in enumerate(track(list(layers.values()), "reading layers")):
         ids[:, site], weights[:, site] = _choices(path, taken, top_k, int(facts["experts"]))
     samples = _sample_files(request)
@@ -93,7 +112,9 @@ def read(request: Request, track: Track[Any]) -> Imported:
             "rows_of_capture": num_rows,
             "sequences": f"not recorded: sequence_length={length}",
             "steps": "not recorded: a step for each sequence",
-            "weights": "softmax over all experts, float16; equal neighbours set apart by a float32 ulp",
+            "weights": (
+                "softmax over all experts, float16; equal neighbours set apart by a float32 ulp"
+            ),
         },
     )
     return Imported(assemble(facts, rows, recording))
@@ -109,7 +130,9 @@ def _layer_files(root: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for match in filter(None, map(LAYER_FILE.fullmatch, sorted(names))):
         rule = "must not be there twice"
-        Refuse(match[0])("layer", int(match[1]) in found, int(match[1]), rule, "remove one of the files")
+        Refuse(match[0])(
+            "layer", int(match[1]) in found, int(match[1]), rule, "remove one of the files"
+        )
         found[int(match[1])] = require_file("path", root / match[0], what, LARGEST_FILE_BYTES)
     if not found:
         raise ImportFailure(f"path={root} has no layer_<nn>.parquet; name {what}")
@@ -125,14 +148,18 @@ def _shape(path: Path) -> tuple[int, int]:
     return int(num_rows), len(frame["indices"][0])
 
 
-def _choices(path: Path, taken: int, top_k: int, experts: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+def _choices(
+    path: Path, taken: int, top_k: int, experts: int
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
     refuse = Refuse(path.name)
     frame = _frame(path, COLUMNS, taken)
     arrays = {}
     for name in ("indices", "scores"):
         column = frame[name].cast(pl.List(frame[name].dtype.inner))  # type: ignore[attr-defined]
         lengths = column.list.len().to_numpy()
-        refuse.where(f"{name}, values in row ", lengths != top_k, lengths, f"must be {top_k}, as in row 0")
+        refuse.where(
+            f"{name}, values in row ", lengths != top_k, lengths, f"must be {top_k}, as in row 0"
+        )
         flat = column.explode()
         refuse(name, bool(flat.null_count()), "null", "must hold no null")
         arrays[name] = flat.to_numpy().reshape(taken, top_k)
@@ -140,7 +167,9 @@ def _choices(path: Path, taken: int, top_k: int, experts: int) -> tuple[NDArray[
     check_ids(refuse, "indices", arrays["indices"], experts)
     refuse.where("scores", ~((scores >= 0) & (scores <= 1)), scores, "must lie in 0..1")
     rising = scores[:, 1:] > scores[:, :-1]
-    refuse.where("scores", rising, scores[:, 1:], "must not rise from rank to rank (columns from rank 1)")
+    refuse.where(
+        "scores", rising, scores[:, 1:], "must not rise from rank to rank (columns from rank 1)"
+    )
     return arrays["indices"], scores
 
 
@@ -150,12 +179,19 @@ def _sample_files(request: Request) -> list[Path]:
     root = Path(asked) if asked else request.path.resolve().parents[1] / "samples"
     if not root.is_dir():
         if asked:
-            raise ImportFailure(f"samples={asked} is no directory; name one with 000.parquet, or leave it out")
+            raise ImportFailure(
+                f"samples={asked} is no directory; name one with 000.parquet, or leave it out"
+            )
         return []
     names = sorted(place.name for place in root.iterdir() if SAMPLE_FILE.fullmatch(place.name))
     if asked and not names:
-        raise ImportFailure(f"samples={asked} has no 000.parquet; name the capture's samples, or leave it out")
-    return [require_file("samples", root / name, "the capture's samples", LARGEST_FILE_BYTES) for name in names]
+        raise ImportFailure(
+            f"samples={asked} has no 000.parquet; name the capture's samples, or leave it out"
+        )
+    return [
+        require_file("samples", root / name, "the capture's samples", LARGEST_FILE_BYTES)
+        for name in names
+    ]
 
 
 def _tokens(paths: list[Path], taken: int) -> NDArray[np.int64]:
@@ -166,7 +202,9 @@ def _tokens(paths: list[Path], taken: int) -> NDArray[np.int64]:
         column = _frame(path, {"token_id": (pl.Int32,)}, missing, nested=False)["token_id"]
         refuse("token_id", bool(column.null_count()), "null", "must hold no null")
         part = column.to_numpy().astype(np.int64)
-        refuse.where("token_id", (part < 0) | (part > INT32_MAX), part, f"must lie in 0..{INT32_MAX}")
+        refuse.where(
+            "token_id", (part < 0) | (part > INT32_MAX), part, f"must lie in 0..{INT32_MAX}"
+        )
         parts.append(part)
         missing -= len(part)
     rule = f"must be {taken} or more in all samples, as in the layers' files"
@@ -174,12 +212,21 @@ def _tokens(paths: list[Path], taken: int) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _frame(path: Path, columns: Mapping[str, tuple[Any, ...]], rows: int, nested: bool = True) -> pl.DataFrame:
-    """The first ``rows`` of ``columns``, whose dtypes (of lists, where ``nested``) are checked first."""
+def _frame(
+    path: Path, columns: Mapping[str, tuple[Any, ...]], rows: int, nested: bool = True
+) -> pl.DataFrame:
+    """The first ``rows`` of ``columns``, whose dtypes (of lists, where ``nested``) are checked
+    first.
+    """
     refuse = Refuse(path.name)
     frame = _collected(refuse, pl.scan_parquet(path).head(0))
     for name, inner in columns.items():
-        refuse(name, name not in frame.columns, "absent", f"must be a column (found {sorted(frame.columns)})")
+        refuse(
+            name,
+            name not in frame.columns,
+            "absent",
+            f"must be a column (found {sorted(frame.columns)})",
+        )
         dtype = frame[name].dtype
         found = dtype.inner if isinstance(dtype, (pl.List, pl.Array)) and nested else dtype
         is_list = isinstance(dtype, (pl.List, pl.Array))
@@ -192,4 +239,6 @@ def _collected(refuse: Refuse, frame: pl.LazyFrame) -> pl.DataFrame:
     try:
         return frame.collect()
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise TraceError(refuse.file, "content", str(error), "must be a parquet file that polars reads") from None
+        raise TraceError(
+            refuse.file, "content", str(error), "must be a parquet file that polars reads"
+        ) from None

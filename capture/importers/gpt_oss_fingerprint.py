@@ -1,15 +1,19 @@
-"""Format gpt_oss_fingerprint: the published decode routing of gpt-oss-20b, as its authors' recorder wrote it.
+"""Format gpt_oss_fingerprint: the published decode routing of gpt-oss-20b, as its authors' recorder
+wrote it.
 
-``path`` is one ``*_examples.json`` of github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting, or a directory of
-them at any depth. A file is one generation::
+``path`` is one ``*_examples.json`` of github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting, or
+a directory of them at any depth. A file is one generation::
 
-    {"row_index": .., "dataset": "mmlu_test", "category": .., "finished_successfully": .., "has_repetition": ..,
+    {"row_index": .., "dataset": "mmlu_test", "category": .., "finished_successfully": ..,
+    "has_repetition": ..,
      "original_prompt": .., "full_text": [..], "generated_only": [..],
      "router_data": [{"token_198": {"layer_0": {"selected_experts": [0, 15, 17, 11],
-                                                "selected_probs": [0.41, 0.25, 0.2, 0.13]}, ..}}, ..]}
+                                                "selected_probs": [0.41, 0.25, 0.2, 0.13]}, ..}},
+                                                ..]}
 
-``token_198`` is the token's position in the full text; experts stand in rank order, probabilities are the softmax over
-the selected ones. Prompts were not recorded. Texts are not copied. Files become sequences in the order of their paths.
+``token_198`` is the token's position in the full text; experts stand in rank order, probabilities
+are the softmax over the selected ones. Prompts were not recorded. Texts are not copied. Files
+become sequences in the order of their paths.
 """
 
 from __future__ import annotations
@@ -66,13 +70,19 @@ TOKEN = re.compile(r"token_(\d{1,9})", re.A)
 
 
 def published_facts(facts: Mapping[str, str]) -> dict[str, str]:
-    """The facts as given; those of the published files stand in only for the model they belong to."""
+    """The facts as given; those of the published files stand in only for the model they belong
+    to.
+    """
     model = facts.get("model", GPT_OSS_20B)
-    return complete(facts, GPT_OSS_20B_FACTS if model == GPT_OSS_20B else {"model": model}, "decode")
+    return complete(
+        facts, GPT_OSS_20B_FACTS if model == GPT_OSS_20B else {"model": model}, "decode"
+    )
 
 
 def check_published_shape(refuse: Refuse, name: str, model: str, shape: tuple[int, int]) -> None:
-    """Refuse sites and top-k that are not those of gpt-oss-20b in a file that is said to be of it."""
+    """Refuse sites and top-k that are not those of gpt-oss-20b in a file that is said to be of
+    it.
+    """
     published = (GPT_OSS_20B_SITES, GPT_OSS_20B_TOP_K)
     rule = f"must be {published} for {GPT_OSS_20B}; of another model, give model="
     refuse(name, model == GPT_OSS_20B and shape != published, shape, rule)
@@ -103,13 +113,24 @@ def read(request: Request, track: Track[Any]) -> Imported:
         _read_generation(path, facts, found)
         first, last = found.experts[0].shape[1:], found.experts[-1].shape[1:]
         refuse = Refuse(path.name)
-        refuse("router_data", last != first, last, f"must have {first} sites and ranks, as {paths[0].name}")
-        check_size(refuse, "router_data", len(found.position), first[0], first[1], "import fewer files")
+        refuse(
+            "router_data",
+            last != first,
+            last,
+            f"must have {first} sites and ranks, as {paths[0].name}",
+        )
+        check_size(
+            refuse, "router_data", len(found.position), first[0], first[1], "import fewer files"
+        )
     experts = np.concatenate(found.experts)
     rows = Rows(
-        np.arange(len(experts)), np.full(len(experts), DECODE), np.array(found.sequence), np.array(found.position),
-        experts, np.concatenate(found.weights),
-    )  # fmt: skip
+        np.arange(len(experts)),
+        np.full(len(experts), DECODE),
+        np.array(found.sequence),
+        np.array(found.position),
+        experts,
+        np.concatenate(found.weights),
+    )
     recording = Recording(
         format="gpt_oss_fingerprint",
         files={},
@@ -122,8 +143,13 @@ def read(request: Request, track: Track[Any]) -> Imported:
             "files": len(paths),
             "files_sha256": sha256_of_all(paths),
             "prompts": "not recorded; the first position of a sequence is the length of its prompt",
-            "steps": "one step for each sequence and position; how tokens were batched is not recorded",
-            "weights": "softmax over the selected; equal neighbours set apart by a float32 ulp, to keep their rank",
+            "steps": (
+                "one step for each sequence and position; how tokens were batched is not recorded"
+            ),
+            "weights": (
+                "softmax over the selected; equal neighbours set apart by a float32 ulp, to keep"
+                " their rank"
+            ),
         },
     )
     return Imported(assemble(facts, rows, recording))
@@ -143,7 +169,13 @@ def _files(path: Path) -> list[Path]:
 def _read_generation(path: Path, facts: Mapping[str, str], found: _Generations) -> None:
     """Append one file to ``found``."""
     refuse = Refuse(path.name)
-    value = refuse.has("", parsed_json(path.read_bytes(), refuse, "text"), "dataset", "has_repetition", "router_data")
+    value = refuse.has(
+        "",
+        parsed_json(path.read_bytes(), refuse, "text"),
+        "dataset",
+        "has_repetition",
+        "router_data",
+    )
     number = len(found.domains)
     found.domains[number] = refuse.text("dataset", value["dataset"])
     found.flags[number] = {"has_repetition": refuse.flag("has_repetition", value["has_repetition"])}
@@ -151,16 +183,25 @@ def _read_generation(path: Path, facts: Mapping[str, str], found: _Generations) 
         name = "finished_successfully"
         found.flags[number]["finished"] = refuse.flag(name, value[name])
     data = value["router_data"]
-    refuse("router_data", not isinstance(data, list) or not data, type(data).__name__, "must be a list with tokens")
+    refuse(
+        "router_data",
+        not isinstance(data, list) or not data,
+        type(data).__name__,
+        "must be a list with tokens",
+    )
     tokens = [_token(refuse, f"router_data[{index}]", entry) for index, entry in enumerate(data)]
     positions = np.array([position for position, _ in tokens])
-    refuse.where("router_data, token", np.diff(positions, prepend=-1) <= 0, positions, "must increase")
+    refuse.where(
+        "router_data, token", np.diff(positions, prepend=-1) <= 0, positions, "must increase"
+    )
     found.position.extend(positions.tolist())
     found.sequence.extend([number] * len(tokens))
     experts, weights = _columns(refuse, [layers for _, layers in tokens])
     check_published_shape(refuse, "sites and ranks", facts["model"], experts.shape[1:])
     for site in range(experts.shape[1]):
-        check_ids(refuse, f"selected_experts at layer_{site}", experts[:, site], int(facts["experts"]))
+        check_ids(
+            refuse, f"selected_experts at layer_{site}", experts[:, site], int(facts["experts"])
+        )
         check_shares(refuse, f" at layer_{site}", weights[:, site], WEIGHT_SUM_TOLERANCE)
     found.experts.append(experts.astype(np.int16))
     found.weights.append(weights.astype(np.float32))
@@ -177,16 +218,36 @@ def _token(refuse: Refuse, where: str, entry: object) -> tuple[int, dict[str, An
     return int(match[1]), refuse.has(f"{where}.{name}", value[name])
 
 
-def _columns(refuse: Refuse, tokens: list[dict[str, Any]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Experts and probabilities [N, S, K] of a file's tokens, each of which must have the layers of the first."""
+def _columns(
+    refuse: Refuse, tokens: list[dict[str, Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Experts and probabilities [N, S, K] of a file's tokens, each of which must have the layers
+    of the first.
+    """
     layers = [f"layer_{site}" for site in range(len(tokens[0]))]
     for index, token in enumerate(tokens):
         rule = f"must be layer_0 to layer_{len(layers) - 1}"
-        refuse(f"router_data[{index}], layers", set(token) != set(layers) or not layers, sorted(token), rule)
-    entries = [[refuse.has(f"router_data[{i}].{layer}", token[layer], "selected_experts", "selected_probs")
-                for layer in layers] for i, token in enumerate(tokens)]  # fmt: skip
-    experts = refuse.numbers("selected_experts", [[e["selected_experts"] for e in row] for row in entries], "iu", 3)
-    weights = refuse.numbers("selected_probs", [[e["selected_probs"] for e in row] for row in entries], "iuf", 3)
+        refuse(
+            f"router_data[{index}], layers",
+            set(token) != set(layers) or not layers,
+            sorted(token),
+            rule,
+        )
+    entries = [
+        [
+            refuse.has(
+                f"router_data[{i}].{layer}", token[layer], "selected_experts", "selected_probs"
+            )
+            for layer in layers
+        ]
+        for i, token in enumerate(tokens)
+    ]
+    experts = refuse.numbers(
+        "selected_experts", [[e["selected_experts"] for e in row] for row in entries], "iu", 3
+    )
+    weights = refuse.numbers(
+        "selected_probs", [[e["selected_probs"] for e in row] for row in entries], "iuf", 3
+    )
     rule = f"must have the shape {list(experts.shape)} of selected_experts"
     refuse("selected_probs", weights.shape != experts.shape, list(weights.shape), rule)
     return experts.astype(np.int64), weights.astype(np.float64)

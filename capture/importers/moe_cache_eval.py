@@ -1,19 +1,23 @@
-"""Format moe_cache_eval: an event directory of github.com/shijiuzhang/moe-cache-eval (event schema 1).
+"""Format moe_cache_eval: an event directory of github.com/shijiuzhang/moe-cache-eval (event schema
+1).
 
-``path`` is the directory. ``manifest.json`` names the model, ``events.safetensors`` (by sha256) has one *event* for
-each layer of each forward cycle: ``request_indices`` int32, ``scheduler_steps`` int32, ``forward_cycles`` int32,
-``phases`` uint8 (0 prefill, 1 decode), ``layer_ids`` int16, ``token_counts`` int32 [M], ``offsets`` int64 [M + 1], and
-for each *access* of an event ``expert_ids`` int16, ``assignment_counts`` int32 (tokens that chose the expert) and
-``gate_mass`` float32 (sum of their weights) [A]. Events of batched decoding have request -1; ``schedule.jsonl`` then
-tells who was in the batch::
+``path`` is the directory. ``manifest.json`` names the model, ``events.safetensors`` (by sha256) has
+one *event* for each layer of each forward cycle: ``request_indices`` int32, ``scheduler_steps``
+int32, ``forward_cycles`` int32, ``phases`` uint8 (0 prefill, 1 decode), ``layer_ids`` int16,
+``token_counts`` int32 [M], ``offsets`` int64 [M + 1], and for each *access* of an event
+``expert_ids`` int16, ``assignment_counts`` int32 (tokens that chose the expert) and ``gate_mass``
+float32 (sum of their weights) [A]. Events of batched decoding have request -1; ``schedule.jsonl``
+then tells who was in the batch::
 
     {"scheduler_step": 0, "active_request_indices": [3, 1], "decode_positions": [0, 7], ..}
 
-An event is a union. Where it is of one token its choices are exact; where it is of several, which of them chose what is
-not recorded: the header says that rows are lacking, and rows divide the counts among the event's tokens, so that every
-union, count and gate mass is as recorded. Texts in ``requests.jsonl`` are not copied.
+An event is a union. Where it is of one token its choices are exact; where it is of several, which
+of them chose what is not recorded: the header says that rows are lacking, and rows divide the
+counts among the event's tokens, so that every union, count and gate mass is as recorded. Texts in
+``requests.jsonl`` are not copied.
 
-A directory with ``events.csv`` in place of tensors, or that file, is read by `capture.importers.moe_cache_events`.
+A directory with ``events.csv`` in place of tensors, or that file, is read by
+`capture.importers.moe_cache_events`.
 """
 
 from __future__ import annotations
@@ -27,7 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capture.importers import moe_cache_events
-from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_numbers, check_size, complete
+from capture.importers.parts import (
+    FACTS,
+    Recording,
+    Request,
+    Rows,
+    assemble,
+    check_numbers,
+    check_size,
+    complete,
+)
 from capture.importers.source import (
     INT16_MAX,
     INT32_MAX,
@@ -46,10 +59,18 @@ KEYS = tuple(key for key in FACTS if key != "experts")
 SCHEMA = 1
 MANIFEST, SCHEDULE = "manifest.json", "schedule.jsonl"
 EVENTS: Mapping[str, Any] = {
-    "request_indices": np.int32, "scheduler_steps": np.int32, "forward_cycles": np.int32, "phases": np.uint8,
-    "layer_ids": np.int16, "token_counts": np.int32,
-}  # fmt: skip
-ACCESSES: Mapping[str, Any] = {"expert_ids": np.int16, "assignment_counts": np.int32, "gate_mass": np.float32}
+    "request_indices": np.int32,
+    "scheduler_steps": np.int32,
+    "forward_cycles": np.int32,
+    "phases": np.uint8,
+    "layer_ids": np.int16,
+    "token_counts": np.int32,
+}
+ACCESSES: Mapping[str, Any] = {
+    "expert_ids": np.int16,
+    "assignment_counts": np.int32,
+    "gate_mass": np.float32,
+}
 LARGEST_FILE_BYTES = 1 << 32
 LARGEST_TEXT_BYTES = 1 << 28
 Ints = NDArray[np.int64]
@@ -78,29 +99,58 @@ def read(request: Request, track: Track[Any]) -> Imported:
     top_k = _top_k(refuse, columns, model.get("top_k"))
     schedule = _schedule(request.path)
     cycles = _cycles(refuse, columns, num_layers, schedule)
-    check_size(refuse, "token_counts", sum(len(item.sequence) for item in cycles), num_layers, top_k, "convert less")
+    check_size(
+        refuse,
+        "token_counts",
+        sum(len(item.sequence) for item in cycles),
+        num_layers,
+        top_k,
+        "convert less",
+    )
     ids, weights = _choices(columns, cycles, num_layers, top_k)
     phase = np.concatenate([np.full(len(item.sequence), item.phase) for item in cycles])
     rows = Rows(
-        np.repeat(np.arange(len(cycles)), [len(item.sequence) for item in cycles]), phase,
-        np.concatenate([item.sequence for item in cycles]), np.concatenate([item.position for item in cycles]),
-        ids, weights, ranked=False,
-    )  # fmt: skip
+        np.repeat(np.arange(len(cycles)), [len(item.sequence) for item in cycles]),
+        phase,
+        np.concatenate([item.sequence for item in cycles]),
+        np.concatenate([item.position for item in cycles]),
+        ids,
+        weights,
+        ranked=False,
+    )
     told = {"model": str(model.get("id", request.facts.get("model", ""))), "experts": str(experts)}
-    facts = complete(request.facts, {key: text for key, text in told.items() if text}, "moe_cache_eval")
-    return Imported(assemble(facts, rows, _recording(request, events_path, cycles, num_layers, schedule is not None)))
+    facts = complete(
+        request.facts, {key: text for key, text in told.items() if text}, "moe_cache_eval"
+    )
+    return Imported(
+        assemble(
+            facts, rows, _recording(request, events_path, cycles, num_layers, schedule is not None)
+        )
+    )
 
 
 def _manifest(root: Path) -> tuple[dict[str, Any], Path]:
-    """The manifest, its model checked, and the events' file, whose digest is as the manifest says."""
+    """The manifest, its model checked, and the events' file, whose digest is as the manifest
+    says.
+    """
     if not root.is_dir():
-        raise ImportFailure(f"path={root} is no directory; name one with {MANIFEST} and events.safetensors")
+        raise ImportFailure(
+            f"path={root} is no directory; name one with {MANIFEST} and events.safetensors"
+        )
     path = require_file("path", root / MANIFEST, f"a directory with {MANIFEST}", LARGEST_TEXT_BYTES)
     refuse = Refuse(MANIFEST)
-    whole = refuse.has("", parsed_json(path.read_bytes(), refuse, "text"), "schema_version", "model", "artifacts")
+    whole = refuse.has(
+        "", parsed_json(path.read_bytes(), refuse, "text"), "schema_version", "model", "artifacts"
+    )
     version = whole["schema_version"]
     known = version == SCHEMA and not isinstance(version, bool)
-    refuse("schema_version", not known, version, f"must be {SCHEMA}", f"convert the events to schema {SCHEMA}")
+    refuse(
+        "schema_version",
+        not known,
+        version,
+        f"must be {SCHEMA}",
+        f"convert the events to schema {SCHEMA}",
+    )
     model = refuse.has("model", whole["model"], "num_layers", "num_experts")
     for key in ("num_layers", "num_experts", *(["top_k"] if "top_k" in model else [])):
         model[key] = refuse.whole(f"model.{key}", model[key], 1, INT16_MAX)
@@ -109,7 +159,9 @@ def _manifest(root: Path) -> tuple[dict[str, Any], Path]:
     name = refuse.text("artifacts.events.path", events["path"])
     plain = PurePosixPath(name).name == name and "\\" not in name and name != ".."
     refuse("artifacts.events.path", not plain, name, "must be the name of a file in the directory")
-    place = require_file("path", root / name, f"a directory with {name}", LARGEST_FILE_BYTES, "convert less")
+    place = require_file(
+        "path", root / name, f"a directory with {name}", LARGEST_FILE_BYTES, "convert less"
+    )
     found = sha256(place)
     rule = f"must be {found}, the digest of {name}"
     refuse("artifacts.events.sha256", events["sha256"] != found, events["sha256"], rule)
@@ -121,7 +173,9 @@ def _columns(refuse: Refuse, path: Path) -> dict[str, NDArray[Any]]:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise ImportFailure("format=moe_cache_eval is read by safetensors: pip install -e '.[model]'") from None
+        raise ImportFailure(
+            "format=moe_cache_eval is read by safetensors: pip install -e '.[model]'"
+        ) from None
     dtypes = {**EVENTS, "offsets": np.int64, **ACCESSES}
     found: dict[str, NDArray[Any]] = {}
     try:
@@ -138,25 +192,52 @@ def _columns(refuse: Refuse, path: Path) -> dict[str, NDArray[Any]]:
     for name, dtype in dtypes.items():
         values = found[name]
         rule = f"must be {np.dtype(dtype)} with 1 dimension"
-        refuse(name, values.dtype != dtype or values.ndim != 1, f"{values.dtype} {list(values.shape)}", rule)
+        refuse(
+            name,
+            values.dtype != dtype or values.ndim != 1,
+            f"{values.dtype} {list(values.shape)}",
+            rule,
+        )
     events, accesses = len(found["layer_ids"]), len(found["expert_ids"])
     refuse("layer_ids", events == 0, 0, "must have an event")
-    lengths = {**dict.fromkeys(EVENTS, events), "offsets": events + 1, **dict.fromkeys(ACCESSES, accesses)}
+    lengths = {
+        **dict.fromkeys(EVENTS, events),
+        "offsets": events + 1,
+        **dict.fromkeys(ACCESSES, accesses),
+    }
     for name, length in lengths.items():
         refuse(name, len(found[name]) != length, len(found[name]), f"must have {length} values")
     return found
 
 
-def _check_events(refuse: Refuse, columns: Mapping[str, NDArray[Any]], num_layers: int, experts: int) -> None:
-    offsets, counts, tokens = columns["offsets"], columns["assignment_counts"], columns["token_counts"]
+def _check_events(
+    refuse: Refuse, columns: Mapping[str, NDArray[Any]], num_layers: int, experts: int
+) -> None:
+    offsets, counts, tokens = (
+        columns["offsets"],
+        columns["assignment_counts"],
+        columns["token_counts"],
+    )
     wrong = np.diff(offsets, prepend=offsets[:1]) < 0
     refuse.where("offsets", wrong, offsets, "must not fall")
     ends = (int(offsets[0]), int(offsets[-1]))
-    refuse("offsets", ends != (0, len(counts)), ends, f"must begin at 0 and end at {len(counts)}, the accesses")
-    refuse.where("phases", columns["phases"] > 1, columns["phases"], "must be 0 (prefill) or 1 (decode)")
+    refuse(
+        "offsets",
+        ends != (0, len(counts)),
+        ends,
+        f"must begin at 0 and end at {len(counts)}, the accesses",
+    )
+    refuse.where(
+        "phases", columns["phases"] > 1, columns["phases"], "must be 0 (prefill) or 1 (decode)"
+    )
     refuse.where("token_counts", tokens < 1, tokens, "must be 1 or more")
     check_numbers(refuse, "scheduler_steps", columns["scheduler_steps"])
-    refuse.where("request_indices", columns["request_indices"] < -1, columns["request_indices"], "must be -1 or more")
+    refuse.where(
+        "request_indices",
+        columns["request_indices"] < -1,
+        columns["request_indices"],
+        "must be -1 or more",
+    )
     layers, expected = columns["layer_ids"], np.arange(len(tokens)) % num_layers
     rule = f"must count 0..{num_layers - 1} again and again: every cycle visits every layer"
     refuse.where("layer_ids", layers != expected, layers, rule)
@@ -164,7 +245,9 @@ def _check_events(refuse: Refuse, columns: Mapping[str, NDArray[Any]], num_layer
     refuse("layer_ids", not whole, int(layers[-1]), f"must end at {num_layers - 1}, the last layer")
     for name in ("request_indices", "scheduler_steps", "forward_cycles", "phases", "token_counts"):
         first = np.repeat(columns[name][::num_layers], num_layers)
-        refuse.where(name, columns[name] != first, columns[name], "must be the same at all layers of a cycle")
+        refuse.where(
+            name, columns[name] != first, columns[name], "must be the same at all layers of a cycle"
+        )
     for name in ("scheduler_steps", "forward_cycles"):
         back = np.diff(columns[name], prepend=columns[name][:1]) < 0
         refuse.where(name, back, columns[name], "must not fall")
@@ -191,7 +274,9 @@ def _top_k(refuse: Refuse, columns: Mapping[str, NDArray[Any]], told: int | None
 
 
 def _schedule(root: Path) -> dict[int, tuple[Ints, Ints]] | None:
-    """By scheduler step: requests of the batch, and how many tokens each has decoded. None without the file."""
+    """By scheduler step: requests of the batch, and how many tokens each has decoded. None
+    without the file.
+    """
     path = root / SCHEDULE
     if not path.exists():
         return None
@@ -208,20 +293,28 @@ def _schedule(root: Path) -> dict[int, tuple[Ints, Ints]] | None:
             check_numbers(refuse, f"{name}.{key}", values)
         rule = f"must have {len(active)} values, as there are active requests"
         refuse(f"{name}.decode_positions", len(positions) != len(active), len(positions), rule)
-        refuse(f"{name}.{keys[0]}", len(set(active.tolist())) != len(active), active.tolist(), "must not repeat")
+        refuse(
+            f"{name}.{keys[0]}",
+            len(set(active.tolist())) != len(active),
+            active.tolist(),
+            "must not repeat",
+        )
         found[step] = (active.astype(np.int64), positions.astype(np.int64))
     return found
 
 
 def _cycles(
-    refuse: Refuse, columns: Mapping[str, NDArray[Any]], num_layers: int,
+    refuse: Refuse,
+    columns: Mapping[str, NDArray[Any]],
+    num_layers: int,
     schedule: Mapping[int, tuple[Ints, Ints]] | None,
-) -> list[_Cycle]:  # fmt: skip
+) -> list[_Cycle]:
     found: list[_Cycle] = []
     tokens_so_far: dict[int, int] = {}
     for event in range(0, len(columns["layer_ids"]), num_layers):
         request, step, tokens, decodes = (
-            int(columns[name][event]) for name in ("request_indices", "scheduler_steps", "token_counts", "phases")
+            int(columns[name][event])
+            for name in ("request_indices", "scheduler_steps", "token_counts", "phases")
         )
         if request >= 0:
             begin = tokens_so_far.get(request, 0)
@@ -243,8 +336,8 @@ def _cycles(
 def _choices(
     columns: Mapping[str, NDArray[Any]], cycles: list[_Cycle], num_layers: int, top_k: int
 ) -> tuple[Ints, NDArray[np.float32]]:
-    """Experts and weights [N, S, K]. Of an event of T tokens the p-th assignment, expert by expert, goes to its row p
-    modulo T: no row has an expert twice, since none was chosen more than T times.
+    """Experts and weights [N, S, K]. Of an event of T tokens the p-th assignment, expert by expert,
+    goes to its row p modulo T: no row has an expert twice, since none was chosen more than T times.
     """
     counts = columns["assignment_counts"].astype(np.int64)
     event = np.repeat(np.arange(len(columns["layer_ids"])), np.diff(columns["offsets"]))
@@ -255,7 +348,11 @@ def _choices(
     place = np.arange(len(access)) - before[of_event]
     rows = np.array([len(cycle.sequence) for cycle in cycles])
     begin = np.repeat(np.cumsum(rows) - rows, num_layers)
-    target = (begin[of_event] + place % tokens[of_event], of_event % num_layers, place // tokens[of_event])
+    target = (
+        begin[of_event] + place % tokens[of_event],
+        of_event % num_layers,
+        place // tokens[of_event],
+    )
     ids = np.full((int(rows.sum()), num_layers, top_k), -1, np.int64)
     weights = np.zeros(ids.shape, np.float32)
     ids[target] = columns["expert_ids"][access]
@@ -263,7 +360,9 @@ def _choices(
     return ids, weights
 
 
-def _recording(request: Request, events: Path, cycles: list[_Cycle], num_layers: int, scheduled: bool) -> Recording:
+def _recording(
+    request: Request, events: Path, cycles: list[_Cycle], num_layers: int, scheduled: bool
+) -> Recording:
     several = any(len(cycle.sequence) > 1 for cycle in cycles)
     lacks = ["tokens", "scores", *(["rows"] if several else [])]
     files = {"manifest": request.path / MANIFEST, "file": events}

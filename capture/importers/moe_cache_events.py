@@ -1,15 +1,18 @@
-"""Part of format moe_cache_eval: ``events.csv``, the readable form that the author publishes beside results.
+"""Part of format moe_cache_eval: ``events.csv``, the readable form that the author publishes beside
+results.
 
-``manifest.json`` beside it has ``model`` (``num_layers``, ``num_experts_per_layer`` or ``num_experts``). The table has
-a line for each event, a layer of a scheduler's step, layer by layer and step by step::
+``manifest.json`` beside it has ``model`` (``num_layers``, ``num_experts_per_layer`` or
+``num_experts``). The table has a line for each event, a layer of a scheduler's step, layer by layer
+and step by step::
 
     event_index,scheduler_step,layer,requested_experts,misses,hits
     0,0,0,0 1,2,0
 
-``requested_experts`` is a set, with spaces between; ``misses`` and ``hits`` are what the author's replay found of it.
-How many tokens asked, with which weights, in which order and phase is not told: each step becomes one decoded row whose
-choices are the step's sets, and the header says that rows, weights and order are lacking. What the replay found is kept
-as ``replayed.parquet``: event, step, site, misses, hits.
+``requested_experts`` is a set, with spaces between; ``misses`` and ``hits`` are what the author's
+replay found of it. How many tokens asked, with which weights, in which order and phase is not told:
+each step becomes one decoded row whose choices are the step's sets, and the header says that rows,
+weights and order are lacking. What the replay found is kept as ``replayed.parquet``: event, step,
+site, misses, hits.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ Line = Mapping[str, str]
 
 @dataclass
 class _Events:
-    """The columns so far; ``experts`` of all events one after another, ``counts`` how many each has."""
+    """The columns so far; ``experts`` of all events one after another, ``counts`` how many each
+    has.
+    """
 
     step: array[int] = field(default_factory=lambda: array("q"))
     experts: array[int] = field(default_factory=lambda: array("q"))
@@ -58,14 +63,20 @@ class _Events:
 
 
 def is_events(path: Path) -> bool:
-    """Whether ``path`` is such a table, or a directory that has one in place of the tensors of the format."""
-    return path.suffix == ".csv" or ((path / EVENTS_FILE).is_file() and not (path / "events.safetensors").exists())
+    """Whether ``path`` is such a table, or a directory that has one in place of the tensors of
+    the format.
+    """
+    return path.suffix == ".csv" or (
+        (path / EVENTS_FILE).is_file() and not (path / "events.safetensors").exists()
+    )
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
     """The trace of a table. Raise `TraceError` or `ImportFailure`."""
     place = request.path if request.path.suffix == ".csv" else request.path / EVENTS_FILE
-    require_file("path", place, f"an {EVENTS_FILE}", LARGEST_FILE_BYTES, "split it between two steps")
+    require_file(
+        "path", place, f"an {EVENTS_FILE}", LARGEST_FILE_BYTES, "split it between two steps"
+    )
     model = _model(place.parent / MANIFEST)
     layers, experts = model["num_layers"], model["num_experts"]
     refuse = Refuse(place.name)
@@ -73,7 +84,12 @@ def read(request: Request, track: Track[Any]) -> Imported:
     for number, line in track(list(_lines(refuse, place)), "reading events"):
         _take(refuse, f"line {number}", line, events, layers, experts)
     refuse("line 2", not events.counts, "absent", "must be an event")
-    refuse("layer", len(events.counts) % layers != 0, (len(events.counts) - 1) % layers, f"must end at {layers - 1}")
+    refuse(
+        "layer",
+        len(events.counts) % layers != 0,
+        (len(events.counts) - 1) % layers,
+        f"must end at {layers - 1}",
+    )
     counts = np.array(events.counts).reshape(-1, layers)
     steps, top_k = len(counts), int(counts.max())
     check_size(refuse, EVENTS_FILE, steps, layers, top_k, "split it between two steps")
@@ -90,7 +106,10 @@ def read(request: Request, track: Track[Any]) -> Imported:
         site_name="layer {}",
         told={
             "origin": f"{EVENTS_FILE} of github.com/shijiuzhang/moe-cache-eval",
-            "steps": "a step for each scheduler's step, as one decoded row: its tokens and phase are not told",
+            "steps": (
+                "a step for each scheduler's step, as one decoded row: its tokens and phase are not"
+                " told"
+            ),
             "replayed": f"{REPLAYED_FILE}: what the author's replay found",
             "hits": sum(events.hits),
             "misses": sum(events.misses),
@@ -100,13 +119,18 @@ def read(request: Request, track: Track[Any]) -> Imported:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    """``num_layers`` and ``num_experts`` as the manifest beside the table has them; ``told``: the model, if it does."""
+    """``num_layers`` and ``num_experts`` as the manifest beside the table has them; ``told``:
+    the model, if it does.
+    """
     if not path.is_file():
         raise ImportFailure(f"path: {path} is missing; copy it from where {EVENTS_FILE} comes from")
     require_file("path", path, MANIFEST, LARGEST_TEXT_BYTES)
     refuse = Refuse(MANIFEST)
-    model = refuse.has("model", refuse.has("", parsed_json(path.read_bytes(), refuse, "text"), "model")["model"],
-                       "num_layers")  # fmt: skip
+    model = refuse.has(
+        "model",
+        refuse.has("", parsed_json(path.read_bytes(), refuse, "text"), "model")["model"],
+        "num_layers",
+    )
     key = "num_experts" if "num_experts" in model else "num_experts_per_layer"
     refuse.has("model", model, key)
     told = {"model": refuse.text("model.id", model["id"])} if "id" in model else {}
@@ -126,12 +150,19 @@ def _lines(refuse: Refuse, path: Path) -> Iterator[tuple[int, Line]]:
             for name in COLUMNS:
                 refuse("line 1", names.count(name) != 1, text, f"must name the column {name} once")
             continue
-        refuse(f"line {number}", len(cells) != len(names), text, f"must have {len(names)} values, as line 1 has names")
+        refuse(
+            f"line {number}",
+            len(cells) != len(names),
+            text,
+            f"must have {len(names)} values, as line 1 has names",
+        )
         yield number, dict(zip(names, cells, strict=True))
     refuse("line 1", not names, "absent", f"must name the columns {', '.join(COLUMNS)}")
 
 
-def _take(refuse: Refuse, place: str, line: Line, events: _Events, layers: int, experts: int) -> None:
+def _take(
+    refuse: Refuse, place: str, line: Line, events: _Events, layers: int, experts: int
+) -> None:
     def whole(name: str, text: str, most: int) -> int:
         number: object = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
         return refuse.whole(f"{place}, {name}", number, 0, most)
@@ -143,10 +174,22 @@ def _take(refuse: Refuse, place: str, line: Line, events: _Events, layers: int, 
     step = whole("scheduler_step", line["scheduler_step"], INT32_MAX)
     before = events.step[-1] if events.step else step
     wrong = step != before if event % layers else step < before
-    rule = f"must be {before}, as at the layers before" if event % layers else f"must not fall below {before}"
+    rule = (
+        f"must be {before}, as at the layers before"
+        if event % layers
+        else f"must not fall below {before}"
+    )
     refuse(f"{place}, scheduler_step", wrong, step, rule)
-    asked = [whole("requested_experts", word, experts - 1) for word in line["requested_experts"].split(" ")]
-    refuse(f"{place}, requested_experts", len(set(asked)) != len(asked), asked, "must not repeat: it is a set")
+    asked = [
+        whole("requested_experts", word, experts - 1)
+        for word in line["requested_experts"].split(" ")
+    ]
+    refuse(
+        f"{place}, requested_experts",
+        len(set(asked)) != len(asked),
+        asked,
+        "must not repeat: it is a set",
+    )
     misses, hits = (whole(name, line[name], len(asked)) for name in ("misses", "hits"))
     rule = f"must be {len(asked)} with the hits, as many as experts"
     refuse(f"{place}, misses", misses + hits != len(asked), misses, rule)
@@ -159,8 +202,13 @@ def _take(refuse: Refuse, place: str, line: Line, events: _Events, layers: int, 
 
 def _replayed(events: _Events, layers: int) -> bytes:
     event, stream = np.arange(len(events.counts), dtype=np.int32), io.BytesIO()
-    pl.DataFrame({
-        "event": event, "step": event // layers, "site": (event % layers).astype(np.int16),
-        "misses": np.array(events.misses, np.int16), "hits": np.array(events.hits, np.int16),
-    }).write_parquet(stream, compression="zstd")  # fmt: skip
+    pl.DataFrame(
+        {
+            "event": event,
+            "step": event // layers,
+            "site": (event % layers).astype(np.int16),
+            "misses": np.array(events.misses, np.int16),
+            "hits": np.array(events.hits, np.int16),
+        }
+    ).write_parquet(stream, compression="zstd")
     return stream.getvalue()

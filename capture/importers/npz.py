@@ -1,9 +1,10 @@
 """Format npz: decode routing in four arrays.
 
-``experts`` uint8 [N, L, K] in rank order, ``weights`` float16 [N, L, K], ``pos`` int32 [N], the token's position in the
-full text, and ``seq`` int32 [N]. Beside it lies ``sequences.json``, a list of objects with ``seq``, ``T`` (tokens),
-``dataset``, ``has_repetition`` and, if known, ``finished``. What a file cannot tell (experts, widths, licence) defaults
-to the values of gpt-oss-20b, whose published routing (`capture.importers.gpt_oss_fingerprint`) is kept in this form,
+``experts`` uint8 [N, L, K] in rank order, ``weights`` float16 [N, L, K], ``pos`` int32 [N], the
+token's position in the full text, and ``seq`` int32 [N]. Beside it lies ``sequences.json``, a list
+of objects with ``seq``, ``T`` (tokens), ``dataset``, ``has_repetition`` and, if known,
+``finished``. What a file cannot tell (experts, widths, licence) defaults to the values of
+gpt-oss-20b, whose published routing (`capture.importers.gpt_oss_fingerprint`) is kept in this form,
 and to nothing for any other model.
 """
 
@@ -24,7 +25,15 @@ from capture.importers.gpt_oss_fingerprint import (
     check_published_shape,
     published_facts,
 )
-from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_ids, check_shares
+from capture.importers.parts import (
+    FACTS,
+    Recording,
+    Request,
+    Rows,
+    assemble,
+    check_ids,
+    check_shares,
+)
 from capture.importers.source import (
     INT32_MAX,
     Imported,
@@ -41,8 +50,11 @@ from sim.traces.trace import DECODE, TraceError
 KEYS = (*FACTS, "sequences")
 SEQUENCES_FILE = "sequences.json"
 ARRAYS: Mapping[str, tuple[Any, int]] = {
-    "experts": (np.uint8, 3), "weights": (np.float16, 3), "pos": (np.int32, 1), "seq": (np.int32, 1),
-}  # fmt: skip
+    "experts": (np.uint8, 3),
+    "weights": (np.float16, 3),
+    "pos": (np.int32, 1),
+    "seq": (np.int32, 1),
+}
 LARGEST_FILE_BYTES = 1 << 32
 LARGEST_ARRAY_BYTES = 1 << 30
 LARGEST_TABLE_BYTES = 1 << 28
@@ -52,13 +64,22 @@ def read(request: Request, track: Track[Any]) -> Imported:
     """Decode routing from arrays; see the module's text. Raise `TraceError` or `ImportFailure`."""
     facts = published_facts(request.facts)
     require_file("path", request.path, "an .npz file", LARGEST_FILE_BYTES)
-    arrays = {name: _npz_array(request.path, name) for name in track(tuple(ARRAYS), "reading arrays")}
+    arrays = {
+        name: _npz_array(request.path, name) for name in track(tuple(ARRAYS), "reading arrays")
+    }
     experts, weights, pos, seq = (arrays[name] for name in ARRAYS)
     refuse = Refuse(request.path.name)
     num_rows, num_sites, top_k = experts.shape
-    refuse("weights", weights.shape != experts.shape, list(weights.shape), f"must be {list(experts.shape)}, as experts")
+    refuse(
+        "weights",
+        weights.shape != experts.shape,
+        list(weights.shape),
+        f"must be {list(experts.shape)}, as experts",
+    )
     for name, values in (("pos", pos), ("seq", seq)):
-        refuse(name, len(values) != num_rows, len(values), f"must have {num_rows} values, as experts")
+        refuse(
+            name, len(values) != num_rows, len(values), f"must have {num_rows} values, as experts"
+        )
     refuse("experts", min(experts.shape) == 0, list(experts.shape), "must not be empty")
     check_published_shape(refuse, "experts sites and top_k", facts["model"], (num_sites, top_k))
     _check_order(refuse, pos, seq)
@@ -79,8 +100,13 @@ def read(request: Request, track: Track[Any]) -> Imported:
         flags={number: item.flags for number, item in table.items()},
         told={
             "prompts": "not recorded; the first position of a sequence is the length of its prompt",
-            "steps": "one step for each sequence and position; how tokens were batched is not recorded",
-            "weights": "float16 as published; equal neighbours set apart by a float32 ulp, to keep their rank",
+            "steps": (
+                "one step for each sequence and position; how tokens were batched is not recorded"
+            ),
+            "weights": (
+                "float16 as published; equal neighbours set apart by a float32 ulp, to keep their"
+                " rank"
+            ),
         },
     )
     return Imported(assemble(facts, rows, recording))
@@ -91,7 +117,9 @@ def check(request: Request) -> None:
 
 
 def _npz_array(path: Path, name: str) -> NDArray[Any]:
-    """One array of the file, read only if its stated dtype, dimensions and size are what the format allows."""
+    """One array of the file, read only if its stated dtype, dimensions and size are what the
+    format allows.
+    """
     refuse = Refuse(path.name)
     dtype, dimensions = ARRAYS[name]
     try:
@@ -104,15 +132,23 @@ def _npz_array(path: Path, name: str) -> NDArray[Any]:
         rule = f"must be {np.dtype(dtype)} with {dimensions} dimension(s)"
         refuse(name, found != dtype or len(shape) != dimensions, f"{found} {list(shape)}", rule)
         num_bytes = stated_bytes(shape, found)
-        refuse(name, num_bytes > LARGEST_ARRAY_BYTES, f"{num_bytes} bytes", f"must be at most {LARGEST_ARRAY_BYTES}")
+        refuse(
+            name,
+            num_bytes > LARGEST_ARRAY_BYTES,
+            f"{num_bytes} bytes",
+            f"must be at most {LARGEST_ARRAY_BYTES}",
+        )
         with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as arrays:
             return np.ascontiguousarray(arrays[name])
     except TraceError:
         raise
     except OSError as error:
-        raise ImportFailure(f"path={path} cannot be read ({error.strerror or error}); name an .npz file") from None
+        raise ImportFailure(
+            f"path={path} cannot be read ({error.strerror or error}); name an .npz file"
+        ) from None
     except Exception as error:
-        # numpy tokenizes a header as Python, zipfile unpacks by several methods: what they raise has no common base.
+        # numpy tokenizes a header as Python, zipfile unpacks by several methods: what they raise
+        # has no common base.
         rule = f"must be an array of an .npz file that numpy reads without pickle ({error})"
         raise TraceError(path.name, name, "unreadable", rule, "restore the file") from None
 
@@ -137,7 +173,9 @@ class _Sequence:
     flags: Mapping[str, bool]
 
 
-def _sequences(path: Path, numbers: NDArray[np.int32], counts: NDArray[np.intp]) -> dict[int, _Sequence]:
+def _sequences(
+    path: Path, numbers: NDArray[np.int32], counts: NDArray[np.intp]
+) -> dict[int, _Sequence]:
     """The sequences that the table at ``path`` describes: exactly those of the rows."""
     refuse = Refuse(path.name)
     table: dict[int, _Sequence] = {}
@@ -163,7 +201,9 @@ def _table(path: Path, refuse: Refuse) -> list[object]:
     try:
         content = require_file("sequences", path, "FILE.json", LARGEST_TABLE_BYTES).read_bytes()
     except (OSError, ImportFailure) as error:
-        raise ImportFailure(f"sequences={path} cannot be read ({error}); give sequences=FILE.json") from None
+        raise ImportFailure(
+            f"sequences={path} cannot be read ({error}); give sequences=FILE.json"
+        ) from None
     entries = parsed_json(content, refuse, "text")
     refuse("text", not isinstance(entries, list), entries, "must be a list of objects")
     return list(entries)

@@ -1,8 +1,8 @@
-"""What the formats share in making a trace: facts about the model, choices that are checked, rows, and a header that
-says what the format lacks.
+"""What the formats share in making a trace: facts about the model, choices that are checked, rows,
+and a header that says what the format lacks.
 
-What a format lacks is named in the header's ``provenance["lacks"]``, in the words of `LACKS`; the simulator refuses, by
-name, what would need it.
+What a format lacks is named in the header's ``provenance["lacks"]``, in the words of `LACKS`; the
+simulator refuses, by name, what would need it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ LACKS: Mapping[str, str] = {
 }
 """What a recording can lack, and what the trace has in its place."""
 ORDERS = (RANK, "unknown")
-"""Values of ``order=``: whether a token's experts stand in the order of their rank, in formats without weights."""
+"""Values of ``order=``: whether a token's experts stand in the order of their rank, in formats
+without weights.
+"""
 LARGEST_CELLS = 1 << 29
 """Choices of a trace: 1.5 GiB of ids and weights."""
 
@@ -45,7 +47,9 @@ Ids = NDArray[np.int16]
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be imported: the file (or directory), facts about its model, and the format's own options."""
+    """What is to be imported: the file (or directory), facts about its model, and the format's
+    own options.
+    """
 
     path: Path
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -53,17 +57,24 @@ class Request:
 
 
 def make_request(given: Mapping[str, str]) -> Request:
-    """The request that the arguments describe. Raise `ImportFailure` for a fact that is no whole number."""
+    """The request that the arguments describe. Raise `ImportFailure` for a fact that is no whole
+    number.
+    """
     for key in WHOLE_FACTS:
         if key in given:
             count(key, given[key])
     facts = {key: text for key, text in given.items() if key in FACTS}
-    options = {key: text for key, text in given.items() if key not in (*FACTS, "path", "format", "output_dir")}
+    options = {
+        key: text
+        for key, text in given.items()
+        if key not in (*FACTS, "path", "format", "output_dir")
+    }
     return Request(Path(given["path"]), facts, options)
 
 
 def is_ranked(request: Request, unless_told: bool) -> bool:
-    """Whether each token's experts stand in the order of their rank: as ``order=`` says, else as the format has it.
+    """Whether each token's experts stand in the order of their rank: as ``order=`` says, else as
+    the format has it.
 
     Raise `ImportFailure` for another word.
     """
@@ -74,11 +85,15 @@ def is_ranked(request: Request, unless_told: bool) -> bool:
 
 
 def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> dict[str, str]:
-    """Facts as given, else as the file or its publisher ``told``. Raise `ImportFailure` for those that neither did."""
+    """Facts as given, else as the file or its publisher ``told``. Raise `ImportFailure` for
+    those that neither did.
+    """
     whole = {"architecture": "unknown", **told, **facts}
     if missing := [key for key in NEEDED if key not in whole]:
         model = f"model={whole['model']} also needs " if "model" in whole else "the import needs "
-        raise ImportFailure(f"{model}{', '.join(f'{key}=...' for key in missing)}: the file does not tell them")
+        raise ImportFailure(
+            f"{model}{', '.join(f'{key}=...' for key in missing)}: the file does not tell them"
+        )
     whole.setdefault("name", f"{whole['model']}_{suffix}")
     return whole
 
@@ -86,21 +101,32 @@ def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> 
 # Checks
 
 
-def check_ids(refuse: Refuse, name: str, ids: NDArray[Any], num_experts: int, least: int = 0) -> None:
+def check_ids(
+    refuse: Refuse, name: str, ids: NDArray[Any], num_experts: int, least: int = 0
+) -> None:
     """Refuse ids [..., K] outside ``least..num_experts - 1`` (-1: none), or twice in a row."""
     wrong = (ids < least) | (ids >= num_experts)
     refuse.where(name, wrong, ids, f"must lie in {least}..{num_experts - 1}")
     ordered = np.sort(ids, axis=-1)
     repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    refuse.where(name, repeated, ordered[..., 1:], "must not repeat in a row (columns in ascending order)")
+    refuse.where(
+        name, repeated, ordered[..., 1:], "must not repeat in a row (columns in ascending order)"
+    )
 
 
 def check_shares(refuse: Refuse, name: str, weights: NDArray[Any], tolerance: float) -> None:
-    """Refuse weights [N, K] that are no shares in rank order: each in 0..1, nowhere rising, their sum 1."""
+    """Refuse weights [N, K] that are no shares in rank order: each in 0..1, nowhere rising,
+    their sum 1.
+    """
     wide = weights.astype(np.float32)
     refuse.where(f"weights{name}", ~((wide >= 0) & (wide <= 1)), wide, "must lie in 0..1")
     rising = wide[:, 1:] > wide[:, :-1]
-    refuse.where(f"weights{name}", rising, wide[:, 1:], "must not rise from rank to rank (columns from rank 1)")
+    refuse.where(
+        f"weights{name}",
+        rising,
+        wide[:, 1:],
+        "must not rise from rank to rank (columns from rank 1)",
+    )
     total = wide.sum(-1)
     rule = f"must be 1 within {tolerance}: shares of the selected experts"
     refuse.where(f"sum of weights{name}", abs(total - 1) > tolerance, total, rule)
@@ -120,8 +146,9 @@ def check_size(refuse: Refuse, name: str, rows: int, sites: int, top_k: int, rem
 class Rows:
     """Token-rows [N] in the order of the run, as a `Trace` has them.
 
-    ``ids`` [N, S, K], -1 where nothing was chosen; ``weights`` of the same shape, or None where the format has none;
-    ``token`` [N], or None where it has no ids of tokens. ``ranked``: equal weights stand in order of rank.
+    ``ids`` [N, S, K], -1 where nothing was chosen; ``weights`` of the same shape, or None where the
+    format has none; ``token`` [N], or None where it has no ids of tokens. ``ranked``: equal weights
+    stand in order of rank.
     """
 
     step: NDArray[Any]
@@ -136,10 +163,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the header says of the rows: the format and its files, the layers with experts by site, what is lacking (in
-    words of `LACKS`; what the rows show, prefill or decode, need not be said) and what else is missing.
+    """What the header says of the rows: the format and its files, the layers with experts by site,
+    what is lacking (in words of `LACKS`; what the rows show, prefill or decode, need not be said)
+    and what else is missing.
 
-    ``site_name`` names a site by its layer; ``told`` are further provenance; ``domains`` and ``flags`` are by sequence.
+    ``site_name`` names a site by its layer; ``told`` are further provenance; ``domains`` and
+    ``flags`` are by sequence.
     """
 
     format: str
@@ -157,7 +186,9 @@ class Recording:
 
 
 def assemble(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Trace:
-    """The trace. Ranked weights that rounding made equal are set apart by a float32 ulp, in the order they stand in."""
+    """The trace. Ranked weights that rounding made equal are set apart by a float32 ulp, in the
+    order they stand in.
+    """
     ids = rows.ids.astype(np.int16)
     weights = np.zeros(ids.shape) if rows.weights is None else rows.weights
     weights = untied(weights) if rows.ranked else weights.astype(np.float32)
@@ -169,7 +200,9 @@ def assemble(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Trac
         phase=rows.phase.astype(np.uint8),
         sequence=rows.sequence.astype(np.int32),
         position=rows.position.astype(np.int32),
-        token=np.full(num_rows, -1, np.int32) if rows.token is None else rows.token.astype(np.int32),
+        token=np.full(num_rows, -1, np.int32)
+        if rows.token is None
+        else rows.token.astype(np.int32),
         valid=np.ones(num_rows, np.bool_),
         ids=ids,
         weights=weights,
@@ -180,20 +213,34 @@ def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> H
     _, num_sites, top_k = rows.ids.shape
     sequences = _sequences(rows, recording)
     decodes = rows.phase == DECODE
-    unweighted = {"order": RANK} if "weights" in recording.lacks and "order" not in recording.lacks else {}
-    absent = {*recording.lacks, *(["prefill"] if decodes.all() else []), *([] if decodes.any() else ["decode"])}
+    unweighted = (
+        {"order": RANK} if "weights" in recording.lacks and "order" not in recording.lacks else {}
+    )
+    absent = {
+        *recording.lacks,
+        *(["prefill"] if decodes.all() else []),
+        *([] if decodes.any() else ["decode"]),
+    }
     lacks = [word for word in LACKS if word in absent]
     return Header(
         name=facts["name"],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         source="imported",
         model=ModelShape(
-            facts["model"], facts["architecture"], num_sites, int(facts["experts"]), top_k, int(facts["hidden"]),
+            facts["model"],
+            facts["architecture"],
+            num_sites,
+            int(facts["experts"]),
+            top_k,
+            int(facts["hidden"]),
             int(facts["expert_intermediate"]),
         ),
         dtype=recording.dtype,
         experts_implementation=recording.implementation,
-        sites=tuple(Site(i, recording.site_name.format(layer), layer) for i, layer in enumerate(recording.layers)),
+        sites=tuple(
+            Site(i, recording.site_name.format(layer), layer)
+            for i, layer in enumerate(recording.layers)
+        ),
         sequences=sequences,
         licence=facts["licence"],
         versions={"numpy": np.__version__, **recording.versions},
@@ -202,12 +249,16 @@ def make_header(facts: Mapping[str, str], rows: Rows, recording: Recording) -> H
             **{key: path.name for key, path in recording.files.items()},
             **{f"{key}_sha256": sha256(path) for key, path in recording.files.items()},
             "lacks": ", ".join(lacks),
-            "missing": ", ".join(filter(None, [*(LACKS[word] for word in lacks), recording.also_missing])),
+            "missing": ", ".join(
+                filter(None, [*(LACKS[word] for word in lacks), recording.also_missing])
+            ),
             **unweighted,
-            "split": "even sequences fit, odd sequences eval" if len(sequences) > 1 else "one sequence: eval",
+            "split": "even sequences fit, odd sequences eval"
+            if len(sequences) > 1
+            else "one sequence: eval",
             **recording.told,
         },
-    )  # fmt: skip
+    )
 
 
 def _sequences(rows: Rows, recording: Recording) -> tuple[TraceSequence, ...]:
@@ -217,15 +268,21 @@ def _sequences(rows: Rows, recording: Recording) -> tuple[TraceSequence, ...]:
     several = len(numbers) > 1
     return tuple(
         TraceSequence(
-            number, "fit" if several and number % 2 == 0 else "eval", recording.domains.get(number, "unknown"),
-            found[index] - decoded[index], decoded[index], recording.flags.get(number, {}),
+            number,
+            "fit" if several and number % 2 == 0 else "eval",
+            recording.domains.get(number, "unknown"),
+            found[index] - decoded[index],
+            decoded[index],
+            recording.flags.get(number, {}),
         )
         for index, number in enumerate(numbers.tolist())
-    )  # fmt: skip
+    )
 
 
 def steps_of(phase: NDArray[Any], sequence: NDArray[Any]) -> NDArray[np.int32]:
-    """Steps where none were recorded: a prompt's rows in a row are one, every decoded row is one."""
+    """Steps where none were recorded: a prompt's rows in a row are one, every decoded row is
+    one.
+    """
     begins = np.ones(len(phase), np.bool_)
     begins[1:] = (phase[1:] == DECODE) | (phase[:-1] == DECODE) | (np.diff(sequence) != 0)
     return (np.cumsum(begins) - 1).astype(np.int32)

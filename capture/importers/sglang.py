@@ -1,23 +1,27 @@
-"""Format sglang: a dump of SGLang's expert distribution recorder, ``--expert-distribution-recorder-mode per_token``.
+"""Format sglang: a dump of SGLang's expert distribution recorder,
+``--expert-distribution-recorder-mode per_token``.
 
 ``expert_distribution_recorder_<time>_<rank>.pt``, of ``torch.save``::
 
-    {"records": [{"forward_pass_id": int, "rank": int, "gatherer_key": "primary", "input_ids": [N ints],
+    {"records": [{"forward_pass_id": int, "rank": int, "gatherer_key": "primary", "input_ids": [N
+    ints],
                   "positions": [N ints], "extend_seq_lens": [ints] or None, "forward_mode": int,
-                  "topk_ids_of_layer": int32 [L, N, 8], "misc_objects": [], "global_physical_count": int32 [L, P]}, ..],
+                  "topk_ids_of_layer": int32 [L, N, 8], "misc_objects": [], "global_physical_count":
+                  int32 [L, P]}, ..],
      "last_physical_to_logical_map": int [L, P]}
 
-A record is a forward pass of N tokens. Ids are of physical experts, -1 where there is none (columns from top-k on,
-layers without experts); the map makes them logical. ``forward_mode`` is 1 to extend (prompts, or parts of them), 2 to
-decode, 3 for both, 4 for an idle pass.
+A record is a forward pass of N tokens. Ids are of physical experts, -1 where there is none (columns
+from top-k on, layers without experts); the map makes them logical. ``forward_mode`` is 1 to extend
+(prompts, or parts of them), 2 to decode, 3 for both, 4 for an idle pass.
 
-Requests have no ids in a dump. Extended rows come request by request (``extend_seq_lens``); one that begins at position
-0, or behind a prefix that no prompt under way ends at, is a new sequence. A decoded row goes on with the sequence whose
-next position it has, the first in the order of the batch. Where several would do, the header says that sequences are
-lacking. The other modes (stat, per_pass) count experts and have no choices of tokens; weights are in none. Whether a
-token's experts stand in the order of their rank depends on its model's router and on the kernel: a plain top-k of
-softmax has them so, and ``order=rank`` says it; routers with groups or a bias leave them unsorted (SGLang's
-``layers/moe/topk.py``: ``torch.topk(.., sorted=False)``).
+Requests have no ids in a dump. Extended rows come request by request (``extend_seq_lens``); one
+that begins at position 0, or behind a prefix that no prompt under way ends at, is a new sequence. A
+decoded row goes on with the sequence whose next position it has, the first in the order of the
+batch. Where several would do, the header says that sequences are lacking. The other modes (stat,
+per_pass) count experts and have no choices of tokens; weights are in none. Whether a token's
+experts stand in the order of their rank depends on its model's router and on the kernel: a plain
+top-k of softmax has them so, and ``order=rank`` says it; routers with groups or a bias leave them
+unsorted (SGLang's ``layers/moe/topk.py``: ``torch.topk(.., sorted=False)``).
 """
 
 from __future__ import annotations
@@ -51,14 +55,24 @@ RANKS = 8
 """Columns of ids that the recorder keeps for any model."""
 EXTEND, DECODING, MIXED, IDLE = 1, 2, 3, 4
 PER_TOKEN = "record with --expert-distribution-recorder-mode per_token"
-RECORD_KEYS = ("rank", "gatherer_key", "input_ids", "positions", "extend_seq_lens", "forward_mode",
-               "topk_ids_of_layer", "global_physical_count")  # fmt: skip
+RECORD_KEYS = (
+    "rank",
+    "gatherer_key",
+    "input_ids",
+    "positions",
+    "extend_seq_lens",
+    "forward_mode",
+    "topk_ids_of_layer",
+    "global_physical_count",
+)
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One record: N tokens, ``ids`` of logical experts [L, N, 8], and the lengths of what was extended."""
+    """One record: N tokens, ``ids`` of logical experts [L, N, 8], and the lengths of what was
+    extended.
+    """
 
     mode: int
     token: Ints
@@ -69,7 +83,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Dump:
-    """``passes`` without the idle ones; ``index`` is the record of each; ``layers`` are those with experts."""
+    """``passes`` without the idle ones; ``index`` is the record of each; ``layers`` are those
+    with experts.
+    """
 
     passes: tuple[Pass, ...]
     index: tuple[int, ...]
@@ -87,12 +103,18 @@ def check(request: Request) -> None:
 
 def read(request: Request, track: Track[Any]) -> Imported:
     """The trace of a dump; see the module's text. Raise `TraceError` or `ImportFailure`."""
-    trace, _ = read_dump(request, track, "sglang", {"origin": "expert distribution recorder of SGLang"})
+    trace, _ = read_dump(
+        request, track, "sglang", {"origin": "expert distribution recorder of SGLang"}
+    )
     return Imported(trace)
 
 
 def read_dump(
-    request: Request, track: Track[Any], name: str, told: Mapping[str, str], files: Mapping[str, Path] | None = None
+    request: Request,
+    track: Track[Any],
+    name: str,
+    told: Mapping[str, str],
+    files: Mapping[str, Path] | None = None,
 ) -> tuple[Trace, Dump]:
     refuse = Refuse(request.path.name)
     dump = _dump(refuse, load("path", request.path, refuse), track)
@@ -100,13 +122,18 @@ def read_dump(
     links = _Links()
     for number, item in enumerate(dump.passes):
         links.link(refuse, f"records[{dump.index[number]}]", item)
-    ids = np.concatenate([item.ids[list(dump.layers), :, : dump.top_k].swapaxes(0, 1) for item in dump.passes])
+    ids = np.concatenate(
+        [item.ids[list(dump.layers), :, : dump.top_k].swapaxes(0, 1) for item in dump.passes]
+    )
     step = np.repeat(np.arange(len(dump.passes)), [len(item.token) for item in dump.passes])
     token = np.concatenate([item.token for item in dump.passes])
     position = np.concatenate([item.position for item in dump.passes])
     phase, sequence = np.array(links.phase), np.array(links.sequence)
     rows = Rows(step, phase, sequence, position, ids, None, token)
-    unknown = [*([] if is_ranked(request, False) else ["order"]), *(["sequences"] if links.ambiguous else [])]
+    unknown = [
+        *([] if is_ranked(request, False) else ["order"]),
+        *(["sequences"] if links.ambiguous else []),
+    ]
     recording = Recording(
         format=name,
         files={"file": request.path, **(files or {})},
@@ -120,7 +147,9 @@ def read_dump(
             "sequences": "not recorded: linked by positions and the order of the batch",
             "ambiguous_rows": links.ambiguous,
             "begun_before": links.begun_before,
-            "experts": "moved by the last map from physical to logical" if dump.moved else "logical",
+            "experts": "moved by the last map from physical to logical"
+            if dump.moved
+            else "logical",
         },
     )
     return assemble(facts, rows, recording), dump
@@ -128,14 +157,29 @@ def read_dump(
 
 def _dump(refuse: Refuse, value: object, track: Track[Any]) -> Dump:
     whole = value if isinstance(value, dict) else {}
-    refuse("content", "logical_count" in whole, "logical_count", "must be records of tokens, not counts", PER_TOKEN)
+    refuse(
+        "content",
+        "logical_count" in whole,
+        "logical_count",
+        "must be records of tokens, not counts",
+        PER_TOKEN,
+    )
     whole = refuse.has("", value, "records", "last_physical_to_logical_map")
     records = whole["records"]
-    refuse("records", not isinstance(records, list) or not records, type(records).__name__, "must be a list of records")
-    to_logical = array_of(refuse, "last_physical_to_logical_map", whole["last_physical_to_logical_map"], "iu", 2)
+    refuse(
+        "records",
+        not isinstance(records, list) or not records,
+        type(records).__name__,
+        "must be a list of records",
+    )
+    to_logical = array_of(
+        refuse, "last_physical_to_logical_map", whole["last_physical_to_logical_map"], "iu", 2
+    )
     check_numbers(refuse, "last_physical_to_logical_map", to_logical, INT16_MAX)
-    passes = [_pass(refuse, f"records[{number}]", record, to_logical.astype(np.int64))
-              for number, record in enumerate(track(records, "reading passes"))]  # fmt: skip
+    passes = [
+        _pass(refuse, f"records[{number}]", record, to_logical.astype(np.int64))
+        for number, record in enumerate(track(records, "reading passes"))
+    ]
     for key in ("rank", "gatherer_key"):
         for number, record in enumerate(records):
             rule = f"must be {records[0][key]!r}, as in records[0]: one rank, one dump"
@@ -147,9 +191,18 @@ def _dump(refuse: Refuse, value: object, track: Track[Any]) -> Dump:
     layers = tuple(sorted(set(chosen.nonzero()[0].tolist())))
     refuse("topk_ids_of_layer", not layers, -1, "must have experts at one layer or more")
     top_k = int(chosen.nonzero()[1].max()) + 1
-    check_size(refuse, "records", sum(len(item.token) for item in kept), len(layers), top_k, "record fewer passes")
+    check_size(
+        refuse,
+        "records",
+        sum(len(item.token) for item in kept),
+        len(layers),
+        top_k,
+        "record fewer passes",
+    )
     moved = bool((to_logical != np.arange(to_logical.shape[1])).any())
-    return Dump(kept, index, len(records), layers, len(to_logical), int(to_logical.max()) + 1, top_k, moved)
+    return Dump(
+        kept, index, len(records), layers, len(to_logical), int(to_logical.max()) + 1, top_k, moved
+    )
 
 
 def _pass(refuse: Refuse, name: str, record: object, to_logical: Ints) -> Pass:
@@ -157,7 +210,9 @@ def _pass(refuse: Refuse, name: str, record: object, to_logical: Ints) -> Pass:
     mode = refuse.whole(f"{name}.forward_mode", value["forward_mode"], 1, 99)
     rule = "must be 1 (extend), 2 (decode), 3 (mixed) or 4 (idle)"
     refuse(f"{name}.forward_mode", mode > IDLE, mode, rule, "record without speculative decoding")
-    token, position = (_whole_numbers(refuse, f"{name}.{key}", value[key]) for key in ("input_ids", "positions"))
+    token, position = (
+        _whole_numbers(refuse, f"{name}.{key}", value[key]) for key in ("input_ids", "positions")
+    )
     rule = f"must be {len(token)}, as there are input_ids"
     refuse(f"{name}.positions", len(position) != len(token), len(position), rule)
     lengths = _whole_numbers(refuse, f"{name}.extend_seq_lens", value["extend_seq_lens"] or [])
@@ -168,8 +223,12 @@ def _pass(refuse: Refuse, name: str, record: object, to_logical: Ints) -> Pass:
     physical = array_of(refuse, f"{name}.topk_ids_of_layer", value["topk_ids_of_layer"], "i", 3)
     shape = (len(to_logical), len(token))
     rule = f"must be {[*shape, RANKS]} layers, tokens and ranks"
-    refuse(f"{name}.topk_ids_of_layer", physical.shape != (*shape, RANKS), list(physical.shape), rule)
-    count = array_of(refuse, f"{name}.global_physical_count", value["global_physical_count"], "i", 2)
+    refuse(
+        f"{name}.topk_ids_of_layer", physical.shape != (*shape, RANKS), list(physical.shape), rule
+    )
+    count = array_of(
+        refuse, f"{name}.global_physical_count", value["global_physical_count"], "i", 2
+    )
     ids = _logical(refuse, name, physical.astype(np.int64), count, to_logical)
     return Pass(mode, token, position, tuple(lengths.tolist()) if extends else (), ids)
 
@@ -182,7 +241,9 @@ def _whole_numbers(refuse: Refuse, name: str, value: object) -> Ints:
     return found.astype(np.int64)
 
 
-def _logical(refuse: Refuse, name: str, physical: Ints, count: NDArray[Any], to_logical: Ints) -> Ints:
+def _logical(
+    refuse: Refuse, name: str, physical: Ints, count: NDArray[Any], to_logical: Ints
+) -> Ints:
     """The ids as those of logical experts, each layer's counts being as recorded."""
     num_layers, num_physical = to_logical.shape
     field = f"{name}.topk_ids_of_layer"
@@ -190,7 +251,9 @@ def _logical(refuse: Refuse, name: str, physical: Ints, count: NDArray[Any], to_
     layer = np.arange(num_layers)[:, None, None]
     cells = (layer * num_physical + physical)[physical >= 0]
     found = np.bincount(cells, minlength=to_logical.size).reshape(to_logical.shape)
-    rule = f"must be {list(to_logical.shape)}, the times that each expert stands in topk_ids_of_layer"
+    rule = (
+        f"must be {list(to_logical.shape)}, the times that each expert stands in topk_ids_of_layer"
+    )
     wrong = count.shape != to_logical.shape or bool((count != found).any())
     refuse(f"{name}.global_physical_count", wrong, list(count.shape), rule)
     ids = np.where(physical < 0, -1, to_logical[layer, np.maximum(physical, 0)])
@@ -200,7 +263,9 @@ def _logical(refuse: Refuse, name: str, physical: Ints, count: NDArray[Any], to_
 
 @dataclass
 class _Running:
-    """A sequence that may go on: its number, the position of its next token, whether it has begun to decode."""
+    """A sequence that may go on: its number, the position of its next token, whether it has
+    begun to decode.
+    """
 
     sequence: int
     next: int
@@ -229,7 +294,9 @@ class _Links:
         for length, end in zip(item.lengths, ends.tolist(), strict=True):
             positions = item.position[end - length : end]
             rule = "must count on by one inside a request"
-            refuse(f"{name}.positions", bool((np.diff(positions) != 1).any()), positions.tolist(), rule)
+            refuse(
+                f"{name}.positions", bool((np.diff(positions) != 1).any()), positions.tolist(), rule
+            )
             self._part(int(positions[0]), length, item.mode == MIXED and length == 1, before)
 
     def _decoded(self, position: int, running: list[_Running]) -> _Running:
@@ -250,7 +317,9 @@ class _Links:
         if may_decode and any(item.next == start for item in decoding):
             before.remove(self._decoded(start, decoding))
             return
-        fitting = [item for item in before if item.next == start and not item.decodes] if start else []
+        fitting = (
+            [item for item in before if item.next == start and not item.decodes] if start else []
+        )
         self.ambiguous += len(fitting) > 1
         found = fitting[0] if fitting else self._new(start)
         if fitting:

@@ -1,4 +1,6 @@
-"""What the formats share in reading: refusals, arguments, files that are checked before they are read, digests."""
+"""What the formats share in reading: refusals, arguments, files that are checked before they are
+read, digests.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class ImportFailure(ValueError):
 
 @dataclass(frozen=True)
 class Imported:
-    """A trace, and further files of its directory by name: what the columns of a trace have no place for."""
+    """A trace, and further files of its directory by name: what the columns of a trace have no
+    place for.
+    """
 
     trace: Trace
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -44,7 +48,9 @@ class Refuse:
     file: str
     remedy: str = RESTORE
 
-    def __call__(self, name: str, wrong: bool | np.bool_, value: object, rule: str, remedy: str | None = None) -> None:
+    def __call__(
+        self, name: str, wrong: bool | np.bool_, value: object, rule: str, remedy: str | None = None
+    ) -> None:
         if wrong:
             raise TraceError(self.file, name, value, rule, remedy or self.remedy)
 
@@ -62,7 +68,12 @@ class Refuse:
 
     def text(self, name: str, value: object) -> str:
         """``value`` as text that can be printed."""
-        self(name, not isinstance(value, str) or not value or not value.isprintable(), value, "must be printable text")
+        self(
+            name,
+            not isinstance(value, str) or not value or not value.isprintable(),
+            value,
+            "must be printable text",
+        )
         return str(value)
 
     def flag(self, name: str, value: object) -> bool:
@@ -70,7 +81,9 @@ class Refuse:
         return bool(value)
 
     def numbers(self, name: str, value: object, kinds: str, dimensions: int) -> NDArray[Any]:
-        """Nested lists as an array of ``dimensions``, of a dtype of ``kinds`` (numpy's letters) and not empty."""
+        """Nested lists as an array of ``dimensions``, of a dtype of ``kinds`` (numpy's letters)
+        and not empty.
+        """
         rule = f"must be numbers in {dimensions} levels of equally long lists"
         try:
             found = np.array(value)
@@ -86,7 +99,12 @@ class Refuse:
         found = value if isinstance(value, dict) else {}
         self(name or "text", not isinstance(value, dict), value, "must be an object")
         for key in keys:
-            self(f"{where}{key}", key not in found, "absent", f"must be there (found {sorted(map(str, found))})")
+            self(
+                f"{where}{key}",
+                key not in found,
+                "absent",
+                f"must be there (found {sorted(map(str, found))})",
+            )
         return found
 
 
@@ -112,7 +130,9 @@ def one_of(key: str, text: str, among: Sequence[str]) -> str:
 # Files
 
 
-def require_file(key: str, path: Path, what: str, most_bytes: int, remedy: str = "split it") -> Path:
+def require_file(
+    key: str, path: Path, what: str, most_bytes: int, remedy: str = "split it"
+) -> Path:
     """``path``, a plain file of at most ``most_bytes``: a pipe or a device would never end."""
     try:
         if not path.is_file():
@@ -130,13 +150,17 @@ def unreadable(key: str, path: Path, error: OSError, what: str) -> ImportFailure
 
 
 def lines_of(path: Path, refuse: Refuse) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of each line, read one by one; its end of line, of any system, is left out."""
+    """Number (from 1) and text of each line, read one by one; its end of line, of any system, is
+    left out.
+    """
     with path.open("rb") as stream:
         number = 0
         while line := stream.readline(LARGEST_LINE_BYTES + 1):
             number += 1
             rule = f"must be at most {LARGEST_LINE_BYTES} bytes"
-            refuse(f"line {number}", len(line) > LARGEST_LINE_BYTES, f"{len(line)} bytes or more", rule)
+            refuse(
+                f"line {number}", len(line) > LARGEST_LINE_BYTES, f"{len(line)} bytes or more", rule
+            )
             yield number, decoded(line, refuse, f"line {number}").rstrip("\r\n")
 
 
@@ -183,9 +207,14 @@ def sha256_of_all(paths: Sequence[Path]) -> str:
 
 
 def npy_header(stream: BinaryIO | Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype that an .npy stream states. Raise ValueError for a version that may hold more than numbers."""
+    """Shape and dtype that an .npy stream states. Raise ValueError for a version that may hold
+    more than numbers.
+    """
     version = np.lib.format.read_magic(stream)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
     if read is None:
         raise ValueError(f"format version {version} holds no plain numbers")
     try:
@@ -205,17 +234,21 @@ def stated_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
 def in_rank_order(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     """Weights that nowhere rise along the last axis, each then below the one before.
 
-    Rounding has made some equal, and order by weight would lose their rank. What is taken off is a unit in the last
-    place of float32, less than a thousandth of what float16 rounds.
+    Rounding has made some equal, and order by weight would lose their rank. What is taken off is a
+    unit in the last place of float32, less than a thousandth of what float16 rounds.
     """
     shares = weights.astype(np.float32)
     for rank in range(1, shares.shape[-1]):
-        shares[..., rank] = np.minimum(shares[..., rank], np.nextafter(shares[..., rank - 1], np.float32(0)))
+        shares[..., rank] = np.minimum(
+            shares[..., rank], np.nextafter(shares[..., rank - 1], np.float32(0))
+        )
     return shares
 
 
 def untied(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """The same for weights that may rise: those that rounding has made equal keep the order that they stand in."""
+    """The same for weights that may rise: those that rounding has made equal keep the order that
+    they stand in.
+    """
     order = np.argsort(-weights, axis=-1, kind="stable")
     found = np.empty(weights.shape, np.float32)
     np.put_along_axis(found, order, in_rank_order(np.take_along_axis(weights, order, -1)), -1)

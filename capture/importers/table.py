@@ -1,15 +1,16 @@
-"""Formats csv and jsonl: this project's own, one line for each token and site, for whatever has no importer yet.
+"""Formats csv and jsonl: this project's own, one line for each token and site, for whatever has no
+importer yet.
 
-============  ========================================================================================
-``sequence``  whole number; one request
-``position``  whole number; the token's place in its sequence, from 0, prompt and decoded tokens counted
-``phase``     ``prefill``, ``decode`` or ``chunk`` (prompt tokens on top of a cache)
-``site``      whole number; MoE blocks in order of execution, from 0
-``experts``   ids of the chosen experts, in the order of their rank (``order=unknown``, without weights: in any)
-``weights``   as applied, one for each expert (may be left out, at all lines)
-``step``      whole number; tokens of one step ran as one batch (may be left out, at all lines)
-``token``     id of the token (may be left out, at all lines)
-============  ========================================================================================
+============
+========================================================================================
+``sequence``  whole number; one request ``position``  whole number; the token's place in its
+sequence, from 0, prompt and decoded tokens counted ``phase``     ``prefill``, ``decode`` or
+``chunk`` (prompt tokens on top of a cache) ``site``      whole number; MoE blocks in order of
+execution, from 0 ``experts``   ids of the chosen experts, in the order of their rank
+(``order=unknown``, without weights: in any) ``weights``   as applied, one for each expert (may be
+left out, at all lines) ``step``      whole number; tokens of one step ran as one batch (may be left
+out, at all lines) ``token``     id of the token (may be left out, at all lines) ============
+========================================================================================
 
 csv has the names in its first line, in any order, and lists of numbers with spaces between::
 
@@ -18,11 +19,13 @@ csv has the names in its first line, in any order, and lists of numbers with spa
 
 jsonl has an object a line::
 
-    {"sequence": 0, "position": 0, "phase": "prefill", "site": 0, "experts": [3, 17], "weights": [0.75, 0.25]}
+    {"sequence": 0, "position": 0, "phase": "prefill", "site": 0, "experts": [3, 17], "weights":
+    [0.75, 0.25]}
 
-Lines may come in any order, so long as each token has each site once; tokens run in the order of their first lines, or
-of their steps and then of their first lines. Without steps the prompt tokens of a sequence that stand together are one,
-each decoded token is one. Nothing is dropped silently: where a token chose no expert it has an empty list.
+Lines may come in any order, so long as each token has each site once; tokens run in the order of
+their first lines, or of their steps and then of their first lines. Without steps the prompt tokens
+of a sequence that stand together are one, each decoded token is one. Nothing is dropped silently:
+where a token chose no expert it has an empty list.
 """
 
 from __future__ import annotations
@@ -36,7 +39,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capture.importers.parts import FACTS, Recording, Request, Rows, assemble, check_size, complete, is_ranked, steps_of
+from capture.importers.parts import (
+    FACTS,
+    Recording,
+    Request,
+    Rows,
+    assemble,
+    check_size,
+    complete,
+    is_ranked,
+    steps_of,
+)
 from capture.importers.source import (
     INT16_MAX,
     INT32_MAX,
@@ -116,7 +129,11 @@ def _value(name: str, cell: str) -> Any:
     if name == "experts":
         return [_whole(word) for word in cell.split(" ")] if cell else []
     if name == "weights":
-        return [float(word) if NUMBER.fullmatch(word) else word for word in cell.split(" ")] if cell else []
+        return (
+            [float(word) if NUMBER.fullmatch(word) else word for word in cell.split(" ")]
+            if cell
+            else []
+        )
     return _whole(cell)
 
 
@@ -152,10 +169,14 @@ def _integers() -> array[int]:
 
 @dataclass
 class _Table:
-    """The lines, flat: a *row* is a token, in the order of their first lines, of which ``tokens`` has the rest."""
+    """The lines, flat: a *row* is a token, in the order of their first lines, of which
+    ``tokens`` has the rest.
+    """
 
     rows: dict[tuple[int, int], int] = field(default_factory=dict)
-    tokens: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in TOKEN_COLUMNS})
+    tokens: dict[str, array[int]] = field(
+        default_factory=lambda: {name: array("q") for name in TOKEN_COLUMNS}
+    )
     row: array[int] = field(default_factory=_integers)
     site: array[int] = field(default_factory=_integers)
     line: array[int] = field(default_factory=_integers)
@@ -167,13 +188,16 @@ class _Table:
         """Append one line."""
         at = f"line {number}, "
         sequence, position = (
-            refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX) for name in ("sequence", "position")
+            refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX)
+            for name in ("sequence", "position")
         )
         phase = line["phase"]
         known = isinstance(phase, str) and phase in PHASES
         refuse(f"{at}phase", not known, phase, f"must be one of {', '.join(PHASES)}")
-        found = {name: refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX) if name in line else -1
-                 for name in ("step", "token")}  # fmt: skip
+        found = {
+            name: refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX) if name in line else -1
+            for name in ("step", "token")
+        }
         found["phase"] = PHASES[phase]
         row = self.rows.setdefault((sequence, position), len(self.rows))
         if row == len(self.tokens["phase"]):
@@ -181,7 +205,10 @@ class _Table:
                 self.tokens[name].append(found[name])
         for name in TOKEN_COLUMNS:
             first = self.tokens[name][row]
-            rule = f"must be {PHASE_NAMES[first] if name == 'phase' else first}, as in the token's first line"
+            rule = (
+                f"must be {PHASE_NAMES[first] if name == 'phase' else first}, as in the token's"
+                " first line"
+            )
             refuse(f"{at}{name}", found[name] != first, line.get(name), rule)
         experts = _experts(refuse, f"{at}experts", line["experts"], num_experts)
         self.row.append(row)
@@ -221,24 +248,45 @@ def _weights(refuse: Refuse, name: str, value: object, num_experts: int) -> list
 def _read(name: str, request: Request, parse: Parse) -> Imported:
     facts = complete(request.facts, {}, "imported")
     refuse = Refuse(request.path.name)
-    require_file("path", request.path, f"a {name} file", LARGEST_FILE_BYTES, "split it between two sequences")
+    require_file(
+        "path", request.path, f"a {name} file", LARGEST_FILE_BYTES, "split it between two sequences"
+    )
     table, columns = _Table(), set[str]()
     for number, line in parse(request, refuse):
         columns = columns or set(line)
         table.take(refuse, number, line, int(facts["experts"]))
-    refuse("line 2" if name == "csv" else "line 1", not table.line, "absent", "must be a token at a site")
+    refuse(
+        "line 2" if name == "csv" else "line 1",
+        not table.line,
+        "absent",
+        "must be a token at a site",
+    )
     ids, weights = _choices(refuse, table, request)
     sequence, position = (np.array(values) for values in zip(*table.rows, strict=True))
     tokens = {key: np.array(values) for key, values in table.tokens.items()}
     recorded = "step" in columns
     order = np.argsort(tokens["step"], kind="stable") if recorded else np.arange(len(sequence))
     phase = tokens["phase"][order]
-    step = np.unique(tokens["step"][order], return_inverse=True)[1] if recorded else steps_of(phase, sequence[order])
+    step = (
+        np.unique(tokens["step"][order], return_inverse=True)[1]
+        if recorded
+        else steps_of(phase, sequence[order])
+    )
     weighted = "weights" in columns
-    rows = Rows(step, phase, sequence[order], position[order], ids[order], weights[order] if weighted else None,
-                tokens["token"][order] if "token" in columns else None)  # fmt: skip
-    lacks = [key for key, column in (("weights", "weights"), ("steps", "step"), ("tokens", "token"))
-             if column not in columns]  # fmt: skip
+    rows = Rows(
+        step,
+        phase,
+        sequence[order],
+        position[order],
+        ids[order],
+        weights[order] if weighted else None,
+        tokens["token"][order] if "token" in columns else None,
+    )
+    lacks = [
+        key
+        for key, column in (("weights", "weights"), ("steps", "step"), ("tokens", "token"))
+        if column not in columns
+    ]
     lacks += [] if weighted or is_ranked(request, True) else ["order"]
     recording = Recording(
         format=name,
@@ -247,14 +295,22 @@ def _read(name: str, request: Request, parse: Parse) -> Imported:
         lacks=(*lacks, "scores"),
         site_name="site {}",
         told={
-            "steps": "as recorded" if recorded else "one for a prompt's tokens, and for each decoded one",
-            "weights": "equal ones set apart by a float32 ulp, in the order of the file" if weighted else "none",
+            "steps": (
+                "as recorded" if recorded else "one for a prompt's tokens, and for each decoded one"
+            ),
+            "weights": (
+                "equal ones set apart by a float32 ulp, in the order of the file"
+                if weighted
+                else "none"
+            ),
         },
     )
     return Imported(assemble(facts, rows, recording))
 
 
-def _choices(refuse: Refuse, table: _Table, request: Request) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _choices(
+    refuse: Refuse, table: _Table, request: Request
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Experts and weights [N, S, K] by row, -1 and 0 where a token chose fewer than top-k."""
     row, site, line = (np.array(values) for values in (table.row, table.site, table.line))
     chosen = np.array(table.chosen)
@@ -268,12 +324,23 @@ def _choices(refuse: Refuse, table: _Table, request: Request) -> tuple[NDArray[n
     again = np.flatnonzero(np.diff(cell[order]) == 0)
     for place in again[:1].tolist():
         first, second = line[order[place]], line[order[place + 1]]
-        refuse(f"line {second}, site", True, int(site[order[place + 1]]), f"must not come twice: line {first} has it")
+        refuse(
+            f"line {second}, site",
+            True,
+            int(site[order[place + 1]]),
+            f"must not come twice: line {first} has it",
+        )
     if len(cell) < num_rows * num_sites:
         missing = np.setdiff1d(np.arange(num_rows * num_sites), cell)[0]
         sequence, position = list(table.rows)[missing // num_sites]
         name = f"site {missing % num_sites} of sequence {sequence}, position {position}"
-        refuse(name, True, "absent", f"must be there: the file has the sites 0..{num_sites - 1}", "add its line")
+        refuse(
+            name,
+            True,
+            "absent",
+            f"must be there: the file has the sites 0..{num_sites - 1}",
+            "add its line",
+        )
     flat = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
     place = (np.repeat(row, chosen), np.repeat(site, chosen), flat)
     ids, weights = np.full((num_rows, num_sites, top_k), -1), np.zeros((num_rows, num_sites, top_k))

@@ -18,18 +18,22 @@ WHAT = "a file of torch.save"
 def load(key: str, path: Path, refuse: Refuse) -> Any:
     """What the file holds: tensors in memory, numbers, text, lists and dicts, and nothing else.
 
-    Raise `ImportFailure` without torch, `TraceError` for what torch's restricted unpickler does not take: code,
-    classes, a truncated or damaged file.
+    Raise `ImportFailure` without torch, `TraceError` for what torch's restricted unpickler does not
+    take: code, classes, a truncated or damaged file.
     """
     require_file(key, path, WHAT, LARGEST_FILE_BYTES, "record less")
     try:
         import torch
     except ImportError:
-        raise ImportFailure(f"{key}={path} was written by torch, which reads it: pip install -e '.[model]'") from None
+        raise ImportFailure(
+            f"{key}={path} was written by torch, which reads it: pip install -e '.[model]'"
+        ) from None
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
-            packed = any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+            packed = any(
+                member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()
+            )
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         refuse("content", True, str(error), "must be a whole zip archive, as torch.save writes")
         raise
@@ -40,12 +44,19 @@ def load(key: str, path: Path, refuse: Refuse) -> Any:
     except Exception as error:
         # What torch's reader raises for a damaged or hostile file has no common base.
         said = str(error).split("\n")[0].split(". ")[0]
-        refuse("content", True, said, "must be plain tensors, numbers, text, lists and dicts (weights_only=True)")
+        refuse(
+            "content",
+            True,
+            said,
+            "must be plain tensors, numbers, text, lists and dicts (weights_only=True)",
+        )
         raise
 
 
 def array_of(refuse: Refuse, name: str, value: object, kinds: str, dimensions: int) -> NDArray[Any]:
-    """``value``, a dense tensor of ``dimensions`` and of a dtype of ``kinds`` (numpy's letters), as an array."""
+    """``value``, a dense tensor of ``dimensions`` and of a dtype of ``kinds`` (numpy's letters),
+    as an array.
+    """
     import torch
 
     wrong = not isinstance(value, torch.Tensor)
@@ -60,7 +71,10 @@ def array_of(refuse: Refuse, name: str, value: object, kinds: str, dimensions: i
         found = value.detach().numpy()
     except (TypeError, RuntimeError):
         found = np.empty(0, object)
-    rule = f"must be {dimensions} dimension(s) of {'true and false' if kinds == 'b' else 'whole numbers'}"
+    rule = (
+        f"must be {dimensions} dimension(s) of"
+        f" {'true and false' if kinds == 'b' else 'whole numbers'}"
+    )
     wrong = found.dtype.kind not in kinds or found.ndim != dimensions
     refuse(name, wrong, f"{value.dtype} {list(value.shape)}", rule)
     return found

@@ -1,20 +1,22 @@
 """Format vllm: responses of a vLLM server started with ``--enable-return-routed-experts``.
 
-``path`` is one response of ``/v1/completions`` or ``/v1/chat/completions`` as JSON, a list of them, or (``.jsonl``) one
-a line, each with a single choice. Two layouts have been in use:
+``path`` is one response of ``/v1/completions`` or ``/v1/chat/completions`` as JSON, a list of them,
+or (``.jsonl``) one a line, each with a single choice. Two layouts have been in use:
 
-- ``choices[0].routed_experts`` is base64 of an .npy file, whole numbers [P + G - 1 - start, L, K] for P prompt and G
-  generated tokens: the last one is never fed to the model. The first ``start`` rows are those that the request left out
-  (``routed_experts_prompt_start``).
-- ``prompt_routed_experts`` [P, L, K] and ``choices[0].routed_experts`` [G or G - 1, L, K] are nested lists; the first
-  may be null.
+- ``choices[0].routed_experts`` is base64 of an .npy file, whole numbers [P + G - 1 - start, L, K]
+  for P prompt and G generated tokens: the last one is never fed to the model. The first ``start``
+  rows are those that the request left out (``routed_experts_prompt_start``).
+- ``prompt_routed_experts`` [P, L, K] and ``choices[0].routed_experts`` [G or G - 1, L, K] are
+  nested lists; the first may be null.
 
-P and G are told by ``usage``, ids of tokens by ``prompt_token_ids`` and ``token_ids``, if the request asked for them.
-Rows of -1 are tokens whose routing the prefix cache spared: they are left out, and the rest of that prompt is a chunk.
-Layers without experts, which some versions write as zeros, have to be named: ``dense_layers=0,1``. Weights and how
-tokens were batched are not in a response. Whether a token's experts stand in the order of their rank depends on its
-model's router: a plain top-k of softmax (Mixtral, Qwen3) has them so, and ``order=rank`` says it; routers with groups
-or a bias (DeepSeek-V3) leave them unsorted (``fused_topk`` and ``grouped_topk`` of vLLM's fused_moe).
+P and G are told by ``usage``, ids of tokens by ``prompt_token_ids`` and ``token_ids``, if the
+request asked for them. Rows of -1 are tokens whose routing the prefix cache spared: they are left
+out, and the rest of that prompt is a chunk. Layers without experts, which some versions write as
+zeros, have to be named: ``dense_layers=0,1``. Weights and how tokens were batched are not in a
+response. Whether a token's experts stand in the order of their rank depends on its model's router:
+a plain top-k of softmax (Mixtral, Qwen3) has them so, and ``order=rank`` says it; routers with
+groups or a bias (DeepSeek-V3) leave them unsorted (``fused_topk`` and ``grouped_topk`` of vLLM's
+fused_moe).
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Response:
-    """Choices [N, L, K] of one request, -1 where it did not route; its first row is token ``start``."""
+    """Choices [N, L, K] of one request, -1 where it did not route; its first row is token
+    ``start``.
+    """
 
     start: int
     prompt: int
@@ -88,15 +92,36 @@ def read(request: Request, track: Track[Any]) -> Imported:
         rule = f"must have {list(first.ids.shape[1:])} layers and ranks, as the first response"
         wrong = response.ids.shape[1:] != first.ids.shape[1:]
         refuse(f"{place}.choices[0].routed_experts", wrong, list(response.ids.shape), rule)
-        refuse(f"{place}.model", response.model != first.model, response.model, f"must be {first.model!r}")
+        refuse(
+            f"{place}.model",
+            response.model != first.model,
+            response.model,
+            f"must be {first.model!r}",
+        )
         found.append(response)
     facts = complete(request.facts, {"model": found[0].model}, "vllm")
     layers = _layers(refuse, request, found[0].ids.shape[1])
-    kept = [_forwarded(refuse, f"response {number}", item.ids[:, layers], int(facts["experts"]))
-            for number, item in enumerate(found)]  # fmt: skip
-    refuse("routed_experts", not any(keep.any() for keep in kept), -1, "must be recorded for one token or more")
-    check_size(refuse, "routed_experts", sum(map(len, kept)), len(layers), found[0].ids.shape[2], "split the file")
-    return Imported(assemble(facts, _rows(found, kept, layers), _recording(request, found, kept, layers)))
+    kept = [
+        _forwarded(refuse, f"response {number}", item.ids[:, layers], int(facts["experts"]))
+        for number, item in enumerate(found)
+    ]
+    refuse(
+        "routed_experts",
+        not any(keep.any() for keep in kept),
+        -1,
+        "must be recorded for one token or more",
+    )
+    check_size(
+        refuse,
+        "routed_experts",
+        sum(map(len, kept)),
+        len(layers),
+        found[0].ids.shape[2],
+        "split the file",
+    )
+    return Imported(
+        assemble(facts, _rows(found, kept, layers), _recording(request, found, kept, layers))
+    )
 
 
 def _dense_layers(request: Request) -> set[int]:
@@ -111,15 +136,17 @@ def _layers(refuse: Refuse, request: Request, num_layers: int) -> list[int]:
     dense = _dense_layers(request)
     if not dense < set(range(num_layers)) and dense:
         raise ImportFailure(
-            f"dense_layers={request.options['dense_layers']} must be some of the layers 0..{num_layers - 1} that "
-            f"{refuse.file} has, and leave one or more"
+            f"dense_layers={request.options['dense_layers']} must be some of the layers"
+            f" 0..{num_layers - 1} that {refuse.file} has, and leave one or more"
         )
     return [layer for layer in range(num_layers) if layer not in dense]
 
 
 def _responses(request: Request, refuse: Refuse) -> Iterator[tuple[str, object]]:
     """Each response, and its place in the file."""
-    path = require_file("path", request.path, "a response of vLLM as .json or .jsonl", LARGEST_FILE_BYTES)
+    path = require_file(
+        "path", request.path, "a response of vLLM as .json or .jsonl", LARGEST_FILE_BYTES
+    )
     if path.suffix == ".jsonl":
         empty = True
         for number, line in lines_of(path, refuse):
@@ -147,12 +174,22 @@ def _response(refuse: Refuse, place: str, value: object) -> _Response:
         for key, least in (("prompt_tokens", 1), ("completion_tokens", 0))
     )
     ids, start = _ids(refuse, place, response, choice, prompt, generated)
-    return _Response(start, prompt, ids, _tokens(refuse, place, response, choice, (prompt, generated)),
-                     refuse.text(f"{place}.model", response["model"]))  # fmt: skip
+    return _Response(
+        start,
+        prompt,
+        ids,
+        _tokens(refuse, place, response, choice, (prompt, generated)),
+        refuse.text(f"{place}.model", response["model"]),
+    )
 
 
 def _ids(
-    refuse: Refuse, place: str, response: Mapping[str, Any], choice: Mapping[str, Any], prompt: int, generated: int
+    refuse: Refuse,
+    place: str,
+    response: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    prompt: int,
+    generated: int,
 ) -> tuple[Ints, int]:
     """Choices of the tokens that were fed to the model, and the position of the first."""
     name, prompt_name = f"{place}.choices[0].routed_experts", f"{place}.prompt_routed_experts"
@@ -161,13 +198,21 @@ def _ids(
     fed = prompt + max(generated - 1, 0)
     if isinstance(routed, str):
         ids = _npy(refuse, name, routed)
-        rule = f"must be at most {fed} rows: {prompt} prompt and {generated} generated tokens, the last never fed"
+        rule = (
+            f"must be at most {fed} rows: {prompt} prompt and {generated} generated tokens, the"
+            " last never fed"
+        )
         refuse(name, len(ids) > fed, f"{len(ids)} rows", rule)
         return ids, fed - len(ids)
     parts = []
     if of_prompt is not None:
         parts.append(refuse.numbers(prompt_name, of_prompt, "iu", 3).astype(np.int64))
-        refuse(prompt_name, len(parts[0]) != prompt, f"{len(parts[0])} rows", f"must be {prompt}, the prompt's tokens")
+        refuse(
+            prompt_name,
+            len(parts[0]) != prompt,
+            f"{len(parts[0])} rows",
+            f"must be {prompt}, the prompt's tokens",
+        )
     if routed:
         ids = refuse.numbers(name, routed, "iu", 3).astype(np.int64)
         rule = f"must be {generated} or {generated - 1}, the generated tokens"
@@ -175,7 +220,12 @@ def _ids(
         parts.append(ids[: fed - prompt])
     refuse(name, routed is None and generated > 1, None, "must be recorded", RECORD)
     shapes = {part.shape[1:] for part in parts}
-    refuse(name, len(shapes) != 1, sorted(shapes), "must have the layers and ranks of prompt_routed_experts")
+    refuse(
+        name,
+        len(shapes) != 1,
+        sorted(shapes),
+        "must have the layers and ranks of prompt_routed_experts",
+    )
     return np.concatenate(parts), 0 if of_prompt is not None else prompt
 
 
@@ -190,7 +240,12 @@ def _npy(refuse: Refuse, name: str, text: str) -> Ints:
     wrong = dtype.kind not in "iu" or len(shape) != 3 or min(shape, default=0) < 1
     refuse(name, wrong, f"{dtype} {list(shape)}", rule)
     stated = stated_bytes(shape, dtype)
-    refuse(name, stated > LARGEST_ARRAY_BYTES, f"{stated} bytes", f"must be at most {LARGEST_ARRAY_BYTES}")
+    refuse(
+        name,
+        stated > LARGEST_ARRAY_BYTES,
+        f"{stated} bytes",
+        f"must be at most {LARGEST_ARRAY_BYTES}",
+    )
     try:
         found = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -202,7 +257,11 @@ def _npy(refuse: Refuse, name: str, text: str) -> Ints:
 
 
 def _tokens(
-    refuse: Refuse, place: str, response: Mapping[str, Any], choice: Mapping[str, Any], tokens: tuple[int, int]
+    refuse: Refuse,
+    place: str,
+    response: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    tokens: tuple[int, int],
 ) -> Ints | None:
     """Ids of the prompt's and the generated tokens, if the response has both."""
     prompt = response.get("prompt_token_ids") or choice.get("prompt_token_ids")
@@ -210,10 +269,24 @@ def _tokens(
     if prompt is None or generated is None:
         return None
     parts = []
-    for name, values, number in zip(("prompt_token_ids", "token_ids"), (prompt, generated), tokens, strict=True):
-        found = refuse.numbers(f"{place}.{name}", values, "iu", 1) if values else np.empty(0, np.int64)
-        refuse(f"{place}.{name}", len(found) != number, len(found), f"must have {number} ids, as usage says")
-        refuse.where(f"{place}.{name}", (found < 0) | (found > INT32_MAX), found, f"must lie in 0..{INT32_MAX}")
+    for name, values, number in zip(
+        ("prompt_token_ids", "token_ids"), (prompt, generated), tokens, strict=True
+    ):
+        found = (
+            refuse.numbers(f"{place}.{name}", values, "iu", 1) if values else np.empty(0, np.int64)
+        )
+        refuse(
+            f"{place}.{name}",
+            len(found) != number,
+            len(found),
+            f"must have {number} ids, as usage says",
+        )
+        refuse.where(
+            f"{place}.{name}",
+            (found < 0) | (found > INT32_MAX),
+            found,
+            f"must lie in 0..{INT32_MAX}",
+        )
         parts.append(found.astype(np.int64))
     return np.concatenate(parts)
 
@@ -223,7 +296,10 @@ def _forwarded(refuse: Refuse, name: str, ids: Ints, num_experts: int) -> NDArra
     cached: NDArray[np.bool_] = (ids == -1).all((1, 2))
     for site in range(ids.shape[1]):
         here = ids[~cached, site]
-        refuse_at = Refuse(refuse.file, "restore the file; layers without experts are to be named, dense_layers=0,1")
+        refuse_at = Refuse(
+            refuse.file,
+            "restore the file; layers without experts are to be named, dense_layers=0,1",
+        )
         check_ids(refuse_at, f"{name}, routed_experts at site {site}, rows", here, num_experts)
     return ~cached
 
@@ -231,17 +307,33 @@ def _forwarded(refuse: Refuse, name: str, ids: Ints, num_experts: int) -> NDArra
 def _rows(found: list[_Response], kept: list[NDArray[np.bool_]], layers: list[int]) -> Rows:
     position = [item.start + np.flatnonzero(keep) for item, keep in zip(found, kept, strict=True)]
     sequence = np.repeat(np.arange(len(found)), [len(part) for part in position])
-    phase = np.concatenate([
-        np.where(part < item.prompt, CHUNK if part[:1].any() else PREFILL, DECODE)
+    phase = np.concatenate(
+        [
+            np.where(part < item.prompt, CHUNK if part[:1].any() else PREFILL, DECODE)
+            for item, part in zip(found, position, strict=True)
+        ]
+    )
+    tokens = [
+        np.full(len(part), -1) if item.token is None else item.token[part]
         for item, part in zip(found, position, strict=True)
-    ])  # fmt: skip
-    tokens = [np.full(len(part), -1) if item.token is None else item.token[part]
-              for item, part in zip(found, position, strict=True)]  # fmt: skip
-    ids = np.concatenate([item.ids[keep][:, layers] for item, keep in zip(found, kept, strict=True)])
-    return Rows(steps_of(phase, sequence), phase, sequence, np.concatenate(position), ids, None, np.concatenate(tokens))
+    ]
+    ids = np.concatenate(
+        [item.ids[keep][:, layers] for item, keep in zip(found, kept, strict=True)]
+    )
+    return Rows(
+        steps_of(phase, sequence),
+        phase,
+        sequence,
+        np.concatenate(position),
+        ids,
+        None,
+        np.concatenate(tokens),
+    )
 
 
-def _recording(request: Request, found: list[_Response], kept: list[NDArray[np.bool_]], layers: list[int]) -> Recording:
+def _recording(
+    request: Request, found: list[_Response], kept: list[NDArray[np.bool_]], layers: list[int]
+) -> Recording:
     tokens = all(item.token is not None for item in found)
     return Recording(
         format="vllm",
@@ -258,7 +350,10 @@ def _recording(request: Request, found: list[_Response], kept: list[NDArray[np.b
         implementation="vLLM",
         told={
             "origin": "routed experts returned by vLLM",
-            "steps": "one step for each prompt and each decoded token; how vLLM batched and cut them is not recorded",
+            "steps": (
+                "one step for each prompt and each decoded token; how vLLM batched and cut them is"
+                " not recorded"
+            ),
             "last_token": "the last generated token of a request is never routed",
             "left_out_rows": sum(int((~keep).sum()) for keep in kept),
         },

@@ -1,7 +1,9 @@
-"""What can be wrong with a trace that reads well: each check looks for one thing and returns what it found.
+"""What can be wrong with a trace that reads well: each check looks for one thing and returns what
+it found.
 
-Every check takes a `Trace` (its bare columns suffice) and yields a `Finding` for each thing that a user of its numbers
-should know. The limits are stated as constants; `text` says the values found and the way out.
+Every check takes a `Trace` (its bare columns suffice) and yields a `Finding` for each thing that a
+user of its numbers should know. The limits are stated as constants; `text` says the values found
+and the way out.
 """
 
 from __future__ import annotations
@@ -21,13 +23,21 @@ Ints = NDArray[np.int64]
 LONGEST_PERIOD = 256
 """Of a loop, in tokens; longer ones are not looked for."""
 SHORTEST_LOOPING = 32
-"""Decoded tokens from which on a sequence is looked at for loops: in fewer, half a dozen common words decide."""
+"""Decoded tokens from which on a sequence is looked at for loops: in fewer, half a dozen common
+words decide.
+"""
 SAME_CHOICES = 0.75
-"""Share of a token's selections, over all sites, that make its routing a repetition of another token's."""
+"""Share of a token's selections, over all sites, that make its routing a repetition of another
+token's.
+"""
 MOST_SELECTED = 0.5
-"""Share of the experts that a token selects, above which routing is not looked at: chance alone makes it alike."""
+"""Share of the experts that a token selects, above which routing is not looked at: chance alone
+makes it alike.
+"""
 LOOPING_SHARE = 0.3
-"""Of a sequence's decoded tokens, from which on it counts as a loop; running text stays below 0.2."""
+"""Of a sequence's decoded tokens, from which on it counts as a loop; running text stays below
+0.2.
+"""
 FEWEST_ALIKE = 8
 """Sequences needed to say that all begin alike."""
 ALIKE_SHARE = 0.5
@@ -43,37 +53,49 @@ PADDING_SHARE = 0.25
 
 
 def repetition(trace: Trace) -> Iterator[Finding]:
-    """Generated text in loops: as the trace's source flags it, and as found in tokens or, without them, in routing.
+    """Generated text in loops: as the trace's source flags it, and as found in tokens or, without
+    them, in routing.
 
-    A sequence loops where, for one period, at least LOOPING_SHARE of its decoded tokens repeat the token (or the
-    routing) one period before.
+    A sequence loops where, for one period, at least LOOPING_SHARE of its decoded tokens repeat the
+    token (or the routing) one period before.
     """
     tokens_of = {item.sequence: item.decode_tokens for item in trace.header.sequences}
-    flagged = tuple(item.sequence for item in trace.header.sequences if item.flags.get("has_repetition"))
+    flagged = tuple(
+        item.sequence for item in trace.header.sequences if item.flags.get("has_repetition")
+    )
     if flagged:
         yield Finding(
-            "repetition", _is_serious(flagged, tokens_of),
-            f"{_counted(flagged, tokens_of)} flagged has_repetition by the trace's source: text in loops reuses "
-            "experts far more than text; leave them out (trace.exclude=[has_repetition])",
+            "repetition",
+            _is_serious(flagged, tokens_of),
+            f"{_counted(flagged, tokens_of)} flagged has_repetition by the trace's source: text in"
+            " loops reuses experts far more than text; leave them out"
+            " (trace.exclude=[has_repetition])",
             flagged,
-        )  # fmt: skip
+        )
     loops = find_loops(trace)
     if loops:
         found = tuple(loops)
         share, period = max(loops.values())
         unflagged = len(set(found) - set(flagged))
-        how = "token ids" if (trace.token >= 0).any() else f"routing ({SAME_CHOICES:.0%} of selections alike)"
+        how = (
+            "token ids"
+            if (trace.token >= 0).any()
+            else f"routing ({SAME_CHOICES:.0%} of selections alike)"
+        )
         also = f"; {unflagged} of them without the flag has_repetition" if flagged else ""
         yield Finding(
-            "repetition", _is_serious(found, tokens_of),
-            f"{_counted(found, tokens_of)} in loops by their {how}; the worst repeats {share:.0%} of its tokens every "
-            f"{period}{also}; leave them out of statistics and results",
+            "repetition",
+            _is_serious(found, tokens_of),
+            f"{_counted(found, tokens_of)} in loops by their {how}; the worst repeats {share:.0%}"
+            f" of its tokens every {period}{also}; leave them out of statistics and results",
             found,
-        )  # fmt: skip
+        )
 
 
 def find_loops(trace: Trace) -> dict[int, tuple[float, int]]:
-    """By sequence that loops: the share of its decoded tokens that repeat, and the period in tokens."""
+    """By sequence that loops: the share of its decoded tokens that repeat, and the period in
+    tokens.
+    """
     bits, needed = None, np.zeros(0)
     if not (trace.token >= 0).any():
         if trace.header.model.top_k > MOST_SELECTED * trace.header.model.experts:
@@ -85,7 +107,11 @@ def find_loops(trace: Trace) -> dict[int, tuple[float, int]]:
     for sequence, rows in _decoded(trace).items():
         if len(rows) < SHORTEST_LOOPING:
             continue
-        shares = _token_repeats(trace.token[rows]) if bits is None else _routing_repeats(bits[rows], needed[rows])
+        shares = (
+            _token_repeats(trace.token[rows])
+            if bits is None
+            else _routing_repeats(bits[rows], needed[rows])
+        )
         period = int(shares.argmax())
         if shares[period] >= LOOPING_SHARE:
             found[sequence] = (float(shares[period]), period + 1)
@@ -99,10 +125,16 @@ def _token_repeats(tokens: NDArray[np.int32]) -> Floats:
 
 
 def _routing_repeats(bits: NDArray[np.uint64], needed: Floats) -> Floats:
-    """The same of rows of selections: with at least ``needed`` of them, 1 or more, as a period before."""
-    alike = [np.bitwise_count(bits[p:] & bits[:-p]).sum(-1) >= needed[p:] for p in _periods(len(bits))]
+    """The same of rows of selections: with at least ``needed`` of them, 1 or more, as a period
+    before.
+    """
+    alike = [
+        np.bitwise_count(bits[p:] & bits[:-p]).sum(-1) >= needed[p:] for p in _periods(len(bits))
+    ]
     telling = needed > 0
-    return np.array([(same & telling[len(telling) - len(same) :]).sum() for same in alike]) / len(bits)
+    return np.array([(same & telling[len(telling) - len(same) :]).sum() for same in alike]) / len(
+        bits
+    )
 
 
 def _periods(num_tokens: int) -> range:
@@ -110,7 +142,9 @@ def _periods(num_tokens: int) -> range:
 
 
 def _bits(ids: NDArray[np.int16], experts: int) -> NDArray[np.uint64]:
-    """The selected ones of so many ``experts`` in each row of ``ids`` [N, S, K] as bits, [N, S * words]."""
+    """The selected ones of so many ``experts`` in each row of ``ids`` [N, S, K] as bits, [N, S *
+    words].
+    """
     bits = np.zeros((*ids.shape[:2], -(-experts // 64)), np.uint64)
     chosen = np.where(ids >= 0, ids, 0).astype(np.int64)
     one = np.where(ids >= 0, np.uint64(1) << (chosen % 64).astype(np.uint64), np.uint64(0))
@@ -122,8 +156,9 @@ def _bits(ids: NDArray[np.int16], experts: int) -> NDArray[np.uint64]:
 
 
 def template_echo(trace: Trace) -> Iterator[Finding]:
-    """Tokens that nearly all sequences share at the same distance from where they begin to decode: a chat template or
-    an answer's set phrase, not text. Looked for in tokens or, without them, in routing.
+    """Tokens that nearly all sequences share at the same distance from where they begin to decode:
+    a chat template or an answer's set phrase, not text. Looked for in tokens or, without them, in
+    routing.
     """
     of_sequence = list(_decoded(trace).values())
     if len(of_sequence) < FEWEST_ALIKE:
@@ -136,15 +171,17 @@ def template_echo(trace: Trace) -> Iterator[Finding]:
     how = "token" if (trace.token >= 0).any() else "routing"
     shown = ", ".join(map(str, shared[:8])) + (", .." if len(shared) > 8 else "")
     yield Finding(
-        "template_echo", covered >= SERIOUS_SHARE,
-        f"most sequences have the same {how} at {len(shared)} offset(s) after their prompt ({shown}), {covered:.1%} of "
-        "the decoded tokens: a template, not text; its reuse between sequences is no property of the model",
-    )  # fmt: skip
+        "template_echo",
+        covered >= SERIOUS_SHARE,
+        f"most sequences have the same {how} at {len(shared)} offset(s) after their prompt"
+        f" ({shown}), {covered:.1%} of the decoded tokens: a template, not text; its reuse between"
+        " sequences is no property of the model",
+    )
 
 
 def shared_offsets(trace: Trace, of_sequence: Sequence[Ints]) -> list[int]:
-    """Offsets into the decoded rows of each sequence at which at least ALIKE_SHARE agree with the most common choice:
-    of the tokens, or of the routing as a mean over sites.
+    """Offsets into the decoded rows of each sequence at which at least ALIKE_SHARE agree with the
+    most common choice: of the tokens, or of the routing as a mean over sites.
     """
     shared = []
     telling = _telling(trace)
@@ -156,7 +193,11 @@ def shared_offsets(trace: Trace, of_sequence: Sequence[Ints]) -> list[int]:
             alike = _most_common(trace.token[rows])
         else:
             codes = selection_codes(trace.ids[rows][:, telling])
-            alike = float(np.mean([_most_common(of_site) for of_site in codes.T])) if len(telling) else 0.0
+            alike = (
+                float(np.mean([_most_common(of_site) for of_site in codes.T]))
+                if len(telling)
+                else 0.0
+            )
         if alike >= ALIKE_SHARE:
             shared.append(offset)
     return shared
@@ -180,11 +221,12 @@ def duplicated_layers(trace: Trace) -> Iterator[Finding]:
         share = _same_share(codes, one, other)
         if share >= DUPLICATE_SHARE:
             yield Finding(
-                "duplicated_layers", True,
-                f"sites {one} and {other} select the same experts in {share:.2%} of the rows: one layer was recorded "
-                "twice; capture again with one hook a layer",
+                "duplicated_layers",
+                True,
+                f"sites {one} and {other} select the same experts in {share:.2%} of the rows: one"
+                " layer was recorded twice; capture again with one hook a layer",
                 sites=(one, other),
-            )  # fmt: skip
+            )
 
 
 def _same_share(codes: NDArray[np.uint64], one: int, other: int) -> float:
@@ -194,16 +236,20 @@ def _same_share(codes: NDArray[np.uint64], one: int, other: int) -> float:
 
 
 def constant_routing(trace: Trace) -> Iterator[Finding]:
-    """Sites where nearly every row selects the same experts: a router of zeros, or ids that are no choice."""
+    """Sites where nearly every row selects the same experts: a router of zeros, or ids that are
+    no choice.
+    """
     if trace.header.model.top_k >= trace.header.model.experts or len(trace.ids) < SHORTEST_LOOPING:
         return
     if stuck := _stuck(selection_codes(trace.ids)):
         yield Finding(
-            "constant_routing", True,
-            f"{len(stuck)} of {trace.ids.shape[1]} sites select the same experts in {min(stuck.values()):.1%} or more "
-            "of their rows: the router chooses nothing (weights all zero?), or something else was recorded",
+            "constant_routing",
+            True,
+            f"{len(stuck)} of {trace.ids.shape[1]} sites select the same experts in"
+            f" {min(stuck.values()):.1%} or more of their rows: the router chooses nothing (weights"
+            " all zero?), or something else was recorded",
             sites=tuple(stuck),
-        )  # fmt: skip
+        )
 
 
 def _telling(trace: Trace) -> Ints:
@@ -212,14 +258,20 @@ def _telling(trace: Trace) -> Ints:
 
 
 def _stuck(codes: NDArray[np.uint64]) -> dict[int, float]:
-    """The sites at which at least STUCK_SHARE of the rows with a selection have the same one, and that share."""
-    shares = {site: _most_common(of_site[of_site > 0]) for site, of_site in enumerate(codes.T) if of_site.any()}
+    """The sites at which at least STUCK_SHARE of the rows with a selection have the same one,
+    and that share.
+    """
+    shares = {
+        site: _most_common(of_site[of_site > 0])
+        for site, of_site in enumerate(codes.T)
+        if of_site.any()
+    }
     return {site: share for site, share in shares.items() if share >= STUCK_SHARE}
 
 
 def order(trace: Trace) -> Iterator[Finding]:
-    """Tokens out of order: gaps in positions, prompt rows after decoded ones, several decoded rows of one sequence in a
-    step. (That positions increase is a rule of the format.)
+    """Tokens out of order: gaps in positions, prompt rows after decoded ones, several decoded rows
+    of one sequence in a step. (That positions increase is a rule of the format.)
     """
     rows = np.flatnonzero(trace.valid)
     rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
@@ -229,20 +281,38 @@ def order(trace: Trace) -> Iterator[Finding]:
     back = same & decoding[:-1] & ~decoding[1:]
     twice = same & decoding[1:] & decoding[:-1] & (np.diff(trace.step[rows]) == 0)
     for wrong, what, why in (
-        (gaps, "gap(s) in the positions", "tokens are missing, so reuse and caches see a text that never ran"),
-        (back, "prompt row(s) after decoded ones", "the sequence is not one request; number its turns apart"),
-        (twice, "decoded row(s) that share a step with the row before",
-         "drafts of speculative decoding, or beams; capture without"),
-    ):  # fmt: skip
+        (
+            gaps,
+            "gap(s) in the positions",
+            "tokens are missing, so reuse and caches see a text that never ran",
+        ),
+        (
+            back,
+            "prompt row(s) after decoded ones",
+            "the sequence is not one request; number its turns apart",
+        ),
+        (
+            twice,
+            "decoded row(s) that share a step with the row before",
+            "drafts of speculative decoding, or beams; capture without",
+        ),
+    ):
         if wrong.any():
             concerned = np.unique(trace.sequence[rows[1:][wrong]]).tolist()
             where = f"in {len(concerned)} sequence(s), the first at row {rows[1:][wrong][0]}"
-            yield Finding("order", True, f"{int(wrong.sum())} {what} {where}: {why}", tuple(concerned))
+            yield Finding(
+                "order", True, f"{int(wrong.sum())} {what} {where}: {why}", tuple(concerned)
+            )
 
 
 def counts(trace: Trace) -> Iterator[Finding]:
-    """Impossible counts: rows without any expert, experts that no site ever selects, more experts than are there."""
-    model, decoder = trace.header.model, np.array([site.stack == "decoder" for site in trace.header.sites])
+    """Impossible counts: rows without any expert, experts that no site ever selects, more
+    experts than are there.
+    """
+    model, decoder = (
+        trace.header.model,
+        np.array([site.stack == "decoder" for site in trace.header.sites]),
+    )
     visited = np.ones(trace.ids.shape[:2], np.bool_)
     if trace.header.encoder_sites:
         visited = np.equal.outer(trace.phase == DECODE, decoder)
@@ -252,31 +322,39 @@ def counts(trace: Trace) -> Iterator[Finding]:
         sites = tuple(np.flatnonzero(empty).tolist())
         share = float(empty.sum() / rows.sum())
         yield Finding(
-            "counts", share >= SERIOUS_SHARE,
-            f"{int(empty.sum())} token(s) x sites select no expert at all, at {len(sites)} site(s), up to "
-            f"{float((empty / rows).max()):.1%} of one's: dropped by the model, or never recorded",
+            "counts",
+            share >= SERIOUS_SHARE,
+            f"{int(empty.sum())} token(s) x sites select no expert at all, at {len(sites)} site(s),"
+            f" up to {float((empty / rows).max()):.1%} of one's: dropped by the model, or never"
+            " recorded",
             sites=sites,
-        )  # fmt: skip
+        )
     selections = int((trace.ids >= 0).sum())
     top = int(trace.ids.max(initial=-1)) + 1
-    # Of experts chosen evenly, one id is missed at all sites with a probability of exp(-selections / experts).
+    # Of experts chosen evenly, one id is missed at all sites with a probability of exp(-selections
+    # / experts).
     if 0 < top < model.experts and selections > 50 * model.experts:
         yield Finding(
-            "counts", True,
-            f"no site ever selects an expert from {top} on, of {model.experts}: the header has too many experts, or "
-            "the ids are those of a part of them",
-        )  # fmt: skip
+            "counts",
+            True,
+            f"no site ever selects an expert from {top} on, of {model.experts}: the header has too"
+            " many experts, or the ids are those of a part of them",
+        )
 
 
 def top_k(trace: Trace, native: int | None) -> Iterator[Finding]:
-    """Fewer experts a token than the model was trained with; ``native`` is that number, None where nobody knows."""
+    """Fewer experts a token than the model was trained with; ``native`` is that number, None
+    where nobody knows.
+    """
     model = trace.header.model
     if native is not None and model.top_k < native:
         yield Finding(
-            "top_k", True,
-            f"{model.top_k} experts a token were recorded, the model's own number is {native}: an override, or ranks "
-            "are missing; loads, reuse and weights differ from the model's, so name it with every result",
-        )  # fmt: skip
+            "top_k",
+            True,
+            f"{model.top_k} experts a token were recorded, the model's own number is {native}: an"
+            " override, or ranks are missing; loads, reuse and weights differ from the model's, so"
+            " name it with every result",
+        )
 
 
 def padding(trace: Trace) -> Iterator[Finding]:
@@ -284,16 +362,22 @@ def padding(trace: Trace) -> Iterator[Finding]:
     share = float(1 - trace.valid.mean()) if len(trace.valid) else 0.0
     if share:
         yield Finding(
-            "padding", share >= PADDING_SHARE,
-            f"{share:.1%} of the rows are padding: they load experts in recorded batches and count in no statistic; "
-            "capture prompts of like lengths together, or with batch 1",
-        )  # fmt: skip
+            "padding",
+            share >= PADDING_SHARE,
+            f"{share:.1%} of the rows are padding: they load experts in recorded batches and count"
+            " in no statistic; capture prompts of like lengths together, or with batch 1",
+        )
 
 
 CHECKS: Mapping[str, Callable[[Trace], Iterator[Finding]]] = {
-    "repetition": repetition, "template_echo": template_echo, "duplicated_layers": duplicated_layers,
-    "constant_routing": constant_routing, "order": order, "counts": counts, "padding": padding,
-}  # fmt: skip
+    "repetition": repetition,
+    "template_echo": template_echo,
+    "duplicated_layers": duplicated_layers,
+    "constant_routing": constant_routing,
+    "order": order,
+    "counts": counts,
+    "padding": padding,
+}
 
 
 def _decoded(trace: Trace) -> dict[int, Ints]:
@@ -305,7 +389,9 @@ def _decoded(trace: Trace) -> dict[int, Ints]:
 
 
 def _is_serious(sequences: Sequence[int], tokens_of: Mapping[int, int]) -> bool:
-    return sum(tokens_of[number] for number in sequences) >= SERIOUS_SHARE * max(sum(tokens_of.values()), 1)
+    return sum(tokens_of[number] for number in sequences) >= SERIOUS_SHARE * max(
+        sum(tokens_of.values()), 1
+    )
 
 
 def _counted(sequences: Sequence[int], tokens_of: Mapping[int, int]) -> str:

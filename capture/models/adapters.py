@@ -1,8 +1,9 @@
 """How the experts of an MoE block are told what to compute, and how to read that.
 
-Nearly every architecture calls ``experts(hidden, ids, weights)``. The others get an adapter of a few lines each, found
-by the same means: by what ``forward`` takes. An adapter says where the choice can be read (before the experts run, or
-after the router has) and turns it into ids and weights ``[T, K]``; an id of -1 is a choice that is not computed.
+Nearly every architecture calls ``experts(hidden, ids, weights)``. The others get an adapter of a
+few lines each, found by the same means: by what ``forward`` takes. An adapter says where the choice
+can be read (before the experts run, or after the router has) and turns it into ids and weights
+``[T, K]``; an id of -1 is a choice that is not computed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-_IDS = re.compile(r"(top_?k|router|routing|selected|expert|chosen)_?(index|indices|ids|idx|experts?)$")
-_WEIGHTS = re.compile(r"(top_?k|router|routing|expert|gate|chosen)_?(weights?|scores?|probs?|gates?)$")
+_IDS = re.compile(
+    r"(top_?k|router|routing|selected|expert|chosen)_?(index|indices|ids|idx|experts?)$"
+)
+_WEIGHTS = re.compile(
+    r"(top_?k|router|routing|expert|gate|chosen)_?(weights?|scores?|probs?|gates?)$"
+)
 
 Choice = tuple[torch.Tensor, torch.Tensor]
 
@@ -32,9 +37,9 @@ def forward_arguments(module: nn.Module) -> list[str]:
 class Adapter:
     """The common form: ``experts(hidden, ids, weights)``.
 
-    ``reads_router``: the choice is read from the router's output, not from the experts' arguments. ``standalone``:
-    the experts can be called alone with any rows, ids and weights, so what they compute can be measured afterwards.
-    ``top_k`` is 0 where the model says it.
+    ``reads_router``: the choice is read from the router's output, not from the experts' arguments.
+    ``standalone``: the experts can be called alone with any rows, ids and weights, so what they
+    compute can be measured afterwards. ``top_k`` is 0 where the model says it.
     """
 
     reads_router = False
@@ -52,12 +57,16 @@ class Adapter:
         return [given[name] for name in self.names[:3] if name in given]
 
     def choice(self, experts: nn.Module, arguments: Sequence[Any], router_output: Any) -> Choice:
-        """Ids and weights, each ``[.., K]``, of the call with these arguments, after that output of the router."""
+        """Ids and weights, each ``[.., K]``, of the call with these arguments, after that output
+        of the router.
+        """
         return arguments[1], arguments[2]
 
 
 class OneHot(Adapter):
-    """``experts(hidden, mask [T, 1, E], weights [T, 1])``: top-1 with capacity; an all-zero row was dropped."""
+    """``experts(hidden, mask [T, 1, E], weights [T, 1])``: top-1 with capacity; an all-zero row
+    was dropped.
+    """
 
     standalone = False
     top_k = 1
@@ -70,10 +79,11 @@ class OneHot(Adapter):
 
 
 class Combined(Adapter):
-    """``experts(hidden, mask, gates [T, E])``: top-2 with capacity; the gate of what was not chosen, or dropped, is 0.
+    """``experts(hidden, mask, gates [T, E])``: top-2 with capacity; the gate of what was not
+    chosen, or dropped, is 0.
 
-    What such a model then *computes* can differ (transformers runs NLLB's mask as if it were ids): only the router's
-    choice is recorded.
+    What such a model then *computes* can differ (transformers runs NLLB's mask as if it were ids):
+    only the router's choice is recorded.
     """
 
     standalone = False
@@ -94,7 +104,9 @@ class RoutesInside(Adapter):
 
 
 class Dense(Adapter):
-    """``experts(hidden * score)``, every expert on every row; the router's scores ``[T, E]`` of the others are 0."""
+    """``experts(hidden * score)``, every expert on every row; the router's scores ``[T, E]`` of
+    the others are 0.
+    """
 
     reads_router = True
     standalone = False
@@ -106,7 +118,9 @@ class Dense(Adapter):
 
 
 class Sorted(Adapter):
-    """Inputs sorted by expert: the router returns the order, the sorted weights and how many rows each expert gets."""
+    """Inputs sorted by expert: the router returns the order, the sorted weights and how many
+    rows each expert gets.
+    """
 
     reads_router = True
     standalone = False
@@ -152,12 +166,19 @@ def _routes_inside(names: list[str], module: nn.Module, block: nn.Module) -> boo
 
 def _is_dense(names: list[str], module: nn.Module, block: nn.Module) -> bool:
     fused = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
-    return len(names) == 1 and fused and hasattr(block, "router") and isinstance(getattr(block, "top_k", None), int)
+    return (
+        len(names) == 1
+        and fused
+        and hasattr(block, "router")
+        and isinstance(getattr(block, "top_k", None), int)
+    )
 
 
 def _is_sorted(names: list[str], module: nn.Module, block: nn.Module) -> bool:
     # The block holds two such modules; the first stands for both.
-    first = next((child for child in block.children() if "expert_size" in forward_arguments(child)), None)
+    first = next(
+        (child for child in block.children() if "expert_size" in forward_arguments(child)), None
+    )
     return names[1:] == ["expert_size"] and module is first
 
 

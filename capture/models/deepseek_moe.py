@@ -1,10 +1,12 @@
 """DeepSeekMoE-16B on transformers' own classes.
 
-Its model type is known to the hub's remote code only, which does not run on transformers 5. The architecture is
-attention without compression, a softmax router that takes the best 6 of 64 without normalising, always-on shared
-experts and a dense first layer: exactly the text tower of DeepSeek-OCR-2, here with a language-model head.
+Its model type is known to the hub's remote code only, which does not run on transformers 5. The
+architecture is attention without compression, a softmax router that takes the best 6 of 64 without
+normalising, always-on shared experts and a dense first layer: exactly the text tower of
+DeepSeek-OCR-2, here with a language-model head.
 
-Source: Dai et al., DeepSeekMoE, arXiv:2401.06066, section 3; the configuration of deepseek-ai/deepseek-moe-16b-base.
+Source: Dai et al., DeepSeekMoE, arXiv:2401.06066, section 3; the configuration of
+deepseek-ai/deepseek-moe-16b-base.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from typing import Any
 
 from torch import nn
 from transformers import GenerationMixin
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.deepseek_ocr2.configuration_deepseek_ocr2 import DeepseekOcr2TextConfig
 from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import (
@@ -26,19 +31,40 @@ from capture.models.discover import CaptureError
 
 MODEL_TYPE = "deepseek"
 _ALIKE = (
-    "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "num_key_value_heads", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
-    "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id", "hidden_act",
-    "tie_word_embeddings", "attention_bias", "initializer_range",
-)  # fmt: skip
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "hidden_act",
+    "tie_word_embeddings",
+    "attention_bias",
+    "initializer_range",
+)
 _FIXED: dict[str, Any] = {
-    "scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1, "rope_scaling": None,
-    "attention_bias": False, "tie_word_embeddings": False,
-}  # fmt: skip
+    "scoring_func": "softmax",
+    "norm_topk_prob": False,
+    "moe_layer_freq": 1,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
 
 
 class DeepseekMoeForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """The text tower and a language-model head; loads the hub's checkpoint with one tensor for each expert."""
+    """The text tower and a language-model head; loads the hub's checkpoint with one tensor for
+    each expert.
+    """
 
     def __init__(self, config: DeepseekOcr2TextConfig) -> None:
         super().__init__(config)
@@ -66,11 +92,18 @@ class DeepseekMoeForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin): 
             use_cache=use_cache,
             **others,
         )
-        hidden = output.last_hidden_state[:, -logits_to_keep:] if logits_to_keep else output.last_hidden_state
-        return CausalLMOutputWithPast(logits=self.lm_head(hidden), past_key_values=output.past_key_values)
+        hidden = (
+            output.last_hidden_state[:, -logits_to_keep:]
+            if logits_to_keep
+            else output.last_hidden_state
+        )
+        return CausalLMOutputWithPast(
+            logits=self.lm_head(hidden), past_key_values=output.past_key_values
+        )
 
 
-# The checkpoint has experts.{e}.gate_proj and the like, which transformers fuses for Qwen2-MoE under the same names.
+# The checkpoint has experts.{e}.gate_proj and the like, which transformers fuses for Qwen2-MoE
+# under the same names.
 register_checkpoint_conversion_mapping(
     DeepseekMoeForCausalLM.__name__, get_checkpoint_conversion_mapping("qwen2_moe"), overwrite=True
 )
@@ -83,7 +116,10 @@ def native_config(plain: Mapping[str, Any]) -> DeepseekOcr2TextConfig:
     """
     for key, value in _FIXED.items():
         if plain.get(key, value) != value:
-            raise CaptureError(f"config.json: {key} is {plain[key]!r}, only {value!r} is known of models of this type")
+            raise CaptureError(
+                f"config.json: {key} is {plain[key]!r}, only {value!r} is known of models of this"
+                " type"
+            )
     layers, dense = plain["num_hidden_layers"], plain.get("first_k_dense_replace", 1)
     return DeepseekOcr2TextConfig(
         **{key: plain[key] for key in _ALIKE if key in plain},

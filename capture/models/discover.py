@@ -1,9 +1,11 @@
-"""Finds the MoE layers of a transformers model by structure: no list of architectures or class names.
+"""Finds the MoE layers of a transformers model by structure: no list of architectures or class
+names.
 
-The anchor is the *experts* module, recognised by what its ``forward`` takes: hidden states, then the chosen expert ids,
-then their weights. `capture.models.adapters` knows the other shapes that a choice can have (one-hot dispatch, dense experts
-that see scaled inputs, experts that route inside, inputs sorted by expert). The router is a sibling: by its name, or
-because it is the one module beside the experts that gives a value for each of them.
+The anchor is the *experts* module, recognised by what its ``forward`` takes: hidden states, then
+the chosen expert ids, then their weights. `capture.models.adapters` knows the other shapes that a
+choice can have (one-hot dispatch, dense experts that see scaled inputs, experts that route inside,
+inputs sorted by expert). The router is a sibling: by its name, or because it is the one module
+beside the experts that gives a value for each of them.
 """
 
 from __future__ import annotations
@@ -19,23 +21,40 @@ from transformers import PreTrainedModel
 from capture.models.adapters import Adapter, adapter_of, forward_arguments
 
 ROUTER_NAMES = ("gate", "router", "wg")
-EXPERT_COUNT_NAMES = ("num_experts", "num_local_experts", "num_routed_experts", "n_routed_experts", "moe_num_experts")
-TOP_K_NAMES = ("top_k", "num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k", "num_experts_per_token")
+EXPERT_COUNT_NAMES = (
+    "num_experts",
+    "num_local_experts",
+    "num_routed_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+)
+TOP_K_NAMES = (
+    "top_k",
+    "num_experts_per_tok",
+    "moe_topk",
+    "top_k_experts",
+    "moe_k",
+    "num_experts_per_token",
+)
 ENCODER, DECODER = "encoder", "decoder"
 
 
 class CaptureError(ValueError):
-    """A model or run that cannot be recorded faithfully; the message says what was found and the way out."""
+    """A model or run that cannot be recorded faithfully; the message says what was found and the
+    way out.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class MoELayer:
-    """One MoE block. ``site`` counts MoE blocks in execution order, the encoder's first; ``layer`` counts all layers.
+    """One MoE block. ``site`` counts MoE blocks in execution order, the encoder's first; ``layer``
+    counts all layers.
 
-    ``stack`` is the innermost pretrained model around the block: it sees the token ids, mask and cache of a step.
-    ``owner`` is the whole layer around the block, with its norms and its attention. ``num_experts`` have weights;
-    ``num_classes`` is what the router tells apart: where it is more, the last ones are null experts, which compute
-    nothing. ``adapter`` reads what the experts are given.
+    ``stack`` is the innermost pretrained model around the block: it sees the token ids, mask and
+    cache of a step. ``owner`` is the whole layer around the block, with its norms and its
+    attention. ``num_experts`` have weights; ``num_classes`` is what the router tells apart: where
+    it is more, the last ones are null experts, which compute nothing. ``adapter`` reads what the
+    experts are given.
     """
 
     site: int
@@ -55,41 +74,57 @@ class MoELayer:
 
 
 def discover(model: nn.Module) -> list[MoELayer]:
-    """The MoE layers of ``model`` in execution order: those of the encoder, if it has one, then the decoder's.
+    """The MoE layers of ``model`` in execution order: those of the encoder, if it has one, then the
+    decoder's.
 
-    Raise `CaptureError` if there are none, if a router or a count cannot be found, if sites differ in how many experts
-    they have or choose, or if there are several stacks that are not an encoder and a decoder.
+    Raise `CaptureError` if there are none, if a router or a count cannot be found, if sites differ
+    in how many experts they have or choose, or if there are several stacks that are not an encoder
+    and a decoder.
     """
     modules = dict(model.named_modules())
     found = [(name, adapter) for name in modules if name and (adapter := adapter_of(modules, name))]
     if not found:
         near = [name for name in modules if name.rsplit(".", 1)[-1] == "experts"][:3]
         raise CaptureError(
-            f"{type(model).__name__}: no module takes (hidden states, expert ids, weights), as experts do "
-            f"(modules named experts: {near or 'none'}); this architecture cannot be recorded"
+            f"{type(model).__name__}: no module takes (hidden states, expert ids, weights), as"
+            f" experts do (modules named experts: {near or 'none'}); this architecture cannot be"
+            " recorded"
         )
     layers = [_layer(modules, name, adapter) for name, adapter in found]
     layers = _sides(model, layers)
     for what in ("num_experts", "num_classes", "top_k"):
         counts = sorted({getattr(layer, what) for layer in layers})
         if len(counts) > 1:
-            raise CaptureError(f"{type(model).__name__}: sites differ in {what} ({counts}); a trace has one for all")
+            raise CaptureError(
+                f"{type(model).__name__}: sites differ in {what} ({counts}); a trace has one"
+                " for all"
+            )
     return layers
 
 
 def _sides(model: nn.Module, layers: list[MoELayer]) -> list[MoELayer]:
     """The layers with their side and site number, the encoder's first."""
     encoder = None
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(model, PreTrainedModel):
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(
+        model, PreTrainedModel
+    ):
         encoder = model.get_encoder()
-    stacks = {id(layer.stack): type(layer.stack).__name__ for layer in layers if layer.stack is not encoder}
+    stacks = {
+        id(layer.stack): type(layer.stack).__name__
+        for layer in layers
+        if layer.stack is not encoder
+    }
     if len(stacks) > 1:
         raise CaptureError(
-            f"{type(model).__name__}: MoE layers in {len(stacks)} stacks ({sorted(stacks.values())}) that are not an "
-            "encoder and a decoder; pass one stack, such as the text model"
+            f"{type(model).__name__}: MoE layers in {len(stacks)} stacks"
+            f" ({sorted(stacks.values())}) that are not an encoder and a decoder; pass one stack,"
+            " such as the text model"
         )
-    sided = [replace(layer, side=ENCODER if layer.stack is encoder else DECODER) for layer in layers]
-    # A layer's attention runs before its feed-forward block, in whatever order they were registered.
+    sided = [
+        replace(layer, side=ENCODER if layer.stack is encoder else DECODER) for layer in layers
+    ]
+    # A layer's attention runs before its feed-forward block, in whatever order they were
+    # registered.
     sided.sort(key=lambda layer: (layer.side == DECODER, layer.layer, layer.kind == "ffn"))
     return [replace(layer, site=site) for site, layer in enumerate(sided)]
 
@@ -105,7 +140,11 @@ def _layer(modules: dict[str, nn.Module], name: str, adapter: Adapter) -> MoELay
     return MoELayer(
         site=-1,
         layer=number,
-        kind="attn" if "attn" in block_name.rsplit(".", 1)[-1] or "attention" in block_name else "ffn",
+        kind=(
+            "attn"
+            if "attn" in block_name.rsplit(".", 1)[-1] or "attention" in block_name
+            else "ffn"
+        ),
         side=DECODER,
         name=block_name,
         stack=stack,
@@ -129,7 +168,9 @@ def _stack_name(modules: dict[str, nn.Module], name: str) -> str:
 
 
 def _owner(modules: dict[str, nn.Module], stack_name: str, block_name: str) -> tuple[str, int]:
-    """The outermost numbered module of the stack that holds the block, and its number; else the block's parent."""
+    """The outermost numbered module of the stack that holds the block, and its number; else the
+    block's parent.
+    """
     inner = block_name[len(stack_name) + 1 :] if stack_name else block_name
     numbered = re.match(r"(?:.*?\.)??(\d+)(?=\.|$)", inner)
     if numbered is None:
@@ -148,7 +189,10 @@ def _num_experts(name: str, experts: nn.Module, block: nn.Module) -> int:
         return sum(any(True for _ in child.parameters()) for child in experts.children())
     count = _count(EXPERT_COUNT_NAMES, experts, block)
     if count is None:
-        raise CaptureError(f"{name}: cannot tell how many experts it holds; it has no num_experts and no 3-D weight")
+        raise CaptureError(
+            f"{name}: cannot tell how many experts it holds; it has no num_experts and no 3-D"
+            " weight"
+        )
     return count
 
 
@@ -157,18 +201,21 @@ def _router(block_name: str, block: nn.Module, experts: nn.Module, num_experts: 
     for name in ROUTER_NAMES:
         if name in children and children[name] is not experts:
             return children[name]
-    # A shared expert's sigmoid gate has one row, a norm none: what has a row for each expert routes.
+    # A shared expert's sigmoid gate has one row, a norm none: what has a row for each expert
+    # routes.
     fitting = [
-        child for child in children.values()
-        if child is not experts and any(rows >= num_experts for rows in _matrix_rows(child))
+        child
+        for child in children.values()
+        if child is not experts
+        and any(rows >= num_experts for rows in _matrix_rows(child))
         and not any(parameter.dim() == 3 for parameter in child.parameters())
-    ]  # fmt: skip
+    ]
     exact = [child for child in fitting if num_experts in _matrix_rows(child)]
     if len(exact) == 1:
         return exact[0]
     raise CaptureError(
-        f"{block_name}: no router among {list(children)}: none is named {' or '.join(ROUTER_NAMES)}, and {len(exact)} "
-        f"have a weight with {num_experts} rows"
+        f"{block_name}: no router among {list(children)}: none is named"
+        f" {' or '.join(ROUTER_NAMES)}, and {len(exact)} have a weight with {num_experts} rows"
     )
 
 
@@ -178,7 +225,11 @@ def _matrix_rows(module: nn.Module) -> list[int]:
 
 def logit_linear(router: nn.Module, num_experts: int) -> nn.Linear | None:
     """The linear layer inside ``router`` whose output is the logits, where there is one."""
-    inner = [module for module in router.modules() if isinstance(module, nn.Linear) and module is not router]
+    inner = [
+        module
+        for module in router.modules()
+        if isinstance(module, nn.Linear) and module is not router
+    ]
     fitting = [module for module in inner if module.out_features >= num_experts]
     return fitting[-1] if fitting else None
 
@@ -204,7 +255,9 @@ def _count(names: tuple[str, ...], *holders: object) -> int | None:
 def _top_k(name: str, *holders: object) -> int:
     count = _count(TOP_K_NAMES, *holders)
     if count is None:
-        raise CaptureError(f"{name}: cannot tell how many experts a token chooses; looked for {TOP_K_NAMES}")
+        raise CaptureError(
+            f"{name}: cannot tell how many experts a token chooses; looked for {TOP_K_NAMES}"
+        )
     return count
 
 

@@ -1,9 +1,10 @@
 """How one expert of a site is computed alone: its channels, and its output.
 
-A *channel* is one of the I values between an expert's two projections. Where a gate multiplies them, what counts is the
-up projection, ``x W_up`` (FloE); where there is none, what the activation makes of them, ``act(x W_in)``: a channel
-that it turns to 0 adds nothing, however large the projection was. A form is found by the shapes of the weights and by
-how the experts are called; no architecture is named.
+A *channel* is one of the I values between an expert's two projections. Where a gate multiplies
+them, what counts is the up projection, ``x W_up`` (FloE); where there is none, what the activation
+makes of them, ``act(x W_in)``: a channel that it turns to 0 adds nothing, however large the
+projection was. A form is found by the shapes of the weights and by how the experts are called; no
+architecture is named.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ _ACTIVATIONS = ("act_fn", "activation", "activation_fn", "act")
 
 
 class ExpertForm:
-    """A site's experts, one by one. ``quantity`` names what `channels` gives, `width` many of ``width_in`` inputs.
+    """A site's experts, one by one. ``quantity`` names what `channels` gives, `width` many of
+    ``width_in`` inputs.
 
-    ``weighted_input``: an expert is fed its input times its gate weight, and its output is not weighted any more.
+    ``weighted_input``: an expert is fed its input times its gate weight, and its output is not
+    weighted any more.
     """
 
     quantity = UP
@@ -47,7 +50,9 @@ class ExpertForm:
         raise NotImplementedError
 
     def norms(self, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Euclidean norm of each chosen expert's output, [T, K], for inputs [T, H]; 0 where ``ids`` [T, K] is -1."""
+        """Euclidean norm of each chosen expert's output, [T, K], for inputs [T, H]; 0 where
+        ``ids`` [T, K] is -1.
+        """
         norms = torch.zeros(ids.shape)
         for expert in range(self.layer.num_experts):
             rows, slots = torch.where(ids == expert)
@@ -56,10 +61,14 @@ class ExpertForm:
                 norms[rows.cpu(), slots.cpu()] = self.output(expert, fed).float().norm(dim=-1).cpu()
         return norms
 
-    def fed(self, inputs: torch.Tensor, weights: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def fed(
+        self, inputs: torch.Tensor, weights: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
         """What the experts chosen in these slots of these rows are fed."""
         chosen = inputs[rows]
-        return chosen * weights[rows, slots, None].to(chosen.dtype) if self.weighted_input else chosen
+        return (
+            chosen * weights[rows, slots, None].to(chosen.dtype) if self.weighted_input else chosen
+        )
 
 
 class Called(ExpertForm):
@@ -79,17 +88,26 @@ class Called(ExpertForm):
 
     def output(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
         ids = torch.full((len(inputs), 1), expert, device=inputs.device)
-        return self._run(inputs, ids, torch.ones_like(ids, dtype=inputs.dtype)).reshape(len(inputs), -1)
+        return self._run(inputs, ids, torch.ones_like(ids, dtype=inputs.dtype)).reshape(
+            len(inputs), -1
+        )
 
     def _run(self, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         forward = type(self.experts).forward
         with torch.no_grad():
             if not self._takes_one_choice(inputs[:1], ids[:1], weights[:1]):
-                ids, weights = ids.expand(-1, 2), torch.cat([weights, torch.zeros_like(weights)], dim=-1)
+                ids, weights = (
+                    ids.expand(-1, 2),
+                    torch.cat([weights, torch.zeros_like(weights)], dim=-1),
+                )
             return forward(self.experts, inputs, ids, weights)  # type: ignore[no-any-return]
 
-    def _takes_one_choice(self, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> bool:
-        """Whether the module runs with one choice a row; some squeeze that dimension away, and fail."""
+    def _takes_one_choice(
+        self, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> bool:
+        """Whether the module runs with one choice a row; some squeeze that dimension away, and
+        fail.
+        """
         if self._takes_one is None:
             try:
                 type(self.experts).forward(self.experts, inputs, ids, weights)
@@ -100,11 +118,15 @@ class Called(ExpertForm):
 
 
 class Fused(Called):
-    """All experts' weights in one tensor [E, ..]: ``gate_up_proj``, or ``up_proj`` with or without a gate."""
+    """All experts' weights in one tensor [E, ..]: ``gate_up_proj``, or ``up_proj`` with or
+    without a gate.
+    """
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__(layer)
-        self.name = "gate_up_proj" if _fused(self.experts, "gate_up_proj") is not None else "up_proj"
+        self.name = (
+            "gate_up_proj" if _fused(self.experts, "gate_up_proj") is not None else "up_proj"
+        )
         weight = _fused(self.experts, self.name)
         assert weight is not None
         self.weight = weight
@@ -117,19 +139,25 @@ class Fused(Called):
             self.quantity, self.activation = ACTIVATED, _activation(layer, self.experts)
 
     def _is_transposed(self) -> bool:
-        """Whether the tensor is [E, H, I]: stated, or told from the shape of the down projection beside it."""
+        """Whether the tensor is [E, H, I]: stated, or told from the shape of the down projection
+        beside it.
+        """
         stated = getattr(self.experts, "is_transposed", None)
         if stated is not None:
             return bool(stated)
         one, two = self.weight.shape[1:]
-        others = [values.shape[1:] for values in self.experts.parameters()
-                  if values.dim() == 3 and values is not self.weight]  # fmt: skip
+        others = [
+            values.shape[1:]
+            for values in self.experts.parameters()
+            if values.dim() == 3 and values is not self.weight
+        ]
         straight = (two, one / self.halves) in [tuple(shape) for shape in others]
         turned = (two / self.halves, one) in [tuple(shape) for shape in others]
         if straight == turned:
             raise CaptureError(
-                f"{self.layer.name}: cannot tell which axis of {self.name} {list(self.weight.shape)} is the input "
-                f"(beside it: {[list(shape) for shape in others]}); record with sparsities="
+                f"{self.layer.name}: cannot tell which axis of {self.name}"
+                f" {list(self.weight.shape)} is the input (beside it:"
+                f" {[list(shape) for shape in others]}); record with sparsities="
             )
         return turned
 
@@ -139,7 +167,11 @@ class Fused(Called):
             return self.activation(values)
         if self.halves == 1:
             return values
-        return values.chunk(2, -1)[1] if getattr(self.experts, "is_concatenated", True) else values[..., 1::2]
+        return (
+            values.chunk(2, -1)[1]
+            if getattr(self.experts, "is_concatenated", True)
+            else values[..., 1::2]
+        )
 
     def projected(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
         """The whole tensor's projection, gate and up, [T, 2 I] or [T, I]."""
@@ -150,18 +182,23 @@ class Fused(Called):
 
 
 class FedWeighted(Fused):
-    """Fused experts that all see every row, times its weight: they cannot be called for some rows only."""
+    """Fused experts that all see every row, times its weight: they cannot be called for some
+    rows only.
+    """
 
     weighted_input = True
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__(layer)
-        down = [values for values in self.experts.parameters()
-                if values.dim() == 3 and values.shape[1:] == (self.width, self.width_in)]  # fmt: skip
+        down = [
+            values
+            for values in self.experts.parameters()
+            if values.dim() == 3 and values.shape[1:] == (self.width, self.width_in)
+        ]
         if self.halves != 2 or not self.transposed or len(down) != 1:
             raise CaptureError(
-                f"{layer.name}: {type(self.experts).__name__} runs every expert on every row, and its weights are not "
-                "[E, H, 2 I] and [E, I, H]; record with sparsities="
+                f"{layer.name}: {type(self.experts).__name__} runs every expert on every row, and"
+                " its weights are not [E, H, 2 I] and [E, I, H]; record with sparsities="
             )
         self.down, self.gating = down[0], _activation(layer, self.experts)
 
@@ -173,11 +210,17 @@ class FedWeighted(Fused):
 
 
 class Flat(Called):
-    """All experts' weights below each other in three matrices [E I, H]: ``w1`` (gate), ``v1`` (up), ``w2`` (down)."""
+    """All experts' weights below each other in three matrices [E I, H]: ``w1`` (gate), ``v1``
+    (up), ``w2`` (down).
+    """
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__(layer)
-        (up,) = (values for name, values in self.experts.named_parameters() if name.rsplit(".", 1)[-1] == "v1")
+        (up,) = (
+            values
+            for name, values in self.experts.named_parameters()
+            if name.rsplit(".", 1)[-1] == "v1"
+        )
         self.up = up.detach().view(layer.num_experts, -1, up.shape[-1])
         self.width, self.width_in = self.up.shape[1:]
 
@@ -186,16 +229,20 @@ class Flat(Called):
 
 
 class SortedPair(ExpertForm):
-    """Two tensors [E, A, H] and [E, H, I] that inputs sorted by expert go through: A is 2 I with a gate, else I."""
+    """Two tensors [E, A, H] and [E, H, I] that inputs sorted by expert go through: A is 2 I with
+    a gate, else I.
+    """
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__(layer)
-        pair = [child for child in layer.block.children() if "expert_size" in forward_arguments(child)]
+        pair = [
+            child for child in layer.block.children() if "expert_size" in forward_arguments(child)
+        ]
         weights = [next(child.parameters()).detach() for child in pair]
         if layer.kind == "attn":
             raise CaptureError(
-                f"{layer.name}: between the two projections of attention experts lies the attention: they have no "
-                "channels that a token's own input decides on"
+                f"{layer.name}: between the two projections of attention experts lies the"
+                " attention: they have no channels that a token's own input decides on"
             )
         self.activation = _activation(layer, layer.block)
         self.inner, self.down = weights
@@ -204,7 +251,9 @@ class SortedPair(ExpertForm):
         if not self.gated:
             self.quantity = ACTIVATED
 
-    def _halves(self, expert: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _halves(
+        self, expert: int, inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         values = nn.functional.linear(inputs, self.inner[expert])
         if not self.gated:
             return self.activation(values), None
@@ -220,18 +269,22 @@ class SortedPair(ExpertForm):
 
 
 class Modules(ExpertForm):
-    """Each expert a module of its own with two linear layers; what the second is given are the channels."""
+    """Each expert a module of its own with two linear layers; what the second is given are the
+    channels.
+    """
 
     quantity = ACTIVATED
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__(layer)
-        self.modules = [child for child in self.experts.children() if any(True for _ in child.parameters())]
+        self.modules = [
+            child for child in self.experts.children() if any(True for _ in child.parameters())
+        ]
         linears = [module for module in self.modules[0].modules() if isinstance(module, nn.Linear)]
         if len(linears) != 2 or linears[0].in_features != linears[1].out_features:
             raise CaptureError(
-                f"{layer.name}: {type(self.modules[0]).__name__} has {len(linears)} linear layers, not one into its "
-                "channels and one out of them; record with sparsities="
+                f"{layer.name}: {type(self.modules[0]).__name__} has {len(linears)} linear layers,"
+                " not one into its channels and one out of them; record with sparsities="
             )
         self.width_in, self.width = linears[0].in_features, linears[0].out_features
 
@@ -255,7 +308,9 @@ class Modules(ExpertForm):
 
 
 def form_of(layer: MoELayer) -> ExpertForm:
-    """The form of the site's experts. Raise `CaptureError` where one cannot be computed alone, with the reason."""
+    """The form of the site's experts. Raise `CaptureError` where one cannot be computed alone,
+    with the reason.
+    """
     experts, adapter = layer.experts, layer.adapter
     if isinstance(adapter, Sorted):
         return SortedPair(layer)
@@ -266,12 +321,14 @@ def form_of(layer: MoELayer) -> ExpertForm:
             return FedWeighted(layer)
         if adapter.standalone:
             return Fused(layer)
-    rows = [name.rsplit(".", 1)[-1] for name, values in experts.named_parameters() if values.dim() == 2]
+    rows = [
+        name.rsplit(".", 1)[-1] for name, values in experts.named_parameters() if values.dim() == 2
+    ]
     if adapter.standalone and sorted(rows) == ["v1", "w1", "w2"]:
         return Flat(layer)
     raise CaptureError(
-        f"{layer.name}: {type(experts).__name__} has no weights of which the up projection can be told; record with "
-        "sparsities="
+        f"{layer.name}: {type(experts).__name__} has no weights of which the up projection can be"
+        " told; record with sparsities="
     )
 
 
@@ -285,5 +342,7 @@ def _activation(layer: MoELayer, holder: nn.Module) -> Callable[[torch.Tensor], 
         found = getattr(holder, name, None)
         if callable(found):
             return found  # type: ignore[no-any-return]
-    raise CaptureError(f"{layer.name}: {type(holder).__name__} names no activation ({', '.join(_ACTIVATIONS)}); "
-                       "record with sparsities=")  # fmt: skip
+    raise CaptureError(
+        f"{layer.name}: {type(holder).__name__} names no activation ({', '.join(_ACTIVATIONS)}); "
+        "record with sparsities="
+    )

@@ -1,4 +1,6 @@
-"""The RMS norms before routers and attention, and where a layer's attention is fed: found by structure and by a run."""
+"""The RMS norms before routers and attention, and where a layer's attention is fed: found by
+structure and by a run.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ Read = Callable[..., object]
 
 
 def attention_input(layer: MoELayer) -> tuple[nn.Module, Read]:
-    """The module that mixes tokens in the site's layer (its attention, or what stands for it), and how to read its
-    input from a call.
+    """The module that mixes tokens in the site's layer (its attention, or what stands for it), and
+    how to read its input from a call.
 
     Raise `CaptureError` where the layer has none beside the MoE block.
     """
@@ -31,16 +33,21 @@ def attention_input(layer: MoELayer) -> tuple[nn.Module, Read]:
         if named and weights and inside.isdisjoint(candidate.modules()):
             return candidate, first_argument(candidate)
     raise CaptureError(
-        f"{layer.name}: its layer has no attention beside the MoE block; record with lookahead_position=gate_in"
+        f"{layer.name}: its layer has no attention beside the MoE block; record with"
+        " lookahead_position=gate_in"
     )
 
 
 def gate_norms(model: nn.Module, layers: Sequence[MoELayer]) -> list[torch.Tensor]:
-    """The scale vector [H] of the RMS norm before each layer's router: ``gate input = normalised * scale``.
+    """The scale vector [H] of the RMS norm before each layer's router: ``gate input = normalised *
+    scale``.
 
-    Raise `CaptureError` where that is no RMS norm with a scale; `renormed` lookahead is then not defined.
+    Raise `CaptureError` where that is no RMS norm with a scale; `renormed` lookahead is then not
+    defined.
     """
-    return norm_scales(model, layers, [(layer.router, first_argument(layer.router)) for layer in layers])
+    return norm_scales(
+        model, layers, [(layer.router, first_argument(layer.router)) for layer in layers]
+    )
 
 
 def attention_norms(model: nn.Module, layers: Sequence[MoELayer]) -> list[torch.Tensor]:
@@ -79,22 +86,29 @@ def norm_scales(
         child
         for layer in layers
         for child in layer.owner.modules()
-        if [parameter.dim() for parameter in child.parameters()] == [1] and not list(child.children())
+        if [parameter.dim() for parameter in child.parameters()] == [1]
+        and not list(child.children())
     ]
     handles = [child.register_forward_hook(on_norm) for child in dict.fromkeys(candidates)]
-    handles += [module.register_forward_pre_hook(on_fed(read), with_kwargs=True) for module, read in fed]
+    handles += [
+        module.register_forward_pre_hook(on_fed(read), with_kwargs=True) for module, read in fed
+    ]
     try:
         run_one_token(model)
     finally:
         for handle in handles:
             handle.remove()
-    return [_scale(layer, norms.get(id(module))) for layer, (module, _) in zip(layers, fed, strict=True)]
+    return [
+        _scale(layer, norms.get(id(module))) for layer, (module, _) in zip(layers, fed, strict=True)
+    ]
 
 
 def run_one_token(model: nn.Module) -> None:
     """One forward call of the whole model on token 0."""
     token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
-    decoder = {"decoder_input_ids": token} if getattr(model.config, "is_encoder_decoder", False) else {}
+    decoder = (
+        {"decoder_input_ids": token} if getattr(model.config, "is_encoder_decoder", False) else {}
+    )
     with torch.no_grad():
         model(input_ids=token, **decoder)
 
@@ -104,10 +118,15 @@ def _scale(layer: MoELayer, norm: nn.Module | None) -> torch.Tensor:
         raise CaptureError(f"{layer.name}: the router is not fed by a norm; record with norms=raw")
     weight = next(norm.parameters()).detach()
     with torch.no_grad():
-        # Equal inputs stay equal under an RMS norm, so its output shows the scale it applies, eps apart.
+        # Equal inputs stay equal under an RMS norm, so its output shows the scale it applies, eps
+        # apart.
         applied = norm(torch.ones_like(weight)[None])[0]
     # Some families store the scale less one.
     for scale in (weight, 1 + weight):
-        if torch.allclose(applied.float(), scale.float(), rtol=1e-2, atol=1e-4) and bool((scale != 0).all()):
+        if torch.allclose(applied.float(), scale.float(), rtol=1e-2, atol=1e-4) and bool(
+            (scale != 0).all()
+        ):
             return scale
-    raise CaptureError(f"{layer.name}: {type(norm).__name__} is no RMS norm with a scale; record with norms=raw")
+    raise CaptureError(
+        f"{layer.name}: {type(norm).__name__} is no RMS norm with a scale; record with norms=raw"
+    )

@@ -38,12 +38,16 @@ UNTOLD = ("output_dir", "threads")
 
 
 def capture(settings: Settings, arguments: Sequence[str], console: Console) -> Header:
-    """Load, run, write and report; ``arguments`` are kept in the trace so that it can be made again.
+    """Load, run, write and report; ``arguments`` are kept in the trace so that it can be made
+    again.
 
-    A capture that was killed goes on where it was: sequences that it had recorded are not run again.
+    A capture that was killed goes on where it was: sequences that it had recorded are not run
+    again.
     """
     if settings.output_dir.exists() and any(settings.output_dir.iterdir()):
-        raise CaptureError(f"output_dir={settings.output_dir} is not empty; choose another one, or remove it")
+        raise CaptureError(
+            f"output_dir={settings.output_dir} is not empty; choose another one, or remove it"
+        )
     begun = time.monotonic()
     check_model(settings)
     passages, chat = _passages(settings)
@@ -53,11 +57,20 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
     for key, reason in plan.left_out.items():
         console.print(f"[yellow]not recorded: {key}[/yellow] {reason}", highlight=False)
     header = _header(settings, arguments, model, layers, passages, plan, chat)
-    recording = Recording(model, layers, passages, plan, settings, Shards(settings.output_dir, _identity(settings)))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    recording = Recording(
+        model, layers, passages, plan, settings, Shards(settings.output_dir, _identity(settings))
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
-        tasks = {name: progress.add_task(name, total=total)
-                 for name, total in (("sequences", len(passages)), ("sites", len(layers)))}  # fmt: skip
+        tasks = {
+            name: progress.add_task(name, total=total)
+            for name, total in (("sequences", len(passages)), ("sites", len(layers)))
+        }
         recording.run(lambda task, done: progress.advance(tasks[task], done))
     ran = time.monotonic()
     header = recording.write(header)
@@ -92,7 +105,11 @@ def _identity(settings: Settings) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    return {"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__}
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+    }
 
 
 def _prompts_sha256(settings: Settings) -> str:
@@ -100,20 +117,29 @@ def _prompts_sha256(settings: Settings) -> str:
 
 
 def _header(
-    settings: Settings, arguments: Sequence[str], model: Any, layers: Sequence[MoELayer],
-    passages: Sequence[Passage], plan: Plan, chat: bool,
-) -> Header:  # fmt: skip
+    settings: Settings,
+    arguments: Sequence[str],
+    model: Any,
+    layers: Sequence[MoELayer],
+    passages: Sequence[Passage],
+    plan: Plan,
+    chat: bool,
+) -> Header:
     """What is known before the sites are read: model, versions, text and command."""
     first = layers[0]
     config = getattr(first.stack, "config", None)
-    hidden = next((value for key in ("hidden_size", "d_model") if (value := getattr(config, key, 0))), 0)
+    hidden = next(
+        (value for key in ("hidden_size", "d_model") if (value := getattr(config, key, 0))), 0
+    )
     told = [argument for argument in arguments if not argument.startswith("output_dir=")]
     licences = sorted({passage.prompt.licence for passage in passages})
     domains = sorted({passage.prompt.domain for passage in passages})
     forcing = settings.continuation == "document"
     provenance: dict[str, str | int | float | bool] = {
         "command": " ".join(["python -m capture", *told]),
-        "continuation": "the document's own text, teacher-forced" if forcing else "greedy, the model's own text",
+        "continuation": "the document's own text, teacher-forced"
+        if forcing
+        else "greedy, the model's own text",
         "batch": settings.batch,
         "seed": settings.seed,
         "domains": ", ".join(domains),
@@ -154,14 +180,19 @@ def _header(
     )
 
 
-def _report(console: Console, directory: Path, header: Header, run_s: float, write_s: float) -> None:
+def _report(
+    console: Console, directory: Path, header: Header, run_s: float, write_s: float
+) -> None:
     table = Table(title=f"{header.name}: {trace_sha256(header)[:12]}", show_header=False)
     decoded = sum(item.decode_tokens for item in header.sequences)
     prompts = sum(item.prompt_tokens for item in header.sequences)
     routed = (prompts + decoded) * header.model.sites
     table.add_row("sequences", str(len(header.sequences)))
     table.add_row("tokens", f"{prompts} prefill + {decoded} decode, at {header.model.sites} sites")
-    table.add_row("selections reproduced", f"{min(site.rule_match for site in header.sites):.4%} at the worst site")
+    table.add_row(
+        "selections reproduced",
+        f"{min(site.rule_match for site in header.sites):.4%} at the worst site",
+    )
     for key, value in header.provenance.items():
         if key.startswith("sites_") or key == "null_experts":
             table.add_row(key.replace("_", " "), str(value))
@@ -173,7 +204,10 @@ def _report(console: Console, directory: Path, header: Header, run_s: float, wri
     for group in sorted({path.split("/")[0] for path in sizes}):
         size = sum(size for path, size in sizes.items() if path.split("/")[0] == group)
         table.add_row(group, f"{size / 1e6:.2f} MB")
-    table.add_row("all files", f"{(sum(sizes.values()) + (directory / 'header.json').stat().st_size) / 1e6:.2f} MB")
+    table.add_row(
+        "all files",
+        f"{(sum(sizes.values()) + (directory / 'header.json').stat().st_size) / 1e6:.2f} MB",
+    )
     table.add_row("time", f"{run_s:.1f} s running, {write_s:.1f} s writing")
     console.print(table)
     console.print(f"Recorded {decoded} decode tokens of {header.model.name} in {directory}.")

@@ -13,7 +13,9 @@ from sim.traces.trace import Header
 
 
 def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
-    """Markdown text for a trace of ``num_rows`` token-rows, made from its header: it cannot disagree with it."""
+    """Markdown text for a trace of ``num_rows`` token-rows, made from its header: it cannot
+    disagree with it.
+    """
     model = header.model
     splits = Counter(item.split for item in header.sequences)
     prompts = sum(item.prompt_tokens for item in header.sequences)
@@ -21,14 +23,22 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
     lines = [
         f"# Trace {header.name}",
         "",
-        f"What the {model.sites} routers of {model.name} ({model.architecture}: {model.experts} experts, top "
-        f"{model.top_k}, hidden {model.hidden}, expert width {model.expert_intermediate}) saw and chose, in "
-        f"{header.dtype}, experts run by `{header.experts_implementation}`.",
+        (
+            f"What the {model.sites} routers of {model.name} ({model.architecture}: {model.experts}"
+            f" experts, top {model.top_k}, hidden {model.hidden}, expert width"
+            f" {model.expert_intermediate}) saw and chose, in {header.dtype}, experts run by"
+            f" `{header.experts_implementation}`."
+        ),
         "",
-        f"- {len(header.sequences)} sequences ({splits['fit']} fit, {splits['eval']} eval), batch "
-        f"{header.provenance.get('batch', 1)}: {prompts} prefill "
-        f"and {decoded} decode tokens. Continuation: {header.provenance.get('continuation', 'not stated')}.",
-        f"- Versions: {', '.join(f'{name} {version}' for name, version in sorted(header.versions.items()))}.",
+        (
+            f"- {len(header.sequences)} sequences ({splits['fit']} fit, {splits['eval']} eval),"
+            f" batch {header.provenance.get('batch', 1)}: {prompts} prefill and {decoded} decode"
+            f" tokens. Continuation: {header.provenance.get('continuation', 'not stated')}."
+        ),
+        (
+            "- Versions:"
+            f" {', '.join(f'{name} {version}' for name, version in sorted(header.versions.items()))}."
+        ),
         f"- Licence: {header.licence}.",
         "",
         "Made again by (plus `output_dir=...`):",
@@ -37,54 +47,78 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
         "",
         "## Contents",
         "",
-        "- `header.json`: model, sites with their fitted routing rules, sequences, steps, sha256 of every other file.",
+        (
+            "- `header.json`: model, sites with their fitted routing rules, sequences, steps,"
+            " sha256 of every other file."
+        ),
         "- `routes.parquet`: a row is a site x token; read it with `sim.traces.trace.read_trace`.",
     ]
     if header.prefill == "counts":
         lines[-1] = lines[-1].replace("a row is a site x token", "a row is a site x decoded token")
         lines += [
-            f"- `{COUNTS_FILE}`: prompts, as the number of tokens that chose an expert at a site in a step, and their "
-            "weights' sum.",
+            (
+                f"- `{COUNTS_FILE}`: prompts, as the number of tokens that chose an expert at a"
+                " site in a step, and their weights' sum."
+            ),
         ]
     if "logits" in header.steps:
         lines += [f"  Logits in steps of {_step_text(header.steps['logits'])}."]
     if "weights" in header.steps:
-        lines += [f"  Weights are not exact: rounded to steps of {_step_text(header.steps['weights'])}."]
+        lines += [
+            f"  Weights are not exact: rounded to steps of {_step_text(header.steps['weights'])}."
+        ]
     if header.lookahead is not None:
         ahead = header.lookahead
         lines += [
-            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth} sites{_position_text(ahead.position)}) for "
-            f"{'all' if header.provenance.get('prefill_lookahead') == 'rows' else 'decode'} rows, in "
-            f"{'float32' if ahead.step is None else f'steps of {_step_text(ahead.step)}'}.",
+            (
+                f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth}"
+                f" sites{_position_text(ahead.position)}) for"
+                f" {'all' if header.provenance.get('prefill_lookahead') == 'rows' else 'decode'}"
+                " rows, in"
+                f" {'float32' if ahead.step is None else f'steps of {_step_text(ahead.step)}'}."
+            ),
         ]
         lines += [
-            f"- `{forecasts_file(norm)}`: what the tokens of a prompt are forecast to choose together: how many, with "
-            "what weight, and their smallest score."
-            for norm in NORMS if forecasts_file(norm) in files
-        ]  # fmt: skip
+            f"- `{forecasts_file(norm)}`: what the tokens of a prompt are forecast to choose"
+            " together: how many, with what weight, and their smallest score."
+            for norm in NORMS
+            if forecasts_file(norm) in files
+        ]
     if "routers.safetensors" in files:
         lines += [
-            "- `routers.safetensors`: `router_weight` [S, E, H] and, for renormed lookahead, `norm_scale` [S, H]."
+            "- `routers.safetensors`: `router_weight` [S, E, H] and, for renormed lookahead,"
+            " `norm_scale` [S, H]."
         ]
     if header.sparsities:
         shares = ", ".join(f"{share:.0%}" for share in header.sparsities)
         lines += [
-            f"- `thresholds.safetensors`: `thresholds` [S, E, {len(header.sparsities)}] of "
-            f"{header.provenance.get('active_shares_of', UP)} for sparsities of "
-            f"{shares}, fitted per expert on the fit sequences.",
+            (
+                f"- `thresholds.safetensors`: `thresholds` [S, E, {len(header.sparsities)}] of "
+                f"{header.provenance.get('active_shares_of', UP)} for sparsities of "
+                f"{shares}, fitted per expert on the fit sequences."
+            ),
         ]
     kept = {path for path in files if path.startswith("hidden/")}
     if kept:
-        counts = Counter(item.split for item in header.sequences if hidden_file(item.sequence) in kept)
+        counts = Counter(
+            item.split for item in header.sequences if hidden_file(item.sequence) in kept
+        )
         lines += [
-            f"- `hidden/sequence_NNN.safetensors`, decode rows of {counts['fit']} fit and {counts['eval']} eval "
-            "sequences:",
-            f"  {_gate_in_text(header)} (relative RMS error "
-            f"{header.provenance['hidden_relative_rms_error']:.4f}), `position` [T],",
+            (
+                f"- `hidden/sequence_NNN.safetensors`, decode rows of {counts['fit']} fit and"
+                f" {counts['eval']} eval sequences:"
+            ),
+            (
+                f"  {_gate_in_text(header)} (relative RMS error "
+                f"{header.provenance['hidden_relative_rms_error']:.4f}), `position` [T],"
+            ),
         ]
         if header.sparsities:
             lines += [
-                "  `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at each sparsity:",
+                (
+                    "  `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at"
+                    " each sparsity:"
+                ),
                 "  see `capture.recording.extras.unpack_masks`.",
             ]
     lines += [*_left_out(header), "", "## Rounding", ""]
@@ -97,8 +131,11 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
     if "weights" in header.steps:
         lines += [
             "",
-            "Rounding the weights changes the need order (descending weight, then id) of "
-            f"{header.provenance['rounding_reorders_weights']} of {num_rows * model.sites} rows.",
+            (
+                "Rounding the weights changes the need order (descending weight, then id) of"
+                f" {header.provenance['rounding_reorders_weights']} of {num_rows * model.sites}"
+                " rows."
+            ),
         ]
     return "\n".join(lines) + "\n"
 
@@ -114,22 +151,28 @@ def _left_out(header: Header) -> list[str]:
     if "sites_chosen_by_token_id" in found:
         sites = found["sites_chosen_by_token_id"]
         lines += [
-            f"- At sites {sites} the token's id chooses: `token_experts_SITE` [vocabulary, K] in the routers' file."
+            f"- At sites {sites} the token's id chooses: `token_experts_SITE` [vocabulary, K] in"
+            " the routers' file."
         ]
     if "sites_without_rule" in found:
         lines += [f"- No rule reproduces the selections of sites {found['sites_without_rule']}."]
     if "null_experts" in found:
         lines += [
-            f"- The last {found['null_experts']} of the {header.model.experts} experts compute nothing: choosing "
-            "one is recorded as -1."
+            f"- The last {found['null_experts']} of the {header.model.experts} experts compute"
+            " nothing: choosing one is recorded as -1."
         ]
     if "choices_dropped_or_null" in found:
-        lines += [f"- {found['choices_dropped_or_null']} choices of real tokens were dropped, or of null experts (-1)."]
+        lines += [
+            f"- {found['choices_dropped_or_null']} choices of real tokens were dropped, or of null"
+            " experts (-1)."
+        ]
     return ["", "## What is not there", "", *lines] if lines else []
 
 
 def _position_text(position: str) -> str:
-    return {"gate_in": "", "attn_in": "; from attention inputs"}.get(position, "; from the next attention's inputs")
+    return {"gate_in": "", "attn_in": "; from attention inputs"}.get(
+        position, "; from the next attention's inputs"
+    )
 
 
 def _gate_in_text(header: Header) -> str:

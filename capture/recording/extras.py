@@ -1,6 +1,8 @@
-"""What offloading policies ask about the inside of experts, computed from recorded inputs after the model has run.
+"""What offloading policies ask about the inside of experts, computed from recorded inputs after the
+model has run.
 
-Nothing here runs inside the model's forward pass: modules are called through ``forward``, past any hook, on copies.
+Nothing here runs inside the model's forward pass: modules are called through ``forward``, past any
+hook, on copies.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ POOLED_VALUES = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class SiteExtras:
-    """Of one site. ``norms [D, K]``, ``shares [D, K, P]`` and ``masks`` (bool [M, K, P, I]) of the rows asked for.
+    """Of one site. ``norms [D, K]``, ``shares [D, K, P]`` and ``masks`` (bool [M, K, P, I]) of the
+    rows asked for.
 
-    ``thresholds [E, P]`` are those of the channels' absolute values; ``num_pooled`` experts had no sample and use the
-    whole site's. Norms and shares are NaN in rows that did not visit the site.
+    ``thresholds [E, P]`` are those of the channels' absolute values; ``num_pooled`` experts had no
+    sample and use the whole site's. Norms and shares are NaN in rows that did not visit the site.
     """
 
     norms: torch.Tensor
@@ -48,10 +51,10 @@ def site_extras(
 ) -> SiteExtras:
     """Extras of one site, from its experts' form, their inputs [N, H], and ids and weights [N, K].
 
-    Thresholds are fitted on the rows ``fit`` [N]; norms and shares are given for ``decode`` [N], masks for ``kept``
-    [N]. A channel is active where its absolute value v >= t, with ``t = min{t' > 0 : F(t') >= sparsity}`` and F the
-    empirical distribution of v of that expert over the fitted rows: a channel that is exactly 0 adds nothing, and is
-    never active.
+    Thresholds are fitted on the rows ``fit`` [N]; norms and shares are given for ``decode`` [N],
+    masks for ``kept`` [N]. A channel is active where its absolute value v >= t, with ``t = min{t' >
+    0 : F(t') >= sparsity}`` and F the empirical distribution of v of that expert over the fitted
+    rows: a channel that is exactly 0 adds nothing, and is never active.
 
     Source: Zhou et al., FloE: On-the-Fly MoE Inference on Memory-constrained GPU, section 4.1.
     """
@@ -60,10 +63,18 @@ def site_extras(
     thresholds, lacking = _fitted_thresholds(form, inputs, ids, weights, fit.to(device), sparsities)
     shares = torch.zeros(*ids.shape, len(sparsities))
     place = (kept.long().cumsum(0) - 1).to(device)
-    masks = torch.zeros(int(kept.sum()), ids.shape[1], len(sparsities), form.width, dtype=torch.bool)
+    masks = torch.zeros(
+        int(kept.sum()), ids.shape[1], len(sparsities), form.width, dtype=torch.bool
+    )
     for expert in range(experts):
         rows, slots = torch.where(ids == expert)
-        values = form.channels(expert, form.fed(inputs, weights, rows, slots)).detach().abs().float().cpu()
+        values = (
+            form.channels(expert, form.fed(inputs, weights, rows, slots))
+            .detach()
+            .abs()
+            .float()
+            .cpu()
+        )
         active = values[:, None, :] >= thresholds[expert][None, :, None]
         shares[rows.cpu(), slots.cpu()] = active.float().mean(-1)
         mine = kept[rows.cpu()]
@@ -97,9 +108,13 @@ def unmeasured_extras(
 
 
 def _fitted_thresholds(
-    form: ExpertForm, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, fit: torch.Tensor,
+    form: ExpertForm,
+    inputs: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    fit: torch.Tensor,
     sparsities: Sequence[float],
-) -> tuple[torch.Tensor, int]:  # fmt: skip
+) -> tuple[torch.Tensor, int]:
     """Thresholds [E, P] and how many experts had no sample of their own."""
     experts = form.layer.num_experts
 
@@ -107,7 +122,10 @@ def _fitted_thresholds(
         rows, slots = torch.where((ids == expert) & fit[:, None])
         return form.channels(expert, form.fed(inputs, weights, rows, slots)).detach().abs().float()
 
-    own = [_thresholds(values, sparsities) if len(values := sample(expert)) else None for expert in range(experts)]
+    own = [
+        _thresholds(values, sparsities) if len(values := sample(expert)) else None
+        for expert in range(experts)
+    ]
     lacking = sum(values is None for values in own)
     if not lacking:
         return torch.stack([values for values in own if values is not None]), 0
@@ -117,10 +135,14 @@ def _fitted_thresholds(
 
 
 def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tensor:
-    """The smallest sample value above 0 at or below which at least each share of the sample lies, [P]."""
+    """The smallest sample value above 0 at or below which at least each share of the sample
+    lies, [P].
+    """
     ordered = sample.flatten().sort().values
     if not len(ordered):
-        raise CaptureError("no row to fit activation thresholds on; give prompts with split=fit, or sparsities=")
+        raise CaptureError(
+            "no row to fit activation thresholds on; give prompts with split=fit, or sparsities="
+        )
     ranks = [max(part_of(len(ordered), share, up=True), 1) - 1 for share in sparsities]
     # Where all are 0, any threshold above it says so.
     least = ordered[ordered > 0][:1] if ordered[-1] > 0 else torch.ones_like(ordered[:1])
@@ -128,10 +150,12 @@ def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tens
 
 
 def pack_masks(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Channel masks ``[..., P, I]`` in ``[..., B, ceil(I / 8)]`` bytes, B bits a channel for P masks.
+    """Channel masks ``[..., P, I]`` in ``[..., B, ceil(I / 8)]`` bytes, B bits a channel for P
+    masks.
 
-    The masks are nested (thresholds ascend), so a channel's *level*, the number of masks it is in, says all. Plane b
-    holds bit b of the levels, eight channels a byte, the first channel in the highest bit.
+    The masks are nested (thresholds ascend), so a channel's *level*, the number of masks it is in,
+    says all. Plane b holds bit b of the levels, eight channels a byte, the first channel in the
+    highest bit.
     """
     num_masks = masks.shape[-2]
     levels = masks.sum(-2).astype(np.uint8)
@@ -140,7 +164,9 @@ def pack_masks(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 
 def unpack_masks(planes: NDArray[np.uint8], num_masks: int, width: int) -> NDArray[np.bool_]:
-    """Inverse of `pack_masks`: ``[..., num_masks, width]``, the mask of the lowest sparsity first."""
+    """Inverse of `pack_masks`: ``[..., num_masks, width]``, the mask of the lowest sparsity
+    first.
+    """
     bits = np.unpackbits(planes, axis=-1, count=width).astype(np.int64)
     levels = sum(bits[..., plane, :] << plane for plane in range(planes.shape[-2]))
     return np.asarray(levels)[..., None, :] > np.arange(num_masks)[:, None]

@@ -23,12 +23,14 @@ def hidden_file(sequence: int) -> str:
 class HiddenFiles:
     """Files of kept rows, read from the shards sequence by sequence.
 
-    A file has ``gate_in`` [T, S, H], either int8 times ``scale`` float32 [T, S] (NaN at a site that decoded rows do not
-    visit) or float16; ``position`` int32 [T]; and where masks are kept ``mask_planes`` as in
-    `capture.recording.extras.pack_masks`, [T, S, K, B, ceil(I / 8)].
+    A file has ``gate_in`` [T, S, H], either int8 times ``scale`` float32 [T, S] (NaN at a site that
+    decoded rows do not visit) or float16; ``position`` int32 [T]; and where masks are kept
+    ``mask_planes`` as in `capture.recording.extras.pack_masks`, [T, S, K, B, ceil(I / 8)].
     """
 
-    def __init__(self, shards: Shards, tokens: Tokens, settings: Settings, sites: int, masks: bool) -> None:
+    def __init__(
+        self, shards: Shards, tokens: Tokens, settings: Settings, sites: int, masks: bool
+    ) -> None:
         self._shards, self._tokens, self._settings = shards, tokens, settings
         self._sites, self._masks = sites, masks
         self._sequences = np.unique(tokens.sequence[tokens.kept]).tolist()
@@ -56,14 +58,23 @@ class HiddenFiles:
             tensors["position"] = self._inputs(number)[1]
             if self._masks:
                 tensors["mask_planes"] = self._planes(number)
-            safetensors.numpy.save_file({name: np.ascontiguousarray(values) for name, values in tensors.items()}, place)
+            safetensors.numpy.save_file(
+                {name: np.ascontiguousarray(values) for name, values in tensors.items()}, place
+            )
 
         return write
 
     def _inputs(self, number: int) -> tuple[Array, Array]:
         """Gate inputs float32 [T, S, H] and positions [T] of a sequence's kept rows."""
         tokens = self._tokens
-        unit = int(np.searchsorted(tokens.begins, int(np.argmax(tokens.sequence == number)), side="right")) - 1
+        unit = (
+            int(
+                np.searchsorted(
+                    tokens.begins, int(np.argmax(tokens.sequence == number)), side="right"
+                )
+            )
+            - 1
+        )
         begin, end = tokens.begins[unit : unit + 2]
         mine = tokens.kept[begin:end] & (tokens.sequence[begin:end] == number)
         name = tokens.units[unit]
@@ -76,7 +87,10 @@ class HiddenFiles:
         inputs = self._inputs(number)[0]
         if self._settings.hidden_dtype == "float16":
             if np.nan_to_num(np.abs(inputs)).max(initial=0.0) > np.finfo(np.float16).max:
-                raise CaptureError(f"gate inputs of sequence {number} exceed float16; record with hidden_dtype=int8")
+                raise CaptureError(
+                    f"gate inputs of sequence {number} exceed float16; record with"
+                    " hidden_dtype=int8"
+                )
             return {"gate_in": inputs.astype(np.float16)}
         scale = np.maximum(np.abs(inputs).max(-1), 1e-12).astype(np.float32) / 127
         multiples = np.nan_to_num(np.rint(inputs / scale[..., None]))
@@ -85,5 +99,8 @@ class HiddenFiles:
     def _planes(self, number: int) -> Array:
         own = np.flatnonzero(self._tokens.sequence[self._tokens.kept] == number)
         begin, end = int(own[0]), int(own[-1]) + 1
-        sites = [self._shards.rows(site_name(site), "mask_planes", begin, end).numpy() for site in range(self._sites)]
+        sites = [
+            self._shards.rows(site_name(site), "mask_planes", begin, end).numpy()
+            for site in range(self._sites)
+        ]
         return np.stack(sites, axis=1)[own - begin]

@@ -1,9 +1,10 @@
 """Records what routers see and choose while a model runs, without changing what it computes.
 
-Before the *stack* (the model around the layers): a step begins, and `capture.recording.positions` tells what its rows are. After
-each *router*: gate input and logits. Before each *experts* module: the ids and weights that are really executed. After
-the stack: every site must have reported once. The hooks copy on the model's device and never wait for it; the copies
-go to the CPU together, when enough of them wait or when they are taken.
+Before the *stack* (the model around the layers): a step begins, and `capture.recording.positions`
+tells what its rows are. After each *router*: gate input and logits. Before each *experts* module:
+the ids and weights that are really executed. After the stack: every site must have reported once.
+The hooks copy on the model's device and never wait for it; the copies go to the CPU together, when
+enough of them wait or when they are taken.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ import torch
 from torch import nn
 
 from capture.models.adapters import forward_arguments
-from capture.models.discover import DECODER, ENCODER, CaptureError, MoELayer, first_argument, logit_linear
+from capture.models.discover import (
+    DECODER,
+    ENCODER,
+    CaptureError,
+    MoELayer,
+    first_argument,
+    logit_linear,
+)
 from capture.models.norms import attention_input
 from capture.recording.positions import CacheGuard, PositionTracker, StepRows
 from capture.recording.rows import Rows, join_rows
@@ -33,7 +41,9 @@ _WHOLE, _RECOMPUTED = -1, -2
 
 @dataclass(eq=False)
 class _Site:
-    """What has been seen of one site in the open step, and which member of the router's output is the logits."""
+    """What has been seen of one site in the open step, and which member of the router's output
+    is the logits.
+    """
 
     layer: MoELayer
     member: int | None = None
@@ -45,7 +55,9 @@ class _Site:
 
 @dataclass(eq=False)
 class _Step:
-    """The copies of one step, by name, a tensor of T rows for each site of its stack, in order; shapes as they came."""
+    """The copies of one step, by name, a tensor of T rows for each site of its stack, in order;
+    shapes as they came.
+    """
 
     rows: StepRows
     copies: dict[str, list[torch.Tensor]]
@@ -53,12 +65,14 @@ class _Step:
 
 
 class RouterHooks:
-    """``with RouterHooks(layers) as hooks: model(...)``; then ``hooks.take()`` gives the `Rows` recorded so far.
+    """``with RouterHooks(layers) as hooks: model(...)``; then ``hooks.take()`` gives the `Rows`
+    recorded so far.
 
-    ``keep`` names what to record beside ids and weights, some of `RECORDABLE`. ``eos_token_ids`` end a sequence: rows
-    from the step that is fed one on are not valid. ``flush_bytes`` is what may wait on the device before it is moved.
-    Beams, cropped caches and steps that skip sites are refused as `CaptureError`, as is a model that was compiled
-    before the hooks were added (they are then not called): use `disable_compile=True` or an uncompiled model.
+    ``keep`` names what to record beside ids and weights, some of `RECORDABLE`. ``eos_token_ids``
+    end a sequence: rows from the step that is fed one on are not valid. ``flush_bytes`` is what may
+    wait on the device before it is moved. Beams, cropped caches and steps that skip sites are
+    refused as `CaptureError`, as is a model that was compiled before the hooks were added (they are
+    then not called): use `disable_compile=True` or an uncompiled model.
     """
 
     def __init__(
@@ -76,7 +90,10 @@ class RouterHooks:
         self._keep = frozenset(keep)
         self._columns = ("ids", "weights", *(name for name in RECORDABLE if name in self._keep))
         self._flush_bytes = flush_bytes
-        self._sides = {side: [layer for layer in self.layers if layer.side == side] for side in (ENCODER, DECODER)}
+        self._sides = {
+            side: [layer for layer in self.layers if layer.side == side]
+            for side in (ENCODER, DECODER)
+        }
         self.tracker = PositionTracker(eos_token_ids, behind_encoder=bool(self._sides[ENCODER]))
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._guard: CacheGuard | None = None
@@ -90,7 +107,11 @@ class RouterHooks:
         add = self._handles.append
         for side, layers in self._sides.items():
             if layers:
-                add(layers[0].stack.register_forward_pre_hook(self._on_step(side, layers[0]), with_kwargs=True))
+                add(
+                    layers[0].stack.register_forward_pre_hook(
+                        self._on_step(side, layers[0]), with_kwargs=True
+                    )
+                )
                 add(layers[0].stack.register_forward_hook(self._on_step_end(layers[-1].site + 1)))
         for layer in self.layers:
             site = _Site(layer)
@@ -99,14 +120,21 @@ class RouterHooks:
             if linear is not None and "logits" in self._keep:
                 add(linear.register_forward_hook(self._linear_hook(site)))
             if not layer.adapter.reads_router:
-                add(layer.experts.register_forward_pre_hook(self._experts_hook(site), with_kwargs=True))
+                add(
+                    layer.experts.register_forward_pre_hook(
+                        self._experts_hook(site), with_kwargs=True
+                    )
+                )
             if "attn_in" in self._keep:
                 mixer, read = attention_input(layer)
                 add(mixer.register_forward_pre_hook(self._mixer_hook(site, read), with_kwargs=True))
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         for handle in self._handles:
             handle.remove()
@@ -115,8 +143,8 @@ class RouterHooks:
             self._guard.release()
         if kind is None and not self.tracker.num_steps:
             raise CaptureError(
-                "no step was recorded: the model did not run, or it was compiled before the hooks were added; "
-                "run it uncompiled"
+                "no step was recorded: the model did not run, or it was compiled before the hooks"
+                " were added; run it uncompiled"
             )
 
     def take(self) -> Rows:
@@ -141,7 +169,9 @@ class RouterHooks:
             cache = given.get("past_key_values")
             past = 0 if cache is None else int(cache.get_seq_length())
             encoder = side == ENCODER
-            rows = self.tracker.step(side, tokens, given.get("attention_mask"), past, encoder=encoder)
+            rows = self.tracker.step(
+                side, tokens, given.get("attention_mask"), past, encoder=encoder
+            )
             self._watch(cache)
             self._open = _Step(rows, {name: [] for name in self._columns})
             self._next_site = first
@@ -159,11 +189,14 @@ class RouterHooks:
             step, self._open = self._open, None
             if step is None or self._next_site != end:
                 raise CaptureError(
-                    f"step {self.tracker.num_steps - 1}: sites {self._next_site} to {end - 1} were not recorded; "
-                    "steps that skip sites, and layers compiled before the hooks were added, are not supported"
+                    f"step {self.tracker.num_steps - 1}: sites {self._next_site} to {end - 1} were"
+                    " not recorded; steps that skip sites, and layers compiled before the hooks"
+                    " were added, are not supported"
                 )
             self._waiting.append(step)
-            self._waiting_bytes += sum(values.nbytes for copies in step.copies.values() for values in copies)
+            self._waiting_bytes += sum(
+                values.nbytes for copies in step.copies.values() for values in copies
+            )
             if self._waiting_bytes >= self._flush_bytes:
                 self._flush()
 
@@ -174,7 +207,9 @@ class RouterHooks:
     def _router_hook(self, site: _Site) -> Callable[..., None]:
         read, adapter = first_argument(site.layer.router), site.layer.adapter
 
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        def hook(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+        ) -> None:
             site.gate_in = args[0] if args else read(args, kwargs)  # type: ignore[assignment]
             site.output = output
             if adapter.reads_router:
@@ -205,30 +240,41 @@ class RouterHooks:
 
         return hook
 
-    def _record(self, site: _Site, hidden: torch.Tensor | None, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    def _record(
+        self, site: _Site, hidden: torch.Tensor | None, ids: torch.Tensor, weights: torch.Tensor
+    ) -> None:
         """Copy what the site saw: the model may reuse or change the originals in place."""
         layer, step, gate_in = site.layer, self._open, site.gate_in
         if step is None or gate_in is None or hidden is None or self._next_site != layer.site:
-            raise CaptureError(f"{layer.name}: experts ran out of turn; sites must run once a step, in order")
+            raise CaptureError(
+                f"{layer.name}: experts ran out of turn; sites must run once a step, in order"
+            )
         self._next_site += 1
         copies, keep = step.copies, self._keep
         if ids.numel() != step.rows.count * layer.top_k:
             raise CaptureError(
-                f"{layer.name}: choices {list(ids.shape)}, but the step has {step.rows.count} rows that choose "
-                f"{layer.top_k}; layers that see only part of the tokens cannot be recorded"
+                f"{layer.name}: choices {list(ids.shape)}, but the step has {step.rows.count} rows"
+                f" that choose {layer.top_k}; layers that see only part of the tokens cannot be"
+                " recorded"
             )
         copies["ids"].append(ids.clone())
         copies["weights"].append(_copy(weights))
         if "logits" in keep:
             logits = site.logits
-            copies["logits"].append(_copy(_output_logits(site, weights) if logits is None else logits))
+            copies["logits"].append(
+                _copy(_output_logits(site, weights) if logits is None else logits)
+            )
         if "gate_in" in keep:
             copies["gate_in"].append(_copy(gate_in))
         if "expert_in" in keep:
-            together = hidden.shape[-1] == gate_in.shape[-1] and hidden.data_ptr() == gate_in.data_ptr()
+            together = (
+                hidden.shape[-1] == gate_in.shape[-1] and hidden.data_ptr() == gate_in.data_ptr()
+            )
             together = together or layer.adapter.reads_router
             step.apart |= not together
-            copies["expert_in"].append(copies["gate_in"][-1] if together and "gate_in" in keep else _copy(hidden))
+            copies["expert_in"].append(
+                copies["gate_in"][-1] if together and "gate_in" in keep else _copy(hidden)
+            )
         if site.attn_in is not None:
             copies["attn_in"].append(site.attn_in)
         site.gate_in = site.output = site.logits = site.attn_in = None
@@ -255,7 +301,10 @@ class RouterHooks:
             if name not in steps[0].copies:
                 return None
             stacked = [
-                torch.stack([values.detach().reshape(step.rows.count, -1) for values in step.copies[name]], dim=1)
+                torch.stack(
+                    [values.detach().reshape(step.rows.count, -1) for values in step.copies[name]],
+                    dim=1,
+                )
                 for step in steps
             ]
             own = torch.cat(stacked) if len(stacked) > 1 else stacked[0]
@@ -310,7 +359,9 @@ def _null_choices(layer: MoELayer, ids: torch.Tensor, weights: torch.Tensor) -> 
 
 
 def _output_logits(site: _Site, weights: torch.Tensor) -> torch.Tensor:
-    """The logits among what the router returned; a router that returns none is recomputed in float32."""
+    """The logits among what the router returned; a router that returns none is recomputed in
+    float32.
+    """
     member = site.member
     if member is None:
         # The same at every call, so it is looked for once.
@@ -329,19 +380,23 @@ def _output_logits(site: _Site, weights: torch.Tensor) -> torch.Tensor:
 def _logits_member(layer: MoELayer, output: object, weights: torch.Tensor) -> int:
     """Which member of a router's output is the logits: the first with a value for each class.
 
-    Where a router returns scores and logits of one shape, as dense experts' do, the logits come last.
+    Where a router returns scores and logits of one shape, as dense experts' do, the logits come
+    last.
     """
     members = output if isinstance(output, (tuple, list)) else (output,)
     fitting = [
-        place for place, member in enumerate(members)
-        if isinstance(member, torch.Tensor) and member.is_floating_point() and member.shape[-1] == layer.num_classes
+        place
+        for place, member in enumerate(members)
+        if isinstance(member, torch.Tensor)
+        and member.is_floating_point()
+        and member.shape[-1] == layer.num_classes
         and member is not weights
-    ]  # fmt: skip
+    ]
     if fitting:
         return _WHOLE if members is not output else fitting[-1 if layer.adapter.reads_router else 0]
     if logit_linear(layer.router, layer.num_experts) is not None:
         return _RECOMPUTED
     raise CaptureError(
-        f"{layer.name}: the router {type(layer.router).__name__} returns no logits that can be recorded; record with "
-        "logits=no"
+        f"{layer.name}: the router {type(layer.router).__name__} returns no logits that can be"
+        " recorded; record with logits=no"
     )

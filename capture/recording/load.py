@@ -16,7 +16,12 @@ from capture.models.discover import CaptureError
 from capture.recording.settings import Settings
 
 # In order: what can continue a text, then towers without a head.
-AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText", "AutoModel")
+AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForImageTextToText",
+    "AutoModel",
+)
 
 
 _FAILURES = (OSError, ValueError, RuntimeError, KeyError, ImportError)
@@ -26,7 +31,10 @@ def check_model(settings: Settings) -> dict[str, Any]:
     """The model's ``config.json``. Raise `CaptureError` if there is none."""
     # A misspelt path would otherwise be looked for on the hub, with retries.
     if not Path(settings.model).is_dir() and settings.model.count("/") != 1:
-        raise CaptureError(f"model={settings.model} is no directory; give one, or OWNER/NAME for a model on the hub")
+        raise CaptureError(
+            f"model={settings.model} is no directory; give one, or OWNER/NAME for a model on"
+            " the hub"
+        )
     try:
         plain, _ = transformers.PretrainedConfig.get_config_dict(settings.model)
     except _FAILURES as error:
@@ -37,7 +45,9 @@ def check_model(settings: Settings) -> dict[str, Any]:
 
 
 def load_model(settings: Settings) -> Any:
-    """The model in evaluation mode, its experts run by the implementation that the settings name."""
+    """The model in evaluation mode, its experts run by the implementation that the settings
+    name.
+    """
     plain = check_model(settings)
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(settings.seed)
@@ -46,12 +56,16 @@ def load_model(settings: Settings) -> Any:
     try:
         model = _from_pretrained(settings, plain).to(settings.device)
     except (*_FAILURES, AssertionError) as error:
-        raise CaptureError(f"model={settings.model} cannot be loaded on {settings.device}: {_reason(error)}") from None
+        raise CaptureError(
+            f"model={settings.model} cannot be loaded on {settings.device}: {_reason(error)}"
+        ) from None
     if hasattr(model, "set_experts_implementation"):
         try:
             model.set_experts_implementation(settings.experts_implementation)
         except ValueError as error:
-            raise CaptureError(f"experts_implementation={settings.experts_implementation}: {_reason(error)}") from None
+            raise CaptureError(
+                f"experts_implementation={settings.experts_implementation}: {_reason(error)}"
+            ) from None
     return model.eval()
 
 
@@ -60,11 +74,18 @@ def _reason(error: Exception) -> str:
 
 
 def _from_pretrained(settings: Settings, plain: dict[str, Any]) -> Any:
-    given = {"dtype": getattr(torch, settings.dtype), "trust_remote_code": settings.trust_remote_code}
+    given = {
+        "dtype": getattr(torch, settings.dtype),
+        "trust_remote_code": settings.trust_remote_code,
+    }
     if is_native(plain, settings):
         config = native_config(plain)
-        return DeepseekMoeForCausalLM.from_pretrained(settings.model, config=config, dtype=given["dtype"])
-    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
+        return DeepseekMoeForCausalLM.from_pretrained(
+            settings.model, config=config, dtype=given["dtype"]
+        )
+    config = AutoConfig.from_pretrained(
+        settings.model, trust_remote_code=settings.trust_remote_code
+    )
     for name in AUTO_CLASSES:
         auto = getattr(transformers, name)
         remote = name in getattr(config, "auto_map", {}) and settings.trust_remote_code
@@ -74,12 +95,16 @@ def _from_pretrained(settings: Settings, plain: dict[str, Any]) -> Any:
 
 
 def is_native(plain: Mapping[str, Any], settings: Settings) -> bool:
-    """Whether a model whose type only remote code knows is run by this program's own class instead."""
+    """Whether a model whose type only remote code knows is run by this program's own class
+    instead.
+    """
     return plain.get("model_type") == MODEL_TYPE and not settings.trust_remote_code
 
 
 def implementation_of(model: Any) -> str:
-    """How the experts are run: the implementation's name, or "own" where the model's class decides itself."""
+    """How the experts are run: the implementation's name, or "own" where the model's class
+    decides itself.
+    """
     return str(getattr(model.config, "_experts_implementation", None) or "own")
 
 
@@ -92,17 +117,26 @@ def load_tokenizer(settings: Settings) -> Any:
     try:
         return AutoTokenizer.from_pretrained(settings.model, **given)
     except _FAILURES as error:
-        raise CaptureError(f"model={settings.model} has no tokenizer that loads: {_reason(error)}") from None
+        raise CaptureError(
+            f"model={settings.model} has no tokenizer that loads: {_reason(error)}"
+        ) from None
 
 
 def chat_wrapper(tokenizer: Any) -> Callable[[Sequence[int]], list[int]] | None:
-    """Puts the tokens of a user's message into the tokenizer's chat template; None if it has none."""
+    """Puts the tokens of a user's message into the tokenizer's chat template; None if it has
+    none.
+    """
     if not getattr(tokenizer, "chat_template", None):
         return None
 
     def wrap(tokens: Sequence[int]) -> list[int]:
-        message = {"role": "user", "content": tokenizer.decode(list(tokens), skip_special_tokens=True)}
-        wrapped = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+        message = {
+            "role": "user",
+            "content": tokenizer.decode(list(tokens), skip_special_tokens=True),
+        }
+        wrapped = tokenizer.apply_chat_template(
+            [message], add_generation_prompt=True, tokenize=False
+        )
         # The template writes its own special tokens.
         return list(tokenizer(wrapped, add_special_tokens=False)["input_ids"])
 
@@ -110,7 +144,9 @@ def chat_wrapper(tokenizer: Any) -> Callable[[Sequence[int]], list[int]] | None:
 
 
 def weights_sha256(model: str) -> str:
-    """Over the weight files in order of name; "unknown" for a model that is not a local directory."""
+    """Over the weight files in order of name; "unknown" for a model that is not a local
+    directory.
+    """
     directory = Path(model)
     files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
     digest = hashlib.sha256()

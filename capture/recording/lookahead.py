@@ -1,7 +1,7 @@
 """Lookahead scores: routers some sites on, fed with what an earlier site saw.
 
-Nothing here runs inside the model's forward pass: routers are recomputed from recorded inputs, and only after it has
-been seen that the recomputation reproduces the recorded logits.
+Nothing here runs inside the model's forward pass: routers are recomputed from recorded inputs, and
+only after it has been seen that the recomputation reproduces the recorded logits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import nn
 
 from capture.models.discover import ENCODER, CaptureError, MoELayer, logit_linear
 
-# A linear router recomputed in float32 differs by rounding only: a share of the largest logit, or units in the last
-# place of the model's dtype, whichever is more.
+# A linear router recomputed in float32 differs by rounding only: a share of the largest logit, or
+# units in the last place of the model's dtype, whichever is more.
 ROUTER_TOLERANCE, ROUTER_TOLERANCE_ULPS = 1e-3, 8
 
 Scorer = Callable[[torch.Tensor], torch.Tensor]
@@ -26,9 +26,18 @@ def router_linear(layer: MoELayer) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight [E, H] and bias [E] of the router. Raise `CaptureError` if it has no such weight."""
     for module in reversed(list(layer.router.modules())):
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.shape[0] == layer.num_classes:
-            return weight.detach().float().cpu(), None if bias is None else bias.detach().float().cpu()
-    raise CaptureError(f"{layer.name}: the router has no weight [experts, hidden]; record with lookahead=0")
+        if (
+            isinstance(weight, torch.Tensor)
+            and weight.dim() == 2
+            and weight.shape[0] == layer.num_classes
+        ):
+            return (
+                weight.detach().float().cpu(),
+                None if bias is None else bias.detach().float().cpu(),
+            )
+    raise CaptureError(
+        f"{layer.name}: the router has no weight [experts, hidden]; record with lookahead=0"
+    )
 
 
 def is_linear(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) -> bool:
@@ -37,15 +46,17 @@ def is_linear(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) -> b
         weight, bias = router_linear(layer)
     except CaptureError:
         return False
-    return weight.shape[1] == gate_in.shape[-1] and _agrees(_linear(weight, bias)(gate_in), gate_in, logits)
+    return weight.shape[1] == gate_in.shape[-1] and _agrees(
+        _linear(weight, bias)(gate_in), gate_in, logits
+    )
 
 
 def router_scorer(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) -> Scorer:
     """The router as a function of its input alone, ``[T, H] -> float32 [T, E]`` on the CPU.
 
-    Its weight in float32 where it is linear, else the module itself. Raise `CaptureError` unless the function gives the
-    recorded ``logits`` for the recorded ``gate_in``: a router with a state, or with other inputs, cannot be asked about
-    another site's input.
+    Its weight in float32 where it is linear, else the module itself. Raise `CaptureError` unless
+    the function gives the recorded ``logits`` for the recorded ``gate_in``: a router with a state,
+    or with other inputs, cannot be asked about another site's input.
     """
     if is_linear(layer, gate_in, logits):
         return _linear(*router_linear(layer))
@@ -57,8 +68,9 @@ def router_scorer(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) 
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         reason = str(error).split("\n")[0]
     raise CaptureError(
-        f"{layer.name}: the router {type(layer.router).__name__} is not a function of its gate input alone ({reason}), "
-        "so feeding it with another site's input has no plain meaning; record with lookahead=0"
+        f"{layer.name}: the router {type(layer.router).__name__} is not a function of its gate"
+        f" input alone ({reason}), so feeding it with another site's input has no plain meaning;"
+        " record with lookahead=0"
     )
 
 
@@ -75,7 +87,11 @@ def _module_scorer(layer: MoELayer) -> Scorer:
 
     def score(inputs: torch.Tensor) -> torch.Tensor:
         seen: list[torch.Tensor] = []
-        handle = None if linear is None else linear.register_forward_hook(lambda _m, _a, output: seen.append(output))
+        handle = (
+            None
+            if linear is None
+            else linear.register_forward_hook(lambda _m, _a, output: seen.append(output))
+        )
         try:
             with torch.no_grad():
                 output: Any = layer.router(inputs.to(parameter.device, parameter.dtype)[None])
@@ -106,12 +122,14 @@ def lookahead_scores(
     *,
     next_site: bool = False,
 ) -> torch.Tensor:
-    """Scores of the routers 1..``depth`` sites on, fed with what this site saw; [T, S, depth, E], NaN past the end.
+    """Scores of the routers 1..``depth`` sites on, fed with what this site saw; [T, S, depth, E],
+    NaN past the end.
 
-    ``inputs [T, S, H]`` are gate inputs or attention inputs. Without ``scales`` an input is fed as it is (`raw`); with
-    (scale of the norm that made it, scale of the target's gate norm), both by site, it is ``x / own[s] * gate[s + j]``
-    (`renormed`): what the target's norm would make of the residual here. ``next_site``: what the *next* site's layer
-    saw is fed instead, which is nearer to the target by a whole block. An encoder's sites look no further than it.
+    ``inputs [T, S, H]`` are gate inputs or attention inputs. Without ``scales`` an input is fed as
+    it is (`raw`); with (scale of the norm that made it, scale of the target's gate norm), both by
+    site, it is ``x / own[s] * gate[s + j]`` (`renormed`): what the target's norm would make of the
+    residual here. ``next_site``: what the *next* site's layer saw is fed instead, which is nearer
+    to the target by a whole block. An encoder's sites look no further than it.
     """
     num_rows, num_sites = inputs.shape[:2]
     scores = torch.full((num_rows, num_sites, depth, layers[0].num_classes), math.nan)

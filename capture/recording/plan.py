@@ -12,7 +12,13 @@ import torch
 from capture.models.discover import CaptureError, MoELayer
 from capture.models.expert_forms import UP, form_of
 from capture.models.norms import attention_input, attention_norms, gate_norms
-from capture.recording.lookahead import Scorer, is_linear, lookahead_scores, router_linear, router_scorer
+from capture.recording.lookahead import (
+    Scorer,
+    is_linear,
+    lookahead_scores,
+    router_linear,
+    router_scorer,
+)
 from capture.recording.prompts import Passage
 from capture.recording.rows import Rows
 from capture.recording.run import run_batch
@@ -26,9 +32,11 @@ Scales = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is recorded. ``left_out`` says by its setting what was not stated and is not possible, with the reason.
+    """What is recorded. ``left_out`` says by its setting what was not stated and is not possible,
+    with the reason.
 
-    ``quantity`` is what the sparsities are of; ``unmeasured`` are sites whose experts have none, with the reason.
+    ``quantity`` is what the sparsities are of; ``unmeasured`` are sites whose experts have none,
+    with the reason.
     """
 
     depth: int
@@ -54,7 +62,9 @@ class Plan:
             kept.add("attn_in")
         return kept
 
-    def lookahead(self, layers: Sequence[MoELayer], rows: Rows, chosen: Any) -> dict[str, torch.Tensor]:
+    def lookahead(
+        self, layers: Sequence[MoELayer], rows: Rows, chosen: Any
+    ) -> dict[str, torch.Tensor]:
         """Scores [D, S, J, E] by norm for the ``chosen`` rows."""
         inputs = rows.gate_in if self.position == "gate_in" else rows.attn_in
         if not self.depth or inputs is None:
@@ -63,14 +73,21 @@ class Plan:
         ahead = self.position == "next_attn_in"
         return {
             norm: lookahead_scores(
-                layers, self.scorers, fed, self.depth, self.scales if norm == "renormed" else None, next_site=ahead
+                layers,
+                self.scorers,
+                fed,
+                self.depth,
+                self.scales if norm == "renormed" else None,
+                next_site=ahead,
             )
             for norm in self.norms
         }
 
 
 def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings: Settings) -> Plan:
-    """The plan for ``settings``. Raise `CaptureError` for what they state and this model does not allow."""
+    """The plan for ``settings``. Raise `CaptureError` for what they state and this model does
+    not allow.
+    """
     left_out: dict[str, str] = {}
 
     def allowed(stated: object, key: str, try_it: Callable[[], T], otherwise: T) -> T:
@@ -86,7 +103,11 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
     width = inside.width
     sparsities = DEFAULT_SPARSITIES if settings.sparsities is None else settings.sparsities
     sparsities = sparsities if width else ()
-    depth = (DEFAULT_LOOKAHEAD if settings.logits else 0) if settings.lookahead is None else settings.lookahead
+    depth = (
+        (DEFAULT_LOOKAHEAD if settings.logits else 0)
+        if settings.lookahead is None
+        else settings.lookahead
+    )
     scorers: Sequence[Scorer] = ()
     routers: dict[str, torch.Tensor] = {}
     scales, norms = None, settings.norms or NORMS
@@ -102,12 +123,16 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
                 attention_input(layer)
         routers = _router_tensors(layers, rows)
         if "renormed" in norms:
-            scales = allowed(settings.norms, "norms", lambda: _scales(model, layers, position), None)
+            scales = allowed(
+                settings.norms, "norms", lambda: _scales(model, layers, position), None
+            )
             norms = norms if scales else ("raw",)
         if scales is not None:
             routers["norm_scale"] = torch.stack([scale.float().cpu() for scale in scales[1]])
             if position != "gate_in":
-                routers["attention_norm_scale"] = torch.stack([scale.float().cpu() for scale in scales[0]])
+                routers["attention_norm_scale"] = torch.stack(
+                    [scale.float().cpu() for scale in scales[0]]
+                )
     return Plan(
         depth=depth,
         position=settings.lookahead_position,
@@ -125,7 +150,9 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
 
 @dataclass(frozen=True)
 class Inside:
-    """What can be measured inside experts: ``width`` channels (0: nothing), of the ``quantity`` that is sparse."""
+    """What can be measured inside experts: ``width`` channels (0: nothing), of the ``quantity``
+    that is sparse.
+    """
 
     width: int = 0
     quantity: str = UP
@@ -133,8 +160,8 @@ class Inside:
 
 
 def _inside(layers: Sequence[MoELayer]) -> Inside:
-    """Raise `CaptureError` where the experts of no site can be measured, those of a feed-forward block cannot, or sites
-    differ in what would be measured.
+    """Raise `CaptureError` where the experts of no site can be measured, those of a feed-forward
+    block cannot, or sites differ in what would be measured.
     """
     forms, unmeasured = [], {}
     for layer in layers:
@@ -149,7 +176,9 @@ def _inside(layers: Sequence[MoELayer]) -> Inside:
         raise CaptureError(f"{next(iter(unmeasured.values()))}; record with sparsities=")
     found = sorted({(form.width, form.told, form.width_in) for form in forms})
     if len(found) > 1:
-        told = "; ".join(f"{width} channels of {quantity}, {fed} inputs" for width, quantity, fed in found)
+        told = "; ".join(
+            f"{width} channels of {quantity}, {fed} inputs" for width, quantity, fed in found
+        )
         raise CaptureError(f"sites differ in their experts ({told}); record with sparsities=")
     return Inside(found[0][0], found[0][1], unmeasured)
 
@@ -158,9 +187,13 @@ def _stated_width(layer: MoELayer) -> int:
     config = getattr(layer.stack, "config", None)
     ffn = getattr(config, "ffn_config", None)
     for holder, key in (
-        (config, "moe_intermediate_size"), (config, "expert_ffn_hidden_size"), (ffn, "ffn_hidden_size"),
-        (config, "intermediate_size"), (config, "d_ff"), (config, "decoder_ffn_dim"),
-    ):  # fmt: skip
+        (config, "moe_intermediate_size"),
+        (config, "expert_ffn_hidden_size"),
+        (ffn, "ffn_hidden_size"),
+        (config, "intermediate_size"),
+        (config, "d_ff"),
+        (config, "decoder_ffn_dim"),
+    ):
         value = getattr(holder, key, None)
         if isinstance(value, int) and value > 0:
             return value

@@ -1,7 +1,8 @@
-"""Which token each row of a step is: phase, sequence, position, token id, and whether it is a real token.
+"""Which token each row of a step is: phase, sequence, position, token id, and whether it is a real
+token.
 
-Everything stays on the model's device and nothing here waits for it, so that the bookkeeping of a step costs a few
-small kernels and no synchronisation.
+Everything stays on the model's device and nothing here waits for it, so that the bookkeeping of a
+step costs a few small kernels and no synchronisation.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import torch
 from capture.models.discover import CaptureError
 from sim.traces.trace import CHUNK, DECODE, PREFILL
 
-GREEDY_REMEDY = "use plain greedy decoding (num_beams=1, num_return_sequences=1, no assistant or prompt lookup)"
+GREEDY_REMEDY = (
+    "use plain greedy decoding (num_beams=1, num_return_sequences=1, no assistant or prompt lookup)"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """One forward call of one stack; T = ``count`` = batch x tokens rows, row-major. ``position`` is -1 in rows not
-    ``valid``.
+    """One forward call of one stack; T = ``count`` = batch x tokens rows, row-major. ``position``
+    is -1 in rows not ``valid``.
     """
 
     number: int
@@ -37,10 +40,11 @@ class StepRows:
 class PositionTracker:
     """Follows the sequences of a run through its steps.
 
-    Each prefill (a call without cache, or of an encoder) starts as many new sequences as it has rows in the batch,
-    numbered from 0 in order of appearance. Positions count the real tokens of a sequence, so any padding is skipped;
-    behind an encoder they count on from the prompt. A row is not valid where the mask is 0 and, in decode, from the
-    time that one of ``eos_token_ids`` was fed to its sequence.
+    Each prefill (a call without cache, or of an encoder) starts as many new sequences as it has
+    rows in the batch, numbered from 0 in order of appearance. Positions count the real tokens of a
+    sequence, so any padding is skipped; behind an encoder they count on from the prompt. A row is
+    not valid where the mask is 0 and, in decode, from the time that one of ``eos_token_ids`` was
+    fed to its sequence.
     """
 
     def __init__(self, eos_token_ids: Collection[int], behind_encoder: bool) -> None:
@@ -59,8 +63,12 @@ class PositionTracker:
         """Steps so far."""
         return self._num_steps
 
-    def step(self, side: str, tokens: torch.Tensor, mask: object, past: int, *, encoder: bool) -> StepRows:
-        """The rows of a call with ``tokens`` [B, S] (ids, -1 if unknown) on a cache of ``past`` positions."""
+    def step(
+        self, side: str, tokens: torch.Tensor, mask: object, past: int, *, encoder: bool
+    ) -> StepRows:
+        """The rows of a call with ``tokens`` [B, S] (ids, -1 if unknown) on a cache of ``past``
+        positions.
+        """
         batch, count = tokens.shape
         starts = encoder or (past == 0 and not self._behind_encoder)
         phase = PREFILL if starts else DECODE if count == 1 or self._behind_encoder else CHUNK
@@ -100,34 +108,42 @@ class PositionTracker:
         if len(self._seen) != batch:
             what = "the encoder read" if self._behind_encoder else "a cache of"
             raise CaptureError(
-                f"a step of {batch} rows, but {what} {len(self._seen)} sequences: beams and reordered batches cannot "
-                f"be recorded; {GREEDY_REMEDY}"
+                f"a step of {batch} rows, but {what} {len(self._seen)} sequences: beams and"
+                f" reordered batches cannot be recorded; {GREEDY_REMEDY}"
             )
         if past != self._cached:
             raise CaptureError(
-                f"a step on a cache of {past} positions after one that left {self._cached}: speculative decoding, "
-                f"rolled-back and interleaved runs cannot be recorded; {GREEDY_REMEDY}"
+                f"a step on a cache of {past} positions after one that left {self._cached}:"
+                " speculative decoding, rolled-back and interleaved runs cannot be recorded;"
+                f" {GREEDY_REMEDY}"
             )
 
     def rolled_back(self, removed: int) -> None:
-        """The last ``removed`` positions were taken out of the cache: no real token may be among them."""
+        """The last ``removed`` positions were taken out of the cache: no real token may be among
+        them.
+        """
         columns = self._last_valid[:, -removed:] if removed else self._last_valid[:, :0]
         if removed > self._last_valid.shape[1] or bool(columns.any()):
             raise CaptureError(
-                f"{removed} positions with recorded tokens were cropped from the cache: speculative decoding cannot be "
-                f"recorded; {GREEDY_REMEDY}"
+                f"{removed} positions with recorded tokens were cropped from the cache: speculative"
+                f" decoding cannot be recorded; {GREEDY_REMEDY}"
             )
         self._cached -= removed
 
 
 class CacheGuard:
-    """Watches a key-value cache for what a recording cannot follow, and leaves it as it was when released."""
+    """Watches a key-value cache for what a recording cannot follow, and leaves it as it was when
+    released.
+    """
 
     def __init__(self, cache: Any, tracker: PositionTracker) -> None:
         self.cache = cache
         self._tracker = tracker
         self._wrapped = [name for name in ("reorder_cache", "crop") if hasattr(cache, name)]
-        for name, wrapper in (("reorder_cache", self._reorder), ("crop", self._crop(getattr(cache, "crop", None)))):
+        for name, wrapper in (
+            ("reorder_cache", self._reorder),
+            ("crop", self._crop(getattr(cache, "crop", None))),
+        ):
             if name in self._wrapped:
                 setattr(cache, name, wrapper)
 
@@ -154,17 +170,26 @@ def _valid(mask: object, past: int, tokens: torch.Tensor) -> torch.Tensor:
     batch, count = tokens.shape
     if isinstance(mask, dict):
         # One mask for each kind of layer; all hide the same padding from a token itself.
-        mask = next((item for item in mask.values() if isinstance(item, torch.Tensor) and item.dim() == 4), None)
+        mask = next(
+            (item for item in mask.values() if isinstance(item, torch.Tensor) and item.dim() == 4),
+            None,
+        )
     if mask is None:
         return torch.ones((batch, count), dtype=torch.bool, device=tokens.device)
-    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] in (past + count, count):
+    if (
+        isinstance(mask, torch.Tensor)
+        and mask.dim() == 2
+        and mask.shape[1] in (past + count, count)
+    ):
         return mask[:, -count:].to(tokens.device) != 0
     if isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[-1] >= past + count:
         # A padding row does not even attend to itself.
         own = mask[:, 0].diagonal(offset=past, dim1=-2, dim2=-1)[:, :count]
         return (own if own.dtype == torch.bool else own == 0).expand(batch, count).to(tokens.device)
-    found = f"a tensor {list(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+    found = (
+        f"a tensor {list(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+    )
     raise CaptureError(
-        f"the attention mask is {found}: padding cannot be told from [batch, tokens] = {[batch, count]} on {past} "
-        "cached; use a mask of 2 or 4 dimensions, or none"
+        f"the attention mask is {found}: padding cannot be told from [batch, tokens] ="
+        f" {[batch, count]} on {past} cached; use a mask of 2 or 4 dimensions, or none"
     )

@@ -1,5 +1,5 @@
-"""Prompts for a capture: a file of JSON lines ``{domain, document, split, text, licence}``, and how it is cut into
-sequences."""
+"""Prompts for a capture: a file of JSON lines ``{domain, document, split, text, licence}``, and how
+it is cut into sequences."""
 
 from __future__ import annotations
 
@@ -42,14 +42,19 @@ class Passage:
 
 
 def prompts_file(named: Path) -> Path:
-    """The file ``named``, or the bundled set of that name. Raise `CaptureError` if there is neither."""
+    """The file ``named``, or the bundled set of that name. Raise `CaptureError` if there is
+    neither.
+    """
     bundled = BUNDLED / f"{named}.jsonl"
     if named.is_file():
         return named
     if len(named.parts) == 1 and bundled.is_file():
         return bundled
     sets = sorted(path.stem for path in BUNDLED.glob("*.jsonl"))
-    raise CaptureError(f"{named}: cannot be read (no such file); name a file of JSON lines, or one of the sets {sets}")
+    raise CaptureError(
+        f"{named}: cannot be read (no such file); name a file of JSON lines, or one of the sets"
+        f" {sets}"
+    )
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -58,14 +63,18 @@ def read_prompts(path: Path) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CaptureError(f"{path}: cannot be read ({error}); name a file of JSON lines") from None
-    return [_prompt(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    return [
+        _prompt(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()
+    ]
 
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CaptureError(f"{path}:{number}: not JSON ({error}); each line is an object with {KEYS}") from None
+        raise CaptureError(
+            f"{path}:{number}: not JSON ({error}); each line is an object with {KEYS}"
+        ) from None
     if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in KEYS):
         raise CaptureError(f"{path}:{number}: must be an object with text for each of {KEYS}")
     if value["split"] not in SPLITS:
@@ -82,24 +91,29 @@ def cut_passages(
     following_tokens: int,
     seed: int,
 ) -> list[Passage]:
-    """``sequences`` passages, half of each split, in file order; prompt lengths are drawn with ``seed``.
+    """``sequences`` passages, half of each split, in file order; prompt lengths are drawn with
+    ``seed``.
 
-    ``following_tokens`` of the document must follow each prompt. Raise `CaptureError` if there are too few prompts, if
-    one is too short, or if a document is in both splits.
+    ``following_tokens`` of the document must follow each prompt. Raise `CaptureError` if there are
+    too few prompts, if one is too short, or if a document is in both splits.
     """
     splits: dict[str, set[str]] = {}
     for prompt in prompts:
         splits.setdefault(prompt.document, set()).add(prompt.split)
     shared = sorted(document for document, found in splits.items() if len(found) > 1)
     if shared:
-        raise CaptureError(f"documents {shared[:3]} are in both splits; fit and eval must not share text")
+        raise CaptureError(
+            f"documents {shared[:3]} are in both splits; fit and eval must not share text"
+        )
     wanted = dict(zip(SPLITS, ((sequences + 1) // 2, sequences // 2), strict=True))
     chosen: list[Prompt] = []
     for split, count in wanted.items():
         mine = [prompt for prompt in prompts if prompt.split == split]
         if len(mine) < count:
             rule = f"only {len(mine)} prompts have split={split}"
-            raise CaptureError(f"sequences={sequences} needs {count} of each split, but {rule}; ask for fewer")
+            raise CaptureError(
+                f"sequences={sequences} needs {count} of each split, but {rule}; ask for fewer"
+            )
         chosen += mine[:count]
     generator = np.random.default_rng(seed)
     lengths = generator.integers(prompt_tokens[0], prompt_tokens[1] + 1, len(chosen)).tolist()
@@ -112,19 +126,30 @@ def cut_passages(
 def _passage(prompt: Prompt, tokens: Sequence[int], length: int, following: int) -> Passage:
     if len(tokens) < length + following:
         raise CaptureError(
-            f"a text of {prompt.document!r} has {len(tokens)} tokens, needs {length} + {following}; "
-            "lower prompt_tokens or decode_tokens, or give longer texts"
+            f"a text of {prompt.document!r} has {len(tokens)} tokens, needs {length} + {following};"
+            " lower prompt_tokens or decode_tokens, or give longer texts"
         )
     return Passage(prompt, tuple(tokens[:length]), tuple(tokens[length : length + following]))
 
 
-def wrapped(passages: Sequence[Passage], wrap: Callable[[Sequence[int]], Sequence[int]]) -> list[Passage]:
-    """Passages whose prompts went through ``wrap``, such as a chat template; nothing follows them."""
-    return [replace(passage, prefill=tuple(wrap(passage.prefill)), following=()) for passage in passages]
+def wrapped(
+    passages: Sequence[Passage], wrap: Callable[[Sequence[int]], Sequence[int]]
+) -> list[Passage]:
+    """Passages whose prompts went through ``wrap``, such as a chat template; nothing follows
+    them.
+    """
+    return [
+        replace(passage, prefill=tuple(wrap(passage.prefill)), following=()) for passage in passages
+    ]
 
 
 def has_repetition(tokens: Sequence[int]) -> bool:
-    """Whether more than half of the 4-grams of ``tokens`` occurred before: text in a loop routes unlike text."""
-    grams = [tuple(tokens[start : start + REPETITION_NGRAM]) for start in range(len(tokens) - REPETITION_NGRAM + 1)]
+    """Whether more than half of the 4-grams of ``tokens`` occurred before: text in a loop routes
+    unlike text.
+    """
+    grams = [
+        tuple(tokens[start : start + REPETITION_NGRAM])
+        for start in range(len(tokens) - REPETITION_NGRAM + 1)
+    ]
     repeats = len(grams) - len(Counter(grams))
     return bool(grams) and repeats > REPETITION_SHARE * len(grams)

@@ -20,8 +20,23 @@ from capture.recording.rows import TOKEN_COLUMNS, Array
 from capture.recording.rules import token_table
 from capture.recording.settings import Settings
 from capture.recording.shards import Shards
-from capture.recording.sites import SiteFacts, Tokens, facts_of, load_tokens, measure_site, site_name, told_of
-from capture.recording.units import Unit, hidden_sequences, prompt_rows, record_unit, scored_rows, units_of
+from capture.recording.sites import (
+    SiteFacts,
+    Tokens,
+    facts_of,
+    load_tokens,
+    measure_site,
+    site_name,
+    told_of,
+)
+from capture.recording.units import (
+    Unit,
+    hidden_sequences,
+    prompt_rows,
+    record_unit,
+    scored_rows,
+    units_of,
+)
 from sim.traces.forecasts import forecast_cells
 from sim.traces.header import Scalar, forecasts_file
 from sim.traces.parts import header_of_part, write_trace_parts
@@ -39,14 +54,19 @@ Advance = Callable[[str, int], None]
 class Recording:
     """A capture under way: ``run`` records what is missing, ``write`` puts the trace in its place.
 
-    ``advance(task, units done)`` is called for the tasks `sequences` and `sites`; what was there from an earlier run
-    counts at once.
+    ``advance(task, units done)`` is called for the tasks `sequences` and `sites`; what was there
+    from an earlier run counts at once.
     """
 
     def __init__(
-        self, model: Any, layers: Sequence[MoELayer], passages: Sequence[Passage], plan: Plan, settings: Settings,
+        self,
+        model: Any,
+        layers: Sequence[MoELayer],
+        passages: Sequence[Passage],
+        plan: Plan,
+        settings: Settings,
         shards: Shards,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.layers, self.passages = model, list(layers), list(passages)
         self.plan, self.settings, self.shards = plan, settings, shards
         self.units = units_of(passages, settings.batch)
@@ -57,10 +77,20 @@ class Recording:
         """Record every unit and measure every site that has no shard yet."""
         for unit in self.units:
             if not self.shards.has(unit.name):
-                record_unit(self.model, self.layers, unit, self.plan, self.settings, self.hidden, self.shards)
+                record_unit(
+                    self.model,
+                    self.layers,
+                    unit,
+                    self.plan,
+                    self.settings,
+                    self.hidden,
+                    self.shards,
+                )
             advance("sequences", len(unit.passages))
         tokens = self.tokens()
-        fit = [number for number, passage in enumerate(self.passages) if passage.prompt.split == "fit"]
+        fit = [
+            number for number, passage in enumerate(self.passages) if passage.prompt.split == "fit"
+        ]
         for layer in self.layers:
             if not self.shards.has(site_name(layer.site)):
                 measure_site(layer, tokens, self.plan, self.settings, fit, self.shards)
@@ -72,18 +102,25 @@ class Recording:
     def write(self, header: Header) -> Header:
         """The trace in the output directory, from the shards; these are removed.
 
-        ``header`` brings the facts known before the run (name, model, versions, provenance, licence).
+        ``header`` brings the facts known before the run (name, model, versions, provenance,
+        licence).
         """
         tokens = self.tokens()
         facts = facts_of(self.shards, len(self.layers))
-        hidden = HiddenFiles(self.shards, tokens, self.settings, len(self.layers), bool(self.plan.sparsities))
+        hidden = HiddenFiles(
+            self.shards, tokens, self.settings, len(self.layers), bool(self.plan.sparsities)
+        )
         header = self._completed(header, tokens, facts, hidden)
         files: dict[str, bytes | Callable[[Path], None]] = dict(hidden.files())
         tensors = self.plan.routers | self._token_tables(facts)
         if tensors:
-            files[ROUTERS_FILE] = safetensors.torch.save({key: values.contiguous() for key, values in tensors.items()})
+            files[ROUTERS_FILE] = safetensors.torch.save(
+                {key: values.contiguous() for key, values in tensors.items()}
+            )
         if self.plan.sparsities:
-            thresholds = [self.shards.tensor(site_name(layer.site), "thresholds") for layer in self.layers]
+            thresholds = [
+                self.shards.tensor(site_name(layer.site), "thresholds") for layer in self.layers
+            ]
             files[THRESHOLDS_FILE] = safetensors.torch.save({"thresholds": torch.stack(thresholds)})
         told = {*files, *map(forecasts_file, self._counted_norms(header))}
         files["README.md"] = describe(header, tokens.begins[-1], told).encode()
@@ -91,13 +128,21 @@ class Recording:
         counted = header.prefill == "counts"
         num_rows = int((tokens.phase == DECODE).sum()) if counted else tokens.begins[-1]
         header = write_trace_parts(
-            self.settings.output_dir, header, parts, num_rows, files, forecast_norms=self._counted_norms(header),
-            compression=COMPRESSION, compression_level=COMPRESSION_LEVEL,
-        )  # fmt: skip
+            self.settings.output_dir,
+            header,
+            parts,
+            num_rows,
+            files,
+            forecast_norms=self._counted_norms(header),
+            compression=COMPRESSION,
+            compression_level=COMPRESSION_LEVEL,
+        )
         self.shards.remove()
         return header
 
-    def _completed(self, header: Header, tokens: Tokens, facts: Sequence[SiteFacts], hidden: HiddenFiles) -> Header:
+    def _completed(
+        self, header: Header, tokens: Tokens, facts: Sequence[SiteFacts], hidden: HiddenFiles
+    ) -> Header:
         plan, settings = self.plan, self.settings
         steps = {"logits": settings.logits_step} if settings.logits and settings.logits_step else {}
         columns = ["logits"] if settings.logits else []
@@ -114,7 +159,9 @@ class Recording:
             provenance["active_shares_of"] = plan.quantity
             if plan.unmeasured:
                 numbers = ", ".join(map(str, plan.unmeasured))
-                provenance["sites_not_measured"] = f"{numbers}: {next(iter(plan.unmeasured.values()))}"
+                provenance["sites_not_measured"] = (
+                    f"{numbers}: {next(iter(plan.unmeasured.values()))}"
+                )
         provenance |= told_of(facts)
         null = self.layers[0].num_classes - self.layers[0].num_experts
         if null:
@@ -122,17 +169,34 @@ class Recording:
         if tokens.kept.any():
             provenance |= hidden.error()
         provenance |= {f"not_recorded_{key}": reason for key, reason in plan.left_out.items()}
-        ahead = Lookahead(plan.position, plan.norms, plan.depth, settings.lookahead_step) if plan.depth else None
+        ahead = (
+            Lookahead(plan.position, plan.norms, plan.depth, settings.lookahead_step)
+            if plan.depth
+            else None
+        )
         sites = [self._site(layer, item) for layer, item in zip(self.layers, facts, strict=True)]
         return replace(
-            header, sites=tuple(sites), sequences=self._sequences(tokens), lookahead=ahead, steps=steps,
-            sparsities=plan.sparsities, provenance=provenance, columns=tuple(columns),
-        )  # fmt: skip
+            header,
+            sites=tuple(sites),
+            sequences=self._sequences(tokens),
+            lookahead=ahead,
+            steps=steps,
+            sparsities=plan.sparsities,
+            provenance=provenance,
+            columns=tuple(columns),
+        )
 
     def _site(self, layer: MoELayer, facts: SiteFacts) -> Site:
         fit = facts.fit
         return Site(
-            layer.site, layer.name, layer.layer, layer.kind, fit.rule, fit.match, fit.weight_error, stack=layer.side
+            layer.site,
+            layer.name,
+            layer.layer,
+            layer.kind,
+            fit.rule,
+            fit.match,
+            fit.weight_error,
+            stack=layer.side,
         )
 
     def _sequences(self, tokens: Tokens) -> tuple[TraceSequence, ...]:
@@ -171,14 +235,18 @@ class Recording:
             step += self.shards.facts(unit.name)["steps"]
             decoded += count
 
-    def _part(self, header: Header, unit: Unit, decode: Array, first_step: int, begin: int, end: int) -> Trace:
+    def _part(
+        self, header: Header, unit: Unit, decode: Array, first_step: int, begin: int, end: int
+    ) -> Trace:
         def column(name: str) -> Array:
             return self.shards.tensor(unit.name, name).numpy()
 
         def measured(name: str) -> Array | None:
             if not self.plan.sparsities:
                 return None
-            sites = [self.shards.rows(site_name(layer.site), name, begin, end) for layer in self.layers]
+            sites = [
+                self.shards.rows(site_name(layer.site), name, begin, end) for layer in self.layers
+            ]
             return _spread(decode, torch.stack(sites, dim=1).numpy())
 
         columns = {name: column(name) for name in (*TOKEN_COLUMNS, "ids", "weights")}
@@ -192,18 +260,24 @@ class Recording:
             header_of_part(header, sequences),
             **columns,
             logits=column("logits") if self.settings.logits else None,
-            lookahead={norm: _spread(scored, column(f"lookahead_{norm}")) for norm in self.plan.norms},
+            lookahead={
+                norm: _spread(scored, column(f"lookahead_{norm}")) for norm in self.plan.norms
+            },
             expert_norms=measured("norms"),
             active_shares=measured("shares"),
             prompt_forecasts={
-                norm: forecast_cells(rules, header.model.top_k, step, sequence, column(f"prompt_lookahead_{norm}"))
+                norm: forecast_cells(
+                    rules, header.model.top_k, step, sequence, column(f"prompt_lookahead_{norm}")
+                )
                 for norm in self._counted_norms(header)
             },
         )
 
     def _counted_norms(self, header: Header) -> tuple[str, ...]:
         """The norms whose forecasts of prompts are counted."""
-        counted = self.settings.prefill_lookahead == "counts" and any(site.rule is not None for site in header.sites)
+        counted = self.settings.prefill_lookahead == "counts" and any(
+            site.rule is not None for site in header.sites
+        )
         return self.plan.norms if counted else ()
 
 

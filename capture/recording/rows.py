@@ -15,11 +15,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Recorded token-rows: columns [N] and [N, S, ..] as in `sim.traces.trace.Trace`, inputs [N, S, H] in the model's dtype.
+    """Recorded token-rows: columns [N] and [N, S, ..] as in `sim.traces.trace.Trace`, inputs [N, S,
+    H] in the model's dtype.
 
-    ``gate_in`` is what the router is fed, ``expert_in`` what the experts are fed (None: the same), ``attn_in`` the
-    input of the attention (or what mixes tokens) in the site's layer. What was not asked for is None. At sites that a
-    row does not visit (the decoder's, for a row of the encoder) ids are -1, weights 0, the rest NaN.
+    ``gate_in`` is what the router is fed, ``expert_in`` what the experts are fed (None: the same),
+    ``attn_in`` the input of the attention (or what mixes tokens) in the site's layer. What was not
+    asked for is None. At sites that a row does not visit (the decoder's, for a row of the encoder)
+    ids are -1, weights 0, the rest NaN.
     """
 
     step: Array

@@ -1,4 +1,6 @@
-"""Fits the routing rule of a site to what was recorded there, and counts how much of it the rule reproduces."""
+"""Fits the routing rule of a site to what was recorded there, and counts how much of it the rule
+reproduces.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ Ids = NDArray[Any]
 
 @dataclass(frozen=True)
 class Fit:
-    """What reproduces a site's selections. ``rule`` is None where no rule does, or where the token decides.
+    """What reproduces a site's selections. ``rule`` is None where no rule does, or where the token
+    decides.
 
-    ``match`` is the share of rows that the best rule selects like the model, ``weight_error`` the largest difference
-    of a weight there. ``by_token``: the experts are a function of the token id alone (a hash layer's table).
+    ``match`` is the share of rows that the best rule selects like the model, ``weight_error`` the
+    largest difference of a weight there. ``by_token``: the experts are a function of the token id
+    alone (a hash layer's table).
     """
 
     rule: RoutingRule | None
@@ -40,7 +44,9 @@ class Fit:
 
 
 def fit_site(layer: MoELayer, logits: Floats, ids: Ids, weights: Floats, tokens: Ids) -> Fit:
-    """The fit to a site's recorded rows ``logits [T, E]``, ``ids [T, K]``, ``weights [T, K]``, ``tokens [T]``."""
+    """The fit to a site's recorded rows ``logits [T, E]``, ``ids [T, K]``, ``weights [T, K]``,
+    ``tokens [T]``.
+    """
     table = token_table(layer)
     if table is not None and (tokens >= 0).all():
         same = np.sort(table[tokens], axis=-1) == np.sort(ids, axis=-1)
@@ -53,18 +59,26 @@ def fit_site(layer: MoELayer, logits: Floats, ids: Ids, weights: Floats, tokens:
 def token_table(layer: MoELayer) -> Ids | None:
     """The table [vocabulary, K] of a router that chooses by token id, if it holds one."""
     for _, values in tensors_named(layer.router):
-        if values.dim() == 2 and values.shape[1] == layer.top_k and not torch.is_floating_point(values):
+        if (
+            values.dim() == 2
+            and values.shape[1] == layer.top_k
+            and not torch.is_floating_point(values)
+        ):
             return values.detach().cpu().numpy()
     return None
 
 
-def fit_rule(layer: MoELayer, logits: Floats, ids: Ids, weights: Floats) -> tuple[RoutingRule, float, float]:
-    """The rule that reproduces the most selections, ``(rule, share matched, largest weight error)``.
+def fit_rule(
+    layer: MoELayer, logits: Floats, ids: Ids, weights: Floats
+) -> tuple[RoutingRule, float, float]:
+    """The rule that reproduces the most selections, ``(rule, share matched, largest weight
+    error)``.
 
-    ``logits [T, E]``, ``ids [T, K]`` (-1: none) and ``weights [T, K]`` are the recorded rows. Selections are compared
-    as sets; a choice that was dropped for want of capacity could have been any. Weights are compared over the
-    matching rows without drops. Among rules that do equally well (weights to 1e-6) the first in the order of
-    `sim.traces.routing.SCORES` and `WEIGHTS` is taken, without a bias or groups before with.
+    ``logits [T, E]``, ``ids [T, K]`` (-1: none) and ``weights [T, K]`` are the recorded rows.
+    Selections are compared as sets; a choice that was dropped for want of capacity could have been
+    any. Weights are compared over the matching rows without drops. Among rules that do equally well
+    (weights to 1e-6) the first in the order of `sim.traces.routing.SCORES` and `WEIGHTS` is taken,
+    without a bias or groups before with.
     """
     first = slice(None, SCREEN_ROWS)
     screened = _tried(_candidates(layer), logits[first], ids[first], weights[first])
@@ -109,18 +123,25 @@ def _setting(layer: MoELayer, names: tuple[str, ...]) -> int:
 
 
 def _biases(layer: MoELayer) -> list[tuple[float, ...] | None]:
-    """None, and every vector with a value for each expert that the router or the block around it holds."""
+    """None, and every vector with a value for each expert that the router or the block around it
+    holds.
+    """
     own = [*layer.block.named_parameters(recurse=False), *layer.block.named_buffers(recurse=False)]
     # A correction can live in a small module beside the router.
     beside = [
-        named for child in layer.block.children() if child is not layer.experts and child is not layer.router
+        named
+        for child in layer.block.children()
+        if child is not layer.experts and child is not layer.router
         for named in tensors_named(child)
-    ]  # fmt: skip
+    ]
     named = [*tensors_named(layer.router), *own, *beside]
     vectors = [
-        values.detach() for _, values in named
-        if values.squeeze().dim() == 1 and values.numel() == layer.num_classes and values.is_floating_point()
-    ]  # fmt: skip
+        values.detach()
+        for _, values in named
+        if values.squeeze().dim() == 1
+        and values.numel() == layer.num_classes
+        and values.is_floating_point()
+    ]
     return [None, *(tuple(values.flatten().float().tolist()) for values in vectors)]
 
 
@@ -137,7 +158,9 @@ def compare(rule: RoutingRule, logits: Floats, ids: Ids, weights: Floats) -> tup
 
 
 def fit_scale(rule: RoutingRule, logits: Floats, ids: Ids, weights: Floats) -> RoutingRule:
-    """``rule`` with the scale that fits the weights best; exactly 1 where that is within rounding."""
+    """``rule`` with the scale that fits the weights best; exactly 1 where that is within
+    rounding.
+    """
     whole = slice(None) if rule.null_experts else (ids >= 0).all(-1)
     _, ours = replace(rule, scale=1.0).route(logits[whole], ids.shape[1])
     theirs = -np.sort(-weights[whole], axis=-1)

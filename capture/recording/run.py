@@ -1,4 +1,6 @@
-"""Runs passages through a model under hooks: a prompt whole or in chunks, then one token at a time."""
+"""Runs passages through a model under hooks: a prompt whole or in chunks, then one token at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from capture.recording.prompts import Passage
 from capture.recording.rows import Rows, join_rows
 
 
-def run_passages(model: Any, layers: Sequence[MoELayer], passages: Iterable[Passage], decode_tokens: int) -> Rows:
-    """Run each passage alone (batch 1): its prompt in one step, then ``decode_tokens`` steps of one token with a cache.
+def run_passages(
+    model: Any, layers: Sequence[MoELayer], passages: Iterable[Passage], decode_tokens: int
+) -> Rows:
+    """Run each passage alone (batch 1): its prompt in one step, then ``decode_tokens`` steps of one
+    token with a cache.
 
-    The tokens fed in decode are the passage's own; where it has none left, the model's most likely ones. Sequences are
-    numbered from 0 in order.
+    The tokens fed in decode are the passage's own; where it has none left, the model's most likely
+    ones. Sequences are numbered from 0 in order.
     """
     parts: list[Rows] = []
     for number, passage in enumerate(passages):
@@ -41,10 +46,11 @@ def run_batch(
 ) -> Rows:
     """Run passages together; steps and sequences count from 0.
 
-    Prompts of different lengths are padded, on the left, or behind an encoder on the right. ``prefill_chunk`` cuts
-    prompts into steps of so many tokens, 0 for one step. The run ends early when every sequence was fed one of
-    ``eos_token_ids``, whose rows are not valid. An encoder-decoder model decodes from its start token: what is fed is
-    that, then the tokens of the passage.
+    Prompts of different lengths are padded, on the left, or behind an encoder on the right.
+    ``prefill_chunk`` cuts prompts into steps of so many tokens, 0 for one step. The run ends early
+    when every sequence was fed one of ``eos_token_ids``, whose rows are not valid. An
+    encoder-decoder model decodes from its start token: what is fed is that, then the tokens of the
+    passage.
     """
     with RouterHooks(layers, eos_token_ids, keep=keep) as hooks, torch.no_grad():
         run = decoder_of(model, passages)
@@ -58,8 +64,14 @@ def run_batch(
 
 
 def decoder_of(model: Any, passages: Sequence[Passage]) -> Decoder:
-    """A batch at the beginning of its way: ``prefill``, then ``step`` with ``next_tokens`` again and again."""
-    return EncoderDecoder(model, passages) if model.config.is_encoder_decoder else Decoder(model, passages)
+    """A batch at the beginning of its way: ``prefill``, then ``step`` with ``next_tokens`` again
+    and again.
+    """
+    return (
+        EncoderDecoder(model, passages)
+        if model.config.is_encoder_decoder
+        else Decoder(model, passages)
+    )
 
 
 class Decoder:
@@ -111,7 +123,9 @@ class Decoder:
             given["past_key_values"] = cache
         self.output = self.model(input_ids=tokens.to(self.device), use_cache=True, **given)
         if getattr(self.output, "past_key_values", None) is None:
-            raise CaptureError(f"{type(self.model).__name__} returns no cache, so it cannot decode token by token")
+            raise CaptureError(
+                f"{type(self.model).__name__} returns no cache, so it cannot decode token by token"
+            )
 
     def next_tokens(self, index: int | Sequence[int]) -> torch.Tensor:
         """What is fed next, [B]: the passages' own tokens, or the model's most likely ones.
@@ -120,18 +134,22 @@ class Decoder:
         """
         fed = [index] * len(self.passages) if isinstance(index, int) else index
         places = [count - self.behind_start for count in fed]
-        given = [passage.following[place] if place < len(passage.following) else None
-                 for passage, place in zip(self.passages, places, strict=True)]  # fmt: skip
+        given = [
+            passage.following[place] if place < len(passage.following) else None
+            for passage, place in zip(self.passages, places, strict=True)
+        ]
         if all(token is not None for token in given):
             return torch.tensor(given)
         logits = getattr(self.output, "logits", None)
         if logits is None:
             raise CaptureError(
-                f"{type(self.model).__name__} has no language-model head to continue with; record with "
-                "continuation=document"
+                f"{type(self.model).__name__} has no language-model head to continue with; record"
+                " with continuation=document"
             )
         likely = logits[:, -1].argmax(-1).cpu()
-        return torch.tensor([int(likely[row]) if token is None else token for row, token in enumerate(given)])
+        return torch.tensor(
+            [int(likely[row]) if token is None else token for row, token in enumerate(given)]
+        )
 
     def ends(self, tokens: torch.Tensor, eos_token_ids: Collection[int]) -> bool:
         self.ended |= torch.isin(tokens, torch.tensor(sorted(eos_token_ids)))
@@ -139,7 +157,9 @@ class Decoder:
 
 
 class EncoderDecoder(Decoder):
-    """A batch whose prompts an encoder reads, and whose tokens a decoder makes from its start token."""
+    """A batch whose prompts an encoder reads, and whose tokens a decoder makes from its start
+    token.
+    """
 
     behind_start = 1
 
@@ -159,7 +179,9 @@ class EncoderDecoder(Decoder):
         start = getattr(self.model.generation_config, "decoder_start_token_id", None)
         start = self.model.config.decoder_start_token_id if start is None else start
         if not isinstance(start, int):
-            raise CaptureError(f"{type(self.model).__name__} states no decoder_start_token_id to decode from")
+            raise CaptureError(
+                f"{type(self.model).__name__} states no decoder_start_token_id to decode from"
+            )
         return torch.full((len(self.passages),), start)
 
     def step(self, tokens: torch.Tensor) -> None:

@@ -20,32 +20,38 @@ DEFAULT_LOOKAHEAD, DEFAULT_SPARSITIES = 3, (0.5, 0.8, 0.9)
 
 
 class SettingError(ValueError):
-    """An argument that is unknown, malformed or out of range; the message says which and what is allowed."""
+    """An argument that is unknown, malformed or out of range; the message says which and what is
+    allowed.
+    """
 
 
 @dataclass(frozen=True)
 class Settings:
     """What to capture and how.
 
-    ``model`` is a directory or a hub id; remote code runs only with ``trust_remote_code``. ``prompts`` is a file or the
-    name of a bundled set. ``sequences`` are taken from it in file order, half of each split. ``prompt_tokens`` is a
-    range (both ends included) from which each sequence's prompt length is drawn with ``seed``. After the prompt,
-    ``decode_tokens`` follow one by one with a KV cache: the document's own text (``continuation=document``) or the
-    model's (``greedy``), which ends at its end-of-text token; with ``chat=auto`` a prompt for the latter is put into
-    the tokenizer's chat template, if it has one. ``batch`` sequences run together; ``prefill_chunk`` cuts prompts into
-    steps of so many tokens, 0 for one step. ``prefill=counts`` keeps of a prompt only how many of its tokens chose each
-    expert at each site, and with what weight together (`sim.traces.prefill`).
+    ``model`` is a directory or a hub id; remote code runs only with ``trust_remote_code``.
+    ``prompts`` is a file or the name of a bundled set. ``sequences`` are taken from it in file
+    order, half of each split. ``prompt_tokens`` is a range (both ends included) from which each
+    sequence's prompt length is drawn with ``seed``. After the prompt, ``decode_tokens`` follow one
+    by one with a KV cache: the document's own text (``continuation=document``) or the model's
+    (``greedy``), which ends at its end-of-text token; with ``chat=auto`` a prompt for the latter is
+    put into the tokenizer's chat template, if it has one. ``batch`` sequences run together;
+    ``prefill_chunk`` cuts prompts into steps of so many tokens, 0 for one step. ``prefill=counts``
+    keeps of a prompt only how many of its tokens chose each expert at each site, and with what
+    weight together (`sim.traces.prefill`).
 
-    None means: whatever this model allows, and the trace says what was left out and why; a stated value that the model
-    does not allow is refused. ``lookahead`` is the depth in sites (0 for none) of scores fed with what is seen at
-    ``lookahead_position``, by ``norms``; of prompts ``prefill_lookahead`` keeps what their rows are forecast to choose
-    together (``counts``, see `sim.traces.forecasts`), every row's scores (``rows``, as large as those of decoded rows),
-    or nothing (``no``). ``sparsities`` are those of the activation shares (none for no measurement
-    inside experts). ``hidden_sequences`` of each split also keep gate inputs and channel masks, of ``hidden_share`` of
-    their decode rows, gate inputs as ``hidden_dtype``.
+    None means: whatever this model allows, and the trace says what was left out and why; a stated
+    value that the model does not allow is refused. ``lookahead`` is the depth in sites (0 for none)
+    of scores fed with what is seen at ``lookahead_position``, by ``norms``; of prompts
+    ``prefill_lookahead`` keeps what their rows are forecast to choose together (``counts``, see
+    `sim.traces.forecasts`), every row's scores (``rows``, as large as those of decoded rows), or
+    nothing (``no``). ``sparsities`` are those of the activation shares (none for no measurement
+    inside experts). ``hidden_sequences`` of each split also keep gate inputs and channel masks, of
+    ``hidden_share`` of their decode rows, gate inputs as ``hidden_dtype``.
 
-    ``*_step`` are the fixed-point steps to which stored values are rounded; ``weights_step`` and ``logits_step`` 0
-    store exact float32. ``threads`` is for the CPU, 0 for torch's own choice; a tiny model is fastest with 1.
+    ``*_step`` are the fixed-point steps to which stored values are rounded; ``weights_step`` and
+    ``logits_step`` 0 store exact float32. ``threads`` is for the CPU, 0 for torch's own choice; a
+    tiny model is fastest with 1.
     """
 
     model: str
@@ -93,9 +99,13 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
         if key in given:
             raise SettingError(f"{key} is given twice; give it once")
         given[key] = _PARSERS[key](key, text)
-    missing = [name for name, item in known.items() if item.default is MISSING and name not in given]
+    missing = [
+        name for name, item in known.items() if item.default is MISSING and name not in given
+    ]
     if missing:
-        raise SettingError(f"missing {' and '.join(f'{name}=...' for name in missing)}; they have no default")
+        raise SettingError(
+            f"missing {' and '.join(f'{name}=...' for name in missing)}; they have no default"
+        )
     settings = Settings(**given)
     _check_together(settings)
     return settings
@@ -103,11 +113,18 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
 
 def _check_together(settings: Settings) -> None:
     if settings.hidden_sequences and settings.lookahead == 0 and settings.sparsities == ():
-        raise SettingError("hidden_sequences needs lookahead or sparsities; set hidden_sequences=0 for routing only")
+        raise SettingError(
+            "hidden_sequences needs lookahead or sparsities; set hidden_sequences=0 for routing"
+            " only"
+        )
     if settings.batch > 1 and settings.prefill_chunk:
-        raise SettingError("prefill_chunk would cut the padding of a batch; set batch=1, or prefill_chunk=0")
+        raise SettingError(
+            "prefill_chunk would cut the padding of a batch; set batch=1, or prefill_chunk=0"
+        )
     if settings.batch > 1 and settings.prefill == "counts":
-        raise SettingError("prefill=counts keeps no padding, which a batch's prompts have; set batch=1")
+        raise SettingError(
+            "prefill=counts keeps no padding, which a batch's prompts have; set batch=1"
+        )
     if settings.prefill_lookahead == "rows" and settings.prefill == "counts":
         raise SettingError(
             "prefill_lookahead=rows keeps scores of rows that prefill=counts leaves out; choose "
@@ -132,7 +149,9 @@ def _integer(minimum: int) -> Callable[[str, str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise SettingError(f"{key} is {text!r}, must be a whole number of {minimum} or more") from None
+            raise SettingError(
+                f"{key} is {text!r}, must be a whole number of {minimum} or more"
+            ) from None
         if value < minimum:
             raise SettingError(f"{key} is {value}, must be {minimum} or more")
         return value
@@ -189,9 +208,13 @@ def _shares(key: str, text: str) -> tuple[float, ...]:
     try:
         values = tuple(float(item) for item in text.split(",") if item)
     except ValueError:
-        raise SettingError(f"{key} is {text!r}, must be shares such as 0.5,0.8,0.9, or empty") from None
+        raise SettingError(
+            f"{key} is {text!r}, must be shares such as 0.5,0.8,0.9, or empty"
+        ) from None
     if list(values) != sorted(set(values)) or not all(0 < value < 1 for value in values):
-        raise SettingError(f"{key} is {text!r}, must be ascending shares between 0 and 1, such as 0.5,0.8,0.9")
+        raise SettingError(
+            f"{key} is {text!r}, must be ascending shares between 0 and 1, such as 0.5,0.8,0.9"
+        )
     return values
 
 
@@ -199,7 +222,9 @@ def _some(allowed: Sequence[str]) -> Callable[[str, str], tuple[str, ...]]:
     def parse(key: str, text: str) -> tuple[str, ...]:
         values = tuple(text.split(","))
         if not set(values) <= set(allowed) or len(set(values)) != len(values):
-            raise SettingError(f"{key} is {text!r}, must be some of {', '.join(allowed)}, separated by commas")
+            raise SettingError(
+                f"{key} is {text!r}, must be some of {', '.join(allowed)}, separated by commas"
+            )
         return values
 
     return parse

@@ -1,7 +1,9 @@
-"""The directory in which an unfinished capture lies, so that it can be killed at any time and go on.
+"""The directory in which an unfinished capture lies, so that it can be killed at any time and go
+on.
 
-Each shard is one file of tensors with a few facts, written beside its place and renamed: it is there whole, or not at
-all. ``run.json`` says what is being captured; another run is not continued by mistake.
+Each shard is one file of tensors with a few facts, written beside its place and renamed: it is
+there whole, or not at all. ``run.json`` says what is being captured; another run is not continued
+by mistake.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ RUN_FILE = "run.json"
 class Shards:
     """Shards of the capture that ends in ``output_dir``; they lie beside it until it is complete.
 
-    ``identity`` is everything that decides what is recorded. Raise `CaptureError` if the directory holds the shards of
-    a run with another identity.
+    ``identity`` is everything that decides what is recorded. Raise `CaptureError` if the directory
+    holds the shards of a run with another identity.
     """
 
     def __init__(self, output_dir: Path, identity: Mapping[str, Any]) -> None:
@@ -39,12 +41,16 @@ class Shards:
             try:
                 found = json.loads(place.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise CaptureError(f"{place}: cannot be read ({error}); remove {self.directory}") from None
-            if not isinstance(found, dict) or found != identity:
-                keys = sorted(key for key in {*identity, *found} if found.get(key) != identity.get(key))
                 raise CaptureError(
-                    f"{self.directory} holds an unfinished capture that differs in {', '.join(keys)}; finish that one, "
-                    "choose another output_dir, or remove it"
+                    f"{place}: cannot be read ({error}); remove {self.directory}"
+                ) from None
+            if not isinstance(found, dict) or found != identity:
+                keys = sorted(
+                    key for key in {*identity, *found} if found.get(key) != identity.get(key)
+                )
+                raise CaptureError(
+                    f"{self.directory} holds an unfinished capture that differs in"
+                    f" {', '.join(keys)}; finish that one, choose another output_dir, or remove it"
                 )
             return
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -53,14 +59,18 @@ class Shards:
     def has(self, name: str) -> bool:
         return self._place(name).exists()
 
-    def save(self, name: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+    def save(
+        self, name: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
+    ) -> None:
         """Write a shard; after this call it survives the death of the process."""
         whole = {key: values.contiguous() for key, values in tensors.items()}
         content = safetensors.torch.save(whole, metadata={"facts": json.dumps(facts)})
         self._replace(self._place(name), content)
 
     def site(self, name: str, key: str, site: int) -> torch.Tensor | None:
-        """One site's part of a tensor [N, S, ..] of a shard, read alone; None if the shard has no such tensor."""
+        """One site's part of a tensor [N, S, ..] of a shard, read alone; None if the shard has
+        no such tensor.
+        """
         with self._opened(name) as shard:
             return shard.get_slice(key)[:, site] if key in shard.keys() else None  # noqa: SIM118
 
@@ -89,7 +99,9 @@ class Shards:
         try:
             return safe_open(self._place(name), framework="pt")
         except (OSError, SafetensorError) as error:
-            raise CaptureError(f"{self._place(name)}: {error}; remove it, and it is recorded again") from None
+            raise CaptureError(
+                f"{self._place(name)}: {error}; remove it, and it is recorded again"
+            ) from None
 
     def _place(self, name: str) -> Path:
         return self.directory / f"{name}.safetensors"

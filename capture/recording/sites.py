@@ -1,4 +1,6 @@
-"""What is known of a site only when all sequences have run: its rule, its thresholds, what rounding does to it."""
+"""What is known of a site only when all sequences have run: its rule, its thresholds, what
+rounding does to it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from sim.traces.trace import DECODE
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The token columns of all units, [N], and where each unit's rows begin (one entry more than units)."""
+    """The token columns of all units, [N], and where each unit's rows begin (one entry more than
+    units).
+    """
 
     units: tuple[str, ...]
     begins: tuple[int, ...]
@@ -42,7 +46,9 @@ class Tokens:
 
 def load_tokens(shards: Shards, units: Sequence[str]) -> Tokens:
     """The token columns of recorded units; ``inputs`` are the rows whose inputs were kept."""
-    columns: dict[str, list[Array]] = {name: [] for name in ("phase", "sequence", "token", "valid", "kept")}
+    columns: dict[str, list[Array]] = {
+        name: [] for name in ("phase", "sequence", "token", "valid", "kept")
+    }
     begins, inputs = [0], []
     for unit in units:
         for name, parts in columns.items():
@@ -57,7 +63,9 @@ def load_tokens(shards: Shards, units: Sequence[str]) -> Tokens:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """Of one site. ``changed`` counts, by column, selections that rounding changes, and of how many."""
+    """Of one site. ``changed`` counts, by column, selections that rounding changes, and of how
+    many.
+    """
 
     rule: dict[str, Any] | None
     match: float
@@ -81,12 +89,18 @@ def site_name(site: int) -> str:
 
 
 def measure_site(
-    layer: MoELayer, tokens: Tokens, plan: Plan, settings: Settings, fit_sequences: Sequence[int], shards: Shards
+    layer: MoELayer,
+    tokens: Tokens,
+    plan: Plan,
+    settings: Settings,
+    fit_sequences: Sequence[int],
+    shards: Shards,
 ) -> None:
     """Work out a site's facts, and what is inside its experts, and save both as a shard.
 
-    The shard has ``norms`` [D, K] and ``shares`` [D, K, P] over all decode rows, ``thresholds`` [E, P] and, over the
-    kept rows, ``mask_planes``; where nothing inside the experts can be measured they are NaN, and masks of nothing.
+    The shard has ``norms`` [D, K] and ``shares`` [D, K, P] over all decode rows, ``thresholds`` [E,
+    P] and, over the kept rows, ``mask_planes``; where nothing inside the experts can be measured
+    they are NaN, and masks of nothing.
     """
     site = layer.site
     ids, weights = (_gathered(shards, tokens, name, site) for name in ("ids", "weights"))
@@ -121,21 +135,38 @@ def measure_site(
 
 
 def _extras(
-    layer: MoELayer, tokens: Tokens, plan: Plan, inputs: torch.Tensor, ids: Array, weights: Array,
+    layer: MoELayer,
+    tokens: Tokens,
+    plan: Plan,
+    inputs: torch.Tensor,
+    ids: Array,
+    weights: Array,
     fit_sequences: Sequence[int],
-) -> SiteExtras:  # fmt: skip
+) -> SiteExtras:
     rows = tokens.inputs
-    chosen, decode, kept = (torch.from_numpy(values[rows]) for values in (ids, tokens.decode, tokens.kept))
+    chosen, decode, kept = (
+        torch.from_numpy(values[rows]) for values in (ids, tokens.decode, tokens.kept)
+    )
     if layer.site in plan.unmeasured:
         return unmeasured_extras(
-            chosen, decode=decode, kept=kept, experts=layer.num_experts, width=plan.expert_intermediate,
+            chosen,
+            decode=decode,
+            kept=kept,
+            experts=layer.num_experts,
+            width=plan.expert_intermediate,
             sparsities=plan.sparsities,
-        )  # fmt: skip
+        )
     fit = torch.from_numpy(np.isin(tokens.sequence, fit_sequences) & tokens.valid)[rows]
     return site_extras(
-        form_of(layer), inputs, chosen, torch.from_numpy(weights[rows]),
-        fit=fit, decode=decode, kept=kept, sparsities=plan.sparsities,
-    )  # fmt: skip
+        form_of(layer),
+        inputs,
+        chosen,
+        torch.from_numpy(weights[rows]),
+        fit=fit,
+        decode=decode,
+        kept=kept,
+        sparsities=plan.sparsities,
+    )
 
 
 def _visited(tokens: Tokens, ids: Array) -> Array:
@@ -144,10 +175,18 @@ def _visited(tokens: Tokens, ids: Array) -> Array:
 
 
 def _fitted(
-    layer: MoELayer, tokens: Tokens, ids: Array, weights: Array, logits: Array, plan: Plan, settings: Settings,
+    layer: MoELayer,
+    tokens: Tokens,
+    ids: Array,
+    weights: Array,
+    logits: Array,
+    plan: Plan,
+    settings: Settings,
     shards: Shards,
-) -> tuple[Fit, dict[str, tuple[int, int]]]:  # fmt: skip
-    """The rule, and what rounding logits and lookahead scores to their steps does to its selections."""
+) -> tuple[Fit, dict[str, tuple[int, int]]]:
+    """The rule, and what rounding logits and lookahead scores to their steps does to its
+    selections.
+    """
     own = tokens.valid & np.isfinite(logits).all(-1)
     fit = fit_site(layer, logits[own], ids[own], weights[own], tokens.token[own])
     if fit.rule is None:
@@ -184,7 +223,10 @@ def _inputs(shards: Shards, tokens: Tokens, site: int) -> torch.Tensor:
         if values is not None:
             parts.append(values)
     if not parts:
-        raise CaptureError("no row was decoded, so nothing inside the experts can be measured; record with sparsities=")
+        raise CaptureError(
+            "no row was decoded, so nothing inside the experts can be measured; record with"
+            " sparsities="
+        )
     return torch.cat(parts)
 
 
@@ -195,7 +237,9 @@ def _changed(rule: RoutingRule, scores: Array, step: float, top_k: int) -> tuple
 
 
 def _reordered(ids: Array, weights: Array, step: float) -> int:
-    """Rows whose need order (descending weight, then id) changes when weights are rounded to ``step``."""
+    """Rows whose need order (descending weight, then id) changes when weights are rounded to
+    ``step``.
+    """
 
     def order(values: Array) -> Array:
         return np.take_along_axis(ids, np.lexsort((ids, -values, ids < 0), axis=-1), -1)
@@ -207,8 +251,12 @@ def _reordered(ids: Array, weights: Array, step: float) -> int:
 def facts_of(shards: Shards, sites: int) -> list[SiteFacts]:
     """The facts of all sites, in order."""
     found = [shards.facts(site_name(site)) for site in range(sites)]
-    return [SiteFacts(**{**facts, "changed": {key: tuple(pair) for key, pair in facts["changed"].items()}})
-            for facts in found]  # fmt: skip
+    return [
+        SiteFacts(
+            **{**facts, "changed": {key: tuple(pair) for key, pair in facts["changed"].items()}}
+        )
+        for facts in found
+    ]
 
 
 def told_of(facts: Sequence[SiteFacts]) -> dict[str, str | int | float]:
@@ -217,13 +265,17 @@ def told_of(facts: Sequence[SiteFacts]) -> dict[str, str | int | float]:
     for column in sorted({column for item in facts for column in item.changed}):
         counts = [item.changed[column] for item in facts if column in item.changed]
         total = sum(of for _, of in counts)
-        told[f"rounding_changes_{column}"] = sum(count for count, _ in counts) / total if total else 0.0
+        told[f"rounding_changes_{column}"] = (
+            sum(count for count, _ in counts) / total if total else 0.0
+        )
     tokens = [str(site) for site, item in enumerate(facts) if item.by_token]
     if tokens:
         told["sites_chosen_by_token_id"] = ", ".join(tokens)
     missing = [
-        f"{site} (best {item.match:.4f})" for site, item in enumerate(facts) if item.match < LEAST_MATCH
-    ]  # fmt: skip
+        f"{site} (best {item.match:.4f})"
+        for site, item in enumerate(facts)
+        if item.match < LEAST_MATCH
+    ]
     if missing:
         told["sites_without_rule"] = ", ".join(missing)
     null = sum(item.null_choices for item in facts)

@@ -35,47 +35,68 @@ class Unit:
 def units_of(passages: Sequence[Passage], batch: int) -> list[Unit]:
     """All passages in batches of ``batch``, in order."""
     firsts = range(0, len(passages), batch)
-    return [Unit(number, first, tuple(passages[first : first + batch])) for number, first in enumerate(firsts)]
+    return [
+        Unit(number, first, tuple(passages[first : first + batch]))
+        for number, first in enumerate(firsts)
+    ]
 
 
 def hidden_sequences(passages: Sequence[Passage], count: int) -> list[int]:
     """The first ``count`` sequences of each split, whose gate inputs are kept."""
     numbers: list[int] = []
     for split in ("fit", "eval"):
-        numbers += [number for number, passage in enumerate(passages) if passage.prompt.split == split][:count]
+        numbers += [
+            number for number, passage in enumerate(passages) if passage.prompt.split == split
+        ][:count]
     return numbers
 
 
 def record_unit(
-    model: Any, layers: Sequence[MoELayer], unit: Unit, plan: Plan, settings: Settings, hidden: Sequence[int],
+    model: Any,
+    layers: Sequence[MoELayer],
+    unit: Unit,
+    plan: Plan,
+    settings: Settings,
+    hidden: Sequence[int],
     shards: Shards,
-) -> None:  # fmt: skip
+) -> None:
     """Run a unit and save what was recorded.
 
-    The shard holds the columns over its N rows (steps counted from 0), lookahead over the rows that `scored_rows`
-    names, that of prompts to be counted (``prompt_lookahead_NORM``) over their rows, ``kept`` [N] (whose gate inputs
-    belong to the trace), and inputs over the rows ``input_rows``.
+    The shard holds the columns over its N rows (steps counted from 0), lookahead over the rows that
+    `scored_rows` names, that of prompts to be counted (``prompt_lookahead_NORM``) over their rows,
+    ``kept`` [N] (whose gate inputs belong to the trace), and inputs over the rows ``input_rows``.
     """
     rows = run_batch(
-        model, layers, unit.passages, settings.decode_tokens,
+        model,
+        layers,
+        unit.passages,
+        settings.decode_tokens,
         keep=plan.keep(settings),
         prefill_chunk=settings.prefill_chunk,
         eos_token_ids=end_tokens(model) if settings.continuation == "greedy" else (),
-    )  # fmt: skip
+    )
     sequence = (rows.sequence + unit.first).astype(np.int32)
     decode = rows.valid & (rows.phase == DECODE)
     kept = decode & np.isin(sequence, hidden) & _sampled(unit, len(decode), settings)
-    fit = [unit.first + place for place, passage in enumerate(unit.passages) if passage.prompt.split == "fit"]
+    fit = [
+        unit.first + place
+        for place, passage in enumerate(unit.passages)
+        if passage.prompt.split == "fit"
+    ]
     wanted = kept | ((decode | (np.isin(sequence, fit) & rows.valid)) if plan.sparsities else False)
     tensors = {name: torch.from_numpy(getattr(rows, name)) for name in TOKEN_COLUMNS}
     tensors |= {"sequence": torch.from_numpy(sequence), "kept": torch.from_numpy(kept)}
     tensors |= {"ids": torch.from_numpy(rows.ids), "weights": torch.from_numpy(rows.weights)}
     if rows.logits is not None:
         tensors["logits"] = torch.from_numpy(rows.logits)
-    for norm, scores in plan.lookahead(layers, rows, scored_rows(rows.phase, rows.valid, settings)).items():
+    for norm, scores in plan.lookahead(
+        layers, rows, scored_rows(rows.phase, rows.valid, settings)
+    ).items():
         tensors[f"lookahead_{norm}"] = scores
     if settings.prefill_lookahead == "counts":
-        for norm, scores in plan.lookahead(layers, rows, prompt_rows(rows.phase, rows.valid)).items():
+        for norm, scores in plan.lookahead(
+            layers, rows, prompt_rows(rows.phase, rows.valid)
+        ).items():
             tensors[f"prompt_lookahead_{norm}"] = scores
     if wanted.any():
         places = torch.from_numpy(np.flatnonzero(wanted))
@@ -88,7 +109,9 @@ def record_unit(
 
 
 def scored_rows(phase: Array, valid: Array, settings: Settings) -> Array:
-    """Of rows [N] those whose lookahead scores the trace keeps: decoded ones, or all that are real tokens."""
+    """Of rows [N] those whose lookahead scores the trace keeps: decoded ones, or all that are
+    real tokens.
+    """
     return np.asarray(valid & ((phase == DECODE) | (settings.prefill_lookahead == "rows")))
 
 

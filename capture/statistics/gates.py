@@ -1,4 +1,6 @@
-"""What gates see, say and weigh: similarity of inputs, lookahead, entropy, weights against outputs, activations."""
+"""What gates see, say and weigh: similarity of inputs, lookahead, entropy, weights against
+outputs, activations.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,29 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 
-from capture.statistics.sample import Floats, Ints, Sample, Unavailable, membership, read_safetensors
+from capture.statistics.sample import (
+    Floats,
+    Ints,
+    Sample,
+    Unavailable,
+    membership,
+    read_safetensors,
+)
 from sim.traces.routing import RoutingRule
 
 DISTANCES = (1, 2, 3)
 HIGH_UP_TO, LOW_UP_TO = 0.6, 0.9
-"""HOBBIT's T1 and T2 for Mixtral-8x7B: scores up to T1 load high precision, up to T2 low, above are skipped."""
+"""HOBBIT's T1 and T2 for Mixtral-8x7B: scores up to T1 load high precision, up to T2 low, above
+are skipped.
+"""
 
 
 def input_cosine(sample: Sample) -> pl.DataFrame:
-    """``value``: mean cosine of the gate inputs of a site and the site ``distance`` further on; 5 and 95 % quantiles.
+    """``value``: mean cosine of the gate inputs of a site and the site ``distance`` further on; 5
+    and 95 % quantiles.
 
-    From the kept hidden states (decoded rows of some sequences). The source is Fate's position 2 of table 1; FloE's
-    figure 4 is of the hidden states before a layer, which are more alike.
+    From the kept hidden states (decoded rows of some sequences). The source is Fate's position 2 of
+    table 1; FloE's figure 4 is of the hidden states before a layer, which are more alike.
     """
     inputs = np.concatenate([tensors["gate_in"] for tensors in read_safetensors(sample, "hidden/")])
     vectors = inputs.astype(np.float32)
@@ -30,8 +42,16 @@ def input_cosine(sample: Sample) -> pl.DataFrame:
             product = np.einsum("nh,nh->n", vectors[:, site], vectors[:, site + distance])
             cosine = product / np.maximum(norms[:, site] * norms[:, site + distance], 1e-12)
             low, high = np.quantile(cosine, [0.05, 0.95])
-            parts.append({"site": site, "distance": distance, "rows": len(cosine), "value": float(cosine.mean()),
-                          "low": float(low), "high": float(high)})  # fmt: skip
+            parts.append(
+                {
+                    "site": site,
+                    "distance": distance,
+                    "rows": len(cosine),
+                    "value": float(cosine.mean()),
+                    "low": float(low),
+                    "high": float(high),
+                }
+            )
     if not parts:
         raise Unavailable("the trace has one site; a cosine needs two")
     return pl.DataFrame(parts)
@@ -40,10 +60,11 @@ def input_cosine(sample: Sample) -> pl.DataFrame:
 def lookahead_recall(sample: Sample) -> pl.DataFrame:
     """How well ``site``'s input, fed to the router ``ahead`` sites on, tells what that one selects.
 
-    ``measure`` `top1`: the share of rows whose best forecast is among the experts selected (HOBBIT's top-1 accuracy);
-    `topk`: the share of the selections that are among as many forecasts (Fate table 1); `quarter`: among a quarter of
-    the experts, at least the top-k (Fate's 75th percentile). Forecasts are what the target's rule selects from the
-    recorded scores. ``position`` and ``norm`` are those of the recording.
+    ``measure`` `top1`: the share of rows whose best forecast is among the experts selected
+    (HOBBIT's top-1 accuracy); `topk`: the share of the selections that are among as many forecasts
+    (Fate table 1); `quarter`: among a quarter of the experts, at least the top-k (Fate's 75th
+    percentile). Forecasts are what the target's rule selects from the recorded scores. ``position``
+    and ``norm`` are those of the recording.
     """
     recorded = sample.header.lookahead
     if recorded is None or not sample.trace.lookahead:
@@ -65,16 +86,29 @@ def lookahead_recall(sample: Sample) -> pl.DataFrame:
                 used = sample.ids[rows, target]
                 found = _recalls(rule, scores[rows, site, ahead - 1], used, top_k, quarter)
                 for measure, (value, chance) in found.items():
-                    parts.append({"site": site, "ahead": ahead, "position": recorded.position, "norm": norm,
-                                  "measure": measure, "rows": len(rows), "value": value,
-                                  "chance": chance / experts})  # fmt: skip
+                    parts.append(
+                        {
+                            "site": site,
+                            "ahead": ahead,
+                            "position": recorded.position,
+                            "norm": norm,
+                            "measure": measure,
+                            "rows": len(rows),
+                            "value": value,
+                            "chance": chance / experts,
+                        }
+                    )
     if not parts:
         raise Unavailable("these rows have no lookahead scores: they are recorded for decoded rows")
     return pl.DataFrame(parts)
 
 
-def _recalls(rule: RoutingRule, scores: Floats, used: Ints, top_k: int, quarter: int) -> dict[str, tuple[float, float]]:
-    """(value, experts named) by measure; without `quarter` where the rule's groups hold fewer experts."""
+def _recalls(
+    rule: RoutingRule, scores: Floats, used: Ints, top_k: int, quarter: int
+) -> dict[str, tuple[float, float]]:
+    """(value, experts named) by measure; without `quarter` where the rule's groups hold fewer
+    experts.
+    """
     member = membership(used, scores.shape[-1])
     some = member.sum(-1)
     forecast, _ = rule.route(scores, top_k)
@@ -92,8 +126,8 @@ def _recalls(rule: RoutingRule, scores: Floats, used: Ints, top_k: int, quarter:
 
 
 def router_entropy(sample: Sample) -> pl.DataFrame:
-    """``value``: the mean entropy of a router's distribution over all experts, as a share of log2 E (1: even);
-    ``top``: the mean of its largest probability.
+    """``value``: the mean entropy of a router's distribution over all experts, as a share of log2 E
+    (1: even); ``top``: the mean of its largest probability.
 
     Source: Fang et al., Fate, figure 8: nearly even in shallow layers, decided in deep ones.
     """
@@ -106,9 +140,17 @@ def router_entropy(sample: Sample) -> pl.DataFrame:
         rule = sample.header.sites[site].rule or RoutingRule()
         shares = _distribution(logits[rows, site].astype(np.float64), rule.score)
         bits = -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)
-        parts.append({"site": site, "rows": int(rows.sum()), "bits": float(bits.mean()),
-                      "value": float(bits.mean() / np.log2(sample.num_experts)) if sample.num_experts > 1 else 0.0,
-                      "top": float(shares.max(-1).mean())})  # fmt: skip
+        parts.append(
+            {
+                "site": site,
+                "rows": int(rows.sum()),
+                "bits": float(bits.mean()),
+                "value": float(bits.mean() / np.log2(sample.num_experts))
+                if sample.num_experts > 1
+                else 0.0,
+                "top": float(shares.max(-1).mean()),
+            }
+        )
     return pl.DataFrame(parts)
 
 
@@ -124,11 +166,13 @@ def _distribution(logits: Floats, score: str) -> Floats:
 
 
 def weight_norms(sample: Sample) -> pl.DataFrame:
-    """Pearson correlation, over all selections of a site, of a gate weight and an expert's output norm.
+    """Pearson correlation, over all selections of a site, of a gate weight and an expert's output
+    norm.
 
-    ``kind`` `weighted`: the norm of the weighted output, HOBBIT's |G E| against |G|; `shares`: both as shares of their
-    token's sum; `output`: the norm before weighting, which says whether large weights go with large outputs.
-    Source: Tang et al., HOBBIT, figure 5a (0.99, "after normalizing", Mixtral-8x7B).
+    ``kind`` `weighted`: the norm of the weighted output, HOBBIT's |G E| against |G|; `shares`: both
+    as shares of their token's sum; `output`: the norm before weighting, which says whether large
+    weights go with large outputs. Source: Tang et al., HOBBIT, figure 5a (0.99, "after
+    normalizing", Mixtral-8x7B).
     """
     norms = sample.trace.expert_norms
     if norms is None:
@@ -136,18 +180,31 @@ def weight_norms(sample: Sample) -> pl.DataFrame:
     parts = []
     for site in sample.sites:
         whole = ((sample.ids[:, site] >= 0) & np.isfinite(norms[:, site])).all(-1)
-        weight, norm = sample.trace.weights[whole, site].astype(np.float64), norms[whole, site].astype(np.float64)
+        weight, norm = (
+            sample.trace.weights[whole, site].astype(np.float64),
+            norms[whole, site].astype(np.float64),
+        )
         weighted = weight * norm
-        pairs: dict[str, tuple[Floats, Floats]] = {"weighted": (weight, weighted), "output": (weight, norm)}
+        pairs: dict[str, tuple[Floats, Floats]] = {
+            "weighted": (weight, weighted),
+            "output": (weight, norm),
+        }
         if weight.shape[-1] > 1:
             pairs["shares"] = (_shares(weight), _shares(weighted))
         parts += [
-            {"site": site, "kind": kind, "rows": len(weight), "value": pearson(one.ravel(), other.ravel())}
+            {
+                "site": site,
+                "kind": kind,
+                "rows": len(weight),
+                "value": pearson(one.ravel(), other.ravel()),
+            }
             for kind, (one, other) in pairs.items()
         ]
     known = [part for part in parts if part["value"] is not None]
     if not known:
-        raise Unavailable("these rows have no norms that differ: they are recorded for decoded rows")
+        raise Unavailable(
+            "these rows have no norms that differ: they are recorded for decoded rows"
+        )
     return pl.DataFrame(known)
 
 
@@ -163,8 +220,9 @@ def pearson(one: Floats, other: Floats) -> float | None:
 
 
 def score_shares(sample: Sample) -> pl.DataFrame:
-    """Shares of the selections of each site by HOBBIT's score: the weight, over the sum of the selected, of those
-    ranked above; 0 for the first. ``class``: `high` (score <= 0.6), `low` (<= 0.9), `skip` (above).
+    """Shares of the selections of each site by HOBBIT's score: the weight, over the sum of the
+    selected, of those ranked above; 0 for the first. ``class``: `high` (score <= 0.6), `low` (<=
+    0.9), `skip` (above).
 
     Source: Tang et al., HOBBIT, equation 2 and figure 5b; the thresholds are Mixtral-8x7B's.
     """
@@ -178,7 +236,9 @@ def score_shares(sample: Sample) -> pl.DataFrame:
 
 
 def selection_scores(ids: Ints, weights: Floats) -> Floats:
-    """The score of every selection of ``ids`` [N, K] that is one, flat; equal weights by ascending id."""
+    """The score of every selection of ``ids`` [N, K] that is one, flat; equal weights by
+    ascending id.
+    """
     order = np.lexsort((ids, -weights, ids < 0), axis=-1)
     ranked = np.take_along_axis(weights, order, -1).astype(np.float64)
     shares = _shares(ranked)
@@ -189,10 +249,11 @@ def selection_scores(ids: Ints, weights: Floats) -> Floats:
 
 
 def up_concentration(sample: Sample) -> pl.DataFrame:
-    """How many channels of |x W_up| are near 0: ``value`` is the threshold below which a ``sparsity`` share of them
-    lies, over that of the largest sparsity, mean over experts; ``gaussian`` the same of a normal distribution. Below
-    it: more concentrated around 0 than a Gaussian. ``active``: the mean share of channels at or above the threshold
-    in these rows, with the 5 and 95 % quantiles over selections; 1 - sparsity on the rows that it was fitted on.
+    """How many channels of |x W_up| are near 0: ``value`` is the threshold below which a
+    ``sparsity`` share of them lies, over that of the largest sparsity, mean over experts;
+    ``gaussian`` the same of a normal distribution. Below it: more concentrated around 0 than a
+    Gaussian. ``active``: the mean share of channels at or above the threshold in these rows, with
+    the 5 and 95 % quantiles over selections; 1 - sparsity on the rows that it was fitted on.
 
     Source: Zhou et al., FloE, figure 2 (many activations near zero) and section 4.1 (thresholds).
     """
@@ -210,9 +271,18 @@ def up_concentration(sample: Sample) -> pl.DataFrame:
             active = active[np.isfinite(active)]
             if len(active):
                 low, high = np.quantile(active, [0.05, 0.95])
-                parts.append({"site": site, "sparsity": sparsity, "threshold": float(mean[place]),
-                              "value": float(mean[place] / mean[-1]), "gaussian": normal[place] / normal[-1],
-                              "active": float(active.mean()), "low": float(low), "high": float(high)})  # fmt: skip
+                parts.append(
+                    {
+                        "site": site,
+                        "sparsity": sparsity,
+                        "threshold": float(mean[place]),
+                        "value": float(mean[place] / mean[-1]),
+                        "gaussian": normal[place] / normal[-1],
+                        "active": float(active.mean()),
+                        "low": float(low),
+                        "high": float(high),
+                    }
+                )
     if not parts:
         raise Unavailable("these rows have no active_shares: they are recorded for decoded rows")
     return pl.DataFrame(parts)

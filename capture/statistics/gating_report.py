@@ -1,4 +1,6 @@
-"""All gating statistics of a model in one list, each with its chance value and what a paper prints for it."""
+"""All gating statistics of a model in one list, each with its chance value and what a paper
+prints for it.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,14 @@ FEWEST_LAYERS = 4
 
 
 def report(gating: Gating, cache_shares: tuple[float, ...] = (0.25, 0.5)) -> list[Statistic]:
-    """All statistics as means over layers, in the order of the report; raises ValueError below FEWEST_LAYERS."""
+    """All statistics as means over layers, in the order of the report; raises ValueError below
+    FEWEST_LAYERS.
+    """
     num_layers = gating.logits.shape[2]
     if num_layers < FEWEST_LAYERS:
         raise ValueError(
-            f"cannot report on {num_layers} layers: predictions reach 3 layers ahead; give at least {FEWEST_LAYERS}"
+            f"cannot report on {num_layers} layers: predictions reach 3 layers ahead; give at least"
+            f" {FEWEST_LAYERS}"
         )
     return [
         *prediction_rows(gating),
@@ -72,17 +77,33 @@ def prediction_rows(gating: Gating) -> list[Statistic]:
     quarter = max(top_k, round(num_experts / 4))
     rows = [
         Statistic("cos of gate inputs, l and l+1", layer_cosine(gating.gate_inputs).mean()),
-        Statistic("cos of layer inputs, l and l+1, l >= 1", layer_cosine(gating.layer_inputs)[1:].mean()),
+        Statistic(
+            "cos of layer inputs, l and l+1, l >= 1", layer_cosine(gating.layer_inputs)[1:].mean()
+        ),
     ]
     for distance, logits in ahead.items():
         accuracy = top1_prediction_accuracy(logits, gating.experts).mean()
         rows.append(Statistic(f"p1(+{distance})", accuracy, top_k / num_experts))
     return [
         *rows,
-        Statistic("p1(+1), equality", top1_equality(ahead[1], gating.experts).mean(), 1 / num_experts),
-        Statistic("recall@k(+1), raw", recall_at(ahead[1], gating.experts, top_k).mean(), top_k / num_experts),
-        Statistic("recall@k(+1), renormed", recall_at(renormed, gating.experts, top_k).mean(), top_k / num_experts),
-        Statistic("recall@E/4(+1)", recall_at(ahead[1], gating.experts, quarter).mean(), quarter / num_experts),
+        Statistic(
+            "p1(+1), equality", top1_equality(ahead[1], gating.experts).mean(), 1 / num_experts
+        ),
+        Statistic(
+            "recall@k(+1), raw",
+            recall_at(ahead[1], gating.experts, top_k).mean(),
+            top_k / num_experts,
+        ),
+        Statistic(
+            "recall@k(+1), renormed",
+            recall_at(renormed, gating.experts, top_k).mean(),
+            top_k / num_experts,
+        ),
+        Statistic(
+            "recall@E/4(+1)",
+            recall_at(ahead[1], gating.experts, quarter).mean(),
+            quarter / num_experts,
+        ),
     ]
 
 
@@ -94,20 +115,32 @@ def locality_rows(gating: Gating) -> list[Statistic]:
     # Mixtral's table 5 has layers 0, 15 and 31 of 32.
     places = {"first layer": 0, "middle layer": (len(reused) - 1) // 2, "last layer": -1}
     return [
-        Statistic("top-1 among next token's", top1_in_next(gating.experts).mean(), top_k / num_experts),
+        Statistic(
+            "top-1 among next token's", top1_in_next(gating.experts).mean(), top_k / num_experts
+        ),
         Statistic("any expert reused", reused.mean(), chance),
         *(Statistic(f"any reused, {place}", reused[at], chance) for place, at in places.items()),
-        *(Statistic(f"first choice repeated, {place}", repeated[at], 1 / num_experts) for place, at in places.items()),
+        *(
+            Statistic(f"first choice repeated, {place}", repeated[at], 1 / num_experts)
+            for place, at in places.items()
+        ),
         Statistic("popularity, max/mean", popularity_skew(gating.experts, num_experts).mean(), 1.0),
         Statistic("experts never chosen", unused_share(gating.experts, num_experts).mean(), 0.0),
-        Statistic("sequence preference, bits", sequence_preference_bits(gating.experts, num_experts), 0.0),
+        Statistic(
+            "sequence preference, bits", sequence_preference_bits(gating.experts, num_experts), 0.0
+        ),
     ]
 
 
 def weight_rows(gating: Gating) -> list[Statistic]:
     """Gate weights, expert outputs, activations."""
     norms = gating.output_norms
-    rows = [Statistic("corr(weight, weighted output norm)", weight_output_correlation(gating.weights, norms).mean())]
+    rows = [
+        Statistic(
+            "corr(weight, weighted output norm)",
+            weight_output_correlation(gating.weights, norms).mean(),
+        )
+    ]
     # An only choice has all of the weight, of every token.
     if gating.top_k > 1:
         high, low, skipped = score_split(gating.weights)
@@ -130,7 +163,11 @@ def path_and_cache_rows(gating: Gating, cache_shares: tuple[float, ...]) -> list
     """Concentration of paths, and the hit rate of LRU with a share of each layer's experts."""
     num_experts = gating.num_experts
     rows = [
-        Statistic(f"20 % of {length}-layer paths cover", path_cover(gating.experts, num_experts, length), 0.2)
+        Statistic(
+            f"20 % of {length}-layer paths cover",
+            path_cover(gating.experts, num_experts, length),
+            0.2,
+        )
         for length in (2, 3, 4)
     ]
     rows.append(Statistic("20 % of the whole paths cover", whole_path_cover(gating.experts), 0.2))

@@ -4,7 +4,8 @@ One function per statistic, numpy only. Axes of the arrays, always in this order
 
     S sequence   T token   L layer   E expert   K chosen expert, by falling weight   H hidden
 
-Statistics "by layer" return one value for each layer, or for each source layer of a pair (l, l + distance).
+Statistics "by layer" return one value for each layer, or for each source layer of a pair (l, l +
+distance).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ Booleans = npt.NDArray[np.bool_]
 class Gating:
     """What was captured of a model's gates.
 
-    ``gate_inputs`` [S, T, L, H] after the norm, ``layer_inputs`` [S, T, L, H] the residual stream before each layer,
-    ``logits`` [S, T, L, E], ``experts`` and ``weights`` [S, T, L, K] as the model used them, ``output_norms``
-    [S, T, L, K] of the experts' outputs before weighting, ``routers`` [L, E, H], ``norm_gains`` [L, H] of the norms
-    before the gates, ``up_projections`` a sample of x W_up as a vector.
+    ``gate_inputs`` [S, T, L, H] after the norm, ``layer_inputs`` [S, T, L, H] the residual stream
+    before each layer, ``logits`` [S, T, L, E], ``experts`` and ``weights`` [S, T, L, K] as the
+    model used them, ``output_norms`` [S, T, L, K] of the experts' outputs before weighting,
+    ``routers`` [L, E, H], ``norm_gains`` [L, H] of the norms before the gates, ``up_projections`` a
+    sample of x W_up as a vector.
     """
 
     gate_inputs: Floats
@@ -56,17 +58,22 @@ class Gating:
 
 
 def layer_cosine(inputs: Floats, distance: int = 1) -> Floats:
-    """Mean cosine of the inputs [S, T, L, H] of layers l and l + ``distance``, by source layer [L - distance]."""
+    """Mean cosine of the inputs [S, T, L, H] of layers l and l + ``distance``, by source layer
+    [L - distance].
+    """
     here, there = inputs[:, :, :-distance], inputs[:, :, distance:]
     product = (here * there).sum(-1)
-    return np.asarray((product / (np.linalg.norm(here, axis=-1) * np.linalg.norm(there, axis=-1))).mean((0, 1)))
+    return np.asarray(
+        (product / (np.linalg.norm(here, axis=-1) * np.linalg.norm(there, axis=-1))).mean((0, 1))
+    )
 
 
 # Prediction of later layers, nothing trained
 
 
 def lookahead_logits(gating: Gating, distance: int, renormed: bool = False) -> Floats:
-    """Logits [S, T, L - distance, E] of layer l + ``distance``'s gate applied to layer l's gate input.
+    """Logits [S, T, L - distance, E] of layer l + ``distance``'s gate applied to layer l's gate
+    input.
 
     ``renormed`` exchanges layer l's norm gain for that of layer l + ``distance`` first.
     """
@@ -79,8 +86,8 @@ def lookahead_logits(gating: Gating, distance: int, renormed: bool = False) -> F
 def top1_prediction_accuracy(predicted_logits: Floats, experts: Integers) -> Floats:
     """Share of tokens whose best predicted expert is among the experts used, by layer.
 
-    ``predicted_logits`` [S, T, M, E] belong to the last M layers of ``experts`` [S, T, L, K]. HOBBIT's "top-1 expert
-    prediction accuracy" can also be read as ``top1_equality``.
+    ``predicted_logits`` [S, T, M, E] belong to the last M layers of ``experts`` [S, T, L, K].
+    HOBBIT's "top-1 expert prediction accuracy" can also be read as ``top1_equality``.
     """
     used = experts[:, :, -predicted_logits.shape[2] :]
     return np.asarray((used == predicted_logits.argmax(-1)[..., None]).any(-1).mean((0, 1)))
@@ -95,7 +102,8 @@ def top1_equality(predicted_logits: Floats, experts: Integers) -> Floats:
 def recall_at(predicted_logits: Floats, experts: Integers, num_predicted: int) -> Floats:
     """Share of the experts used that are among the ``num_predicted`` best predicted ones, by layer.
 
-    With ``num_predicted`` a quarter of the experts this is Fate's prefetch above the 75th percentile.
+    With ``num_predicted`` a quarter of the experts this is Fate's prefetch above the 75th
+    percentile.
     """
     used = membership(experts[:, :, -predicted_logits.shape[2] :], predicted_logits.shape[-1])
     predicted = membership(best(predicted_logits, num_predicted), predicted_logits.shape[-1])
@@ -106,12 +114,16 @@ def recall_at(predicted_logits: Floats, experts: Integers, num_predicted: int) -
 
 
 def top1_in_next(experts: Integers) -> Floats:
-    """Share of tokens whose first expert is among the experts of the next token, by layer. Chance: K / E."""
+    """Share of tokens whose first expert is among the experts of the next token, by layer.
+    Chance: K / E.
+    """
     return np.asarray((experts[:, 1:] == experts[:, :-1, :, :1]).any(-1).mean((0, 1)))
 
 
 def any_reused(experts: Integers) -> Floats:
-    """Share of tokens that use an expert of the token before, by layer. Chance: ``chance_any_reused``."""
+    """Share of tokens that use an expert of the token before, by layer. Chance:
+    ``chance_any_reused``.
+    """
     common = experts[:, 1:, :, :, None] == experts[:, :-1, :, None, :]
     return np.asarray(common.any((-1, -2)).mean((0, 1)))
 
@@ -135,17 +147,23 @@ def popularity(experts: Integers, num_experts: int) -> Floats:
 
 
 def popularity_skew(experts: Integers, num_experts: int) -> Floats:
-    """Uses of the most popular expert over the mean of all, by layer; 1 is even, E / K the most that is possible."""
+    """Uses of the most popular expert over the mean of all, by layer; 1 is even, E / K the most
+    that is possible.
+    """
     return np.asarray(popularity(experts, num_experts).max(-1) * num_experts)
 
 
 def unused_share(experts: Integers, num_experts: int) -> Floats:
-    """Share of the experts that no token uses, by layer: dead ones, and those too rare for the sample."""
+    """Share of the experts that no token uses, by layer: dead ones, and those too rare for the
+    sample.
+    """
     return np.asarray((popularity(experts, num_experts) == 0).mean(-1))
 
 
 def sequence_preference_bits(experts: Integers, num_experts: int) -> float:
-    """Mean Kullback-Leibler divergence of a sequence's popularity from that of all sequences, in bits."""
+    """Mean Kullback-Leibler divergence of a sequence's popularity from that of all sequences, in
+    bits.
+    """
     of_all = popularity(experts, num_experts)
     of_sequence = membership(experts, num_experts).mean(1) / experts.shape[-1]
     ratio = np.divide(of_sequence, of_all, out=np.ones_like(of_sequence), where=of_sequence > 0)
@@ -155,11 +173,14 @@ def sequence_preference_bits(experts: Integers, num_experts: int) -> float:
 # Gate weights
 
 
-def score_split(weights: Floats, low_above: float = 0.6, skip_above: float = 0.9) -> tuple[float, float, float]:
+def score_split(
+    weights: Floats, low_above: float = 0.6, skip_above: float = 0.9
+) -> tuple[float, float, float]:
     """Shares of the chosen experts with score <= T1, in (T1, T2] and > T2.
 
-    An expert's score is the share of gate weight held by the experts ranked above it; first experts have 0.
-    Source: HOBBIT, arXiv:2411.01433, token-level loading; T1 = 0.6, T2 = 0.9 for Mixtral-8x7B.
+    An expert's score is the share of gate weight held by the experts ranked above it; first experts
+    have 0. Source: HOBBIT, arXiv:2411.01433, token-level loading; T1 = 0.6, T2 = 0.9 for
+    Mixtral-8x7B.
     """
     shares = weights / weights.sum(-1, keepdims=True)
     score = np.cumsum(shares, -1) - shares
@@ -172,13 +193,19 @@ def score_split(weights: Floats, low_above: float = 0.6, skip_above: float = 0.9
 def weight_output_correlation(weights: Floats, output_norms: Floats) -> Floats:
     """Pearson correlation of a gate weight and the norm of the weighted expert output, by layer."""
     weighted = weights * output_norms
-    return np.array([correlation(weights[:, :, at], weighted[:, :, at]) for at in range(weights.shape[2])])
+    return np.array(
+        [correlation(weights[:, :, at], weighted[:, :, at]) for at in range(weights.shape[2])]
+    )
 
 
 def relative_weight_output_correlation(weights: Floats, output_norms: Floats) -> float:
-    """The same of shares of a token's weight and shares of its weighted output norms, over all layers."""
+    """The same of shares of a token's weight and shares of its weighted output norms, over all
+    layers.
+    """
     weighted = weights * output_norms
-    return correlation(weights / weights.sum(-1, keepdims=True), weighted / weighted.sum(-1, keepdims=True))
+    return correlation(
+        weights / weights.sum(-1, keepdims=True), weighted / weighted.sum(-1, keepdims=True)
+    )
 
 
 # Paths and caches
@@ -187,7 +214,8 @@ def relative_weight_output_correlation(weights: Floats, output_norms: Floats) ->
 def path_cover(experts: Integers, num_experts: int, length: int, share: float = 0.2) -> float:
     """Share of tokens on the most frequent ``share`` of the E**length possible first-expert paths.
 
-    A path is the first experts of ``length`` neighbouring layers; mean over the places where it can start.
+    A path is the first experts of ``length`` neighbouring layers; mean over the places where it can
+    start.
     """
     first = experts[..., 0].reshape(-1, experts.shape[2]).astype(np.int64)
     num_paths = num_experts**length
@@ -203,7 +231,8 @@ def path_cover(experts: Integers, num_experts: int, length: int, share: float = 
 
 
 def whole_path_cover(experts: Integers, share: float = 0.2) -> float:
-    """Share of tokens on the most frequent ``share`` of the occurring first-expert paths through all layers (EdgeMoE).
+    """Share of tokens on the most frequent ``share`` of the occurring first-expert paths through
+    all layers (EdgeMoE).
 
     Bounded below by ``share``, the value if every token has a path of its own.
     """
@@ -215,7 +244,8 @@ def whole_path_cover(experts: Integers, share: float = 0.2) -> float:
 def lru_hit_rate(experts: Integers, capacity: int, max_tokens: int = 6000) -> Floats:
     """Hits over uses, by layer, of an LRU cache of ``capacity`` experts for each layer.
 
-    Sequences follow one another, a token's experts by falling weight; the cache starts empty, first uses are misses.
+    Sequences follow one another, a token's experts by falling weight; the cache starts empty, first
+    uses are misses.
     """
     flat = experts.reshape(-1, *experts.shape[2:])[:max_tokens]
     rates = []
@@ -235,7 +265,9 @@ def lru_hit_rate(experts: Integers, capacity: int, max_tokens: int = 6000) -> Fl
 
 
 def chance_lru_hit_rate(num_experts: int, top_k: int, capacity: int) -> float:
-    """``lru_hit_rate`` of experts drawn uniformly, below C / E: a token's next expert is not one it has just used."""
+    """``lru_hit_rate`` of experts drawn uniformly, below C / E: a token's next expert is not one
+    it has just used.
+    """
     return float(np.mean([(capacity - used) / (num_experts - used) for used in range(top_k)]))
 
 
@@ -243,7 +275,9 @@ def chance_lru_hit_rate(num_experts: int, top_k: int, capacity: int) -> float:
 
 
 def near_zero_share(values: Floats, deviations: float = 0.5) -> float:
-    """Share of values with an absolute value below ``deviations`` standard deviations; Gaussian: 0.383 for 0.5."""
+    """Share of values with an absolute value below ``deviations`` standard deviations; Gaussian:
+    0.383 for 0.5.
+    """
     return float((np.abs(values) < deviations * values.std()).mean())
 
 

@@ -1,7 +1,9 @@
-"""What earlier layers tell of later ones: coverage of the likeliest experts, and paths through the layers.
+"""What earlier layers tell of later ones: coverage of the likeliest experts, and paths through the
+layers.
 
-Source: Yi et al., EdgeMoE, arXiv:2308.14352, figures 4 and 8. Its models are top-1; here a *path* is the expert with
-the largest weight at each site, and a layer's *key* either that expert (`first`) or the whole selection (`set`).
+Source: Yi et al., EdgeMoE, arXiv:2308.14352, figures 4 and 8. Its models are top-1; here a *path*
+is the expert with the largest weight at each site, and a layer's *key* either that expert (`first`)
+or the whole selection (`set`).
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ MOST_EVALUATED = 20_000
 
 
 def prior_coverage(sample: Sample) -> pl.DataFrame:
-    """``value``: the share of selections at a site that are among its ``top`` likeliest experts, given the choices of
-    0, 1 or 2 sites before (``known``). Sites from the third on, so that all three are of the same selections.
+    """``value``: the share of selections at a site that are among its ``top`` likeliest experts,
+    given the choices of 0, 1 or 2 sites before (``known``). Sites from the third on, so that all
+    three are of the same selections.
 
-    Likeliness is counted on the `fit` sequences and used on the `eval` ones (``evaluated`` `held out`); where one of
-    the splits has no rows, both are all rows (`in sample`, which flatters long keys). An expert never seen after a key
-    is ranked as with one site less known; ``seen`` is the share of rows whose key was there in fitting, ``choices`` the
-    mean number of selections a row.
+    Likeliness is counted on the `fit` sequences and used on the `eval` ones (``evaluated`` `held
+    out`); where one of the splits has no rows, both are all rows (`in sample`, which flatters long
+    keys). An expert never seen after a key is ranked as with one site less known; ``seen`` is the
+    share of rows whose key was there in fitting, ``choices`` the mean number of selections a row.
     """
     if len(sample.sites) < 3:
         raise Unavailable(f"needs 3 sites, the rows visit {len(sample.sites)}")
@@ -54,16 +57,30 @@ def prior_coverage(sample: Sample) -> pl.DataFrame:
         for key in KEYS:
             pair = codes[key][:, [one, two]]
             numbered = [np.zeros(len(pair), np.int64), _numbered(pair[:, 0])]
-            numbered.append(_numbered(numbered[1] * (int(_numbered(pair[:, 1]).max()) + 1) + _numbered(pair[:, 1])))
+            numbered.append(
+                _numbered(
+                    numbered[1] * (int(_numbered(pair[:, 1]).max()) + 1) + _numbered(pair[:, 1])
+                )
+            )
             scores, seen = _scores(sample.members(site), numbered, counted, asked)
             choices = float((sample.ids[asked, site] >= 0).sum(-1).mean())
             for known in KNOWN:
                 hits = _hits(scores[known], sample.ids[asked, site])
-                parts.append(pl.DataFrame({
-                    "site": site, "key": key, "known": known, "top": np.arange(1, sample.num_experts + 1),
-                    "value": hits, "chance": np.arange(1, sample.num_experts + 1) / sample.num_experts,
-                    "choices": choices, "seen": seen[known], "evaluated": evaluated,
-                }))  # fmt: skip
+                parts.append(
+                    pl.DataFrame(
+                        {
+                            "site": site,
+                            "key": key,
+                            "known": known,
+                            "top": np.arange(1, sample.num_experts + 1),
+                            "value": hits,
+                            "chance": np.arange(1, sample.num_experts + 1) / sample.num_experts,
+                            "choices": choices,
+                            "seen": seen[known],
+                            "evaluated": evaluated,
+                        }
+                    )
+                )
     return pl.concat(parts)
 
 
@@ -72,8 +89,11 @@ def _numbered(values: NDArray[Any]) -> Ints:
     return np.unique(values, return_inverse=True)[1]
 
 
-def _scores(member: Bools, keys: list[Ints], counted: Ints, asked: Ints) -> tuple[list[Floats], list[float]]:
-    """By number of known sites: the likeliness [asked, E] of each expert, and the share of keys seen in fitting.
+def _scores(
+    member: Bools, keys: list[Ints], counted: Ints, asked: Ints
+) -> tuple[list[Floats], list[float]]:
+    """By number of known sites: the likeliness [asked, E] of each expert, and the share of keys
+    seen in fitting.
 
     Counts after the key; below 1 in them the order of the shorter key decides.
     """
@@ -94,7 +114,9 @@ def _scores(member: Bools, keys: list[Ints], counted: Ints, asked: Ints) -> tupl
 
 
 def _hits(scores: Floats, chosen: Ints) -> Floats:
-    """Share of ``chosen`` [R, K] among the 1, 2, .. E best scores of their row, [E]; of equal scores the lower id."""
+    """Share of ``chosen`` [R, K] among the 1, 2, .. E best scores of their row, [E]; of equal
+    scores the lower id.
+    """
     order = np.argsort(-scores, axis=-1, kind="stable")
     ranks = np.empty_like(order)
     np.put_along_axis(ranks, order, np.broadcast_to(np.arange(scores.shape[1]), order.shape), -1)
@@ -107,12 +129,13 @@ def _hits(scores: Floats, chosen: Ints) -> Floats:
 
 
 def paths(sample: Sample, seed: int = 0) -> pl.DataFrame:
-    """Paths of ``length`` sites from ``site`` on: how many occur (``paths``), ``tokens_per_path``, and ``value``, the
-    share of tokens on the most frequent PATH_SHARE of them.
+    """Paths of ``length`` sites from ``site`` on: how many occur (``paths``), ``tokens_per_path``,
+    and ``value``, the share of tokens on the most frequent PATH_SHARE of them.
 
-    ``control``, ``control_paths``: the same with each site's experts shuffled over the tokens, which keeps every site's
-    popularity and nothing else. Where nearly every token has a path of its own, ``value`` is PATH_SHARE whatever the
-    model does: read it beside ``tokens_per_path`` and the control. Starts are spread over the sites.
+    ``control``, ``control_paths``: the same with each site's experts shuffled over the tokens,
+    which keeps every site's popularity and nothing else. Where nearly every token has a path of its
+    own, ``value`` is PATH_SHARE whatever the model does: read it beside ``tokens_per_path`` and the
+    control. Starts are spread over the sites.
     """
     top = sample.top[:, sample.sites]
     top = top[(top >= 0).all(-1)]
@@ -126,16 +149,25 @@ def paths(sample: Sample, seed: int = 0) -> pl.DataFrame:
     for start in starts:
         true, control = _path_counts(top, start), _path_counts(shuffled, start)
         for length, counts in true.items():
-            parts.append({
-                "site": sample.sites[start], "length": length, "tokens": len(top), "paths": len(counts),
-                "tokens_per_path": len(top) / len(counts), "value": covered(counts),
-                "control": covered(control[length]), "control_paths": len(control[length]),
-            })  # fmt: skip
+            parts.append(
+                {
+                    "site": sample.sites[start],
+                    "length": length,
+                    "tokens": len(top),
+                    "paths": len(counts),
+                    "tokens_per_path": len(top) / len(counts),
+                    "value": covered(counts),
+                    "control": covered(control[length]),
+                    "control_paths": len(control[length]),
+                }
+            )
     return pl.DataFrame(parts)
 
 
 def _path_counts(top: Ints, start: int) -> Mapping[int, Ints]:
-    """Tokens of each path that occurs, by the path's length; the whole way to the last site is always there."""
+    """Tokens of each path that occurs, by the path's length; the whole way to the last site is
+    always there.
+    """
     num_sites = top.shape[1]
     counts: dict[int, Ints] = {}
     code = np.zeros(len(top), np.int64)
@@ -151,6 +183,8 @@ def _path_counts(top: Ints, start: int) -> Mapping[int, Ints]:
 
 
 def covered(counts: Ints, share: float = PATH_SHARE) -> float:
-    """Share of the tokens on the most frequent ``share`` of the paths that occur, one path at least."""
+    """Share of the tokens on the most frequent ``share`` of the paths that occur, one path at
+    least.
+    """
     ordered = np.sort(counts)[::-1]
     return float(ordered[: max(1, part_of(len(ordered), share))].sum() / ordered.sum())

@@ -1,4 +1,6 @@
-"""All statistics of a trace as tables, and each of them in a few numbers beside what papers print."""
+"""All statistics of a trace as tables, and each of them in a few numbers beside what papers
+print.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from capture.statistics.gates import (
 )
 from capture.statistics.paths import PATH_SHARE, paths, prior_coverage
 from capture.statistics.published import PUBLISHED, Published
-from capture.statistics.reuse import gini, least_popular, popularity, reuse_by_lag, reuse_distance, unions
+from capture.statistics.reuse import (
+    gini,
+    least_popular,
+    popularity,
+    reuse_by_lag,
+    reuse_distance,
+    unions,
+)
 from capture.statistics.sample import Sample, Unavailable, take
 from sim.traces.trace import Trace
 
@@ -62,7 +71,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Headline:
-    """One number of a statistic, a mean over sites; ``chance`` is what even draws (or a Gaussian) would give."""
+    """One number of a statistic, a mean over sites; ``chance`` is what even draws (or a
+    Gaussian) would give.
+    """
 
     statistic: str
     measure: str
@@ -84,9 +95,11 @@ def report(
     seed: int = 0,
     before: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """The statistics ``only`` of the trace's rows of a phase, each or the reason why it cannot be had.
+    """The statistics ``only`` of the trace's rows of a phase, each or the reason why it cannot be
+    had.
 
-    ``before`` is called with each one's name, for a progress bar. Raise `Unavailable` if there are no such rows at all.
+    ``before`` is called with each one's name, for a progress bar. Raise `Unavailable` if there are
+    no such rows at all.
     """
     sample = take(trace, phase, exclude, directory)
     tables, missing = {}, {}
@@ -95,7 +108,9 @@ def report(
             continue
         before(name)
         try:
-            own = sample if own_phase in (None, phase) else take(trace, own_phase, exclude, directory)
+            own = (
+                sample if own_phase in (None, phase) else take(trace, own_phase, exclude, directory)
+            )
             tables[name] = compute(own)
         except Unavailable as reason:
             missing[name] = str(reason)
@@ -107,7 +122,9 @@ def headlines(of: Report) -> list[Headline]:
     rows = []
     for name, table in of.tables.items():
         for measure, value, chance in HEADLINES[name](table, of.experts):
-            rows.append(Headline(name, measure, float(value), None if chance is None else float(chance)))
+            rows.append(
+                Headline(name, measure, float(value), None if chance is None else float(chance))
+            )
     return rows
 
 
@@ -121,7 +138,11 @@ def _mean(table: pl.DataFrame, column: str = "value", **where: object) -> Any:
 
 def _popularity(table: pl.DataFrame, experts: int) -> Numbers:
     shares = [part["share"].to_numpy() for part in table.partition_by("site")]
-    yield "most popular expert over the mean", sum(share.max() * experts for share in shares) / len(shares), 1.0
+    yield (
+        "most popular expert over the mean",
+        sum(share.max() * experts for share in shares) / len(shares),
+        1.0,
+    )
     yield "Gini of popularity", sum(map(gini, shares)) / len(shares), 0.0
 
 
@@ -131,13 +152,21 @@ def _reuse(table: pl.DataFrame, experts: int) -> Numbers:
         if len(rows):
             yield f"experts reused at lag {lag}", rows["value"].mean(), rows["chance"].mean()
     if len(table):
-        yield "experts reused, by popularity alone", table.filter(lag=1)["popularity_alone"].mean(), None
+        yield (
+            "experts reused, by popularity alone",
+            table.filter(lag=1)["popularity_alone"].mean(),
+            None,
+        )
 
 
 def _distance(table: pl.DataFrame, experts: int) -> Numbers:
     total = table.group_by("site").agg(pl.col("selections").sum().alias("all"))
     for share in (0.25, 0.5):
-        near = table.filter(pl.col("distance") < share * experts).group_by("site").agg(pl.col("selections").sum())
+        near = (
+            table.filter(pl.col("distance") < share * experts)
+            .group_by("site")
+            .agg(pl.col("selections").sum())
+        )
         joined = total.join(near, on="site", how="left").fill_null(0)
         value = (joined["selections"] / joined["all"]).mean()
         yield f"reuse distance below {share:.0%} of the experts", value, None
@@ -148,7 +177,11 @@ def _unions(table: pl.DataFrame, experts: int) -> Numbers:
         for batch in (4, 16):
             rows = table.filter(kind=kind, batch=batch)
             if len(rows):
-                yield f"experts needed by {batch} {what}", rows["value"].mean(), rows["chance"].mean()
+                yield (
+                    f"experts needed by {batch} {what}",
+                    rows["value"].mean(),
+                    rows["chance"].mean(),
+                )
 
 
 def _cosine(table: pl.DataFrame, experts: int) -> Numbers:
@@ -177,18 +210,34 @@ def _prior(table: pl.DataFrame, experts: int) -> Numbers:
     for known, layers in ((0, "no layer"), (1, "1 layer"), (2, "2 layers")):
         rows = best.filter(known=known)
         selected = (rows["value"] * rows["choices"]).mean()
-        yield f"likeliest expert is selected, {layers} known", selected, _mean(rows, "choices") / experts
+        yield (
+            f"likeliest expert is selected, {layers} known",
+            selected,
+            _mean(rows, "choices") / experts,
+        )
     quarter = max(1, round(experts / 4))
     for known, layers in ((0, "no layer"), (2, "2 layers")):
         rows = table.filter(key="first", top=quarter, known=known)
-        yield f"selections in the likeliest quarter, {layers} known", rows["value"].mean(), quarter / experts
+        yield (
+            f"selections in the likeliest quarter, {layers} known",
+            rows["value"].mean(),
+            quarter / experts,
+        )
 
 
 def _paths(table: pl.DataFrame, experts: int) -> Numbers:
     whole = table.filter(site=table["site"].min())
     whole = whole.filter(length=whole["length"].max())
-    yield f"{PATH_SHARE:.0%} of the whole paths cover".replace("%", " %"), whole["value"][0], whole["control"][0]
-    yield "tokens a whole path", whole["tokens_per_path"][0], whole["tokens"][0] / whole["control_paths"][0]
+    yield (
+        f"{PATH_SHARE:.0%} of the whole paths cover".replace("%", " %"),
+        whole["value"][0],
+        whole["control"][0],
+    )
+    yield (
+        "tokens a whole path",
+        whole["tokens_per_path"][0],
+        whole["tokens"][0] / whole["control_paths"][0],
+    )
     short = table.filter(length=3)
     if len(short):
         yield "20 % of the paths of 3 layers cover", short["value"].mean(), short["control"].mean()
@@ -202,43 +251,68 @@ def _entropy(table: pl.DataFrame, experts: int) -> Numbers:
 
 
 def _least(table: pl.DataFrame, experts: int) -> Numbers:
-    yield "selections on the least popular 30 %", table.filter(pl.col("experts").is_close(0.3))["value"].mean(), 0.3
+    yield (
+        "selections on the least popular 30 %",
+        table.filter(pl.col("experts").is_close(0.3))["value"].mean(),
+        0.3,
+    )
 
 
 def _norms(table: pl.DataFrame, experts: int) -> Numbers:
     for kind, measure in (
-        ("weighted", "corr(weight, weighted output norm)"), ("shares", "corr(share of weight, of output norm)"),
+        ("weighted", "corr(weight, weighted output norm)"),
+        ("shares", "corr(share of weight, of output norm)"),
         ("output", "corr(weight, output norm)"),
-    ):  # fmt: skip
+    ):
         if len(table.filter(kind=kind)):
             yield measure, _mean(table, kind=kind), None
 
 
 def _scores(table: pl.DataFrame, experts: int) -> Numbers:
     for name, measure in (
-        ("high", "score <= T1 = 0.6"), ("low", "T1 < score <= T2 = 0.9"), ("skip", "score > T2"),
-    ):  # fmt: skip
+        ("high", "score <= T1 = 0.6"),
+        ("low", "T1 < score <= T2 = 0.9"),
+        ("skip", "score > T2"),
+    ):
         yield measure, _mean(table.filter(pl.col("class") == name)), None
 
 
 def _up(table: pl.DataFrame, experts: int) -> Numbers:
-    if len(rows := table.filter(pl.col("sparsity").is_close(0.5))) and table["sparsity"].max() == 0.9:
-        yield "median of |x W_up| over its 90 % quantile", rows["value"].mean(), rows["gaussian"].mean()
+    if (
+        len(rows := table.filter(pl.col("sparsity").is_close(0.5)))
+        and table["sparsity"].max() == 0.9
+    ):
+        yield (
+            "median of |x W_up| over its 90 % quantile",
+            rows["value"].mean(),
+            rows["gaussian"].mean(),
+        )
     for sparsity in table["sparsity"].unique(maintain_order=True):
         rows = table.filter(sparsity=sparsity)
         yield f"active channels at a sparsity of {sparsity:g}", rows["active"].mean(), 1 - sparsity
 
 
 HEADLINES: Mapping[str, Callable[[pl.DataFrame, int], Numbers]] = {
-    "popularity": _popularity, "reuse_by_lag": _reuse, "reuse_distance": _distance, "unions": _unions,
-    "input_cosine": _cosine, "lookahead_recall": _lookahead, "prior_coverage": _prior, "paths": _paths,
-    "router_entropy": _entropy, "least_popular": _least, "weight_norms": _norms, "score_shares": _scores,
+    "popularity": _popularity,
+    "reuse_by_lag": _reuse,
+    "reuse_distance": _distance,
+    "unions": _unions,
+    "input_cosine": _cosine,
+    "lookahead_recall": _lookahead,
+    "prior_coverage": _prior,
+    "paths": _paths,
+    "router_entropy": _entropy,
+    "least_popular": _least,
+    "weight_norms": _norms,
+    "score_shares": _scores,
     "up_concentration": _up,
-}  # fmt: skip
+}
 
 
 def merged(reports: Mapping[str, Report]) -> dict[str, pl.DataFrame]:
-    """The tables of several traces as one a statistic, by ``trace``; ``summary`` has every headline."""
+    """The tables of several traces as one a statistic, by ``trace``; ``summary`` has every
+    headline.
+    """
     tables = {}
     for name in STATISTICS:
         parts = [
@@ -249,14 +323,23 @@ def merged(reports: Mapping[str, Report]) -> dict[str, pl.DataFrame]:
         if parts:
             tables[name] = pl.concat(parts, how="vertical_relaxed")
     rows = [
-        {"trace": trace, "statistic": row.statistic, "measure": row.measure, "value": row.value, "chance": row.chance,
-         "published": None if row.published is None else row.published.value,
-         "source": None if row.published is None else row.published.source}
-        for trace, report in reports.items() for row in headlines(report)
-    ]  # fmt: skip
+        {
+            "trace": trace,
+            "statistic": row.statistic,
+            "measure": row.measure,
+            "value": row.value,
+            "chance": row.chance,
+            "published": None if row.published is None else row.published.value,
+            "source": None if row.published is None else row.published.source,
+        }
+        for trace, report in reports.items()
+        for row in headlines(report)
+    ]
     # Measures in order of statistic, whichever trace has them.
     rows.sort(key=lambda row: STATISTICS.index(str(row["statistic"])))
     text = dict.fromkeys(("trace", "statistic", "measure", "published", "source"), pl.String)
-    schema = {name: text.get(name, pl.Float64) for name in ("trace", "statistic", "measure", "value", "chance",
-                                                            "published", "source")}  # fmt: skip
+    schema = {
+        name: text.get(name, pl.Float64)
+        for name in ("trace", "statistic", "measure", "value", "chance", "published", "source")
+    }
     return {"summary": pl.DataFrame(rows, schema=schema), **tables}

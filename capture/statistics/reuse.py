@@ -1,7 +1,7 @@
 """Popularity and locality: which experts are used, how soon again, and how many a batch needs.
 
-Every function takes a `Sample` and returns a table, a row per site and value of the axis; ``chance`` is what experts
-drawn evenly would give.
+Every function takes a `Sample` and returns a table, a row per site and value of the axis;
+``chance`` is what experts drawn evenly would give.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ EXPERT_SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 
 
 def popularity(sample: Sample) -> pl.DataFrame:
-    """Uses of each expert at each site, and its ``share`` of the site's (shares of a site sum to 1)."""
+    """Uses of each expert at each site, and its ``share`` of the site's (shares of a site sum to
+    1).
+    """
     parts = []
     for site in sample.sites:
         uses = sample.members(site).sum(0)
         experts = np.arange(sample.num_experts)
-        parts.append(pl.DataFrame({"site": site, "expert": experts, "uses": uses, "share": uses / uses.sum()}))
+        parts.append(
+            pl.DataFrame(
+                {"site": site, "expert": experts, "uses": uses, "share": uses / uses.sum()}
+            )
+        )
     return pl.concat(parts)
 
 
@@ -30,14 +36,18 @@ def gini(shares: Floats) -> float:
     """0 where all are equal, towards 1 where one has everything."""
     ordered = np.sort(shares)
     ranks = np.arange(1, len(ordered) + 1)
-    return float(2 * (ranks * ordered).sum() / (len(ordered) * ordered.sum()) - (len(ordered) + 1) / len(ordered))
+    return float(
+        2 * (ranks * ordered).sum() / (len(ordered) * ordered.sum())
+        - (len(ordered) + 1) / len(ordered)
+    )
 
 
 def reuse_by_lag(sample: Sample) -> pl.DataFrame:
-    """``value``: the mean share of a token's experts that the token ``lag`` positions on selects again.
+    """``value``: the mean share of a token's experts that the token ``lag`` positions on selects
+    again.
 
-    ``popularity_alone`` is what two independent tokens of the whole sample would give: sum q^2 / sum q, with q the
-    share of rows that select an expert. Lags without a pair of rows are left out.
+    ``popularity_alone`` is what two independent tokens of the whole sample would give: sum q^2 /
+    sum q, with q the share of rows that select an expert. Lags without a pair of rows are left out.
     """
     parts = []
     for site in sample.sites:
@@ -52,20 +62,36 @@ def reuse_by_lag(sample: Sample) -> pl.DataFrame:
                 continue
             one, other = chosen[here[both]], chosen[there[both]]
             common = ((one[:, :, None] == other[:, None, :]) & (one >= 0)[:, :, None]).sum((1, 2))
-            parts.append({
-                "site": site, "lag": lag, "pairs": int(both.sum()),
-                "value": float((common / (one >= 0).sum(-1)).mean()),
-                "chance": float(used.sum() / sample.num_experts), "popularity_alone": alone,
-            })  # fmt: skip
-    return pl.DataFrame(parts, schema={"site": pl.Int64, "lag": pl.Int64, "pairs": pl.Int64, "value": pl.Float64,
-                                       "chance": pl.Float64, "popularity_alone": pl.Float64})  # fmt: skip
+            parts.append(
+                {
+                    "site": site,
+                    "lag": lag,
+                    "pairs": int(both.sum()),
+                    "value": float((common / (one >= 0).sum(-1)).mean()),
+                    "chance": float(used.sum() / sample.num_experts),
+                    "popularity_alone": alone,
+                }
+            )
+    return pl.DataFrame(
+        parts,
+        schema={
+            "site": pl.Int64,
+            "lag": pl.Int64,
+            "pairs": pl.Int64,
+            "value": pl.Float64,
+            "chance": pl.Float64,
+            "popularity_alone": pl.Float64,
+        },
+    )
 
 
 def reuse_distance(sample: Sample) -> pl.DataFrame:
-    """Selections by how many other experts their sequence selected at the site since it last selected this one.
+    """Selections by how many other experts their sequence selected at the site since it last
+    selected this one.
 
-    Experts of that last token itself do not count. ``distance`` is null for a sequence's first use. An LRU cache of C
-    experts for the site, empty at each sequence's start, hits at most the distances below C.
+    Experts of that last token itself do not count. ``distance`` is null for a sequence's first use.
+    An LRU cache of C experts for the site, empty at each sequence's start, hits at most the
+    distances below C.
     """
     parts = []
     for site in sample.sites:
@@ -74,13 +100,17 @@ def reuse_distance(sample: Sample) -> pl.DataFrame:
         before = np.where(before >= sample.first_row[:, None], before, -1)
         distances = np.concatenate([_distances(before, chosen) for chosen in sample.ids[:, site].T])
         values, counts = np.unique(distances, return_counts=True)
-        table = pl.DataFrame({"site": site, "distance": values, "selections": counts}).filter(pl.col("distance") > -2)
+        table = pl.DataFrame({"site": site, "distance": values, "selections": counts}).filter(
+            pl.col("distance") > -2
+        )
         parts.append(table.with_columns(pl.col("distance").replace(-1, None)))
     return pl.concat(parts)
 
 
 def _distances(before: Ints, chosen: Ints) -> Ints:
-    """Experts used since, [N], for one ``chosen`` expert a row; -1: never used before, -2: no choice."""
+    """Experts used since, [N], for one ``chosen`` expert a row; -1: never used before, -2: no
+    choice.
+    """
     mine = np.take_along_axis(before, np.maximum(chosen, 0)[:, None].astype(np.int64), -1)
     since = (before > mine).sum(-1)
     return np.where(chosen < 0, -2, np.where(mine[:, 0] < 0, -1, since))
@@ -89,9 +119,10 @@ def _distances(before: Ints, chosen: Ints) -> Ints:
 def unions(sample: Sample) -> pl.DataFrame:
     """``value``: distinct experts that ``batch`` tokens need at a site.
 
-    ``kind`` `sequences`: one token of each of ``batch`` different sequences, drawn evenly: the exact expectation, no
-    sampling. `window`: ``batch`` consecutive tokens of one sequence, the mean over all of them. Batches larger than the
-    number of sequences, or than every sequence, are left out.
+    ``kind`` `sequences`: one token of each of ``batch`` different sequences, drawn evenly: the
+    exact expectation, no sampling. `window`: ``batch`` consecutive tokens of one sequence, the mean
+    over all of them. Batches larger than the number of sequences, or than every sequence, are left
+    out.
     """
     parts = []
     starts = np.unique(sample.first_row)
@@ -101,7 +132,10 @@ def unions(sample: Sample) -> pl.DataFrame:
     for site in sample.sites:
         member, latest = sample.last_use(site)
         mean = float(member.sum() / len(member))
-        chances = {batch: sample.num_experts * (1 - (1 - mean / sample.num_experts) ** batch) for batch in BATCHES}
+        chances = {
+            batch: sample.num_experts * (1 - (1 - mean / sample.num_experts) ** batch)
+            for batch in BATCHES
+        }
         unused = 1 - np.add.reduceat(member, starts, axis=0, dtype=np.float64) / lengths[:, None]
         none_uses = subset_products(unused, max(batches))
         values = {("sequences", batch): float((1 - none_uses[batch]).sum()) for batch in batches}
@@ -110,7 +144,9 @@ def unions(sample: Sample) -> pl.DataFrame:
             whole = first >= sample.first_row
             whole[whole] = position[rows[whole]] - position[first[whole]] == batch - 1
             if whole.any():
-                values["window", batch] = float((latest[whole] >= first[whole, None]).sum(-1).mean())
+                values["window", batch] = float(
+                    (latest[whole] >= first[whole, None]).sum(-1).mean()
+                )
         parts += [
             {"site": site, "kind": kind, "batch": batch, "value": value, "chance": chances[batch]}
             for (kind, batch), value in values.items()
@@ -119,7 +155,9 @@ def unions(sample: Sample) -> pl.DataFrame:
 
 
 def subset_products(values: Floats, largest: int) -> Floats:
-    """By size 0..``largest``: the mean, over all subsets of so many rows of ``values`` [R, E], of their product."""
+    """By size 0..``largest``: the mean, over all subsets of so many rows of ``values`` [R, E],
+    of their product.
+    """
     means = np.zeros((largest + 1, values.shape[1]))
     means[0] = 1.0
     sizes = np.arange(1, largest + 1)[:, None]
@@ -130,10 +168,12 @@ def subset_products(values: Floats, largest: int) -> Floats:
 
 
 def least_popular(sample: Sample) -> pl.DataFrame:
-    """``value``: the share of a prompt's selections that falls on the ``experts`` share of its active experts that it
-    uses least, mean over prompts; ``active``: experts used at all. Straight lines between whole experts.
+    """``value``: the share of a prompt's selections that falls on the ``experts`` share of its
+    active experts that it uses least, mean over prompts; ``active``: experts used at all. Straight
+    lines between whole experts.
 
-    Source: Fang et al., Fate, section 4.5 and figure 9: 30 % of the active experts have 15 % of the tokens in layer 6.
+    Source: Fang et al., Fate, section 4.5 and figure 9: 30 % of the active experts have 15 % of the
+    tokens in layer 6.
     """
     parts = []
     starts = np.unique(sample.first_row)
@@ -152,4 +192,6 @@ def least_popular(sample: Sample) -> pl.DataFrame:
 def _cumulative(uses: Ints) -> Floats:
     """Share of all ``uses`` (ascending) on the first EXPERT_SHARES of them."""
     covered = np.concatenate([[0], np.cumsum(uses)]) / uses.sum()
-    return np.asarray(np.interp(np.array(EXPERT_SHARES) * len(uses), np.arange(len(covered)), covered))
+    return np.asarray(
+        np.interp(np.array(EXPERT_SHARES) * len(uses), np.arange(len(covered)), covered)
+    )

@@ -1,7 +1,7 @@
 """The rows of a trace that statistics are taken of, and what they share.
 
-Axes of arrays, always in this order: N token-row, S site, K chosen expert, E expert. Rows stand sequence by sequence,
-in order of position. Experts of -1 are no choice and never count.
+Axes of arrays, always in this order: N token-row, S site, K chosen expert, E expert. Rows stand
+sequence by sequence, in order of position. Experts of -1 are no choice and never count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Unavailable(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Valid rows of one trace: `header`, the columns of `sim.traces.trace.Trace` and the trace's directory, if it has one."""
+    """Valid rows of one trace: `header`, the columns of `sim.traces.trace.Trace` and the trace's
+    directory, if it has one.
+    """
 
     trace: Trace
     directory: Path | None = None
@@ -60,7 +62,9 @@ class Sample:
 
     @cached_property
     def top(self) -> Ints:
-        """The expert with the largest weight, of equal ones the lowest; -1 where there is none, [N, S]."""
+        """The expert with the largest weight, of equal ones the lowest; -1 where there is none,
+        [N, S].
+        """
         weights = np.where(self.ids >= 0, self.trace.weights, -1.0)
         best = weights.max(-1, keepdims=True)
         candidates = np.where((weights == best) & (self.ids >= 0), self.ids, np.iinfo(np.int16).max)
@@ -68,8 +72,11 @@ class Sample:
         return np.where((self.ids >= 0).any(-1), lowest, -1)
 
     def pairs(self, lag: int) -> tuple[Ints, Ints]:
-        """Rows of one sequence whose positions differ by ``lag``: the earlier ones, the later ones."""
-        # Rows may be missing in between, so places are looked up: sequence and position as one ascending number.
+        """Rows of one sequence whose positions differ by ``lag``: the earlier ones, the later
+        ones.
+        """
+        # Rows may be missing in between, so places are looked up: sequence and position as one
+        # ascending number.
         place = (self.trace.sequence.astype(np.int64) << 32) + self.trace.position
         there = np.minimum(np.searchsorted(place, place + lag), len(place) - 1)
         here = np.flatnonzero(place[there] == place + lag)
@@ -80,8 +87,8 @@ class Sample:
         return membership(self.ids[:, site], self.num_experts)
 
     def last_use(self, site: int) -> tuple[Bools, Ints]:
-        """`members`, and by row and expert the latest row up to and with this one that selects it; rows of other
-        sequences, and none at all, are below `first_row`.
+        """`members`, and by row and expert the latest row up to and with this one that selects it;
+        rows of other sequences, and none at all, are below `first_row`.
         """
         member = self.members(site)
         used = np.where(member, np.arange(len(member), dtype=np.int32)[:, None], np.int32(-1))
@@ -100,22 +107,34 @@ def membership(ids: Ints, num_experts: int) -> Bools:
     return member[:, :num_experts]
 
 
-def take(trace: Trace, phase: str = "decode", exclude: Collection[str] = (), directory: Path | None = None) -> Sample:
-    """The valid rows of a phase (`decode`, `prompt` or `all`), without sequences that carry a flag of ``exclude``.
+def take(
+    trace: Trace,
+    phase: str = "decode",
+    exclude: Collection[str] = (),
+    directory: Path | None = None,
+) -> Sample:
+    """The valid rows of a phase (`decode`, `prompt` or `all`), without sequences that carry a flag
+    of ``exclude``.
 
     Raise `Unavailable` where there are none.
     """
     kept = [
-        item.sequence for item in trace.header.sequences if not any(item.flags.get(flag, False) for flag in exclude)
+        item.sequence
+        for item in trace.header.sequences
+        if not any(item.flags.get(flag, False) for flag in exclude)
     ]
     rows = trace.valid & np.isin(trace.sequence, kept)
     if phase != "decode" and trace.header.prefill == "counts":
-        raise Unavailable("the trace keeps prompts as counts of tokens, not as rows; capture it with prefill=rows")
+        raise Unavailable(
+            "the trace keeps prompts as counts of tokens, not as rows; capture it with prefill=rows"
+        )
     if phase != "all":
         rows = rows & ((trace.phase == DECODE) == (phase == "decode"))
     chosen = np.flatnonzero(rows)
     if not len(chosen):
-        left = f" of the {len(kept)} sequences left by exclude={','.join(exclude)}" if exclude else ""
+        left = (
+            f" of the {len(kept)} sequences left by exclude={','.join(exclude)}" if exclude else ""
+        )
         raise Unavailable(f"the trace has no {'' if phase == 'all' else phase + ' '}rows{left}")
     chosen = chosen[np.argsort(trace.sequence[chosen], kind="stable")]
     columns: dict[str, Any] = {
@@ -126,13 +145,16 @@ def take(trace: Trace, phase: str = "decode", exclude: Collection[str] = (), dir
 
 
 def read_safetensors(sample: Sample, name: str) -> Iterator[dict[str, NDArray[Any]]]:
-    """The tensors of each of the trace's files whose path begins with ``name``. Raise `Unavailable` without any.
+    """The tensors of each of the trace's files whose path begins with ``name``. Raise `Unavailable`
+    without any.
 
     The files' sha256 are the header's: `read_trace` has checked them.
     """
     paths = [path for path in sorted(sample.header.files) if path.startswith(name)]
     if sample.directory is None or not paths:
-        raise Unavailable(f"the trace has no file {name}*; capture it with hidden_sequences= and sparsities=")
+        raise Unavailable(
+            f"the trace has no file {name}*; capture it with hidden_sequences= and sparsities="
+        )
     try:
         from safetensors.numpy import load_file
     except ImportError:

@@ -19,12 +19,16 @@ STEPS = 7
 CLOSE = 0.25
 """Of a target's uncertainty: nearer than this is reached."""
 DAMPING = 0.5
-"""How far a knob goes towards its solution once others have moved: knobs that share statistics would else swing."""
+"""How far a knob goes towards its solution once others have moved: knobs that share statistics
+would else swing.
+"""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What a walk is fitted for: a stack of layers, and samples of so many sequences of so many tokens."""
+    """What a walk is fitted for: a stack of layers, and samples of so many sequences of so many
+    tokens.
+    """
 
     rule: RoutingRule
     layers: int
@@ -35,14 +39,26 @@ class Stack:
 
     def sample(self, walk: Walk, seed: int) -> Gates:
         return synthetic_gates(
-            walk, self.rule, self.layers, self.experts, self.top_k, self.sequences, self.tokens, seed
+            walk,
+            self.rule,
+            self.layers,
+            self.experts,
+            self.top_k,
+            self.sequences,
+            self.tokens,
+            seed,
         )
 
 
 def calibrate(
-    stack: Stack, start: Walk, targets: Sequence[Target], advance: Callable[[str], None] = lambda text: None
+    stack: Stack,
+    start: Walk,
+    targets: Sequence[Target],
+    advance: Callable[[str], None] = lambda text: None,
 ) -> Fit:
-    """The fit of ``start`` to ``targets``; ``advance`` is told what is being solved, for a progress display."""
+    """The fit of ``start`` to ``targets``; ``advance`` is told what is being solved, for a
+    progress display.
+    """
     trial = _Trial(stack, start)
     tied = [target for target in targets if target.knob]
     for sweep in range(SWEEPS):
@@ -52,10 +68,14 @@ def calibrate(
             moved |= _solve(trial, target, sweep)
         if not moved:
             break
-    return Fit(trial.walk, measure(stack, trial.walk, targets, FRESH_SEEDS), stack.sequences, stack.tokens)
+    return Fit(
+        trial.walk, measure(stack, trial.walk, targets, FRESH_SEEDS), stack.sequences, stack.tokens
+    )
 
 
-def measure(stack: Stack, walk: Walk, targets: Sequence[Target], seeds: Sequence[int]) -> tuple[FitRow, ...]:
+def measure(
+    stack: Stack, walk: Walk, targets: Sequence[Target], seeds: Sequence[int]
+) -> tuple[FitRow, ...]:
     """What a walk achieves: mean and deviation of each target's statistic over seeds."""
     samples = [stack.sample(walk, seed) for seed in seeds]
     found = [[STATISTICS[target.statistic](sample) for sample in samples] for target in targets]
@@ -85,11 +105,16 @@ class _Trial:
         assert target.knob is not None
         self.turn(target.knob, value)
         self._samples = self._samples or [self.stack.sample(self.walk, seed) for seed in FIT_SEEDS]
-        return float(np.mean([STATISTICS[target.statistic](sample) for sample in self._samples])) - target.value
+        return (
+            float(np.mean([STATISTICS[target.statistic](sample) for sample in self._samples]))
+            - target.value
+        )
 
 
 def _solve(trial: _Trial, target: Target, sweep: int) -> bool:
-    """Move the target's knob towards where its statistic is close; False if it need not or cannot move."""
+    """Move the target's knob towards where its statistic is close; False if it need not or
+    cannot move.
+    """
     assert target.knob is not None
     assert target.within is not None
     before = float(getattr(trial.walk, target.knob))
@@ -103,7 +128,9 @@ def _solve(trial: _Trial, target: Target, sweep: int) -> bool:
 
 
 def _root(trial: _Trial, target: Target, bracket: tuple[float, float, float, float]) -> float:
-    """Where in the bracket the statistic is close to its target, or the better end if it crosses nowhere."""
+    """Where in the bracket the statistic is close to its target, or the better end if it crosses
+    nowhere.
+    """
     low, high, at_low, at_high = bracket
     if at_low * at_high > 0:
         return low if abs(at_low) < abs(at_high) else high
@@ -123,8 +150,11 @@ def _root(trial: _Trial, target: Target, bracket: tuple[float, float, float, flo
     return guess
 
 
-def _bracket(trial: _Trial, target: Target, now: float, miss: float, sweep: int) -> tuple[float, float, float, float]:
-    """Two knob positions with the target between them if there are any in its range, and their misses.
+def _bracket(
+    trial: _Trial, target: Target, now: float, miss: float, sweep: int
+) -> tuple[float, float, float, float]:
+    """Two knob positions with the target between them if there are any in its range, and their
+    misses.
 
     After the first sweep a knob is nearly right: its neighbourhood is tried before the whole range.
     """

@@ -1,4 +1,6 @@
-"""Real traces as the check of the synthesiser takes them: equal sequences, a half to fit and one to compare."""
+"""Real traces as the check of the synthesiser takes them: equal sequences, a half to fit and one
+to compare.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,17 @@ class Case:
 
     @property
     def rule(self) -> RoutingRule:
-        """As recorded. Where only choices were: softmax shares of the chosen, if their weights sum to 1."""
+        """As recorded. Where only choices were: softmax shares of the chosen, if their weights
+        sum to 1.
+        """
         rule = self.trace.header.sites[0].rule
         if rule is not None:
             return rule
         if not np.allclose(self.fit.weights.sum(-1), 1, atol=0.01):
             name = self.trace.header.name
-            raise ValueError(f"trace {name} states no routing rule and its weights do not sum to 1; record one")
+            raise ValueError(
+                f"trace {name} states no routing rule and its weights do not sum to 1; record one"
+            )
         return RoutingRule(score="softmax", weight="norm")
 
     @property
@@ -44,7 +50,9 @@ class Case:
 
 
 def load_case(directory: Path, sequences: int, tokens: int) -> Case:
-    """The first ``sequences`` of each split that have ``tokens`` decode tokens and no repetition, cut to that many."""
+    """The first ``sequences`` of each split that have ``tokens`` decode tokens and no
+    repetition, cut to that many.
+    """
     trace = read_trace(directory)
     if "lookahead" in trace.header.columns:
         trace = read_trace(directory, ["lookahead"])
@@ -53,10 +61,15 @@ def load_case(directory: Path, sequences: int, tokens: int) -> Case:
         able = [
             item.sequence
             for item in trace.header.sequences
-            if item.split == split and item.decode_tokens >= tokens and not item.flags.get("has_repetition")
+            if item.split == split
+            and item.decode_tokens >= tokens
+            and not item.flags.get("has_repetition")
         ]
         if len(able) < 2:
-            raise ValueError(f"{directory}: {len(able)} {split} sequences have {tokens} tokens, need 2; lower tokens=")
+            raise ValueError(
+                f"{directory}: {len(able)} {split} sequences have {tokens} tokens, need 2; lower"
+                " tokens="
+            )
         numbers += able[:sequences]
     trace = cut(trace, numbers, tokens)
     inputs = _kept_inputs(directory, trace)
@@ -71,10 +84,16 @@ def cut(trace: Trace, numbers: Sequence[int], tokens: int) -> Trace:
         decoded = np.flatnonzero(keep & (trace.sequence == number) & (trace.phase == DECODE))
         keep[decoded[tokens:]] = False
     own = [item for item in trace.header.sequences if item.sequence in numbers]
-    header = replace(trace.header, sequences=tuple(replace(item, decode_tokens=tokens) for item in own))
+    header = replace(
+        trace.header, sequences=tuple(replace(item, decode_tokens=tokens) for item in own)
+    )
     names = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
     columns = {name: getattr(trace, name)[keep] for name in names}
-    return Trace(header, **columns, lookahead={norm: scores[keep] for norm, scores in trace.lookahead.items()})
+    return Trace(
+        header,
+        **columns,
+        lookahead={norm: scores[keep] for norm, scores in trace.lookahead.items()},
+    )
 
 
 def _gates(trace: Trace, split: str, tokens: int) -> Gates:

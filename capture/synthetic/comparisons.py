@@ -1,7 +1,9 @@
-"""What a synthetic trace is not fitted to: caches and predictors on captured and on synthetic gates alike.
+"""What a synthetic trace is not fitted to: caches and predictors on captured and on synthetic gates
+alike.
 
-Arrays ``experts`` [S, T, L, K] by falling weight; results are by layer. Caches hold so many experts of each layer,
-start empty, and see the tokens of all sequences one after another, a token's experts one by one by falling weight.
+Arrays ``experts`` [S, T, L, K] by falling weight; results are by layer. Caches hold so many experts
+of each layer, start empty, and see the tokens of all sequences one after another, a token's experts
+one by one by falling weight.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from capture.synthetic.targets import Gates
 
 
 def lfu_hit_rate(experts: Integers, capacity: int) -> Floats:
-    """Hits over uses of LFU without ageing: counts of all uses so far; among equals the lowest id goes."""
+    """Hits over uses of LFU without ageing: counts of all uses so far; among equals the lowest
+    id goes.
+    """
     flat = experts.reshape(-1, *experts.shape[2:])
     rates = []
     for layer in range(flat.shape[1]):
@@ -35,7 +39,8 @@ def lfu_hit_rate(experts: Integers, capacity: int) -> Floats:
 
 
 def belady_hit_rate(experts: Integers, capacity: int) -> Floats:
-    """Hits over uses of Belady's cache with bypass: what is used again latest goes, be it the one that came just now.
+    """Hits over uses of Belady's cache with bypass: what is used again latest goes, be it the one
+    that came just now.
 
     Source: Belady, IBM Systems Journal 5(2), 1966; optimal for variants of one size.
     """
@@ -45,8 +50,8 @@ def belady_hit_rate(experts: Integers, capacity: int) -> Floats:
         asked = flat[:, layer].ravel()
         following = next_uses(asked)
         held: set[int] = set()
-        # The latest next use first. What an expert was pushed with before its own last use lies in the past, so it
-        # comes behind every expert that is held.
+        # The latest next use first. What an expert was pushed with before its own last use lies in
+        # the past, so it comes behind every expert that is held.
         latest: list[tuple[int, int]] = []
         hits = 0
         for expert, again in zip(asked.tolist(), following.tolist(), strict=True):
@@ -60,7 +65,9 @@ def belady_hit_rate(experts: Integers, capacity: int) -> Floats:
 
 
 def next_uses(asked: Integers) -> Integers:
-    """For each request of a stream [N] the position of the next one for the same; N where there is none."""
+    """For each request of a stream [N] the position of the next one for the same; N where there
+    is none.
+    """
     order = np.argsort(asked, kind="stable")
     following = np.full(len(asked), len(asked))
     same = asked[order][1:] == asked[order][:-1]
@@ -85,13 +92,15 @@ def previous_token_recall(asked: Gates) -> Floats:
 
 
 def transition_recall(fit: Gates, asked: Gates) -> Floats:
-    """Recall at k of counts given the layer before, from the second layer on: the score of an expert is the sum over
-    this token's experts there of the log of the smoothed share of their uses that it followed."""
+    """Recall at k of counts given the layer before, from the second layer on: the score of an
+    expert is the sum over this token's experts there of the log of the smoothed share of their uses
+    that it followed."""
     top_k = asked.experts.shape[-1]
     found = []
     for layer in range(1, asked.experts.shape[2]):
         before, now = (
-            fit.members[:, :, at].reshape(-1, fit.num_experts).astype(np.float64) for at in (layer - 1, layer)
+            fit.members[:, :, at].reshape(-1, fit.num_experts).astype(np.float64)
+            for at in (layer - 1, layer)
         )
         together = before.T @ now + 0.5
         score = np.log(together / (before.sum(0)[:, None] + 1))

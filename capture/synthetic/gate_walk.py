@@ -1,14 +1,17 @@
-"""A small generative model of gate inputs: what a router sees, layer after layer and token after token.
+"""A small generative model of gate inputs: what a router sees, layer after layer and token after
+token.
 
-    M memory channels, F fresh channels (as many), T tokens, L layers of a stack, E experts, H = 1 + M + F + blind
+    M memory channels, F fresh channels (as many), T tokens, L layers of a stack, E experts, H = 1 +
+    M + F + blind
 
-The input of a gate is ``(constant, memory, fresh, blind)``. Memory and fresh channels are standard Gaussian and walk
-over the layers like a residual stream, neighbours correlating by ``carry``, so the router of layer l + j, fed with the
-input of layer l, forecasts its own choice as well as their correlation allows. Over the tokens of a sequence what is
-written to a memory channel is a topic that stays, a slow and a fast AR(1) process; what is written
-to a fresh one is new with every token (in the first layer partly a property of the token id). How much of a router's
-weight lies on memory channels decides how long its choices persist, layer by layer. The constant carries the
-popularity of experts, blind channels are seen by no router: both move only the cosine of inputs.
+The input of a gate is ``(constant, memory, fresh, blind)``. Memory and fresh channels are standard
+Gaussian and walk over the layers like a residual stream, neighbours correlating by ``carry``, so
+the router of layer l + j, fed with the input of layer l, forecasts its own choice as well as their
+correlation allows. Over the tokens of a sequence what is written to a memory channel is a topic
+that stays, a slow and a fast AR(1) process; what is written to a fresh one is new with every token
+(in the first layer partly a property of the token id). How much of a router's weight lies on memory
+channels decides how long its choices persist, layer by layer. The constant carries the popularity
+of experts, blind channels are seen by no router: both move only the cosine of inputs.
 
 The same seed gives the same arrays; a sequence does not depend on how many others there are.
 """
@@ -35,23 +38,23 @@ ROUTER_STREAM = 0
 class Walk:
     """The knobs. Shares lie in 0..1; each moves the statistic named beside it, others hardly.
 
-    ``channels`` of memory, and as many fresh: few make experts alike, so that they are chosen together.
-    ``spread``, standard deviation of a router's logits: how far the best weight exceeds the others.
-    ``popularity``, deviation of an expert's lasting advantage in units of ``spread``: Gini of popularity.
-    ``carry_first`` and ``carry_deep``, correlation of the walk from the first layer to the second and of deep
-    neighbours, ``carry_depth`` the number of layers over which one becomes the other: accuracy of lookahead.
-    ``drift``, correlation of what neighbouring layers write: how fast lookahead fades with distance.
-    ``memory_first``, ``memory_middle``, ``memory_last``, share of a router's weight on memory channels, constant
-    between the depths ``memory_from`` and ``memory_to`` (0 the first, 1 the last layer), linear outside: reuse of
-    experts from token to token.
-    ``topic``, share of memory that stays for a sequence; ``slow``, share of the rest that decays with ``slow_decay``
-    a token, the remainder with ``fast_decay``: how long reuse lasts.
-    ``lexical``, share of the first layer's fresh channels that the token id decides; ids follow a Zipf law with
-    exponent ``zipf`` over ``vocabulary``.
-    ``affinity``, correlation of a router's weights with a permutation of those of the layer before: how few paths the
-    first choices take.
-    ``constant`` and ``blind``, squared length of these channels over that of the walking ones: cosine of inputs.
-    ``norm_spread``, deviation of the logarithm of an expert's output norm: correlation of weight and output.
+    ``channels`` of memory, and as many fresh: few make experts alike, so that they are chosen
+    together. ``spread``, standard deviation of a router's logits: how far the best weight exceeds
+    the others. ``popularity``, deviation of an expert's lasting advantage in units of ``spread``:
+    Gini of popularity. ``carry_first`` and ``carry_deep``, correlation of the walk from the first
+    layer to the second and of deep neighbours, ``carry_depth`` the number of layers over which one
+    becomes the other: accuracy of lookahead. ``drift``, correlation of what neighbouring layers
+    write: how fast lookahead fades with distance. ``memory_first``, ``memory_middle``,
+    ``memory_last``, share of a router's weight on memory channels, constant between the depths
+    ``memory_from`` and ``memory_to`` (0 the first, 1 the last layer), linear outside: reuse of
+    experts from token to token. ``topic``, share of memory that stays for a sequence; ``slow``,
+    share of the rest that decays with ``slow_decay`` a token, the remainder with ``fast_decay``:
+    how long reuse lasts. ``lexical``, share of the first layer's fresh channels that the token id
+    decides; ids follow a Zipf law with exponent ``zipf`` over ``vocabulary``. ``affinity``,
+    correlation of a router's weights with a permutation of those of the layer before: how few paths
+    the first choices take. ``constant`` and ``blind``, squared length of these channels over that
+    of the walking ones: cosine of inputs. ``norm_spread``, deviation of the logarithm of an
+    expert's output norm: correlation of weight and output.
     """
 
     channels: int = 16
@@ -85,37 +88,64 @@ class Walk:
             value = getattr(self, item.name)
             require_number(item.name, value)
             if item.name in SHARES and value > 1:
-                raise ValueError(f"{item.name}={value} must be at most 1: it is a share or a correlation")
+                raise ValueError(
+                    f"{item.name}={value} must be at most 1: it is a share or a correlation"
+                )
         if self.drift >= 1:
-            raise ValueError(f"drift={self.drift} must be below 1: at 1 every layer would add the same")
+            raise ValueError(
+                f"drift={self.drift} must be below 1: at 1 every layer would add the same"
+            )
         if not self.memory_from <= self.memory_to:
-            raise ValueError(f"memory_from={self.memory_from} must not exceed memory_to={self.memory_to}")
+            raise ValueError(
+                f"memory_from={self.memory_from} must not exceed memory_to={self.memory_to}"
+            )
         for name in ("carry_depth", "constant", "spread"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0")
 
 
-SHARES = ("carry_first", "carry_deep", "drift", "memory_first", "memory_middle", "memory_last", "memory_from",
-          "memory_to", "topic", "slow", "slow_decay", "fast_decay", "lexical", "affinity")  # fmt: skip
+SHARES = (
+    "carry_first",
+    "carry_deep",
+    "drift",
+    "memory_first",
+    "memory_middle",
+    "memory_last",
+    "memory_from",
+    "memory_to",
+    "topic",
+    "slow",
+    "slow_decay",
+    "fast_decay",
+    "lexical",
+    "affinity",
+)
 
 
 def carries(walk: Walk, layers: int) -> list[float]:
     """Correlation of each layer's walk with that of the layer before; entry 0 is 0."""
     gap = walk.carry_deep - walk.carry_first
-    return [0.0] + [walk.carry_deep - gap * math.exp(-step / walk.carry_depth) for step in range(layers - 1)]
+    return [0.0] + [
+        walk.carry_deep - gap * math.exp(-step / walk.carry_depth) for step in range(layers - 1)
+    ]
 
 
 def memory_shares(walk: Walk, layers: int) -> NDArray[np.float64]:
     """Share of each router's weight on memory channels, [L]."""
     depth = np.arange(layers) / max(1, layers - 1)
-    # Knots may coincide with an end, where the middle's value would otherwise win or lose by chance.
+    # Knots may coincide with an end, where the middle's value would otherwise win or lose by
+    # chance.
     places = [0.0, max(walk.memory_from, 1e-9), min(max(walk.memory_to, 2e-9), 1 - 1e-9), 1.0]
-    return np.interp(depth, places, [walk.memory_first, walk.memory_middle, walk.memory_middle, walk.memory_last])
+    return np.interp(
+        depth, places, [walk.memory_first, walk.memory_middle, walk.memory_middle, walk.memory_last]
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Routers:
-    """Of one stack: ``weight`` [L, E, H] applied to gate inputs [.., H], and the vectors ``lexicon`` [V, F] of ids."""
+    """Of one stack: ``weight`` [L, E, H] applied to gate inputs [.., H], and the vectors
+    ``lexicon`` [V, F] of ids.
+    """
 
     weight: Float32s
     lexicon: Float32s
@@ -125,7 +155,8 @@ def make_routers(walk: Walk, layers: int, experts: int, seed: int, stack: int = 
     """The routers of a stack of ``layers`` with ``experts`` each."""
     rng = np.random.default_rng([seed, ROUTER_STREAM, stack])
     width = walk.channels
-    # The same advantages in every layer, dealt anew: how skewed popularity is does not depend on luck.
+    # The same advantages in every layer, dealt anew: how skewed popularity is does not depend on
+    # luck.
     scores = np.array([NormalDist().inv_cdf((rank + 0.5) / experts) for rank in range(experts)])
     deviation = scores.std()
     advantage = walk.popularity * (scores / deviation if deviation else scores)
@@ -135,8 +166,13 @@ def make_routers(walk: Walk, layers: int, experts: int, seed: int, stack: int = 
     for layer in range(layers):
         fresh = rng.standard_normal((experts, 2 * width))
         shuffled = rows[rng.permutation(experts)]
-        rows = walk.affinity * shuffled + math.sqrt(1 - walk.affinity**2) * fresh if layer else fresh
-        for part, share in ((slice(0, width), memory[layer]), (slice(width, None), 1 - memory[layer])):
+        rows = (
+            walk.affinity * shuffled + math.sqrt(1 - walk.affinity**2) * fresh if layer else fresh
+        )
+        for part, share in (
+            (slice(0, width), memory[layer]),
+            (slice(width, None), 1 - memory[layer]),
+        ):
             unit = rows[:, part] / np.linalg.norm(rows[:, part], axis=1, keepdims=True)
             weight[layer, :, 1:][:, : 2 * width][:, part] = math.sqrt(share) * unit
         weight[layer, :, 0] = rng.permutation(advantage) / _constant(walk)
@@ -166,7 +202,9 @@ def gate_inputs(
     inputs[..., 0] = _constant(walk)
     inputs[..., 1 : 1 + 2 * width] = _walked(walk, added)
     blind = np.float32(math.sqrt(walk.blind * 2 * width / BLIND_CHANNELS))
-    inputs[..., 1 + 2 * width :] = blind * rng.standard_normal((layers, tokens, BLIND_CHANNELS), dtype=np.float32)
+    inputs[..., 1 + 2 * width :] = blind * rng.standard_normal(
+        (layers, tokens, BLIND_CHANNELS), dtype=np.float32
+    )
     return inputs, ids
 
 
@@ -192,10 +230,12 @@ def _persistent(noise: Float32s, decay: float) -> Float32s:
 
 
 def _walked(walk: Walk, added: Float32s) -> Float32s:
-    """The walk [L, T, M + F] of what each layer writes: unit variance, and ``carry`` between neighbours, exactly.
+    """The walk [L, T, M + F] of what each layer writes: unit variance, and ``carry`` between
+    neighbours, exactly.
 
-    Written is what the layer before wrote, as far as ``drift`` says, and something new. With ``common``, the covariance
-    of what is written and the walk so far, ``x = kept x + gain written`` has both for the two factors below.
+    Written is what the layer before wrote, as far as ``drift`` says, and something new. With
+    ``common``, the covariance of what is written and the walk so far, ``x = kept x + gain written``
+    has both for the two factors below.
     """
     walked = added.copy()
     written, common = added[0], 0.0
@@ -214,5 +254,9 @@ def _walked(walk: Walk, added: Float32s) -> Float32s:
 
 
 def logits_of(inputs: Float32s, routers: Routers, ahead: int = 0) -> Float32s:
-    """Logits [L - ahead, T, E] of the routers ``ahead`` layers on, fed with these inputs [L, T, H]."""
-    return np.asarray(inputs[: len(inputs) - ahead] @ routers.weight[ahead:].swapaxes(1, 2), dtype=np.float32)
+    """Logits [L - ahead, T, E] of the routers ``ahead`` layers on, fed with these inputs [L, T,
+    H].
+    """
+    return np.asarray(
+        inputs[: len(inputs) - ahead] @ routers.weight[ahead:].swapaxes(1, 2), dtype=np.float32
+    )

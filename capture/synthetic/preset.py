@@ -1,7 +1,8 @@
-"""Presets of the synthesiser: a model's shape, the published statistics it is fitted to, and the fit that came out.
+"""Presets of the synthesiser: a model's shape, the published statistics it is fitted to, and the
+fit that came out.
 
-``capture/presets/NAME.yaml`` is written by hand; ``capture/presets/fitted/NAME.json`` by ``python -m
-capture.calibrate like=NAME``, one fit for each reading of the published numbers.
+``capture/presets/NAME.yaml`` is written by hand; ``capture/presets/fitted/NAME.json`` by ``python
+-m capture.calibrate like=NAME``, one fit for each reading of the published numbers.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ FITTED = FOLDER / "fitted"
 
 @dataclass(frozen=True)
 class Target:
-    """A published statistic. ``uncertainty`` is a half-width: spread over data sets, rounding, or how vague it is.
+    """A published statistic. ``uncertainty`` is a half-width: spread over data sets, rounding, or
+    how vague it is.
 
-    ``knob`` is what reaches it, ``within`` its range; a target without one is only compared. ``borrowed`` names the
-    model that it was really measured on; ``readings`` those for which it holds (none named: all).
+    ``knob`` is what reaches it, ``within`` its range; a target without one is only compared.
+    ``borrowed`` names the model that it was really measured on; ``readings`` those for which it
+    holds (none named: all).
     """
 
     statistic: str
@@ -45,16 +48,26 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.statistic not in STATISTICS:
-            raise ValueError(f"unknown statistic {self.statistic!r}; known: {', '.join(STATISTICS)}")
+            raise ValueError(
+                f"unknown statistic {self.statistic!r}; known: {', '.join(STATISTICS)}"
+            )
         if self.knob is not None and self.knob not in KNOBS:
-            raise ValueError(f"target {self.statistic}: unknown knob {self.knob!r}; known: {', '.join(KNOBS)}")
+            raise ValueError(
+                f"target {self.statistic}: unknown knob {self.knob!r}; known: {', '.join(KNOBS)}"
+            )
         if (self.knob is None) != (self.within is None):
-            raise ValueError(f"target {self.statistic}: give both knob and within (its range), or neither")
+            raise ValueError(
+                f"target {self.statistic}: give both knob and within (its range), or neither"
+            )
         if self.within is not None and not self.within[0] < self.within[1]:
-            raise ValueError(f"target {self.statistic}: within={list(self.within)} must be [low, high]")
+            raise ValueError(
+                f"target {self.statistic}: within={list(self.within)} must be [low, high]"
+            )
         require_number(f"target {self.statistic}: value", self.value)
         if not self.uncertainty > 0:
-            raise ValueError(f"target {self.statistic}: uncertainty={self.uncertainty} must be above 0")
+            raise ValueError(
+                f"target {self.statistic}: uncertainty={self.uncertainty} must be above 0"
+            )
 
 
 KNOBS = tuple(item.name for item in fields(Walk))
@@ -62,10 +75,11 @@ KNOBS = tuple(item.name for item in fields(Walk))
 
 @dataclass(frozen=True)
 class Preset:
-    """A model to be like. ``layers`` are the numbers of its MoE layers in each stack, the encoder's first, if any.
+    """A model to be like. ``layers`` are the numbers of its MoE layers in each stack, the encoder's
+    first, if any.
 
-    ``readings`` say what each reading of the published numbers means; the first is the default. ``assumed`` are knobs
-    that no target moves.
+    ``readings`` say what each reading of the published numbers means; the first is the default.
+    ``assumed`` are knobs that no target moves.
     """
 
     name: str
@@ -81,19 +95,26 @@ class Preset:
         for target in self.targets:
             if unknown := set(target.readings) - set(self.readings):
                 raise ValueError(
-                    f"preset {self.name}: target {target.statistic} has unknown readings {sorted(unknown)}"
+                    f"preset {self.name}: target {target.statistic} has unknown readings"
+                    f" {sorted(unknown)}"
                 )
         for reading in self.readings:
             knobs = [target.knob for target in self.targets_of(reading) if target.knob]
             if twice := sorted({knob for knob in knobs if knobs.count(knob) > 1}):
-                raise ValueError(f"preset {self.name}, reading {reading}: two targets move {', '.join(twice)}")
+                raise ValueError(
+                    f"preset {self.name}, reading {reading}: two targets move {', '.join(twice)}"
+                )
         self.rule.check_experts(self.shape.experts, self.shape.top_k)
 
     def targets_of(self, reading: str) -> tuple[Target, ...]:
-        return tuple(target for target in self.targets if not target.readings or reading in target.readings)
+        return tuple(
+            target for target in self.targets if not target.readings or reading in target.readings
+        )
 
     def reading(self, name: str | None) -> str:
-        """``name`` if it is a reading of this preset, the default for None; else raise ValueError."""
+        """``name`` if it is a reading of this preset, the default for None; else raise
+        ValueError.
+        """
         if name is None:
             return next(iter(self.readings))
         if name not in self.readings:
@@ -151,9 +172,15 @@ def _preset(name: str, text: Mapping[str, Any]) -> Preset:
     shape = ModelShape(f"synthetic_{name}", text["architecture"], sum(map(len, layers)), **sizes)
     targets = [Target(**_tuples(item)) for item in text["targets"]]
     return Preset(
-        name, shape, RoutingRule(**text["rule"]), layers, text.get("assumed", {}), text["readings"], tuple(targets),
+        name,
+        shape,
+        RoutingRule(**text["rule"]),
+        layers,
+        text.get("assumed", {}),
+        text["readings"],
+        tuple(targets),
         text.get("note", ""),
-    )  # fmt: skip
+    )
 
 
 def _tuples(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,18 +248,27 @@ def write_fits(preset: Preset, fits: Mapping[str, Fit]) -> Path:
 
 
 def load_fit(preset: Preset, reading: str) -> Fit:
-    """The stored fit. Raise ValueError if there is none, or if the preset's targets have changed since."""
+    """The stored fit. Raise ValueError if there is none, or if the preset's targets have changed
+    since.
+    """
     path = FITTED / f"{preset.name}.json"
     remedy = f"run python -m capture.calibrate like={preset.name} reading={reading}"
     stored = json.loads(path.read_text(encoding="utf-8")).get(reading) if path.exists() else None
     if stored is None:
         raise ValueError(f"{path}: no fit of {preset.name} for reading={reading}; {remedy}")
     targets = preset.targets_of(reading)
-    told = [(row["statistic"], row["target"], row["uncertainty"], row["knob"]) for row in stored["table"]]
+    told = [
+        (row["statistic"], row["target"], row["uncertainty"], row["knob"])
+        for row in stored["table"]
+    ]
     asked = [(item.statistic, item.value, item.uncertainty, item.knob) for item in targets]
     if told != asked:
-        raise ValueError(f"{path}: the fit for reading={reading} is of other targets than the preset has; {remedy}")
+        raise ValueError(
+            f"{path}: the fit for reading={reading} is of other targets than the preset has;"
+            f" {remedy}"
+        )
     rows = tuple(
-        FitRow(target, row["achieved"], row["deviation"]) for target, row in zip(targets, stored["table"], strict=True)
+        FitRow(target, row["achieved"], row["deviation"])
+        for target, row in zip(targets, stored["table"], strict=True)
     )
     return Fit(replace(Walk(), **stored["knobs"]), rows, stored["sequences"], stored["tokens"])

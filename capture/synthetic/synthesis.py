@@ -1,4 +1,6 @@
-"""Traces of models whose weights are not at hand, from a generative model fitted to published statistics."""
+"""Traces of models whose weights are not at hand, from a generative model fitted to published
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ from sim.values.units import require_number
 
 @dataclass(frozen=True)
 class Request:
-    """What to synthesise: ``sequences`` of ``prompt_tokens`` in one step and ``tokens`` decoded ones.
+    """What to synthesise: ``sequences`` of ``prompt_tokens`` in one step and ``tokens`` decoded
+    ones.
 
-    ``lookahead`` is its depth in sites, 0 for none; decode rows have it. ``reading`` "" is the preset's default. Of the
-    first ``hidden_sequences`` the gate inputs of decode rows are kept.
+    ``lookahead`` is its depth in sites, 0 for none; decode rows have it. ``reading`` "" is the
+    preset's default. Of the first ``hidden_sequences`` the gate inputs of decode rows are kept.
     """
 
     like: str
@@ -37,27 +40,42 @@ class Request:
 
     def check(self, preset: Preset) -> None:
         """Raise ValueError for a number out of its range, or one that ``preset`` has no use for."""
-        for name, minimum in (("tokens", 1), ("sequences", 1), ("prompt_tokens", 0), ("seed", 0), ("lookahead", 0),
-                              ("hidden_sequences", 0)):  # fmt: skip
+        for name, minimum in (
+            ("tokens", 1),
+            ("sequences", 1),
+            ("prompt_tokens", 0),
+            ("seed", 0),
+            ("lookahead", 0),
+            ("hidden_sequences", 0),
+        ):
             require_number(name, getattr(self, name), minimum=minimum, whole=True)
         longest = max(map(len, preset.layers))
         if self.lookahead >= longest:
-            raise ValueError(f"lookahead={self.lookahead} must be below {longest}, the sites of {preset.name} in a row")
+            raise ValueError(
+                f"lookahead={self.lookahead} must be below {longest}, the sites of {preset.name} in"
+                " a row"
+            )
         if self.hidden_sequences > self.sequences:
-            raise ValueError(f"hidden_sequences={self.hidden_sequences} exceeds sequences={self.sequences}")
+            raise ValueError(
+                f"hidden_sequences={self.hidden_sequences} exceeds sequences={self.sequences}"
+            )
         if len(preset.layers) > 1:
             if not self.prompt_tokens:
-                raise ValueError(f"prompt_tokens=0, but the encoder of {preset.name} needs a prompt; give 1 or more")
+                raise ValueError(
+                    f"prompt_tokens=0, but the encoder of {preset.name} needs a prompt; give 1 or"
+                    " more"
+                )
             if self.hidden_sequences:
                 raise ValueError(
-                    f"hidden_sequences={self.hidden_sequences}: gate inputs are kept of decoders without an encoder "
-                    f"only, and {preset.name} has one; set hidden_sequences=0"
+                    f"hidden_sequences={self.hidden_sequences}: gate inputs are kept of decoders"
+                    f" without an encoder only, and {preset.name} has one; set hidden_sequences=0"
                 )
 
 
 @dataclass(frozen=True, eq=False)
 class Synthetic:
-    """A synthetic trace, and the inputs of its gates by sequence, [T, L, H], where they were asked for.
+    """A synthetic trace, and the inputs of its gates by sequence, [T, L, H], where they were asked
+    for.
 
     ``routers`` are those of the decoder; the last stack where there is an encoder.
     """
@@ -68,12 +86,17 @@ class Synthetic:
 
 
 def synthesize_like(
-    preset: Preset, fit: Fit, request: Request, *, created: str = UNDATED,
+    preset: Preset,
+    fit: Fit,
+    request: Request,
+    *,
+    created: str = UNDATED,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
-) -> Synthetic:  # fmt: skip
+) -> Synthetic:
     """A trace like ``preset`` with the knobs of ``fit``; the same arguments give the same arrays.
 
-    Even sequences are for evaluation, odd ones for fitting. Raise ValueError for a request that cannot be met.
+    Even sequences are for evaluation, odd ones for fitting. Raise ValueError for a request that
+    cannot be met.
     """
     request.check(preset)
     walk, shape = fit.walk, preset.shape
@@ -90,12 +113,26 @@ def synthesize_like(
         if len(stacks) == 1:
             parts = [(slice(first, first + length), 0)]
         else:
-            parts = [(slice(first, first + request.prompt_tokens), 0),
-                     (slice(first + request.prompt_tokens, first + length), 1)]  # fmt: skip
+            parts = [
+                (slice(first, first + request.prompt_tokens), 0),
+                (slice(first + request.prompt_tokens, first + length), 1),
+            ]
         for rows, stack in parts:
-            drawn, ids = gate_inputs(walk, stacks[stack], rows.stop - rows.start, request.seed, number, stack)
+            drawn, ids = gate_inputs(
+                walk, stacks[stack], rows.stop - rows.start, request.seed, number, stack
+            )
             columns["token"][rows] = ids
-            _fill(columns, rows, _sites(preset, stack), preset, fit, request, number, drawn, stacks[stack])
+            _fill(
+                columns,
+                rows,
+                _sites(preset, stack),
+                preset,
+                fit,
+                request,
+                number,
+                drawn,
+                stacks[stack],
+            )
             if number < request.hidden_sequences:
                 inputs[number] = drawn.swapaxes(0, 1)
     scores = columns.pop("lookahead")
@@ -122,10 +159,19 @@ def _empty_columns(preset: Preset, request: Request, rows: int) -> dict[str, NDA
 
 
 def _fill(
-    columns: dict[str, NDArray[Any]], rows: slice, sites: slice, preset: Preset, fit: Fit, request: Request,
-    sequence: int, inputs: Float32s, routers: Routers,
-) -> None:  # fmt: skip
-    """Write what the gates of one sequence's ``rows`` make of their inputs [L, T, H] at the ``sites`` of a stack."""
+    columns: dict[str, NDArray[Any]],
+    rows: slice,
+    sites: slice,
+    preset: Preset,
+    fit: Fit,
+    request: Request,
+    sequence: int,
+    inputs: Float32s,
+    routers: Routers,
+) -> None:
+    """Write what the gates of one sequence's ``rows`` make of their inputs [L, T, H] at the
+    ``sites`` of a stack.
+    """
     top_k = preset.shape.top_k
     logits = rounded(logits_of(inputs, routers)).swapaxes(0, 1)
     columns["logits"][rows, sites] = logits
@@ -143,7 +189,9 @@ def _header(preset: Preset, fit: Fit, request: Request, created: str) -> Header:
     layers = [(stack, layer) for stack, numbers in enumerate(preset.layers) for layer in numbers]
     names = ("encoder", "decoder")[-len(preset.layers) :]
     provenance: dict[str, Scalar] = {
-        "generator": "capture.synthesize: a walk of gate inputs over layers and tokens, synthetic routers",
+        "generator": (
+            "capture.synthesize: a walk of gate inputs over layers and tokens, synthetic routers"
+        ),
         "calibrated": True,
         "like": preset.name,
         "reading": f"{request.reading}: {preset.readings[preset.reading(request.reading or None)]}",
@@ -157,8 +205,9 @@ def _header(preset: Preset, fit: Fit, request: Request, created: str) -> Header:
         target = row.target
         borrowed = f", borrowed from {target.borrowed}" if target.borrowed else ""
         provenance[f"target.{target.statistic}"] = (
-            f"{target.value:g} +- {target.uncertainty:g} ({target.source}{borrowed}); "
-            f"{'fitted' if target.knob else 'not fitted'}, achieved {row.achieved:.3f} +- {row.deviation:.3f}"
+            f"{target.value:g} +- {target.uncertainty:g} ({target.source}{borrowed});"
+            f" {'fitted' if target.knob else 'not fitted'}, achieved {row.achieved:.3f} +-"
+            f" {row.deviation:.3f}"
         )
     return Header(
         name=preset.shape.name,
@@ -172,11 +221,21 @@ def _header(preset: Preset, fit: Fit, request: Request, created: str) -> Header:
             for site, (stack, layer) in enumerate(layers)
         ),
         sequences=tuple(
-            TraceSequence(number, "fit" if number % 2 else "eval", "synthetic", request.prompt_tokens, request.tokens)
+            TraceSequence(
+                number,
+                "fit" if number % 2 else "eval",
+                "synthetic",
+                request.prompt_tokens,
+                request.tokens,
+            )
             for number in range(request.sequences)
         ),
         licence="CC0-1.0",
-        lookahead=Lookahead("gate_in", ("raw",), request.lookahead, SCORE_STEP) if request.lookahead else None,
+        lookahead=(
+            Lookahead("gate_in", ("raw",), request.lookahead, SCORE_STEP)
+            if request.lookahead
+            else None
+        ),
         steps={"logits": SCORE_STEP},
         versions={"numpy": np.__version__},
         provenance=provenance,

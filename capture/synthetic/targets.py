@@ -1,7 +1,9 @@
-"""The statistics that a synthesiser is calibrated to, by name, of synthetic and of captured gates alike.
+"""The statistics that a synthesiser is calibrated to, by name, of synthetic and of captured gates
+alike.
 
-Axes as in `capture.statistics.gating_stats`: S sequence, T token, L layer, E expert, K chosen expert by falling weight. What is
-named ``.._first``, ``.._middle``, ``.._last`` belongs to one layer (the middle is layer 15 of 32); the rest are means.
+Axes as in `capture.statistics.gating_stats`: S sequence, T token, L layer, E expert, K chosen
+expert by falling weight. What is named ``.._first``, ``.._middle``, ``.._last`` belongs to one
+layer (the middle is layer 15 of 32); the rest are means.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from sim.traces.routing import RoutingRule
 
 @dataclass(frozen=True, eq=False)
 class Gates:
-    """Gates of a stack: experts and weights [S, T, L, K]; where they are known ``ahead(j)``, the logits [S, T, L - j,
-    E] of the routers j layers on, inputs [S, T, L, H], output norms [S, T, L, K] and ``tokens`` [S, T].
+    """Gates of a stack: experts and weights [S, T, L, K]; where they are known ``ahead(j)``, the
+    logits [S, T, L - j, E] of the routers j layers on, inputs [S, T, L, H], output norms [S, T, L,
+    K] and ``tokens`` [S, T].
     """
 
     num_experts: int
@@ -54,12 +57,20 @@ class Gates:
     def __post_init__(self) -> None:
         if self.experts.ndim != 4 or self.experts.shape != self.weights.shape:
             raise ValueError(
-                f"experts {list(self.experts.shape)} and weights {list(self.weights.shape)} must both be [S, T, L, K]"
+                f"experts {list(self.experts.shape)} and weights {list(self.weights.shape)} must"
+                " both be [S, T, L, K]"
             )
 
 
 def synthetic_gates(
-    walk: Walk, rule: RoutingRule, layers: int, experts: int, top_k: int, sequences: int, tokens: int, seed: int
+    walk: Walk,
+    rule: RoutingRule,
+    layers: int,
+    experts: int,
+    top_k: int,
+    sequences: int,
+    tokens: int,
+    seed: int,
 ) -> Gates:
     """Gates of a stack of ``layers`` that follows ``walk``."""
     routers = make_routers(walk, layers, experts, seed)
@@ -75,17 +86,23 @@ def synthetic_gates(
     ids, weights = (np.stack(part) for part in zip(*chosen, strict=True))
     norms = output_norms(walk, seed, 0, (sequences, tokens, layers, top_k))
     return Gates(
-        experts, by_token(ids.astype(np.int64)), by_token(weights),
+        experts,
+        by_token(ids.astype(np.int64)),
+        by_token(weights),
         # Drawn when asked for: most knobs move no statistic of lookahead.
         cache(lambda distance: by_token(logits_of(flat, routers, distance))),
-        inputs.transpose(0, 2, 1, 3), norms, np.stack([ids for _, ids in parts]),
-    )  # fmt: skip
+        inputs.transpose(0, 2, 1, 3),
+        norms,
+        np.stack([ids for _, ids in parts]),
+    )
 
 
 def output_norms(walk: Walk, seed: int, sequence: int, shape: tuple[int, ...]) -> Float32s:
     """Norms of experts' outputs before weighting, around 1, from a stream of their own."""
     rng = np.random.default_rng([seed, 1 + sequence, 1 << 20])
-    return np.asarray(np.exp(np.float32(walk.norm_spread) * rng.standard_normal(shape, dtype=np.float32)))
+    return np.asarray(
+        np.exp(np.float32(walk.norm_spread) * rng.standard_normal(shape, dtype=np.float32))
+    )
 
 
 # Locality
@@ -100,7 +117,8 @@ def overlap(members: Booleans, lag: int) -> Floats:
 def chance_overlap(members: Booleans) -> Floats:
     """`overlap` of tokens of different sequences, by layer: what popularity alone gives.
 
-    ``((sum of shares)^2 - sum of squares) / (S (S - 1) K)`` over the sequences' shares of tokens that use an expert.
+    ``((sum of shares)^2 - sum of squares) / (S (S - 1) K)`` over the sequences' shares of tokens
+    that use an expert.
     """
     shares = members.mean(1)
     pairs = len(shares) * (len(shares) - 1)
@@ -111,13 +129,17 @@ def chance_overlap(members: Booleans) -> Floats:
 
 
 def kept_reuse(members: Booleans, lag: int) -> float:
-    """What is left after ``lag`` tokens of the overlap above chance that neighbouring tokens have."""
+    """What is left after ``lag`` tokens of the overlap above chance that neighbouring tokens
+    have.
+    """
     chance = chance_overlap(members).mean()
     return float((overlap(members, lag).mean() - chance) / (overlap(members, 1).mean() - chance))
 
 
 def used_within(members: Booleans, tokens: int) -> float:
-    """Share of uses whose expert one of the ``tokens`` tokens before used, after as many tokens of a sequence."""
+    """Share of uses whose expert one of the ``tokens`` tokens before used, after as many tokens
+    of a sequence.
+    """
     recent = np.zeros_like(members[:, tokens:])
     for lag in range(1, tokens + 1):
         recent |= members[:, tokens - lag : members.shape[1] - lag]
@@ -145,7 +167,9 @@ def first_weight_share(weights: Floats) -> float:
 
 
 def same_token_repeats(gates: Gates) -> float:
-    """Share of pairs of neighbouring sequences' tokens with equal ids that have the same first expert in layer 0."""
+    """Share of pairs of neighbouring sequences' tokens with equal ids that have the same first
+    expert in layer 0.
+    """
     assert gates.tokens is not None
     first, ids = gates.experts[:, :, 0, 0], gates.tokens
     equal = ids[:-1] == ids[1:]
@@ -156,13 +180,16 @@ def same_token_repeats(gates: Gates) -> float:
 
 
 def _middle(values: Floats) -> float:
-    # Mixtral's table 5 has layers 0, 15 and 31 of 32; neighbours make the middle less a matter of luck.
+    # Mixtral's table 5 has layers 0, 15 and 31 of 32; neighbours make the middle less a matter of
+    # luck.
     middle = (len(values) - 1) // 2
     return float(values[max(0, middle - 1) : middle + 2].mean())
 
 
 def _far(score: Callable[[Floats, Integers], Floats], gates: Gates) -> float:
-    return float(np.mean([score(_ahead(gates, distance), gates.experts).mean() for distance in (2, 3)]))
+    return float(
+        np.mean([score(_ahead(gates, distance), gates.experts).mean() for distance in (2, 3)])
+    )
 
 
 def _ahead(gates: Gates, distance: int) -> Floats:
@@ -176,9 +203,11 @@ def quarter(gates: Gates) -> int:
 
 
 def forecast_recall(gates: Gates, distance: int, count: int | None = None) -> float:
-    """Share of the experts used that are among the ``count`` (default: as many as are used) best forecast.
+    """Share of the experts used that are among the ``count`` (default: as many as are used) best
+    forecast.
 
-    As `capture.statistics.gating_stats.recall_at` where no scores are equal, without sorting all of them.
+    As `capture.statistics.gating_stats.recall_at` where no scores are equal, without sorting all of
+    them.
     """
     scores = _ahead(gates, distance)
     count = count or gates.experts.shape[-1]
@@ -229,9 +258,12 @@ STATISTICS: Mapping[str, Callable[[Gates], float]] = {
     "score_high": lambda g: score_split(g.weights)[0],
     "score_low": lambda g: score_split(g.weights)[1],
     "first_weight": lambda g: first_weight_share(g.weights),
-    "weight_output": lambda g: float(weight_output_correlation(g.weights, _known(g.output_norms)).mean()),
+    "weight_output": lambda g: float(
+        weight_output_correlation(g.weights, _known(g.output_norms)).mean()
+    ),
     "paths_2": lambda g: path_cover(g.experts, g.num_experts, 2),
     "same_token": same_token_repeats,
 }
-"""``used_j``/``equal_j``: the best expert forecast j layers ahead is among those used / is the first choice; ``far``:
-mean of 2 and 3 ahead; ``_deep``: over the deeper half. ``recall_quarter``: the best quarter of the experts, 1 ahead."""
+"""``used_j``/``equal_j``: the best expert forecast j layers ahead is among those used / is the
+first choice; ``far``: mean of 2 and 3 ahead; ``_deep``: over the deeper half. ``recall_quarter``:
+the best quarter of the experts, 1 ahead."""

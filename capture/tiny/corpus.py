@@ -1,4 +1,6 @@
-"""The text that the project's own models are trained and evaluated on, under licences that allow it."""
+"""The text that the project's own models are trained and evaluated on, under licences that allow
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ DEBIAN_PACKAGES = {"docs": "python3.11-doc", "prose": "dict-jargon"}
 PSF = "PSF-2.0"
 PSF_DOCS = "PSF-2.0 (code samples also 0BSD)"
 PUBLIC_DOMAIN = "public domain"
-# Shorter files are mostly licence headers and re-exports; longer ones are tables that would dominate their domain.
+# Shorter files are mostly licence headers and re-exports; longer ones are tables that would
+# dominate their domain.
 SHORTEST_CHARS = 1500
 LONGEST_CHARS = 200_000
 PROSE_DOCUMENT_CHARS = 8000
-# Directories whose name starts with one of these: foreign licences, test fixtures, generated tables.
+# Directories whose name starts with one of these: foreign licences, test fixtures, generated
+# tables.
 SKIPPED_DIRECTORIES = re.compile(
     r"/(site-packages|test|idle_test|encodings|lib2to3/tests|pydoc_data|ensurepip|turtledemo|__pycache__|config-)"
 )
@@ -33,7 +37,9 @@ SKIPPED_DIRECTORIES = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """One file of the corpus; ``name`` alone decides on which side of the held-out split it falls."""
+    """One file of the corpus; ``name`` alone decides on which side of the held-out split it
+    falls.
+    """
 
     domain: str
     name: str
@@ -47,7 +53,9 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents ordered by domain, then by name; ``notes`` says where each domain came from or why it is missing."""
+    """Documents ordered by domain, then by name; ``notes`` says where each domain came from or
+    why it is missing.
+    """
 
     documents: tuple[Document, ...]
     notes: tuple[str, ...]
@@ -62,21 +70,30 @@ class Corpus:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Domains with at least one held-out and one training document, in the order of ``DOMAINS``."""
-        both = {document.domain for document in self.training} & {document.domain for document in self.held_out}
+        """Domains with at least one held-out and one training document, in the order of
+        ``DOMAINS``.
+        """
+        both = {document.domain for document in self.training} & {
+            document.domain for document in self.held_out
+        }
         return tuple(domain for domain in DOMAINS if domain in both)
 
 
 def is_held_out(name: str) -> bool:
-    """True for one name in twenty, the same ones on every machine and in every version of the text."""
+    """True for one name in twenty, the same ones on every machine and in every version of the
+    text.
+    """
     return int(hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(), 16) % 20 == 0
 
 
 def stdlib_documents(root: Path | None = None) -> Iterator[Document]:
-    """The .py sources under ``root`` (default: the running Python's standard library), sorted by path."""
+    """The .py sources under ``root`` (default: the running Python's standard library), sorted by
+    path.
+    """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     names = (path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    # A name sorts after its siblings' directories only if "/" is compared as a character, as it is here.
+    # A name sorts after its siblings' directories only if "/" is compared as a character, as it is
+    # here.
     for name in sorted(name for name in names if not SKIPPED_DIRECTORIES.search("/" + name)):
         text = (root / name).read_text(encoding="utf-8", errors="replace")
         if len(text) > SHORTEST_CHARS:
@@ -93,14 +110,18 @@ def docs_documents(package: Path) -> Iterator[Document]:
 
 
 def topics_documents() -> Iterator[Document]:
-    """``pydoc_data.topics``: the language reference as every Python carries it. Stands in for the docs."""
+    """``pydoc_data.topics``: the language reference as every Python carries it. Stands in for
+    the docs.
+    """
     topics = importlib.import_module("pydoc_data.topics").topics
     for name in sorted(topics):
         yield Document("docs", name, topics[name], PSF)
 
 
 def jargon_documents(package: Path) -> Iterator[Document]:
-    """The Jargon File inside a ``dict-jargon`` .deb, cut at blank lines into documents of about 8 kB."""
+    """The Jargon File inside a ``dict-jargon`` .deb, cut at blank lines into documents of about
+    8 kB.
+    """
     for _, content in deb_files(package, lambda path: path.endswith("/jargon.dict.dz")):
         text = gzip.decompress(content).decode("utf-8", "replace")
         # The dict format indents every definition by three blanks.
@@ -110,7 +131,9 @@ def jargon_documents(package: Path) -> Iterator[Document]:
 
 
 def cut_at_blank_lines(text: str, target_chars: int) -> Iterator[str]:
-    """Parts of ``text`` that end at the first blank line beyond ``target_chars``; the last one may be shorter."""
+    """Parts of ``text`` that end at the first blank line beyond ``target_chars``; the last one
+    may be shorter.
+    """
     part = ""
     for paragraph in re.split(r"\n\n+", text):
         part += paragraph + "\n\n"
@@ -121,40 +144,57 @@ def cut_at_blank_lines(text: str, target_chars: int) -> Iterator[str]:
 
 
 def deb_files(package: Path, wanted: Callable[[str], bool]) -> list[tuple[str, bytes]]:
-    """(path, content) of the regular files of a .deb whose path ``wanted`` accepts; nothing is written to disk.
+    """(path, content) of the regular files of a .deb whose path ``wanted`` accepts; nothing is
+    written to disk.
 
-    Raises ValueError if ``package`` is not a Debian package or its data member uses a compression Python cannot read.
+    Raises ValueError if ``package`` is not a Debian package or its data member uses a compression
+    Python cannot read.
     """
     for name, content in ar_members(package):
         if name.startswith("data.tar"):
             try:
                 with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-                    members = [member for member in archive if member.isfile() and wanted(member.name)]
+                    members = [
+                        member for member in archive if member.isfile() and wanted(member.name)
+                    ]
                     return [(member.name, archive.extractfile(member).read()) for member in members]  # type: ignore[union-attr]
             except tarfile.ReadError as error:
                 raise ValueError(
-                    f"cannot read {name} of {package}: {error}; repack it as .tar.xz or use the package of Debian 12"
+                    f"cannot read {name} of {package}: {error}; repack it as .tar.xz or use the"
+                    " package of Debian 12"
                 ) from error
-    raise ValueError(f"cannot read {package}: no data.tar member, {package.stat().st_size} bytes; download it again")
+    raise ValueError(
+        f"cannot read {package}: no data.tar member, {package.stat().st_size} bytes; download it"
+        " again"
+    )
 
 
 def ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, content) of the members of a Unix ar archive, the container of a .deb (deb(5))."""
     content = path.read_bytes()
     if content[:8] != b"!<arch>\n":
-        raise ValueError(f"cannot read {path}: starts with {content[:8]!r}, a .deb starts with b'!<arch>\\n'")
+        raise ValueError(
+            f"cannot read {path}: starts with {content[:8]!r}, a .deb starts with b'!<arch>\\n'"
+        )
     position = 8
     while position + 60 <= len(content):
         header = content[position : position + 60]
         size = int(header[48:58])
-        yield header[:16].decode().strip().rstrip("/"), content[position + 60 : position + 60 + size]
+        yield (
+            header[:16].decode().strip().rstrip("/"),
+            content[position + 60 : position + 60 + size],
+        )
         # Members are padded to an even length.
         position += 60 + size + size % 2
 
 
 def fetch_debian_packages(folder: Path, timeout_s: float = 300.0) -> str | None:
-    """Downloads the packages that ``folder`` lacks with apt-get (needs no root); returns why it could not, or None."""
-    missing = [package for package in DEBIAN_PACKAGES.values() if find_package(folder, package) is None]
+    """Downloads the packages that ``folder`` lacks with apt-get (needs no root); returns why it
+    could not, or None.
+    """
+    missing = [
+        package for package in DEBIAN_PACKAGES.values() if find_package(folder, package) is None
+    ]
     if not missing:
         return None
     if shutil.which("apt-get") is None:
@@ -162,7 +202,11 @@ def fetch_debian_packages(folder: Path, timeout_s: float = 300.0) -> str | None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(
-            ["apt-get", "download", *missing], cwd=folder, capture_output=True, text=True, timeout=timeout_s
+            ["apt-get", "download", *missing],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
         return f"apt-get download took more than {timeout_s:.0f} s"
@@ -177,10 +221,13 @@ def find_package(folder: Path, package: str) -> Path | None:
     return max(folder.glob(f"{package}_*.deb"), default=None)
 
 
-def build_corpus(deb_folder: Path | None, download: bool = True, stdlib_root: Path | None = None) -> Corpus:
+def build_corpus(
+    deb_folder: Path | None, download: bool = True, stdlib_root: Path | None = None
+) -> Corpus:
     """All three domains where the packages can be had, the fallback where not.
 
-    ``deb_folder`` holds the .deb files, or receives them if ``download``; None means no packages at all.
+    ``deb_folder`` holds the .deb files, or receives them if ``download``; None means no packages at
+    all.
     """
     reason = None
     if deb_folder is None:

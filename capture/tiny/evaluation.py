@@ -1,7 +1,9 @@
-"""Evaluates a checkpoint of one of the project's own models: loss by domain, gating beside published numbers.
+"""Evaluates a checkpoint of one of the project's own models: loss by domain, gating beside
+published numbers.
 
-``python -m capture.train_tiny --evaluate capture/assets/tiny_mixtral``: on the held-out part of the whole corpus.
-``... --passages capture/assets/prompts/heldout.jsonl``: on the shipped passages alone, the same text on every machine.
+``python -m capture.train_tiny --evaluate capture/assets/tiny_mixtral``: on the held-out part of the
+whole corpus. ``... --passages capture/assets/prompts/heldout.jsonl``: on the shipped passages
+alone, the same text on every machine.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ Domains = npt.NDArray[np.uint8]
 class HeldOut:
     """Text that no model of the project was trained on, as token ids.
 
-    The loss is taken over ``windows`` [S, T], whose indices into DOMAINS are ``domains`` [S]; the gates are recorded on
-    ``gating`` [S, T]. ``notes`` say what text this is.
+    The loss is taken over ``windows`` [S, T], whose indices into DOMAINS are ``domains`` [S]; the
+    gates are recorded on ``gating`` [S, T]. ``notes`` say what text this is.
     """
 
     windows: Windows
@@ -54,7 +56,9 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class DomainLoss:
-    """The loss over a domain's predicted ``tokens``; bits per byte compare models of different tokenizers."""
+    """The loss over a domain's predicted ``tokens``; bits per byte compare models of different
+    tokenizers.
+    """
 
     tokens: int
     nats_per_token: float
@@ -63,14 +67,18 @@ class DomainLoss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``losses`` by domain, and the gating ``statistics`` of each stack of at least FEWEST_LAYERS sites."""
+    """``losses`` by domain, and the gating ``statistics`` of each stack of at least
+    FEWEST_LAYERS sites.
+    """
 
     losses: Mapping[str, DomainLoss]
     statistics: Mapping[str, Sequence[Statistic]]
 
 
 def evaluate(folder: Path, text: Corpus | Path, console: Console) -> Evaluation:
-    """Prints and returns the evaluation of the checkpoint in ``folder`` on a corpus or on a file of passages."""
+    """Prints and returns the evaluation of the checkpoint in ``folder`` on a corpus or on a file
+    of passages.
+    """
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     family = family_of(model)
     if isinstance(text, Path):
@@ -78,13 +86,17 @@ def evaluate(folder: Path, text: Corpus | Path, console: Console) -> Evaluation:
     else:
         held_out = held_out_corpus(text, tokenizer, family.window, family.prefix)
     console.print(*held_out.notes, sep="\n", highlight=False)
-    losses = held_out_loss(model, held_out.windows, held_out.domains, byte_lengths(tokenizer), console)
+    losses = held_out_loss(
+        model, held_out.windows, held_out.domains, byte_lengths(tokenizer), console
+    )
     print_losses(losses, console)
     statistics = {}
     for stack, gating in capture_gating(model, held_out.gating).items():
         sequences, tokens, num_sites, _ = gating.logits.shape
         if num_sites < FEWEST_LAYERS:
-            console.print(f"no gating statistics of the {stack}: {num_sites} sites, they need {FEWEST_LAYERS}")
+            console.print(
+                f"no gating statistics of the {stack}: {num_sites} sites, they need {FEWEST_LAYERS}"
+            )
             continue
         statistics[stack] = report(gating)
         print_statistics(stack, statistics[stack], sequences * tokens, console)
@@ -100,15 +112,21 @@ def held_out_corpus(corpus: Corpus, tokenizer: Tokenizer, length: int, prefix: i
 
 
 def held_out_passages(path: Path, tokenizer: Tokenizer) -> HeldOut:
-    """The first PASSAGE_TOKENS tokens of every passage of ``path`` that has as many, for loss and gates alike."""
+    """The first PASSAGE_TOKENS tokens of every passage of ``path`` that has as many, for loss
+    and gates alike.
+    """
     prompts = [prompt for prompt in read_prompts(path) if prompt.domain in DOMAINS]
     tokens = [tokenizer.encode(prompt.text).ids[:PASSAGE_TOKENS] for prompt in prompts]
     long = [index for index, ids in enumerate(tokens) if len(ids) == PASSAGE_TOKENS]
     if not long:
-        raise ValueError(f"cannot evaluate on {path}: no passage of {DOMAINS} has {PASSAGE_TOKENS} tokens")
+        raise ValueError(
+            f"cannot evaluate on {path}: no passage of {DOMAINS} has {PASSAGE_TOKENS} tokens"
+        )
     windows = np.array([tokens[index] for index in long], np.int64)
     domains = np.array([DOMAINS.index(prompts[index].domain) for index in long], np.uint8)
-    return HeldOut(windows, domains, windows, (f"{len(long)} passages of {PASSAGE_TOKENS} tokens: {path}",))
+    return HeldOut(
+        windows, domains, windows, (f"{len(long)} passages of {PASSAGE_TOKENS} tokens: {path}",)
+    )
 
 
 def byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
@@ -130,9 +148,15 @@ def held_out_loss(
     token_bytes: npt.NDArray[np.int64],
     console: Console | None = None,
 ) -> dict[str, DomainLoss]:
-    """The loss of each domain; a window is read without what stands before it, and its prefix is not predicted."""
+    """The loss of each domain; a window is read without what stands before it, and its prefix is
+    not predicted.
+    """
     prefix = family_of(model).prefix
-    nats, counts, num_bytes = np.zeros(len(DOMAINS)), np.zeros(len(DOMAINS), int), np.zeros(len(DOMAINS), int)
+    nats, counts, num_bytes = (
+        np.zeros(len(DOMAINS)),
+        np.zeros(len(DOMAINS), int),
+        np.zeros(len(DOMAINS), int),
+    )
     batches = range(0, len(windows), WINDOWS_PER_BATCH)
     console = console or Console(quiet=True)
     for start in track(batches, "held-out loss", console=console, disable=not console.is_terminal):
@@ -143,7 +167,9 @@ def held_out_loss(
             counts[domain] += of_window.size
             num_bytes[domain] += token_bytes[window[prefix:]].sum()
     return {
-        name: DomainLoss(int(counts[at]), nats[at] / counts[at], nats[at] / num_bytes[at] / np.log(2))
+        name: DomainLoss(
+            int(counts[at]), nats[at] / counts[at], nats[at] / num_bytes[at] / np.log(2)
+        )
         for at, name in enumerate(DOMAINS)
         if counts[at]
     }
@@ -154,12 +180,16 @@ def token_losses(model: PreTrainedModel, windows: Windows, prefix: int) -> npt.N
     """Nats of every token behind a window's first ``prefix``, [window, token - prefix]."""
     tokens = torch.from_numpy(windows)
     logits = family_of(model).predict(model, tokens, prefix)
-    losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, prefix:].reshape(-1), reduction="none")
+    losses = F.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), tokens[:, prefix:].reshape(-1), reduction="none"
+    )
     return np.asarray(losses.reshape(len(windows), -1).numpy())
 
 
 class GateRecorder:
-    """What the gates of one forward pass saw and chose, by site; ``remove`` takes the hooks out of the model."""
+    """What the gates of one forward pass saw and chose, by site; ``remove`` takes the hooks out
+    of the model.
+    """
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self.gate_inputs: dict[Site, torch.Tensor] = {}
@@ -174,13 +204,17 @@ class GateRecorder:
         for handle in self._handles:
             handle.remove()
 
-    def _gate_hook(self, site: Site) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Any], None]:
+    def _gate_hook(
+        self, site: Site
+    ) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Any], None]:
         def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: Any) -> None:
             self.gate_inputs[site], self.gate_outputs[site] = inputs[0], outputs
 
         return hook
 
-    def _input_hook(self, site: Site) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Any], None]:
+    def _input_hook(
+        self, site: Site
+    ) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], Any], None]:
         def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _outputs: Any) -> None:
             self.layer_inputs[site] = inputs[0]
 
@@ -189,10 +223,11 @@ class GateRecorder:
 
 @torch.no_grad()
 def capture_gating(model: PreTrainedModel, windows: Windows) -> dict[str, Gating]:
-    """The gates of ``model`` on token ids [window, token] by stack, teacher-forced: the order of decoding, in one pass.
+    """The gates of ``model`` on token ids [window, token] by stack, teacher-forced: the order of
+    decoding, in one pass.
 
-    Of an encoder-decoder the encoder sees a window's prefix, the decoder its start token and the rest. The sample of
-    x W_up is from the first batch of windows.
+    Of an encoder-decoder the encoder sees a window's prefix, the decoder its start token and the
+    rest. The sample of x W_up is from the first batch of windows.
     """
     family = family_of(model)
     sites = family.sites(model)
@@ -207,7 +242,9 @@ def capture_gating(model: PreTrainedModel, windows: Windows) -> dict[str, Gating
             recorded = {}
             for site in sites:
                 routed = family.routed(recorder.gate_outputs[site])
-                norms, sample = expert_outputs(family.expert, site, recorder.gate_inputs[site], routed.experts)
+                norms, sample = expert_outputs(
+                    family.expert, site, recorder.gate_inputs[site], routed.experts
+                )
                 up_projections.setdefault(site, sample)
                 arrays = {
                     "gate_inputs": recorder.gate_inputs[site],
@@ -226,7 +263,8 @@ def capture_gating(model: PreTrainedModel, windows: Windows) -> dict[str, Gating
         recorder.remove()
     stacks = dict.fromkeys(site.stack for site in sites)
     return {
-        stack: _gating([site for site in sites if site.stack == stack], batches, up_projections) for stack in stacks
+        stack: _gating([site for site in sites if site.stack == stack], batches, up_projections)
+        for stack in stacks
     }
 
 
@@ -238,7 +276,9 @@ def _gating(
     """The sites' records [window, token, X] of every batch as arrays [window, token, site, X]."""
     names = batches[0][sites[0]]
     arrays = {
-        name: np.concatenate([np.stack([recorded[site][name] for site in sites], 2) for recorded in batches])
+        name: np.concatenate(
+            [np.stack([recorded[site][name] for site in sites], 2) for recorded in batches]
+        )
         for name in names
     }
     return Gating(
@@ -255,7 +295,9 @@ def expert_outputs(
     gate_inputs: torch.Tensor,
     chosen: torch.Tensor,
 ) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
-    """Norms of the chosen experts' unweighted outputs, [token, K], and every seventh value of x W_up."""
+    """Norms of the chosen experts' unweighted outputs, [token, K], and every seventh value of x
+    W_up.
+    """
     inputs = gate_inputs.reshape(-1, gate_inputs.shape[-1])
     norms, up_values = torch.zeros(chosen.shape), []
     for index in np.unique(chosen.numpy()).tolist():
@@ -271,16 +313,22 @@ def print_losses(losses: Mapping[str, DomainLoss], console: Console) -> None:
     for column in ("domain", "tokens", "nats/token", "bits/byte"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for domain, loss in losses.items():
-        table.add_row(domain, f"{loss.tokens:,}", f"{loss.nats_per_token:.3f}", f"{loss.bits_per_byte:.3f}")
+        table.add_row(
+            domain, f"{loss.tokens:,}", f"{loss.nats_per_token:.3f}", f"{loss.bits_per_byte:.3f}"
+        )
     console.print(table)
 
 
-def print_statistics(stack: str, statistics: Sequence[Statistic], num_tokens: int, console: Console) -> None:
+def print_statistics(
+    stack: str, statistics: Sequence[Statistic], num_tokens: int, console: Console
+) -> None:
     """A row per statistic: here, by chance, published, where; the papers below."""
     title = f"Gating of the {stack} on {num_tokens:,} held-out tokens, means over its sites"
     table = Table(title=title, title_justify="left")
     for column in ("statistic", "here", "chance", "published", "source"):
-        table.add_column(column, justify="right" if column in ("here", "chance", "published") else "left")
+        table.add_column(
+            column, justify="right" if column in ("here", "chance", "published") else "left"
+        )
     for row in statistics:
         published = row.published
         chance = "" if row.chance is None else f"{row.chance:.3f}"
@@ -289,4 +337,7 @@ def print_statistics(stack: str, statistics: Sequence[Statistic], num_tokens: in
     console.print(table)
     for paper, reference in PAPERS.items():
         console.print(f"{paper}: {reference}", highlight=False)
-    console.print("0.25 and 0.464 are what experts drawn uniformly, 2 of 8, give: lower bounds, not measurements.")
+    console.print(
+        "0.25 and 0.464 are what experts drawn uniformly, 2 of 8, give: lower bounds, not"
+        " measurements."
+    )

@@ -1,7 +1,9 @@
-"""The architectures that the project trains: how each is built, fed and read. One `Family` for each, no branches.
+"""The architectures that the project trains: how each is built, fed and read. One `Family` for
+each, no branches.
 
-A *site* is a router with its experts, in the order of execution; a *stack* is what runs over one sequence of tokens. A
-decoder-only model has one stack, an encoder-decoder two, whose sites see different tokens.
+A *site* is a router with its experts, in the order of execution; a *stack* is what runs over one
+sequence of tokens. A decoder-only model has one stack, an encoder-decoder two, whose sites see
+different tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from capture.tiny.tokenizer import END_OF_TEXT_ID
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A router [E, H] and its experts, the gain [H] of the norm before it, and the first norm of its layer, whose input
-    is the residual stream."""
+    """A router [E, H] and its experts, the gain [H] of the norm before it, and the first norm of
+    its layer, whose input is the residual stream."""
 
     stack: str
     router: nn.Module
@@ -43,7 +45,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Routed:
-    """What a router returned: ``logits`` [T, E], ``weights`` and ``experts`` [T, K], by falling weight."""
+    """What a router returned: ``logits`` [T, E], ``weights`` and ``experts`` [T, K], by falling
+    weight.
+    """
 
     logits: torch.Tensor
     weights: torch.Tensor
@@ -54,11 +58,12 @@ class Routed:
 class Family:
     """An architecture.
 
-    ``fresh`` builds a model that draws its weights from torch's global generator. Names of parameters that end with one
-    of ``residual_outputs`` add to the residual stream, those with one of ``undecayed`` get no weight decay.
-    ``predict(model, windows [S, T], prefix)`` are logits [S, T - prefix, vocab] of the tokens behind the prefix.
-    ``expert(experts, index, x [T, H])`` is x W_up (before any activation) and the expert's output [T, H].
-    ``window`` and ``prefix`` are the tokens of an evaluated window, and how many of them are not predicted.
+    ``fresh`` builds a model that draws its weights from torch's global generator. Names of
+    parameters that end with one of ``residual_outputs`` add to the residual stream, those with one
+    of ``undecayed`` get no weight decay. ``predict(model, windows [S, T], prefix)`` are logits [S,
+    T - prefix, vocab] of the tokens behind the prefix. ``expert(experts, index, x [T, H])`` is x
+    W_up (before any activation) and the expert's output [T, H]. ``window`` and ``prefix`` are the
+    tokens of an evaluated window, and how many of them are not predicted.
     """
 
     fresh: Callable[[Recipe], Any]
@@ -83,7 +88,9 @@ def family_of(model: PreTrainedModel) -> Family:
 def family_named(model_type: str) -> Family:
     """The family by transformers' name of it; raises ValueError if there is none."""
     if model_type not in FAMILIES:
-        raise ValueError(f"cannot train or evaluate a model of type {model_type!r}; known: {', '.join(FAMILIES)}")
+        raise ValueError(
+            f"cannot train or evaluate a model of type {model_type!r}; known: {', '.join(FAMILIES)}"
+        )
     return FAMILIES[model_type]
 
 
@@ -110,13 +117,21 @@ def _decoder_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _fresh_mixtral(recipe: Recipe) -> MixtralForCausalLM:
-    settings = {"intermediate_size": recipe.inter, "num_local_experts": recipe.experts, "tie_word_embeddings": False}
-    return MixtralForCausalLM(MixtralConfig(**_decoder_settings(recipe) | settings | dict(recipe.config)))
+    settings = {
+        "intermediate_size": recipe.inter,
+        "num_local_experts": recipe.experts,
+        "tie_word_embeddings": False,
+    }
+    return MixtralForCausalLM(
+        MixtralConfig(**_decoder_settings(recipe) | settings | dict(recipe.config))
+    )
 
 
 def _fresh_qwen2moe(recipe: Recipe) -> Qwen2MoeForCausalLM:
     settings = {"moe_intermediate_size": recipe.inter, "num_experts": recipe.experts}
-    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**_decoder_settings(recipe) | settings | dict(recipe.config)))
+    return Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**_decoder_settings(recipe) | settings | dict(recipe.config))
+    )
 
 
 def _decoder_sites(model: Any) -> list[Site]:
@@ -142,7 +157,9 @@ def _decoder_predict(model: Any, windows: torch.Tensor, prefix: int) -> torch.Te
     return logits[:, prefix - 1 :]
 
 
-def _gated_expert(experts: Any, index: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _gated_expert(
+    experts: Any, index: int, inputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     gate, up = F.linear(inputs, experts.gate_up_proj[index]).chunk(2, -1)
     return up, F.linear(F.silu(gate) * up, experts.down_proj[index])
 
@@ -172,13 +189,16 @@ def _fresh_switch(recipe: Recipe) -> SwitchTransformersForConditionalGeneration:
         "eos_token_id": END_OF_TEXT_ID,
         "attn_implementation": "eager",
     }
-    model = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**settings | dict(recipe.config)))
+    model = SwitchTransformersForConditionalGeneration(
+        SwitchTransformersConfig(**settings | dict(recipe.config))
+    )
     # transformers draws routers with a deviation of 1, which saturates them before the first step.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, recipe.init_std)
-        # The head divides by the root of the width where it shares the embeddings; half of that back learned fastest.
+        # The head divides by the root of the width where it shares the embeddings; half of that
+        # back learned fastest.
         model.decoder.final_layer_norm.weight.fill_(recipe.hidden**0.5 / 2)
     return model
 
@@ -207,11 +227,15 @@ def _switch_routed(outputs: Sequence[torch.Tensor]) -> Routed:
 def _switch_predict(model: Any, windows: torch.Tensor, prefix: int) -> torch.Tensor:
     targets = windows[:, prefix:]
     shifted = F.pad(targets[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
-    logits: torch.Tensor = model(input_ids=windows[:, :prefix], decoder_input_ids=shifted, use_cache=False).logits
+    logits: torch.Tensor = model(
+        input_ids=windows[:, :prefix], decoder_input_ids=shifted, use_cache=False
+    ).logits
     return logits
 
 
-def _plain_expert(experts: Any, index: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _plain_expert(
+    experts: Any, index: int, inputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     expert = experts[f"expert_{index}"]
     up = expert.wi(inputs)
     return up, expert.wo(expert.act(up))
@@ -243,7 +267,11 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "qwen2_moe": Family(
             fresh=_fresh_qwen2moe,
             model_class=Qwen2MoeForCausalLM,
-            residual_outputs=("o_proj.weight", "experts.down_proj", "shared_expert.down_proj.weight"),
+            residual_outputs=(
+                "o_proj.weight",
+                "experts.down_proj",
+                "shared_expert.down_proj.weight",
+            ),
             **_DECODER_ONLY,
         ),
         "switch_transformers": Family(
@@ -252,7 +280,11 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
             load_options={"attn_implementation": "eager"},
             residual_outputs=(".o.weight", ".wo.weight"),
             embeddings=("shared.weight",),
-            undecayed=("shared.weight", "router.classifier.weight", "relative_attention_bias.weight"),
+            undecayed=(
+                "shared.weight",
+                "router.classifier.weight",
+                "relative_attention_bias.weight",
+            ),
             sites=_switch_sites,
             routed=_switch_routed,
             predict=_switch_predict,

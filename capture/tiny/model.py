@@ -1,4 +1,6 @@
-"""The project's own Mixture-of-Experts models: initial weights, optimizer and losses, for every recipe alike."""
+"""The project's own Mixture-of-Experts models: initial weights, optimizer and losses, for every
+recipe alike.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,14 @@ from capture.tiny.recipes import Recipe
 
 
 def build_model(recipe: Recipe) -> Any:
-    """The model before the first step, in float32; seeds torch's global generator, as initialisation draws from it."""
+    """The model before the first step, in float32; seeds torch's global generator, as
+    initialisation draws from it.
+    """
     torch.manual_seed(recipe.seed)
     family = family_named(recipe.family)
     model = family.fresh(recipe)
-    # Radford et al. 2019 (GPT-2), section 2.3: what is added to the residual stream shrinks with depth.
+    # Radford et al. 2019 (GPT-2), section 2.3: what is added to the residual stream shrinks with
+    # depth.
     residual_scale = 1 / math.sqrt(2 * recipe.layers)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -35,30 +40,43 @@ def build_model(recipe: Recipe) -> Any:
 
 
 def load_model(folder: Path) -> Any:
-    """A checkpoint in float32, ready to be evaluated; raises ValueError if the folder holds none of a known family."""
+    """A checkpoint in float32, ready to be evaluated; raises ValueError if the folder holds none
+    of a known family.
+    """
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"cannot load a model: {config} does not exist; give a checkpoint folder")
     family = family_named(json.loads(config.read_text()).get("model_type"))
     # A bar for 14 MB only gets between the tables.
     disable_progress_bar()
-    return family.model_class.from_pretrained(folder, dtype=torch.float32, **family.load_options).eval()
+    return family.model_class.from_pretrained(
+        folder, dtype=torch.float32, **family.load_options
+    ).eval()
 
 
 def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW; no weight decay on vectors, embeddings and routers (it would flatten the gate weights)."""
+    """AdamW; no weight decay on vectors, embeddings and routers (it would flatten the gate
+    weights).
+    """
     decayed: list[torch.Tensor] = []
     free: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
         is_decayed = parameter.dim() >= 2 and not name.endswith(family_of(model).undecayed)
         (decayed if is_decayed else free).append(parameter)
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": free, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=recipe.learning_rate, betas=(0.9, 0.95), eps=1e-8, fused=True
+    )
 
 
 @contextmanager
 def recorded_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """A list that every forward pass appends its sites' router logits [token, expert] to; the caller clears it."""
+    """A list that every forward pass appends its sites' router logits [token, expert] to; the
+    caller clears it.
+    """
     family = family_of(model)
     logits: list[torch.Tensor] = []
 
@@ -76,8 +94,8 @@ def recorded_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor
 def balance_loss(router_logits: Sequence[torch.Tensor], top_k: int) -> torch.Tensor:
     """Mean over the layers of each layer's load-balancing loss; 1 where the load is even.
 
-    transformers pools the logits of all layers before it averages, so that one collapsed layer goes unpunished.
-    Source: Fedus et al., Switch Transformers, arXiv:2101.03961, equation 4, for top-k.
+    transformers pools the logits of all layers before it averages, so that one collapsed layer goes
+    unpunished. Source: Fedus et al., Switch Transformers, arXiv:2101.03961, equation 4, for top-k.
     """
     total = torch.zeros(())
     for logits in router_logits:
@@ -90,11 +108,19 @@ def balance_loss(router_logits: Sequence[torch.Tensor], top_k: int) -> torch.Ten
 
 
 def z_loss(router_logits: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Mean over layers and tokens of the router's squared log-partition (Zoph et al., ST-MoE, arXiv:2202.08906)."""
-    return torch.stack([logits.float().logsumexp(-1).pow(2).mean() for logits in router_logits]).mean()
+    """Mean over layers and tokens of the router's squared log-partition (Zoph et al., ST-MoE,
+    arXiv:2202.08906).
+    """
+    return torch.stack(
+        [logits.float().logsumexp(-1).pow(2).mean() for logits in router_logits]
+    ).mean()
 
 
 def language_loss(model: PreTrainedModel, windows: torch.Tensor, prefix: int) -> torch.Tensor:
-    """Mean nats per token of windows [sequence, token] behind their ``prefix``, each predicted from those before it."""
+    """Mean nats per token of windows [sequence, token] behind their ``prefix``, each predicted
+    from those before it.
+    """
     logits = family_of(model).predict(model, windows, prefix)
-    return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), windows[:, prefix:].reshape(-1))
+    return F.cross_entropy(
+        logits.float().reshape(-1, logits.shape[-1]), windows[:, prefix:].reshape(-1)
+    )

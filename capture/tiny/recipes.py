@@ -1,7 +1,9 @@
-"""The recipes of the project's own Mixture-of-Experts models: all that their trained weights depend on but the text.
+"""The recipes of the project's own Mixture-of-Experts models: all that their trained weights depend
+on but the text.
 
-A recipe names a family (`capture.tiny.families`), which knows how an architecture is built and read; everything else is
-numbers. They were chosen on one seed each by looking at gating statistics; the model cards say what came out.
+A recipe names a family (`capture.tiny.families`), which knows how an architecture is built and
+read; everything else is numbers. They were chosen on one seed each by looking at gating statistics;
+the model cards say what came out.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from sim.values.units import part_of
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that the trained weights depend on besides the text; the defaults are those of ``tiny_mixtral``.
+    """Everything that the trained weights depend on besides the text; the defaults are those of
+    ``tiny_mixtral``.
 
-    ``layers`` are those of each stack. ``prefix`` is the range, both ends included, from which a step draws how many
-    tokens of its windows are read but not predicted: the prefix is what an encoder reads, and (1, 1) is the plain
-    language model. ``config`` are further settings of the architecture, by the names that transformers gives them.
-    Raises ValueError if the values do not fit together.
+    ``layers`` are those of each stack. ``prefix`` is the range, both ends included, from which a
+    step draws how many tokens of its windows are read but not predicted: the prefix is what an
+    encoder reads, and (1, 1) is the plain language model. ``config`` are further settings of the
+    architecture, by the names that transformers gives them. Raises ValueError if the values do not
+    fit together.
     """
 
     family: str = "mixtral"
@@ -49,48 +53,80 @@ class Recipe:
     # Holds the router's logits small, and with them the spread of the gate weights.
     z_loss: float = 1e-4
     init_std: float = 0.02
-    # Large against the residual updates, so that gate inputs of neighbouring layers are similar, as in large models.
+    # Large against the residual updates, so that gate inputs of neighbouring layers are similar, as
+    # in large models.
     embedding_std: float = 0.15
     mix: tuple[float, ...] = (0.4, 0.4, 0.2)
     seed: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "inter", "experts", "top_k", "heads", "kv_heads", "seq", "batch", "tokens"):
+        for name in (
+            "layers",
+            "hidden",
+            "inter",
+            "experts",
+            "top_k",
+            "heads",
+            "kv_heads",
+            "seq",
+            "batch",
+            "tokens",
+        ):
             if getattr(self, name) < 1:
-                raise ValueError(f"cannot build a model: {name}={getattr(self, name)}; give at least 1")
+                raise ValueError(
+                    f"cannot build a model: {name}={getattr(self, name)}; give at least 1"
+                )
         if not 1 <= self.top_k <= self.experts:
-            raise ValueError(f"cannot build a router: top_k={self.top_k} of experts={self.experts}; give 1..experts")
+            raise ValueError(
+                f"cannot build a router: top_k={self.top_k} of experts={self.experts}; give"
+                " 1..experts"
+            )
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise ValueError(
-                f"cannot split hidden={self.hidden} over heads={self.heads}: rotary embeddings need an even whole "
-                "number of dimensions per head; change --hidden or --heads"
+                f"cannot split hidden={self.hidden} over heads={self.heads}: rotary embeddings need"
+                " an even whole number of dimensions per head; change --hidden or --heads"
             )
         if self.heads % self.kv_heads:
-            raise ValueError(f"cannot share kv_heads={self.kv_heads} among heads={self.heads}; give a divisor of heads")
+            raise ValueError(
+                f"cannot share kv_heads={self.kv_heads} among heads={self.heads}; give a divisor of"
+                " heads"
+            )
         if not 1 <= self.prefix[0] <= self.prefix[1] <= self.seq:
-            raise ValueError(f"cannot draw a prefix from {self.prefix}: give 1 <= least <= most <= seq={self.seq}")
+            raise ValueError(
+                f"cannot draw a prefix from {self.prefix}: give 1 <= least <= most <="
+                f" seq={self.seq}"
+            )
         if self.num_steps < 1:
             raise ValueError(
-                f"cannot train on tokens={self.tokens}: one step takes batch*seq = {self.batch * self.seq} tokens; "
-                "raise --tokens or lower --batch or --seq"
+                f"cannot train on tokens={self.tokens}: one step takes batch*seq ="
+                f" {self.batch * self.seq} tokens; raise --tokens or lower --batch or --seq"
             )
         if not 0 <= self.decay_share <= 1:
-            raise ValueError(f"cannot schedule decay_share={self.decay_share}; give a share between 0 and 1")
+            raise ValueError(
+                f"cannot schedule decay_share={self.decay_share}; give a share between 0 and 1"
+            )
         if len(self.mix) != len(DOMAINS) or min(self.mix) < 0 or sum(self.mix) <= 0:
-            raise ValueError(f"cannot mix domains {DOMAINS} as {self.mix}; give {len(DOMAINS)} shares >= 0, not all 0")
+            raise ValueError(
+                f"cannot mix domains {DOMAINS} as {self.mix}; give {len(DOMAINS)} shares >= 0, not"
+                " all 0"
+            )
 
     @property
     def num_steps(self) -> int:
         return self.tokens // (self.batch * self.seq)
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of ``step`` (from 0): linear warmup, constant, then linear to 0 over the last decay_share."""
+        """Learning rate of ``step`` (from 0): linear warmup, constant, then linear to 0 over the
+        last decay_share.
+        """
         decay_start = self.num_steps - part_of(self.num_steps, self.decay_share, up=True)
         warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         if step < decay_start:
             return self.learning_rate * warmup
-        return self.learning_rate * warmup * (self.num_steps - step) / (self.num_steps - decay_start)
+        return (
+            self.learning_rate * warmup * (self.num_steps - step) / (self.num_steps - decay_start)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -99,7 +135,8 @@ class Recipe:
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         "tiny_mixtral": Recipe(),
-        # Fine-grained: many narrow experts, and a shared one as wide as the chosen four, as in Qwen1.5-MoE.
+        # Fine-grained: many narrow experts, and a shared one as wide as the chosen four, as in
+        # Qwen1.5-MoE.
         "tiny_qwen2moe": Recipe(
             family="qwen2_moe",
             layers=12,
@@ -120,7 +157,8 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
                 "experts_implementation": "grouped_mm",
             },
         ),
-        # As many layers as Switch-base, every other one sparse: six sites in the encoder, six in the decoder.
+        # As many layers as Switch-base, every other one sparse: six sites in the encoder, six in
+        # the decoder.
         "tiny_switch": Recipe(
             family="switch_transformers",
             layers=12,
@@ -135,7 +173,8 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
             tokens=1_536_000,
             prefix=(32, 128),
             balance_loss=0.02,
-            # A capacity beyond any window: no token is dropped, neither in one pass nor step by step.
+            # A capacity beyond any window: no token is dropped, neither in one pass nor step by
+            # step.
             config={"d_kv": 12, "expert_capacity": 4096},
         ),
     }

@@ -23,7 +23,8 @@ SHIPPED_TOKENIZER = ASSETS / "tiny_mixtral" / "tokenizer.json"
 class TokenStream:
     """Documents one after the other, an end-of-text token behind each.
 
-    ``ids``, ``document`` (index into the documents) and ``domain`` (index into DOMAINS) have one value per token.
+    ``ids``, ``document`` (index into the documents) and ``domain`` (index into DOMAINS) have one
+    value per token.
     """
 
     ids: npt.NDArray[np.uint16]
@@ -45,10 +46,12 @@ class TokenStream:
 
 
 def train_tokenizer(documents: Iterable[Document], vocab_size: int = 2048) -> Tokenizer:
-    """Byte-level BPE over the training documents; every byte is a token, so every text can be encoded.
+    """Byte-level BPE over the training documents; every byte is a token, so every text can be
+    encoded.
 
-    Equally frequent merges may come out in another order from one run to the next: the tokens are then the same and
-    some of their ids are not. A checkpoint is only usable with the tokenizer it was trained with.
+    Equally frequent merges may come out in another order from one run to the next: the tokens are
+    then the same and some of their ids are not. A checkpoint is only usable with the tokenizer it
+    was trained with.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -60,7 +63,10 @@ def train_tokenizer(documents: Iterable[Document], vocab_size: int = 2048) -> To
         show_progress=False,
     )
     # Long files are cut so that one large module does not choose the merges of its domain.
-    texts = (document.text if document.domain == "prose" else document.text[:20_000] for document in documents)
+    texts = (
+        document.text if document.domain == "prose" else document.text[:20_000]
+        for document in documents
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -70,7 +76,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(
-            f"cannot load a tokenizer: {file} does not exist; give a checkpoint folder or a tokenizer.json"
+            f"cannot load a tokenizer: {file} does not exist; give a checkpoint folder or a"
+            " tokenizer.json"
         )
     return Tokenizer.from_file(str(file))
 
@@ -95,8 +102,9 @@ def sample_windows(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Windows that each lie inside one document, dealt over the documents of a domain in turn.
 
-    ``counts`` is the number of windows of each domain of DOMAINS. Returns token ids [window, length] and the domain
-    index [window]; a domain without a document of ``length`` tokens gets none.
+    ``counts`` is the number of windows of each domain of DOMAINS. Returns token ids [window,
+    length] and the domain index [window]; a domain without a document of ``length`` tokens gets
+    none.
     """
     generator = np.random.default_rng(seed)
     windows: list[npt.NDArray[np.int64]] = []
@@ -112,17 +120,22 @@ def sample_windows(
             windows.append(stream.ids[start : start + length].astype(np.int64))
             domains.append(domain)
     if not windows:
-        raise ValueError(f"cannot sample windows of {length} tokens: no held-out document is as long; give more text")
+        raise ValueError(
+            f"cannot sample windows of {length} tokens: no held-out document is as long; give more"
+            " text"
+        )
     return np.stack(windows), np.array(domains, dtype=np.uint8)
 
 
 def consecutive_windows(
     stream: TokenStream, length: int, shared: int = 1
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """The stream cut into windows [window, length] and the domain [window] of each one's first token.
+    """The stream cut into windows [window, length] and the domain [window] of each one's first
+    token.
 
-    Neighbours share ``shared`` tokens: where those at a window's beginning are not predicted, every token but the first
-    ``shared`` is, exactly once. The stream's last ``(len(stream) - shared) % (length - shared)`` tokens are left out.
+    Neighbours share ``shared`` tokens: where those at a window's beginning are not predicted, every
+    token but the first ``shared`` is, exactly once. The stream's last ``(len(stream) - shared) %
+    (length - shared)`` tokens are left out.
     """
     starts = np.arange(0, len(stream) - length + 1, length - shared)
     windows = stream.ids[starts[:, None] + np.arange(length)].astype(np.int64)

@@ -1,7 +1,9 @@
-"""A device of a run, opened without a driver: single services and computations, as its own threads do them.
+"""A device of a run, opened without a driver: single services and computations, as its own threads
+do them.
 
-What is timed is what a run would wait for: from the hand-over of a service to its end, told under the lock, hand-overs
-between threads included; tight loops over a copy or a product leave all that out, and find everything cached.
+What is timed is what a run would wait for: from the hand-over of a service to its end, told under
+the lock, hand-overs between threads included; tight loops over a copy or a product leave all that
+out, and find everything cached.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class DeviceBench:
         controller = prepared.run.controller
         self.geometry = controller.geometry
         self.key, self.other, *more = controller.slots.initial
-        """Of variants that are resident: all but the second are written in turn, which is computed from meanwhile."""
+        """Of variants that are resident: all but the second are written in turn, which is
+        computed from meanwhile.
+        """
         self._written = [self.key, *more]
         self._engines = controller.route.engines
         self._ended_ns: dict[int, int] = {}
@@ -61,10 +65,12 @@ class DeviceBench:
     def begin(self, moved_bytes: int) -> Service:
         """A service on link 0."""
         with self.device.lock:
-            # A number of its own, since the device counts what it has moved of each transfer, and another place of the
-            # store each time, since a drive keeps what it read last.
+            # A number of its own, since the device counts what it has moved of each transfer, and
+            # another place of the store each time, since a drive keeps what it read last.
             key = self._written[self._rows % len(self._written)]
-            service = Service(self._rows, 0, 0, self._rows, key, moved_bytes, self.device.now_ns(), lambda b: 0)
+            service = Service(
+                self._rows, 0, 0, self._rows, key, moved_bytes, self.device.now_ns(), lambda b: 0
+            )
             self._rows += 1
             self.device.serve(service)
         return service
@@ -75,7 +81,9 @@ class DeviceBench:
 
     def await_end_ns(self, service: Service) -> int:
         """How long it took."""
-        self.device.wait(lambda: service.row in self._ended_ns, lambda: f"service {service.row} has not ended")
+        self.device.wait(
+            lambda: service.row in self._ended_ns, lambda: f"service {service.row} has not ended"
+        )
         return int(self._ended_ns[service.row] - service.start_ns)
 
     def service_ns(self, moved_bytes: int) -> int:
@@ -96,7 +104,9 @@ class DeviceBench:
         return int(self._cpu_ns[-1] - began_ns)
 
     def overlapped_ns(self, moved_bytes: int, key: int) -> tuple[int, list[int]]:
-        """A service while experts are computed one after another; what each of those took that it covered whole."""
+        """A service while experts are computed one after another; what each of those took that
+        it covered whole.
+        """
         took: list[int] = []
         service = self.begin(moved_bytes)
         while True:

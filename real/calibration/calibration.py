@@ -19,16 +19,41 @@ from real.cuda.runtime import runtime_of
 from real.driver.machine import available_bytes, memory_bytes, processor
 from real.setup.prepare import Prepared
 
-SHORT = ("trace=tiny_mixtral", "workload=hobbit_16_128", "trace.max_sequences=1", "workload.prompt_tokens=8",
-         "engine.links=free", "engine.compute=free")  # fmt: skip
-ON_GPU = ("model=tiny_gates_half_mixtral", "hardware=h200_sxm_pcie5", "workload.decode_tokens=8",
-          "engine.dtype=float16", "engine.patience_s=30", "engine.stand_in_gib=0.4")  # fmt: skip
+SHORT = (
+    "trace=tiny_mixtral",
+    "workload=hobbit_16_128",
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=8",
+    "engine.links=free",
+    "engine.compute=free",
+)
+ON_GPU = (
+    "model=tiny_gates_half_mixtral",
+    "hardware=h200_sxm_pcie5",
+    "workload.decode_tokens=8",
+    "engine.dtype=float16",
+    "engine.patience_s=30",
+    "engine.stand_in_gib=0.4",
+)
 """Mixtral's experts."""
-ON_CPU = ("model=tiny_gates_half_mixtral", "model.hidden=1024", "model.expert_intermediate=3584", "model.heads=8",
-          "model.kv_heads=2", "model.vocab=8192", "workload.decode_tokens=8", "engine.stand_in_gib=0.25",
-          "engine.source=direct")  # fmt: skip
+ON_CPU = (
+    "model=tiny_gates_half_mixtral",
+    "model.hidden=1024",
+    "model.expert_intermediate=3584",
+    "model.heads=8",
+    "model.kv_heads=2",
+    "model.vocab=8192",
+    "workload.decode_tokens=8",
+    "engine.stand_in_gib=0.25",
+    "engine.source=direct",
+)
 """Experts of 22 MB: a fourth of Mixtral's hidden size and of its neurons."""
-TINY = ("model=tiny_gates_half_mixtral", *LITTLE, "workload.decode_tokens=2", "engine.stand_in_gib=0.004")
+TINY = (
+    "model=tiny_gates_half_mixtral",
+    *LITTLE,
+    "workload.decode_tokens=2",
+    "engine.stand_in_gib=0.004",
+)
 
 
 @dataclass(frozen=True)
@@ -49,16 +74,34 @@ def plan_of(asked: Asked) -> Plan:
     fixed = (*SHORT, f"device={asked.device}")
     if asked.size == "tiny":
         words = (*fixed, *TINY, *asked.words)
-        return Plan(words, ("fp16", "int4"), rows=(1, 4), repeats=2, blocks=(4096,), depths=(1,), has_time=deadline.has)
+        return Plan(
+            words,
+            ("fp16", "int4"),
+            rows=(1, 4),
+            repeats=2,
+            blocks=(4096,),
+            depths=(1,),
+            has_time=deadline.has,
+        )
     sizes: tuple[str, ...] = ON_GPU if asked.device == "cuda" else ON_CPU
     sizes = tuple(word for word in sizes if asked.device == "cpu" or word != "engine.source=direct")
     # Of other precisions one distinct expert is enough: rounding them takes longer than all else.
-    plan = Plan((*fixed, *sizes, *asked.words), other_words=("engine.stand_in_gib=0.001",), has_time=deadline.has)
-    return plan if asked.size == "full" else replace(plan, precisions=("fp16", "int4"), rows=(1, 16), repeats=3)
+    plan = Plan(
+        (*fixed, *sizes, *asked.words),
+        other_words=("engine.stand_in_gib=0.001",),
+        has_time=deadline.has,
+    )
+    return (
+        plan
+        if asked.size == "full"
+        else replace(plan, precisions=("fp16", "int4"), rows=(1, 16), repeats=3)
+    )
 
 
 def memory_of(device: str) -> tuple[int, int]:
-    """Bytes of the device's memory, and how many are taken. To be asked before anything of a run is allocated."""
+    """Bytes of the device's memory, and how many are taken. To be asked before anything of a run
+    is allocated.
+    """
     if device != "cpu":
         return runtime_of(device).memory()
     total, left = memory_bytes() or 8 << 30, available_bytes() or 8 << 30
@@ -67,7 +110,10 @@ def memory_of(device: str) -> tuple[int, int]:
 
 def machine_of(asked: Asked, prepared: Prepared, memory: tuple[int, int]) -> Machine:
     """Where it was measured."""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()}, {processor()}"
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()},"
+        f" {processor()}"
+    )
     engine, model = prepared.request.engine, prepared.run.model
     told = (asked.name, asked.device)
     date = datetime.now(UTC).date().isoformat()
@@ -77,7 +123,9 @@ def machine_of(asked: Asked, prepared: Prepared, memory: tuple[int, int]) -> Mac
         return Machine(*told, processor(), versions, date, "storage", source, *memory, tables)
     source = "pinned memory" if asked.device == "cuda" else "host memory"
     name = runtime_of(asked.device).name
-    return Machine(*told, name, f"{versions}, CUDA {torch.version.cuda}", date, "pcie", source, *memory, tables)
+    return Machine(
+        *told, name, f"{versions}, CUDA {torch.version.cuda}", date, "pcie", source, *memory, tables
+    )
 
 
 def calibrate(asked: Asked, say: Callable[[str], None]) -> tuple[str, Facts]:
@@ -90,5 +138,7 @@ def calibrate(asked: Asked, say: Callable[[str], None]) -> tuple[str, Facts]:
     found = figures(facts, model.expert_params, plan.precisions, launches)
     text = hardware_text(machine_of(asked, prepared, memory), found, facts, facts.left_out)
     if asked.facts is not None:
-        write_json(asked.facts, {**as_json(facts), "figures": vars(found) | {"link": vars(found.link)}})
+        write_json(
+            asked.facts, {**as_json(facts), "figures": vars(found) | {"link": vars(found.link)}}
+        )
     return text, facts

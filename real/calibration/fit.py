@@ -1,7 +1,9 @@
-"""From what was measured to the figures of a machine: a straight line for the link, a roofline for experts.
+"""From what was measured to the figures of a machine: a straight line for the link, a roofline for
+experts.
 
-The figures serve every model; how far they are off where they were fitted is said beside them. Tables keep what was
-measured as it is, the link's for every model, those of experts and layers for the model that they were measured with.
+The figures serve every model; how far they are off where they were fitted is said beside them.
+Tables keep what was measured as it is, the link's for every model, those of experts and layers for
+the model that they were measured with.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ LEAST_NS = 1.0
 
 @dataclass(frozen=True)
 class Line:
-    """``overhead_ns + argument / per_s``; ``residual``: the median relative error over the points, ``worst`` its
-    greatest.
+    """``overhead_ns + argument / per_s``; ``residual``: the median relative error over the points,
+    ``worst`` its greatest.
     """
 
     overhead_ns: float
@@ -34,7 +36,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a hardware file needs. ``expert_residual``: of the roofline at every precision and number of rows."""
+    """What a hardware file needs. ``expert_residual``: of the roofline at every precision and
+    number of rows.
+    """
 
     link: Line
     memory_bytes_per_s: float
@@ -49,7 +53,9 @@ class Figures:
 
 
 def fit_line(points: Points) -> Line:
-    """Least squares of relative errors. Through nothing, where that has an overhead below 0, or less takes longer."""
+    """Least squares of relative errors. Through nothing, where that has an overhead below 0, or
+    less takes longer.
+    """
     x, y = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     ones = np.ones(len(y))
     overhead, slope = np.linalg.lstsq(np.stack([ones, x], axis=1) / y[:, None], ones, rcond=None)[0]
@@ -60,24 +66,39 @@ def fit_line(points: Points) -> Line:
     return Line(line.overhead_ns, line.per_s, float(np.median(off)), max(off))
 
 
-def figures(facts: Facts, params: float, precisions: Sequence[str], kernel_launches: int) -> Figures:
-    """``params``: of one expert; ``kernel_launches``: operations that one takes, from plain weights."""
+def figures(
+    facts: Facts, params: float, precisions: Sequence[str], kernel_launches: int
+) -> Figures:
+    """``params``: of one expert; ``kernel_launches``: operations that one takes, from plain
+    weights.
+    """
     plain = precisions[0]
     times = dict(facts.experts[plain])
     launches_ns = min(kernel_launches * facts.operation, 0.9 * times[1])
     memory = facts.expert_bytes[plain] / (times[1] - launches_ns) * 1e9
     most = max(times)
     flops = 2 * most * params / max(LEAST_NS, times[most] - launches_ns) * 1e9
-    # Reading few bits may cost more than reading many: then weights are written out before each use.
+    # Reading few bits may cost more than reading many: then weights are written out before each
+    # use.
     others = [facts.experts[name] for name in precisions[1:] if name in facts.experts]
     dequantises = any(dict(points)[1] > times[1] for points in others)
     base = Figures(
-        fit_line(facts.copy), memory, max(flops, 1e6), facts.operation, kernel_launches, dequantises, 0.0, 0.0,
-        _cpu_rate(facts, plain), _round_trip_ns(facts),
-    )  # fmt: skip
+        fit_line(facts.copy),
+        memory,
+        max(flops, 1e6),
+        facts.operation,
+        kernel_launches,
+        dequantises,
+        0.0,
+        0.0,
+        _cpu_rate(facts, plain),
+        _round_trip_ns(facts),
+    )
     size = facts.expert_bytes[plain]
     off = [abs(roofline_ns(base, size, params, rows) / ns - 1) for rows, ns in facts.experts[plain]]
-    return Figures(**{**vars(base), "expert_residual": float(np.median(off)), "expert_worst": max(off)})
+    return Figures(
+        **{**vars(base), "expert_residual": float(np.median(off)), "expert_worst": max(off)}
+    )
 
 
 def roofline_ns(found: Figures, num_bytes: int, params: float, rows: int) -> float:

@@ -27,10 +27,10 @@ SYSTEM, SHARE = "lru", 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. ``words`` configure the runs; ``precisions`` of experts, the first of them for links and runs,
-    those after it with ``other_words``;
-    ``rows`` of an expert's computations; ``repeats`` of everything; ``has_time(s)`` is asked before each part that can
-    be done without, and what it refuses is left out.
+    """What is measured. ``words`` configure the runs; ``precisions`` of experts, the first of them
+    for links and runs, those after it with ``other_words``; ``rows`` of an expert's computations;
+    ``repeats`` of everything; ``has_time(s)`` is asked before each part that can be done without,
+    and what it refuses is left out.
     """
 
     words: tuple[str, ...]
@@ -46,10 +46,11 @@ class Plan:
 
 @dataclass
 class Facts:
-    """Times in ns. ``copy`` and ``overlapped`` by bytes, ``experts`` by precision and rows, with the bytes of one in
-    ``expert_bytes``; ``beside_copy``: an expert of one row while a copy runs; ``on_cpu``: an expert on the host's CPU;
-    ``dense`` and ``tail``: a layer's and the head's stand-in; ``host``: sync, issue, wake, post; ``gates``: of p layers
-    at once; ``reads``: bytes per second of the drive by block and depth.
+    """Times in ns. ``copy`` and ``overlapped`` by bytes, ``experts`` by precision and rows, with
+    the bytes of one in ``expert_bytes``; ``beside_copy``: an expert of one row while a copy runs;
+    ``on_cpu``: an expert on the host's CPU; ``dense`` and ``tail``: a layer's and the head's
+    stand-in; ``host``: sync, issue, wake, post; ``gates``: of p layers at once; ``reads``: bytes
+    per second of the drive by block and depth.
     """
 
     copy: Points = field(default_factory=list)
@@ -77,7 +78,9 @@ def measure(plan: Plan, say: Callable[[str], None]) -> tuple[Facts, Prepared]:
         _one_precision(bench, prepared, plan, facts, plan.precisions[0])
         _links(bench, plan, facts)
         _dense(bench, prepared, plan, facts)
-        facts.on_cpu = medians(plan.rows[:1], lambda rows: bench.on_cpu_ns(bench.key, rows), plan.repeats)
+        facts.on_cpu = medians(
+            plan.rows[:1], lambda rows: bench.on_cpu_ns(bench.key, rows), plan.repeats
+        )
         facts.operation = _operation_ns(bench, plan)
         facts.gates = _gates(bench, prepared, plan)
     _if_time(plan, facts, "host's gaps", 10, lambda: _host(plan, facts))
@@ -97,12 +100,18 @@ def _if_time(plan: Plan, facts: Facts, what: str, seconds: float, work: Callable
 
 
 def prepared_with(plan: Plan, precision: str, *words: str) -> Prepared:
-    return prepare_replay(request_of((*plan.words, f"precision={precision}", *words), SYSTEM, SHARE))
+    return prepare_replay(
+        request_of((*plan.words, f"precision={precision}", *words), SYSTEM, SHARE)
+    )
 
 
-def _one_precision(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts, precision: str) -> None:
+def _one_precision(
+    bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts, precision: str
+) -> None:
     """Experts by rows, and what reading the weights alone takes."""
-    facts.experts[precision] = medians(plan.rows, lambda rows: bench.compute_ns(bench.key, rows), plan.repeats)
+    facts.experts[precision] = medians(
+        plan.rows, lambda rows: bench.compute_ns(bench.key, rows), plan.repeats
+    )
     facts.expert_bytes[precision] = bench.geometry.bytes_of(bench.key)
     assert prepared.weights is not None
     store, dtype = prepared.weights.store, prepared.weights.dtype
@@ -148,7 +157,9 @@ def _dense(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts) -> 
     from real.driver.device import TAIL
 
     g = bench.geometry
-    ((_, facts.dense),) = medians([1], lambda rows: bench.compute_ns(g.key(0, 0, g.experts), rows), plan.repeats)
+    ((_, facts.dense),) = medians(
+        [1], lambda rows: bench.compute_ns(g.key(0, 0, g.experts), rows), plan.repeats
+    )
     ((_, facts.tail),) = medians([1], lambda rows: bench.compute_ns(TAIL, rows), plan.repeats)
 
 
@@ -172,7 +183,9 @@ def _operation_ns(bench: DeviceBench, plan: Plan) -> float:
 def _like(bench: DeviceBench) -> torch.Tensor:
     """The bytes of a variant where experts are computed from."""
     slots, size = bench.device.slots, bench.geometry.bytes_of(bench.key)
-    found: torch.Tensor = slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory[:size]
+    found: torch.Tensor = (
+        slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory[:size]
+    )
     return found
 
 
@@ -203,11 +216,18 @@ def _host(plan: Plan, facts: Facts) -> None:
     """The driver's gaps, from a run of the engine."""
     request = request_of((*plan.words, f"precision={plan.precisions[0]}"), SYSTEM, SHARE)
     host = Constants.learn(measure_run(request, SHARE, SYSTEM).pairs).host
-    facts.host = {"sync": host.sync_ns, "issue": host.issue_ns, "wake": host.wake_ns, "post": host.post_ns}
+    facts.host = {
+        "sync": host.sync_ns,
+        "issue": host.issue_ns,
+        "wake": host.wake_ns,
+        "post": host.post_ns,
+    }
 
 
 def _reads(prepared: Prepared, plan: Plan, facts: Facts) -> None:
-    """Unbuffered reads of the store at random places, by block and by how many threads ask at once."""
+    """Unbuffered reads of the store at random places, by block and by how many threads ask at
+    once.
+    """
     assert prepared.weights is not None
     path, size = prepared.weights.store.path, prepared.weights.store.header.num_bytes
     try:

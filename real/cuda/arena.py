@@ -1,7 +1,8 @@
-"""Pinned host memory: one mapping, registered once, out of which everything that is copied to the device is taken.
+"""Pinned host memory: one mapping, registered once, out of which everything that is copied to the
+device is taken.
 
-torch's own pinned allocator rounds every block up to a power of two: 256 experts of 352 MB would take 128 GiB. Pinning
-takes a second for some GiB, so it is done before a run, and never inside.
+torch's own pinned allocator rounds every block up to a power of two: 256 experts of 352 MB would
+take 128 GiB. Pinning takes a second for some GiB, so it is done before a run, and never inside.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class PinnedArena:
             with suppress(OSError):
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
         begin = -np.frombuffer(self._mapping, np.uint8).ctypes.data % PAGE_BYTES
-        # The storage begins with the first pinned byte: torch's `is_pinned` asks that one, whatever the tensor.
+        # The storage begins with the first pinned byte: torch's `is_pinned` asks that one, whatever
+        # the tensor.
         pinned: Any = np.frombuffer(self._mapping, np.uint8, count=size, offset=begin)
         self._memory = torch.from_numpy(pinned)
         self._taken = 0
@@ -46,33 +48,44 @@ class PinnedArena:
         return self._memory.numel()
 
     def take(self, num_bytes: int) -> Tensor:
-        """The next bytes, uint8, aligned for unbuffered reads. Raise ValueError when there are not so many."""
+        """The next bytes, uint8, aligned for unbuffered reads. Raise ValueError when there are
+        not so many.
+        """
         if num_bytes > self.num_bytes - self._taken:
             raise ValueError(
-                f"the arena of {self.num_bytes} B has {self.num_bytes - self._taken} B left, not {num_bytes}"
+                f"the arena of {self.num_bytes} B has {self.num_bytes - self._taken} B left, not"
+                f" {num_bytes}"
             )
         begin = self._taken
         self._taken += _up(num_bytes)
         return self._memory[begin : begin + num_bytes]
 
     def close(self) -> None:
-        """Unpin it, and give it back with the last piece that is held. Copies from it must be over."""
+        """Unpin it, and give it back with the last piece that is held. Copies from it must be
+        over.
+        """
         self._runtime.unregister(self._memory)
         self._memory = self._memory[:0]
         del self._mapping
 
 
 class StagingRing:
-    """Equal pinned buffers, used in turn: each is given out again when the copy out of it is over."""
+    """Equal pinned buffers, used in turn: each is given out again when the copy out of it is
+    over.
+    """
 
     def __init__(self, runtime: Runtime, arena: PinnedArena, count: int, num_bytes: int) -> None:
         if count < 1:
             raise ValueError(f"a ring of {count} buffers holds nothing")
         self._runtime = runtime
-        self._free: deque[tuple[Tensor, Event | None]] = deque((arena.take(num_bytes), None) for _ in range(count))
+        self._free: deque[tuple[Tensor, Event | None]] = deque(
+            (arena.take(num_bytes), None) for _ in range(count)
+        )
 
     def take(self) -> Tensor:
-        """The buffer that has rested longest, for the host to fill; waits for the copy out of it."""
+        """The buffer that has rested longest, for the host to fill; waits for the copy out of
+        it.
+        """
         buffer, read = self._free.popleft()
         if read is not None:
             self._runtime.synchronize(read)

@@ -1,9 +1,9 @@
 """How fast the kernels are, beside a measured copy of the device's memory.
 
-Every operator is timed on matrices that lie far enough apart in memory that no cache holds the next one, inside a
-captured graph, so that launches cost nothing (``gates`` and ``prefill``: as the host launches them). ``share`` is the
-bytes it must read over the time it takes, over the bytes per second of a device-to-device copy (its reads and writes
-counted) on the same day.
+Every operator is timed on matrices that lie far enough apart in memory that no cache holds the next
+one, inside a captured graph, so that launches cost nothing (``gates`` and ``prefill``: as the host
+launches them). ``share`` is the bytes it must read over the time it takes, over the bytes per
+second of a device-to-device copy (its reads and writes counted) on the same day.
 """
 
 from __future__ import annotations
@@ -32,13 +32,19 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured. ``shapes``: neurons and hidden size by name; the matrices of one measurement take at least
-    ``far_bytes`` together, several times any cache; ``curve_bytes``: sizes of one int4 matrix; ``gates``: experts,
-    top-k and hidden size; ``prefill_rows``: rows of each of 8 experts.
+    """What is measured. ``shapes``: neurons and hidden size by name; the matrices of one
+    measurement take at least ``far_bytes`` together, several times any cache; ``curve_bytes``:
+    sizes of one int4 matrix; ``gates``: experts, top-k and hidden size; ``prefill_rows``: rows of
+    each of 8 experts.
     """
 
-    shapes: dict[str, tuple[int, int]] = field(default_factory=lambda: {
-        "mixtral": (14336, 4096), "qwen15": (1408, 2048), "qwen3": (768, 2048)})  # fmt: skip
+    shapes: dict[str, tuple[int, int]] = field(
+        default_factory=lambda: {
+            "mixtral": (14336, 4096),
+            "qwen15": (1408, 2048),
+            "qwen3": (768, 2048),
+        }
+    )
     far_bytes: int = 1 << 28
     kept_shares: tuple[float, ...] = (0.5, 0.2, 0.1)
     curve_bytes: tuple[int, ...] = tuple(1 << bits for bits in range(21, 28))
@@ -51,7 +57,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Timed:
-    """One operator at one shape: median and 95th percentile ns a call; the bytes that it has to read."""
+    """One operator at one shape: median and 95th percentile ns a call; the bytes that it has to
+    read.
+    """
 
     operator: str
     shape: str
@@ -65,17 +73,23 @@ class Timed:
         return self.read_bytes / self.median_ns * 1e9
 
 
-def summarise(operator: str, shape: str, call_ns: Sequence[float], read_bytes: int, copy_bytes_per_s: float) -> Timed:
+def summarise(
+    operator: str, shape: str, call_ns: Sequence[float], read_bytes: int, copy_bytes_per_s: float
+) -> Timed:
     """Of the durations of single calls."""
     ranked = sorted(call_ns)
     middle = median(ranked)
     p95 = ranked[min(len(ranked) - 1, part_of(len(ranked), 0.95))]
-    return Timed(operator, shape, middle, p95, read_bytes, read_bytes / middle * 1e9 / copy_bytes_per_s)
+    return Timed(
+        operator, shape, middle, p95, read_bytes, read_bytes / middle * 1e9 / copy_bytes_per_s
+    )
 
 
-def timed_calls(runtime: Runtime, works: Sequence[Work], repeats: int = 20, *, in_graph: bool = True) -> list[float]:
-    """ns of one of ``works``, each of which has its own memory, from rounds of all of them: of a captured graph, or as
-    the host launches them.
+def timed_calls(
+    runtime: Runtime, works: Sequence[Work], repeats: int = 20, *, in_graph: bool = True
+) -> list[float]:
+    """ns of one of ``works``, each of which has its own memory, from rounds of all of them: of a
+    captured graph, or as the host launches them.
     """
     stream = runtime.stream("bench")
 
@@ -110,7 +124,9 @@ class Measuring:
     def copy_bytes_per_s(self) -> float:
         """Of a device-to-device copy, read and written."""
         size = self._bench.copy_bytes
-        source, target = (torch.empty(size, dtype=torch.uint8, device=self._runtime.device) for _ in range(2))
+        source, target = (
+            torch.empty(size, dtype=torch.uint8, device=self._runtime.device) for _ in range(2)
+        )
         source.random_(0, 255)
         return 2 * size / median(self._calls([lambda: target.copy_(source)])) * 1e9
 
@@ -146,12 +162,18 @@ class Measuring:
         return pool.random_(0, 120)
 
     def _tables(self, count: int) -> list[Tensor]:
-        return [torch.tensor([slot], dtype=torch.int32, device=self._runtime.device) for slot in range(count)]
+        return [
+            torch.tensor([slot], dtype=torch.int32, device=self._runtime.device)
+            for slot in range(count)
+        ]
 
     def _gemv(self, operator: str, shape: str, layout: Layout | PlainLayout) -> Timed:
         matrices = SlotMatrices(self._pool(layout.stored_bytes), layout)
         x_1K = self._random(1, layout.columns)
-        works = [partial(dequant_gemv, x_1K, matrices, slot_J) for slot_J in self._tables(len(matrices.pool))]
+        works = [
+            partial(dequant_gemv, x_1K, matrices, slot_J)
+            for slot_J in self._tables(len(matrices.pool))
+        ]
         return summarise(operator, shape, self._calls(works), layout.stored_bytes, self.peak)
 
     def _experts(self, name: str, bits: int) -> Iterator[Timed]:
@@ -163,7 +185,7 @@ class Measuring:
         pool = self._pool(first.stored_bytes + down.stored_bytes)
         compute = fused_expert(
             SlotMatrices(pool, first), SlotMatrices(pool, down, first.stored_bytes), is_gated=True
-        )  # fmt: skip
+        )
         x_1H = self._random(1, hidden)
         works = [partial(compute, x_1H, slot_J[None]) for slot_J in self._tables(len(pool))]
         yield summarise(f"expert {label}", name, self._calls(works), int(pool.shape[1]), self.peak)
@@ -179,64 +201,105 @@ class Measuring:
         size = neurons * hidden * 2
         weights = [self._random(neurons, hidden) for _ in range(-(-self._bench.far_bytes // size))]
         x_K = self._random(hidden)
-        return summarise("torch bf16", name, self._calls([partial(torch.mv, w, x_K) for w in weights]), size, self.peak)
+        return summarise(
+            "torch bf16",
+            name,
+            self._calls([partial(torch.mv, w, x_K) for w in weights]),
+            size,
+            self.peak,
+        )
 
     def _sparse(self, name: str, neurons: int, hidden: int, kept: float) -> Iterator[Timed]:
-        """FloE's expert with a share of its neurons: the kept pairs alone, and with its up projection in bf16 before.
+        """FloE's expert with a share of its neurons: the kept pairs alone, and with its up
+        projection in bf16 before.
 
         The second is what its ceiling is of: beside a whole bf16 expert, 1 / (1/3 + 2/3 kept).
         """
         size = neurons * hidden * 4
         pairs = torch.stack(
-            [0.05 * self._random(neurons, 2 * hidden) for _ in range(-(-self._bench.far_bytes // size))]
+            [
+                0.05 * self._random(neurons, 2 * hidden)
+                for _ in range(-(-self._bench.far_bytes // size))
+            ]
         )
         v_1N = torch.rand(1, neurons, device=self._runtime.device)
         threshold = torch.quantile(v_1N[0], 1 - kept).view(1)
         x_1H, slots = self._random(1, hidden), self._tables(len(pairs))
         read_bytes = int((v_1N >= threshold).sum()) * hidden * 4
-        alone = [partial(sparse_expert, x_1H[0], v_1N, pairs, slot_J, threshold) for slot_J in slots]
-        yield summarise(f"sparse_expert {kept:.0%} kept", name, self._calls(alone), read_bytes, self.peak)
-        up = SlotMatrices(self._pool(neurons * hidden * 2), PlainLayout(neurons, hidden, torch.bfloat16))
+        alone = [
+            partial(sparse_expert, x_1H[0], v_1N, pairs, slot_J, threshold) for slot_J in slots
+        ]
+        yield summarise(
+            f"sparse_expert {kept:.0%} kept", name, self._calls(alone), read_bytes, self.peak
+        )
+        up = SlotMatrices(
+            self._pool(neurons * hidden * 2), PlainLayout(neurons, hidden, torch.bfloat16)
+        )
         ups = self._tables(len(up.pool))
         works = [
-            partial(_after, partial(dequant_gemv, x_1H, up, ups[n % len(ups)]), one) for n, one in enumerate(alone)
+            partial(_after, partial(dequant_gemv, x_1H, up, ups[n % len(ups)]), one)
+            for n, one in enumerate(alone)
         ]
         total = read_bytes + up.layout.stored_bytes
-        yield summarise(f"up and sparse_expert {kept:.0%} kept", name, self._calls(works), total, self.peak)
+        yield summarise(
+            f"up and sparse_expert {kept:.0%} kept", name, self._calls(works), total, self.peak
+        )
 
     def _in_part(self, name: str, neurons: int, hidden: int, kept: float) -> Timed:
-        """FloE's expert as a run's graphs compute it: up projections at two bits, and neurons that have come, which a
-        table lists.
+        """FloE's expert as a run's graphs compute it: up projections at two bits, and neurons that
+        have come, which a table lists.
         """
         size, count = neurons * hidden * 4, max(1, round(kept * neurons))
         layout = _layout(neurons, hidden, 2)
         up = SlotMatrices(self._pool(layout.stored_bytes), layout)
         pairs = torch.stack(
-            [0.05 * self._random(neurons, 2 * hidden) for _ in range(-(-self._bench.far_bytes // size))]
+            [
+                0.05 * self._random(neurons, 2 * hidden)
+                for _ in range(-(-self._bench.far_bytes // size))
+            ]
         )
-        compute, x_1H, works = sparse_expert_in_part(up, pairs), self._random(1, hidden), list[Work]()
+        compute, x_1H, works = (
+            sparse_expert_in_part(up, pairs),
+            self._random(1, hidden),
+            list[Work](),
+        )
         for slot in range(len(pairs)):
-            table_WJ = torch.zeros(FIRST_NEURON + neurons, 1, dtype=torch.int32, device=self._runtime.device)
+            table_WJ = torch.zeros(
+                FIRST_NEURON + neurons, 1, dtype=torch.int32, device=self._runtime.device
+            )
             table_WJ[SLOT], table_WJ[UP], table_WJ[COUNT] = slot, slot % len(up.pool), count
             come = torch.randperm(neurons, generator=torch.Generator().manual_seed(slot))[:count]
             table_WJ[FIRST_NEURON : FIRST_NEURON + count, 0] = come.to(table_WJ)
             works.append(partial(compute, x_1H, table_WJ))
-        return summarise(f"expert of {kept:.0%} of its neurons", name, self._calls(works),
-                         count * hidden * 4 + layout.stored_bytes, self.peak)  # fmt: skip
+        return summarise(
+            f"expert of {kept:.0%} of its neurons",
+            name,
+            self._calls(works),
+            count * hidden * 4 + layout.stored_bytes,
+            self.peak,
+        )
 
     def _gates(self, experts: int, k: int, hidden: int) -> Iterator[Timed]:
-        """Stacked beside sequential gates, HOBBIT's Fig. 17a: as the host launches them, so not in a graph's favour."""
+        """Stacked beside sequential gates, HOBBIT's Fig. 17a: as the host launches them, so not
+        in a graph's favour.
+        """
         x_1H = self._random(1, hidden)
         for layers in (1, 2, 3, 4):
             weight = self._random(layers, experts, hidden)
             for label, work in (("stacked", stacked_gates), ("sequential", sequential_gates)):
                 calls = self._calls([partial(work, x_1H, weight, k)] * 16, in_graph=False)
                 yield summarise(
-                    f"{label} gates of {layers}", f"{experts}x{hidden}", calls, weight.numel() * 2, self.peak
+                    f"{label} gates of {layers}",
+                    f"{experts}x{hidden}",
+                    calls,
+                    weight.numel() * 2,
+                    self.peak,
                 )
 
     def _prefill(self, name: str, shape: tuple[int, int], rows: int) -> Iterator[Timed]:
-        """So many rows for each of 8 experts: one grouped product of int4 weights beside torch's products in bf16."""
+        """So many rows for each of 8 experts: one grouped product of int4 weights beside torch's
+        products in bf16.
+        """
         neurons, hidden = shape
         layout = _layout(neurons, hidden, 4)
         matrices = SlotMatrices(self._pool(layout.stored_bytes), layout)
@@ -246,14 +309,25 @@ class Measuring:
         weights = self._random(count, neurons, hidden)
         ours = partial(grouped_gemm, x_TK, matrices, slots, [rows] * count)
         theirs = partial(torch.bmm, x_TK.view(count, rows, hidden), weights.transpose(1, 2))
-        for operator, work, size in (("grouped_gemm int4", ours, layout.stored_bytes),
-                                     ("torch bmm bf16", theirs, neurons * hidden * 2)):  # fmt: skip
-            yield summarise(f"{operator}, {count} x {rows} rows", name, self._calls([work] * 2, in_graph=False),
-                            count * size, self.peak)  # fmt: skip
+        for operator, work, size in (
+            ("grouped_gemm int4", ours, layout.stored_bytes),
+            ("torch bmm bf16", theirs, neurons * hidden * 2),
+        ):
+            yield summarise(
+                f"{operator}, {count} x {rows} rows",
+                name,
+                self._calls([work] * 2, in_graph=False),
+                count * size,
+                self.peak,
+            )
 
 
 def _layout(rows: int, columns: int, bits: int) -> Layout | PlainLayout:
-    return PlainLayout(rows, columns, torch.bfloat16) if bits == 16 else Layout(rows, columns, bits, min(64, columns))
+    return (
+        PlainLayout(rows, columns, torch.bfloat16)
+        if bits == 16
+        else Layout(rows, columns, bits, min(64, columns))
+    )
 
 
 def _after(first: Work, second: Work) -> Any:

@@ -1,11 +1,13 @@
-"""One engine of the link to the device: pieces of a variant, from pinned memory or by way of it, into a slot.
+"""One engine of the link to the device: pieces of a variant, from pinned memory or by way of it,
+into a slot.
 
-A service is given to the engine's stream as a whole, pieces and spins, and its end is one event: the host's jitter
-touches neither. Where a service may be cut, it is given up to the next chunk's end, and the host then looks up: a
-started copy cannot be stopped, so none is started that might have to be.
+A service is given to the engine's stream as a whole, pieces and spins, and its end is one event:
+the host's jitter touches neither. Where a service may be cut, it is given up to the next chunk's
+end, and the host then looks up: a started copy cannot be stopped, so none is started that might
+have to be.
 
-Pacing is the GPU's: a stamp at the service's beginning, and behind each piece a kernel that spins until the piece is
-due, on an absolute schedule, so that what is late inside a service is caught up.
+Pacing is the GPU's: a stamp at the service's beginning, and behind each piece a kernel that spins
+until the piece is due, on an absolute schedule, so that what is late inside a service is caught up.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A variant that must be read first: ``read(begin, into)`` fills a pinned buffer; called on the engine's thread."""
+    """A variant that must be read first: ``read(begin, into)`` fills a pinned buffer; called on
+    the engine's thread.
+    """
 
     read: Callable[[int, Tensor], None]
     ring: StagingRing
@@ -38,8 +42,8 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Scattered:
-    """A variant of which some rows come, whole ones: ``pairs`` [I, row bytes] are all of them, in host memory, ``kept``
-    those that the slot is to hold, in its order.
+    """A variant of which some rows come, whole ones: ``pairs`` [I, row bytes] are all of them, in
+    host memory, ``kept`` those that the slot is to hold, in its order.
     """
 
     gatherer: RowGatherer
@@ -68,13 +72,19 @@ class CopyEngine:
             self._runtime.stamp(self._clock, self.stream)
 
     def copy(
-        self, slot: Slot, source: Source, begin: int, count: int, due_ns: Callable[[int], int] | None = None,
+        self,
+        slot: Slot,
+        source: Source,
+        begin: int,
+        count: int,
+        due_ns: Callable[[int], int] | None = None,
         done: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Issue bytes ``begin .. begin + count`` of a variant, and do not wait for them.
 
-        ``done`` of the service's bytes have been issued before; ``due_ns(done + n)`` is when n more are due, counted
-        from ``begin()``. From a source elsewhere it returns when the last piece has been read.
+        ``done`` of the service's bytes have been issued before; ``due_ns(done + n)`` is when n more
+        are due, counted from ``begin()``. From a source elsewhere it returns when the last piece
+        has been read.
         """
         if isinstance(source, Scattered):
             self._gather(slot, source, begin, count)
@@ -114,7 +124,9 @@ class CopyEngine:
         source.ring.give_back(buffer, self._event())
 
     def _gather(self, slot: Slot, source: Scattered, begin: int, count: int) -> None:
-        """The rows that end within these bytes, by the gatherer's streams, for which this one waits."""
+        """The rows that end within these bytes, by the gatherer's streams, for which this one
+        waits.
+        """
         size = source.pairs.shape[1]
         rows = slice(begin // size, (begin + count) // size)
         target = slot.memory[: source.pairs.numel()].view(source.pairs.shape)[rows]

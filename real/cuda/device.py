@@ -1,16 +1,19 @@
-"""The device that is a GPU: experts move from pinned memory, or a file by way of it, into slots that compute reads.
+"""The device that is a GPU: experts move from pinned memory, or a file by way of it, into slots
+that compute reads.
 
-The driver's contract is the CPU device's: a loader thread for each engine, the caller's thread as the compute stream.
-What the host does is only to issue: order on the device is by streams and events (`real.cuda.slots`). A service's end
-and a computation's are each one event that a thread waits for.
+The driver's contract is the CPU device's: a loader thread for each engine, the caller's thread as
+the compute stream. What the host does is only to issue: order on the device is by streams and
+events (`real.cuda.slots`). A service's end and a computation's are each one event that a thread
+waits for.
 
-``links=paced`` and ``compute=padded`` let kernels spin until nominal times have passed, so that this GPU stands for a
-slower one: real schedules, nominal durations. Results of such runs are *emulated* and say so; caches and memory of the
-device remain its own.
+``links=paced`` and ``compute=padded`` let kernels spin until nominal times have passed, so that
+this GPU stands for a slower one: real schedules, nominal durations. Results of such runs are
+*emulated* and say so; caches and memory of the device remain its own.
 
-Hops. Link 0 ends in a slot. Its source is pinned memory that holds the whole store (``source=ram``), what link 1 has
-brought into a pinned transit buffer, or the file by way of staging buffers; with a managed RAM tier, its slots, which
-are pinned (all of it: `real.cuda.homes`). Where two transfers may be in flight the second one's copy is given to the
+Hops. Link 0 ends in a slot. Its source is pinned memory that holds the whole store
+(``source=ram``), what link 1 has brought into a pinned transit buffer, or the file by way of
+staging buffers; with a managed RAM tier, its slots, which are pinned (all of it:
+`real.cuda.homes`). Where two transfers may be in flight the second one's copy is given to the
 stream behind the first (`real.cuda.feeder`).
 """
 
@@ -51,8 +54,16 @@ class CudaDevice(ThreadedDevice):
     ``uses_graphs``: a replay's experts are computed by captured kernels where their form allows it.
     """
 
-    def __init__(self, controller: Controller, weights: Weights, engine: Engine, runtime: Runtime, *,
-                 overflow_bytes: int = 0, uses_graphs: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        controller: Controller,
+        weights: Weights,
+        engine: Engine,
+        runtime: Runtime,
+        *,
+        overflow_bytes: int = 0,
+        uses_graphs: bool = True,
+    ) -> None:
         super().__init__(PIECE_BYTES, engine.patience_s, is_paced=engine.links == "paced")
         _check(controller, weights.store, engine)
         self._controller, self._runtime = controller, runtime
@@ -64,10 +75,14 @@ class CudaDevice(ThreadedDevice):
         self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
         self._is_partial = controller.payload.active_share < 1
         self._transit = Transit(runtime, self.lock, lambda: self._stop.is_set(), engine.patience_s)
-        self.homes = Homes(runtime, controller, weights.store, engine, self.arrivals, self._transit, PIECE_BYTES)
+        self.homes = Homes(
+            runtime, controller, weights.store, engine, self.arrivals, self._transit, PIECE_BYTES
+        )
         self._uses_graphs = uses_graphs
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
-        self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
+        self._base: dict[
+            int, int
+        ] = {}  # by service: bytes that earlier services of its transfer have moved
         self._cpu_inputs: dict[int, Tensor] = {}
         self._feeder: Feeder | None = None
         self.load_s = 0.0
@@ -79,7 +94,9 @@ class CudaDevice(ThreadedDevice):
     # ---- before and after
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
-        """Pin, load what is resident at the start, capture; then nothing is allocated any more, and the run begins."""
+        """Pin, load what is resident at the start, capture; then nothing is allocated any more,
+        and the run begins.
+        """
         began = time.perf_counter()
         self.stream = self._runtime.stream("compute")
         self._clock = self._runtime.allocate(8)
@@ -90,7 +107,9 @@ class CudaDevice(ThreadedDevice):
         self.slots.allocate(mends=self._uses_graphs)
         self.homes.pin(engines, tables_bytes(1, self._weights.store.header.neurons))
         pieces = self._piece_bytes
-        self._engines = [CopyEngine(self._runtime, self.slots, f"copies {n}", pieces) for n in range(engines[0])]
+        self._engines = [
+            CopyEngine(self._runtime, self.slots, f"copies {n}", pieces) for n in range(engines[0])
+        ]
         for key in self._controller.slots.initial:
             slot = self.slots.place(key)
             self._engines[0].begin(slot, is_paced=False)
@@ -100,19 +119,23 @@ class CudaDevice(ThreadedDevice):
         self._put_behind(self.stream, self._engines[0].stream)
         self._captured: Captured | None = None
         if self._uses_graphs:
-            self._captured = captured_of(self._runtime, self.stream, self.homes.arena, self.slots, self._work_of)
+            self._captured = captured_of(
+                self._runtime, self.stream, self.homes.arena, self.slots, self._work_of
+            )
         self._warm_up()
         for engine in self._engines:
             self._put_behind(engine.stream, self.stream)
         self.slots.seal()
         self.load_s = time.perf_counter() - began
-        # A live run's model computes in the caller's thread, and must not do so on the legacy stream.
+        # A live run's model computes in the caller's thread, and must not do so on the legacy
+        # stream.
         self._stream_before = self._runtime.make_current(self.stream)
         super().open(listener, engines)
 
     def _warm_up(self) -> None:
-        """What a first call brings belongs before the run: libraries' workspaces, which stay allocated, and kernels,
-        which are compiled for kinds of numbers (0, 1, multiples of 16, others).
+        """What a first call brings belongs before the run: libraries' workspaces, which stay
+        allocated, and kernels, which are compiled for kinds of numbers (0, 1, multiples of 16,
+        others).
         """
         for rows in (1, 2):
             for key in self._controller.slots.initial[:1]:
@@ -163,18 +186,32 @@ class CudaDevice(ThreadedDevice):
     def _own_works(self) -> dict[str, Callable[[], None]]:
         """A feeder, where services are whole, free and by themselves."""
         loader, is_alone = self._controller.loader, self._controller.route.engines == (1,)
-        if loader.in_flight < 2 or loader.chunk_bytes or self._is_paced or self._is_partial or not is_alone:
+        if (
+            loader.in_flight < 2
+            or loader.chunk_bytes
+            or self._is_paced
+            or self._is_partial
+            or not is_alone
+        ):
             return {}
         self._feeder = Feeder(
-            self._runtime, self.slots, self._engines[0], partial(self.homes.of, engine=0), self._news,
+            self._runtime,
+            self.slots,
+            self._engines[0],
+            partial(self.homes.of, engine=0),
+            self._news,
             lambda: self._is_closed or self._stop.is_set(),
-        )  # fmt: skip
+        )
         return {"feeder": self._feeder.loop}
 
     def serve(self, service: Service) -> None:
-        self._base[service.row] = self._moved.setdefault((service.link, service.number), service.there_bytes)
+        self._base[service.row] = self._moved.setdefault(
+            (service.link, service.number), service.there_bytes
+        )
         if self._is_partial:
-            self.arrivals.begin(service.key, service.number, service.there_bytes, service.moved_bytes)
+            self.arrivals.begin(
+                service.key, service.number, service.there_bytes, service.moved_bytes
+            )
         if service.link == 0:
             self.slots.place(service.key)
         elif self.homes.ram is not None:
@@ -182,7 +219,9 @@ class CudaDevice(ThreadedDevice):
         super().serve(service)
 
     def _copy_paced(self, seat: Seat, service: Service) -> None:
-        """Link 0: all of it at once, or chunk by chunk where it may be cut. The others are the host's."""
+        """Link 0: all of it at once, or chunk by chunk where it may be cut. The others are the
+        host's.
+        """
         if service.link:
             super()._copy_paced(seat, service)
             return
@@ -197,7 +236,9 @@ class CudaDevice(ThreadedDevice):
             due_ns = partial(_due_ns, service, lag_ns)
         for done in range(0, service.moved_bytes, step):
             count = min(step, service.moved_bytes - done)
-            engine.copy(slot, self._source(service, base + done + count), base + done, count, due_ns, done)
+            engine.copy(
+                slot, self._source(service, base + done + count), base + done, count, due_ns, done
+            )
             with self.lock:
                 self._moved[0, service.number] = base + done + count
             if done + count < service.moved_bytes:
@@ -209,8 +250,8 @@ class CudaDevice(ThreadedDevice):
         self._end(engine, service)
 
     def _copy(self, service: Service, done: int, count: int) -> None:
-        """Some bytes of an outer link's service into the RAM tier or its transit buffer; or all of one of several
-        engines' to the device, unpaced."""
+        """Some bytes of an outer link's service into the RAM tier or its transit buffer; or all of
+        one of several engines' to the device, unpaced."""
         if service.link == 0:
             engine, slot = self._engines[service.engine], self.slots.of(service.key)
             engine.begin(slot, is_paced=False)
@@ -245,10 +286,15 @@ class CudaDevice(ThreadedDevice):
         with self.lock:
             # What the RAM tier held before begins on link 0.
             is_coming = ram is None or (1, service.number) in self._moved
-            while is_coming and self._moved.get((1, service.number), 0) < until and not self._stop.is_set():
+            while (
+                is_coming
+                and self._moved.get((1, service.number), 0) < until
+                and not self._stop.is_set()
+            ):
                 if not self._news.wait(self._patience_s):
                     raise RuntimeError(
-                        f"link 1 has not brought {until} B of transfer {service.number}: nothing happens"
+                        f"link 1 has not brought {until} B of transfer {service.number}: nothing"
+                        " happens"
                     )
             if ram is not None:
                 held = ram.pieces(service.key, 0, self._bytes_of(service.key))
@@ -264,7 +310,8 @@ class CudaDevice(ThreadedDevice):
         """Live: the next gate's inputs, which the stream of the device has made."""
         if inputs.hidden.device != self._clock.device:
             raise RuntimeError(
-                f"the model computes on {inputs.hidden.device}, its experts on {self._clock.device}: move it there"
+                f"the model computes on {inputs.hidden.device}, its experts on"
+                f" {self._clock.device}: move it there"
             )
         self._is_live = True
         self._work_of.begin_site(inputs)
@@ -286,10 +333,13 @@ class CudaDevice(ThreadedDevice):
             self._compute_expert(key, rows)
         elif not self._is_live and not self._is_padded:
             self._runtime.run(
-                self.stream, partial(self._work_of.run_dense, -1 if key == TAIL else g.site_of(key), rows)
+                self.stream,
+                partial(self._work_of.run_dense, -1 if key == TAIL else g.site_of(key), rows),
             )
         if self._is_padded:
-            self._runtime.spin_until(self._clock, nominal_ns - (self.now_ns() - start_ns), self.stream)
+            self._runtime.spin_until(
+                self._clock, nominal_ns - (self.now_ns() - start_ns), self.stream
+            )
         self._finish(self.stream)
         self._raise_failure()
 
@@ -311,7 +361,9 @@ class CudaDevice(ThreadedDevice):
 
     def compute_on_cpu(self, key: int, tokens: int, nominal_ns: int) -> None:
         # The copy waits for the compute stream alone.
-        self._cpu_inputs[key] = self._runtime.run(self.stream, lambda: self._work_of.rows(key, tokens).to("cpu"))
+        self._cpu_inputs[key] = self._runtime.run(
+            self.stream, lambda: self._work_of.rows(key, tokens).to("cpu")
+        )
         super().compute_on_cpu(key, tokens, nominal_ns)
 
     def _perform(self, worker: Worker, job: Job) -> None:
@@ -333,7 +385,9 @@ class CudaDevice(ThreadedDevice):
 
 
 def _due_ns(service: Service, lag_ns: int, done: int) -> int:
-    """When so many bytes are due after the stamp, which came ``lag_ns`` after the service's beginning."""
+    """When so many bytes are due after the stamp, which came ``lag_ns`` after the service's
+    beginning.
+    """
     return max(0, service.due_ns(done) - lag_ns)
 
 
@@ -345,17 +399,23 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
         f"{controller.route.links} links": controller.route.links > 2,
         f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
         f"payload {name} (more than one expert)": not controller.payload.whole and not is_partial,
-        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)":
-            is_partial and store.header.resident is None,
-        f"payload {name} on {controller.route.links} links": is_partial and controller.route.links > 1,
-        f"engine.gather=zero_copy with engine.source={engine.source} (the whole store must rest in pinned memory)":
-            is_partial and engine.gather == "zero_copy" and engine.source != "ram",
+        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
+            is_partial and store.header.resident is None
+        ),
+        f"payload {name} on {controller.route.links} links": (
+            is_partial and controller.route.links > 1
+        ),
+        f"engine.gather=zero_copy with engine.source={engine.source} (the whole store must rest in pinned memory)": (
+            is_partial and engine.gather == "zero_copy" and engine.source != "ram"
+        ),
         "loader.copies=free (no copy takes no time)": loader.copies == "free",
         "loader.write_back (weights are never copied back)": loader.write_back,
         "engine.source=mmap (page faults)": engine.source == "mmap",
-    }  # fmt: skip
+    }
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
-        raise ValueError(f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system")
+        raise ValueError(
+            f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system"
+        )
     store.check_shape(controller.geometry)
 
 
@@ -369,7 +429,11 @@ def make_on_host(run: Run, weights: Weights | None, engine: Engine) -> CudaDevic
     return _make("host", HostRuntime, run, weights, engine)
 
 
-def _make(name: str, runtime: Callable[[], Runtime], run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
+def _make(
+    name: str, runtime: Callable[[], Runtime], run: Run, weights: Weights | None, engine: Engine
+) -> CudaDevice:
     if weights is None:
         raise ValueError(f"device={name} computes experts: it needs a store")
-    return CudaDevice(run.controller, weights, engine, runtime(), overflow_bytes=run.ledger.overflow_bytes)
+    return CudaDevice(
+        run.controller, weights, engine, runtime(), overflow_bytes=run.ledger.overflow_bytes
+    )

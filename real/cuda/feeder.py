@@ -1,8 +1,10 @@
-"""Copies that are issued before their service begins, so that the link does not wait for the host between two.
+"""Copies that are issued before their service begins, so that the link does not wait for the host
+between two.
 
-With ``in_flight: 2`` the controller issues a transfer while another is in service. Its slot is claimed, and nothing
-overtakes or cuts it: its copy can be given to the stream behind the one under way. The service itself begins when that
-one has ended, as in every other device, and then only waits for the copy's end.
+With ``in_flight: 2`` the controller issues a transfer while another is in service. Its slot is
+claimed, and nothing overtakes or cuts it: its copy can be given to the stream behind the one under
+way. The service itself begins when that one has ended, as in every other device, and then only
+waits for the copy's end.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from real.cuda.slots import DeviceSlots, Slot
 
 @dataclass(eq=False)
 class Ahead:
-    """A copy that is to be issued behind that of transfer ``behind``. ``end``: its event, when it has been."""
+    """A copy that is to be issued behind that of transfer ``behind``. ``end``: its event, when
+    it has been.
+    """
 
     slot: Slot
     key: int
@@ -28,12 +32,19 @@ class Ahead:
 
 
 class Feeder:
-    """For the one engine of link 0. ``news`` is the device's condition, its lock the device's; ``is_over`` whether the
-    run is; ``home(key)`` is where a variant rests.
+    """For the one engine of link 0. ``news`` is the device's condition, its lock the device's;
+    ``is_over`` whether the run is; ``home(key)`` is where a variant rests.
     """
 
-    def __init__(self, runtime: Runtime, slots: DeviceSlots, engine: CopyEngine, home: Callable[[int], Source],
-                 news: Condition, is_over: Callable[[], bool]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        runtime: Runtime,
+        slots: DeviceSlots,
+        engine: CopyEngine,
+        home: Callable[[int], Source],
+        news: Condition,
+        is_over: Callable[[], bool],
+    ) -> None:
         self._runtime, self._slots, self._engine, self._home = runtime, slots, engine, home
         self._news, self._is_over = news, is_over
         self._ahead: dict[int, Ahead] = {}
@@ -46,13 +57,17 @@ class Feeder:
             self._news.notify_all()
 
     def was_issued(self, number: int) -> None:
-        """The copy of a transfer that was not announced has been issued, its end's event recorded."""
+        """The copy of a transfer that was not announced has been issued, its end's event
+        recorded.
+        """
         with self._news:
             self._last_issued = number
             self._news.notify_all()
 
     def loop(self) -> None:
-        """The feeder's thread: issue what has been announced, as soon as what stands before it has been."""
+        """The feeder's thread: issue what has been announced, as soon as what stands before it
+        has been.
+        """
         while True:
             with self._news:
                 while (number := self._next()) is None and not self._is_over():
@@ -69,7 +84,11 @@ class Feeder:
 
     def _next(self) -> int | None:
         """What may be issued now; the lock is held."""
-        ready = (number for number, one in self._ahead.items() if one.end is None and one.behind == self._last_issued)
+        ready = (
+            number
+            for number, one in self._ahead.items()
+            if one.end is None and one.behind == self._last_issued
+        )
         return next(ready, None)
 
     def await_end(self, number: int, patience_s: float) -> bool:
@@ -80,7 +99,9 @@ class Feeder:
                 return False
             while ahead.end is None and not self._is_over():
                 if not self._news.wait(patience_s):
-                    raise RuntimeError(f"transfer {number} was announced, but its copy is not issued")
+                    raise RuntimeError(
+                        f"transfer {number} was announced, but its copy is not issued"
+                    )
             del self._ahead[number]
         if ahead.end is not None:
             self._runtime.synchronize(ahead.end)

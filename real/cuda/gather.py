@@ -1,12 +1,14 @@
-"""FloE's compact transfer: the host gathers the neurons that a token needs, and several streams bring them over.
+"""FloE's compact transfer: the host gathers the neurons that a token needs, and several streams
+bring them over.
 
-An expert rests on the host as pairs, one row a neuron: its gate column and its down row side by side. Threads gather
-the kept rows, a group of them at a time, each into pinned buffers of its own, and give every group to their own stream
-at once: while one group is copied, the next is gathered. Small groups lose to the cost of a copy's call, large ones to
-waiting for the first; ``columns`` is FloE's Fig. 7.
+An expert rests on the host as pairs, one row a neuron: its gate column and its down row side by
+side. Threads gather the kept rows, a group of them at a time, each into pinned buffers of its own,
+and give every group to their own stream at once: while one group is copied, the next is gathered.
+Small groups lose to the cost of a copy's call, large ones to waiting for the first; ``columns`` is
+FloE's Fig. 7.
 
-Source: FloE (arXiv:2505.05950), section on compact asynchronous transfer, groups of 50 columns, 16 KiB each for
-Mixtral.
+Source: FloE (arXiv:2505.05950), section on compact asynchronous transfer, groups of 50 columns, 16
+KiB each for Mixtral.
 """
 
 from __future__ import annotations
@@ -31,29 +33,46 @@ def arena_bytes(threads: int, columns: int, row_bytes: int) -> int:
 
 
 class Gatherer:
-    """``threads`` workers, each with a stream and ``BUFFERS`` pinned buffers of ``columns`` rows of ``row_bytes``."""
+    """``threads`` workers, each with a stream and ``BUFFERS`` pinned buffers of ``columns`` rows
+    of ``row_bytes``.
+    """
 
-    def __init__(self, runtime: Runtime, arena: PinnedArena, threads: int, columns: int, row_bytes: int) -> None:
+    def __init__(
+        self, runtime: Runtime, arena: PinnedArena, threads: int, columns: int, row_bytes: int
+    ) -> None:
         for name, value in (("threads", threads), ("columns", columns), ("row_bytes", row_bytes)):
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         self._runtime, self._columns, self._row_bytes = runtime, columns, row_bytes
         self._streams = [runtime.stream(f"gather {number}") for number in range(threads)]
-        self._rings = [StagingRing(runtime, arena, BUFFERS, columns * row_bytes) for _ in range(threads)]
+        self._rings = [
+            StagingRing(runtime, arena, BUFFERS, columns * row_bytes) for _ in range(threads)
+        ]
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gather")
 
-    def gather(self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()) -> list[Event]:
-        """Bring rows ``kept`` (int64 on the host) of ``pairs`` (uint8 [I, row bytes], any host memory) to the first
-        rows of ``target`` (uint8 [C, row bytes] on the device), behind the events ``after``.
+    def gather(
+        self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
+    ) -> list[Event]:
+        """Bring rows ``kept`` (int64 on the host) of ``pairs`` (uint8 [I, row bytes], any host
+        memory) to the first rows of ``target`` (uint8 [C, row bytes] on the device), behind the
+        events ``after``.
 
-        Return when the last row has been gathered, with the events of the copies' ends, one a stream. Raise ValueError
-        for rows that are not there and for more than ``target`` holds.
+        Return when the last row has been gathered, with the events of the copies' ends, one a
+        stream. Raise ValueError for rows that are not there and for more than ``target`` holds.
         """
         count = len(kept)
         check_rows(pairs, kept, target, self._row_bytes)
         begins = range(0, count, self._columns)
         jobs = [
-            self._pool.submit(self._bring, number, begins[number :: len(self._streams)], pairs, kept, target, after)
+            self._pool.submit(
+                self._bring,
+                number,
+                begins[number :: len(self._streams)],
+                pairs,
+                kept,
+                target,
+                after,
+            )
             for number in range(len(self._streams))
         ]
         # All of them, even where one has failed: none may go on writing.
@@ -63,7 +82,13 @@ class Gatherer:
         return [job.result() for job in jobs]
 
     def _bring(
-        self, number: int, begins: Sequence[int], pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event]
+        self,
+        number: int,
+        begins: Sequence[int],
+        pairs: Tensor,
+        kept: Tensor,
+        target: Tensor,
+        after: Sequence[Event],
     ) -> Event:
         """One worker's groups. numpy gathers without Python's lock."""
         stream, ring = self._streams[number], self._rings[number]
@@ -75,7 +100,8 @@ class Gatherer:
             count = min(self._columns, len(rows) - begin)
             buffer = ring.take()
             held = buffer[: count * self._row_bytes].view(count, self._row_bytes)
-            # Clipping changes nothing, as all are inside, but lets numpy write to the buffer without one of its own.
+            # Clipping changes nothing, as all are inside, but lets numpy write to the buffer
+            # without one of its own.
             np.take(source, rows[begin : begin + count], axis=0, out=held.numpy(), mode="clip")
             self._runtime.copy(target[begin : begin + count], held, stream)
             copied = self._runtime.event()
@@ -90,14 +116,18 @@ class Gatherer:
 
 
 def check_rows(pairs: Tensor, kept: Tensor, target: Tensor, row_bytes: int) -> None:
-    """Raise ValueError for rows that are not there, for more than the target holds, and for rows of other sizes."""
+    """Raise ValueError for rows that are not there, for more than the target holds, and for rows
+    of other sizes.
+    """
     count = len(kept)
     if count and not 0 <= int(kept.min()) <= int(kept.max()) < len(pairs):
         raise ValueError(f"rows {int(kept.min())} to {int(kept.max())} are kept of {len(pairs)}")
     if count > len(target):
         raise ValueError(f"{count} rows are kept, but the buffer holds {len(target)}")
     if pairs.shape[1] != row_bytes or target.shape[1] != row_bytes:
-        raise ValueError(f"rows are of {pairs.shape[1]} and {target.shape[1]} B, not of {row_bytes}")
+        raise ValueError(
+            f"rows are of {pairs.shape[1]} and {target.shape[1]} B, not of {row_bytes}"
+        )
 
 
 def kept_rows(v: Tensor, threshold: float) -> Tensor:

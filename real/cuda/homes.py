@@ -1,5 +1,5 @@
-"""Where experts lie outside the device's slots, all of it pinned: the store, or buffers that stage it; the RAM tier;
-what is between two links.
+"""Where experts lie outside the device's slots, all of it pinned: the store, or buffers that stage
+it; the RAM tier; what is between two links.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ STAGING_BUFFERS = 3
 
 
 class Transit:
-    """Pinned buffers between two links, one for each transfer that is on its way. ``lock`` is the device's."""
+    """Pinned buffers between two links, one for each transfer that is on its way. ``lock`` is
+    the device's.
+    """
 
-    def __init__(self, runtime: Runtime, lock: Lock, is_over: Callable[[], bool], patience_s: float) -> None:
+    def __init__(
+        self, runtime: Runtime, lock: Lock, is_over: Callable[[], bool], patience_s: float
+    ) -> None:
         self._runtime, self._is_over, self._patience_s = runtime, is_over, patience_s
         self._given_back = Condition(lock)
         self._of: dict[int, Tensor] = {}  # by transfer
@@ -43,7 +47,9 @@ class Transit:
                     self._of[number] = self.free.pop()
                     self._runtime.host_writes(self._of[number])
                 elif not self._given_back.wait(self._patience_s):
-                    raise RuntimeError(f"no transit buffer has become free for {self._patience_s:g} s")
+                    raise RuntimeError(
+                        f"no transit buffer has become free for {self._patience_s:g} s"
+                    )
             return self._of[number]
 
     def give_back(self, number: int) -> None:
@@ -61,15 +67,29 @@ class Transit:
 class Homes:
     """The host's side of a run: nothing is pinned before ``pin``, and nothing after it.
 
-    Memory holds all of the store (``source=ram``), or each engine of link 0 has buffers through which it is read.
-    ``arrivals`` knows which neurons of an expert are asked for; ``piece_bytes`` is what is read at once.
+    Memory holds all of the store (``source=ram``), or each engine of link 0 has buffers through
+    which it is read. ``arrivals`` knows which neurons of an expert are asked for; ``piece_bytes``
+    is what is read at once.
     """
 
     arena: PinnedArena
 
-    def __init__(self, runtime: Runtime, controller: Controller, store: Store, engine: Engine, arrivals: Arrivals,
-                 transit: Transit, piece_bytes: int) -> None:  # fmt: skip
-        self._runtime, self._controller, self._store, self._engine = runtime, controller, store, engine
+    def __init__(
+        self,
+        runtime: Runtime,
+        controller: Controller,
+        store: Store,
+        engine: Engine,
+        arrivals: Arrivals,
+        transit: Transit,
+        piece_bytes: int,
+    ) -> None:
+        self._runtime, self._controller, self._store, self._engine = (
+            runtime,
+            controller,
+            store,
+            engine,
+        )
         self._arrivals, self._piece_bytes = arrivals, piece_bytes
         self.transit = transit
         self.ram: SlotMemory | None = None
@@ -80,30 +100,44 @@ class Homes:
         self._readers: list[Reader] = []
 
     def pin(self, engines: tuple[int, ...], beside_bytes: int) -> None:
-        """Take one arena for all that is pinned, with so many bytes beside it, and read what rests there for good."""
+        """Take one arena for all that is pinned, with so many bytes beside it, and read what
+        rests there for good.
+        """
         largest, size = max(self._controller.geometry.variant_bytes), self._store.header.num_bytes
         tier = self._controller.ram
-        in_transit = 2 * self._controller.loader.in_flight * sum(engines) if len(engines) > 1 and tier is None else 0
-        is_home, is_partial = self._engine.source == "ram", self._controller.payload.active_share < 1
+        in_transit = (
+            2 * self._controller.loader.in_flight * sum(engines)
+            if len(engines) > 1 and tier is None
+            else 0
+        )
+        is_home, is_partial = (
+            self._engine.source == "ram",
+            self._controller.payload.active_share < 1,
+        )
         staging = 0 if is_home else engines[0] * ring_bytes(STAGING_BUFFERS, self._piece_bytes)
         neurons, pair_bytes = self._store.header.neurons, self._arrivals.pair_bytes(0)
         if is_home and is_partial:
             staging = engines[0] * gatherer_bytes(self._engine, neurons, pair_bytes)
         self.arena = PinnedArena(
             self._runtime,
-            ring_bytes(in_transit, largest) + staging + beside_bytes
-            + (ring_bytes(1, size) if is_home else 0) + (0 if tier is None else ring_bytes(1, most_bytes(tier))),
-        )  # fmt: skip
+            ring_bytes(in_transit, largest)
+            + staging
+            + beside_bytes
+            + (ring_bytes(1, size) if is_home else 0)
+            + (0 if tier is None else ring_bytes(1, most_bytes(tier))),
+        )
         if is_home:
             self._content = self.arena.take(size)
             self._reader().read(0, self._content.numpy())
             if is_partial:
                 self._gatherers = [
-                    gatherer_of(self._runtime, self.arena, self._engine, neurons, pair_bytes) for _ in range(engines[0])
+                    gatherer_of(self._runtime, self.arena, self._engine, neurons, pair_bytes)
+                    for _ in range(engines[0])
                 ]
         else:
             self._rings = [
-                StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes) for _ in range(engines[0])
+                StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes)
+                for _ in range(engines[0])
             ]
         if tier is not None:
             self.ram = SlotMemory(tier, take=lambda count: self.arena.take(count).numpy())
@@ -144,7 +178,9 @@ class Homes:
         return Elsewhere(read, self._rings[engine])
 
     def bring(self, key: int, begin: int, targets: list[Bytes]) -> None:
-        """Bytes of a variant from where it rests for good, from ``begin`` on, into memory of the host."""
+        """Bytes of a variant from where it rests for good, from ``begin`` on, into memory of the
+        host.
+        """
         offset = self.offset(key) + begin
         for target in targets:
             if self._content is not None:
@@ -180,4 +216,6 @@ class Homes:
 
 
 def _open(store: Store, source: str, piece_bytes: int) -> Reader:
-    return DirectReader(store.path, piece_bytes) if source == "direct" else BufferedReader(store.path)
+    return (
+        DirectReader(store.path, piece_bytes) if source == "direct" else BufferedReader(store.path)
+    )

@@ -1,7 +1,8 @@
 """A runtime whose device is the host itself: what runs on a GPU, rehearsed where there is none.
 
-Everything is done at once, by the calling thread, on the host's clock. It shows that all but the calls of a GPU work,
-and nothing of a GPU's speed or of the order of its streams (that is for the tests' runtime, which refuses disorder).
+Everything is done at once, by the calling thread, on the host's clock. It shows that all but the
+calls of a GPU work, and nothing of a GPU's speed or of the order of its streams (that is for the
+tests' runtime, which refuses disorder).
 """
 
 from __future__ import annotations
@@ -80,8 +81,14 @@ class HostRuntime:
     def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
         target.copy_(source)
 
-    def run(self, stream: Any, work: Callable[[], T], *, reads: Sequence[Tensor] = (),
-            writes: Sequence[Tensor] = ()) -> T:  # fmt: skip
+    def run(
+        self,
+        stream: Any,
+        work: Callable[[], T],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> T:
         return work()
 
     def stamp(self, clock: Tensor, stream: Any) -> None:
@@ -92,13 +99,25 @@ class HostRuntime:
         while time.perf_counter_ns() < due:
             time.sleep(0)
 
-    def capture(self, stream: Any, work: Callable[[], Any], *, reads: Sequence[Tensor] = (),
-                writes: Sequence[Tensor] = ()) -> Callable[[], Any]:  # fmt: skip
+    def capture(
+        self,
+        stream: Any,
+        work: Callable[[], Any],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> Callable[[], Any]:
         work()
         return work
 
-    def replay(self, graph: Callable[[], Any], stream: Any, *, reads: Sequence[Tensor] = (),
-               writes: Sequence[Tensor] = ()) -> None:  # fmt: skip
+    def replay(
+        self,
+        graph: Callable[[], Any],
+        stream: Any,
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> None:
         graph()
 
     def host_writes(self, memory: Tensor) -> None: ...

@@ -33,25 +33,45 @@ REPEATS = 12
 def quantiles(values: Sequence[float]) -> dict[str, float]:
     """Median and 95th percentile, and of how many."""
     ranked = sorted(values)
-    return {"median": median(ranked), "p95": ranked[min(len(ranked) - 1, part_of(len(ranked), 0.95))], "n": len(ranked)}
+    return {
+        "median": median(ranked),
+        "p95": ranked[min(len(ranked) - 1, part_of(len(ranked), 0.95))],
+        "n": len(ranked),
+    }
 
 
-def copies(runtime: Runtime, arena: PinnedArena, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
+def copies(
+    runtime: Runtime, arena: PinnedArena, sizes: Sequence[int] = SIZES
+) -> list[dict[str, Any]]:
     """A row for each size and kind of memory: ns of one copy, and of each of 8 behind each other.
 
-    Pageable memory is copied by the runtime as it can; ``back`` is from the device to pinned memory.
+    Pageable memory is copied by the runtime as it can; ``back`` is from the device to pinned
+    memory.
     """
     stream, rows = runtime.stream("probe"), []
     device, pinned = runtime.allocate(max(sizes)), arena.take(max(sizes))
     pageable = torch.ones(max(sizes), dtype=torch.uint8)
-    for memory, target, source in (("pinned", device, pinned), ("pageable", device, pageable),
-                                   ("back", pinned, device)):  # fmt: skip
+    for memory, target, source in (
+        ("pinned", device, pinned),
+        ("pageable", device, pageable),
+        ("back", pinned, device),
+    ):
         for size in sizes:
             for count in (1, 8):
-                taken = [timed_copies(runtime, stream, target[:size], source[:size], count) for _ in range(REPEATS)]
+                taken = [
+                    timed_copies(runtime, stream, target[:size], source[:size], count)
+                    for _ in range(REPEATS)
+                ]
                 told = quantiles([ns / count for ns in taken[2:]])
-                rows.append({"memory": memory, "bytes": size, "in_a_row": count, "copy_ns": told,
-                             "bytes_per_s": size / told["median"] * 1e9})  # fmt: skip
+                rows.append(
+                    {
+                        "memory": memory,
+                        "bytes": size,
+                        "in_a_row": count,
+                        "copy_ns": told,
+                        "bytes_per_s": size / told["median"] * 1e9,
+                    }
+                )
     return rows
 
 
@@ -67,14 +87,23 @@ def timed_copies(runtime: Runtime, stream: Any, target: Tensor, source: Tensor, 
 
 
 def gathers(
-    runtime: Runtime, arena: PinnedArena, pairs: int = PAIRS, row_bytes: int = ROW_BYTES,
-    columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """FloE's Fig. 7: bytes per second of a tenth of an expert's neurons by columns a group, for several threads
-    (``staged``), and by columns a program, for a kernel that reads them from pinned memory (``zero_copy``).
+    runtime: Runtime,
+    arena: PinnedArena,
+    pairs: int = PAIRS,
+    row_bytes: int = ROW_BYTES,
+    columns: Sequence[int] = COLUMNS,
+    threads: Sequence[int] = GATHER_THREADS,
+) -> list[dict[str, Any]]:
+    """FloE's Fig. 7: bytes per second of a tenth of an expert's neurons by columns a group, for
+    several threads (``staged``), and by columns a program, for a kernel that reads them from pinned
+    memory (``zero_copy``).
     """
     source = arena.take(pairs * row_bytes).view(pairs, row_bytes).fill_(1)
-    kept = torch.randperm(pairs, generator=torch.Generator().manual_seed(0))[: part_of(pairs, KEPT)].sort().values
+    kept = (
+        torch.randperm(pairs, generator=torch.Generator().manual_seed(0))[: part_of(pairs, KEPT)]
+        .sort()
+        .values
+    )
     target = runtime.allocate(len(kept) * row_bytes).view(len(kept), row_bytes)
     rows = []
     for form, number, engine in _gather_forms(columns, threads):
@@ -82,12 +111,21 @@ def gathers(
         taken = [_gather_ns(runtime, gatherer, source, kept, target) for _ in range(REPEATS)]
         gatherer.close()
         told = quantiles(taken[2:])
-        rows.append({"gather": form, "threads": number, "columns": engine.gather_columns, "gather_ns": told,
-                     "bytes_per_s": target.numel() / told["median"] * 1e9})  # fmt: skip
+        rows.append(
+            {
+                "gather": form,
+                "threads": number,
+                "columns": engine.gather_columns,
+                "gather_ns": told,
+                "bytes_per_s": target.numel() / told["median"] * 1e9,
+            }
+        )
     return rows
 
 
-def _gather_forms(columns: Sequence[int], threads: Sequence[int]) -> Iterator[tuple[str, int, Engine]]:
+def _gather_forms(
+    columns: Sequence[int], threads: Sequence[int]
+) -> Iterator[tuple[str, int, Engine]]:
     """Form, threads of the host, and settings."""
     for number in threads:
         for group in columns:
@@ -96,7 +134,9 @@ def _gather_forms(columns: Sequence[int], threads: Sequence[int]) -> Iterator[tu
         yield "zero_copy", 1, Engine(gather="zero_copy", gather_columns=group)
 
 
-def _gather_ns(runtime: Runtime, gatherer: RowGatherer, source: Tensor, kept: Tensor, target: Tensor) -> int:
+def _gather_ns(
+    runtime: Runtime, gatherer: RowGatherer, source: Tensor, kept: Tensor, target: Tensor
+) -> int:
     begin_ns = time.perf_counter_ns()
     for end in gatherer.gather(source, kept, target):
         runtime.synchronize(end)
@@ -104,19 +144,28 @@ def _gather_ns(runtime: Runtime, gatherer: RowGatherer, source: Tensor, kept: Te
 
 
 def gathers_bytes(
-    pairs: int, row_bytes: int, columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS
+    pairs: int,
+    row_bytes: int,
+    columns: Sequence[int] = COLUMNS,
+    threads: Sequence[int] = GATHER_THREADS,
 ) -> int:
-    """What ``gathers`` takes of a pinned arena: an expert, and each combination has buffers of its own."""
+    """What ``gathers`` takes of a pinned arena: an expert, and each combination has buffers of
+    its own.
+    """
     forms = _gather_forms(columns, threads)
-    return ring_bytes(1, pairs * row_bytes) + sum(gatherer_bytes(engine, pairs, row_bytes) for *_, engine in forms)
+    return ring_bytes(1, pairs * row_bytes) + sum(
+        gatherer_bytes(engine, pairs, row_bytes) for *_, engine in forms
+    )
 
 
 def host_costs(runtime: Runtime, arena: PinnedArena) -> dict[str, dict[str, float]]:
-    """ns that the host is busy with one call of each kind, on a stream of its own; of the read-out and the round trip,
-    until it goes on.
+    """ns that the host is busy with one call of each kind, on a stream of its own; of the read-out
+    and the round trip, until it goes on.
     """
     device, stream, event = runtime.device, runtime.stream("host costs"), runtime.event()
-    x, gate = (torch.randn(*shape, device=device, dtype=torch.bfloat16) for shape in ((4096,), (8, 4096)))
+    x, gate = (
+        torch.randn(*shape, device=device, dtype=torch.bfloat16) for shape in ((4096,), (8, 4096))
+    )
     ids = arena.take(16).view(torch.int64)
     target, pinned = runtime.allocate(4096), arena.take(4096)
 
@@ -133,13 +182,18 @@ def host_costs(runtime: Runtime, arena: PinnedArena) -> dict[str, dict[str, floa
     calls: dict[str, Callable[[], object]] = {
         "launch": lambda: runtime.run(stream, lambda: x.add_(0)),
         "matmul": lambda: runtime.run(stream, lambda: gate @ x),
-        "copy": lambda: runtime.copy(target, pinned, stream), "event_record": lambda: runtime.record(event, stream),
-        "stream_wait": lambda: runtime.wait(stream, event), "round_trip": wait_for_all, "routing_read_out": read_out,
-    }  # fmt: skip
+        "copy": lambda: runtime.copy(target, pinned, stream),
+        "event_record": lambda: runtime.record(event, stream),
+        "stream_wait": lambda: runtime.wait(stream, event),
+        "round_trip": wait_for_all,
+        "routing_read_out": read_out,
+    }
     return {name: quantiles(_host_ns(call, wait_for_all)) for name, call in calls.items()}
 
 
-def _host_ns(call: Callable[[], object], wait_for_all: Callable[[], object], count: int = 300) -> list[float]:
+def _host_ns(
+    call: Callable[[], object], wait_for_all: Callable[[], object], count: int = 300
+) -> list[float]:
     for _ in range(20):
         call()
     wait_for_all()
@@ -155,7 +209,9 @@ def _host_ns(call: Callable[[], object], wait_for_all: Callable[[], object], cou
 
 
 def clocks(runtime: Runtime, count: int = 20, apart_s: float = 0.02) -> dict[str, float]:
-    """How far the device's clock strays from the host's between two events, ns: what merges two timelines is off so."""
+    """How far the device's clock strays from the host's between two events, ns: what merges two
+    timelines is off so.
+    """
     stream = runtime.stream("clocks")
     first = runtime.event(timed=True)
     runtime.record(first, stream)
@@ -166,35 +222,51 @@ def clocks(runtime: Runtime, count: int = 20, apart_s: float = 0.02) -> dict[str
         event = runtime.event(timed=True)
         runtime.record(event, stream)
         runtime.synchronize(event)
-        strayed.append(float(runtime.elapsed_ns(first, event) - (time.perf_counter_ns() - began_ns)))
+        strayed.append(
+            float(runtime.elapsed_ns(first, event) - (time.perf_counter_ns() - began_ns))
+        )
     return {**quantiles(strayed), "over_s": count * apart_s}
 
 
 def machine_facts(runtime: Runtime) -> dict[str, Any]:
     """What it is that was measured."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "gpu": runtime.name, "processor": processor(),
-        "cores": os.cpu_count(), "versions": {
-            "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": runtime.name,
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "versions": {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
             "system": platform.platform(),
         },
-    }  # fmt: skip
+    }
 
 
 def links_and_host(
-    runtime: Runtime, sizes: Sequence[int] = SIZES, pairs: int = PAIRS, row_bytes: int = ROW_BYTES,
-    columns: Sequence[int] = COLUMNS, threads: Sequence[int] = GATHER_THREADS,
-) -> dict[str, Any]:  # fmt: skip
+    runtime: Runtime,
+    sizes: Sequence[int] = SIZES,
+    pairs: int = PAIRS,
+    row_bytes: int = ROW_BYTES,
+    columns: Sequence[int] = COLUMNS,
+    threads: Sequence[int] = GATHER_THREADS,
+) -> dict[str, Any]:
     """Everything but the kernels. Takes half a minute on a GPU."""
     sharpen_timers()
     began_ns = time.perf_counter_ns()
-    arena = PinnedArena(runtime, max(sizes) + gathers_bytes(pairs, row_bytes, columns, threads) + 4 * ALIGNMENT)
+    arena = PinnedArena(
+        runtime, max(sizes) + gathers_bytes(pairs, row_bytes, columns, threads) + 4 * ALIGNMENT
+    )
     pin_ns = time.perf_counter_ns() - began_ns
     try:
         return {
-            **machine_facts(runtime), "pinning": {"bytes": arena.num_bytes, "ns": pin_ns},
-            "copies": copies(runtime, arena, sizes), "host": host_costs(runtime, arena), "clocks": clocks(runtime),
+            **machine_facts(runtime),
+            "pinning": {"bytes": arena.num_bytes, "ns": pin_ns},
+            "copies": copies(runtime, arena, sizes),
+            "host": host_costs(runtime, arena),
+            "clocks": clocks(runtime),
             "gather": gathers(runtime, arena, pairs, row_bytes, columns, threads),
-        }  # fmt: skip
+        }
     finally:
         arena.close()

@@ -1,8 +1,8 @@
 """Every call that needs a GPU: streams, events, copies, pinned memory, graphs, spinning kernels.
 
-What uses a runtime orders its work by streams and events alone, and says of each piece of work what it reads and
-writes. A GPU does not listen to that; the tests' runtime does, and refuses what is read before it is there or
-overwritten while it is read.
+What uses a runtime orders its work by streams and events alone, and says of each piece of work what
+it reads and writes. A GPU does not listen to that; the tests' runtime does, and refuses what is
+read before it is there or overwritten while it is read.
 
 No work ever goes to the legacy default stream, which would wait for all others and hold them up.
 """
@@ -40,7 +40,9 @@ class Runtime(Protocol):
         """A stream of its own."""
 
     def make_current(self, stream: Stream) -> Stream:
-        """What the calling thread launches without naming a stream goes there from now on; where it went before."""
+        """What the calling thread launches without naming a stream goes there from now on; where
+        it went before.
+        """
 
     def event(self, *, timed: bool = False) -> Event: ...
 
@@ -63,41 +65,66 @@ class Runtime(Protocol):
         """What is allocated on the device now."""
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the device's memory, and how many of them are taken by what no run allocates: the context and its
-        kernels, the workspace of a stream's products, and whatever other processes hold.
+        """Bytes of the device's memory, and how many of them are taken by what no run allocates:
+        the context and its kernels, the workspace of a stream's products, and whatever other
+        processes hold.
         """
 
     def register(self, memory: Tensor) -> None:
-        """Pin host memory, so that it is copied without detour. Raise DeviceError if it cannot be."""
+        """Pin host memory, so that it is copied without detour. Raise DeviceError if it cannot
+        be.
+        """
 
     def unregister(self, memory: Tensor) -> None: ...
 
     def mapped(self, memory: Tensor) -> Tensor:
-        """Pinned host memory as kernels take it, which then read it over the link. Raise DeviceError for memory that
-        the device does not see.
+        """Pinned host memory as kernels take it, which then read it over the link. Raise
+        DeviceError for memory that the device does not see.
         """
 
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
-        """Copy bytes when the stream gets there; one side is pinned host memory, or both are on the device. From other
-        host memory it is copied, too, but not beside other work.
+        """Copy bytes when the stream gets there; one side is pinned host memory, or both are on the
+        device. From other host memory it is copied, too, but not beside other work.
         """
 
-    def run(self, stream: Stream, work: Callable[[], T], *, reads: Sequence[Tensor] = (),
-            writes: Sequence[Tensor] = ()) -> T:  # fmt: skip
+    def run(
+        self,
+        stream: Stream,
+        work: Callable[[], T],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> T:
         """Give a stream what ``work`` launches."""
 
     def stamp(self, clock: Tensor, stream: Stream) -> None:
-        """Write the GPU's time into ``clock`` (int64 [1] on the device) when the stream gets there."""
+        """Write the GPU's time into ``clock`` (int64 [1] on the device) when the stream gets
+        there.
+        """
 
     def spin_until(self, clock: Tensor, due_ns: int, stream: Stream) -> None:
         """Hold the stream until ``due_ns`` after the stamp in ``clock``."""
 
-    def capture(self, stream: Stream, work: Callable[[], Any], *, reads: Sequence[Tensor] = (),
-                writes: Sequence[Tensor] = ()) -> Graph:  # fmt: skip
-        """What ``work`` launches, as one graph; its addresses are those of now. ``work`` is done once on the way."""
+    def capture(
+        self,
+        stream: Stream,
+        work: Callable[[], Any],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> Graph:
+        """What ``work`` launches, as one graph; its addresses are those of now. ``work`` is done
+        once on the way.
+        """
 
-    def replay(self, graph: Graph, stream: Stream, *, reads: Sequence[Tensor] = (),
-               writes: Sequence[Tensor] = ()) -> None:  # fmt: skip
+    def replay(
+        self,
+        graph: Graph,
+        stream: Stream,
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> None:
         """Give a stream a graph, whose tables may now point to other memory than at its capture."""
 
     def host_writes(self, memory: Tensor) -> None:
@@ -109,7 +136,9 @@ class CudaRuntime:
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
-            raise DeviceError("there is no CUDA device here (torch sees none); choose device=cpu or device=null")
+            raise DeviceError(
+                "there is no CUDA device here (torch sees none); choose device=cpu or device=null"
+            )
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name(self.device)
@@ -145,7 +174,7 @@ class CudaRuntime:
             free, total = torch.cuda.mem_get_info(self.device)
             raise DeviceError(
                 f"the device has {free} B of {total} B free, but {num_bytes} B are needed; lower "
-                f"budget.resident_share or slots_gib, or end what else runs there"
+                "budget.resident_share or slots_gib, or end what else runs there"
             ) from None
 
     def allocated_bytes(self) -> int:
@@ -168,18 +197,20 @@ class CudaRuntime:
         code = self._cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
         if int(code):
             raise DeviceError(
-                f"{memory.numel()} B of host memory cannot be pinned (cudaHostRegister: {code}); free host memory, or "
-                f"choose engine.source=direct"
+                f"{memory.numel()} B of host memory cannot be pinned (cudaHostRegister: {code});"
+                " free host memory, or choose engine.source=direct"
             )
 
     def unregister(self, memory: Tensor) -> None:
         self._cudart.cudaHostUnregister(memory.data_ptr())
 
     def mapped(self, memory: Tensor) -> Tensor:
-        # What is registered is mapped, too, where addresses are unified; launches ask the driver for its address there.
+        # What is registered is mapped, too, where addresses are unified; launches ask the driver
+        # for its address there.
         if memory.numel() and not memory.is_pinned():
             raise DeviceError(
-                f"{memory.numel() * memory.itemsize} B of host memory are not pinned: no kernel can read them"
+                f"{memory.numel() * memory.itemsize} B of host memory are not pinned: no kernel can"
+                " read them"
             )
         return memory
 
@@ -187,8 +218,14 @@ class CudaRuntime:
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
-    def run(self, stream: Stream, work: Callable[[], T], *, reads: Sequence[Tensor] = (),
-            writes: Sequence[Tensor] = ()) -> T:  # fmt: skip
+    def run(
+        self,
+        stream: Stream,
+        work: Callable[[], T],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> T:
         with torch.cuda.stream(stream):
             return work()
 
@@ -204,19 +241,32 @@ class CudaRuntime:
         with torch.cuda.stream(stream):
             spin_until(clock, due_ns)
 
-    def capture(self, stream: Stream, work: Callable[[], Any], *, reads: Sequence[Tensor] = (),
-                writes: Sequence[Tensor] = ()) -> Graph:  # fmt: skip
+    def capture(
+        self,
+        stream: Stream,
+        work: Callable[[], Any],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> Graph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            # Kernels are compiled and workspaces taken by a first call, which a capture must not see.
+            # Kernels are compiled and workspaces taken by a first call, which a capture must not
+            # see.
             work()
             stream.synchronize()
             with torch.cuda.graph(graph, stream=stream):
                 work()
         return graph
 
-    def replay(self, graph: Graph, stream: Stream, *, reads: Sequence[Tensor] = (),
-               writes: Sequence[Tensor] = ()) -> None:  # fmt: skip
+    def replay(
+        self,
+        graph: Graph,
+        stream: Stream,
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> None:
         with torch.cuda.stream(stream):
             graph.replay()
 
@@ -224,9 +274,13 @@ class CudaRuntime:
 
 
 def runtime_of(device: str) -> Runtime:
-    """Of ``device=cuda``, or of ``device=host``, which rehearses it. Raise ValueError for another one."""
+    """Of ``device=cuda``, or of ``device=host``, which rehearses it. Raise ValueError for
+    another one.
+    """
     if device == "cuda":
         return CudaRuntime()
     if device == "host":
         return HostRuntime()
-    raise ValueError(f"device={device} has no runtime; choose cuda, or host to rehearse it without a GPU")
+    raise ValueError(
+        f"device={device} has no runtime; choose cuda, or host to rehearse it without a GPU"
+    )

@@ -1,8 +1,10 @@
-"""A layer's experts as CUDA graphs: launches cost the host microseconds each, a replay costs them once.
+"""A layer's experts as CUDA graphs: launches cost the host microseconds each, a replay costs them
+once.
 
-A graph's addresses are those of its capture. Its experts are therefore found through a table in device memory: where
-each lies, and, of an expert that has come in part, which neurons those are. Its input lies in a buffer of its own, and
-so do its outputs: one graph for each precision and number of needs serves every layer, every pool and every slot.
+A graph's addresses are those of its capture. Its experts are therefore found through a table in
+device memory: where each lies, and, of an expert that has come in part, which neurons those are.
+Its input lies in a buffer of its own, and so do its outputs: one graph for each precision and
+number of needs serves every layer, every pool and every slot.
 """
 
 from __future__ import annotations
@@ -22,17 +24,21 @@ from real.kernels.sparse_expert import gathered_expert
 from real.store.neurons import Numbers
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-"""``compute(x [1, H], table int32 [W, J]) -> [J, H]``: kernels only, of fixed shapes, without a look at any value."""
+"""``compute(x [1, H], table int32 [W, J]) -> [J, H]``: kernels only, of fixed shapes, without a
+look at any value.
+"""
 TABLES = 4
 """Tables that may be on their way while the host fills another one."""
 SLOT, UP, COUNT, FIRST_NEURON = range(4)
-"""Rows of a table: of whole experts the first; of those that have come in part all, and then a row for each neuron."""
+"""Rows of a table: of whole experts the first; of those that have come in part all, and then a
+row for each neuron.
+"""
 
 
 @dataclass(frozen=True)
 class Need:
-    """An expert that is to be computed: the place of its slot; of a sparse one the number of its resident up projection
-    and the neurons that its slot holds, in their order.
+    """An expert that is to be computed: the place of its slot; of a sparse one the number of its
+    resident up projection and the neurons that its slot holds, in their order.
     """
 
     slot: int
@@ -45,13 +51,15 @@ class Need:
         if len(table_W) > 1:
             assert self.neurons is not None
             table_W[UP], table_W[COUNT] = self.up, len(self.neurons)
-            table_W[FIRST_NEURON : FIRST_NEURON + len(self.neurons)] = torch.from_numpy(self.neurons)
+            table_W[FIRST_NEURON : FIRST_NEURON + len(self.neurons)] = torch.from_numpy(
+                self.neurons
+            )
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What experts of one precision compute. ``pool`` [S, bytes] is where their slots lie, ``ups`` [experts, bytes]
-    where their up projections do, if they are sparse, of ``neurons``.
+    """What experts of one precision compute. ``pool`` [S, bytes] is where their slots lie, ``ups``
+    [experts, bytes] where their up projections do, if they are sparse, of ``neurons``.
     """
 
     compute: Compute
@@ -70,7 +78,9 @@ class Kind:
 
 
 def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> Compute:
-    """An expert whose first projections are one matrix, gate above up, or a single one (ReLU) where it has no gate."""
+    """An expert whose first projections are one matrix, gate above up, or a single one (ReLU)
+    where it has no gate.
+    """
 
     def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
         slot_J = table_WJ[SLOT]
@@ -86,8 +96,9 @@ def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> 
 
 
 def sparse_expert_in_part(up: SlotMatrices, pairs: Tensor) -> Compute:
-    """FloE's expert of the neurons that have come: their ``pairs`` [S, N, 2 H] in the slots, up projections resident.
-    Every neuron of ``up`` is multiplied, as FloE does, who finds active ones by it.
+    """FloE's expert of the neurons that have come: their ``pairs`` [S, N, 2 H] in the slots, up
+    projections resident. Every neuron of ``up`` is multiplied, as FloE does, who finds active ones
+    by it.
     """
 
     def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
@@ -101,35 +112,59 @@ def sparse_expert_in_part(up: SlotMatrices, pairs: Tensor) -> Compute:
 class Segment:
     """The graph of one kind of expert for a number of needs, with its input, table and outputs."""
 
-    def __init__(self, runtime: Runtime, stream: Stream, kind: Kind, x_1H: Tensor, num_needs: int) -> None:
+    def __init__(
+        self, runtime: Runtime, stream: Stream, kind: Kind, x_1H: Tensor, num_needs: int
+    ) -> None:
         self._runtime, self._stream, self._kind = runtime, stream, kind
         self.x_1H = x_1H
         rows = kind.table_rows
-        self.table_WJ = runtime.allocate(4 * rows * num_needs).view(torch.int32).view(rows, num_needs)
-        self.outputs_JH = runtime.allocate(4 * num_needs * x_1H.shape[1]).view(torch.float32).view(num_needs, -1)
+        self.table_WJ = (
+            runtime.allocate(4 * rows * num_needs).view(torch.int32).view(rows, num_needs)
+        )
+        self.outputs_JH = (
+            runtime.allocate(4 * num_needs * x_1H.shape[1]).view(torch.float32).view(num_needs, -1)
+        )
         # Of no neurons, and what lies behind a count is a neuron, too.
         runtime.run(stream, lambda: self.table_WJ.zero_(), writes=[self.table_WJ])
         self._graph: Graph = runtime.capture(
-            stream, lambda: self.outputs_JH.copy_(kind.compute(self.x_1H, self.table_WJ)),
-            reads=[self.x_1H, self.table_WJ, *kind.reads([Need(0)])], writes=[self.outputs_JH],
-        )  # fmt: skip
+            stream,
+            lambda: self.outputs_JH.copy_(kind.compute(self.x_1H, self.table_WJ)),
+            reads=[self.x_1H, self.table_WJ, *kind.reads([Need(0)])],
+            writes=[self.outputs_JH],
+        )
 
     def replay(self, needs: Sequence[Need]) -> Tensor:
-        """fp32 [J, H], overwritten by the next replay; what it reads must be ordered before on the stream."""
+        """fp32 [J, H], overwritten by the next replay; what it reads must be ordered before on
+        the stream.
+        """
         reads = [self.x_1H, self.table_WJ, *self._kind.reads(needs)]
         self._runtime.replay(self._graph, self._stream, reads=reads, writes=[self.outputs_JH])
         return self.outputs_JH
 
 
 class Segments:
-    """Segments by kind of expert and number of needs, captured when first asked for (``prepare`` does it before a run).
+    """Segments by kind of expert and number of needs, captured when first asked for (``prepare``
+    does it before a run).
 
     ``hidden`` and ``dtype`` are the input's.
     """
 
-    def __init__(self, runtime: Runtime, stream: Stream, arena: PinnedArena, kinds: Sequence[Kind], hidden: int,
-                 dtype: torch.dtype, most_needs: int) -> None:  # fmt: skip
-        self._runtime, self._stream, self._kinds, self._most_needs = runtime, stream, kinds, most_needs
+    def __init__(
+        self,
+        runtime: Runtime,
+        stream: Stream,
+        arena: PinnedArena,
+        kinds: Sequence[Kind],
+        hidden: int,
+        dtype: torch.dtype,
+        most_needs: int,
+    ) -> None:
+        self._runtime, self._stream, self._kinds, self._most_needs = (
+            runtime,
+            stream,
+            kinds,
+            most_needs,
+        )
         self._x_1H = runtime.allocate(hidden * dtype.itemsize).view(dtype).view(1, hidden)
         runtime.run(stream, lambda: self._x_1H.zero_(), writes=[self._x_1H])
         rows = max(kind.table_rows for kind in kinds)
@@ -137,7 +172,8 @@ class Segments:
         self._segments: dict[tuple[int, int], Segment] = {}
 
     def prepare(self) -> None:
-        """Capture everything that a run may ask for: in a run it would take long, and memory over the budget.
+        """Capture everything that a run may ask for: in a run it would take long, and memory over
+        the budget.
 
         A capture computes once, with what lies in the first slot of each pool.
         """
@@ -155,13 +191,16 @@ class Segments:
         return found
 
     def run(self, kind: int, x_1H: Tensor, needs: Sequence[Need]) -> Tensor:
-        """These experts on one input of the device: fp32 [J, H], overwritten by the next run of so many.
+        """These experts on one input of the device: fp32 [J, H], overwritten by the next run of so
+        many.
 
         Their slots must have been ordered before on the stream.
         """
         segment = self._segment(kind, len(needs))
         # Nothing behind the longest list of neurons is sent.
-        rows = min(segment.table_WJ.shape[0], FIRST_NEURON + max(_count(need.neurons) for need in needs))
+        rows = min(
+            segment.table_WJ.shape[0], FIRST_NEURON + max(_count(need.neurons) for need in needs)
+        )
         buffer = self._tables.take()
         held = buffer[: 4 * rows * len(needs)]
         table_WJ = held.view(torch.int32).view(rows, len(needs))
@@ -172,7 +211,9 @@ class Segments:
         copied = self._runtime.event()
         self._runtime.record(copied, self._stream)
         self._tables.give_back(buffer, copied)
-        self._runtime.run(self._stream, lambda: self._x_1H.copy_(x_1H), reads=[x_1H], writes=[self._x_1H])
+        self._runtime.run(
+            self._stream, lambda: self._x_1H.copy_(x_1H), reads=[x_1H], writes=[self._x_1H]
+        )
         return segment.replay(needs)
 
 
@@ -181,7 +222,9 @@ def _count(neurons: Numbers | None) -> int:
 
 
 def tables_bytes(most_needs: int, neurons: int = 1) -> int:
-    """What the tables take of a pinned arena. ``neurons``: of an expert that may come in part; 1 of any other."""
+    """What the tables take of a pinned arena. ``neurons``: of an expert that may come in part; 1
+    of any other.
+    """
     rows = FIRST_NEURON + neurons if neurons > 1 else 1
     return ring_bytes(TABLES, 4 * rows * most_needs)
 

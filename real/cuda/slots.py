@@ -1,11 +1,13 @@
-"""The slots of the device's pools: which holds what, when it can be read, and when it may be overwritten.
+"""The slots of the device's pools: which holds what, when it can be read, and when it may be
+overwritten.
 
-The controller decides what is resident and counts bytes. Here all pools are one allocation, each cut into slots of its
-largest variant, or shared out by bytes where it mixes sizes; all of it is taken before the run, and nothing after
-(``check_budget``). Kernels find a variant by where it begins, in units that divide all beginnings (``windows``).
+The controller decides what is resident and counts bytes. Here all pools are one allocation, each
+cut into slots of its largest variant, or shared out by bytes where it mixes sizes; all of it is
+taken before the run, and nothing after (``check_budget``). Kernels find a variant by where it
+begins, in units that divide all beginnings (``windows``).
 
-A slot is read by compute streams behind the event that its copy recorded, and overwritten by copy streams behind the
-events that its readers recorded since. Neither asks the host to wait.
+A slot is read by compute streams behind the event that its copy recorded, and overwritten by copy
+streams behind the events that its readers recorded since. Neither asks the host to wait.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ SLOT_ALIGNMENT = 256
 
 @dataclass(eq=False)
 class Slot:
-    """Room for one variant: its ``pieces``, in order, and the events behind which it may be read and overwritten.
-    ``at``: the byte of the slots' memory where it begins, if it lies in one piece; else -1.
+    """Room for one variant: its ``pieces``, in order, and the events behind which it may be read
+    and overwritten. ``at``: the byte of the slots' memory where it begins, if it lies in one piece;
+    else -1.
     """
 
     pieces: tuple[Tensor, ...]
@@ -62,10 +65,19 @@ def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tenso
 
 
 class Grid:
-    """A pool whose slots are all as large as its largest variant; it begins at byte ``begin`` of ``memory``."""
+    """A pool whose slots are all as large as its largest variant; it begins at byte ``begin`` of
+    ``memory``.
+    """
 
-    def __init__(self, memory: Tensor, pool: int, begin: int, count: int, num_bytes: int,
-                 is_gone: Callable[[int], bool]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        memory: Tensor,
+        pool: int,
+        begin: int,
+        count: int,
+        num_bytes: int,
+        is_gone: Callable[[int], bool],
+    ) -> None:
         self._is_gone = is_gone
         places = range(begin, begin + count * num_bytes, num_bytes)
         self._free = [Slot((memory[at : at + num_bytes],), pool, at) for at in reversed(places)]
@@ -92,14 +104,21 @@ class Grid:
 
 
 class Mixed:
-    """A pool of variants of several sizes: each takes as many bytes as it has, in several pieces if need be.
+    """A pool of variants of several sizes: each takes as many bytes as it has, in several pieces if
+    need be.
 
-    What is placed over bytes that others have left is written behind the events of these. The pool begins at byte
-    ``begin`` of ``memory``.
+    What is placed over bytes that others have left is written behind the events of these. The pool
+    begins at byte ``begin`` of ``memory``.
     """
 
-    def __init__(self, memory: Tensor, pool: int, begin: int, sizes: Sequence[int],
-                 is_gone: Callable[[int], bool]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        memory: Tensor,
+        pool: int,
+        begin: int,
+        sizes: Sequence[int],
+        is_gone: Callable[[int], bool],
+    ) -> None:
         self._pool, self._begin, self._room = pool, begin, Room(sizes, is_gone, self._leave)
         self._memory = memory[begin : begin + self._room.end]
         self.of: dict[int, Slot] = {}
@@ -112,11 +131,15 @@ class Mixed:
             return None
         extents = self._room.extents[key]
         begin = self._begin + extents[0][0] if len(extents) == 1 else -1
-        slot = Slot(tuple(self._memory[at : at + length] for at, length in extents), self._pool, begin, key)
+        slot = Slot(
+            tuple(self._memory[at : at + length] for at, length in extents), self._pool, begin, key
+        )
         for left, events in self._left:
             if any(_overlap(left, extent) for extent in extents):
                 slot.readers += events
-        self._left = [(left, events) for left, events in self._left if not _is_inside(left, extents)]
+        self._left = [
+            (left, events) for left, events in self._left if not _is_inside(left, extents)
+        ]
         self.of[key] = slot
         return slot
 
@@ -138,8 +161,8 @@ def _is_inside(one: Extent, others: Sequence[Extent]) -> bool:
 
 
 class Parts(NamedTuple):
-    """The bytes of a pool that is shared out by bytes: the controller's, and those of spare slots; all sizes in it, and
-    so all places, are multiples of ``unit``.
+    """The bytes of a pool that is shared out by bytes: the controller's, and those of spare slots;
+    all sizes in it, and so all places, are multiples of ``unit``.
     """
 
     own_bytes: int
@@ -155,17 +178,26 @@ class Equal(NamedTuple):
 
 
 class DeviceSlots:
-    """Slots for what ``slots`` (the controller's) holds; ``spare`` more in every pool, for staging and overflow.
-    ``keeps_slot(key)``: a key that is neither there nor on its way has one all the same.
+    """Slots for what ``slots`` (the controller's) holds; ``spare`` more in every pool, for staging
+    and overflow. ``keeps_slot(key)``: a key that is neither there nor on its way has one all the
+    same.
 
-    A pool that may hold more variants than slots of its largest is shared out by bytes (`Mixed`), any other one is cut
-    into equal slots (`Grid`).
+    A pool that may hold more variants than slots of its largest is shared out by bytes (`Mixed`),
+    any other one is cut into equal slots (`Grid`).
     """
 
-    def __init__(self, runtime: Runtime, slots: Slots, spare: int = 0,
-                 keeps_slot: Callable[[int], bool] = lambda key: False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        runtime: Runtime,
+        slots: Slots,
+        spare: int = 0,
+        keeps_slot: Callable[[int], bool] = lambda key: False,
+    ) -> None:
         self._runtime, self._slots, self._keeps_slot = runtime, slots, keeps_slot
-        self._shapes = [self._shape_of(pool, capacity, spare) for pool, capacity in enumerate(slots.capacity_bytes)]
+        self._shapes = [
+            self._shape_of(pool, capacity, spare)
+            for pool, capacity in enumerate(slots.capacity_bytes)
+        ]
         self.pools: list[Grid | Mixed] = []
         self._memory: Tensor | None = None
         self._mending: Tensor | None = None
@@ -173,13 +205,17 @@ class DeviceSlots:
         self.unit = SLOT_ALIGNMENT
         """Bytes; every slot that lies in one piece begins at a multiple."""
         for shape in self._shapes:
-            steps = (shape.unit, ROOM_ALIGNMENT) if isinstance(shape, Parts) else (shape.slot_bytes,)
+            steps = (
+                (shape.unit, ROOM_ALIGNMENT) if isinstance(shape, Parts) else (shape.slot_bytes,)
+            )
             self.unit = gcd(self.unit, *steps)
 
     def _shape_of(self, pool: int, capacity: int, spare: int) -> Equal | Parts:
         g = self._slots.geometry
         experts = (
-            key for key in range(g.num_keys) if g.expert_of(key) < g.experts and self._slots.pool_of[key] == pool
+            key
+            for key in range(g.num_keys)
+            if g.expert_of(key) < g.experts and self._slots.pool_of[key] == pool
         )
         sizes = {self._slots.key_bytes[key] for key in experts}
         largest = max(sizes, default=1)
@@ -189,7 +225,8 @@ class DeviceSlots:
         return Equal(capacity // largest + (spare if capacity else 0), _up(largest))
 
     def allocate(self, *, mends: bool = False) -> None:
-        """Take the pools' memory: when a run begins, for devices are made that never run. Raise DeviceError.
+        """Take the pools' memory: when a run begins, for devices are made that never run. Raise
+        DeviceError.
 
         ``mends``: also room in which a variant of several pieces can be put together (``mended``).
         """
@@ -218,37 +255,45 @@ class DeviceSlots:
         self.pools, self._memory, self._mending = [], None, None
 
     def windows(self, num_bytes: int) -> Tensor:
-        """uint8 [places, num_bytes]: what lies at each multiple of ``unit``, for kernels that find slots by a table of
-        places. They overlap.
+        """uint8 [places, num_bytes]: what lies at each multiple of ``unit``, for kernels that find
+        slots by a table of places. They overlap.
         """
         assert self._memory is not None
         count = (len(self._memory) - num_bytes) // self.unit + 1
         return self._memory.as_strided((max(0, count), num_bytes), (self.unit, 1))
 
     def place_of(self, slot: Slot, num_bytes: int, stream: Stream) -> int:
-        """The place, in units, of a variant that the stream reads next; one of several pieces is put together first, in
-        room that the next such one takes.
+        """The place, in units, of a variant that the stream reads next; one of several pieces is
+        put together first, in room that the next such one takes.
         """
         if slot.at >= 0:
             return slot.at // self.unit
         assert self._memory is not None
         assert self._mending is not None
         whole, pieces = self._mending[:num_bytes], list(slot.parts(0, num_bytes))
-        self._runtime.run(stream, lambda: torch.cat(pieces, out=whole), reads=pieces, writes=[whole])
+        self._runtime.run(
+            stream, lambda: torch.cat(pieces, out=whole), reads=pieces, writes=[whole]
+        )
         return (len(self._memory) - len(self._mending)) // self.unit
 
     @property
     def num_bytes(self) -> int:
         """Of all pools, whether or not they have been allocated."""
         return sum(
-            shape.own_bytes + shape.spare_bytes if isinstance(shape, Parts) else shape.num_slots * shape.slot_bytes
+            (
+                shape.own_bytes + shape.spare_bytes
+                if isinstance(shape, Parts)
+                else shape.num_slots * shape.slot_bytes
+            )
             for shape in self._shapes
         )
 
     # ---- which slot
 
     def place(self, key: int) -> Slot:
-        """The slot of a key that the controller has claimed one for; its bytes are still to come."""
+        """The slot of a key that the controller has claimed one for; its bytes are still to
+        come.
+        """
         pool = self.pools[self._slots.pool_of[key]]
         slot = pool.of.get(key) or pool.place(key, self._slots.key_bytes[key])
         if slot is None:
@@ -279,7 +324,10 @@ class DeviceSlots:
     def begin_read(self, slot: Slot, stream: Stream) -> None:
         """What the stream is given from now on may read the slot."""
         if slot.ready is None:
-            raise RuntimeError(f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been issued")
+            raise RuntimeError(
+                f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been"
+                " issued"
+            )
         self._runtime.wait(stream, slot.ready)
 
     def end_read(self, slot: Slot, stream: Stream) -> None:
@@ -290,7 +338,9 @@ class DeviceSlots:
         slot.readers[:] = [reader]
 
     def seal(self) -> None:
-        """What is allocated on the device now, workspaces and graphs included, is all that the run may have."""
+        """What is allocated on the device now, workspaces and graphs included, is all that the
+        run may have.
+        """
         self._sealed_bytes = self._runtime.allocated_bytes()
 
     def check_budget(self) -> None:
@@ -298,8 +348,8 @@ class DeviceSlots:
         assert self._sealed_bytes is not None
         if (more := self._runtime.allocated_bytes() - self._sealed_bytes) > 0:
             raise DeviceError(
-                f"{more} B have been allocated on the device since the run began: it is over its budget of "
-                f"{self.num_bytes} B of slots"
+                f"{more} B have been allocated on the device since the run began: it is over its"
+                f" budget of {self.num_bytes} B of slots"
             )
 
     def check(self) -> None:

@@ -1,8 +1,9 @@
-"""What experts compute on a CUDA device: eagerly, as the model does, or as a captured graph of own kernels.
+"""What experts compute on a CUDA device: eagerly, as the model does, or as a captured graph of own
+kernels.
 
-The eager way knows every form of expert and gives the model's own bits; the graph takes one row, in a replay, of forms
-whose first projections are one stored matrix and which have nothing but that and a down projection, and of experts that
-move neuron by neuron, from slots of any pool.
+The eager way knows every form of expert and gives the model's own bits; the graph takes one row, in
+a replay, of forms whose first projections are one stored matrix and which have nothing but that and
+a down projection, and of experts that move neuron by neuron, from slots of any pool.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from torch import Tensor
 
 from real.cuda.arena import PinnedArena
 from real.cuda.runtime import Runtime, Stream
-from real.cuda.segments import Kind, Need, Segments, all_neurons, fused_expert, sparse_expert_in_part
+from real.cuda.segments import (
+    Kind,
+    Need,
+    Segments,
+    all_neurons,
+    fused_expert,
+    sparse_expert_in_part,
+)
 from real.cuda.slots import DeviceSlots, Slot
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
 from real.store.experts import Tensors
@@ -32,7 +40,9 @@ MOST_PLACES = 2**31 - 1
 
 
 class DeviceWork(ExpertWork):
-    """`ExpertWork` whose tensors lie where ``like`` does. Everything that it needs is allocated at once."""
+    """`ExpertWork` whose tensors lie where ``like`` does. Everything that it needs is allocated
+    at once.
+    """
 
     def __init__(self, weights: Weights, geometry: Geometry, like: Tensor) -> None:
         super().__init__(weights, geometry)
@@ -55,13 +65,21 @@ class DeviceWork(ExpertWork):
 
     @torch.no_grad()
     def run_on_cpu(self, key: int, blob: Tensor, rows: Tensor) -> None:
-        """Compute an expert from host memory; ``join`` brings its output to the device. For another thread."""
-        self._on_cpu[self._geometry.expert_of(key)] = self._output(key, blob, rows, None, self._resident_at_home)
+        """Compute an expert from host memory; ``join`` brings its output to the device. For
+        another thread.
+        """
+        self._on_cpu[self._geometry.expert_of(key)] = self._output(
+            key, blob, rows, None, self._resident_at_home
+        )
 
     def join(self) -> None:
-        """Bring what the CPU has computed for this site to the device; without inputs, forget it."""
+        """Bring what the CPU has computed for this site to the device; without inputs, forget
+        it.
+        """
         if self._inputs is not None:
-            self._outputs |= {expert: rows.to(self._noise.device) for expert, rows in self._on_cpu.items()}
+            self._outputs |= {
+                expert: rows.to(self._noise.device) for expert, rows in self._on_cpu.items()
+            }
         self._on_cpu = {}
 
 
@@ -75,7 +93,11 @@ def captured_of(
         windows = slots.windows(variant.num_bytes)
         if not 0 < len(windows) <= MOST_PLACES:
             return None
-        kind = _sparse_kind(work, variant, windows) if header.resident else _whole_kind(weights, variant, windows)
+        kind = (
+            _sparse_kind(work, variant, windows)
+            if header.resident
+            else _whole_kind(weights, variant, windows)
+        )
         if kind is None:
             return None
         kinds.append(kind)
@@ -86,15 +108,17 @@ def captured_of(
 class Captured:
     """The experts of a replay, one row of each, by captured kernels."""
 
-    def __init__(self, segments: Segments, slots: DeviceSlots, work: DeviceWork, stream: Stream) -> None:
+    def __init__(
+        self, segments: Segments, slots: DeviceSlots, work: DeviceWork, stream: Stream
+    ) -> None:
         self._segments, self._slots, self._work, self._stream = segments, slots, work, stream
         header = work.weights.store.header
         self._whole = all_neurons(header.neurons) if header.resident else None
         segments.prepare()
 
     def run(self, key: int, slot: Slot, num_bytes: int, neurons: Numbers | None) -> Tensor:
-        """What an expert, or these ``neurons`` of it, makes of a row of noise: fp32 [1, H], overwritten by the next.
-        The slot must have been ordered before on the stream."""
+        """What an expert, or these ``neurons`` of it, makes of a row of noise: fp32 [1, H],
+        overwritten by the next. The slot must have been ordered before on the stream."""
         g, header = self._work.geometry, self._work.weights.store.header
         place = self._slots.place_of(slot, num_bytes, self._stream)
         need = Need(place)
@@ -105,15 +129,24 @@ class Captured:
 
 
 def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | None:
-    """Of experts whose first projections are one stored matrix and that have nothing but it and a down projection."""
+    """Of experts whose first projections are one stored matrix and that have nothing but it and
+    a down projection.
+    """
     found = {tensor.name: tensor for tensor in variant.tensors}
     first = next((name for name in FIRST if name in found), None)
-    if first is None or set(found) != {first, "down_proj"} or any(t.flipped for t in variant.tensors):
+    if (
+        first is None
+        or set(found) != {first, "down_proj"}
+        or any(t.flipped for t in variant.tensors)
+    ):
         return None
     is_gated = first == "gate_up_proj"
 
     def ours(draw: Draw, hidden: int) -> tuple[Tensors, Callable[[Tensor], Tensor]]:
-        tensors = {first: draw(2 * FEW if is_gated else FEW, hidden), "down_proj": draw(hidden, FEW)}
+        tensors = {
+            first: draw(2 * FEW if is_gated else FEW, hidden),
+            "down_proj": draw(hidden, FEW),
+        }
         matrices = [in_one_slot(tensors[name]) for name in (first, "down_proj")]
         compute = fused_expert(matrices[0], matrices[1], is_gated=is_gated)
         return tensors, lambda x_1H: compute(x_1H, torch.zeros(1, 1, dtype=torch.int32))
@@ -121,7 +154,9 @@ def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | N
     if not _is_alike(weights, ours):
         return None
     compute = fused_expert(
-        matrices_of(windows, variant, first), matrices_of(windows, variant, "down_proj"), is_gated=is_gated
+        matrices_of(windows, variant, first),
+        matrices_of(windows, variant, "down_proj"),
+        is_gated=is_gated,
     )
     return Kind(compute, windows)
 
@@ -142,14 +177,20 @@ def _sparse_kind(work: DeviceWork, variant: Variant, windows: Tensor) -> Kind | 
     if stored.bits or not _is_alike(weights, ours):
         return None
     size = neurons * stored.shape[1] * RAW[stored.dtype].itemsize
-    pairs = windows[:, stored.begin : stored.begin + size].view(RAW[stored.dtype]).view(-1, *stored.shape)
+    pairs = (
+        windows[:, stored.begin : stored.begin + size]
+        .view(RAW[stored.dtype])
+        .view(-1, *stored.shape)
+    )
     compute = sparse_expert_in_part(matrices_of(work.resident, header.resident, UP), pairs)
     return Kind(compute, windows, work.resident, neurons)
 
 
-def _is_alike(weights: Weights, ours: Callable[[Draw, int], tuple[Tensors, Callable[[Tensor], Tensor]]]) -> bool:
-    """Whether the captured way computes what the model's experts do: another activation, say, is no matter of names.
-    Tried on a few neurons of random weights, of every kind of form.
+def _is_alike(
+    weights: Weights, ours: Callable[[Draw, int], tuple[Tensors, Callable[[Tensor], Tensor]]]
+) -> bool:
+    """Whether the captured way computes what the model's experts do: another activation, say, is no
+    matter of names. Tried on a few neurons of random weights, of every kind of form.
     """
     made = torch.Generator().manual_seed(0)
 

@@ -1,8 +1,10 @@
-"""FloE's compact transfer without a host's work: a kernel reads the kept rows where they rest, over the link.
+"""FloE's compact transfer without a host's work: a kernel reads the kept rows where they rest, over
+the link.
 
-`real.cuda.gather` has threads that gather rows into pinned buffers, whence they are copied. Here the whole expert rests
-in pinned memory, which the device sees: one launch brings all rows that are kept. The host writes their numbers and
-nothing else; what it costs is multiprocessors, which wait for the link while they could compute.
+`real.cuda.gather` has threads that gather rows into pinned buffers, whence they are copied. Here
+the whole expert rests in pinned memory, which the device sees: one launch brings all rows that are
+kept. The host writes their numbers and nothing else; what it costs is multiprocessors, which wait
+for the link while they could compute.
 """
 
 from __future__ import annotations
@@ -25,19 +27,27 @@ TABLES = 2
 
 
 class RowGatherer(Protocol):
-    """Brings chosen rows of an expert to the device; `real.cuda.gather.Gatherer` is the staged one."""
+    """Brings chosen rows of an expert to the device; `real.cuda.gather.Gatherer` is the staged
+    one.
+    """
 
-    def gather(self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()) -> list[Event]:
-        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``, behind the events ``after``; the events
-        of the ends."""
+    def gather(
+        self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
+    ) -> list[Event]:
+        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``, behind the events
+        ``after``; the events of the ends."""
 
     def close(self) -> None: ...
 
 
 class ZeroCopyGatherer:
-    """One stream, whose kernels bring ``columns`` rows a program, of at most ``neurons`` rows of ``row_bytes``."""
+    """One stream, whose kernels bring ``columns`` rows a program, of at most ``neurons`` rows of
+    ``row_bytes``.
+    """
 
-    def __init__(self, runtime: Runtime, arena: PinnedArena, neurons: int, columns: int, row_bytes: int) -> None:
+    def __init__(
+        self, runtime: Runtime, arena: PinnedArena, neurons: int, columns: int, row_bytes: int
+    ) -> None:
         for name, value in (("neurons", neurons), ("columns", columns), ("row_bytes", row_bytes)):
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
@@ -48,8 +58,8 @@ class ZeroCopyGatherer:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """A kernel is compiled for kinds of numbers (1, multiples of 16, others) by a first call, which belongs before
-        a run. From device memory to device memory: it is the same code.
+        """A kernel is compiled for kinds of numbers (1, multiples of 16, others) by a first call,
+        which belongs before a run. From device memory to device memory: it is the same code.
         """
         memory = self._runtime.allocate(17 * self._row_bytes).view(17, self._row_bytes)
         table = self._runtime.allocate(4 * 16).view(torch.int32)
@@ -62,12 +72,15 @@ class ZeroCopyGatherer:
         # Before the memory is given back.
         self._runtime.synchronize(end)
 
-    def gather(self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()) -> list[Event]:
-        """Bring rows ``kept`` (int64 on the host) of ``pairs`` (uint8 [I, row bytes], pinned) to the first rows of
-        ``target`` (uint8 [C, row bytes] on the device), behind the events ``after``.
+    def gather(
+        self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
+    ) -> list[Event]:
+        """Bring rows ``kept`` (int64 on the host) of ``pairs`` (uint8 [I, row bytes], pinned) to
+        the first rows of ``target`` (uint8 [C, row bytes] on the device), behind the events
+        ``after``.
 
-        Return when that has been given to the stream. Raise ValueError for rows that are not there and for more than
-        ``target`` holds, DeviceError for pairs that the device does not see.
+        Return when that has been given to the stream. Raise ValueError for rows that are not there
+        and for more than ``target`` holds, DeviceError for pairs that the device does not see.
         """
         check_rows(pairs, kept, target, self._row_bytes)
         if len(kept) > self._neurons:
@@ -89,7 +102,9 @@ class ZeroCopyGatherer:
     def close(self) -> None: ...
 
 
-def gatherer_of(runtime: Runtime, arena: PinnedArena, engine: Engine, neurons: int, row_bytes: int) -> RowGatherer:
+def gatherer_of(
+    runtime: Runtime, arena: PinnedArena, engine: Engine, neurons: int, row_bytes: int
+) -> RowGatherer:
     """As ``engine.gather`` has it."""
     if engine.gather == "zero_copy":
         return ZeroCopyGatherer(runtime, arena, neurons, engine.gather_columns, row_bytes)

@@ -1,8 +1,10 @@
-"""What a driver needs of a machine: a clock, links, a compute stream, a CPU. Never imports simpy, torch or hydra.
+"""What a driver needs of a machine: a clock, links, a compute stream, a CPU. Never imports simpy,
+torch or hydra.
 
-The seam between ``real.driver.loop`` and the machines it runs on. A device acts and never decides: it is told which
-services to carry on which engine of which link, what to compute and how long things nominally take; it tells when each
-has ended. Every hand-over and every call of the controller is made under the device's one lock.
+The seam between ``real.driver.loop`` and the machines it runs on. A device acts and never decides:
+it is told which services to carry on which engine of which link, what to compute and how long
+things nominally take; it tells when each has ended. Every hand-over and every call of the
+controller is made under the device's one lock.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Protocol
 from real.driver.sharing import Sharing
 
 TAIL = -1
-"""The key of the work after the last site (final norm and LM head), which belongs to no expert and no layer."""
+"""The key of the work after the last site (final norm and LM head), which belongs to no expert
+and no layer.
+"""
 
 
 class Turn(IntEnum):
@@ -36,12 +40,14 @@ class Turn(IntEnum):
 
 @dataclass(eq=False)
 class Service:
-    """One service of a transfer by an engine of a link. Times in ns, as if nothing else shared the link.
+    """One service of a transfer by an engine of a link. Times in ns, as if nothing else shared the
+    link.
 
-    ``due_ns(b)`` is when b of its ``moved_bytes`` are through, counted from ``start_ns``. For the first ``latency_ns``
-    it draws no bandwidth. ``head_ns`` is when the head is handed on, counted likewise (-1: never). ``chunk_bytes``:
-    where it may be cut (0: nowhere). ``number`` and ``key`` are the transfer's; ``row`` counts the run's services.
-    ``there_bytes``: what a partial prefetch has brought before, which the transfer completes in the same slot.
+    ``due_ns(b)`` is when b of its ``moved_bytes`` are through, counted from ``start_ns``. For the
+    first ``latency_ns`` it draws no bandwidth. ``head_ns`` is when the head is handed on, counted
+    likewise (-1: never). ``chunk_bytes``: where it may be cut (0: nowhere). ``number`` and ``key``
+    are the transfer's; ``row`` counts the run's services. ``there_bytes``: what a partial prefetch
+    has brought before, which the transfer completes in the same slot.
     """
 
     row: int
@@ -62,7 +68,9 @@ class Listener(Protocol):
     """The driver, as a device sees it. Every method is called with the device's lock held."""
 
     def on_service_end(self, service: Service) -> None:
-        """All of it is through. The engine is free, and may be given the next service in this call."""
+        """All of it is through. The engine is free, and may be given the next service in this
+        call.
+        """
 
     def on_head(self, service: Service) -> None:
         """``head_ns`` of the service are past, and the rest is still to come."""
@@ -78,20 +86,24 @@ class Listener(Protocol):
 class Device(Protocol):
     """Links with engines, one compute stream, one CPU worker and one predictor.
 
-    Times are ns since ``open``. A nominal time is what a piece of work costs by the run's durations: a device without
-    tensors takes it, a paced one pads its work to it, a free-running one ignores it.
+    Times are ns since ``open``. A nominal time is what a piece of work costs by the run's
+    durations: a device without tensors takes it, a paced one pads its work to it, a free-running
+    one ignores it.
 
-    ``compute``, ``wait`` and ``sleep_until`` are the main thread's and are called without the lock; all other methods
-    but ``open`` and ``close`` are called with it.
+    ``compute``, ``wait`` and ``sleep_until`` are the main thread's and are called without the lock;
+    all other methods but ``open`` and ``close`` are called with it.
     """
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held around every call of the controller; the order in which it is taken is the order of events."""
+        """Held around every call of the controller; the order in which it is taken is the order
+        of events.
+        """
 
     @property
     def is_padded(self) -> bool:
-        """Whether computations are made to last for their nominal times, on a clock that may run past them.
+        """Whether computations are made to last for their nominal times, on a clock that may run
+        past them.
 
         The driver then asks for less, to catch up by as much as threads wake late.
         """
@@ -108,13 +120,16 @@ class Device(Protocol):
         """
 
     def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
-        """What has been issued behind the services of a link will be served next, by the engine that is free first.
+        """What has been issued behind the services of a link will be served next, by the engine
+        that is free first.
 
-        Its slot is claimed, and nothing overtakes it. Announcing again changes nothing, nor need a device listen.
+        Its slot is claimed, and nothing overtakes it. Announcing again changes nothing, nor need a
+        device listen.
         """
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
-        """Report the first end of a chunk after now, if it comes before the service's own; or do so no more.
+        """Report the first end of a chunk after now, if it comes before the service's own; or do so
+        no more.
 
         Asking again changes nothing.
         """
@@ -131,18 +146,23 @@ class Device(Protocol):
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
         """Do the work of ``key`` for ``rows`` tokens; return at its end.
 
-        ``key`` is an expert's variant, a layer's dense block, or ``TAIL``. Transfers and CPU results that end at the
-        very instant of the work's end have been handed over when this returns.
+        ``key`` is an expert's variant, a layer's dense block, or ``TAIL``. Transfers and CPU
+        results that end at the very instant of the work's end have been handed over when this
+        returns.
         """
 
     def wait(self, is_over: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Return as soon as ``is_over``, which is asked under the lock, at first and after each hand-over.
+        """Return as soon as ``is_over``, which is asked under the lock, at first and after each
+        hand-over.
 
-        Raise RuntimeError with what is waited for (``what``, under the lock) if nothing is under way that could end it.
+        Raise RuntimeError with what is waited for (``what``, under the lock) if nothing is under
+        way that could end it.
         """
 
     def sleep_until(self, time_ns: int, turn: Turn) -> None:
-        """Return at ``time_ns``, or at once if it is past, when all that comes before ``turn`` has been handed over."""
+        """Return at ``time_ns``, or at once if it is past, when all that comes before ``turn``
+        has been handed over.
+        """
 
     def cut_off(self) -> None:
         """The run is over. What is under way is cut: nothing is handed over any more."""
@@ -157,11 +177,12 @@ Event = tuple[Place, Callable[[], None]]
 
 
 class NullDevice:
-    """A virtual clock; nothing is moved or computed, every piece of work takes its nominal time. One thread.
+    """A virtual clock; nothing is moved or computed, every piece of work takes its nominal time.
+    One thread.
 
-    Time passes inside the main thread's methods only, and ``wait`` returns before anything else happens. What ends at
-    one instant is handed over in the contract's order (docs/design.md section 3). The next event is looked for among
-    all that is under way, so no event is ever stale.
+    Time passes inside the main thread's methods only, and ``wait`` returns before anything else
+    happens. What ends at one instant is handed over in the contract's order (docs/design.md section
+    3). The next event is looked for among all that is under way, so no event is ever stale.
     """
 
     lock: AbstractContextManager[object] = nullcontext()
@@ -173,7 +194,9 @@ class NullDevice:
         self._in_service: dict[tuple[int, int], Service] = {}  # by link and engine
         self._sharing = [Sharing(count) for count in engines]
         self._heads: dict[int, tuple[Service, int]] = {}  # by row, with its time
-        self._chunks: dict[int, tuple[Service, int, int]] = {}  # by row, with its time and the bytes through by then
+        self._chunks: dict[
+            int, tuple[Service, int, int]
+        ] = {}  # by row, with its time and the bytes through by then
         self._cpu: deque[tuple[int, int]] = deque()  # (end, key)
         self._predictions: deque[tuple[int, int]] = deque()  # (due, tick)
 
@@ -189,7 +212,9 @@ class NullDevice:
             raise ValueError(f"engine {service.engine} of link {service.link} is not free")
         self._in_service[place] = service
         work_ns = service.due_ns(service.moved_bytes) - service.latency_ns
-        self._sharing[service.link].begin(service.engine, service.start_ns, service.latency_ns, work_ns)
+        self._sharing[service.link].begin(
+            service.engine, service.start_ns, service.latency_ns, work_ns
+        )
         if service.head_ns >= 0:
             self._heads[service.row] = (service, service.start_ns + service.head_ns)
 
@@ -249,7 +274,8 @@ class NullDevice:
     # ---- the event list
 
     def _pass_to(self, time_ns: int, turn: Turn) -> None:
-        # A hand-over may begin what ends in time, too, so the next event is looked for anew each time.
+        # A hand-over may begin what ends in time, too, so the next event is looked for anew each
+        # time.
         while (event := self._next_event()) is not None and event[0][:2] < (time_ns, turn):
             self._hand_over(event)
         self._now_ns = time_ns

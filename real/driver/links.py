@@ -1,4 +1,5 @@
-"""The links of a run: what has been issued on each, which engine serves what, and the controller's calls about it.
+"""The links of a run: what has been issued on each, which engine serves what, and the controller's
+calls about it.
 
 Used by ``real.driver.loop`` with the device's lock held.
 """
@@ -22,7 +23,9 @@ class Line:
 
     def __init__(self, engines: int) -> None:
         self.engines = engines
-        self.free = list(range(engines))  # a heap: the free engine of the lowest number serves first
+        self.free = list(
+            range(engines)
+        )  # a heap: the free engine of the lowest number serves first
         self.waiting: deque[Transfer] = deque()
 
     @property
@@ -33,12 +36,18 @@ class Line:
 class Links:
     """Serves transfers in order of issue, writes every service down, and polls where there is room.
 
-    ``stamp`` is called before a call that a device's hand-over leads to, and answers the time; polls belong to the call
-    before them, and to its time.
+    ``stamp`` is called before a call that a device's hand-over leads to, and answers the time;
+    polls belong to the call before them, and to its time.
     """
 
-    def __init__(self, controller: Controller, durations: Durations, device: Device, record: Record,
-                 stamp: Callable[[], int]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        controller: Controller,
+        durations: Durations,
+        device: Device,
+        record: Record,
+        stamp: Callable[[], int],
+    ) -> None:
         self._controller, self._durations, self._device = controller, durations, device
         self._record, self._stamp = record, stamp
         self._route = controller.route
@@ -53,7 +62,9 @@ class Links:
     # ---- what has ended
 
     def end(self, service: Service) -> tuple[int, int]:
-        """A hop has ended: when, and the key that has arrived on the device (-1: none). The engine goes on."""
+        """A hop has ended: when, and the key that has arrived on the device (-1: none). The
+        engine goes on.
+        """
         transfer, now = self._leave(service, service.moved_bytes)
         key, following = self._controller.transfer_done(service.link, transfer)
         self._has_issued = following is not None
@@ -94,10 +105,11 @@ class Links:
     # ---- what is issued
 
     def fill(self, without: int = -1) -> None:
-        """After a call: poll, in order of link, while there is room and something waits; then ask what is to be cut.
+        """After a call: poll, in order of link, while there is room and something waits; then ask
+        what is to be cut.
 
-        Again, as long as prefetches are given up on the way; then also the link of the call (``without``), unless the
-        call has issued something there.
+        Again, as long as prefetches are given up on the way; then also the link of the call
+        (``without``), unless the call has issued something there.
         """
         controller, given_up = self._controller, -1
         while given_up < controller.given_up:
@@ -123,7 +135,11 @@ class Links:
 
     def _begin(self, link: int, transfer: Transfer) -> None:
         """An engine turns to what has waited longest."""
-        engine, moved_bytes, record = heapq.heappop(self._lines[link].free), transfer.left_bytes, self._record
+        engine, moved_bytes, record = (
+            heapq.heappop(self._lines[link].free),
+            transfer.left_bytes,
+            self._record,
+        )
         row = len(record.service_number)
         record.service_number.append(transfer.number)
         record.service_link.append(link)
@@ -134,18 +150,28 @@ class Links:
         record.service_bytes.append(moved_bytes)
         forwards = self._route.head_bytes[link] > 0
         service = Service(
-            row, link, engine, transfer.number, transfer.key, moved_bytes, record.call_ns[-1],
+            row,
+            link,
+            engine,
+            transfer.number,
+            transfer.key,
+            moved_bytes,
+            record.call_ns[-1],
             self._pace(link, transfer),
             latency_ns=self._durations.latency_ns(link),
             head_ns=self._head_ns(link, transfer) if forwards else -1,
             chunk_bytes=0 if forwards else self._chunk_bytes,
-            there_bytes=0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
-        )  # fmt: skip
+            there_bytes=0
+            if transfer.parent < 0
+            else self._controller.issued[transfer.parent].moved_bytes,
+        )
         self._served[row] = (service, transfer)
         self._device.serve(service)
 
     def _pace(self, link: int, transfer: Transfer) -> Callable[[int], int]:
-        """From the beginning of a service to when so many of its bytes are through; what goes back goes first."""
+        """From the beginning of a service to when so many of its bytes are through; what goes
+        back goes first.
+        """
         hop_ns = partial(self._durations.hop_ns, link)
         if link or not transfer.write_back:
             return hop_ns
@@ -154,9 +180,14 @@ class Links:
         return lambda moved_bytes: back_ns + hop_ns(moved_bytes)
 
     def _head_ns(self, link: int, transfer: Transfer) -> int:
-        """When the next link may begin, so that it never starves; -1 if only at the end (section 5, cut-through)."""
+        """When the next link may begin, so that it never starves; -1 if only at the end (section
+        5, cut-through).
+        """
         hop_ns, head = self._durations.hop_ns, self._route.head_bytes[link]
-        outer, inner = self._controller.hop_bytes(transfer, link), self._controller.hop_bytes(transfer, link - 1)
+        outer, inner = (
+            self._controller.hop_bytes(transfer, link),
+            self._controller.hop_bytes(transfer, link - 1),
+        )
         whole_ns = hop_ns(link, outer)
         spare_ns = hop_ns(link - 1, inner) - hop_ns(link - 1, min(head, inner))
         head_ns = max(hop_ns(link, min(head, outer)), whole_ns - spare_ns)
@@ -166,7 +197,11 @@ class Links:
         """What each link is doing, for messages."""
         names = []
         for link, line in enumerate(self._lines):
-            served = [transfer.number for service, transfer in self._served.values() if service.link == link]
+            served = [
+                transfer.number
+                for service, transfer in self._served.values()
+                if service.link == link
+            ]
             waiting = [transfer.number for transfer in line.waiting]
             names.append(
                 f"link {link} serves {served or 'nothing'}, {waiting or 'nothing'} issued behind, "

@@ -1,14 +1,15 @@
 """The driver of real runs: a main loop around the controller, on a device. Never imports simpy.
 
-Theory of operation. The main loop is written as an engine runs: for every step and every site it computes the dense
-work, tells the controller the gate, and then computes needs one after another, blocking where the next one is still on
-its way. It knows no event queue. Transfers, CPU results and predictions end behind its back: the device hands each
-over, perhaps on a thread of its own, and an ``on_...`` method passes it to the controller.
+Theory of operation. The main loop is written as an engine runs: for every step and every site it
+computes the dense work, tells the controller the gate, and then computes needs one after another,
+blocking where the next one is still on its way. It knows no event queue. Transfers, CPU results and
+predictions end behind its back: the device hands each over, perhaps on a thread of its own, and an
+``on_...`` method passes it to the controller.
 
-The device's lock is held around each call of the controller with the polls that belong to it; the order in which it is
-taken is the order of events, and the clock is read inside. What follows from a call at once (polls, the next service of
-an engine, the need that a CPU result ends) happens under the same lock and at the same time. The lock is never held
-while the thread waits.
+The device's lock is held around each call of the controller with the polls that belong to it; the
+order in which it is taken is the order of events, and the clock is read inside. What follows from a
+call at once (polls, the next service of an engine, the need that a CPU result ends) happens under
+the same lock and at the same time. The lock is never held while the thread waits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Schedule, Workload
 
 
-def drive(controller: Controller, workload: Workload, durations: Durations, device: Device) -> Record:
+def drive(
+    controller: Controller, workload: Workload, durations: Durations, device: Device
+) -> Record:
     """Run the workload to its end on ``device``. What is under way then is cut.
 
     Raise RuntimeError if a need waits for what nothing can bring about.
@@ -36,10 +39,19 @@ def drive(controller: Controller, workload: Workload, durations: Durations, devi
 
 
 class Driver:
-    """The compute stream's thread (``run``) and what is handed over to it (``on_...``), around one controller."""
+    """The compute stream's thread (``run``) and what is handed over to it (``on_...``), around
+    one controller.
+    """
 
-    def __init__(self, controller: Controller, workload: Workload, durations: Durations, device: Device) -> None:
-        self.controller, self.workload, self.durations, self.device = controller, workload, durations, device
+    def __init__(
+        self, controller: Controller, workload: Workload, durations: Durations, device: Device
+    ) -> None:
+        self.controller, self.workload, self.durations, self.device = (
+            controller,
+            workload,
+            durations,
+            device,
+        )
         self.record = Record()
         self._links = Links(controller, durations, device, self.record, self._stamp)
         self._needs = Needs(controller.loader.wait)
@@ -47,13 +59,17 @@ class Driver:
         self._free_ns = 0
         """When the stream was through with what it did last."""
         self._behind_ns = 0
-        """How much earlier that was to be by nominal times: on a padded device what comes next catches it up."""
+        """How much earlier that was to be by nominal times: on a padded device what comes next
+        catches it up.
+        """
         self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
         self._num_taken = 0
         """Needs of the current gate that have been admitted, skips included."""
         g = controller.geometry
         # By key: the dense blocks that are there, with when and by which transfer they came.
-        self._dense = {g.key(0, site, g.experts): (0, -1) for site in range(controller.loader.dense_slots)}
+        self._dense = {
+            g.key(0, site, g.experts): (0, -1) for site in range(controller.loader.dense_slots)
+        }
 
     # ---- the main loop
 
@@ -86,7 +102,9 @@ class Driver:
         return self.record
 
     def _go_on(self, ended: Step | None, schedule: Schedule) -> Step | int | None:
-        """A step ends, and the next one begins at that instant, unless there is none or it has to be waited for."""
+        """A step ends, and the next one begins at that instant, unless there is none or it has
+        to be waited for.
+        """
         self.device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
         with self.device.lock:
             now = self.device.now_ns()
@@ -144,7 +162,9 @@ class Driver:
     # ---- needs
 
     def _start(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
-        """Set to work what a call admitted; what the placement leaves out has ended at once. The lock is held."""
+        """Set to work what a call admitted; what the placement leaves out has ended at once. The
+        lock is held.
+        """
         keys, now = self.controller.admitted, self.record.call_ns[-1]
         self._take(keys, outcomes, waits)
         self._links.fill()
@@ -152,10 +172,16 @@ class Driver:
             if outcome == Outcome.SKIP and key != SKIP and self.controller.waiting:
                 self._end_need(key, now)
 
-    def _take(self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
-        """Line up what is there, to be computed, and what is not, to be waited for; give the CPU its needs."""
+    def _take(
+        self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None
+    ) -> None:
+        """Line up what is there, to be computed, and what is not, to be waited for; give the CPU
+        its needs.
+        """
         record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
-        served = self.controller.lookup_tokens  # of the run's lookups, where other experts may serve
+        served = (
+            self.controller.lookup_tokens
+        )  # of the run's lookups, where other experts may serve
         self._needs.open_batch(now)
         for key, outcome in zip(keys, outcomes, strict=True):
             row = len(record.lookup_ns)
@@ -168,13 +194,19 @@ class Driver:
             if outcome == Outcome.CPU:
                 self._on_cpu[key] = row
                 site, precision = self._gate.site, self.controller.geometry.precision_of(key)
-                self.device.compute_on_cpu(key, count, self.durations.cpu_ns(precision, site, count))
+                self.device.compute_on_cpu(
+                    key, count, self.durations.cpu_ns(precision, site, count)
+                )
             else:
                 self._needs.add(key, count, row, waits is not None and key in waits)
 
     def _compute_next(self) -> bool:
-        """Compute the next needs, when they are there; False if the site has no more. Blocks, and says for how long."""
-        self.device.wait(lambda: self._is_done() or self._needs.may_go_on(self._free_ns), self._what_is_missing)
+        """Compute the next needs, when they are there; False if the site has no more. Blocks,
+        and says for how long.
+        """
+        self.device.wait(
+            lambda: self._is_done() or self._needs.may_go_on(self._free_ns), self._what_is_missing
+        )
         with self.device.lock:
             is_done = self._is_done()
             ready_ns, cause, batch = self._needs.take(self._free_ns)
@@ -209,17 +241,24 @@ class Driver:
         """For messages; the lock is held."""
         controller = self.controller
         keys = [*self._needs.awaited, *self._on_cpu]
-        names = ", ".join(controller.geometry.name_of(key) for key in keys) or "admission or its dense block"
+        names = (
+            ", ".join(controller.geometry.name_of(key) for key in keys)
+            or "admission or its dense block"
+        )
         return (
-            f"step {self._gate.step} site {self._gate.site} waits for {names} "
-            f"({controller.waiting} needs not admitted; {self._links}); where the controller finds no slot for it, "
-            f"raise budget.resident_share or slots_gib"
+            f"step {self._gate.step} site {self._gate.site} waits for {names} ({controller.waiting}"
+            f" needs not admitted; {self._links}); where the controller finds no slot for it, raise"
+            " budget.resident_share or slots_gib"
         )
 
     # ---- the stream's time
 
     def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        now, left_ns, due_ns = self.device.now_ns(), nominal_ns, self._free_ns - self._behind_ns + nominal_ns
+        now, left_ns, due_ns = (
+            self.device.now_ns(),
+            nominal_ns,
+            self._free_ns - self._behind_ns + nominal_ns,
+        )
         if self.device.is_padded:
             left_ns = max(0, due_ns - now)
         elif not self._is_under_way(key):
@@ -229,7 +268,9 @@ class Driver:
         self._fall_behind(due_ns)
 
     def _is_under_way(self, key: int) -> bool:
-        """Whether what has passed since the stream was free was work of ``key`` already, not the host's own time."""
+        """Whether what has passed since the stream was free was work of ``key`` already, not the
+        host's own time.
+        """
         return False
 
     def _pass_host_time(self, nominal_ns: int) -> None:
@@ -240,7 +281,9 @@ class Driver:
             self._fall_behind(due_ns)
 
     def _fall_behind(self, due_ns: int) -> None:
-        """The stream was to be free at ``due_ns``. What it is later is caught up, unless this machine is too slow."""
+        """The stream was to be free at ``due_ns``. What it is later is caught up, unless this
+        machine is too slow.
+        """
         late_ns = self._free_ns - due_ns
         self._behind_ns = late_ns if self.device.is_padded and 0 <= late_ns <= WAKE_NS else 0
 
@@ -272,7 +315,9 @@ class Driver:
         now, key = self._links.end(service)
         if key in self._needs.awaited:
             self.record.ready_ns[self._needs.arrive(key, now, service.number)] = now
-        elif key >= 0 and self.controller.geometry.expert_of(key) == self.controller.geometry.experts:
+        elif (
+            key >= 0 and self.controller.geometry.expert_of(key) == self.controller.geometry.experts
+        ):
             self._dense[key] = (now, service.number)
         self._links.fill(without=service.link)
 

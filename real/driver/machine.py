@@ -1,4 +1,6 @@
-"""What the computer is that something ran on. Standard library only: it must work where nothing else is installed."""
+"""What the computer is that something ran on. Standard library only: it must work where nothing
+else is installed.
+"""
 
 from __future__ import annotations
 

@@ -17,15 +17,17 @@ class Batch:
         """(key, tokens)"""
         self.pending = 0
         self.ready_ns, self.cause = now_ns, CPU_RESULT
-        """When the last of them came and by which transfer. What was there, came with its admission: only that by a CPU
-        result can end an idle interval."""
+        """When the last of them came and by which transfer. What was there, came with its
+        admission: only that by a CPU result can end an idle interval."""
 
 
 class Needs:
-    """Lines up the needs that are loaded or there, by the loader's switch ``wait`` (docs/design.md section 7).
+    """Lines up the needs that are loaded or there, by the loader's switch ``wait`` (docs/design.md
+    section 7).
 
-    A batch is a single need, but for ``wait_all``, where it is all that one call admitted. It stands in the line from
-    its admission on, but for ``as_ready``, where it joins when it is ready. Needs computed on the CPU are not lined up.
+    A batch is a single need, but for ``wait_all``, where it is all that one call admitted. It
+    stands in the line from its admission on, but for ``as_ready``, where it joins when it is ready.
+    Needs computed on the CPU are not lined up.
     """
 
     def __init__(self, wait: str) -> None:
@@ -85,9 +87,11 @@ class Needs:
         return is_ready or any(result_ns > free_ns for result_ns in self._wave_results_ns)
 
     def take(self, free_ns: int) -> tuple[int, int, Batch | None]:
-        """When and by what the stream, free since ``free_ns``, got something, and the needs to compute then.
+        """When and by what the stream, free since ``free_ns``, got something, and the needs to
+        compute then.
 
-        None instead of needs: a CPU result has let others in, or there are no more and the last CPU result counts.
+        None instead of needs: a CPU result has let others in, or there are no more and the last CPU
+        result counts.
         """
         results_ns = [result_ns for result_ns in self._wave_results_ns if result_ns > free_ns]
         self._wave_results_ns.clear()

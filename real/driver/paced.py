@@ -1,6 +1,8 @@
-"""A device of threads that really copy bytes and compute nothing, paced to nominal times on the real clock.
+"""A device of threads that really copy bytes and compute nothing, paced to nominal times on the
+real clock.
 
-Loaders copy from one arena of host memory into another; computations take their nominal time asleep.
+Loaders copy from one arena of host memory into another; computations take their nominal time
+asleep.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ class PacedDevice(ThreadedDevice):
     ``arena_bytes`` is the size of either arena: an access beyond it wraps around.
     """
 
-    def __init__(self, arena_bytes: int = 16 << 20, piece_bytes: int = 1 << 20, patience_s: float = 30.0) -> None:
+    def __init__(
+        self, arena_bytes: int = 16 << 20, piece_bytes: int = 1 << 20, patience_s: float = 30.0
+    ) -> None:
         if not 1 <= piece_bytes <= arena_bytes:
-            raise ValueError(f"piece_bytes={piece_bytes} must be from 1 to arena_bytes={arena_bytes}")
+            raise ValueError(
+                f"piece_bytes={piece_bytes} must be from 1 to arena_bytes={arena_bytes}"
+            )
         super().__init__(piece_bytes, patience_s)
         self.source = np.random.default_rng(0).integers(256, size=arena_bytes, dtype=np.uint8)
         self.slots = np.zeros(arena_bytes, np.uint8)

@@ -1,8 +1,10 @@
-"""A run written down whole: calls, times, and what the main thread did; and how long everything in it took.
+"""A run written down whole: calls, times, and what the main thread did; and how long everything in
+it took.
 
-Durations are counted as a driver with no host time of its own would have to take them to get the same run: from the
-earliest instant at which something could begin to its end, so that every gap of the host is part of what comes after it
-(docs/design.md section 7). What waited is not lengthened by its wait.
+Durations are counted as a driver with no host time of its own would have to take them to get the
+same run: from the earliest instant at which something could begin to its end, so that every gap of
+the host is part of what comes after it (docs/design.md section 7). What waited is not lengthened by
+its wait.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Service = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Recording:
-    """A run on a device. ``computed``: key, start and end, in ns, of all that the main thread computed."""
+    """A run on a device. ``computed``: key, start and end, in ns, of all that the main thread
+    computed.
+    """
 
     calls: list[Call]
     record: Record
@@ -55,11 +59,15 @@ class WatchedDevice:
         self.computed.append((key, start_ns, self._device.now_ns()))
 
 
-def record_run(controller: Controller, workload: Workload, durations: Durations, device: Device) -> Recording:
+def record_run(
+    controller: Controller, workload: Workload, durations: Durations, device: Device
+) -> Recording:
     """Drive a run on ``device`` and write it down."""
     recorded, watched = RecordedController(controller), WatchedDevice(device)
     steps = RecordedWorkload(workload)
-    record = drive(cast(Controller, recorded), cast(Workload, steps), durations, cast(Device, watched))
+    record = drive(
+        cast(Controller, recorded), cast(Workload, steps), durations, cast(Device, watched)
+    )
     return Recording(recorded.log, record, steps.asked_ns, list(workload.steps), watched.computed)
 
 
@@ -67,9 +75,10 @@ def record_run(controller: Controller, workload: Workload, durations: Durations,
 class Lengths:
     """How long everything in a recorded run took, in ns.
 
-    ``dense`` by step, of the sites in its order; ``compute`` by lookup; ``cpu`` in order of submission; ``prediction``
-    by gate; ``service``, ``head`` and ``cut`` (with the bytes that were through) by service. What had not ended when
-    the run was over is left out; ``gate_ns`` and ``begun_ns`` say when gates were and services began.
+    ``dense`` by step, of the sites in its order; ``compute`` by lookup; ``cpu`` in order of
+    submission; ``prediction`` by gate; ``service``, ``head`` and ``cut`` (with the bytes that were
+    through) by service. What had not ended when the run was over is left out; ``gate_ns`` and
+    ``begun_ns`` say when gates were and services began.
     """
 
     makespan_ns: int
@@ -85,12 +94,15 @@ class Lengths:
     cut: dict[Service, tuple[int, int]] = field(default_factory=dict)
 
     def gap_ns(self, recording: Recording) -> int:
-        """What of the stream's lengths it did not compute: the host's time, and delays that nothing accounts for."""
+        """What of the stream's lengths it did not compute: the host's time, and delays that
+        nothing accounts for.
+        """
         lengths = sum(map(sum, self.dense)) + sum(self.compute.values()) + sum(self.tail)
         return lengths - sum(end_ns - start_ns for _, start_ns, end_ns in recording.computed)
 
     def if_missing(self, begun_ns: int, nominal_ns: int, late_ns: int) -> int:
-        """How long takes what is not known to have ended: never, if it was due when the run was over or just before.
+        """How long takes what is not known to have ended: never, if it was due when the run was
+        over or just before.
 
         Else its nominal time: it should have come.
         """
@@ -108,7 +120,12 @@ def lengths_of(recording: Recording, wait: str) -> Lengths:
 def _measure_services(recording: Recording, lengths: Lengths) -> None:
     record = recording.record
     served: dict[tuple[int, int], list[tuple[Service, int]]] = {}
-    columns = (record.service_number, record.service_link, record.service_start_ns, record.service_end_ns)
+    columns = (
+        record.service_number,
+        record.service_link,
+        record.service_start_ns,
+        record.service_end_ns,
+    )
     for number, link, start_ns, end_ns in zip(*columns, strict=True):
         times = served.setdefault((number, link), [])
         service = (number, link, len(times))
@@ -132,8 +149,9 @@ def _measure_services(recording: Recording, lengths: Lengths) -> None:
 
 @dataclass
 class Gate:
-    """What the calls say of one gate: when it was, and by key the lookup of a loaded need, since when it could be
-    computed, and when that was told to be over; when the last CPU result came; how many needs waited since when.
+    """What the calls say of one gate: when it was, and by key the lookup of a loaded need, since
+    when it could be computed, and when that was told to be over; when the last CPU result came; how
+    many needs waited since when.
     """
 
     at_ns: int
@@ -144,7 +162,8 @@ class Gate:
     result_ns: int = 0
 
     def end_ns(self, key: int, computed_ns: int) -> int:
-        """When the stream was through with a need: not before its end was told, if it was or would have been.
+        """When the stream was through with a need: not before its end was told, if it was or would
+        have been.
 
         It would have been, if a CPU result had not let in all that waited in the meantime.
         """
@@ -156,7 +175,9 @@ class Gate:
 
 
 def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[Gate]:
-    """The gates; on the way, how long the CPU and the predictor took. ``together``: as for ``wait_all``."""
+    """The gates; on the way, how long the CPU and the predictor took. ``together``: as for
+    ``wait_all``.
+    """
     gates: list[Gate] = []
     submitted_ns: list[int] = []
     row = result_ns = 0
@@ -172,8 +193,11 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
             lengths.prediction[call.argument] = now - gates[call.argument].at_ns
         if call.kind in ("gate", "need_done"):
             gates[-1].waiting.append((now, call.waiting))
-        admitted = [key for key, outcome in zip(call.keys, call.outcomes, strict=True)
-                    if key != SKIP and outcome not in NOT_LOADED]  # fmt: skip
+        admitted = [
+            key
+            for key, outcome in zip(call.keys, call.outcomes, strict=True)
+            if key != SKIP and outcome not in NOT_LOADED
+        ]
         submitted_ns += [now] * call.outcomes.count(Outcome.CPU)
         for key in call.keys:
             if key in admitted:
@@ -186,7 +210,9 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
 
 
 def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -> None:
-    """What the main thread computed, site by site: the dense block, the needs, and at a step's end the tail."""
+    """What the main thread computed, site by site: the dense block, the needs, and at a step's
+    end the tail.
+    """
     record, computed = recording.record, iter(recording.computed)
     came_ns: dict[int, list[int]] = {}
     for call, now in zip(recording.calls, record.call_ns, strict=True):
@@ -201,7 +227,9 @@ def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -
             tick += 1
             block, _, _ = next(computed)
             came = came_ns.get(block, [])
-            there_ns = came[bisect_right(came, gate.at_ns) - 1] if came and came[0] <= gate.at_ns else 0
+            there_ns = (
+                came[bisect_right(came, gate.at_ns) - 1] if came and came[0] <= gate.at_ns else 0
+            )
             lengths.dense[-1].append(gate.at_ns - max(free_ns, there_ns))
             free_ns = gate.at_ns
             for _ in gate.row:

@@ -1,4 +1,6 @@
-"""Engines that share the bandwidth of one link, exactly (docs/design.md section 5, Service). No clock of its own."""
+"""Engines that share the bandwidth of one link, exactly (docs/design.md section 5, Service). No
+clock of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from math import lcm
 class Sharing:
     """Who is in service on a link, and how much of each is left.
 
-    An engine draws no bandwidth for the first ``latency_ns`` of a service; with m engines past theirs each does 1/m ns
-    of its work per ns. Work is counted in the m-th parts of a ns that make every share whole, so nothing is rounded.
+    An engine draws no bandwidth for the first ``latency_ns`` of a service; with m engines past
+    theirs each does 1/m ns of its work per ns. Work is counted in the m-th parts of a ns that make
+    every share whole, so nothing is rounded.
     """
 
     def __init__(self, engines: int) -> None:
@@ -19,7 +22,9 @@ class Sharing:
         self._active_from_ns: dict[int, int] = {}
 
     def begin(self, engine: int, now_ns: int, latency_ns: int, work_ns: int) -> None:
-        """A service begins; ``work_ns`` is what it would take beyond its latency, alone on the link."""
+        """A service begins; ``work_ns`` is what it would take beyond its latency, alone on the
+        link.
+        """
         self.settle(now_ns)
         self._left[engine] = work_ns * self._unit
         self._active_from_ns[engine] = now_ns + latency_ns
@@ -40,7 +45,9 @@ class Sharing:
             self._now_ns = until_ns
 
     def end_ns(self, engine: int) -> int:
-        """The first whole ns at which nothing of a service is left, if no other ends or begins before."""
+        """The first whole ns at which nothing of a service is left, if no other ends or begins
+        before.
+        """
         at_ns, left = self._now_ns, self._left[engine]
         while True:
             active, later = self._active(at_ns), self._later_starts(at_ns)

@@ -1,11 +1,14 @@
-"""The threads of a device on the real clock: one for each engine of each link, the CPU worker, and the predictor.
+"""The threads of a device on the real clock: one for each engine of each link, the CPU worker, and
+the predictor.
 
-The caller's thread is the compute stream. What moves and what is computed is a subclass's; here is who does it when.
-Loaders move a service piece by piece and, where the links are paced, sleep after each piece until it is due, counted
-from the service's beginning: what is late inside a service is caught up.
+The caller's thread is the compute stream. What moves and what is computed is a subclass's; here is
+who does it when. Loaders move a service piece by piece and, where the links are paced, sleep after
+each piece until it is due, counted from the service's beginning: what is late inside a service is
+caught up.
 
-Everything that the threads share is guarded by one lock. It is held for hand-overs and never while a thread copies,
-computes, sleeps or waits. Every wait ends: by what it waits for, by the end of the run, or by running out of patience.
+Everything that the threads share is guarded by one lock. It is held for hand-overs and never while
+a thread copies, computes, sleeps or waits. Every wait ends: by what it waits for, by the end of the
+run, or by running out of patience.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from real.driver.sharing import Sharing
 from real.driver.timers import WAKE_NS, sharpen_timers, sleep_until
 
 SWITCH_INTERVAL_S = 2e-4
-"""With Python's own 5 ms a busy thread would hold up a loader for longer than many transfers take."""
+"""With Python's own 5 ms a busy thread would hold up a loader for longer than many transfers
+take.
+"""
 
 
 class Seat:
@@ -38,7 +43,9 @@ class Seat:
         self.was_due_ns: int | None = None
         """While the end of a service is handed over: when it was due."""
         self.begin_ns = 0
-        """Since when the service is paced: of one that follows another at once, since that was due."""
+        """Since when the service is paced: of one that follows another at once, since that was
+        due.
+        """
 
 
 @dataclass
@@ -62,14 +69,16 @@ class Worker:
 class ThreadedDevice:
     """A machine whose clock is the real one, at the nominal times of the run where ``is_paced``.
 
-    ``piece_bytes`` is what a loader moves at once, ``patience_s`` how long a wait may last without any hand-over:
-    longer than any one thing takes.
+    ``piece_bytes`` is what a loader moves at once, ``patience_s`` how long a wait may last without
+    any hand-over: longer than any one thing takes.
 
-    Raise RuntimeError in the main thread, with its cause, where another thread has failed, and where a wait gets
-    nowhere.
+    Raise RuntimeError in the main thread, with its cause, where another thread has failed, and
+    where a wait gets nowhere.
     """
 
-    def __init__(self, piece_bytes: int = 1 << 20, patience_s: float = 30.0, *, is_paced: bool = True) -> None:
+    def __init__(
+        self, piece_bytes: int = 1 << 20, patience_s: float = 30.0, *, is_paced: bool = True
+    ) -> None:
         self.lock = Lock()
         self._piece_bytes, self._patience_s, self._is_paced = piece_bytes, patience_s, is_paced
         self._is_padded = True
@@ -86,7 +95,9 @@ class ThreadedDevice:
         raise NotImplementedError
 
     def _own_works(self) -> dict[str, Callable[[], None]]:
-        """Loops of further threads by name. They end when the device is closed; ``_news`` tells them of it."""
+        """Loops of further threads by name. They end when the device is closed; ``_news`` tells
+        them of it.
+        """
         return {}
 
     def _perform(self, worker: Worker, job: Job) -> None:
@@ -102,15 +113,24 @@ class ThreadedDevice:
         """Set when the run is over or a thread has failed: every sleep ends then."""
         self._is_closed = False
         self._failure: tuple[str, BaseException] | None = None
-        self._seats = [[Seat(link, e, self.lock) for e in range(count)] for link, count in enumerate(engines)]
+        self._seats = [
+            [Seat(link, e, self.lock) for e in range(count)] for link, count in enumerate(engines)
+        ]
         self._sharing = [Sharing(count) for count in engines]
         self._cpu = Worker(self.lock, listener.on_cpu_result)
         self._predictor = Worker(self.lock, listener.on_prediction)
-        works = {f"engine {s.engine} of link {s.link}": partial(self._load, s) for seats in self._seats for s in seats}
+        works = {
+            f"engine {s.engine} of link {s.link}": partial(self._load, s)
+            for seats in self._seats
+            for s in seats
+        }
         works |= {name: partial(work) for name, work in self._own_works().items()}
         works["CPU worker"] = partial(self._work, self._cpu)
         works["predictor"] = partial(self._work, self._predictor)
-        self._threads = [Thread(target=self._guard, args=work, name=work[0], daemon=True) for work in works.items()]
+        self._threads = [
+            Thread(target=self._guard, args=work, name=work[0], daemon=True)
+            for work in works.items()
+        ]
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         sharpen_timers()
@@ -126,15 +146,21 @@ class ThreadedDevice:
         with self.lock:
             self._is_closed = True
             self._stop.set()
-            for called in (*(seat.called for seats in self._seats for seat in seats), self._cpu.called,
-                           self._predictor.called, self._news):  # fmt: skip
+            for called in (
+                *(seat.called for seats in self._seats for seat in seats),
+                self._cpu.called,
+                self._predictor.called,
+                self._news,
+            ):
                 called.notify_all()
         stuck = self._join()
         sys.setswitchinterval(self._switch_interval_s)
         sharpen_timers(False)
         self._raise_failure()
         if stuck:
-            raise RuntimeError(f"{', '.join(stuck)} did not end within {self._patience_s:g} s of the run's end")
+            raise RuntimeError(
+                f"{', '.join(stuck)} did not end within {self._patience_s:g} s of the run's end"
+            )
 
     def _join(self) -> list[str]:
         """Wait for the threads; the names of those that do not end."""
@@ -154,7 +180,9 @@ class ThreadedDevice:
         behind_ns = 0 if seat.was_due_ns is None else service.start_ns - seat.was_due_ns
         seat.begin_ns = service.start_ns - (behind_ns if 0 <= behind_ns <= WAKE_NS else 0)
         work_ns = service.due_ns(service.moved_bytes) - service.latency_ns
-        self._sharing[service.link].begin(service.engine, service.start_ns, service.latency_ns, work_ns)
+        self._sharing[service.link].begin(
+            service.engine, service.start_ns, service.latency_ns, work_ns
+        )
         self._call(service.link)
 
     def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None: ...
@@ -198,7 +226,9 @@ class ThreadedDevice:
                 if not self._is_busy():
                     raise RuntimeError(f"{what()}, but nothing is under way")
                 if not self._news.wait(self._patience_s):
-                    raise RuntimeError(f"{what()}, and nothing has happened for {self._patience_s:g} s")
+                    raise RuntimeError(
+                        f"{what()}, and nothing has happened for {self._patience_s:g} s"
+                    )
         self._raise_failure()
 
     def _is_busy(self) -> bool:
@@ -253,7 +283,9 @@ class ThreadedDevice:
                     seat.was_due_ns = None
 
     def _is_fed(self, service: Service) -> bool:
-        """Whether an outer link is still bringing what this service moves on: it cannot be over before."""
+        """Whether an outer link is still bringing what this service moves on: it cannot be over
+        before.
+        """
         outer = (seat.service for seats in self._seats[service.link + 1 :] for seat in seats)
         return any(other is not None and other.number == service.number for other in outer)
 
@@ -262,7 +294,9 @@ class ThreadedDevice:
         step = min(self._piece_bytes, service.chunk_bytes or self._piece_bytes)
         head_ns, done = service.head_ns, 0
         while done < service.moved_bytes and not self._stop.is_set():
-            to_chunk = service.chunk_bytes - done % service.chunk_bytes if service.chunk_bytes else step
+            to_chunk = (
+                service.chunk_bytes - done % service.chunk_bytes if service.chunk_bytes else step
+            )
             count = min(step, to_chunk, service.moved_bytes - done)
             self._copy(service, done, count)
             done += count
@@ -273,7 +307,11 @@ class ThreadedDevice:
                 with self.lock:
                     self._hand_over(partial(self._listener.on_head, service))
             self._pace(seat, due_ns)
-            if service.chunk_bytes and done < service.moved_bytes and done % service.chunk_bytes == 0:
+            if (
+                service.chunk_bytes
+                and done < service.moved_bytes
+                and done % service.chunk_bytes == 0
+            ):
                 with self.lock:
                     if seat.is_asked:
                         self._hand_over(partial(self._listener.on_chunk, service, done))
@@ -284,7 +322,9 @@ class ThreadedDevice:
             sleep_until(self._opened_ns + seat.begin_ns + due_ns, self._stop)
 
     def _await_share(self, seat: Seat, service: Service) -> None:
-        """Wait for the end of a service on a link that several engines share: it moves as others begin and end."""
+        """Wait for the end of a service on a link that several engines share: it moves as others
+        begin and end.
+        """
         with self.lock:
             while not self._is_closed:
                 now = self.now_ns()

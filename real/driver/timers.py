@@ -7,9 +7,13 @@ import time
 from threading import Event
 
 SPIN_NS = 200_000
-"""The last part of a sleep is spent yielding: a thread that the kernel wakes comes late by about so much."""
+"""The last part of a sleep is spent yielding: a thread that the kernel wakes comes late by about
+so much.
+"""
 WAKE_NS = 200_000
-"""What is later than it was due by no more than this is so because threads wake late: what follows catches it up."""
+"""What is later than it was due by no more than this is so because threads wake late: what
+follows catches it up.
+"""
 PR_SET_TIMERSLACK = 29
 FINE_NS, DEFAULT = 1, 0
 

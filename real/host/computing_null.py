@@ -1,4 +1,5 @@
-"""The null device's virtual clock, with experts that are really computed: what a live run needs where time is nominal.
+"""The null device's virtual clock, with experts that are really computed: what a live run needs
+where time is nominal.
 
 Times are the run's durations, so a live run on it is deterministic, on any machine.
 """
@@ -16,8 +17,8 @@ from sim.values.types import Geometry
 
 
 class ComputingNullDevice(NullDevice):
-    """Nothing is moved: an expert is computed from the store, at the precision that serves, and of the neurons that
-    would have come.
+    """Nothing is moved: an expert is computed from the store, at the precision that serves, and of
+    the neurons that would have come.
     """
 
     def __init__(self, geometry: Geometry, weights: Weights) -> None:
@@ -29,7 +30,9 @@ class ComputingNullDevice(NullDevice):
     def serve(self, service: Service) -> None:
         """Begin a service; of a partial move, say which neurons come."""
         if self._store.header.resident is not None:
-            self.arrivals.begin(service.key, service.number, service.there_bytes, service.moved_bytes)
+            self.arrivals.begin(
+                service.key, service.number, service.there_bytes, service.moved_bytes
+            )
         super().serve(service)
 
     def begin_site(self, inputs: SiteInputs) -> None:

@@ -1,14 +1,17 @@
-"""The device that runs everywhere: experts in a file, slots in RAM, loader threads, and experts computed by torch.
+"""The device that runs everywhere: experts in a file, slots in RAM, loader threads, and experts
+computed by torch.
 
-Bytes really move from the store into the slots that the controller has claimed, and experts are really computed from
-there. ``links`` and ``compute`` say what nominal times are for: *paced* links and *padded* computations take theirs, so
-that this machine stands for a slower one; *free* ones take what this machine takes.
+Bytes really move from the store into the slots that the controller has claimed, and experts are
+really computed from there. ``links`` and ``compute`` say what nominal times are for: *paced* links
+and *padded* computations take theirs, so that this machine stands for a slower one; *free* ones
+take what this machine takes.
 
-A hop's source is what the link outside it brought, the RAM tier where that holds the variant, or else the store; its
-destination is the slot (link 0), the RAM tier's slot, or a buffer for the next hop. Where a link hands on early
-(cut-through), the next one waits for bytes that are not there yet. A payload may move more
-than a variant: the other experts of its layer, which are gone when they have come. It may move less: some of an
-expert's neurons (`real.store.neurons`), of which then alone is computed.
+A hop's source is what the link outside it brought, the RAM tier where that holds the variant, or
+else the store; its destination is the slot (link 0), the RAM tier's slot, or a buffer for the next
+hop. Where a link hands on early (cut-through), the next one waits for bytes that are not there yet.
+A payload may move more than a variant: the other experts of its layer, which are gone when they
+have come. It may move less: some of an expert's neurons (`real.store.neurons`), of which then alone
+is computed.
 """
 
 from __future__ import annotations
@@ -51,11 +54,14 @@ PIECE_BYTES = 1 << 20
 class CpuDevice(ThreadedDevice):
     """``controller`` is the run's: its slots are asked what is resident. Used for one run.
 
-    In a *live* run the model's own inputs are computed, and ``begin_site`` and ``end_site`` stand around the needs of a
-    gate; else the experts get rows of noise, and dense work is a product with stand-in weights.
+    In a *live* run the model's own inputs are computed, and ``begin_site`` and ``end_site`` stand
+    around the needs of a gate; else the experts get rows of noise, and dense work is a product with
+    stand-in weights.
     """
 
-    def __init__(self, controller: Controller, weights: Weights, engine: Engine, *, overflow_bytes: int = 0) -> None:
+    def __init__(
+        self, controller: Controller, weights: Weights, engine: Engine, *, overflow_bytes: int = 0
+    ) -> None:
         super().__init__(PIECE_BYTES, engine.patience_s, is_paced=engine.links == "paced")
         _check(controller, weights.store, engine)
         self._controller, self._store, self._engine = controller, weights.store, engine
@@ -70,7 +76,9 @@ class CpuDevice(ThreadedDevice):
         self._refers = controller.loader.copies == "free"
         self._transit: dict[tuple[int, int], Bytes] = {}  # by link and transfer
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
-        self._base: dict[int, int] = {}  # by service: bytes that earlier services of its transfer have moved
+        self._base: dict[
+            int, int
+        ] = {}  # by service: bytes that earlier services of its transfer have moved
         self._cpu_inputs: dict[int, torch.Tensor] = {}
         self._own = local()
         self._readers: list[Reader] = []
@@ -120,7 +128,9 @@ class CpuDevice(ThreadedDevice):
         elif self.ram is not None and link == self._controller.route.ram_link:
             self.ram.place(service.key)
         elif (link, number) not in self._transit:
-            self._transit[link, number] = np.empty(service.there_bytes + service.moved_bytes, np.uint8)
+            self._transit[link, number] = np.empty(
+                service.there_bytes + service.moved_bytes, np.uint8
+            )
         super().serve(service)
 
     def _copy(self, service: Service, done: int, count: int) -> None:
@@ -160,7 +170,9 @@ class CpuDevice(ThreadedDevice):
             self._read_home(key, begin, targets)
 
     def _slot_targets(self, key: int, begin: int, count: int) -> list[Bytes]:
-        """Where bytes of a transfer go on the device; what is beyond the variant, nowhere that lasts."""
+        """Where bytes of a transfer go on the device; what is beyond the variant, nowhere that
+        lasts.
+        """
         inside = min(count, max(0, self._controller.geometry.bytes_of(key) - begin))
         targets = list(self.slots.pieces(key, begin, inside))
         if inside < count:
@@ -179,7 +191,9 @@ class CpuDevice(ThreadedDevice):
         with self.lock:
             while self._moved[link, number] < count and not self._stop.is_set():
                 if not self._news.wait(self._patience_s):
-                    raise RuntimeError(f"link {link} has not moved {count} B of transfer {number}: nothing happens")
+                    raise RuntimeError(
+                        f"link {link} has not moved {count} B of transfer {number}: nothing happens"
+                    )
 
     def _read_home(self, key: int, begin: int, targets: list[Bytes]) -> None:
         for target in targets:
@@ -190,7 +204,8 @@ class CpuDevice(ThreadedDevice):
                 begin, done = begin + count, done + count
 
     def _extent_at_home(self, key: int, begin: int, count: int) -> tuple[int, int]:
-        """Where in the store byte ``begin`` of a transfer is, and how many of ``count`` bytes are there in one piece.
+        """Where in the store byte ``begin`` of a transfer is, and how many of ``count`` bytes are
+        there in one piece.
 
         The variant's own bytes come first, then those of the experts after it, around the layer.
         """
@@ -243,7 +258,9 @@ class CpuDevice(ThreadedDevice):
         g, work = self._controller.geometry, self._work_of
         if key != TAIL and g.expert_of(key) < g.experts:
             blob = self._home_blob(key) if self._refers else self.slots.blob(key)
-            work.run(key, blob, work.rows(key, rows), None if self._refers else self.arrivals.held(key))
+            work.run(
+                key, blob, work.rows(key, rows), None if self._refers else self.arrivals.held(key)
+            )
         elif not self._is_live and not self._is_padded:
             # In a live run the model has done it; where it is padded its time is all that counts.
             work.run_dense(-1 if key == TAIL else g.site_of(key), rows)
@@ -263,7 +280,11 @@ class CpuDevice(ThreadedDevice):
 
     def _home_blob(self, key: int) -> torch.Tensor:
         """A variant where it rests: a view where that is memory, else read."""
-        reader, size, offset = self._reader(), self._controller.geometry.bytes_of(key), self._offset(key)
+        reader, size, offset = (
+            self._reader(),
+            self._controller.geometry.bytes_of(key),
+            self._offset(key),
+        )
         if isinstance(reader, MappedReader):
             reader.check(offset, size)
         if isinstance(reader, (MappedReader, RamReader)):
@@ -299,19 +320,26 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
     """Raise ValueError for what this device does not do."""
     loader, name = controller.loader, type(controller.payload).__name__
     refused = {
-        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)":
-            controller.payload.active_share < 1 and store.header.resident is None,
-        f"payload {name} with a RAM tier (which holds whole experts)":
-            controller.payload.active_share < 1 and controller.ram is not None,
-        f"payload {name} with a RAM tier (which holds single experts)":
-            isinstance(controller.payload, WholeLayer) and controller.ram is not None,
-        f"loader.copies=free with engine.source={engine.source} (a reference needs memory: ram or mmap)":
-            loader.copies == "free" and engine.source not in ("ram", "mmap"),
-        "loader.write_back with engine.links=free (nothing is copied back; paced, it takes its time)":
-            loader.write_back and engine.links == "free",
-    }  # fmt: skip
+        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
+            controller.payload.active_share < 1 and store.header.resident is None
+        ),
+        f"payload {name} with a RAM tier (which holds whole experts)": (
+            controller.payload.active_share < 1 and controller.ram is not None
+        ),
+        f"payload {name} with a RAM tier (which holds single experts)": (
+            isinstance(controller.payload, WholeLayer) and controller.ram is not None
+        ),
+        f"loader.copies=free with engine.source={engine.source} (a reference needs memory: ram or mmap)": (
+            loader.copies == "free" and engine.source not in ("ram", "mmap")
+        ),
+        "loader.write_back with engine.links=free (nothing is copied back; paced, it takes its time)": (
+            loader.write_back and engine.links == "free"
+        ),
+    }
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
-        raise ValueError(f"device=cpu does not run {' nor '.join(wrong)}; choose device=null, or another system")
+        raise ValueError(
+            f"device=cpu does not run {' nor '.join(wrong)}; choose device=null, or another system"
+        )
     store.check_shape(controller.geometry)
 
 

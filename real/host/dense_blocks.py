@@ -1,7 +1,9 @@
-"""The dense blocks of a replay that streams them: a slot for each layer that may be there, and what they come from.
+"""The dense blocks of a replay that streams them: a slot for each layer that may be there, and what
+they come from.
 
-Which block goes where the controller has decided: a layer's block takes the slot of the one ``dense_slots`` layers
-before it, once that layer's gate has passed. Contents stand in for a model's: bytes really move, nobody reads them.
+Which block goes where the controller has decided: a layer's block takes the slot of the one
+``dense_slots`` layers before it, once that layer's gate has passed. Contents stand in for a
+model's: bytes really move, nobody reads them.
 """
 
 from __future__ import annotations
@@ -49,4 +51,6 @@ class DenseBlocks:
 
     def check(self, key: int, num_bytes: int) -> None:
         """Assert that so many bytes of a block are there. For tests."""
-        assert (self.at(key)[:num_bytes] == self._home[:num_bytes]).all(), self._geometry.name_of(key)
+        assert (self.at(key)[:num_bytes] == self._home[:num_bytes]).all(), self._geometry.name_of(
+            key
+        )

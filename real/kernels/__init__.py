@@ -1,1 +1,3 @@
-"""Operators of offloaded experts, one a file: legend, torch reference, Triton kernel, launcher. Triton is optional."""
+"""Operators of offloaded experts, one a file: legend, torch reference, Triton kernel, launcher.
+Triton is optional.
+"""

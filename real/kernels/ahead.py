@@ -1,10 +1,11 @@
-"""Compile every kernel for GPUs that are not here, and see that nothing spills and all fits into shared memory.
+"""Compile every kernel for GPUs that are not here, and see that nothing spills and all fits into
+shared memory.
 
     python -m real.kernels.ahead [--targets 80 89 90 120] [--few]
 
-What is compiled is what the launchers launch: they are called with tensors without data, and the types, alignments and
-constants of their launches are compiled. The interpreter accepts much that the compiler does not, and the compiler
-accepts more shared memory than a GPU has.
+What is compiled is what the launchers launch: they are called with tensors without data, and the
+types, alignments and constants of their launches are compiled. The interpreter accepts much that
+the compiler does not, and the compiler accepts more shared memory than a GPU has.
 """
 
 from __future__ import annotations
@@ -33,15 +34,29 @@ from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from real.kernels.sparse_expert import gathered_expert, sparse_expert
 from real.kernels.stacked_gates import stacked_gates
 
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""What one block may take, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
+SHARED_BYTES = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    120: 99 << 10,
+}
+"""What one block may take, by compute capability (CUDA C++ Programming Guide, table of technical
+specifications).
+"""
 TARGETS = (80, 89, 90, 120)
 MIXTRAL, QWEN3, PRIMES = (14336, 4096), (768, 2048), (131, 257)
 """Neurons and hidden size of an expert; primes leave no alignment to compile for."""
 TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int16: "i16",
-    torch.int32: "i32", torch.int64: "i64",
-}  # fmt: skip
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 BF16 = torch.bfloat16
 
 
@@ -62,7 +77,9 @@ class Compiled:
         if self.stack or self.local:
             found.append(f"spills {self.stack + self.local} bytes a thread")
         if self.shared_bytes > SHARED_BYTES[self.target]:
-            found.append(f"takes {self.shared_bytes} B of shared memory of {SHARED_BYTES[self.target]}")
+            found.append(
+                f"takes {self.shared_bytes} B of shared memory of {SHARED_BYTES[self.target]}"
+            )
         return [f"{self.kernel} {self.constants} for sm_{self.target} {what}" for what in found]
 
 
@@ -99,7 +116,11 @@ def _launch_quantised(neurons: int, hidden: int, bits: int, dtype: torch.dtype) 
     size = inner.stored_bytes
     pool = _meta(8, 2 * size + outer.stored_bytes, dtype=torch.uint8)
     slots = _meta(2, dtype=torch.int32)
-    gate, up, down = SlotMatrices(pool, inner), SlotMatrices(pool, inner, size), SlotMatrices(pool, outer, 2 * size)
+    gate, up, down = (
+        SlotMatrices(pool, inner),
+        SlotMatrices(pool, inner, size),
+        SlotMatrices(pool, outer, 2 * size),
+    )
     h_JN = gated_gemv(_meta(hidden, dtype=dtype), gate, up, slots)
     dequant_gemv(h_JN, down, slots)
     dequant_gemv(_meta(1, hidden, dtype=dtype), up, slots)
@@ -108,7 +129,11 @@ def _launch_quantised(neurons: int, hidden: int, bits: int, dtype: torch.dtype) 
 
 def _launch_sparse(neurons: int, hidden: int) -> None:
     x_H, v_JN = _meta(hidden), _meta(2, neurons, dtype=torch.float32)
-    slots, counts, pairs = _meta(2, dtype=torch.int32), _meta(2, dtype=torch.int32), _meta(8, neurons, 2 * hidden)
+    slots, counts, pairs = (
+        _meta(2, dtype=torch.int32),
+        _meta(2, dtype=torch.int32),
+        _meta(8, neurons, 2 * hidden),
+    )
     sparse_expert(x_H, v_JN, pairs, slots, _meta(2, dtype=torch.float32))
     gathered_expert(x_H, v_JN, pairs, slots, counts)
     # Pairs of half precision, and of an odd number of bytes, which no model has.
@@ -152,8 +177,15 @@ def compile_for(call: Call, target: int) -> Compiled:
     registers, stack, local = _resources(compiled.asm["cubin"])
     named = {kernel.arg_names[index]: value for (index,), value in constants.items()}
     types = ",".join(name for name in signature.values() if name.startswith("*"))
-    return Compiled(kernel.fn.__name__, target, {"types": types, **named}, registers, stack, local,
-                    compiled.metadata.shared)  # fmt: skip
+    return Compiled(
+        kernel.fn.__name__,
+        target,
+        {"types": types, **named},
+        registers,
+        stack,
+        local,
+        compiled.metadata.shared,
+    )
 
 
 def _resources(cubin: bytes) -> tuple[int, int, int]:
@@ -175,8 +207,12 @@ def _resources(cubin: bytes) -> tuple[int, int, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m real.kernels.ahead", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--targets", type=int, nargs="+", default=list(TARGETS), choices=sorted(SHARED_BYTES))
+    parser = argparse.ArgumentParser(
+        prog="python -m real.kernels.ahead", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--targets", type=int, nargs="+", default=list(TARGETS), choices=sorted(SHARED_BYTES)
+    )
     parser.add_argument("--few", action="store_true", help="one launch of each kernel")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each")
     options = parser.parse_args()
@@ -191,11 +227,15 @@ def main() -> int:
             done = compile_for(call, target)
             faults += done.faults()
             count += 1
-            line = json.dumps(asdict(done)) if options.json else (
-                f"sm_{target:<4}{done.kernel:26} {done.registers:3} registers {done.shared_bytes:6} B shared "
-                f"{done.stack + done.local} B spilled  "
-                + " ".join(f"{name}={value}" for name, value in done.constants.items())
-            )  # fmt: skip
+            line = (
+                json.dumps(asdict(done))
+                if options.json
+                else (
+                    f"sm_{target:<4}{done.kernel:26} {done.registers:3} registers"
+                    f" {done.shared_bytes:6} B shared {done.stack + done.local} B spilled  "
+                    + " ".join(f"{name}={value}" for name, value in done.constants.items())
+                )
+            )
             print(line, flush=True)
     print("\n".join(faults) or f"{count} kernels compiled; none spills, all fit", file=sys.stderr)
     return 1 if faults else 0

@@ -1,13 +1,16 @@
-"""Rows of a matrix in host memory, brought to the device by a kernel that reads them where they lie (zero-copy).
+"""Rows of a matrix in host memory, brought to the device by a kernel that reads them where they lie
+(zero-copy).
 
     target[c] = source[row_c]        for the C chosen rows, in the order in which they are named
 
-Pinned memory is mapped into a GPU's address space: loads from it go over the link, and nothing is staged. What a copy
-engine needs in one piece, a kernel picks row by row; the price is multiprocessors that wait for the link. A link is
-full when its bandwidth times its latency is on the way, so a few programs do.
+Pinned memory is mapped into a GPU's address space: loads from it go over the link, and nothing is
+staged. What a copy engine needs in one piece, a kernel picks row by row; the price is
+multiprocessors that wait for the link. A link is full when its bandwidth times its latency is on
+the way, so a few programs do.
 
-Legend. I rows of ``width`` bytes each; C chosen rows; one program brings ``columns`` of them (FloE's word for what is
-gathered: a neuron's gate column and its down row). Bytes are moved in words, the largest that all rows begin at.
+Legend. I rows of ``width`` bytes each; C chosen rows; one program brings ``columns`` of them
+(FloE's word for what is gathered: a neuron's gate column and its down row). Bytes are moved in
+words, the largest that all rows begin at.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from real.kernels.jit import blocks, jit, launches, power_of_two, tl
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 TILE_WORDS = 2048
-"""On the way for one program of 128 threads: of the widest words eight loads of 16 B a thread, 32 registers. As many
-bytes of narrower words would be as many more addresses, and spill.
+"""On the way for one program of 128 threads: of the widest words eight loads of 16 B a thread, 32
+registers. As many bytes of narrower words would be as many more addresses, and spill.
 """
 TILE_ROWS = 8
 """Of short rows, at a time."""
@@ -34,7 +37,7 @@ def gather_rows_ref(source: Tensor, row_C: Tensor, target: Tensor) -> None:
 @jit
 def _gather_rows_kernel(
     source_ptr, row_ptr, target_ptr, C, W, columns, BR: tl.constexpr, BW: tl.constexpr
-):  # fmt: skip
+):
     """Rows ``columns * program`` and on, BR x BW words at a time."""
     begin = tl.program_id(0) * columns
     end = tl.minimum(begin + columns, C)
@@ -45,27 +48,39 @@ def _gather_rows_kernel(
             w = w0 + tl.arange(0, BW)
             mask = (c < end)[:, None] & (w < W)[None, :]
             # Nothing is read twice, so nothing needs to stay in a multiprocessor's cache.
-            held = tl.load(source_ptr + row[:, None] * W + w[None, :], mask=mask, cache_modifier=".cg")
+            held = tl.load(
+                source_ptr + row[:, None] * W + w[None, :], mask=mask, cache_modifier=".cg"
+            )
             tl.store(target_ptr + c.to(tl.int64)[:, None] * W + w[None, :], held, mask=mask)
 
 
 def gather_rows(
-    source: Tensor, row_C: Tensor, target: Tensor, columns: int = 1, tile: tuple[int, int] | None = None
+    source: Tensor,
+    row_C: Tensor,
+    target: Tensor,
+    columns: int = 1,
+    tile: tuple[int, int] | None = None,
 ) -> None:
-    """Write rows ``row_C`` of ``source`` to the first C rows of ``target``; what lies behind these is left alone.
+    """Write rows ``row_C`` of ``source`` to the first C rows of ``target``; what lies behind these
+    is left alone.
 
-    ``source`` uint8 [I, width] and ``row_C`` int32 [C] are on the device or in pinned host memory, ``target`` uint8
-    [.., width] on the device; rows lie side by side. Indices are not looked at: the caller answers for 0 <= row < I.
-    ``columns`` is how many rows one program brings; ``tile``, of rows x words, is told by tests only.
+    ``source`` uint8 [I, width] and ``row_C`` int32 [C] are on the device or in pinned host memory,
+    ``target`` uint8 [.., width] on the device; rows lie side by side. Indices are not looked at:
+    the caller answers for 0 <= row < I. ``columns`` is how many rows one program brings; ``tile``,
+    of rows x words, is told by tests only.
     """
     if columns < 1:
         raise ValueError(f"columns={columns} must be at least 1")
     if row_C.dtype != torch.int32 or row_C.dim() != 1 or not row_C.is_contiguous():
-        raise ValueError(f"rows are told as contiguous torch.int32 [C], not {row_C.dtype} {list(row_C.shape)}")
+        raise ValueError(
+            f"rows are told as contiguous torch.int32 [C], not {row_C.dtype} {list(row_C.shape)}"
+        )
     for name, matrix in (("source", source), ("target", target)):
         if matrix.dtype != torch.uint8 or matrix.dim() != 2 or not matrix.is_contiguous():
-            raise ValueError(f"{name} is contiguous torch.uint8 [rows, bytes], not {matrix.dtype} "
-                             f"{list(matrix.shape)}")  # fmt: skip
+            raise ValueError(
+                f"{name} is contiguous torch.uint8 [rows, bytes], not {matrix.dtype} "
+                f"{list(matrix.shape)}"
+            )
     count, width = len(row_C), source.shape[1]
     if target.shape[1] != width or len(target) < count:
         raise ValueError(f"{count} rows of {width} B do not fit a target of {list(target.shape)}")
@@ -80,8 +95,16 @@ def gather_rows(
     down = min(TILE_ROWS, power_of_two(columns), TILE_WORDS // across)
     down, across = tile or (down, across)
     _gather_rows_kernel[(blocks(count, columns),)](
-        source.view(word), row_C, target.view(word), count, words, columns, BR=down, BW=across, num_warps=4,
-    )  # fmt: skip
+        source.view(word),
+        row_C,
+        target.view(word),
+        count,
+        words,
+        columns,
+        BR=down,
+        BW=across,
+        num_warps=4,
+    )
 
 
 def word_of(source: Tensor, target: Tensor) -> torch.dtype:

@@ -1,10 +1,11 @@
 """Prefill: the tokens of every expert through its matrix, in one launch.
 
-Legend. T rows of inputs (token x expert), those of one expert together; E experts with tokens, each with a slot and a
-count; K inputs; N outputs. Storage: ``real.kernels.quantise``.
+Legend. T rows of inputs (token x expert), those of one expert together; E experts with tokens, each
+with a slot and a count; K inputs; N outputs. Storage: ``real.kernels.quantise``.
 
-Arithmetic. The integers less their middle are exact in bf16 and fp16, so tensor cores multiply exactly what is stored;
-scale and zero act in fp32 on each group's part: ``scale * (dot - (zero - middle) * sum of inputs)``.
+Arithmetic. The integers less their middle are exact in bf16 and fp16, so tensor cores multiply
+exactly what is stored; scale and zero act in fp32 on each group's part: ``scale * (dot - (zero -
+middle) * sum of inputs)``.
 """
 
 from __future__ import annotations
@@ -21,20 +22,43 @@ from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import SlotMatrices, check_needs
 
 
-def grouped_gemm_ref(x_TK: Tensor, matrices: SlotMatrices, slot_E: Tensor, count_E: Sequence[int]) -> Tensor:
+def grouped_gemm_ref(
+    x_TK: Tensor, matrices: SlotMatrices, slot_E: Tensor, count_E: Sequence[int]
+) -> Tensor:
     """fp32 [T, N]."""
     parts = x_TK.float().split(list(count_E))
-    rows = [part @ matrices.weight(slot).T for part, slot in zip(parts, slot_E.tolist(), strict=True)]
+    rows = [
+        part @ matrices.weight(slot).T for part, slot in zip(parts, slot_E.tolist(), strict=True)
+    ]
     return torch.cat(rows) if rows else x_TK.new_empty(0, matrices.rows, dtype=torch.float32)
 
 
 @jit
 def _grouped_gemm_kernel(
-    x_ptr, tile_ptr, slot_ptr, weight_ptr, weight_at, weight_stride, meta_ptr, scale_at, zero_at, meta_stride, y_ptr,
-    N, K, R, G,
-    BITS: tl.constexpr, GROUP: tl.constexpr, WHOLE_ROW: tl.constexpr, HAS_ZERO: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    tile_ptr,
+    slot_ptr,
+    weight_ptr,
+    weight_at,
+    weight_stride,
+    meta_ptr,
+    scale_at,
+    zero_at,
+    meta_stride,
+    y_ptr,
+    N,
+    K,
+    R,
+    G,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WHOLE_ROW: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
     """One tile of rows of one expert x BN rows of bytes of one slab; GROUP is a multiple of BK.
 
     WIDEN multiplies the same values as fp32: the interpreter multiplies the bit patterns of bf16.
@@ -54,8 +78,11 @@ def _grouped_gemm_kernel(
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
-        x = tl.load(x_ptr + m.to(tl.int64)[:, None] * K + k[None, :], mask=(m < m_end)[:, None] & (k < K)[None, :],
-                    other=0.0)  # fmt: skip
+        x = tl.load(
+            x_ptr + m.to(tl.int64)[:, None] * K + k[None, :],
+            mask=(m < m_end)[:, None] & (k < K)[None, :],
+            other=0.0,
+        )
         held = tl.load(weight + k[:, None], mask=(r < R)[None, :] & (k < K)[:, None], other=0)
         MIDDLE: tl.constexpr = ((1 << BITS) - 1) // 2
         if BITS == 16:
@@ -92,35 +119,60 @@ def tiles_of(count_E: Sequence[int], tile_rows: int) -> list[tuple[int, int, int
 
 
 def grouped_gemm(
-    x_TK: Tensor, matrices: SlotMatrices, slot_E: Tensor, count_E: Sequence[int],
+    x_TK: Tensor,
+    matrices: SlotMatrices,
+    slot_E: Tensor,
+    count_E: Sequence[int],
     tile: tuple[int, int, int] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """``x W[slot_e].T`` for every expert's rows as fp32 [T, N], accumulated in fp32.
 
-    The first ``count_E[0]`` rows of the contiguous ``x_TK`` are those of the first expert, and so on. Plain weights of
-    another type than x are rounded to it. ``tile`` is rows of x, rows of bytes, columns.
+    The first ``count_E[0]`` rows of the contiguous ``x_TK`` are those of the first expert, and so
+    on. Plain weights of another type than x are rounded to it. ``tile`` is rows of x, rows of
+    bytes, columns.
     """
     T, K, N = sum(count_E), matrices.columns, matrices.rows
     check_needs(slot_E, matrices)
     if list(x_TK.shape) != [T, K] or not x_TK.is_contiguous():
         raise ValueError(f"inputs are {list(x_TK.shape)}, but {T} rows of {K} columns are needed")
     if len(count_E) != len(slot_E) or any(count < 0 for count in count_E):
-        raise ValueError(f"{len(slot_E)} experts need as many counts from 0 on, not {list(count_E)}")
+        raise ValueError(
+            f"{len(slot_E)} experts need as many counts from 0 on, not {list(count_E)}"
+        )
     if not launches(x_TK):
         return grouped_gemm_ref(x_TK, matrices, slot_E, count_E)
     y_TN = torch.empty(T, N, dtype=torch.float32, device=x_TK.device)
-    rows_m, rows_n, columns = tile or (min(64, max(16, power_of_two(max(count_E, default=1)))), 64, 64)
+    rows_m, rows_n, columns = tile or (
+        min(64, max(16, power_of_two(max(count_E, default=1)))),
+        64,
+        64,
+    )
     constants = tiling(matrices, 1, (rows_n, columns))
     if constants["WHOLE_ROW"]:
         constants["GROUP"] = columns
     elif constants["GROUP"] < 16:
-        raise ValueError(f"groups of {constants['GROUP']} are too small for tensor cores: take 16 or more")
+        raise ValueError(
+            f"groups of {constants['GROUP']} are too small for tensor cores: take 16 or more"
+        )
     constants["BK"] = min(columns, constants["GROUP"])
-    tiles = torch.tensor(tiles_of(count_E, rows_m), dtype=torch.int32).to(x_TK.device, non_blocking=True)
+    tiles = torch.tensor(tiles_of(count_E, rows_m), dtype=torch.int32).to(
+        x_TK.device, non_blocking=True
+    )
     if len(tiles):
         slabs = 8 // matrices.bits if isinstance(matrices.layout, Layout) else 1
         _grouped_gemm_kernel[(blocks(matrices.held_rows, rows_n), len(tiles), slabs)](
-            x_TK, tiles, slot_E, **matrices.arguments(), y_ptr=y_TN, N=N, K=K, R=matrices.held_rows,
-            G=groups_of(matrices), **constants, BM=rows_m, WIDEN=x_TK.is_cpu, num_warps=8,
-        )  # fmt: skip
+            x_TK,
+            tiles,
+            slot_E,
+            **matrices.arguments(),
+            y_ptr=y_TN,
+            N=N,
+            K=K,
+            R=matrices.held_rows,
+            G=groups_of(matrices),
+            **constants,
+            BM=rows_m,
+            WIDEN=x_TK.is_cpu,
+            num_warps=8,
+        )
     return y_TN

@@ -1,8 +1,8 @@
 """Triton if it is installed, and where its kernels run instead of the torch references.
 
-A launcher runs its Triton kernel on tensors of a CUDA device and its reference on all others. Inside ``interpreted()``
-it runs the kernel everywhere, on Triton's interpreter, which needs ``TRITON_INTERPRET=1`` in the environment before
-Triton is first imported.
+A launcher runs its Triton kernel on tensors of a CUDA device and its reference on all others.
+Inside ``interpreted()`` it runs the kernel everywhere, on Triton's interpreter, which needs
+``TRITON_INTERPRET=1`` in the environment before Triton is first imported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def launches(tensor: Tensor) -> bool:
-    """Whether a launcher runs its kernel on such a tensor. Raise RuntimeError on CUDA tensors without Triton."""
+    """Whether a launcher runs its kernel on such a tensor. Raise RuntimeError on CUDA tensors
+    without Triton.
+    """
     if tensor.is_cuda and triton is None:
         raise RuntimeError("tensors on a CUDA device need Triton's kernels: pip install triton")
     return tensor.is_cuda or _launches_all.get()
@@ -46,16 +48,22 @@ def launches(tensor: Tensor) -> bool:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run kernels on CPU tensors, slowly, to check them. Raise RuntimeError where the interpreter is off."""
+    """Run kernels on CPU tensors, slowly, to check them. Raise RuntimeError where the
+    interpreter is off.
+    """
     if triton is None or os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError("the interpreter needs Triton installed and TRITON_INTERPRET=1 set before it is imported")
+        raise RuntimeError(
+            "the interpreter needs Triton installed and TRITON_INTERPRET=1 set before it is"
+            " imported"
+        )
     with _all_launching():
         yield
 
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """Write down what launchers launch, whatever their tensors' device (``meta`` does), and launch nothing.
+    """Write down what launchers launch, whatever their tensors' device (``meta`` does), and launch
+    nothing.
 
     Raise RuntimeError where kernels are interpreted: these cannot be compiled.
     """
@@ -64,8 +72,12 @@ def recorded() -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def run(kernel: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        options: dict[str, Any] = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
-        calls.append((kernel, inspect.signature(kernel.fn).bind(*values, **named).arguments, options))
+        options: dict[str, Any] = {
+            name: named.pop(name) for name in ("num_warps", "num_stages") if name in named
+        }
+        calls.append(
+            (kernel, inspect.signature(kernel.fn).bind(*values, **named).arguments, options)
+        )
 
     with _all_launching(), patch.object(triton.JITFunction, "run", run):
         yield calls

@@ -1,4 +1,5 @@
-"""Kernels that let time pass on a stream: this GPU and its link stand for slower ones, without the host's jitter.
+"""Kernels that let time pass on a stream: this GPU and its link stand for slower ones, without the
+host's jitter.
 
 The clock is ``globaltimer``, in ns; its steps can be as long as a microsecond.
 """

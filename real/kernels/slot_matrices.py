@@ -1,7 +1,8 @@
 """Matrices of one form in the slots of a pool: what kernels read experts from.
 
-Every slot holds one expert, whose matrices begin at the same offset in each. A kernel finds its slot in a table in
-device memory, so that one captured CUDA graph serves every slot: addresses are frozen at capture, the table is not.
+Every slot holds one expert, whose matrices begin at the same offset in each. A kernel finds its
+slot in a table in device memory, so that one captured CUDA graph serves every slot: addresses are
+frozen at capture, the table is not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class PlainLayout:
 
     def read(self, buffer: Tensor) -> Tensor:
         """[N, K], a view of the first bytes of a uint8 buffer."""
-        return buffer[: self.rows * self.columns * self.dtype.itemsize].view(self.dtype).view(self.rows, self.columns)
+        return (
+            buffer[: self.rows * self.columns * self.dtype.itemsize]
+            .view(self.dtype)
+            .view(self.rows, self.columns)
+        )
 
     def write(self, matrix: Tensor, buffer: Tensor) -> None:
         if list(matrix.shape) != [self.rows, self.columns]:
@@ -43,8 +48,8 @@ class PlainLayout:
 
 @dataclass(frozen=True, eq=False)
 class SlotMatrices:
-    """One matrix of each slot. ``pool`` is uint8 [S, slot bytes] with contiguous rows, which may overlap: whatever
-    begins at one of many places is a slot. The matrix begins ``at`` bytes in.
+    """One matrix of each slot. ``pool`` is uint8 [S, slot bytes] with contiguous rows, which may
+    overlap: whatever begins at one of many places is a slot. The matrix begins ``at`` bytes in.
     """
 
     pool: Tensor
@@ -53,14 +58,24 @@ class SlotMatrices:
 
     def __post_init__(self) -> None:
         if self.pool.dtype != torch.uint8 or self.pool.dim() != 2 or self.pool.stride(1) != 1:
-            raise ValueError(f"a pool is torch.uint8 [slots, bytes] with contiguous rows, not {self.pool.dtype} "
-                             f"{list(self.pool.shape)} with strides {self.pool.stride()}")  # fmt: skip
-        if self.at % ALIGNMENT or self.slot_bytes % ALIGNMENT or self.step_bytes % ALIGNMENT or self.at < 0:
-            raise ValueError(f"offset {self.at}, slot size {self.slot_bytes} and step {self.step_bytes} must be "
-                             f"multiples of {ALIGNMENT} B")  # fmt: skip
+            raise ValueError(
+                f"a pool is torch.uint8 [slots, bytes] with contiguous rows, not {self.pool.dtype} "
+                f"{list(self.pool.shape)} with strides {self.pool.stride()}"
+            )
+        if (
+            self.at % ALIGNMENT
+            or self.slot_bytes % ALIGNMENT
+            or self.step_bytes % ALIGNMENT
+            or self.at < 0
+        ):
+            raise ValueError(
+                f"offset {self.at}, slot size {self.slot_bytes} and step {self.step_bytes} must be "
+                f"multiples of {ALIGNMENT} B"
+            )
         if self.at + self.layout.stored_bytes > self.slot_bytes:
             raise ValueError(
-                f"{self.layout} takes {self.layout.stored_bytes} B from {self.at} on, but a slot has {self.slot_bytes}"
+                f"{self.layout} takes {self.layout.stored_bytes} B from {self.at} on, but a slot"
+                f" has {self.slot_bytes}"
             )
 
     @property
@@ -98,20 +113,32 @@ class SlotMatrices:
         return dequantise(read) if isinstance(read, Quantised) else read.float()
 
     def arguments(self) -> dict[str, Any]:
-        """Of a kernel: the pool as weights and as scales, and where in a slot things lie, in elements of either."""
+        """Of a kernel: the pool as weights and as scales, and where in a slot things lie, in
+        elements of either.
+        """
         layout = self.layout
         if isinstance(layout, PlainLayout):
             size = layout.dtype.itemsize
             weights = self.pool.view(layout.dtype)
-            return {"weight_ptr": weights, "weight_at": self.at // size, "weight_stride": self.step_bytes // size,
-                    "meta_ptr": weights, "scale_at": 0, "zero_at": 0, "meta_stride": 0}  # fmt: skip
+            return {
+                "weight_ptr": weights,
+                "weight_at": self.at // size,
+                "weight_stride": self.step_bytes // size,
+                "meta_ptr": weights,
+                "scale_at": 0,
+                "zero_at": 0,
+                "meta_stride": 0,
+            }
         size = layout.meta_dtype.itemsize
         return {
-            "weight_ptr": self.pool, "weight_at": self.at, "weight_stride": self.step_bytes,
-            "meta_ptr": self.pool.view(layout.meta_dtype), "scale_at": (self.at + layout.scale_at) // size,
+            "weight_ptr": self.pool,
+            "weight_at": self.at,
+            "weight_stride": self.step_bytes,
+            "meta_ptr": self.pool.view(layout.meta_dtype),
+            "scale_at": (self.at + layout.scale_at) // size,
             "zero_at": 0 if layout.symmetric else (self.at + layout.zero_at) // size,
             "meta_stride": self.step_bytes // size,
-        }  # fmt: skip
+        }
 
 
 def in_one_slot(matrix: Quantised | Tensor) -> SlotMatrices:
@@ -130,6 +157,6 @@ def check_needs(slot_J: Tensor, matrices: SlotMatrices) -> None:
     """Raise ValueError unless the slot table of the needs is int32 and lies where the pool does."""
     if slot_J.dtype != torch.int32 or slot_J.dim() != 1 or slot_J.device != matrices.pool.device:
         raise ValueError(
-            f"a slot table is torch.int32 [J] on {matrices.pool.device}, not {slot_J.dtype} {list(slot_J.shape)} on "
-            f"{slot_J.device}"
+            f"a slot table is torch.int32 [J] on {matrices.pool.device}, not {slot_J.dtype}"
+            f" {list(slot_J.shape)} on {slot_J.device}"
         )

@@ -1,9 +1,12 @@
-"""The gates of p layers in one launch, their top k and their weights included; beside it, one gate after another.
+"""The gates of p layers in one launch, their top k and their weights included; beside it, one gate
+after another.
 
-Legend. P layers; E experts; H hidden size; T tokens; k experts a token. A gate's scores are ``W_p x``; of the k
-greatest, in descending order and at a tie the lower expert first, the softmax gives the weights. All in fp32.
+Legend. P layers; E experts; H hidden size; T tokens; k experts a token. A gate's scores are ``W_p
+x``; of the k greatest, in descending order and at a tie the lower expert first, the softmax gives
+the weights. All in fp32.
 
-Source: HOBBIT (arXiv:2411.01433), section 3.3 (stacked gating) and Fig. 17a (stacked beside sequential).
+Source: HOBBIT (arXiv:2411.01433), section 3.3 (stacked gating) and Fig. 17a (stacked beside
+sequential).
 """
 
 from __future__ import annotations
@@ -26,9 +29,17 @@ def stacked_gates_ref(x_TH: Tensor, weight_PEH: Tensor, k: int) -> Gated:
 
 @jit
 def _stacked_gates_kernel(
-    x_ptr, weight_ptr, score_ptr, expert_ptr, share_ptr, E, H,
-    K: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    score_ptr,
+    expert_ptr,
+    share_ptr,
+    E,
+    H,
+    K: tl.constexpr,
+    BE: tl.constexpr,
+    BH: tl.constexpr,
+):
     """One layer's gate of one token."""
     p = tl.program_id(0)
     out = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + p
@@ -36,9 +47,14 @@ def _stacked_gates_kernel(
     score = tl.zeros((BE,), dtype=tl.float32)
     for h0 in range(0, H, BH):
         h = h0 + tl.arange(0, BH)
-        x = tl.load(x_ptr + tl.program_id(1).to(tl.int64) * H + h, mask=h < H, other=0.0).to(tl.float32)
-        w = tl.load(weight_ptr + (p * E + e).to(tl.int64)[:, None] * H + h[None, :],
-                    mask=(e < E)[:, None] & (h < H)[None, :], other=0.0)  # fmt: skip
+        x = tl.load(x_ptr + tl.program_id(1).to(tl.int64) * H + h, mask=h < H, other=0.0).to(
+            tl.float32
+        )
+        w = tl.load(
+            weight_ptr + (p * E + e).to(tl.int64)[:, None] * H + h[None, :],
+            mask=(e < E)[:, None] & (h < H)[None, :],
+            other=0.0,
+        )
         score += tl.sum(w.to(tl.float32) * x[None, :], axis=1)
     tl.store(score_ptr + out * E + e, score, mask=e < E)
     # Selected ones leave by their id, not by their score: that may itself be minus infinity.
@@ -60,12 +76,16 @@ def _stacked_gates_kernel(
     tl.store(share_ptr + out * K + slot, share / total, mask=slot < K)
 
 
-def stacked_gates(x_TH: Tensor, weight_PEH: Tensor, k: int, tile_columns: int | None = None) -> Gated:
+def stacked_gates(
+    x_TH: Tensor, weight_PEH: Tensor, k: int, tile_columns: int | None = None
+) -> Gated:
     """Scores, experts and weights of every token at each of P layers, in one launch."""
     (T, H), (P, E, width) = x_TH.shape, weight_PEH.shape
     if width != H or not x_TH.is_contiguous() or not weight_PEH.is_contiguous():
-        raise ValueError(f"gates of {list(weight_PEH.shape)} do not fit inputs of {list(x_TH.shape)}, or these are not "
-                         "contiguous")  # fmt: skip
+        raise ValueError(
+            f"gates of {list(weight_PEH.shape)} do not fit inputs of {list(x_TH.shape)}, or these"
+            " are not contiguous"
+        )
     if not 1 <= k <= E:
         raise ValueError(f"k={k} must be from 1 to the {E} experts")
     if not launches(x_TH):
@@ -75,13 +95,24 @@ def stacked_gates(x_TH: Tensor, weight_PEH: Tensor, k: int, tile_columns: int | 
     weight_TPk = torch.empty(T, P, k, dtype=torch.float32, device=x_TH.device)
     if T and P:
         _stacked_gates_kernel[(P, T)](
-            x_TH, weight_PEH, score_TPE, expert_TPk, weight_TPk, E, H, K=k, BE=power_of_two(E),
-            BH=tile_columns or max(32, min(power_of_two(H), 8192 // power_of_two(E))), num_warps=4,
-        )  # fmt: skip
+            x_TH,
+            weight_PEH,
+            score_TPE,
+            expert_TPk,
+            weight_TPk,
+            E,
+            H,
+            K=k,
+            BE=power_of_two(E),
+            BH=tile_columns or max(32, min(power_of_two(H), 8192 // power_of_two(E))),
+            num_warps=4,
+        )
     return score_TPE, expert_TPk, weight_TPk
 
 
-def sequential_gates(x_TH: Tensor, weight_PEH: Tensor, k: int, tile_columns: int | None = None) -> Gated:
+def sequential_gates(
+    x_TH: Tensor, weight_PEH: Tensor, k: int, tile_columns: int | None = None
+) -> Gated:
     """The same, one launch a layer."""
     gates = [stacked_gates(x_TH, weight_EH[None], k, tile_columns) for weight_EH in weight_PEH]
     scores, experts, weights = (torch.cat(part, dim=1) for part in zip(*gates, strict=True))

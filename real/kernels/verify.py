@@ -1,8 +1,9 @@
-"""Every kernel against fp64 of what is stored, on the device that it is to run on: correct first, then fast.
+"""Every kernel against fp64 of what is stored, on the device that it is to run on: correct first,
+then fast.
 
-Outputs are filled with NaN before a kernel writes them, so that what it leaves out shows; inputs are random. An error
-is the norm of the difference over the norm of what is right. The tests make more such comparisons, on Triton's
-interpreter; here the compiled kernels are asked.
+Outputs are filled with NaN before a kernel writes them, so that what it leaves out shows; inputs
+are random. An error is the norm of the difference over the norm of what is right. The tests make
+more such comparisons, on Triton's interpreter; here the compiled kernels are asked.
 """
 
 from __future__ import annotations
@@ -53,30 +54,57 @@ class Check:
 
 
 def verify(device: torch.device, *, real: bool) -> Iterator[Check]:
-    """Every operator at small shapes, and with ``real`` at those of real experts. Triton must take the device."""
+    """Every operator at small shapes, and with ``real`` at those of real experts. Triton must
+    take the device.
+    """
     with _nan_filled():
         for shape in SMALL + (REAL if real else ()):
-            dtypes = (torch.bfloat16,) if shape in REAL else (torch.float32, torch.bfloat16, torch.float16)
+            dtypes = (
+                (torch.bfloat16,)
+                if shape in REAL
+                else (torch.float32, torch.bfloat16, torch.float16)
+            )
             for bits in (16, 8, 4, 2):
                 for dtype in dtypes:
                     told = f"{shape}, {str(dtype).removeprefix('torch.')}"
-                    yield _checked(f"dequant_gemv {bits} bits", told, partial(_gemv, device, shape, bits, dtype))
+                    yield _checked(
+                        f"dequant_gemv {bits} bits",
+                        told,
+                        partial(_gemv, device, shape, bits, dtype),
+                    )
                 told = str(shape)
-                yield _checked(f"gated_gemv {bits} bits", told, partial(_gated, device, shape, bits))
-                yield _checked(f"grouped_gemm {bits} bits", told, partial(_grouped, device, shape, bits))
+                yield _checked(
+                    f"gated_gemv {bits} bits", told, partial(_gated, device, shape, bits)
+                )
+                yield _checked(
+                    f"grouped_gemm {bits} bits", told, partial(_grouped, device, shape, bits)
+                )
         if real:
-            yield _checked("dequant_gemv 4 bits", str(MIXTRAL), partial(_gemv, device, MIXTRAL, 4, torch.bfloat16))
+            yield _checked(
+                "dequant_gemv 4 bits",
+                str(MIXTRAL),
+                partial(_gemv, device, MIXTRAL, 4, torch.bfloat16),
+            )
         for pairs in ((7, 5), (130, 96), (64, 300), *(((1408, 2048),) if real else ())):
             for share in (0.0, 0.1, 1.0):
                 told = f"{pairs}, {share:.0%} kept"
-                yield _checked("sparse_expert", told, partial(_sparse, device, pairs, share, gathered=False))
-                yield _checked("gathered_expert", told, partial(_sparse, device, pairs, share, gathered=True))
+                yield _checked(
+                    "sparse_expert", told, partial(_sparse, device, pairs, share, gathered=False)
+                )
+                yield _checked(
+                    "gathered_expert", told, partial(_sparse, device, pairs, share, gathered=True)
+                )
         for rows, width in ((1, 1), (67, 26), (131, 28), *(((1408, 8192),) if real else ())):
             for columns in (1, 7, 50):
                 told = f"{rows} rows of {width} B, {columns} a program"
-                yield _checked("gather_rows", told, partial(_gathered, device, rows, width, columns))
+                yield _checked(
+                    "gather_rows", told, partial(_gathered, device, rows, width, columns)
+                )
         for form in ((1, 8, 2, 64), (3, 60, 4, 130), (4, 128, 8, 2048) if real else (1, 16, 3, 97)):
-            for name, function in (("stacked_gates", stacked_gates), ("sequential_gates", sequential_gates)):
+            for name, function in (
+                ("stacked_gates", stacked_gates),
+                ("sequential_gates", sequential_gates),
+            ):
                 yield _checked(name, str(form), partial(_gates, device, function, form))
 
 
@@ -95,7 +123,9 @@ def _nan_filled() -> Iterator[None]:
 def _checked(operator: str, shape: str, work: Callable[[], float]) -> Check:
     try:
         return Check(operator, shape, work(), MOST)
-    except Exception as error:  # a kernel that does not compile, or faults: it must not hide the others
+    except (
+        Exception
+    ) as error:  # a kernel that does not compile, or faults: it must not hide the others
         return Check(operator, shape, None, MOST, f"{type(error).__name__}: {error}"[:500])
 
 
@@ -105,11 +135,15 @@ def _error(got: Tensor, want: Tensor) -> float:
     return float(off) if bool(off.isfinite()) else float("inf")
 
 
-def _random(*shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+def _random(
+    *shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
-def _in_slots(shape: tuple[int, int, int], bits: int, dtype: torch.dtype, matrices: int = 1) -> list[SlotMatrices]:
+def _in_slots(
+    shape: tuple[int, int, int], bits: int, dtype: torch.dtype, matrices: int = 1
+) -> list[SlotMatrices]:
     """Random matrices side by side in three slots, on the CPU."""
     rows, columns, group = shape
     layout: Layout | PlainLayout = PlainLayout(rows, columns, dtype)
@@ -133,11 +167,15 @@ def _slots(device: torch.device) -> Tensor:
     return torch.tensor(SLOTS, dtype=torch.int32, device=device)
 
 
-def _gemv(device: torch.device, shape: tuple[int, int, int], bits: int, dtype: torch.dtype) -> float:
+def _gemv(
+    device: torch.device, shape: tuple[int, int, int], bits: int, dtype: torch.dtype
+) -> float:
     (matrices,) = _in_slots(shape, bits, dtype)
     x_JK = _random(len(SLOTS), shape[1], seed=1, dtype=dtype)
     got = dequant_gemv(x_JK.to(device), _to(matrices, device), _slots(device))
-    want = [matrices.weight(slot).double() @ x.double() for slot, x in zip(SLOTS, x_JK, strict=True)]
+    want = [
+        matrices.weight(slot).double() @ x.double() for slot, x in zip(SLOTS, x_JK, strict=True)
+    ]
     return _error(got, torch.stack(want))
 
 
@@ -160,7 +198,9 @@ def _grouped(device: torch.device, shape: tuple[int, int, int], bits: int) -> fl
     x_TK = _random(sum(counts), shape[1], seed=1, dtype=torch.bfloat16)
     got = grouped_gemm(x_TK.to(device), _to(matrices, device), _slots(device), counts)
     parts = x_TK.double().split(counts)
-    want = [part @ matrices.weight(slot).double().T for part, slot in zip(parts, SLOTS, strict=True)]
+    want = [
+        part @ matrices.weight(slot).double().T for part, slot in zip(parts, SLOTS, strict=True)
+    ]
     return _error(got, torch.cat(want))
 
 
@@ -179,21 +219,34 @@ def _sparse(device: torch.device, shape: tuple[int, int], share: float, *, gathe
         keep_I = v_JI[j].abs() >= threshold_J[j]
         want.append((gate_I * torch.sigmoid(gate_I) * v_JI[j].double() * keep_I) @ down_IH)
     if not gathered:
-        got = sparse_expert(x_H.to(device), v_JI.to(device), pairs.to(device), _slots(device), threshold_J.to(device))
+        got = sparse_expert(
+            x_H.to(device),
+            v_JI.to(device),
+            pairs.to(device),
+            _slots(device),
+            threshold_J.to(device),
+        )
         return _error(got, torch.stack(want))
     capacity = neurons + 3
-    v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((3, capacity, 2 * hidden), torch.nan).bfloat16()
+    v_JC, rows = (
+        torch.full((2, capacity), torch.nan),
+        torch.full((3, capacity, 2 * hidden), torch.nan).bfloat16(),
+    )
     count_J = torch.zeros(2, dtype=torch.int32)
     for j, slot in enumerate(SLOTS):
         chosen = (v_JI[j].abs() >= threshold_J[j]).nonzero()[:, 0].flip(0)
         v_JC[j, : len(chosen)], rows[slot, : len(chosen)] = v_JI[j, chosen], pairs[slot, chosen]
         count_J[j] = len(chosen)
-    got = gathered_expert(x_H.to(device), v_JC.to(device), rows.to(device), _slots(device), count_J.to(device))
+    got = gathered_expert(
+        x_H.to(device), v_JC.to(device), rows.to(device), _slots(device), count_J.to(device)
+    )
     return _error(got, torch.stack(want))
 
 
 def _gathered(device: torch.device, rows: int, width: int, columns: int) -> float:
-    """The share of bytes that are wrong, of two thirds of the rows and of what must be left alone behind them."""
+    """The share of bytes that are wrong, of two thirds of the rows and of what must be left
+    alone behind them.
+    """
     draw = torch.Generator().manual_seed(0)
     source = torch.randint(0, 256, (rows, width), generator=draw, dtype=torch.uint8)
     chosen = torch.randperm(rows, generator=draw)[: -(-2 * rows // 3)]
@@ -207,12 +260,18 @@ def _gathered(device: torch.device, rows: int, width: int, columns: int) -> floa
     return float((target.cpu() != want).double().mean())
 
 
-def _gates(device: torch.device, function: Callable[..., Any], form: tuple[int, int, int, int]) -> float:
-    """Scores against fp64; a selection that is none of the scores' own k best counts as infinitely wrong."""
+def _gates(
+    device: torch.device, function: Callable[..., Any], form: tuple[int, int, int, int]
+) -> float:
+    """Scores against fp64; a selection that is none of the scores' own k best counts as
+    infinitely wrong.
+    """
     layers, experts, k, hidden = form
     x_TH = _random(2, hidden, seed=1, dtype=torch.bfloat16)
     weight_PEH = _random(layers, experts, hidden, seed=2, dtype=torch.bfloat16)
-    score_TPE, expert_TPk, weight_TPk = (part.cpu() for part in function(x_TH.to(device), weight_PEH.to(device), k))
+    score_TPE, expert_TPk, weight_TPk = (
+        part.cpu() for part in function(x_TH.to(device), weight_PEH.to(device), k)
+    )
     best = score_TPE.argsort(dim=2, descending=True, stable=True)[..., :k]
     shares = score_TPE.double().gather(2, best).softmax(dim=2)
     if not torch.equal(expert_TPk.long(), best) or _error(weight_TPk, shares) > MOST:

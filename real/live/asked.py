@@ -1,7 +1,9 @@
-"""A model that asks for what its experts add up to: the one place where live runs of either kind are hooked into it.
+"""A model that asks for what its experts add up to: the one place where live runs of either kind
+are hooked into it.
 
-Each site asks with what its router was fed and chose, and with what its experts are given. Rows of a padded batch that
-are no tokens ask for nothing: their experts add nothing, and no other row sees them.
+Each site asks with what its router was fed and chose, and with what its experts are given. Rows of
+a padded batch that are no tokens ask for nothing: their experts add nothing, and no other row sees
+them.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from real.store.experts import ModelForm, SwapError, swapped_experts
 
 @dataclass(frozen=True)
 class Asked:
-    """A site's experts are asked for: what they are given [T, H], and what its router chose, [T, K].
+    """A site's experts are asked for: what they are given [T, H], and what its router chose, [T,
+    K].
 
-    An id of -1 is a choice of nothing. ``inputs`` [T, H] is what the router was fed, where that is known.
+    An id of -1 is a choice of nothing. ``inputs`` [T, H] is what the router was fed, where that is
+    known.
     """
 
     site: int
@@ -50,7 +54,10 @@ class Tokens:
 
 @contextmanager
 def asking(
-    model: Any, forms: Sequence[ModelForm], serve: Serve, tokens: Callable[[], Tokens | None] = lambda: None
+    model: Any,
+    forms: Sequence[ModelForm],
+    serve: Serve,
+    tokens: Callable[[], Tokens | None] = lambda: None,
 ) -> Iterator[None]:
     """Within the block ``serve`` is asked at every site; then the model is as it was.
 
@@ -64,7 +71,9 @@ def asking(
 
         return hook
 
-    def compute(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def compute(
+        site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         seen, fed[site] = fed[site], None
         inputs = None if seen is None else seen.detach().reshape(len(hidden), -1)
         chosen = _without_null(forms[site], ids, weights)
@@ -72,17 +81,28 @@ def asking(
         if padded is None:
             return serve(Asked(site, hidden.detach(), chosen, weights.detach(), inputs))
         if padded.rows != len(hidden):
-            raise SwapError(f"site {site} has {len(hidden)} rows of a padded batch of {padded.rows}; run one sequence")
+            raise SwapError(
+                f"site {site} has {len(hidden)} rows of a padded batch of {padded.rows}; run one"
+                " sequence"
+            )
         at = padded.places
         found = serve(
-            Asked(site, hidden.detach()[at], chosen[at], weights.detach()[at], None if inputs is None else inputs[at])
+            Asked(
+                site,
+                hidden.detach()[at],
+                chosen[at],
+                weights.detach()[at],
+                None if inputs is None else inputs[at],
+            )
         )
         return torch.zeros_like(hidden).index_copy_(0, at, found)
 
     with ExitStack() as stack:
         for form in forms:
             hook = hook_of(form.layer.site, first_argument(form.layer.router))
-            stack.callback(form.layer.router.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            stack.callback(
+                form.layer.router.register_forward_pre_hook(hook, with_kwargs=True).remove
+            )
         stack.enter_context(swapped_experts(model, compute, forms))
         yield
 

@@ -1,8 +1,10 @@
-"""Sequences that run at once through a transformers model: prompts are read, newcomers join, who is done leaves.
+"""Sequences that run at once through a transformers model: prompts are read, newcomers join, who is
+done leaves.
 
-A group of prompts is one forward call, padded on the left (behind an encoder on the right) where they differ in length;
-so is each token that is decoded, over the caches of all that run. Caches of different lengths are put side by side
-behind padding, which attention leaves out; columns that are padding in every row are cut away.
+A group of prompts is one forward call, padded on the left (behind an encoder on the right) where
+they differ in length; so is each token that is decoded, over the caches of all that run. Caches of
+different lengths are put side by side behind padding, which attention leaves out; columns that are
+padding in every row are cut away.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from sim.workload.steps import Workload
 
 
 class RunningBatch:
-    """``numbers`` are the sequences that decode, in the order of their rows; ``passages`` are all there will be."""
+    """``numbers`` are the sequences that decode, in the order of their rows; ``passages`` are
+    all there will be.
+    """
 
     def __init__(self, model: Any, passages: Sequence[Passage]) -> None:
         self._model, self._passages = model, passages
@@ -123,10 +127,18 @@ def _join(decoder: Decoder, newcomers: Decoder) -> None:
     """Put newcomers' rows below the decoder's."""
     width = max(decoder.mask.shape[1], newcomers.mask.shape[1])
     ours, theirs = decoder.output, newcomers.output
-    for mine, other in zip(_layers(ours.past_key_values), _layers(theirs.past_key_values), strict=True):
-        mine.keys = torch.cat([_behind_padding(mine.keys, width), _behind_padding(other.keys, width)])
-        mine.values = torch.cat([_behind_padding(mine.values, width), _behind_padding(other.values, width)])
-    masks = [functional.pad(each.mask, (width - each.mask.shape[1], 0)) for each in (decoder, newcomers)]
+    for mine, other in zip(
+        _layers(ours.past_key_values), _layers(theirs.past_key_values), strict=True
+    ):
+        mine.keys = torch.cat(
+            [_behind_padding(mine.keys, width), _behind_padding(other.keys, width)]
+        )
+        mine.values = torch.cat(
+            [_behind_padding(mine.values, width), _behind_padding(other.values, width)]
+        )
+    masks = [
+        functional.pad(each.mask, (width - each.mask.shape[1], 0)) for each in (decoder, newcomers)
+    ]
     decoder.mask = torch.cat(masks)
     decoder.padded = bool((decoder.mask == 0).any())
     decoder.passages = [*decoder.passages, *newcomers.passages]
@@ -141,10 +153,18 @@ def _behind_padding(states: torch.Tensor, width: int) -> torch.Tensor:
 
 def _layers(cache: Any) -> list[Any]:
     """The layers of a cache that keep whole keys and values. Raise SwapError for others."""
-    caches = [cache.self_attention_cache, cache.cross_attention_cache] if hasattr(cache, "is_updated") else [cache]
+    caches = (
+        [cache.self_attention_cache, cache.cross_attention_cache]
+        if hasattr(cache, "is_updated")
+        else [cache]
+    )
     layers = [layer for part in caches for layer in part.layers]
-    if wrong := sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}):
-        raise SwapError(f"a cache of {', '.join(wrong)} cannot be put together with others row by row")
+    if wrong := sorted(
+        {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
+    ):
+        raise SwapError(
+            f"a cache of {', '.join(wrong)} cannot be put together with others row by row"
+        )
     return layers
 
 
@@ -157,23 +177,31 @@ def check_batches(model: Any, workload: Workload) -> None:
     has_encoder, name = bool(model.config.is_encoder_decoder), type(model).__name__
     if joins and has_encoder:
         raise ValueError(
-            f"{name} has an encoder, whose output is read once for a whole batch: no sequence can join one that "
-            f"decodes; choose workload.batching=static or sequential"
+            f"{name} has an encoder, whose output is read once for a whole batch: no sequence can"
+            " join one that decodes; choose workload.batching=static or sequential"
         )
     if changes and not has_encoder:
-        kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {DynamicLayer.__name__}
+        kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
+            DynamicLayer.__name__
+        }
         if kinds:
             raise ValueError(
-                f"{name} caches {', '.join(sorted(kinds))}, which cannot be put together row by row; choose "
-                f"workload=sequential, or static batches of one live.prompt_tokens and live.new_tokens"
+                f"{name} caches {', '.join(sorted(kinds))}, which cannot be put together row by"
+                " row; choose workload=sequential, or static batches of one live.prompt_tokens and"
+                " live.new_tokens"
             )
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     if (joins or _has_padding(workload)) and not (has_encoder or takes_positions):
-        raise ValueError(f"{name} takes no position_ids, so padding would move its tokens; choose workload=sequential")
+        raise ValueError(
+            f"{name} takes no position_ids, so padding would move its tokens; choose"
+            " workload=sequential"
+        )
 
 
 def _changes(workload: Workload) -> tuple[bool, bool]:
-    """Whether sequences join others that decode, and whether a batch changes at all while some go on."""
+    """Whether sequences join others that decode, and whether a batch changes at all while some
+    go on.
+    """
     if workload.is_timed:
         return workload.batching == "continuous", workload.together > 1
     decode = [set(step.sequences) for step in workload.steps if step.decode]
@@ -185,4 +213,8 @@ def _has_padding(workload: Workload) -> bool:
     lengths = {item.sequence: item.prompt_tokens for item in workload.sequences}
     if workload.is_timed:
         return workload.together > 1 and len(set(lengths.values())) > 1
-    return any(len({lengths[number] for number in step.sequences}) > 1 for step in workload.steps if not step.decode)
+    return any(
+        len({lengths[number] for number in step.sequences}) > 1
+        for step in workload.steps
+        if not step.decode
+    )

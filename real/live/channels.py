@@ -1,10 +1,10 @@
 """Which channels of its experts a running model makes active: what FloE moves in a live run.
 
-A payload of active channels asks at each gate of one row how many bytes to move, and a device, when a transfer begins,
-which neurons these are. Both are answered from what the row's experts are given. A need's channels are those of the row
-itself; a forecast's are those that the row makes active in the up projections of a later site, one layer early. Of
-these a transfer brings the ones that respond most, as many as its bytes are: of as many bytes as there are active
-channels, these.
+A payload of active channels asks at each gate of one row how many bytes to move, and a device, when
+a transfer begins, which neurons these are. Both are answered from what the row's experts are given.
+A need's channels are those of the row itself; a forecast's are those that the row makes active in
+the up projections of a later site, one layer early. Of these a transfer brings the ones that
+respond most, as many as its bytes are: of as many bytes as there are active channels, these.
 
 Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2.1 and 3.3.2.
 """
@@ -32,20 +32,35 @@ UpOf = Callable[[int, int], torch.Tensor]
 
 
 class LiveChannels:
-    """The channels of one run, ``width`` an expert. ``up_of(site, expert)`` gives up projections [I, H].
+    """The channels of one run, ``width`` an expert. ``up_of(site, expert)`` gives up projections
+    [I, H].
 
-    ``thresholds`` [S, E, P] of |x W_up|, of the sparsities that the trace's header names; None: a payload that moves
-    a nominal share needs none. ``payload`` is told, row by row, what a reused predictor names and finds; it must be
-    prepared. ``arrays`` are then what it knows, as ``python -m capture.channels`` would write it.
+    ``thresholds`` [S, E, P] of |x W_up|, of the sparsities that the trace's header names; None: a
+    payload that moves a nominal share needs none. ``payload`` is told, row by row, what a reused
+    predictor names and finds; it must be prepared. ``arrays`` are then what it knows, as ``python
+    -m capture.channels`` would write it.
     """
 
-    def __init__(self, live: LiveWorkload, payload: ActiveShare, geometry: Geometry, width: int, up_of: UpOf,
-                 thresholds: torch.Tensor | None) -> None:  # fmt: skip
-        self._live, self._geometry, self._up_of, self._thresholds = live, geometry, up_of, thresholds
+    def __init__(
+        self,
+        live: LiveWorkload,
+        payload: ActiveShare,
+        geometry: Geometry,
+        width: int,
+        up_of: UpOf,
+        thresholds: torch.Tensor | None,
+    ) -> None:
+        self._live, self._geometry, self._up_of, self._thresholds = (
+            live,
+            geometry,
+            up_of,
+            thresholds,
+        )
         self._fed: torch.Tensor | None = None
         self._fed_of: dict[tuple[int, bool], torch.Tensor] = {}
-        """By key, and whether it completes a prefetch, what its channels are chosen by: the experts' input of the gate
-        that asked for it last. A prefetch may begin when its rest has been asked for."""
+        """By key, and whether it completes a prefetch, what its channels are chosen by: the
+        experts' input of the gate that asked for it last. A prefetch may begin when its rest has
+        been asked for."""
         self._named: dict[int, NDArray[np.bool_]] = {}
         """By expert of the next site: what the row of this one names [I]."""
         self.arrays: dict[str, NDArray[Any]] = {}
@@ -70,18 +85,26 @@ class LiveChannels:
         self._row = {row: number for number, row in enumerate(rows.tolist())}
         shape = (len(rows), *thresholds.shape)
         self.arrays = {name: np.zeros(shape, np.uint32) for name in ("named", "found", "active")}
-        self.arrays |= {"sequence": trace.sequence[rows].astype(np.uint32),
-                        "position": trace.position[rows].astype(np.uint32),
-                        "width": np.array([width], np.uint32)}  # fmt: skip
+        self.arrays |= {
+            "sequence": trace.sequence[rows].astype(np.uint32),
+            "position": trace.position[rows].astype(np.uint32),
+            "width": np.array([width], np.uint32),
+        }
         payload.know(self.arrays)
 
     def see(self, asked: Asked) -> None:
-        """A site's experts are asked for, and its gate comes next. Raise SwapError where they are not fed what the
-        router is: one layer's input then names nothing of the next."""
+        """A site's experts are asked for, and its gate comes next. Raise SwapError where they are
+        not fed what the router is: one layer's input then names nothing of the next."""
         if not torch.equal(asked.hidden, asked.gate_input):
-            raise SwapError(f"site {asked.site}: its experts are not fed the gate's input; choose payload=whole")
+            raise SwapError(
+                f"site {asked.site}: its experts are not fed the gate's input; choose payload=whole"
+            )
         self._fed = asked.hidden if len(asked.hidden) == 1 else None
-        row = self._row.get(int(self._live.rows[0])) if self.arrays and self._fed is not None else None
+        row = (
+            self._row.get(int(self._live.rows[0]))
+            if self.arrays and self._fed is not None
+            else None
+        )
         if row is None:
             self._named = {}
             return
@@ -91,10 +114,15 @@ class LiveChannels:
                 active = self._is_active(site, expert)
                 self.arrays["active"][row, site, expert, self._column] = active.sum()
                 if expert in self._named:
-                    self.arrays["found"][row, site, expert, self._column] = (active & self._named[expert]).sum()
+                    self.arrays["found"][row, site, expert, self._column] = (
+                        active & self._named[expert]
+                    ).sum()
         self._named = {}
         if site + 1 < self._geometry.sites:
-            self._named = {expert: self._is_active(site + 1, expert) for expert in range(self._geometry.experts)}
+            self._named = {
+                expert: self._is_active(site + 1, expert)
+                for expert in range(self._geometry.experts)
+            }
             for expert, named in self._named.items():
                 self.arrays["named"][row, site + 1, expert, self._column] = named.sum()
 

@@ -1,5 +1,5 @@
-"""What a live gate can be told beside its own choice: what later routers make of its input, and which channels are
-active."""
+"""What a live gate can be told beside its own choice: what later routers make of its input, and
+which channels are active."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from sim.traces.trace import Header
 
 @dataclass(frozen=True)
 class Eyes:
-    """``depth`` sites of lookahead from the ``layers``' routers, whose inputs are renormed by ``scales`` (of the norm
-    before each router) if given. Active shares of channels by ``thresholds`` [S, E, P] of |x W_up|, with the up
-    projections [I, H] that ``up_of(site, expert)`` gives, where a payload needs them.
+    """``depth`` sites of lookahead from the ``layers``' routers, whose inputs are renormed by
+    ``scales`` (of the norm before each router) if given. Active shares of channels by
+    ``thresholds`` [S, E, P] of |x W_up|, with the up projections [I, H] that ``up_of(site,
+    expert)`` gives, where a payload needs them.
     """
 
     layers: Sequence[MoELayer]
@@ -43,7 +44,9 @@ class Eyes:
         return np.asarray(functional.linear(inputs.float().cpu(), weight, bias).numpy())
 
     def ahead(self, site: int, inputs: torch.Tensor, reach: int) -> list[FloatArray]:
-        """Lookahead scores [R, E] of the next ``reach`` sites, as far as they are offered and there."""
+        """Lookahead scores [R, E] of the next ``reach`` sites, as far as they are offered and
+        there.
+        """
         found = []
         fed = inputs.float().cpu()
         for target in range(site + 1, min(site + 1 + min(reach, self.depth), len(self.layers))):
@@ -53,24 +56,35 @@ class Eyes:
         return found
 
     def shares(self, site: int, hidden: torch.Tensor, ids: IntArray) -> FloatArray | None:
-        """Share of active channels of each choice, [R, K, P], 0 where it was dropped; None where nobody asks."""
+        """Share of active channels of each choice, [R, K, P], 0 where it was dropped; None where
+        nobody asks.
+        """
         if self.thresholds is None or self.up_of is None:
             return None
         shares = np.zeros((*ids.shape, self.thresholds.shape[-1]), np.float32)
         for row, rank in zip(*np.nonzero(ids >= 0), strict=True):
             expert = int(ids[row, rank])
-            up = functional.linear(hidden[row : row + 1], self.up_of(site, expert)).abs().float().cpu()
-            shares[row, rank] = (up[0, :, None] >= self.thresholds[site, expert]).float().mean(0).numpy()
+            up = (
+                functional.linear(hidden[row : row + 1], self.up_of(site, expert))
+                .abs()
+                .float()
+                .cpu()
+            )
+            shares[row, rank] = (
+                (up[0, :, None] >= self.thresholds[site, expert]).float().mean(0).numpy()
+            )
         return shares
 
 
 def read_thresholds(directory: Path, header: Header, sparsity: float) -> torch.Tensor:
-    """The thresholds [S, E, P] of |x W_up| that the trace in ``directory`` has. Raise ValueError without this one."""
+    """The thresholds [S, E, P] of |x W_up| that the trace in ``directory`` has. Raise ValueError
+    without this one.
+    """
     place = directory / THRESHOLDS_FILE
     if sparsity not in header.sparsities or not place.is_file():
         raise ValueError(
-            f"trace {header.name} has no activation thresholds at payload.sparsity={sparsity:g} (it has "
-            f"{list(header.sparsities)}); capture it with sparsities={sparsity:g}"
+            f"trace {header.name} has no activation thresholds at payload.sparsity={sparsity:g} (it"
+            f" has {list(header.sparsities)}); capture it with sparsities={sparsity:g}"
         )
     found: torch.Tensor = load_file(place)["thresholds"]
     return found

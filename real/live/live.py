@@ -1,8 +1,9 @@
-"""A live run: the model's own gates decide, and its experts are computed by the device as the controller says.
+"""A live run: the model's own gates decide, and its experts are computed by the device as the
+controller says.
 
-The model's forward call is the driver's step. Where it comes to a site's experts the driver tells the controller the
-gate, computes the needs, and hands back what they add up to. What the model does between two sites is the dense work of
-the next one; what it does after the last is the step's tail.
+The model's forward call is the driver's step. Where it comes to a site's experts the driver tells
+the controller the gate, computes the needs, and hands back what they add up to. What the model does
+between two sites is the dense work of the next one; what it does after the last is the step's tail.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from sim.workload.steps import Workload
 
 
 class LiveModel:
-    """The model at work on passages: one forward call a step, of the prompts of newcomers or of one token of each."""
+    """The model at work on passages: one forward call a step, of the prompts of newcomers or of
+    one token of each.
+    """
 
     def __init__(self, weightless: Weightless, passages: Sequence[Passage]) -> None:
         self.weightless, self.passages = weightless, list(passages)
@@ -50,23 +53,41 @@ class LiveModel:
 
 
 class LiveDriver(Driver):
-    """The driver of a live run. ``generated``: a file that gets a line for each sequence as soon as it has ended."""
+    """The driver of a live run. ``generated``: a file that gets a line for each sequence as soon
+    as it has ended.
+    """
 
     def __init__(
-        self, controller: Controller, workload: LiveWorkload, durations: Durations, device: Any, model: LiveModel,
-        generated: Path | None = None, tokenizer: Any = None, advance: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        controller: Controller,
+        workload: LiveWorkload,
+        durations: Durations,
+        device: Any,
+        model: LiveModel,
+        generated: Path | None = None,
+        tokenizer: Any = None,
+        advance: Any = None,
+    ) -> None:
         super().__init__(controller, cast(Workload, workload), durations, device)
-        self._live, self._model, self._generated, self._tokenizer = workload, model, generated, tokenizer
+        self._live, self._model, self._generated, self._tokenizer = (
+            workload,
+            model,
+            generated,
+            tokenizer,
+        )
         self._advance = advance or (lambda done: None)
         self.channels: LiveChannels | None = None
         """What chooses the channels that move, where parts of experts do."""
         self.logits: list[torch.Tensor] | None = None
-        """Of every step that has some, what was said of each sequence's next token [n, V], where a list is put here."""
+        """Of every step that has some, what was said of each sequence's next token [n, V], where
+        a list is put here.
+        """
 
     def drive(self) -> Record:
         weightless = self._model.weightless
-        with asking(weightless.model, weightless.forms, self._serve, lambda: self._model.batch.tokens):
+        with asking(
+            weightless.model, weightless.forms, self._serve, lambda: self._model.batch.tokens
+        ):
             return super().drive()
 
     # ---- a step
@@ -96,7 +117,9 @@ class LiveDriver(Driver):
         return cast(torch.Tensor, device.end_site())
 
     def _is_under_way(self, key: int) -> bool:
-        """The model has done its dense work when it comes to a site's experts, or to the step's end."""
+        """The model has done its dense work when it comes to a site's experts, or to the step's
+        end.
+        """
         g = self.controller.geometry
         return key == TAIL or g.expert_of(key) == g.experts
 

@@ -36,7 +36,9 @@ from sim.workload.steps import Workload
 GENERATED = "generated.jsonl"
 
 
-def prepare(request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None) -> Prepared:
+def prepare(
+    request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
+) -> Prepared:
     """Raise ValueError for what a live run cannot have."""
     prepared = prepare_live(request, trace, advance)
     _check(prepared)
@@ -49,22 +51,34 @@ def _check(prepared: Prepared) -> None:
     depth, lookahead = controller.predictor.lookahead_sites, run.trace.header.lookahead
     refused = {
         "a cache that knows the future (belady)": isinstance(controller.cache, Foreseeing),
-        "a predictor that is told the run's needs": isinstance(controller.predictor, (Foreseen, StatedAccuracy)),
-        f"payload {type(controller.payload).__name__} of {', '.join(controller.geometry.precisions)} (parts of experts "
-        "move with precision=floe)":
-            controller.payload.active_share < 1 and not _is_by_neuron(prepared),
-        f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)":
-            controller.loader.dense_slots > 0 and prepared.request.device != "null",
-        "workload.batching=recorded (a live run has no trace's steps)": workload.batching == "recorded",
-        f"workload.prefill_chunk={workload.prefill_chunk} (prompts are read whole)": workload.prefill_chunk is not None,
-        "workload.prompt_tokens or decode_tokens (its lengths are live.prompt_tokens and live.new_tokens)":
-            bool(workload.lengths.asked),
+        "a predictor that is told the run's needs": isinstance(
+            controller.predictor, (Foreseen, StatedAccuracy)
+        ),
+        f"payload {type(controller.payload).__name__} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
+            controller.payload.active_share < 1 and not _is_by_neuron(prepared)
+        ),
+        f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)": (
+            controller.loader.dense_slots > 0 and prepared.request.device != "null"
+        ),
+        "workload.batching=recorded (a live run has no trace's steps)": (
+            workload.batching == "recorded"
+        ),
+        f"workload.prefill_chunk={workload.prefill_chunk} (prompts are read whole)": (
+            workload.prefill_chunk is not None
+        ),
+        "workload.prompt_tokens or decode_tokens (its lengths are live.prompt_tokens and live.new_tokens)": bool(
+            workload.lengths.asked
+        ),
         "a selector that lets other experts serve": controller.selector.reroutes,
-        "lookahead from another place than the gate's input":
-            depth > 0 and lookahead is not None and lookahead.position != "gate_in",
-    }  # fmt: skip
+        "lookahead from another place than the gate's input": (
+            depth > 0 and lookahead is not None and lookahead.position != "gate_in"
+        ),
+    }
     if wrong := [what for what, is_asked in refused.items() if is_asked]:
-        raise ValueError(f"input=live does not go with {' nor '.join(wrong)}; choose input=replay, or another system")
+        raise ValueError(
+            f"input=live does not go with {' nor '.join(wrong)}; choose input=replay, or another"
+            " system"
+        )
 
 
 def _is_by_neuron(prepared: Prepared) -> bool:
@@ -72,15 +86,22 @@ def _is_by_neuron(prepared: Prepared) -> bool:
 
 
 def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
-    """The prompts, cut, and the tokenizer. Raise `CaptureError` where there are too few, or one is too short."""
+    """The prompts, cut, and the tokenizer. Raise `CaptureError` where there are too few, or one
+    is too short.
+    """
     request, live = prepared.request, prepared.request.live
     folder = weights_folder(request.engine, prepared.run.model)
     assert folder is not None
     tokenizer = load_tokenizer(settings_of(request, folder))
-    prompts = [prompt for prompt in read_prompts(prompts_file(Path(live.prompts))) if prompt.split == live.split]
+    prompts = [
+        prompt
+        for prompt in read_prompts(prompts_file(Path(live.prompts)))
+        if prompt.split == live.split
+    ]
     if len(prompts) < live.sequences:
         raise CaptureError(
-            f"live.sequences={live.sequences}, but {live.prompts} has {len(prompts)} prompts with split={live.split}"
+            f"live.sequences={live.sequences}, but {live.prompts} has {len(prompts)} prompts with"
+            f" split={live.split}"
         )
     forced = live.continuation == "document"
     lengths = live.lengths()
@@ -92,21 +113,32 @@ def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
     for prompt, (prompt_tokens, new_tokens) in zip(prompts[: live.sequences], lengths, strict=True):
         # Half of the sequences, rounded up, are taken of each split: two of one split are one.
         passages += cut_passages(
-            [replace(prompt, split="fit")], encode, sequences=1, prompt_tokens=(prompt_tokens, prompt_tokens),
-            following_tokens=new_tokens if forced else 0, seed=0,
-        )  # fmt: skip
+            [replace(prompt, split="fit")],
+            encode,
+            sequences=1,
+            prompt_tokens=(prompt_tokens, prompt_tokens),
+            following_tokens=new_tokens if forced else 0,
+            seed=0,
+        )
     return [replace(p, prompt=replace(p.prompt, split=live.split)) for p in passages], tokenizer
 
 
-def live_driver(prepared: Prepared, output_dir: Path | None = None,
-                advance: Callable[[int], None] = lambda done: None) -> LiveDriver:  # fmt: skip
-    """A driver for a prepared live run; with a folder, what is generated is written there as it comes."""
+def live_driver(
+    prepared: Prepared,
+    output_dir: Path | None = None,
+    advance: Callable[[int], None] = lambda done: None,
+) -> LiveDriver:
+    """A driver for a prepared live run; with a folder, what is generated is written there as it
+    comes.
+    """
     run, live = prepared.run, prepared.request.live
     passages, tokenizer = read_passages(prepared)
     assert prepared.weightless is not None
     assert prepared.weights is not None
-    prompts = [LivePrompt(passage.prompt.domain, live.split, *lengths)
-               for passage, lengths in zip(passages, live.lengths(), strict=True)]  # fmt: skip
+    prompts = [
+        LivePrompt(passage.prompt.domain, live.split, *lengths)
+        for passage, lengths in zip(passages, live.lengths(), strict=True)
+    ]
     predictor, payload = run.controller.predictor, run.controller.payload
     steps = _composed(run, prompts)
     check_batches(prepared.weightless.model, steps)
@@ -117,11 +149,19 @@ def live_driver(prepared: Prepared, output_dir: Path | None = None,
         directory = trace_directory(str(run.config["trace"]["path"]))
         thresholds = read_thresholds(directory, run.trace.header, payload.sparsity)
     eyes = replace(_eyes(prepared.weightless, steps), thresholds=thresholds, up_of=device.up_of)
-    workload = LiveWorkload(steps, eyes, keeps_inputs=getattr(predictor, "inputs", None) == "gate_input")
+    workload = LiveWorkload(
+        steps, eyes, keeps_inputs=getattr(predictor, "inputs", None) == "gate_input"
+    )
     driver = LiveDriver(
-        run.controller, workload, run.durations, device, LiveModel(prepared.weightless, passages),
-        None if output_dir is None else output_dir / GENERATED, tokenizer, advance,
-    )  # fmt: skip
+        run.controller,
+        workload,
+        run.durations,
+        device,
+        LiveModel(prepared.weightless, passages),
+        None if output_dir is None else output_dir / GENERATED,
+        tokenizer,
+        advance,
+    )
     if isinstance(payload, ActiveShare):
         geometry, width = run.controller.geometry, prepared.weights.store.header.neurons
         driver.channels = LiveChannels(workload, payload, geometry, width, device.up_of, thresholds)
@@ -131,14 +171,24 @@ def live_driver(prepared: Prepared, output_dir: Path | None = None,
 
 def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
     """The steps of the sequences to come, as the run's workload composes them."""
-    depth, shares = run.controller.predictor.lookahead_sites, getattr(run.controller.payload, "needs_shares", False)
+    depth, shares = (
+        run.controller.predictor.lookahead_sites,
+        getattr(run.controller.payload, "needs_shares", False),
+    )
     choice: WorkloadChoice = make_object(run.config["workload"], "workload")
     norm = choice.lookahead_norm
     trace = blank_trace(run.trace.header, prompts, depth, norm, active_shares=shares)
     return Workload(
-        trace, split="all", batching=choice.batching, together=choice.together, arrivals_per_s=choice.arrivals_per_s,
-        arrival_seed=choice.arrival_seed, arrivals=choice.arrivals_ns, lookahead=depth, norm=norm,
-    )  # fmt: skip
+        trace,
+        split="all",
+        batching=choice.batching,
+        together=choice.together,
+        arrivals_per_s=choice.arrivals_per_s,
+        arrival_seed=choice.arrival_seed,
+        arrivals=choice.arrivals_ns,
+        lookahead=depth,
+        norm=norm,
+    )
 
 
 def _eyes(weightless: Weightless, workload: Workload) -> Eyes:

@@ -1,9 +1,11 @@
-"""A workload whose gates a running model shows: what it chooses is written into the trace of its steps.
+"""A workload whose gates a running model shows: what it chooses is written into the trace of its
+steps.
 
-The simulator's own `Workload` composes the steps, over a trace of which only the shape is known (`blank_trace`), or
-over a recorded one whose choices another model is to make anew. While the run goes on `LiveWorkload.see` takes down
-what each site chose, and a `LiveGate` offers that to the controller. In the end the workload holds these gates in place
-of the others: the run is measured, and its decisions are replayed, by the code for any other.
+The simulator's own `Workload` composes the steps, over a trace of which only the shape is known
+(`blank_trace`), or over a recorded one whose choices another model is to make anew. While the run
+goes on `LiveWorkload.see` takes down what each site chose, and a `LiveGate` offers that to the
+controller. In the end the workload holds these gates in place of the others: the run is measured,
+and its decisions are replayed, by the code for any other.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from sim.workload.choices import SiteChoice, choice_at_site, need_order
 from sim.workload.steps import Schedule, Workload
 
 LEAST_AGREEMENT = 0.9
-"""The share of a prompt's rows that a router, asked again from its input, must choose alike for lookahead to mean
-anything; less than all, because scores nearly tie."""
+"""The share of a prompt's rows that a router, asked again from its input, must choose alike for
+lookahead to mean anything; less than all, because scores nearly tie."""
 
 
 @dataclass(frozen=True)
@@ -42,30 +44,51 @@ class LivePrompt:
     new_tokens: int
 
 
-def blank_trace(header: Header, prompts: Sequence[LivePrompt], depth: int = 0, norm: str = "raw",
-                *, active_shares: bool = False) -> Trace:  # fmt: skip
-    """A trace of sequences that a model is to run: one step a prompt, then one a token; nothing is chosen yet.
+def blank_trace(
+    header: Header,
+    prompts: Sequence[LivePrompt],
+    depth: int = 0,
+    norm: str = "raw",
+    *,
+    active_shares: bool = False,
+) -> Trace:
+    """A trace of sequences that a model is to run: one step a prompt, then one a token; nothing is
+    chosen yet.
 
-    ``header`` is of a trace of the same model: its sites and their rules. Where a row will visit a site there is
-    lookahead for ``depth`` sites.
+    ``header`` is of a trace of the same model: its sites and their rules. Where a row will visit a
+    site there is lookahead for ``depth`` sites.
     """
     model, encoder = header.model, header.encoder_sites
     counts = [(prompt.prompt_tokens, prompt.new_tokens) for prompt in prompts]
     each = [before + after for before, after in counts]
-    sequences = tuple(TraceSequence(number, p.split, p.domain, p.prompt_tokens, p.new_tokens)
-                      for number, p in enumerate(prompts))  # fmt: skip
+    sequences = tuple(
+        TraceSequence(number, p.split, p.domain, p.prompt_tokens, p.new_tokens)
+        for number, p in enumerate(prompts)
+    )
     lookahead = header.lookahead
     header = replace(
-        header, name=f"{model.name} live", source="captured", sequences=sequences, steps={},
-        sparsities=header.sparsities if active_shares else (), provenance={"format": "live run"}, files={},
+        header,
+        name=f"{model.name} live",
+        source="captured",
+        sequences=sequences,
+        steps={},
+        sparsities=header.sparsities if active_shares else (),
+        provenance={"format": "live run"},
+        files={},
         findings=None,
-        lookahead=None if lookahead is None or not depth else replace(lookahead, norms=(norm,), depth=depth, step=None),
-    )  # fmt: skip
+        lookahead=(
+            None
+            if lookahead is None or not depth
+            else replace(lookahead, norms=(norm,), depth=depth, step=None)
+        ),
+    )
     position = np.concatenate([np.arange(rows) for rows in each]).astype(np.int32)
     phase = np.concatenate([np.repeat([PREFILL, DECODE], pair) for pair in counts]).astype(np.uint8)
     rows, first = len(position), np.cumsum([0, *(after + 1 for _, after in counts)])
-    step = [start + np.maximum(np.arange(-before, after), -1) + 1
-            for start, (before, after) in zip(first[:-1], counts, strict=True)]  # fmt: skip
+    step = [
+        start + np.maximum(np.arange(-before, after), -1) + 1
+        for start, (before, after) in zip(first[:-1], counts, strict=True)
+    ]
     shape = (rows, model.sites, model.top_k)
     ahead = np.full((rows, model.sites, depth, model.experts), np.nan, np.float32)
     if encoder:
@@ -74,21 +97,29 @@ def blank_trace(header: Header, prompts: Sequence[LivePrompt], depth: int = 0, n
     else:
         ahead[:] = 0
     return Trace(
-        header, np.concatenate(step).astype(np.int32), phase,
-        np.repeat(np.arange(len(prompts)), each).astype(np.int32), position, np.full(rows, -1, np.int32),
-        np.ones(rows, np.bool_), np.full(shape, -1, np.int16), np.zeros(shape, np.float32),
+        header,
+        np.concatenate(step).astype(np.int32),
+        phase,
+        np.repeat(np.arange(len(prompts)), each).astype(np.int32),
+        position,
+        np.full(rows, -1, np.int32),
+        np.ones(rows, np.bool_),
+        np.full(shape, -1, np.int16),
+        np.zeros(shape, np.float32),
         lookahead={norm: ahead} if depth else {},
-        active_shares=np.full((*shape, len(header.sparsities)), np.nan, np.float32) if active_shares else None,
-    )  # fmt: skip
+        active_shares=(
+            np.full((*shape, len(header.sparsities)), np.nan, np.float32) if active_shares else None
+        ),
+    )
 
 
 class LiveWorkload:
     """``workload`` with gates that a model shows, through ``eyes``; it is changed.
 
-    Rows that its trace has lookahead for get it live; prompts of which it keeps forecasts together get these. Active
-    shares stay where the eyes have no thresholds.
-    ``keeps_inputs``: what routers were fed stays, for predictors
-    that read it. ``start``, ``steps`` and all else are the workload's.
+    Rows that its trace has lookahead for get it live; prompts of which it keeps forecasts together
+    get these. Active shares stay where the eyes have no thresholds. ``keeps_inputs``: what routers
+    were fed stays, for predictors that read it. ``start``, ``steps`` and all else are the
+    workload's.
     """
 
     def __init__(self, workload: Workload, eyes: Eyes, *, keeps_inputs: bool = False) -> None:
@@ -100,19 +131,27 @@ class LiveWorkload:
         if workload.depth:
             kept = lookahead[workload.norm]
             self.together = _forecast_prompts(workload)
-            self._looks_ahead = np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1)) | self.together
+            self._looks_ahead = (
+                np.asarray(np.isfinite(kept[:, :, 0]).all(-1).any(-1)) | self.together
+            )
             lookahead[workload.norm] = kept.copy()
         logits, shares = trace.logits, trace.active_shares
         self.trace = replace(
-            trace, token=trace.token.copy(), ids=trace.ids.copy(), weights=trace.weights.copy(), lookahead=lookahead,
+            trace,
+            token=trace.token.copy(),
+            ids=trace.ids.copy(),
+            weights=trace.weights.copy(),
+            lookahead=lookahead,
             logits=None if logits is None else logits.astype(np.float32),
             active_shares=None if shares is None else shares.copy(),
-        )  # fmt: skip
+        )
         workload.take(self.trace)
         self.inputs: NDArray[np.float32] | None = None
         if keeps_inputs:
             of_run = workload.choices.row
-            self.inputs = np.full((len(of_run), workload.sites, trace.header.model.hidden), np.nan, np.float32)
+            self.inputs = np.full(
+                (len(of_run), workload.sites, trace.header.model.hidden), np.nan, np.float32
+            )
             self._place = np.full(len(trace.step), -1, np.int64)
             self._place[of_run] = np.arange(len(of_run))
             workload.gate_inputs = GateInputs(self.inputs, self._place)
@@ -136,18 +175,27 @@ class LiveWorkload:
         return self.workload
 
     def trace_shown(self) -> Trace:
-        """The trace, with what the model has shown so far; forecasts of prompts together where it had them so."""
+        """The trace, with what the model has shown so far; forecasts of prompts together where
+        it had them so.
+        """
         trace, norm = self.trace, self.workload.norm
         if not self.together.any():
             return trace
         scores, rows = trace.lookahead[norm].copy(), np.flatnonzero(self.together)
         rules = [site.rule for site in trace.header.sites]
-        mine = forecast_cells(rules, self.workload.top_k, trace.step[rows], trace.sequence[rows], scores[rows])
+        mine = forecast_cells(
+            rules, self.workload.top_k, trace.step[rows], trace.sequence[rows], scores[rows]
+        )
         scores[rows] = np.nan
-        others = trace.prompt_forecasts[norm].filter(~pl.col("sequence").is_in(mine["sequence"].unique().to_list()))
+        others = trace.prompt_forecasts[norm].filter(
+            ~pl.col("sequence").is_in(mine["sequence"].unique().to_list())
+        )
         cells = pl.concat([others, mine]).sort("step", "sequence", maintain_order=True)
-        return replace(trace, lookahead={**trace.lookahead, norm: scores},
-                       prompt_forecasts={**trace.prompt_forecasts, norm: cells})  # fmt: skip
+        return replace(
+            trace,
+            lookahead={**trace.lookahead, norm: scores},
+            prompt_forecasts={**trace.prompt_forecasts, norm: cells},
+        )
 
     # ---- while the model runs
 
@@ -160,12 +208,16 @@ class LiveWorkload:
         self.trace.token[self.rows] = list(tokens)
 
     def see(self, asked: Asked) -> None:
-        """What a site of the open step asks for. Raise SwapError where forecasts from it would mean nothing."""
+        """What a site of the open step asks for. Raise SwapError where forecasts from it would
+        mean nothing.
+        """
         trace, rows, site, workload = self.trace, self.rows, asked.site, self.workload
         self.asked = asked
         ids = asked.ids.cpu().numpy().astype(np.int16)
         trace.ids[rows, site] = ids
-        trace.weights[rows, site] = np.where(ids < 0, np.float32(0), asked.weights.float().cpu().numpy())
+        trace.weights[rows, site] = np.where(
+            ids < 0, np.float32(0), asked.weights.float().cpu().numpy()
+        )
         if trace.logits is not None:
             trace.logits[rows, site] = self.eyes.scores(site, asked.gate_input)
         if trace.active_shares is not None and self.eyes.thresholds is not None:
@@ -182,8 +234,8 @@ class LiveWorkload:
             self._check_rule(site, ids, asked)
 
     def _check_rule(self, site: int, ids: IntArray, asked: Asked) -> None:
-        """Rule and router weight must give a prompt's own choices again: else they cannot tell what another site
-        would choose."""
+        """Rule and router weight must give a prompt's own choices again: else they cannot tell what
+        another site would choose."""
         header = self.trace.header
         rule = header.sites[site].rule
         if rule is None or (self.workload.phase[self.rows] == DECODE).any():
@@ -192,17 +244,24 @@ class LiveWorkload:
         alike = float((np.sort(again, -1) == np.sort(ids, -1)).all(-1).mean())
         if alike < LEAST_AGREEMENT:
             raise SwapError(
-                f"site {site}: the rule of trace {header.name} gives only {alike:.0%} of this model's own choices, so "
-                f"lookahead has no meaning; capture a trace of this model, or choose predictor=none"
+                f"site {site}: the rule of trace {header.name} gives only {alike:.0%} of this"
+                " model's own choices, so lookahead has no meaning; capture a trace of this model,"
+                " or choose predictor=none"
             )
 
 
 def _forecast_prompts(workload: Workload) -> NDArray[np.bool_]:
-    """The rows [N] of the trace's prompts that it keeps forecasts of, of those that the run reads whole."""
+    """The rows [N] of the trace's prompts that it keeps forecasts of, of those that the run
+    reads whole.
+    """
     trace, cells = workload.trace, workload.trace.prompt_forecasts.get(workload.norm)
     if cells is None:
         return np.zeros(len(trace.step), np.bool_)
-    told = [number for number in cells["sequence"].unique().to_list() if number in workload.whole_prompts]
+    told = [
+        number
+        for number in cells["sequence"].unique().to_list()
+        if number in workload.whole_prompts
+    ]
     return np.asarray(np.isin(trace.sequence, told) & trace.valid & (trace.phase != DECODE))
 
 
@@ -218,7 +277,9 @@ class LiveChoice:
 
 
 class LiveGate:
-    """The gate object of a live run: ``open`` a step, then ``visit`` its sites when they have been seen."""
+    """The gate object of a live run: ``open`` a step, then ``visit`` its sites when they have
+    been seen.
+    """
 
     def __init__(self, live: LiveWorkload) -> None:
         self._live, self.tick, self.site = live, -1, 0
@@ -232,7 +293,9 @@ class LiveGate:
         self.tick += 1
         self.site = site
         trace, rows = self._live.trace, self._live.rows
-        choice = choice_at_site(trace.ids[rows, site], trace.weights[rows, site], self._live.workload.experts)
+        choice = choice_at_site(
+            trace.ids[rows, site], trace.weights[rows, site], self._live.workload.experts
+        )
         self._choice = LiveChoice(site, choice, self._units)
         self._forecasts: dict[int, LiveChoice | None] = {}
 
@@ -325,7 +388,9 @@ class LiveGate:
         workload = self._live.workload
         if j > workload.choices.reach[self.site]:
             return None
-        return np.asarray(self._live.trace.lookahead[workload.norm][self._live.rows, self.site, j - 1])
+        return np.asarray(
+            self._live.trace.lookahead[workload.norm][self._live.rows, self.site, j - 1]
+        )
 
     def _forecast(self, j: int) -> LiveChoice | None:
         if j not in self._forecasts:
@@ -338,9 +403,13 @@ class LiveGate:
             return None
         rule = self._live.trace.header.sites[self.site + j].rule
         if rule is None:
-            raise ValueError(f"no routing rule is known of site {self.site + j}; choose predictor=none")
+            raise ValueError(
+                f"no routing rule is known of site {self.site + j}; choose predictor=none"
+            )
         experts = np.full((len(scores), workload.top_k), -1, np.int16)
         weights = np.zeros(experts.shape, np.float32)
         experts[known], weights[known] = rule.route(scores[known], workload.top_k)
-        choice = LiveChoice(self.site + j, choice_at_site(experts, weights, workload.experts), self._units)
+        choice = LiveChoice(
+            self.site + j, choice_at_site(experts, weights, workload.experts), self._units
+        )
         return choice if choice.keys else None

@@ -1,1 +1,3 @@
-"""What lossy choices cost in quality: experts at other precisions, skipped or exchanged, in a real forward pass."""
+"""What lossy choices cost in quality: experts at other precisions, skipped or exchanged, in a
+real forward pass.
+"""

@@ -1,4 +1,6 @@
-"""One system assessed: its run in open and closed loop, and the quality of what it serves in each."""
+"""One system assessed: its run in open and closed loop, and the quality of what it serves in
+each.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ UNKNOWN_WEIGHTS = "unknown"
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a model's weights are, and how they run. ``place`` None: those that come with the project."""
+    """Where a model's weights are, and how they run. ``place`` None: those that come with the
+    project.
+    """
 
     place: str | None = None
     dtype: str = "float32"
@@ -55,28 +59,43 @@ class Weights:
     threads: int = 0
 
     def load(self, header: Header) -> Any:
-        """The model that a trace was captured from. Raise ValueError where it is not there or is another one."""
+        """The model that a trace was captured from. Raise ValueError where it is not there or is
+        another one.
+        """
         place = self.place or str(BUNDLED / Path(header.model.name).name)
         if self.place is None and not Path(place).is_dir():
             raise ValueError(
-                f"no weights of {header.model.name} come with the project; say where they are: weights=DIR, or "
-                f"weights=OWNER/NAME"
+                f"no weights of {header.model.name} come with the project; say where they are:"
+                " weights=DIR, or weights=OWNER/NAME"
             )
-        recorded, found = str(header.provenance.get("weights_sha256", UNKNOWN_WEIGHTS)), weights_sha256(place)
+        recorded, found = (
+            str(header.provenance.get("weights_sha256", UNKNOWN_WEIGHTS)),
+            weights_sha256(place),
+        )
         if UNKNOWN_WEIGHTS not in (recorded, found) and recorded != found:
             raise ValueError(
-                f"weights={place} have sha256 {found[:12]}, but trace {header.name} was captured from {recorded[:12]}; "
-                f"name those, or capture these (python -m capture)"
+                f"weights={place} have sha256 {found[:12]}, but trace {header.name} was captured"
+                f" from {recorded[:12]}; name those, or capture these (python -m capture)"
             )
-        return load_model(Settings(model=place, prompts=Path(), output_dir=Path(), dtype=self.dtype,
-                                   device=self.device, threads=self.threads))  # fmt: skip
+        return load_model(
+            Settings(
+                model=place,
+                prompts=Path(),
+                output_dir=Path(),
+                dtype=self.dtype,
+                device=self.device,
+                threads=self.threads,
+            )
+        )
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A system in one loop: simulated speed, and quality over decoded rows and over prompts (None: no logits).
+    """A system in one loop: simulated speed, and quality over decoded rows and over prompts (None:
+    no logits).
 
-    ``decoded``: what is lost in the decoded rows of each sequence, for comparing two systems, paired.
+    ``decoded``: what is lost in the decoded rows of each sequence, for comparing two systems,
+    paired.
     """
 
     name: str
@@ -91,16 +110,21 @@ class Loop:
         proxy = summary["quality_proxy"]
         ci = summary["ci95"]["decode_tokens_per_s"]
         return {
-            "system": summary["system"], "loop": self.name, "labels": labels_in(summary).row(),
+            "system": summary["system"],
+            "loop": self.name,
+            "labels": labels_in(summary).row(),
             "trace": summary["trace"]["name"],
-            "model": summary["model"], "hardware": summary["hardware"],
+            "model": summary["model"],
+            "hardware": summary["hardware"],
             "resident_share": summary["budget"]["resident_share"],
             "decode_tokens_per_s": summary["decode_tokens_per_s"],
             "decode_tokens_per_s_low": None if ci is None else ci[0],
             "decode_tokens_per_s_high": None if ci is None else ci[1],
-            "hit_ratio": summary["hit_ratio"], "low_share": proxy["low_share"], "skip_share": proxy["skip_share"],
+            "hit_ratio": summary["hit_ratio"],
+            "low_share": proxy["low_share"],
+            "skip_share": proxy["skip_share"],
             **self.decode.row(),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -117,18 +141,28 @@ def is_lossless(run: Run) -> bool:
     selector, placement = run.controller.selector, run.controller.placement
     keeps = all(name in AS_STORED for name in selector.precisions) and selector.constant is not None
     keeps = keeps and not selector.reroutes
-    return keeps and type(placement).__name__ != "SkipAbsent" and not isinstance(run.controller.payload, ActiveShare)
+    return (
+        keeps
+        and type(placement).__name__ != "SkipAbsent"
+        and not isinstance(run.controller.payload, ActiveShare)
+    )
 
 
 class Assessment:
     """The full-precision side of some configurations, done once; then any of them.
 
-    A configuration is overrides of ``python -m sim``; those assessed together run the same sequences of one trace.
-    Everything is checked before the model is loaded. Raise ValueError for what cannot run.
+    A configuration is overrides of ``python -m sim``; those assessed together run the same
+    sequences of one trace. Everything is checked before the model is loaded. Raise ValueError for
+    what cannot run.
     """
 
-    def __init__(self, configurations: Sequence[Sequence[str]], weights: Weights, scheme: Scheme,
-                 track: Track = silent) -> None:  # fmt: skip
+    def __init__(
+        self,
+        configurations: Sequence[Sequence[str]],
+        weights: Weights,
+        scheme: Scheme,
+        track: Track = silent,
+    ) -> None:
         self.scheme, self.track = scheme, track
         runs = [built(words) for words in configurations]
         for run in runs:
@@ -164,20 +198,36 @@ class Assessment:
             run = self.run_of(overrides, self.reference)
             tools = self.tools_for(run)
             if name == "open":
-                replayed = open_loop(run, self.subject, self.reference, tools.variants, tools.forward, self.track)
+                replayed = open_loop(
+                    run, self.subject, self.reference, tools.variants, tools.forward, self.track
+                )
             else:
                 check_may_close(run)
-                replayed = closed_loop(run, self.subject, self.reference, tools.variants, tools.eyes, tools.forward,
-                                       self.track)  # fmt: skip
+                replayed = closed_loop(
+                    run,
+                    self.subject,
+                    self.reference,
+                    tools.variants,
+                    tools.eyes,
+                    tools.forward,
+                    self.track,
+                )
             found.append(self._loop(name, replayed))
         return found
 
     def run_of(self, overrides: Sequence[str], reference: Reference) -> Run:
-        """A fresh run on full-precision gates. Raise ValueError unless it is one that was announced."""
+        """A fresh run on full-precision gates. Raise ValueError unless it is one that was
+        announced.
+        """
         run = built(overrides, reference.trace)
         self._check_same(run)
-        if run.workload.depth > self.depth or (run.workload.depth and run.workload.norm != self.norm):
-            raise ValueError(f"lookahead of {self.depth} sites ({self.norm}) was computed; this system needs more")
+        if run.workload.depth > self.depth or (
+            run.workload.depth and run.workload.norm != self.norm
+        ):
+            raise ValueError(
+                f"lookahead of {self.depth} sites ({self.norm}) was computed; this system needs"
+                " more"
+            )
         return run
 
     def tools_for(self, run: Run) -> Tools:
@@ -193,7 +243,9 @@ class Assessment:
         if not isinstance(payload, ActiveShare):
             return plain_forward, None
         require_gated(self.subject.forms[0])
-        thresholds = read_thresholds(trace_directory(str(self._path)), run.trace.header, payload.sparsity)
+        thresholds = read_thresholds(
+            trace_directory(str(self._path)), run.trace.header, payload.sparsity
+        )
         column = thresholds[..., list(run.trace.header.sparsities).index(payload.sparsity)]
         # Only one row at a time is sparse: prompts move whole experts.
         return sparse_forward("up", column, decoded_only=True), thresholds
@@ -206,7 +258,13 @@ class Assessment:
             decode.append(loss.rows(rows))
             prefill.append(loss.rows(~rows))
         has_prompts = any(np.isfinite(loss.full).any() for loss in prefill)
-        return Loop(name, replayed, quality_of(decode), quality_of(prefill) if has_prompts else None, tuple(decode))
+        return Loop(
+            name,
+            replayed,
+            quality_of(decode),
+            quality_of(prefill) if has_prompts else None,
+            tuple(decode),
+        )
 
 
 def built(overrides: Sequence[str], trace: Trace | None = None) -> Run:
@@ -223,8 +281,9 @@ def _check_lookahead(run: Run) -> None:
     lookahead = run.trace.header.lookahead
     if run.workload.depth and lookahead is not None and lookahead.position != "gate_in":
         raise ValueError(
-            f"trace {run.trace.header.name} has lookahead at {lookahead.position}: a live gate shows that of gate_in; "
-            f"capture with lookahead_position=gate_in, or choose predictor=none"
+            f"trace {run.trace.header.name} has lookahead at {lookahead.position}: a live gate"
+            " shows that of gate_in; capture with lookahead_position=gate_in, or choose"
+            " predictor=none"
         )
 
 
@@ -233,27 +292,42 @@ def _path_of(run: Run) -> Path:
 
 
 def check_may_close(run: Run) -> None:
-    """Raise ValueError for a lossy system that knows the future: no recording has that of a lossy model."""
+    """Raise ValueError for a lossy system that knows the future: no recording has that of a
+    lossy model.
+    """
     controller = run.controller
-    knows = [part for part in (controller.predictor, controller.cache) if getattr(part, "knows_future", False)]
+    knows = [
+        part
+        for part in (controller.predictor, controller.cache)
+        if getattr(part, "knows_future", False)
+    ]
     if knows and not is_lossless(run):
         raise ValueError(
-            f"{type(knows[0]).__name__} knows what gates will need from the trace, but a lossy model's gates need "
-            f"something else; choose loop=open, or another predictor or cache"
+            f"{type(knows[0]).__name__} knows what gates will need from the trace, but a lossy"
+            " model's gates need something else; choose loop=open, or another predictor or cache"
         )
 
 
 def sequence_frame(loops: Sequence[Loop], sequences: Sequence[int]) -> pl.DataFrame:
-    """One row a loop and sequence: nats of decoded tokens under both models, KL, agreement; for further pairing."""
+    """One row a loop and sequence: nats of decoded tokens under both models, KL, agreement; for
+    further pairing.
+    """
     rows: list[Mapping[str, Any]] = []
     for loop in loops:
         for number, loss in zip(sequences, loop.replayed.losses, strict=True):
             known = np.isfinite(loss.full)
-            rows.append({
-                "loop": loop.name, "sequence": number, "tokens": int(known.sum()), "rows": len(loss.divergence),
-                "full_nats": float(loss.full[known].sum()), "lossy_nats": float(loss.lossy[known].sum()),
-                "divergence_nats": float(loss.divergence.sum()), "same_top_token": int(loss.agrees.sum()),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "loop": loop.name,
+                    "sequence": number,
+                    "tokens": int(known.sum()),
+                    "rows": len(loss.divergence),
+                    "full_nats": float(loss.full[known].sum()),
+                    "lossy_nats": float(loss.lossy[known].sum()),
+                    "divergence_nats": float(loss.divergence.sum()),
+                    "same_top_token": int(loss.agrees.sum()),
+                }
+            )
     return pl.DataFrame(rows)
 
 

@@ -12,12 +12,15 @@ from real.lossy.loops import Loops, Shift
 from real.lossy.requests import Request
 
 
-def measure(systems: Sequence[str], modes: Sequence[str], request: Request,
-            console: Console) -> tuple[list[Shift], Assessment]:  # fmt: skip
+def measure(
+    systems: Sequence[str], modes: Sequence[str], request: Request, console: Console
+) -> tuple[list[Shift], Assessment]:
     """Every system in every mode."""
     configurations = [(f"system={name}", *request.overrides) for name in systems]
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("loading")
 
         def track(what: str, sequence: int) -> None:

@@ -1,4 +1,6 @@
-"""A sweep as a figure: increase of perplexity against what is varied, a colour a curve, with 95 % intervals."""
+"""A sweep as a figure: increase of perplexity against what is varied, a colour a curve, with 95
+% intervals.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,14 @@ import polars as pl
 
 from real.lossy.sweep import SMALL, Sweep
 
-STYLE = {"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 130, "axes.spines.top": False,
-         "axes.spines.right": False}  # fmt: skip
+STYLE = {
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "figure.dpi": 130,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 TICKS = (-5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6, 1e8)
@@ -25,7 +33,9 @@ def draw(sweep: Sweep, model: str, place: Path) -> list[Path]:
 
     with mpl.rc_context(STYLE):
         panels = 2 if sweep.grid else 1
-        figure, axes = plt.subplots(1, panels, figsize=(5.4 * panels, 4.0), squeeze=False, layout="constrained")
+        figure, axes = plt.subplots(
+            1, panels, figsize=(5.4 * panels, 4.0), squeeze=False, layout="constrained"
+        )
         _curves(axes[0][0], sweep)
         if sweep.grid:
             _grid(figure, axes[0][1], sweep)
@@ -42,8 +52,19 @@ def _curves(axis: Any, sweep: Sweep) -> None:
     for curve in sweep.frame["curve"].unique(maintain_order=True):
         rows = sweep.frame.filter(pl.col("curve") == curve).sort("x")
         x, y = rows["x"].to_numpy(), 100 * rows["increase"].to_numpy()
-        low, high = (100 * rows[f"increase_{end}"].fill_null(rows["increase"]).to_numpy() for end in ("low", "high"))
-        axis.errorbar(x, y, yerr=np.maximum([y - low, high - y], 0), label=curve, marker="o", markersize=3.5, capsize=2)
+        low, high = (
+            100 * rows[f"increase_{end}"].fill_null(rows["increase"]).to_numpy()
+            for end in ("low", "high")
+        )
+        axis.errorbar(
+            x,
+            y,
+            yerr=np.maximum([y - low, high - y], 0),
+            label=curve,
+            marker="o",
+            markersize=3.5,
+            capsize=2,
+        )
     axis.set_xlabel(sweep.axis)
     axis.set_ylabel("increase of perplexity, %")
     # Small increases and ruin on one axis: linear around 0, logarithmic beyond.

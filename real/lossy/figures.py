@@ -1,7 +1,8 @@
-"""The papers' motivating figures, one function each: what is varied, which curves, which order the paper claims.
+"""The papers' motivating figures, one function each: what is varied, which curves, which order the
+paper claims.
 
-All of them read held-out texts teacher-forced, in one pass a text; what is fitted (thresholds, importance) is fitted on
-the ``fit`` texts, and what is shown is measured on the ``eval`` texts.
+All of them read held-out texts teacher-forced, in one pass a text; what is fitted (thresholds,
+importance) is fitted on the ``fit`` texts, and what is shown is measured on the ``eval`` texts.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ WIDTHS = ("int8", "int4", "int2")
 INT2_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
 TOLERATED = (0.05, 0.1, 0.2, 0.4)
-ROUNDED = "integers are rounded to nearest in groups of 64, with half-precision scale and zero; the papers use HQQ"
+ROUNDED = (
+    "integers are rounded to nearest in groups of 64, with half-precision scale and zero; the"
+    " papers use HQQ"
+)
 
 
 @dataclass
 class Bench:
-    """A model with its ``fit`` and ``eval`` texts; each is read at full precision when it is first needed.
+    """A model with its ``fit`` and ``eval`` texts; each is read at full precision when it is first
+    needed.
 
     ``track`` is called after each text of each pass.
     """
@@ -54,7 +59,9 @@ class Bench:
 
     @cached_property
     def importance(self) -> Importance:
-        """EdgeMoE's: one expert at INT2, the others at INT4, on the fit texts. The longest thing to measure here."""
+        """EdgeMoE's: one expert at INT2, the others at INT4, on the fit texts. The longest thing
+        to measure here.
+        """
         return profile(self.fit, self.variants("int4", "int2", scheme=CHANNELS), track=self.track)
 
     @cached_property
@@ -81,16 +88,22 @@ def hobbit_3b(bench: Bench) -> Sweep:
         threshold = float(np.quantile(scores, 1 - share))
         for curve, code in (("skipped", LEFT_OUT), ("int4", 1), ("int2", 2)):
             decide = above_score(threshold, code, bench.experts)
-            losses = bench.eval.losses(bench.variants("fp16", "int4", "int2"), decide, track=bench.track)
+            losses = bench.eval.losses(
+                bench.variants("fp16", "int4", "int2"), decide, track=bench.track
+            )
             points.append(Point(curve, share, losses))
     return Sweep(
-        "hobbit_3b", "Experts skipped, or at low precision instead",
-        "Tang et al., HOBBIT, arXiv:2411.01433, Figure 3 (b)", "share of selections, those of the highest score first",
+        "hobbit_3b",
+        "Experts skipped, or at low precision instead",
+        "Tang et al., HOBBIT, arXiv:2411.01433, Figure 3 (b)",
+        "share of selections, those of the highest score first",
         points,
-        (Order("low precision loses less than skipping", "int4", "skipped", SKIP_SHARES),
-         Order("so does the lowest (INT2)", "int2", "skipped", SKIP_SHARES)),
+        (
+            Order("low precision loses less than skipping", "int4", "skipped", SKIP_SHARES),
+            Order("so does the lowest (INT2)", "int2", "skipped", SKIP_SHARES),
+        ),
         ("which selections: by thresholds of HOBBIT's score, quantiles of the fit texts'", ROUNDED),
-    )  # fmt: skip
+    )
 
 
 def edgemoe_6(bench: Bench) -> Sweep:
@@ -99,44 +112,85 @@ def edgemoe_6(bench: Bench) -> Sweep:
     for width in WIDTHS:
         bits = float(width[3:])
         variants = bench.variants(width, scheme=CHANNELS)
-        points.append(Point("experts", bits, bench.eval.losses(variants, all_at(0), track=bench.track)))
+        points.append(
+            Point("experts", bits, bench.eval.losses(variants, all_at(0), track=bench.track))
+        )
         # Read at full precision before anything is changed.
         assert bench.eval.forms
         with changed_dense(bench.model, bench.eval.forms, CHANNELS.rounding(int(bits))):
-            points.append(Point("all weights", bits, bench.eval.losses(variants, all_at(0), track=bench.track)))
+            points.append(
+                Point(
+                    "all weights", bits, bench.eval.losses(variants, all_at(0), track=bench.track)
+                )
+            )
     return Sweep(
-        "edgemoe_6", "Expert weights or all weights in few bits", "Yi et al., EdgeMoE, arXiv:2308.14352, Figure 6",
-        "bits a weight", points,
-        (Order("quantising the experts alone loses less", "experts", "all weights", (8.0, 4.0, 2.0)),),
-        ("channel-wise linear quantisation, as in the paper",
-         "all weights: every matrix, routers and embeddings too; norms and biases stay"),
-    )  # fmt: skip
+        "edgemoe_6",
+        "Expert weights or all weights in few bits",
+        "Yi et al., EdgeMoE, arXiv:2308.14352, Figure 6",
+        "bits a weight",
+        points,
+        (
+            Order(
+                "quantising the experts alone loses less", "experts", "all weights", (8.0, 4.0, 2.0)
+            ),
+        ),
+        (
+            "channel-wise linear quantisation, as in the paper",
+            "all weights: every matrix, routers and embeddings too; norms and biases stay",
+        ),
+    )
 
 
 def edgemoe_7(bench: Bench) -> Sweep:
-    """EdgeMoE Figure 7 (a): what is lost by one expert at INT2 while the others are at INT4, expert by expert."""
+    """EdgeMoE Figure 7 (a): what is lost by one expert at INT2 while the others are at INT4,
+    expert by expert.
+    """
     found = bench.importance
     uses = bench.fit.uses()
     rank = np.corrcoef(_ranks(found.loss.ravel()), _ranks(uses.ravel()))[0, 1]
     variants, points = bench.variants("int4", "int2", scheme=CHANNELS), []
     for share in (0.25, 0.5, 0.75):
-        for curve, values in (("least important first", found.loss), ("least used first", uses),
-                              ("most important first", -found.loss)):  # fmt: skip
+        for curve, values in (
+            ("least important first", found.loss),
+            ("least used first", uses),
+            ("most important first", -found.loss),
+        ):
             table = least_important(values, part_of(values.size, share))
-            points.append(Point(curve, share, bench.eval.losses(variants, by_table(table), track=bench.track)))
+            points.append(
+                Point(curve, share, bench.eval.losses(variants, by_table(table), track=bench.track))
+            )
     return Sweep(
-        "edgemoe_7", "Importance of experts", "Yi et al., EdgeMoE, arXiv:2308.14352, Figure 7 (a) and section 3.2",
-        "share of experts at INT2, the others at INT4", points,
-        (Order("the least important first loses less than the most important first", "least important first",
-               "most important first", (0.25, 0.5, 0.75)),
-         Order("a profile of losses beats a count of uses", "least important first", "least used first",
-               (0.25, 0.5, 0.75))),
-        (f"rank correlation of an expert's importance with its uses: {rank:.2f}",
-         f"one expert at INT2 changes the perplexity of the fit texts by {found.loss.min():+.2%} to "
-         f"{found.loss.max():+.2%}; texts: {len(bench.fit.texts)}",
-         "map: sites downwards, experts to the right"),
-        [[float(value) for value in row] for row in found.loss], "loss of perplexity, one expert at INT2",
-    )  # fmt: skip
+        "edgemoe_7",
+        "Importance of experts",
+        "Yi et al., EdgeMoE, arXiv:2308.14352, Figure 7 (a) and section 3.2",
+        "share of experts at INT2, the others at INT4",
+        points,
+        (
+            Order(
+                "the least important first loses less than the most important first",
+                "least important first",
+                "most important first",
+                (0.25, 0.5, 0.75),
+            ),
+            Order(
+                "a profile of losses beats a count of uses",
+                "least important first",
+                "least used first",
+                (0.25, 0.5, 0.75),
+            ),
+        ),
+        (
+            f"rank correlation of an expert's importance with its uses: {rank:.2f}",
+            (
+                "one expert at INT2 changes the perplexity of the fit texts by"
+                f" {found.loss.min():+.2%} to {found.loss.max():+.2%}; texts:"
+                f" {len(bench.fit.texts)}"
+            ),
+            "map: sites downwards, experts to the right",
+        ),
+        [[float(value) for value in row] for row in found.loss],
+        "loss of perplexity, one expert at INT2",
+    )
 
 
 def edgemoe_15(bench: Bench) -> Sweep:
@@ -149,35 +203,55 @@ def edgemoe_15(bench: Bench) -> Sweep:
         losses = bench.eval.losses(variants, by_table(chosen.table), track=bench.track)
         points.append(Point("eval texts", tolerated, losses))
         notes.append(
-            f"P = {tolerated:.0%}: {chosen.low_share:.0%} of experts at {chosen.low}, the others at {chosen.high}, "
-            f"{chosen.bits:.2f} bits a weight on average ({chosen.bits / 4:.0%} of INT4); loss on the fit texts "
-            f"{chosen.loss:+.2%}"
+            f"P = {tolerated:.0%}: {chosen.low_share:.0%} of experts at {chosen.low}, the others at"
+            f" {chosen.high}, {chosen.bits:.2f} bits a weight on average ({chosen.bits / 4:.0%} of"
+            f" INT4); loss on the fit texts {chosen.loss:+.2%}"
         )
     return Sweep(
-        "edgemoe_15", "Bits for a tolerated loss", "Yi et al., EdgeMoE, arXiv:2308.14352, Figure 15 and section 3.2",
-        "tolerated loss P", points, (), notes,
-    )  # fmt: skip
+        "edgemoe_15",
+        "Bits for a tolerated loss",
+        "Yi et al., EdgeMoE, arXiv:2308.14352, Figure 15 and section 3.2",
+        "tolerated loss P",
+        points,
+        (),
+        notes,
+    )
 
 
 def fate_10(bench: Bench) -> Sweep:
-    """Fate Figure 10: more and more of a prompt's experts at INT2, popular or unpopular ones first, the rest INT4."""
+    """Fate Figure 10: more and more of a prompt's experts at INT2, popular or unpopular ones
+    first, the rest INT4.
+    """
     points = []
     for share in INT2_SHARES:
         for curve, popular_first in (("unpopular first", False), ("popular first", True)):
             decide = by_popularity(share, popular_first=popular_first, experts=bench.experts)
             variants = bench.variants("int4", "int2")
-            points.append(Point(curve, share, bench.eval.losses(variants, decide, track=bench.track)))
+            points.append(
+                Point(curve, share, bench.eval.losses(variants, decide, track=bench.track))
+            )
     return Sweep(
-        "fate_10", "Experts of a prompt at INT2 by popularity", "Fang et al., Fate, arXiv:2502.12224, Figure 10",
-        "share of a prompt's active experts at INT2, the others at INT4", points,
-        (Order("unpopular experts at INT2 lose less than popular ones", "unpopular first", "popular first",
-               INT2_SHARES[1:-1]),),
+        "fate_10",
+        "Experts of a prompt at INT2 by popularity",
+        "Fang et al., Fate, arXiv:2502.12224, Figure 10",
+        "share of a prompt's active experts at INT2, the others at INT4",
+        points,
+        (
+            Order(
+                "unpopular experts at INT2 lose less than popular ones",
+                "unpopular first",
+                "popular first",
+                INT2_SHARES[1:-1],
+            ),
+        ),
         ("each text is one prompt: popularity is counted in it, site by site", ROUNDED),
-    )  # fmt: skip
+    )
 
 
 def floe_3a(bench: Bench) -> Sweep:
-    """FloE Figure 3 (a) and Table 6: channels left out by the activation of gate (CATS), up (FloE) or down."""
+    """FloE Figure 3 (a) and Table 6: channels left out by the activation of gate (CATS), up
+    (FloE) or down.
+    """
     require_gated(bench.eval.forms[0])
     fitted = bench.thresholds
     points = []
@@ -186,13 +260,20 @@ def floe_3a(bench: Bench) -> Sweep:
             forward = sparse_forward(where, fitted[where][..., index])
             points.append(Point(where, sparsity, bench.eval.exact_losses(forward)))
     return Sweep(
-        "floe_3a", "Channels left out by activation", "Zhou et al., FloE, arXiv:2505.05950, Figure 3 (a), Table 6",
-        "share of channels left out", points,
-        (Order("by down loses less than by up", "down", "up", SPARSITIES),
-         Order("by up loses less than by gate (CATS)", "up", "gate", SPARSITIES)),
-        ("gate: by the activation function's output, which is CATS (arXiv:2404.08763)",
-         "thresholds an expert, from the fit texts (eq. 6); every token is sparse, prompts too"),
-    )  # fmt: skip
+        "floe_3a",
+        "Channels left out by activation",
+        "Zhou et al., FloE, arXiv:2505.05950, Figure 3 (a), Table 6",
+        "share of channels left out",
+        points,
+        (
+            Order("by down loses less than by up", "down", "up", SPARSITIES),
+            Order("by up loses less than by gate (CATS)", "up", "gate", SPARSITIES),
+        ),
+        (
+            "gate: by the activation function's output, which is CATS (arXiv:2404.08763)",
+            "thresholds an expert, from the fit texts (eq. 6); every token is sparse, prompts too",
+        ),
+    )
 
 
 def floe_3b(bench: Bench) -> Sweep:
@@ -202,36 +283,69 @@ def floe_3b(bench: Bench) -> Sweep:
     for width in WIDTHS:
         for where in WHERE:
             variants = Variants(bench.eval.forms, (width,), GROUPS, projections=(where,))
-            points.append(Point(where, float(width[3:]), bench.eval.losses(variants, all_at(0), track=bench.track)))
+            points.append(
+                Point(
+                    where,
+                    float(width[3:]),
+                    bench.eval.losses(variants, all_at(0), track=bench.track),
+                )
+            )
     return Sweep(
-        "floe_3b", "One projection in few bits", "Zhou et al., FloE, arXiv:2505.05950, Figure 3 (b), Table 8",
-        "bits a weight", points,
-        (Order("up loses less than gate", "up", "gate", (8.0, 4.0, 2.0)),
-         Order("gate loses less than down", "gate", "down", (8.0, 4.0, 2.0))),
+        "floe_3b",
+        "One projection in few bits",
+        "Zhou et al., FloE, arXiv:2505.05950, Figure 3 (b), Table 8",
+        "bits a weight",
+        points,
+        (
+            Order("up loses less than gate", "up", "gate", (8.0, 4.0, 2.0)),
+            Order("gate loses less than down", "gate", "down", (8.0, 4.0, 2.0)),
+        ),
         (ROUNDED, "INT3 and INT1 of the paper are not made here"),
-    )  # fmt: skip
+    )
 
 
 def floe_tables(bench: Bench) -> Sweep:
     """FloE Tables 3 and 5: the ways to compress an expert beside each other."""
     require_gated(bench.eval.forms[0])
     fitted = bench.thresholds
-    points = [Point("all INT2", 0.0, bench.eval.losses(bench.variants("int2"), all_at(0), track=bench.track))]
+    points = [
+        Point(
+            "all INT2", 0.0, bench.eval.losses(bench.variants("int2"), all_at(0), track=bench.track)
+        )
+    ]
     for sparsity in (0.8, 0.9):
         index = SPARSITIES.index(sparsity)
-        for curve, where, precision in (("CATS", "gate", "fp16"), ("W_up", "up", "fp16"), ("FloE", "up", "floe")):
+        for curve, where, precision in (
+            ("CATS", "gate", "fp16"),
+            ("W_up", "up", "fp16"),
+            ("FloE", "up", "floe"),
+        ):
             forward = sparse_forward(where, fitted[where][..., index])
-            points.append(Point(curve, sparsity, bench.eval.losses(bench.variants(precision), all_at(0), forward)))
+            points.append(
+                Point(
+                    curve,
+                    sparsity,
+                    bench.eval.losses(bench.variants(precision), all_at(0), forward),
+                )
+            )
     points += [Point("all INT2", sparsity, points[0].losses) for sparsity in (0.8, 0.9)]
     return Sweep(
-        "floe_tables", "Ways to compress an expert", "Zhou et al., FloE, arXiv:2505.05950, Tables 3 and 5",
-        "share of channels left out", points,
-        (Order("sparse by up loses less than CATS", "W_up", "CATS", (0.8, 0.9)),
-         Order("FloE (W_up in INT2, too) loses less than CATS", "FloE", "CATS", (0.8, 0.9)),
-         Order("FloE loses less than INT2 throughout", "FloE", "all INT2", (0.8, 0.9))),
-        ("the paper's are task scores, here it is perplexity",
-         "FloE's thresholds are those of the up projection as it is stored", ROUNDED),
-    )  # fmt: skip
+        "floe_tables",
+        "Ways to compress an expert",
+        "Zhou et al., FloE, arXiv:2505.05950, Tables 3 and 5",
+        "share of channels left out",
+        points,
+        (
+            Order("sparse by up loses less than CATS", "W_up", "CATS", (0.8, 0.9)),
+            Order("FloE (W_up in INT2, too) loses less than CATS", "FloE", "CATS", (0.8, 0.9)),
+            Order("FloE loses less than INT2 throughout", "FloE", "all INT2", (0.8, 0.9)),
+        ),
+        (
+            "the paper's are task scores, here it is perplexity",
+            "FloE's thresholds are those of the up projection as it is stored",
+            ROUNDED,
+        ),
+    )
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
@@ -240,6 +354,15 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 FIGURES: Mapping[str, Callable[[Bench], Sweep]] = {
     figure.__name__: figure
-    for figure in (hobbit_3b, edgemoe_6, edgemoe_7, edgemoe_15, fate_10, floe_3a, floe_3b, floe_tables)
+    for figure in (
+        hobbit_3b,
+        edgemoe_6,
+        edgemoe_7,
+        edgemoe_15,
+        fate_10,
+        floe_3a,
+        floe_3b,
+        floe_tables,
+    )
 }
 """By name."""

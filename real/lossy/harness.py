@@ -1,8 +1,10 @@
-"""lm-evaluation-harness on a model whose experts are served as a system would, where that depends on the choice alone.
+"""lm-evaluation-harness on a model whose experts are served as a system would, where that depends
+on the choice alone.
 
-An optional extra (``pip install 'moe-offload-lab[harness]'``). The harness scores many requests in batches of its own,
-so nothing here has a cache: a need is served as its selector *wants* it with nothing resident, which is the most that
-the system may lose. Systems whose precision depends on what is resident lose less in a run.
+An optional extra (``pip install 'moe-offload-lab[harness]'``). The harness scores many requests in
+batches of its own, so nothing here has a cache: a need is served as its selector *wants* it with
+nothing resident, which is the most that the system may lose. Systems whose precision depends on
+what is resident lose less in a run.
 """
 
 from __future__ import annotations
@@ -48,18 +50,23 @@ def require_harness() -> None:
     # Its models of transformers need accelerate, which lm-eval alone does not bring.
     if any(importlib.util.find_spec(name) is None for name in ("lm_eval", "accelerate")):
         raise ValueError(
-            "tasks= needs lm-evaluation-harness, which is not installed: pip install 'moe-offload-lab[harness]' (or "
-            "lm-eval); without it leave tasks= out, and the texts of the trace are used"
+            "tasks= needs lm-evaluation-harness, which is not installed: pip install"
+            " 'moe-offload-lab[harness]' (or lm-eval); without it leave tasks= out, and the texts"
+            " of the trace are used"
         )
 
 
 class AsWanted:
-    """Serves every row as the selector wants it with nothing resident, each row a gate of its own."""
+    """Serves every row as the selector wants it with nothing resident, each row a gate of its
+    own.
+    """
 
     def __init__(self, selector: PrecisionSelector, experts: int) -> None:
         self._selector, self._experts = selector, experts
 
-    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+    def __call__(
+        self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> Served:
         if self._selector.constant is not None:
             return Served(ids, weights, torch.full_like(ids, self._selector.constant))
         chosen = torch.where(ids < self._experts, ids, LEFT_OUT).cpu().numpy().astype(np.int64)
@@ -69,26 +76,37 @@ class AsWanted:
         ranked = np.take_along_axis(chosen, order, -1)
         for row, experts in enumerate(ranked):
             choice = RowForecast(
-                site, self._experts + 1, experts[None], np.take_along_axis(values, order, -1)[row][None]
+                site,
+                self._experts + 1,
+                experts[None],
+                np.take_along_axis(values, order, -1)[row][None],
             )
-            wanted = dict(zip(choice.needs, self._selector.select(choice, NothingResident()), strict=True))
+            wanted = dict(
+                zip(choice.needs, self._selector.select(choice, NothingResident()), strict=True)
+            )
             codes[row] = [wanted.get(int(expert), LEFT_OUT) for expert in chosen[row]]
         return Served(ids, weights, torch.from_numpy(codes).to(ids.device))
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks by name, of the harness or of ``directory``; ``limit``: documents of each, None for all."""
+    """Tasks by name, of the harness or of ``directory``; ``limit``: documents of each, None for
+    all.
+    """
 
     names: tuple[str, ...]
     directory: Path | None = None
     limit: int | None = None
 
 
-def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, tasks: Tasks) -> dict[str, Any]:
-    """The harness's results of the full-precision model and of the lossy one, by ``full`` and ``lossy``.
+def harness_scores(
+    overrides: Sequence[str], weights: Weights, scheme: Scheme, tasks: Tasks
+) -> dict[str, Any]:
+    """The harness's results of the full-precision model and of the lossy one, by ``full`` and
+    ``lossy``.
 
-    Raise ValueError where the harness is missing, knows no such task, or the system's payload is sparse.
+    Raise ValueError where the harness is missing, knows no such task, or the system's payload is
+    sparse.
     """
     require_harness()
     import lm_eval
@@ -98,33 +116,43 @@ def harness_scores(overrides: Sequence[str], weights: Weights, scheme: Scheme, t
     known = _manager(TaskManager, tasks)
     if unknown := [name for name in tasks.names if name not in known.all_tasks]:
         raise ValueError(
-            f"tasks={','.join(unknown)}: the harness has no such task (lm-eval ls tasks names them); one of your own "
-            f"is a yaml file in task_dir=DIR"
+            f"tasks={','.join(unknown)}: the harness has no such task (lm-eval ls tasks names"
+            " them); one of your own is a yaml file in task_dir=DIR"
         )
     run = built(overrides)
     if isinstance(run.controller.payload, ActiveShare):
         raise ValueError(
-            f"{run.system} leaves out channels of decoded tokens only, and the harness reads whole texts: it would "
-            f"show nothing of that; leave tasks= out, and the texts of the trace are decoded"
+            f"{run.system} leaves out channels of decoded tokens only, and the harness reads whole"
+            " texts: it would show nothing of that; leave tasks= out, and the texts of the trace"
+            " are decoded"
         )
     model = weights.load(run.trace.header)
     subject = Subject(model, run.trace, [run.workload.sequences[0].sequence])
-    tokenizer = load_tokenizer(Settings(model=model.config._name_or_path, prompts=None, output_dir=None))  # type: ignore[arg-type]
+    tokenizer = load_tokenizer(
+        Settings(model=model.config._name_or_path, prompts=None, output_dir=None)
+    )  # type: ignore[arg-type]
     variants = Variants(subject.forms, run.controller.geometry.precisions, scheme)
     found = {}
     for name in ("full", "lossy"):
         language_model = HFLM(pretrained=model, tokenizer=tokenizer)
         decide = AsWanted(run.controller.selector, run.model.experts)
-        compute = mixing(Variants(subject.forms, ("fp32",)), _all_full) if name == "full" else mixing(variants, decide)
+        compute = (
+            mixing(Variants(subject.forms, ("fp32",)), _all_full)
+            if name == "full"
+            else mixing(variants, decide)
+        )
         with swapped_experts(model, compute, subject.forms):
-            answer = lm_eval.simple_evaluate(model=language_model, tasks=list(tasks.names), limit=tasks.limit,
-                                             task_manager=known)  # fmt: skip
+            answer = lm_eval.simple_evaluate(
+                model=language_model, tasks=list(tasks.names), limit=tasks.limit, task_manager=known
+            )
         found[name] = answer["results"]
     return found
 
 
 def _manager(make: Any, tasks: Tasks) -> Any:
-    """What finds tasks. The harness has thousands of its own, which are looked through only where they are needed."""
+    """What finds tasks. The harness has thousands of its own, which are looked through only
+    where they are needed.
+    """
     if tasks.directory is None:
         return make()
     own = make(include_path=str(tasks.directory), include_defaults=False)

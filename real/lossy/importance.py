@@ -1,6 +1,8 @@
-"""EdgeMoE's offline side: what each expert is worth, and which experts may have few bits for a tolerated loss.
+"""EdgeMoE's offline side: what each expert is worth, and which experts may have few bits for a
+tolerated loss.
 
-Losses are relative increases of perplexity over the model as it is stored. The paper measures task accuracy.
+Losses are relative increases of perplexity over the model as it is stored. The paper measures task
+accuracy.
 
 Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2.
 """
@@ -27,8 +29,8 @@ CLOSE_ENOUGH = 0.01
 
 @dataclass(frozen=True)
 class Importance:
-    """``loss`` [S, E]: the relative change of perplexity when that expert alone is at the lower of two precisions,
-    against all experts at the higher one.
+    """``loss`` [S, E]: the relative change of perplexity when that expert alone is at the lower of
+    two precisions, against all experts at the higher one.
     """
 
     high: str
@@ -38,7 +40,9 @@ class Importance:
 
 @dataclass(frozen=True)
 class Widths:
-    """What the search found: ``table`` [S, E] is 1 where an expert is ``low``, ``loss`` that of the fit texts."""
+    """What the search found: ``table`` [S, E] is 1 where an expert is ``low``, ``loss`` that of
+    the fit texts.
+    """
 
     tolerated: float
     high: str
@@ -60,7 +64,9 @@ class Widths:
         return [[(self.high, self.low)[code] for code in row] for row in self.table.tolist()]
 
 
-def loss_of(whole: Whole, variants: Variants, table: NDArray[np.integer], track: Track | None = None) -> float:
+def loss_of(
+    whole: Whole, variants: Variants, table: NDArray[np.integer], track: Track | None = None
+) -> float:
     """The relative increase of perplexity with each expert at its code."""
     return quality_of(whole.losses(variants, by_table(table), track=track)).increase.value
 
@@ -78,35 +84,51 @@ def profile(whole: Whole, variants: Variants, track: Track | None = None) -> Imp
     return Importance(variants.precisions[0], variants.precisions[1], loss)
 
 
-def least_important(values: NDArray[np.floating] | NDArray[np.integer], count: int) -> NDArray[np.int64]:
+def least_important(
+    values: NDArray[np.floating] | NDArray[np.integer], count: int
+) -> NDArray[np.int64]:
     """A table with code 1 for the ``count`` smallest values, ties by site, then expert."""
     table = np.zeros(values.size, np.int64)
     table[np.argsort(values, axis=None, kind="stable")[:count]] = 1
     return table.reshape(values.shape)
 
 
-def bounds_for(whole: Whole, tolerated: float, scheme: Scheme, track: Track | None = None) -> tuple[str, str]:
-    """The two widths to mix: the fewest bits within the tolerated loss, and the most bits beyond it.
+def bounds_for(
+    whole: Whole, tolerated: float, scheme: Scheme, track: Track | None = None
+) -> tuple[str, str]:
+    """The two widths to mix: the fewest bits within the tolerated loss, and the most bits beyond
+    it.
 
     Where even the fewest bits stay within it, both are these.
     """
     inside = WIDTHS[-1]
     for width in reversed(WIDTHS[:-1]):
-        found = quality_of(whole.losses(Variants(whole.forms, (width,), scheme), all_at(0), track=track))
+        found = quality_of(
+            whole.losses(Variants(whole.forms, (width,), scheme), all_at(0), track=track)
+        )
         if found.increase.value > tolerated:
             return inside, width
         inside = width
     return inside, inside
 
 
-def search(whole: Whole, importance: Importance, tolerated: float, scheme: Scheme,
-           track: Track | None = None) -> Widths:  # fmt: skip
-    """As many of the least important experts at the lower width as the tolerated loss allows, by bisection.
+def search(
+    whole: Whole,
+    importance: Importance,
+    tolerated: float,
+    scheme: Scheme,
+    track: Track | None = None,
+) -> Widths:
+    """As many of the least important experts at the lower width as the tolerated loss allows, by
+    bisection.
 
-    The loss is taken to grow with their number. Raise ValueError for a tolerated loss that is no share.
+    The loss is taken to grow with their number. Raise ValueError for a tolerated loss that is no
+    share.
     """
     if not 0 < tolerated < 10:
-        raise ValueError(f"tolerated={tolerated} must be a relative loss of perplexity above 0, such as 0.05")
+        raise ValueError(
+            f"tolerated={tolerated} must be a relative loss of perplexity above 0, such as 0.05"
+        )
     high, low = bounds_for(whole, tolerated, scheme, track)
     size = importance.loss.size
     if high == low:

@@ -1,9 +1,11 @@
-"""The simulator's gates, shown by a model that runs: what is served low, skipped or exchanged changes what comes next.
+"""The simulator's gates, shown by a model that runs: what is served low, skipped or exchanged
+changes what comes next.
 
-Theory of operation. A driver (the simulator's engine) walks the steps of a workload and visits its gates. Here a visit
-lets the model run on to that gate: it is told how the controller served the gate before, computes that, and stops at
-the next router, whose choice, and what later routers would choose, then stand in the gate (`real.live.workload`). So
-the controller decides on what the lossy model shows, and the model computes with what the controller decided.
+Theory of operation. A driver (the simulator's engine) walks the steps of a workload and visits its
+gates. Here a visit lets the model run on to that gate: it is told how the controller served the
+gate before, computes that, and stops at the next router, whose choice, and what later routers would
+choose, then stand in the gate (`real.live.workload`). So the controller decides on what the lossy
+model shows, and the model computes with what the controller decided.
 """
 
 from __future__ import annotations
@@ -47,14 +49,23 @@ class PulledGate(LiveGate):
 class LiveRun(LiveWorkload):
     """One walk of a driver through ``workload``, whose gates a model shows.
 
-    ``token_of(step)`` are the tokens fed in a step, asked for when it begins; ``on_step`` hears the logits [R, V] of
-    each. Pass it as the driver's workload and ``close`` it when the driver has ended.
+    ``token_of(step)`` are the tokens fed in a step, asked for when it begins; ``on_step`` hears the
+    logits [R, V] of each. Pass it as the driver's workload and ``close`` it when the driver has
+    ended.
 
     ``workload`` must compose steps of one sequence at a time, prompts whole.
     """
 
-    def __init__(self, workload: Workload, controller: Controller, paused: PausedModel, model: Any, eyes: Eyes,
-                 tokens_of: Callable[[Step], Sequence[int]], on_step: OnStep) -> None:  # fmt: skip
+    def __init__(
+        self,
+        workload: Workload,
+        controller: Controller,
+        paused: PausedModel,
+        model: Any,
+        eyes: Eyes,
+        tokens_of: Callable[[Step], Sequence[int]],
+        on_step: OnStep,
+    ) -> None:
         super().__init__(workload, eyes, keeps_inputs=workload.gate_inputs is not None)
         self._controller, self._paused, self._model = controller, paused, model
         self._tokens_of, self._on_step = tokens_of, on_step
@@ -71,7 +82,9 @@ class LiveRun(LiveWorkload):
         return PulledGate(self)
 
     def close(self) -> Workload:
-        """The driver has ended: compute the last site. The workload, with the gates as they were shown."""
+        """The driver has ended: compute the last site. The workload, with the gates as they were
+        shown.
+        """
         self.end_step()
         return self.as_it_was()
 
@@ -95,12 +108,18 @@ class LiveRun(LiveWorkload):
         if self._is_shown:
             self._serve()
         if self._reached is None or self._reached.site != site:
-            found = "the pass has ended" if self._reached is None else f"the model is at site {self._reached.site}"
+            found = (
+                "the pass has ended"
+                if self._reached is None
+                else f"the model is at site {self._reached.site}"
+            )
             raise RuntimeError(f"the driver visits site {site}, but {found}")
         return self._reached
 
     def shown(self, needs: list[int]) -> None:
-        """The gate stands; the controller's lookups that follow are those of ``needs``, in their order."""
+        """The gate stands; the controller's lookups that follow are those of ``needs``, in their
+        order.
+        """
         self._needs, self._first, self._is_shown = needs, len(self._controller.lookup_keys), True
 
     def end_step(self) -> None:
@@ -119,7 +138,10 @@ class LiveRun(LiveWorkload):
         keys = self._controller.lookup_keys[self._first :]
         outcomes = self._controller.lookup_outcomes[self._first :]
         if len(keys) != len(self._needs):
-            raise RuntimeError(f"site {asked.site}: {len(self._needs)} needs, but {len(keys)} lookups since its gate")
+            raise RuntimeError(
+                f"site {asked.site}: {len(self._needs)} needs, but {len(keys)} lookups since its"
+                " gate"
+            )
         geometry = self._controller.geometry
         codes, serving = [], []
         for need, key, outcome in zip(self._needs, keys, outcomes, strict=True):

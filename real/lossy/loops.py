@@ -1,8 +1,10 @@
-"""How far a lossy model's gates move away from those that a trace records, and what that does to a simulation.
+"""How far a lossy model's gates move away from those that a trace records, and what that does to a
+simulation.
 
-Two modes. Teacher-forced: both models read the document. Free-running: each writes its own text from the same prompt,
-by its most likely token. In either, the open loop simulates on the full-precision model's gates in that mode, and the
-closed loop has the lossy model in it. Intervals are paired, over sequences (``sim.results.intervals``).
+Two modes. Teacher-forced: both models read the document. Free-running: each writes its own text
+from the same prompt, by its most likely token. In either, the open loop simulates on the
+full-precision model's gates in that mode, and the closed loop has the lossy model in it. Intervals
+are paired, over sequences (``sim.results.intervals``).
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ Floats = NDArray[np.float64]
 class Shift:
     """A system in one mode: from the open to the closed loop.
 
-    ``by_site`` and ``by_distance`` (name, share): the share of a decoded row's experts that both models choose.
-    ``hit_ratio``, ``moved_bytes`` and ``time`` are (open, closed, shift): the shift of the hit ratio is a difference,
-    that of all bytes moved and of the time of decoded tokens a relative change. ``same_tokens`` is the share of decoded
-    tokens that both wrote (1 where both are forced); ``divergence`` the KL in nats a decoded token (teacher-forced
-    only).
+    ``by_site`` and ``by_distance`` (name, share): the share of a decoded row's experts that both
+    models choose. ``hit_ratio``, ``moved_bytes`` and ``time`` are (open, closed, shift): the shift
+    of the hit ratio is a difference, that of all bytes moved and of the time of decoded tokens a
+    relative change. ``same_tokens`` is the share of decoded tokens that both wrote (1 where both
+    are forced); ``divergence`` the KL in nats a decoded token (teacher-forced only).
     """
 
     system: str
@@ -74,7 +76,11 @@ class Shift:
         flat: dict[str, Any] = {"system": self.system, "mode": self.mode, "lossless": self.lossless}
         for name in ("hit_ratio", "moved_bytes", "time"):
             open_value, closed_value, shift = getattr(self, name)
-            flat |= {f"{name}_open": open_value, f"{name}_closed": closed_value, **_flat(f"{name}_shift", shift)}
+            flat |= {
+                f"{name}_open": open_value,
+                f"{name}_closed": closed_value,
+                **_flat(f"{name}_shift", shift),
+            }
         flat |= _flat("routing", self.routing) | _flat("same_tokens", self.same_tokens)
         flat["labels"] = caption([("", self.labels)])
         return flat | ({} if self.divergence is None else _flat("divergence", self.divergence))
@@ -85,7 +91,9 @@ def _flat(name: str, estimate: Estimate) -> dict[str, float | None]:
 
 
 def free_subject(subject: Subject, track: Any) -> Subject:
-    """The same prompts, continued by the full-precision model's most likely tokens, as many as the texts have."""
+    """The same prompts, continued by the full-precision model's most likely tokens, as many as
+    the texts have.
+    """
     return replace_texts(subject, [write(subject, text, track) for text in subject.texts])
 
 
@@ -96,7 +104,9 @@ def write(subject: Subject, text: Text, track: Any) -> Text:
     fed: list[int] = []
     for index in range(len(text.fed)):
         # Behind an encoder the first token is the start, which nobody chooses.
-        fed.append(text.fed[0] if subject.behind_encoder and not index else int(logits[-1].argmax()))
+        fed.append(
+            text.fed[0] if subject.behind_encoder and not index else int(logits[-1].argmax())
+        )
         logits = reading.step(fed[-1])
     track("full precision writes", text.sequence)
     return Text(text.sequence, text.prompt, tuple(fed))
@@ -107,11 +117,15 @@ def replace_texts(subject: Subject, texts: list[Text]) -> Subject:
     token = subject.trace.token.copy()
     for rows, text in zip(subject.rows, texts, strict=True):
         token[rows] = (*text.prompt, *text.fed)
-    return Subject(subject.model, replace(subject.trace, token=token), [text.sequence for text in texts])
+    return Subject(
+        subject.model, replace(subject.trace, token=token), [text.sequence for text in texts]
+    )
 
 
 class Loops:
-    """Both loops in a mode, for the systems of an assessment: the full-precision side is done once."""
+    """Both loops in a mode, for the systems of an assessment: the full-precision side is done
+    once.
+    """
 
     def __init__(self, assessment: Assessment, mode: str) -> None:
         if mode not in MODES:
@@ -119,7 +133,9 @@ class Loops:
         self.assessment, self.mode = assessment, mode
         if mode == "free-running":
             self.subject = free_subject(assessment.subject, assessment.track)
-            self.reference: Reference = refer(self.subject, assessment.depth, assessment.norm, assessment.track)
+            self.reference: Reference = refer(
+                self.subject, assessment.depth, assessment.norm, assessment.track
+            )
         else:
             self.subject, self.reference = assessment.subject, assessment.reference
 
@@ -130,20 +146,36 @@ class Loops:
         opened = execute(run)
         closed = self.assessment.run_of(overrides, self.reference)
         result, chosen, losses, same = self._close(closed)
-        shares = [agreement(mine, ids) for mine, ids in zip(chosen, self.reference.ids, strict=True)]
-        decoded = [share[len(text.prompt) :] for share, text in zip(shares, self.subject.texts, strict=True)]
+        shares = [
+            agreement(mine, ids) for mine, ids in zip(chosen, self.reference.ids, strict=True)
+        ]
+        decoded = [
+            share[len(text.prompt) :]
+            for share, text in zip(shares, self.subject.texts, strict=True)
+        ]
         return Shift(
-            closed.system, self.mode, is_lossless(closed), _mean_over(decoded),
-            tuple(float(np.nanmean([np.nanmean(rows[:, site]) for rows in decoded]))
-                  if np.isfinite(decoded[0][:, site]).any() else float("nan") for site in range(decoded[0].shape[1])),
+            closed.system,
+            self.mode,
+            is_lossless(closed),
+            _mean_over(decoded),
+            tuple(
+                float(np.nanmean([np.nanmean(rows[:, site]) for rows in decoded]))
+                if np.isfinite(decoded[0][:, site]).any()
+                else float("nan")
+                for site in range(decoded[0].shape[1])
+            ),
             tuple(_by_distance(decoded)),
             _change(_hits(opened), _hits(result), relative=False),
             _change(_bytes(opened), _bytes(result), relative=True),
-            _change(decode_time_and_tokens(opened.frames), decode_time_and_tokens(result.frames), relative=True),
+            _change(
+                decode_time_and_tokens(opened.frames),
+                decode_time_and_tokens(result.frames),
+                relative=True,
+            ),
             _mean_over(same),
             _mean_over([loss.divergence for loss in losses]) if losses else None,
             labels_in(result.summary),
-        )  # fmt: skip
+        )
 
     def _close(self, run: Run) -> tuple[Result, list[IntArray], list[TokenLoss], list[Floats]]:
         subject, tools = self.subject, self.assessment.tools_for(run)
@@ -158,7 +190,9 @@ class Loops:
                 return text.prompt
             written = fed[text.sequence]
             is_given = not is_free or (subject.behind_encoder and not written)
-            written.append(text.fed[len(written)] if is_given else int(logits[text.sequence][-1][-1].argmax()))
+            written.append(
+                text.fed[len(written)] if is_given else int(logits[text.sequence][-1][-1].argmax())
+            )
             return written[-1:]
 
         def on_step(step: Step, found: torch.Tensor) -> None:
@@ -166,7 +200,9 @@ class Loops:
             if step.ends:
                 self.assessment.track(f"{run.system} {self.mode}", step.sequences[0])
 
-        result, chosen = live_run(run, subject, tools.variants, tools.eyes, tokens_of, on_step, tools.forward)
+        result, chosen = live_run(
+            run, subject, tools.variants, tools.eyes, tokens_of, on_step, tools.forward
+        )
         rows = run.workload.trace.sequence[run.workload.row]
         by_text = [chosen[np.flatnonzero(rows == number)] for number in texts]
         losses = []
@@ -187,8 +223,9 @@ def _hits(result: Result) -> tuple[Floats, Floats]:
     number = decode["step"].replace_strict(step_of, return_dtype=pl.Int64)
     counted = (
         decode.select(sequence=number, hit=is_found())
-        .group_by("sequence").agg(pl.col("hit").sum(), pl.len().alias("lookups"))
-    )  # fmt: skip
+        .group_by("sequence")
+        .agg(pl.col("hit").sum(), pl.len().alias("lookups"))
+    )
     return _in_order(frames, counted, "hit"), _in_order(frames, counted, "lookups")
 
 
@@ -197,20 +234,31 @@ def _bytes(result: Result) -> tuple[Floats, Floats]:
     frames = result.frames
     begins = frames.tokens.group_by("sequence", maintain_order=True).agg(pl.col("start_ns").min())
     # Sequences run one after another, so that a time tells whose it is.
-    at = np.searchsorted(begins["start_ns"].to_numpy(), frames.transfers["start_ns"].to_numpy(), side="right") - 1
-    moved = np.bincount(np.maximum(at, 0), frames.transfers["moved_bytes"].to_numpy(), minlength=len(begins))
+    at = (
+        np.searchsorted(
+            begins["start_ns"].to_numpy(), frames.transfers["start_ns"].to_numpy(), side="right"
+        )
+        - 1
+    )
+    moved = np.bincount(
+        np.maximum(at, 0), frames.transfers["moved_bytes"].to_numpy(), minlength=len(begins)
+    )
     return moved.astype(np.float64), np.ones(len(moved))
 
 
 def _in_order(frames: Frames, counted: pl.DataFrame, column: str) -> Floats:
     order = frames.tokens["sequence"].unique(maintain_order=True)
-    joined = pl.DataFrame({"sequence": order}).join(counted, on="sequence", how="left", maintain_order="left")
+    joined = pl.DataFrame({"sequence": order}).join(
+        counted, on="sequence", how="left", maintain_order="left"
+    )
     return joined[column].fill_null(0).to_numpy().astype(np.float64)
 
 
-def _change(before: tuple[Floats, Floats], after: tuple[Floats, Floats], *,
-            relative: bool) -> tuple[float, float, Estimate]:  # fmt: skip
-    """Ratios of sums before and after, and their difference (or relative change), paired over sequences.
+def _change(
+    before: tuple[Floats, Floats], after: tuple[Floats, Floats], *, relative: bool
+) -> tuple[float, float, Estimate]:
+    """Ratios of sums before and after, and their difference (or relative change), paired over
+    sequences.
 
     A relative change from 0 is NaN, and has no interval.
     """
@@ -239,7 +287,9 @@ def _mean_over(parts: Sequence[Any]) -> Estimate:
     """The mean of all values (NaN left out), and its interval over sequences."""
     above = np.array([np.nansum(part) for part in parts])
     below = np.array([np.isfinite(part).sum() for part in parts], np.float64)
-    return Estimate(float(above.sum() / below.sum()), *(mean_interval(above, below) or (None, None)))
+    return Estimate(
+        float(above.sum() / below.sum()), *(mean_interval(above, below) or (None, None))
+    )
 
 
 def _by_distance(decoded: Sequence[Floats]) -> list[tuple[str, Estimate]]:

@@ -22,8 +22,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Rows of one pass, [T] each: ``full`` and ``lossy`` are nats of the token that follows (NaN where none does),
-    ``divergence`` is KL(full || lossy) in nats, 0 or more, ``agrees`` whether both find the same token most likely.
+    """Rows of one pass, [T] each: ``full`` and ``lossy`` are nats of the token that follows (NaN
+    where none does), ``divergence`` is KL(full || lossy) in nats, 0 or more, ``agrees`` whether
+    both find the same token most likely.
     """
 
     full: Floats
@@ -33,12 +34,16 @@ class TokenLoss:
 
     def rows(self, chosen: NDArray[np.bool_]) -> TokenLoss:
         """Those of the rows only."""
-        return TokenLoss(self.full[chosen], self.lossy[chosen], self.divergence[chosen], self.agrees[chosen])
+        return TokenLoss(
+            self.full[chosen], self.lossy[chosen], self.divergence[chosen], self.agrees[chosen]
+        )
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval; no interval (``low`` and ``high`` None) of fewer than two sequences."""
+    """A number with its 95 % interval; no interval (``low`` and ``high`` None) of fewer than two
+    sequences.
+    """
 
     value: float
     low: float | None
@@ -47,7 +52,11 @@ class Estimate:
     def text(self, digits: int = 3) -> str:
         """``1.234 [1.2, 1.3]``, in general format."""
         head = f"{self.value:.{digits}g}"
-        return head if self.low is None or self.high is None else f"{head} [{self.low:.2g}, {self.high:.2g}]"
+        return (
+            head
+            if self.low is None or self.high is None
+            else f"{head} [{self.low:.2g}, {self.high:.2g}]"
+        )
 
     def times(self, factor: float) -> Estimate:
         """The same in another unit."""
@@ -63,9 +72,10 @@ class Estimate:
 class Quality:
     """A lossy model against its full-precision one over whole sequences.
 
-    ``perplexity`` and ``full_perplexity`` are exp of the mean nats a token; ``increase`` is their ratio - 1, paired;
-    ``divergence`` is the mean KL(full || lossy) in nats a token; ``agreement`` the share of tokens whose most likely
-    successor is the same. ``sequences`` and ``tokens`` are what they are means over.
+    ``perplexity`` and ``full_perplexity`` are exp of the mean nats a token; ``increase`` is their
+    ratio - 1, paired; ``divergence`` is the mean KL(full || lossy) in nats a token; ``agreement``
+    the share of tokens whose most likely successor is the same. ``sequences`` and ``tokens`` are
+    what they are means over.
     """
 
     sequences: int
@@ -81,12 +91,17 @@ class Quality:
         flat: dict[str, float | int | None] = {"sequences": self.sequences, "tokens": self.tokens}
         for name in ("full_perplexity", "perplexity", "increase", "divergence", "agreement"):
             estimate: Estimate = getattr(self, name)
-            flat |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            flat |= {
+                name: estimate.value,
+                f"{name}_low": estimate.low,
+                f"{name}_high": estimate.high,
+            }
         return flat
 
 
 def token_losses(full: torch.Tensor, lossy: torch.Tensor, following: Sequence[int]) -> TokenLoss:
-    """From logits [T, V] of both and the tokens that follow (fewer than T: the last rows have none).
+    """From logits [T, V] of both and the tokens that follow (fewer than T: the last rows have
+    none).
 
     Equal logits give a divergence of exactly 0.
     """
@@ -107,16 +122,22 @@ def quality_of(losses: Sequence[TokenLoss]) -> Quality:
     count = np.array([mask.sum() for mask in known], np.float64)
     rows = np.array([len(loss.divergence) for loss in losses], np.float64)
     if not count.sum():
-        raise ValueError("no token follows any of these rows: there is no perplexity; give longer texts")
+        raise ValueError(
+            "no token follows any of these rows: there is no perplexity; give longer texts"
+        )
     full = np.array([loss.full[mask].sum() for loss, mask in zip(losses, known, strict=True)])
     lossy = np.array([loss.lossy[mask].sum() for loss, mask in zip(losses, known, strict=True)])
     divergence = np.array([loss.divergence.sum() for loss in losses])
     agrees = np.array([loss.agrees.sum() for loss in losses], np.float64)
     return Quality(
-        len(losses), int(count.sum()), _exp_of_mean(full, count, np.exp), _exp_of_mean(lossy, count, np.exp),
-        _exp_of_mean(lossy - full, count, np.expm1), _estimate(divergence, rows, ratio_interval(divergence, rows)),
+        len(losses),
+        int(count.sum()),
+        _exp_of_mean(full, count, np.exp),
+        _exp_of_mean(lossy, count, np.exp),
+        _exp_of_mean(lossy - full, count, np.expm1),
+        _estimate(divergence, rows, ratio_interval(divergence, rows)),
         _estimate(agrees, rows, share_interval(agrees, rows)),
-    )  # fmt: skip
+    )
 
 
 def _estimate(above: Floats, below: Floats, interval: tuple[float, float] | None) -> Estimate:
@@ -125,16 +146,23 @@ def _estimate(above: Floats, below: Floats, interval: tuple[float, float] | None
 
 
 def _exp_of_mean(above: Floats, below: Floats, shape: Callable[[Any], Any]) -> Estimate:
-    """``shape``, an increasing function, of ``sum(above) / sum(below)``, and of both ends of its interval."""
+    """``shape``, an increasing function, of ``sum(above) / sum(below)``, and of both ends of its
+    interval.
+    """
     found = _estimate(above, below, mean_interval(above, below))
     ends = [None if end is None else float(shape(end)) for end in (found.low, found.high)]
     return Estimate(float(shape(found.value)), *ends)
 
 
 def difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> Estimate:
-    """Perplexity of ``ours`` over that of ``theirs`` - 1, both lossy, paired over the same sequences."""
+    """Perplexity of ``ours`` over that of ``theirs`` - 1, both lossy, paired over the same
+    sequences.
+    """
     _require_pairs(ours, theirs)
-    pairs = [TokenLoss(b.lossy, a.lossy, a.divergence, a.agrees) for a, b in zip(ours, theirs, strict=True)]
+    pairs = [
+        TokenLoss(b.lossy, a.lossy, a.divergence, a.agrees)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
     return quality_of(pairs).increase
 
 
@@ -148,5 +176,7 @@ def divergence_difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]
 
 
 def _require_pairs(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> None:
-    if len(ours) != len(theirs) or any(len(a.lossy) != len(b.lossy) for a, b in zip(ours, theirs, strict=True)):
+    if len(ours) != len(theirs) or any(
+        len(a.lossy) != len(b.lossy) for a, b in zip(ours, theirs, strict=True)
+    ):
         raise ValueError("a paired comparison needs the same rows of the same sequences")

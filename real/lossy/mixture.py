@@ -1,7 +1,8 @@
 """What a site's experts add up to when each choice of each row is served as somebody decided.
 
-A choice is served by an expert (its own, or the one that it is rerouted to) at a precision (a code: its place in
-`Variants.precisions`), or not at all (``LEFT_OUT``), where it adds nothing and no weight is made up for.
+A choice is served by an expert (its own, or the one that it is rerouted to) at a precision (a code:
+its place in `Variants.precisions`), or not at all (``LEFT_OUT``), where it adds nothing and no
+weight is made up for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from real.store.experts import Compute, ModelForm, Tensors, add_up, rows_of
 
 LEFT_OUT = -1
 Forward = Callable[[ModelForm, int, Tensors, torch.Tensor, int], torch.Tensor]
-"""``forward(form, expert, tensors, hidden [n, H], rows) -> [n, H]``: what a variant makes of some of a gate's rows."""
+"""``forward(form, expert, tensors, hidden [n, H], rows) -> [n, H]``: what a variant makes of
+some of a gate's rows.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,28 @@ class Served:
 class Decide(Protocol):
     """How the choices of a site's rows are served; rows are the next ones of the pass."""
 
-    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served: ...
+    def __call__(
+        self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> Served: ...
 
 
-def plain_forward(form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+def plain_forward(
+    form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int
+) -> torch.Tensor:
     """The model's own expert."""
     return form.forward(tensors, hidden)
 
 
-def mix(variants: Variants, site: int, hidden: torch.Tensor, served: Served,
-        forward: Forward = plain_forward) -> torch.Tensor:  # fmt: skip
-    """The site's sum [T, H]. Where every choice has code 0 and that loses nothing, it has the bits of the model's."""
+def mix(
+    variants: Variants,
+    site: int,
+    hidden: torch.Tensor,
+    served: Served,
+    forward: Forward = plain_forward,
+) -> torch.Tensor:
+    """The site's sum [T, H]. Where every choice has code 0 and that loses nothing, it has the
+    bits of the model's.
+    """
     form, rows = variants.forms[site], len(hidden)
     outputs: dict[int, torch.Tensor] = {}
     ids = served.ids
@@ -55,12 +69,16 @@ def mix(variants: Variants, site: int, hidden: torch.Tensor, served: Served,
         codes = served.codes[row, rank]
         found = torch.unique(codes).tolist()
         if len(found) == 1:
-            outputs[expert] = forward(form, expert, variants.tensors(found[0], site, expert), hidden[row], rows)
+            outputs[expert] = forward(
+                form, expert, variants.tensors(found[0], site, expert), hidden[row], rows
+            )
             continue
         output = hidden.new_empty(len(row), hidden.shape[-1])
         for code in found:
             mine = codes == code
-            output[mine] = forward(form, expert, variants.tensors(code, site, expert), hidden[row[mine]], rows)
+            output[mine] = forward(
+                form, expert, variants.tensors(code, site, expert), hidden[row[mine]], rows
+            )
         outputs[expert] = output
     return add_up(form, hidden, computed, served.weights, outputs)
 
@@ -68,7 +86,9 @@ def mix(variants: Variants, site: int, hidden: torch.Tensor, served: Served,
 def mixing(variants: Variants, decide: Decide, forward: Forward = plain_forward) -> Compute:
     """What ``real.store.experts.swapped_experts`` takes."""
 
-    def compute(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def compute(
+        site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         return mix(variants, site, hidden, decide(site, hidden, ids, weights), forward)
 
     return compute

@@ -1,7 +1,7 @@
 """A forward pass that stops wherever experts are asked for, until it is told what serves them.
 
-The model runs on a thread of its own and the caller's waits meanwhile: only one of the two ever runs, so what a pass
-computes does not depend on timing.
+The model runs on a thread of its own and the caller's waits meanwhile: only one of the two ever
+runs, so what a pass computes does not depend on timing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class _AbandonedError(Exception):
 
 
 class PausedModel:
-    """``with PausedModel(model, variants) as paused``: then ``begin`` a pass, and ``go_on`` from stop to stop.
+    """``with PausedModel(model, variants) as paused``: then ``begin`` a pass, and ``go_on`` from
+    stop to stop.
 
     Errors of the model are raised in the caller's thread.
     """
@@ -43,7 +44,10 @@ class PausedModel:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._to_model.put(None)
         self._thread.join()
@@ -88,9 +92,16 @@ class PausedModel:
         return mix(self._variants, asked.site, asked.hidden, served, self._forward)
 
 
-def served_by(asked: Asked, experts: Sequence[int], serving: Sequence[int], codes: Sequence[int],
-              num_experts: int) -> Served:  # fmt: skip
-    """How each choice is served, from a decision on each of the union's ``experts``: by whom, at which code."""
+def served_by(
+    asked: Asked,
+    experts: Sequence[int],
+    serving: Sequence[int],
+    codes: Sequence[int],
+    num_experts: int,
+) -> Served:
+    """How each choice is served, from a decision on each of the union's ``experts``: by whom, at
+    which code.
+    """
     by_expert = torch.arange(num_experts + 1)
     code_of = torch.full((num_experts + 1,), -1)
     chosen = torch.tensor(list(experts), dtype=torch.long)

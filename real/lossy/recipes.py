@@ -1,4 +1,6 @@
-"""Ways of serving a gate's choices that depend on the gate alone, as the papers' motivating figures vary them."""
+"""Ways of serving a gate's choices that depend on the gate alone, as the papers' motivating
+figures vary them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from sim.values.units import part_of
 
 
 def above_score(threshold: float, code: int, experts: int) -> Decide:
-    """Choices whose HOBBIT score is above the threshold get ``code`` (`LEFT_OUT` skips them), others code 0."""
+    """Choices whose HOBBIT score is above the threshold get ``code`` (`LEFT_OUT` skips them),
+    others code 0.
+    """
 
     def decide(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
         scores = np.nan_to_num(row_scores(ids, weights, experts), nan=0.0)

@@ -1,8 +1,10 @@
-"""A system's decisions in a real forward pass: as the open-loop simulation takes them, and with the model in the loop.
+"""A system's decisions in a real forward pass: as the open-loop simulation takes them, and with the
+model in the loop.
 
-`Subject` is a model with the texts of a trace. Its full-precision pass (`Reference`) feeds each text as it is served,
-the prompt in one step and then a token a step, and records unrounded gates: the trace that both loops start from. So a
-system that loses nothing computes the very operations of the reference again, and differs by exactly nothing.
+`Subject` is a model with the texts of a trace. Its full-precision pass (`Reference`) feeds each
+text as it is served, the prompt in one step and then a token a step, and records unrounded gates:
+the trace that both loops start from. So a system that loses nothing computes the very operations of
+the reference again, and differs by exactly nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def silent(what: str, sequence: int) -> None:
 class Subject:
     """A model, how its experts are read, and the texts of some sequences of a trace of it.
 
-    Raise ValueError where trace and model are not of one shape, or the trace does not tell its tokens.
+    Raise ValueError where trace and model are not of one shape, or the trace does not tell its
+    tokens.
     """
 
     def __init__(self, model: Any, trace: Trace, sequences: Sequence[int]) -> None:
@@ -62,8 +65,9 @@ class Subject:
         found = (len(self.layers), ours.num_experts, ours.top_k)
         if found != (shape.sites, shape.experts, shape.top_k):
             raise ValueError(
-                f"the model has {found[0]} sites of {found[1]} experts, top-{found[2]}; trace {trace.header.name} has "
-                f"{shape.sites} of {shape.experts}, top-{shape.top_k}; name the weights it was captured from"
+                f"the model has {found[0]} sites of {found[1]} experts, top-{found[2]}; trace"
+                f" {trace.header.name} has {shape.sites} of {shape.experts}, top-{shape.top_k};"
+                " name the weights it was captured from"
             )
 
     @property
@@ -82,8 +86,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Reference:
-    """The full-precision model on the subject's texts: by text logits and the choices of its rows [T, S, K], and the
-    trace with these gates. Where a row does not visit a site ids are -1.
+    """The full-precision model on the subject's texts: by text logits and the choices of its rows
+    [T, S, K], and the trace with these gates. Where a row does not visit a site ids are -1.
     """
 
     logits: list[torch.Tensor]
@@ -94,12 +98,19 @@ class Reference:
 def refer(subject: Subject, depth: int, norm: str, track: Track = silent) -> Reference:
     """Run the full-precision model; ``depth`` sites of lookahead of ``norm`` go into its trace."""
     variants = Variants(subject.forms, ("fp32",))
-    workload = Workload(subject.trace, split="all", batching="sequential", lookahead=depth, norm=norm)
+    workload = Workload(
+        subject.trace, split="all", batching="sequential", lookahead=depth, norm=norm
+    )
     live = LiveWorkload(workload, eyes_of(subject, depth, norm))
 
     def serve(asked: Asked) -> torch.Tensor:
         live.see(asked)
-        return mix(variants, asked.site, asked.hidden, Served(asked.ids, asked.weights, torch.zeros_like(asked.ids)))
+        return mix(
+            variants,
+            asked.site,
+            asked.hidden,
+            Served(asked.ids, asked.weights, torch.zeros_like(asked.ids)),
+        )
 
     logits = []
     for text, rows in zip(subject.texts, subject.rows, strict=True):
@@ -124,9 +135,16 @@ def _read(subject: Subject, text: Text, before_step: Callable[[int], object]) ->
     return torch.cat([part for part in found if part.numel()])
 
 
-def eyes_of(subject: Subject, depth: int, norm: str, thresholds: torch.Tensor | None = None,
-            variants: Variants | None = None) -> Eyes:  # fmt: skip
-    """What live gates offer: lookahead of ``norm``, active shares where there are ``thresholds`` of |x W_up|."""
+def eyes_of(
+    subject: Subject,
+    depth: int,
+    norm: str,
+    thresholds: torch.Tensor | None = None,
+    variants: Variants | None = None,
+) -> Eyes:
+    """What live gates offer: lookahead of ``norm``, active shares where there are ``thresholds``
+    of |x W_up|.
+    """
     scales = None
     if depth and norm == "renormed":
         scales = [scale.float().cpu() for scale in gate_norms(subject.model, subject.layers)]
@@ -144,8 +162,8 @@ def eyes_of(subject: Subject, depth: int, norm: str, thresholds: torch.Tensor | 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A system's run in one loop: the simulator's result, the losses of each text against full precision, and the
-    choices of its rows [T, S, K] in need order, as the controller saw them.
+    """A system's run in one loop: the simulator's result, the losses of each text against full
+    precision, and the choices of its rows [T, S, K] in need order, as the controller saw them.
     """
 
     result: Result
@@ -156,28 +174,43 @@ class Replayed:
 def measured(run: Run, record: Any) -> Result:
     """What ``sim.setup.execute`` gives of a run, of a record that somebody else has made."""
     frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
-    return Result(summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller)), frames)
+    return Result(
+        summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller)), frames
+    )
 
 
 def check_steps(run: Run) -> None:
-    """Raise ValueError unless the run's steps are of one sequence at a time, as long as recorded, prompts whole."""
+    """Raise ValueError unless the run's steps are of one sequence at a time, as long as
+    recorded, prompts whole.
+    """
     workload = run.workload
-    lengths = [name for name in ("prompt_tokens", "decode_tokens") if run.config["workload"].get(name) is not None]
+    lengths = [
+        name
+        for name in ("prompt_tokens", "decode_tokens")
+        if run.config["workload"].get(name) is not None
+    ]
     if lengths:
         raise ValueError(
-            f"workload.{' and workload.'.join(lengths)}: a text is read as long as it was recorded; leave lengths out, "
-            f"and choose fewer texts with trace.max_sequences"
+            f"workload.{' and workload.'.join(lengths)}: a text is read as long as it was recorded;"
+            " leave lengths out, and choose fewer texts with trace.max_sequences"
         )
     if workload.batching != "sequential" or workload.prefill_chunk is not None or workload.is_timed:
         raise ValueError(
-            f"workload.batching={workload.batching}: a text is read by itself, its prompt in one step; choose "
-            f"workload=sequential without chunks and arrivals"
+            f"workload.batching={workload.batching}: a text is read by itself, its prompt in one"
+            " step; choose workload=sequential without chunks and arrivals"
         )
 
 
-def open_loop(run: Run, subject: Subject, reference: Reference, variants: Variants,
-              forward: Forward = plain_forward, track: Track = silent) -> Replayed:  # fmt: skip
-    """Simulate on the full-precision gates; the model computes these choices, with their weights, as they were served.
+def open_loop(
+    run: Run,
+    subject: Subject,
+    reference: Reference,
+    variants: Variants,
+    forward: Forward = plain_forward,
+    track: Track = silent,
+) -> Replayed:
+    """Simulate on the full-precision gates; the model computes these choices, with their weights,
+    as they were served.
 
     So what was served is lossy, but what was chosen is not: as the simulation has it.
     """
@@ -199,14 +232,24 @@ def open_loop(run: Run, subject: Subject, reference: Reference, variants: Varian
 class _Forced:
     """Serves rows as a table says, whatever the model's routers choose."""
 
-    def __init__(self, serving: NDArray[Any], weights: NDArray[Any], codes: NDArray[Any], model: Any) -> None:
+    def __init__(
+        self, serving: NDArray[Any], weights: NDArray[Any], codes: NDArray[Any], model: Any
+    ) -> None:
         device = next(model.parameters()).device
-        self._ids, self._weights, self._codes = (torch.from_numpy(t).to(device) for t in (serving, weights, codes))
+        self._ids, self._weights, self._codes = (
+            torch.from_numpy(t).to(device) for t in (serving, weights, codes)
+        )
         self.first = 0
 
-    def __call__(self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+    def __call__(
+        self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> Served:
         place = slice(self.first, self.first + len(ids))
-        return Served(self._ids[place, site], self._weights[place, site].to(weights.dtype), self._codes[place, site])
+        return Served(
+            self._ids[place, site],
+            self._weights[place, site].to(weights.dtype),
+            self._codes[place, site],
+        )
 
 
 def _rows_of(workload: Workload, sequence: int) -> NDArray[np.int64]:
@@ -215,7 +258,9 @@ def _rows_of(workload: Workload, sequence: int) -> NDArray[np.int64]:
 
 
 def _decided(run: Run) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
-    """Of a run that has ended, by its rows [N, S, K]: experts in need order, weights, who serves, and at which code."""
+    """Of a run that has ended, by its rows [N, S, K]: experts in need order, weights, who
+    serves, and at which code.
+    """
     workload, geometry = run.workload, run.controller.geometry
     key = np.array(run.controller.lookup_keys, np.int64)
     is_left_out = np.array(run.controller.lookup_outcomes) == Outcome.SKIP
@@ -236,9 +281,18 @@ def _decided(run: Run) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
     return ids, weights, np.where(ids < 0, LEFT_OUT, serving[gate[..., None], place]), codes_by_row
 
 
-def closed_loop(run: Run, subject: Subject, reference: Reference, variants: Variants, eyes: Eyes,
-                forward: Forward = plain_forward, track: Track = silent) -> Replayed:  # fmt: skip
-    """Simulate on the gates that the model shows while it computes what the simulation decided, teacher-forced."""
+def closed_loop(
+    run: Run,
+    subject: Subject,
+    reference: Reference,
+    variants: Variants,
+    eyes: Eyes,
+    forward: Forward = plain_forward,
+    track: Track = silent,
+) -> Replayed:
+    """Simulate on the gates that the model shows while it computes what the simulation decided,
+    teacher-forced.
+    """
     order = {text.sequence: index for index, text in enumerate(subject.texts)}
     logits: dict[int, list[torch.Tensor]] = {number: [] for number in order}
 
@@ -253,25 +307,43 @@ def closed_loop(run: Run, subject: Subject, reference: Reference, variants: Vari
             track("closed loop", step.sequences[0])
 
     result, chosen = live_run(run, subject, variants, eyes, tokens_of, on_step, forward)
-    losses = [token_losses(reference.logits[index], torch.cat(logits[text.sequence]), subject.following(text))
-              for index, text in enumerate(subject.texts)]  # fmt: skip
-    return Replayed(result, losses, [chosen[_rows_of(run.workload, text.sequence)] for text in subject.texts])
+    losses = [
+        token_losses(
+            reference.logits[index], torch.cat(logits[text.sequence]), subject.following(text)
+        )
+        for index, text in enumerate(subject.texts)
+    ]
+    return Replayed(
+        result, losses, [chosen[_rows_of(run.workload, text.sequence)] for text in subject.texts]
+    )
 
 
-def live_run(run: Run, subject: Subject, variants: Variants, eyes: Eyes, tokens_of: Callable[[Step], Sequence[int]],
-             on_step: Callable[[Step, torch.Tensor], None],
-             forward: Forward = plain_forward) -> tuple[Result, IntArray]:  # fmt: skip
-    """Simulate with the model in the loop; the result, and what each row of the run chose [N, S, K]."""
+def live_run(
+    run: Run,
+    subject: Subject,
+    variants: Variants,
+    eyes: Eyes,
+    tokens_of: Callable[[Step], Sequence[int]],
+    on_step: Callable[[Step, torch.Tensor], None],
+    forward: Forward = plain_forward,
+) -> tuple[Result, IntArray]:
+    """Simulate with the model in the loop; the result, and what each row of the run chose [N, S,
+    K].
+    """
     check_steps(run)
     with PausedModel(subject.model, variants, forward) as paused:
-        live = LiveRun(run.workload, run.controller, paused, subject.model, eyes, tokens_of, on_step)
+        live = LiveRun(
+            run.workload, run.controller, paused, subject.model, eyes, tokens_of, on_step
+        )
         record = simulate(run.controller, live, run.durations)  # type: ignore[arg-type]
         live.close()
     return measured(run, record), run.workload.chosen[0]
 
 
 def agreement(ours: NDArray[np.integer], theirs: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Share of a row's experts that both chose, by row and site, [T, S]; NaN where a row does not visit a site."""
+    """Share of a row's experts that both chose, by row and site, [T, S]; NaN where a row does
+    not visit a site.
+    """
     known = theirs >= 0
     both = ((theirs[..., :, None] == ours[..., None, :]) & known[..., None]).any(-1).sum(-1)
     count = known.sum(-1)

@@ -18,11 +18,31 @@ from real.store.experts import SwapError
 from sim.results.labels import labels_in, told
 from sim.traces.trace import TraceError
 
-OWN = ("weights", "prompts", "loop", "quantiser", "group", "dtype", "device", "threads", "output_dir", "tasks",
-       "task_dir", "limit")  # fmt: skip
+OWN = (
+    "weights",
+    "prompts",
+    "loop",
+    "quantiser",
+    "group",
+    "dtype",
+    "device",
+    "threads",
+    "output_dir",
+    "tasks",
+    "task_dir",
+    "limit",
+)
 OUTPUT_DIR = "outputs/quality"
-WRONG_INPUT = (ValueError, OSError, HydraException, OmegaConfBaseException, CaptureError, SettingError, TraceError,
-               SwapError)  # fmt: skip
+WRONG_INPUT = (
+    ValueError,
+    OSError,
+    HydraException,
+    OmegaConfBaseException,
+    CaptureError,
+    SettingError,
+    TraceError,
+    SwapError,
+)
 
 
 @dataclass(frozen=True)
@@ -54,14 +74,29 @@ def request_of(words: Sequence[str]) -> Request:
     if loop not in (*LOOPS, "both"):
         raise ValueError(f"unknown loop={loop}; known: {', '.join(LOOPS)}, both")
     if "prompts" in own and any(word.startswith("trace") for word in overrides):
-        raise ValueError("prompts= are captured anew, trace= names what was captured: give one of them")
+        raise ValueError(
+            "prompts= are captured anew, trace= names what was captured: give one of them"
+        )
     if "prompts" in own and "weights" not in own:
-        raise ValueError("prompts= are captured with a model: say which, weights=DIR or weights=OWNER/NAME")
-    weights = Weights(own.get("weights"), own.get("dtype", "float32"), own.get("device", "cpu"),
-                      _whole(own, "threads", 0))  # fmt: skip
+        raise ValueError(
+            "prompts= are captured with a model: say which, weights=DIR or weights=OWNER/NAME"
+        )
+    weights = Weights(
+        own.get("weights"),
+        own.get("dtype", "float32"),
+        own.get("device", "cpu"),
+        _whole(own, "threads", 0),
+    )
     scheme = Scheme(own.get("quantiser", "groups"), _whole(own, "group", 64))
-    return Request(tuple(overrides), weights, scheme, LOOPS if loop == "both" else (loop,), own.get("prompts"),
-                   Path(own.get("output_dir", OUTPUT_DIR)), _tasks(own))  # fmt: skip
+    return Request(
+        tuple(overrides),
+        weights,
+        scheme,
+        LOOPS if loop == "both" else (loop,),
+        own.get("prompts"),
+        Path(own.get("output_dir", OUTPUT_DIR)),
+        _tasks(own),
+    )
 
 
 def _tasks(own: dict[str, str]) -> Tasks | None:
@@ -72,7 +107,9 @@ def _tasks(own: dict[str, str]) -> Tasks | None:
         return None
     directory = Path(own["task_dir"]) if "task_dir" in own else None
     if directory is not None and not directory.is_dir():
-        raise ValueError(f"task_dir={directory} is no folder; give the one that the tasks' yaml files are in")
+        raise ValueError(
+            f"task_dir={directory} is no folder; give the one that the tasks' yaml files are in"
+        )
     return Tasks(tuple(own["tasks"].split(",")), directory, _whole(own, "limit", 0) or None)
 
 
@@ -87,5 +124,9 @@ def told_of_quality(loops: Sequence[Loop]) -> list[str]:
     """What a reader must know of these systems; of a transplant also what is of which model."""
     labels = [(str((s := loop.replayed.result.summary)["system"]), labels_in(s)) for loop in loops]
     is_transplant = any(one.transplanted for _, one in labels)
-    both = ["Times are of those sizes, quality is of the model that has the gates."] if is_transplant else []
+    both = (
+        ["Times are of those sizes, quality is of the model that has the gates."]
+        if is_transplant
+        else []
+    )
     return [*told(labels), *both]

@@ -1,4 +1,5 @@
-"""Experts that leave out channels whose activation is small: of gate, up or down, by a threshold an expert.
+"""Experts that leave out channels whose activation is small: of gate, up or down, by a threshold an
+expert.
 
 With ``S_t(a) = a where |a| >= t, else 0``, u = x W_up and g = act(x W_gate):
 
@@ -6,8 +7,8 @@ With ``S_t(a) = a where |a| >= t, else 0``, u = x W_up and g = act(x W_gate):
 - ``gate``: (S_t(g) * u) W_down, which is CATS;
 - ``down``: S_t(g * u) W_down, which knows most, and last.
 
-The threshold of a sparsity k is the smallest value at or below which at least the share k of a sample lies (FloE,
-eq. 6).
+The threshold of a sparsity k is the smallest value at or below which at least the share k of a
+sample lies (FloE, eq. 6).
 
 Source: Zhou et al., FloE, arXiv:2505.05950, section 3.2.1; Lee et al., CATS, arXiv:2404.08763.
 """
@@ -27,7 +28,9 @@ WHERE = ("gate", "up", "down")
 
 
 def require_gated(form: ModelForm) -> None:
-    """Raise ValueError unless an expert is act(gate) * up, then down, which is tried on a few rows."""
+    """Raise ValueError unless an expert is act(gate) * up, then down, which is tried on a few
+    rows.
+    """
     tensors = form.tensors(0)
     names = set(form.matrices(tensors))
     if names == {"gate", "up", "down"} and hasattr(form.layer.experts, "act_fn"):
@@ -39,22 +42,27 @@ def require_gated(form: ModelForm) -> None:
         if torch.allclose(own, ours, rtol=0, atol=tolerance):
             return
     raise ValueError(
-        f"{form.layer.name}: {type(form.layer.experts).__name__} has {', '.join(sorted(names))}; channels are left out "
-        f"of experts that are act(gate) * up, then down, and nothing else"
+        f"{form.layer.name}: {type(form.layer.experts).__name__} has {', '.join(sorted(names))};"
+        " channels are left out of experts that are act(gate) * up, then down, and nothing else"
     )
 
 
 def activations(form: ModelForm, tensors: Tensors, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of an expert, for rows [n, H]: ``gate`` (after its function), ``up`` and their product ``down``, each [n, I]."""
+    """Of an expert, for rows [n, H]: ``gate`` (after its function), ``up`` and their product
+    ``down``, each [n, I].
+    """
     matrices = form.matrices(tensors)
     gate = form.layer.experts.act_fn(functional.linear(hidden, matrices["gate"]))  # type: ignore[operator]
     up = functional.linear(hidden, matrices["up"])
     return {"gate": gate, "up": up, "down": gate * up}
 
 
-def sparse_output(form: ModelForm, tensors: Tensors, hidden: torch.Tensor, where: str,
-                  threshold: float) -> torch.Tensor:  # fmt: skip
-    """What an expert makes of rows [n, H] without the channels whose activation is below the threshold."""
+def sparse_output(
+    form: ModelForm, tensors: Tensors, hidden: torch.Tensor, where: str, threshold: float
+) -> torch.Tensor:
+    """What an expert makes of rows [n, H] without the channels whose activation is below the
+    threshold.
+    """
     found = activations(form, tensors, hidden)
     kept = found["down"] * (found[where].abs() >= threshold)
     return functional.linear(kept, form.matrices(tensors)["down"])
@@ -63,11 +71,14 @@ def sparse_output(form: ModelForm, tensors: Tensors, hidden: torch.Tensor, where
 def sparse_forward(where: str, thresholds: torch.Tensor, *, decoded_only: bool = False) -> Forward:
     """For ``real.lossy.mixture``: every expert sparse, by ``thresholds`` [S, E].
 
-    ``decoded_only``: gates of several rows (prompts) compute whole experts, as systems that move whole ones there do.
+    ``decoded_only``: gates of several rows (prompts) compute whole experts, as systems that move
+    whole ones there do.
     """
     table: list[list[float]] = thresholds.tolist()
 
-    def forward(form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+    def forward(
+        form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int
+    ) -> torch.Tensor:
         if decoded_only and rows > 1:
             return form.forward(tensors, hidden)
         return sparse_output(form, tensors, hidden, where, table[form.layer.site][expert])
@@ -76,9 +87,11 @@ def sparse_forward(where: str, thresholds: torch.Tensor, *, decoded_only: bool =
 
 
 class ActivationSample:
-    """Magnitudes of experts' activations over a pass, by site and expert, from which thresholds are read.
+    """Magnitudes of experts' activations over a pass, by site and expert, from which thresholds are
+    read.
 
-    Its ``forward`` computes whole experts and remembers; at most ``most`` values an expert and kind, the first ones.
+    Its ``forward`` computes whole experts and remembers; at most ``most`` values an expert and
+    kind, the first ones.
     """
 
     def __init__(self, most: int = 1 << 20) -> None:
@@ -86,7 +99,9 @@ class ActivationSample:
         self._seen: dict[tuple[int, int], dict[str, list[torch.Tensor]]] = {}
         self._count: dict[tuple[int, int], int] = {}
 
-    def forward(self, form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int) -> torch.Tensor:
+    def forward(
+        self, form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int
+    ) -> torch.Tensor:
         place = (form.layer.site, expert)
         if self._count.get(place, 0) < self._most:
             seen = self._seen.setdefault(place, {name: [] for name in WHERE})
@@ -95,17 +110,25 @@ class ActivationSample:
             self._count[place] = self._count.get(place, 0) + seen[WHERE[0]][-1].numel()
         return form.forward(tensors, hidden)
 
-    def thresholds(self, sites: int, experts: int, sparsities: Sequence[float]) -> Mapping[str, torch.Tensor]:
-        """By ``gate``, ``up``, ``down``: thresholds [S, E, P]. Experts that saw nothing take their site's values.
+    def thresholds(
+        self, sites: int, experts: int, sparsities: Sequence[float]
+    ) -> Mapping[str, torch.Tensor]:
+        """By ``gate``, ``up``, ``down``: thresholds [S, E, P]. Experts that saw nothing take their
+        site's values.
 
         Raise ValueError where a site saw nothing at all.
         """
         found = {name: torch.zeros(sites, experts, len(sparsities)) for name in WHERE}
         for site in range(sites):
-            pooled = {name: [v for expert in range(experts) for v in self._of(site, expert, name)] for name in WHERE}
+            pooled = {
+                name: [v for expert in range(experts) for v in self._of(site, expert, name)]
+                for name in WHERE
+            }
             for name in WHERE:
                 if not pooled[name]:
-                    raise ValueError(f"site {site} computed no expert on these texts: no threshold can be fitted")
+                    raise ValueError(
+                        f"site {site} computed no expert on these texts: no threshold can be fitted"
+                    )
                 for expert in range(experts):
                     sample = self._of(site, expert, name) or pooled[name]
                     found[name][site, expert] = quantiles(torch.cat(sample), sparsities)
@@ -116,6 +139,8 @@ class ActivationSample:
 
 
 def quantiles(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tensor:
-    """The smallest value of a sample at or below which at least each share of it lies, [P] (FloE eq. 6)."""
+    """The smallest value of a sample at or below which at least each share of it lies, [P] (FloE
+    eq. 6).
+    """
     ordered = sample.sort().values
     return ordered[[max(part_of(len(ordered), share, up=True), 1) - 1 for share in sparsities]]

@@ -1,4 +1,6 @@
-"""A motivating figure, measured: curves of quality against what is varied, and whether a paper's order holds."""
+"""A motivating figure, measured: curves of quality against what is varied, and whether a paper's
+order holds.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,19 @@ from functools import cached_property
 
 import polars as pl
 
-from real.lossy.loss import Estimate, Quality, TokenLoss, difference, divergence_difference, quality_of
+from real.lossy.loss import (
+    Estimate,
+    Quality,
+    TokenLoss,
+    difference,
+    divergence_difference,
+    quality_of,
+)
 
-SMALL = "a small model with a byte-level vocabulary of 2,048: sizes of effects are its own, only orders are compared"
+SMALL = (
+    "a small model with a byte-level vocabulary of 2,048: sizes of effects are its own, only orders"
+    " are compared"
+)
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim at each place, paired: the perplexity of ``better`` over that of ``worse`` - 1, and the
-    difference of their KL to the full-precision model, in nats a token.
+    """What became of a claim at each place, paired: the perplexity of ``better`` over that of
+    ``worse`` - 1, and the difference of their KL to the full-precision model, in nats a token.
     """
 
     order: Order
@@ -60,7 +72,11 @@ def verdict_of(differences: Sequence[Estimate]) -> str:
     if count in (holds, fails):
         return f"{'holds' if holds else 'the other way round'} at all {count}"
     open_places = count - holds - fails
-    parts = ((holds, "it holds"), (fails, "it is the other way round"), (open_places, "cannot be told"))
+    parts = (
+        (holds, "it holds"),
+        (fails, "it is the other way round"),
+        (open_places, "cannot be told"),
+    )
     return ", ".join(f"{words} at {number}" for number, words in parts if number) + f" of {count}"
 
 
@@ -68,7 +84,8 @@ def verdict_of(differences: Sequence[Estimate]) -> str:
 class Sweep:
     """A figure's points, the claims of its paper, and what a reader must know.
 
-    ``axis`` names x. ``grid``: a map [rows][columns] in place of curves, with its axes, for a figure that is one.
+    ``axis`` names x. ``grid``: a map [rows][columns] in place of curves, with its axes, for a
+    figure that is one.
     """
 
     figure: str
@@ -91,12 +108,18 @@ class Sweep:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         return [
-            Verdict(order, *(
-                tuple(measure(self.at(order.better, x).losses, self.at(order.worse, x).losses) for x in order.at)
-                for measure in (difference, divergence_difference)
-            ))
+            Verdict(
+                order,
+                *(
+                    tuple(
+                        measure(self.at(order.better, x).losses, self.at(order.worse, x).losses)
+                        for x in order.at
+                    )
+                    for measure in (difference, divergence_difference)
+                ),
+            )
             for order in self.orders
-        ]  # fmt: skip
+        ]
 
     @cached_property
     def frame(self) -> pl.DataFrame:

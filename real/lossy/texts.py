@@ -1,7 +1,8 @@
 """The tokens that a model is judged on, and how they are fed to it.
 
-Teacher-forced: whatever a model finds likely, the next token fed is the text's. `read_whole` feeds a text in one pass,
-`Reading` as it would be served: the prompt in one step, then a token a step, with the model's cache.
+Teacher-forced: whatever a model finds likely, the next token fed is the text's. `read_whole` feeds
+a text in one pass, `Reading` as it would be served: the prompt in one step, then a token a step,
+with the model's cache.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from sim.traces.trace import DECODE, Trace
 class Text:
     """One sequence: the tokens of its prompt, and those fed after it, one a step.
 
-    For a model with an encoder the prompt is the encoder's, and the first token fed is the decoder's start.
+    For a model with an encoder the prompt is the encoder's, and the first token fed is the
+    decoder's start.
     """
 
     sequence: int
@@ -41,13 +43,14 @@ def texts_of_trace(trace: Trace, sequences: Sequence[int]) -> tuple[list[Text], 
         decode = trace.phase[rows] == DECODE
         if (trace.token[rows] < 0).any():
             raise ValueError(
-                f"trace {trace.header.name} has no token ids for sequence {number}: its text cannot be read again; "
-                f"capture the model (python -m capture), or name a trace that has them"
+                f"trace {trace.header.name} has no token ids for sequence {number}: its text cannot"
+                " be read again; capture the model (python -m capture), or name a trace that has"
+                " them"
             )
         if len(np.unique(trace.step[rows[~decode]])) > 1 or (~decode[1:] & decode[:-1]).any():
             raise ValueError(
-                f"trace {trace.header.name} fed the prompt of sequence {number} in several steps; capture it with "
-                f"prefill_chunk=0"
+                f"trace {trace.header.name} fed the prompt of sequence {number} in several steps;"
+                " capture it with prefill_chunk=0"
             )
         tokens = trace.token[rows]
         texts.append(Text(number, tuple(tokens[~decode].tolist()), tuple(tokens[decode].tolist())))
@@ -56,7 +59,9 @@ def texts_of_trace(trace: Trace, sequences: Sequence[int]) -> tuple[list[Text], 
 
 
 class Reading:
-    """A text on its way through a model; ``logits`` are float32 on the CPU, one row for each token that was fed."""
+    """A text on its way through a model; ``logits`` are float32 on the CPU, one row for each
+    token that was fed.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -66,10 +71,14 @@ class Reading:
 
     @torch.no_grad()
     def prompt(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Feed a prompt. Logits [P, V]; [0, 0] where an encoder reads it, which predicts nothing."""
+        """Feed a prompt. Logits [P, V]; [0, 0] where an encoder reads it, which predicts
+        nothing.
+        """
         ids = torch.tensor([list(tokens)], device=self._device)
         if self._model.config.is_encoder_decoder:
-            self._encoded = self._model.get_encoder()(input_ids=ids, attention_mask=torch.ones_like(ids))
+            self._encoded = self._model.get_encoder()(
+                input_ids=ids, attention_mask=torch.ones_like(ids)
+            )
             return torch.zeros(0, 0)
         return self._logits(self._model(input_ids=ids, use_cache=True))
 
@@ -79,7 +88,9 @@ class Reading:
         ids = torch.tensor([[token]], device=self._device)
         given: dict[str, Any] = {"use_cache": True, "past_key_values": self._cache}
         if self._encoded is not None:
-            return self._logits(self._model(encoder_outputs=self._encoded, decoder_input_ids=ids, **given))
+            return self._logits(
+                self._model(encoder_outputs=self._encoded, decoder_input_ids=ids, **given)
+            )
         return self._logits(self._model(input_ids=ids, **given))
 
     def _logits(self, output: Any) -> torch.Tensor:
@@ -87,15 +98,17 @@ class Reading:
         logits = getattr(output, "logits", None)
         if logits is None or self._cache is None:
             raise CaptureError(
-                f"{type(self._model).__name__} gives no {'logits' if logits is None else 'cache'}: quality needs a "
-                f"model with a language-model head that decodes token by token"
+                f"{type(self._model).__name__} gives no {'logits' if logits is None else 'cache'}:"
+                " quality needs a model with a language-model head that decodes token by token"
             )
         return logits[0].float().cpu()  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def read_whole(model: Any, text: Text) -> torch.Tensor:
-    """Logits of a text fed in one pass, float32 on the CPU: [P + F, V], or of the F tokens behind an encoder."""
+    """Logits of a text fed in one pass, float32 on the CPU: [P + F, V], or of the F tokens
+    behind an encoder.
+    """
     device = next(model.parameters()).device
     fed = torch.tensor([list(text.fed)], dtype=torch.long, device=device)
     prompt = torch.tensor([list(text.prompt)], device=device)

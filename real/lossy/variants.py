@@ -1,9 +1,11 @@
-"""Experts at the precisions that a simulated run names, as tensors that the model's own expert code computes with.
+"""Experts at the precisions that a simulated run names, as tensors that the model's own expert code
+computes with.
 
-A variant has the layout of the stored tensors; what is lossy about it is in their values. ``fp32``, ``fp16`` and
-``bf16`` are the weights as the model holds them: the highest precision is the model itself, so that nothing is lost
-there. Integers come from ``real.kernels.quantise``. Names with ``hqq`` have HQQ's groups and bits; without the package
-``hqq`` their zeros are those of rounding to nearest, which lose more.
+A variant has the layout of the stored tensors; what is lossy about it is in their values. ``fp32``,
+``fp16`` and ``bf16`` are the weights as the model holds them: the highest precision is the model
+itself, so that nothing is lost there. Integers come from ``real.kernels.quantise``. Names with
+``hqq`` have HQQ's groups and bits; without the package ``hqq`` their zeros are those of rounding to
+nearest, which lose more.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How integers are made of weights: by ``groups`` of so many, or by ``channels`` (EdgeMoE, no ``group``)."""
+    """How integers are made of weights: by ``groups`` of so many, or by ``channels`` (EdgeMoE,
+    no ``group``).
+    """
 
     by: str = "groups"
     group: int = GROUP
@@ -56,7 +60,11 @@ def _hqq(bits: int, group: int) -> Rounding:
     def rounded(weight: torch.Tensor) -> torch.Tensor:
         rows, columns = weight.shape
         fits = rows % (8 // bits) == 0 and columns % group == 0
-        packed = quantise_hqq(weight, bits, group) if has_hqq() and fits else quantise(weight, bits, group)
+        packed = (
+            quantise_hqq(weight, bits, group)
+            if has_hqq() and fits
+            else quantise(weight, bits, group)
+        )
         return dequantise(packed, weight.dtype)
 
     return rounded
@@ -77,23 +85,34 @@ def roundings(precision: str, scheme: Scheme) -> Mapping[str, Rounding]:
     if precision == "floe":
         return {"up": _hqq(2, 64)}
     raise ValueError(
-        f"no quantiser makes precision {precision}; known: {', '.join(AS_STORED)}, int8, int4, int2, hqq4_g64, "
-        f"hqq2_g64, hqq2_g16, floe (of {', '.join(PRECISIONS)})"
+        f"no quantiser makes precision {precision}; known: {', '.join(AS_STORED)}, int8, int4,"
+        f" int2, hqq4_g64, hqq2_g64, hqq2_g16, floe (of {', '.join(PRECISIONS)})"
     )
 
 
 class Variants:
     """The experts of a model at ``precisions``, made when they are first asked for.
 
-    Of variants that lose something at most ``kept_bytes`` stay; the others are made again. Only ``projections`` change.
+    Of variants that lose something at most ``kept_bytes`` stay; the others are made again. Only
+    ``projections`` change.
     """
 
-    def __init__(self, forms: Sequence[ModelForm], precisions: Sequence[str], scheme: Scheme | None = None,
-                 kept_bytes: int = KEPT_BYTES, projections: Sequence[str] = PROJECTIONS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        forms: Sequence[ModelForm],
+        precisions: Sequence[str],
+        scheme: Scheme | None = None,
+        kept_bytes: int = KEPT_BYTES,
+        projections: Sequence[str] = PROJECTIONS,
+    ) -> None:
         self.forms, self.precisions = forms, tuple(precisions)
         scheme = Scheme() if scheme is None else scheme
         self._roundings = [
-            {part: change for part, change in roundings(name, scheme).items() if part in projections}
+            {
+                part: change
+                for part, change in roundings(name, scheme).items()
+                if part in projections
+            }
             for name in precisions
         ]
         self._kept: OrderedDict[tuple[int, int, int], dict[str, torch.Tensor]] = OrderedDict()
@@ -115,7 +134,9 @@ class Variants:
         return found
 
 
-def rounded(form: ModelForm, expert: int, changes: Mapping[str, Rounding]) -> dict[str, torch.Tensor]:
+def rounded(
+    form: ModelForm, expert: int, changes: Mapping[str, Rounding]
+) -> dict[str, torch.Tensor]:
     """A copy of an expert's stored tensors, its projections rounded; biases stay."""
     copy = {name: values.clone() for name, values in form.tensors(expert).items()}
     for name, matrix in form.matrices(copy).items():

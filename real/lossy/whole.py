@@ -1,4 +1,6 @@
-"""Whole texts in one pass each: for choices that depend on a gate alone, not on a cache. Much faster than serving."""
+"""Whole texts in one pass each: for choices that depend on a gate alone, not on a cache. Much
+faster than serving.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ LONGEST = 256
 Track = Callable[[], None]
 
 
-def texts_of(prompts: Sequence[Prompt], model: Any, tokenize: Callable[[str], Sequence[int]]) -> list[Text]:
-    """Texts cut to the longest length; of a model with an encoder, the decoder begins with its start token."""
+def texts_of(
+    prompts: Sequence[Prompt], model: Any, tokenize: Callable[[str], Sequence[int]]
+) -> list[Text]:
+    """Texts cut to the longest length; of a model with an encoder, the decoder begins with its
+    start token.
+    """
     texts = []
     for number, prompt in enumerate(prompts):
         tokens = tuple(tokenize(prompt.text))[:LONGEST]
@@ -55,12 +61,19 @@ class Whole:
         self._exact = Variants(self.forms, ("fp32",))
         self._logits = self._read(mixing(self._exact, all_at(0)), _nothing)
 
-    def losses(self, variants: Variants, decide: Decide, forward: Forward = plain_forward,
-               track: Track | None = None) -> list[TokenLoss]:  # fmt: skip
+    def losses(
+        self,
+        variants: Variants,
+        decide: Decide,
+        forward: Forward = plain_forward,
+        track: Track | None = None,
+    ) -> list[TokenLoss]:
         """Of each text, with its choices served as ``decide`` says."""
         lossy = self._read(mixing(variants, decide, forward), track or _nothing)
-        return [token_losses(full, ours, following(text, behind_encoder=self._behind_encoder))
-                for full, ours, text in zip(self._logits, lossy, self.texts, strict=True)]  # fmt: skip
+        return [
+            token_losses(full, ours, following(text, behind_encoder=self._behind_encoder))
+            for full, ours, text in zip(self._logits, lossy, self.texts, strict=True)
+        ]
 
     def exact_losses(self, forward: Forward = plain_forward) -> list[TokenLoss]:
         """The same with experts as stored, computed by ``forward``."""
@@ -70,7 +83,9 @@ class Whole:
         """HOBBIT's eq. 2 of every selection at full precision, flat."""
         found: list[NDArray[np.float64]] = []
 
-        def note(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+        def note(
+            site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        ) -> Served:
             found.append(row_scores(ids, weights, self.forms[0].layer.num_experts).ravel())
             return Served(ids, weights, torch.zeros_like(ids))
 
@@ -82,7 +97,9 @@ class Whole:
         """How many rows chose each expert at full precision, [S, E]."""
         counts = np.zeros((len(self.forms), self.forms[0].layer.num_experts), np.int64)
 
-        def note(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
+        def note(
+            site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        ) -> Served:
             chosen = ids[(ids >= 0) & (ids < counts.shape[1])].cpu().numpy()
             counts[site] += np.bincount(chosen, minlength=counts.shape[1])
             return Served(ids, weights, torch.zeros_like(ids))
@@ -104,7 +121,9 @@ def _nothing() -> None:
 
 
 def row_scores(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> NDArray[np.float64]:
-    """HOBBIT's eq. 2 of each choice [T, K], in the place where it stands; NaN where it was dropped."""
+    """HOBBIT's eq. 2 of each choice [T, K], in the place where it stands; NaN where it was
+    dropped.
+    """
     chosen = ids.cpu().numpy()
     chosen = np.where((chosen >= 0) & (chosen < experts), chosen, -1)
     values = np.where(chosen < 0, np.float32(0), weights.float().cpu().numpy())
@@ -115,14 +134,18 @@ def row_scores(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> NDArra
 
 
 @contextmanager
-def changed_dense(model: nn.Module, forms: Sequence[ModelForm],
-                  change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[int]:  # fmt: skip
-    """Within the block every matrix that is no expert's is changed, routers and embeddings too; how many they are."""
+def changed_dense(
+    model: nn.Module, forms: Sequence[ModelForm], change: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[int]:
+    """Within the block every matrix that is no expert's is changed, routers and embeddings too;
+    how many they are.
+    """
     inside = {id(parameter) for form in forms for parameter in form.layer.experts.parameters()}
     taken: Mapping[nn.Parameter, torch.Tensor] = {
-        parameter: parameter.data.clone() for parameter in model.parameters()
+        parameter: parameter.data.clone()
+        for parameter in model.parameters()
         if parameter.dim() == 2 and id(parameter) not in inside
-    }  # fmt: skip
+    }
     try:
         for parameter, values in taken.items():
             parameter.data.copy_(change(values))

@@ -1,4 +1,6 @@
-"""Run what has been prepared on its device, with progress, and measure it as a simulated run is measured."""
+"""Run what has been prepared on its device, with progress, and measure it as a simulated run is
+measured.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from sim.values.types import Step
 from sim.workload.steps import Schedule, Workload
 
 LATE_SHARE = 0.01
-"""A paced service is late if it took so much longer than it was to take, and by more than a thread wakes late."""
+"""A paced service is late if it took so much longer than it was to take, and by more than a
+thread wakes late.
+"""
 MOST_LATE = 0.05
 Advance = Callable[[int], None]
 
@@ -65,7 +69,9 @@ class CountedWorkload:
 
 
 def watched(device: Device) -> Device:
-    """A device on the real clock with a list of what it computes; one whose times are nominal as it is."""
+    """A device on the real clock with a list of what it computes; one whose times are nominal as
+    it is.
+    """
     return device if isinstance(device, NullDevice) else cast(Device, WatchedDevice(device))
 
 
@@ -76,27 +82,36 @@ def replay_driver(prepared: Prepared, advance: Advance = lambda done: None) -> D
     return Driver(run.controller, workload, run.durations, watched(prepared.device))
 
 
-def measure(prepared: Prepared, run: Run, driver: Driver, record: Record, bounds: str = MAX) -> Result:
+def measure(
+    prepared: Prepared, run: Run, driver: Driver, record: Record, bounds: str = MAX
+) -> Result:
     """The tables and the summary of a run that has ended; ``run`` has the workload that was run.
 
-    ``bounds``: how the lower bound is found (``sim.bounds.bounds.lower_bounds``), where nominal times have one to give.
+    ``bounds``: how the lower bound is found (``sim.bounds.bounds.lower_bounds``), where nominal
+    times have one to give.
     """
     computed = driver.device.computed if isinstance(driver.device, WatchedDevice) else None
-    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names, computed)
+    frames = Frames(
+        run.controller, run.workload, run.durations, record, run.hardware.link_names, computed
+    )
     engine = prepared.request.engine
     is_free = prepared.request.device != "null" and "free" in (engine.links, engine.compute)
     found = lower_bounds(run.workload, run.durations, run.controller, MAX if is_free else bounds)
     summary = summarise(run, frames, found)
     if is_free:
         # What bounds nominal times bounds nothing here.
-        summary |= {"bounds": dict.fromkeys(summary["bounds"]), "gap": None, "hardware": ran_on(run, engine)}
+        summary |= {
+            "bounds": dict.fromkeys(summary["bounds"]),
+            "gap": None,
+            "hardware": ran_on(run, engine),
+        }
     summary["labels"] = as_it_ran(run, frames, prepared.request).kinds()
     return Result({**summary, "real": _facts(prepared, run, record)}, frames)
 
 
 def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
-    """The labels of a run on a device: where its links and its compute are the device's own, its times are no other
-    machine's.
+    """The labels of a run on a device: where its links and its compute are the device's own, its
+    times are no other machine's.
     """
     engine, labels = request.engine, labels_of(run, frames.lookups)
     is_own = request.device != "null" and (engine.links, engine.compute) == ("free", "free")
@@ -106,7 +121,11 @@ def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
 def ran_on(run: Run, engine: Engine) -> str:
     """What a run's times are of: this machine, a described one, or something of each."""
     own = f"{processor()}, {os.cpu_count()} cores"
-    nominal = [name for name, choice in (("links", engine.links), ("compute", engine.compute)) if choice != "free"]
+    nominal = [
+        name
+        for name, choice in (("links", engine.links), ("compute", engine.compute))
+        if choice != "free"
+    ]
     if len(nominal) == 2:
         return run.hardware.name
     return f"{own}, {nominal[0]} of {run.hardware.name}" if nominal else own
@@ -120,20 +139,28 @@ def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:
         header = weights.store.header
         facts["store"] = {
             "weights": "stand_in" if "stand_in" in header.identity else "checkpoint",
-            "bytes": header.num_bytes, "distinct_experts": header.distinct, "sha256": header.sha256,
+            "bytes": header.num_bytes,
+            "distinct_experts": header.distinct,
+            "sha256": header.sha256,
             "precisions": {
                 v.precision: {"bytes": v.num_bytes, "lossless": lossless}
                 for v, lossless in zip(header.variants, header.lossless, strict=True)
             },
-        }  # fmt: skip
+        }
         facts["compute_dtype"] = request.engine.dtype
     if not isinstance(prepared.device, NullDevice):
         engine = request.engine
         facts |= {
-            "links": engine.links, "compute": engine.compute, "source": engine.source,
-            "stands_for": run.hardware.name if (engine.links, engine.compute) != ("free", "free") else None,
-            **_slots_of(prepared.device), "late_services": _late(run, record, engine.links), "machine": _machine(),
-        }  # fmt: skip
+            "links": engine.links,
+            "compute": engine.compute,
+            "source": engine.source,
+            "stands_for": (
+                run.hardware.name if (engine.links, engine.compute) != ("free", "free") else None
+            ),
+            **_slots_of(prepared.device),
+            "late_services": _late(run, record, engine.links),
+            "machine": _machine(),
+        }
     return facts
 
 
@@ -146,17 +173,28 @@ def _slots_of(device: Any) -> dict[str, Any]:
 
 
 def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
-    """Of services on paced links of one engine: how many there were, the share that came late, and the worst."""
+    """Of services on paced links of one engine: how many there were, the share that came late,
+    and the worst.
+    """
     if links != "paced":
         return None
     over: list[float] = []
-    columns = (record.service_number, record.service_link, record.service_start_ns, record.service_end_ns,
-               record.service_bytes)  # fmt: skip
+    columns = (
+        record.service_number,
+        record.service_link,
+        record.service_start_ns,
+        record.service_end_ns,
+        record.service_bytes,
+    )
     for number, link, start_ns, end_ns, moved_bytes in zip(*columns, strict=True):
-        simple = run.controller.route.engines[link] == 1 and not run.controller.issued[number].write_back
+        simple = (
+            run.controller.route.engines[link] == 1 and not run.controller.issued[number].write_back
+        )
         if end_ns >= 0 and simple:
             due_ns = run.durations.hop_ns(link, moved_bytes)
-            over.append((end_ns - start_ns - due_ns) / 1e9 if end_ns - start_ns - due_ns > WAKE_NS else 0.0)
+            over.append(
+                (end_ns - start_ns - due_ns) / 1e9 if end_ns - start_ns - due_ns > WAKE_NS else 0.0
+            )
             if over[-1] <= LATE_SHARE * due_ns / 1e9:
                 over[-1] = 0.0
     late = np.array(over or [0.0])
@@ -164,18 +202,25 @@ def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
 
 
 def lateness(facts: Mapping[str, Any]) -> str | None:
-    """A warning, where this machine could not keep to the times of the one that it was to stand for."""
+    """A warning, where this machine could not keep to the times of the one that it was to stand
+    for.
+    """
     late = facts.get("late_services")
     if not late or late["share"] <= MOST_LATE:
         return None
     return (
-        f"WARNING: {late['share']:.0%} of {late['services']} services came late (by up to {late['worst_s'] * 1e3:.3g} "
-        f"ms): this machine is too slow or too busy to stand for {facts['stands_for']}; its times are not to be trusted"
+        f"WARNING: {late['share']:.0%} of {late['services']} services came late (by up to"
+        f" {late['worst_s'] * 1e3:.3g} ms): this machine is too slow or too busy to stand for"
+        f" {facts['stands_for']}; its times are not to be trusted"
     )
 
 
 def _machine() -> dict[str, Any]:
     return {
-        "system": platform.platform(), "processor": processor(), "cores": os.cpu_count(),
-        "torch": torch.__version__, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+    }

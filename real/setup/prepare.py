@@ -39,7 +39,9 @@ Advance = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, checked: ``simulated`` is the configuration of the run without this package's sections."""
+    """What was asked for, checked: ``simulated`` is the configuration of the run without this
+    package's sections.
+    """
 
     device: str
     input: str
@@ -78,15 +80,22 @@ class Prepared:
 def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> Request:
     """Raise ValueError for a section or value that is unknown."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    simulated = OmegaConf.create({name: value for name, value in plain.items() if name not in SECTIONS})
+    simulated = OmegaConf.create(
+        {name: value for name, value in plain.items() if name not in SECTIONS}
+    )
     device = "null" if cfg.device is None else str(cfg.device)
     if cfg.input not in INPUTS:
         raise ValueError(f"unknown input={cfg.input}; allowed: {', '.join(INPUTS)}")
     maker_of(device)
     return Request(
-        device, cfg.input, _section(Engine, "engine", cfg.engine), _section(Live, "live", cfg.live), simulated, system,
+        device,
+        cfg.input,
+        _section(Engine, "engine", cfg.engine),
+        _section(Live, "live", cfg.live),
+        simulated,
+        system,
         tuple(changed),
-    )  # fmt: skip
+    )
 
 
 def _section(kind: type[Any], name: str, values: DictConfig) -> Any:
@@ -94,7 +103,8 @@ def _section(kind: type[Any], name: str, values: DictConfig) -> Any:
     known = list(kind.__dataclass_fields__)
     if not isinstance(plain, dict) or (unknown := [key for key in plain if key not in known]):
         raise ValueError(
-            f"{name} must be a section of {', '.join(known)}" + (f", not of {unknown}" if plain is not None else "")
+            f"{name} must be a section of {', '.join(known)}"
+            + (f", not of {unknown}" if plain is not None else "")
         )
     return kind(**plain)
 
@@ -113,8 +123,13 @@ def prepare_replay(
     else:
         forms = forms_of_layers(discover(skeleton(settings_of(request, folder))))
     store = open_store(request, model, folder, forms, advance)
-    run = build(request.simulated, request.system, trace, changed=request.changed,
-                stored_bytes=[v.num_bytes for v in store.header.variants])  # fmt: skip
+    run = build(
+        request.simulated,
+        request.system,
+        trace,
+        changed=request.changed,
+        stored_bytes=[v.num_bytes for v in store.header.variants],
+    )
     weights = weights_of(request, model, store, forms)
     return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights)
 
@@ -126,7 +141,9 @@ def weights_folder(engine: Engine, model: Model) -> Path | None:
     if engine.weights is not None:
         folder = Path(engine.weights)
         if not folder.is_dir():
-            raise ValueError(f"engine.weights={engine.weights} is no folder; give a checkpoint's, or {STAND_IN}")
+            raise ValueError(
+                f"engine.weights={engine.weights} is no folder; give a checkpoint's, or {STAND_IN}"
+            )
         return folder
     bundled = BUNDLED / model.name
     return bundled if (bundled / "config.json").is_file() else None
@@ -137,8 +154,13 @@ def settings_of(request: Request, folder: Path) -> Settings:
     return Settings(str(folder), Path(request.live.prompts), Path(), dtype=request.engine.dtype)
 
 
-def open_store(request: Request, model: Model, folder: Path | None, forms: Sequence[ExpertForm],
-               advance: Advance) -> Store:  # fmt: skip
+def open_store(
+    request: Request,
+    model: Model,
+    folder: Path | None,
+    forms: Sequence[ExpertForm],
+    advance: Advance,
+) -> Store:
     """The store of the run's model at the system's precisions; written first if it is not there."""
     precisions = list(instantiate(request.simulated.precision, _convert_="all").precisions)
     _check_forms(forms, model)
@@ -150,13 +172,25 @@ def open_store(request: Request, model: Model, folder: Path | None, forms: Seque
         total = min(distinct, model.sites * model.experts)
         stand_in: Any = forms
         return open_or_write(
-            path, {"stand_in": 1}, forms, precisions, lambda site, expert: stand_in[site].tensors(expert),
-            distinct=distinct, advance=lambda done: advance(done, total),
-        )  # fmt: skip
+            path,
+            {"stand_in": 1},
+            forms,
+            precisions,
+            lambda site, expert: stand_in[site].tensors(expert),
+            distinct=distinct,
+            advance=lambda done: advance(done, total),
+        )
     experts = CheckpointExperts(folder, forms)
     total = model.sites * model.experts
     identity = {"files": _identity(folder), "dtype": request.engine.dtype}
-    return open_or_write(path, identity, forms, precisions, experts.tensors, advance=lambda done: advance(done, total))
+    return open_or_write(
+        path,
+        identity,
+        forms,
+        precisions,
+        experts.tensors,
+        advance=lambda done: advance(done, total),
+    )
 
 
 def _identity(folder: Path) -> dict[str, Any]:
@@ -169,41 +203,65 @@ def _check_forms(forms: Sequence[ExpertForm], model: Model) -> None:
     found: Mapping[str, Any] = forms[0].matrices(forms[0].like)
     inner, hidden = found["gate" if "gate" in found else "in"].shape
     matrices = sum(not name.endswith("_bias") for name in found)
-    ours = (model.sites, model.experts, model.hidden, model.expert_intermediate, model.expert_matrices)
+    ours = (
+        model.sites,
+        model.experts,
+        model.hidden,
+        model.expert_intermediate,
+        model.expert_matrices,
+    )
     theirs = (len(forms), forms[0].layer.num_experts, hidden, inner, matrices)
     if ours != theirs:
         raise StoreError(
-            f"model {model.name} has (sites, experts, hidden, intermediate, matrices) {ours}, the weights have "
-            f"{theirs}; choose model= and engine.weights= of one model, or engine.weights={STAND_IN}"
+            f"model {model.name} has (sites, experts, hidden, intermediate, matrices) {ours}, the"
+            f" weights have {theirs}; choose model= and engine.weights= of one model, or"
+            f" engine.weights={STAND_IN}"
         )
 
 
-def weights_of(request: Request, model: Model, store: Store, forms: Sequence[ExpertForm]) -> Weights:
+def weights_of(
+    request: Request, model: Model, store: Store, forms: Sequence[ExpertForm]
+) -> Weights:
     dtype = getattr(torch, request.engine.dtype)
     dense = [*(model.block_params(site) for site in range(model.sites)), model.head_params]
     return Weights(store, forms, dtype, model.hidden, dense)
 
 
 def _to_gpu(model: Any) -> None:
-    """What a model has beside its experts. Streams of a run do not wait for what moves it: that must be over."""
+    """What a model has beside its experts. Streams of a run do not wait for what moves it: that
+    must be over.
+    """
     model.to("cuda")
     torch.cuda.synchronize()
 
 
-def prepare_live(request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None) -> Prepared:
-    """A run whose routing is the model's own; the trace brings what was fitted. Raise ValueError likewise."""
+def prepare_live(
+    request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
+) -> Prepared:
+    """A run whose routing is the model's own; the trace brings what was fitted. Raise ValueError
+    likewise.
+    """
     model = instantiate(request.simulated.model, _convert_="all")
     folder = weights_folder(request.engine, model)
     if folder is None:
         raise ValueError(
-            f"input=live needs a model that decides: model={model.name} has no weights here; choose one of "
-            f"{', '.join(sorted(path.parent.name for path in BUNDLED.glob('*/config.json')))}, or give engine.weights"
+            f"input=live needs a model that decides: model={model.name} has no weights here; choose"
+            " one of"
+            f" {', '.join(sorted(path.parent.name for path in BUNDLED.glob('*/config.json')))}, or"
+            " give engine.weights"
         )
     weightless = load_weightless(settings_of(request, folder))
     if request.device == "cuda" and torch.cuda.is_available():
         _to_gpu(weightless.model)
     store = open_store(request, model, folder, weightless.forms, advance)
-    run = build(request.simulated, request.system, trace, changed=request.changed,
-                stored_bytes=[v.num_bytes for v in store.header.variants])  # fmt: skip
+    run = build(
+        request.simulated,
+        request.system,
+        trace,
+        changed=request.changed,
+        stored_bytes=[v.num_bytes for v in store.header.variants],
+    )
     weights = weights_of(request, model, store, weightless.forms)
-    return Prepared(request, run, maker_of(request.device)(run, weights, request.engine), weights, weightless)
+    return Prepared(
+        request, run, maker_of(request.device)(run, weights, request.engine), weights, weightless
+    )

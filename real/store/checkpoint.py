@@ -1,4 +1,6 @@
-"""Experts one by one from a checkpoint's safetensors files, whatever the model's own code would fuse them into."""
+"""Experts one by one from a checkpoint's safetensors files, whatever the model's own code would
+fuse them into.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,21 @@ from safetensors import SafetensorError, safe_open
 from real.store.experts import ExpertForm
 from real.store.store import StoreError
 
-SINGLE = re.compile(r"(?P<block>.*\bexperts)\.(?:expert_)?(?P<expert>\d+)\.(?P<name>\w+)\.(?P<kind>weight|bias)$")
+SINGLE = re.compile(
+    r"(?P<block>.*\bexperts)\.(?:expert_)?(?P<expert>\d+)\.(?P<name>\w+)\.(?P<kind>weight|bias)$"
+)
 FUSED = re.compile(r"(?P<block>.*\bexperts)\.(?P<name>\w+)$")
 GATED = {
-    "w1": "gate", "gate_proj": "gate", "gate": "gate", "w3": "up", "up_proj": "up", "up": "up", "w2": "down",
-    "down_proj": "down", "down": "down",
-}  # fmt: skip
+    "w1": "gate",
+    "gate_proj": "gate",
+    "gate": "gate",
+    "w3": "up",
+    "up_proj": "up",
+    "up": "up",
+    "w2": "down",
+    "down_proj": "down",
+    "down": "down",
+}
 PLAIN = {
     "wi": "in",
     "fc1": "in",
@@ -34,8 +45,8 @@ PLAIN = {
 class CheckpointExperts:
     """The experts in a folder of safetensors files, for sites of the given forms.
 
-    Sites are matched in order: the encoder's blocks first, then by the numbers in their names. Raise StoreError for a
-    folder whose expert tensors do not come out as these sites' experts.
+    Sites are matched in order: the encoder's blocks first, then by the numbers in their names.
+    Raise StoreError for a folder whose expert tensors do not come out as these sites' experts.
     """
 
     def __init__(self, folder: Path, forms: Sequence[ExpertForm]) -> None:
@@ -44,7 +55,9 @@ class CheckpointExperts:
         self._words = GATED if "gate" in self._forms[0].matrices(self._forms[0].like) else PLAIN
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise StoreError(f"{folder} has no safetensors files, from which experts are read one by one")
+            raise StoreError(
+                f"{folder} has no safetensors files, from which experts are read one by one"
+            )
         try:
             self._open: dict[Path, Any] = {path: safe_open(path, "pt") for path in files}
         except (OSError, SafetensorError) as error:
@@ -55,15 +68,17 @@ class CheckpointExperts:
     def tensors(self, site: int, expert: int) -> dict[str, torch.Tensor]:
         """An expert's stored tensors, in the model's dtype and memory of their own.
 
-        Not views of the file: it begins its tensors at any multiple of 8 bytes, and with AVX-512 the last bits of a
-        product depend on how its operands are aligned.
+        Not views of the file: it begins its tensors at any multiple of 8 bytes, and with AVX-512
+        the last bits of a product depend on how its operands are aligned.
         """
         form, block = self._forms[site], self._sites[site]
         fused = {name: f"{block}.{name}" for name in form.like}
         if all(key in self._file_of for key in fused.values()):
             found = {name: self._slice(key, expert) for name, key in fused.items()}
         else:
-            found = form.stored({word: self._whole(key) for word, key in self._single(block, expert).items()})
+            found = form.stored(
+                {word: self._whole(key) for word, key in self._single(block, expert).items()}
+            )
         shapes = {name: values.shape for name, values in form.like.items()}
         wrong = {name: list(v.shape) for name, v in found.items() if v.shape != shapes[name]}
         if wrong:
@@ -79,11 +94,15 @@ class CheckpointExperts:
             match = SINGLE.match(key) or FUSED.match(key)
             if match is not None:
                 blocks[match["block"]] = None
-        ordered = sorted(blocks, key=lambda block: ("decoder" in block, [int(n) for n in re.findall(r"\d+", block)]))
+        ordered = sorted(
+            blocks,
+            key=lambda block: ("decoder" in block, [int(n) for n in re.findall(r"\d+", block)]),
+        )
         if len(ordered) != len(self._forms):
             raise StoreError(
-                f"{self._folder}: tensors of {len(ordered)} expert blocks ({', '.join(ordered[:3])}, ..), but the "
-                f"model has {len(self._forms)} sites; this layout of a checkpoint is not known"
+                f"{self._folder}: tensors of {len(ordered)} expert blocks"
+                f" ({', '.join(ordered[:3])}, ..), but the model has {len(self._forms)} sites; this"
+                " layout of a checkpoint is not known"
             )
         return ordered
 
@@ -99,7 +118,10 @@ class CheckpointExperts:
         need = set(self._forms[0].matrices(self._forms[0].like))
         if set(keys) != need:
             there = sorted(key for key in self._file_of if key.startswith(f"{block}."))[:4]
-            raise StoreError(f"{block}: expert {expert} needs {sorted(need)}, found {sorted(keys)} among {there}, ..")
+            raise StoreError(
+                f"{block}: expert {expert} needs {sorted(need)}, found {sorted(keys)} among"
+                f" {there}, .."
+            )
         return keys
 
     def _whole(self, key: str) -> torch.Tensor:

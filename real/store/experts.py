@@ -1,11 +1,13 @@
-"""The experts of any transformers MoE model as matrices, and a way to let something else compute them.
+"""The experts of any transformers MoE model as matrices, and a way to let something else compute
+them.
 
-An `ExpertForm` tells of one site how an expert's stored tensors are laid out, what one expert computes from them, and
-how the model adds experts up. Before a form is given out it is proved: a copy of the experts module with a few random
-experts computes a few rows, and the form must come to the same bits. What differs, or has a layout that is not known,
-is refused by name.
+An `ExpertForm` tells of one site how an expert's stored tensors are laid out, what one expert
+computes from them, and how the model adds experts up. Before a form is given out it is proved: a
+copy of the experts module with a few random experts computes a few rows, and the form must come to
+the same bits. What differs, or has a layout that is not known, is refused by name.
 
-Router, shared experts and hooks stay: only the ``forward`` of the experts module is replaced, on the instance.
+Router, shared experts and hooks stay: only the ``forward`` of the experts module is replaced, on
+the instance.
 """
 
 from __future__ import annotations
@@ -25,9 +27,18 @@ from capture.models.discover import MoELayer, discover
 
 Tensors = Mapping[str, torch.Tensor]
 Compute = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``compute(site, hidden [T, H], ids [T, K], weights [T, K]) -> [T, H]``; an id below 0 or past the experts is null."""
+"""``compute(site, hidden [T, H], ids [T, K], weights [T, K]) -> [T, H]``; an id below 0 or past
+the experts is null.
+"""
 
-FUSED = ("gate_up_proj", "up_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj", "down_proj_bias")
+FUSED = (
+    "gate_up_proj",
+    "up_proj",
+    "gate_up_proj_bias",
+    "up_proj_bias",
+    "down_proj",
+    "down_proj_bias",
+)
 PROBE_EXPERTS, PROBE_ROWS = 3, 5
 
 
@@ -49,9 +60,9 @@ class Site(Protocol):
 class ExpertForm(Protocol):
     """One site's experts, of a model or of a stand-in, which has no module.
 
-    ``like``: an expert's stored tensors in a fixed order, as shapes and dtypes alone (on the meta device). ``flipped``
-    names the stored matrices that are [in, out]. ``sums_in_weights_dtype``: experts are added up in the dtype of the
-    gate weights, else in that of the hidden states.
+    ``like``: an expert's stored tensors in a fixed order, as shapes and dtypes alone (on the meta
+    device). ``flipped`` names the stored matrices that are [in, out]. ``sums_in_weights_dtype``:
+    experts are added up in the dtype of the gate weights, else in that of the hidden states.
     """
 
     like: Tensors
@@ -69,14 +80,16 @@ class ExpertForm(Protocol):
         """The expert's stored tensors, views of the model's own, as far as the model has them."""
 
     def matrices(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The projections among stored tensors, each [out, in], as views: gate, up, down, or in, out where there is no
-        gate; biases as ``gate_bias`` and so on."""
+        """The projections among stored tensors, each [out, in], as views: gate, up, down, or in,
+        out where there is no gate; biases as ``gate_bias`` and so on."""
 
     def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
         """The stored tensors that these projections make: the inverse of ``matrices``."""
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
-        """What one expert with these stored tensors makes of rows [T, H], before its gate weight."""
+        """What one expert with these stored tensors makes of rows [T, H], before its gate
+        weight.
+        """
 
 
 class ModelForm(ExpertForm, Protocol):
@@ -93,17 +106,22 @@ class ModelForm(ExpertForm, Protocol):
 
 
 class StackedForm:
-    """Experts stacked in tensors of one dimension more; first projections fused, one after another or interleaved."""
+    """Experts stacked in tensors of one dimension more; first projections fused, one after
+    another or interleaved.
+    """
 
     def __init__(self, layer: MoELayer) -> None:
         experts = layer.experts
         self.sums_in_weights_dtype = False
-        self.names = tuple(name for name in FUSED if isinstance(experts._parameters.get(name), torch.Tensor))
+        self.names = tuple(
+            name for name in FUSED if isinstance(experts._parameters.get(name), torch.Tensor)
+        )
         first = [name for name in self.names if name in ("gate_up_proj", "up_proj")]
         others = [
-            name for name, values in experts.named_parameters()
+            name
+            for name, values in experts.named_parameters()
             if name not in FUSED and not name.startswith("post_expert_norm.")
-        ]  # fmt: skip
+        ]
         if len(first) != 1 or "down_proj" not in self.names or others:
             names = [name for name, _ in experts.named_parameters()]
             raise SwapError(f"{_name(layer)}: the layout of {names[:6]} is not known")
@@ -119,14 +137,18 @@ class StackedForm:
     def bind(self, layer: MoELayer) -> None:
         self.layer, experts = layer, layer.experts
         self._apply_gate: Any = getattr(experts, "_apply_gate", None) if self._is_gated else None
-        self._norm: Any = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
+        self._norm: Any = (
+            experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
+        )
 
     @property
     def kind(self) -> object:
         return type(self.layer.experts)
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
-        return {name: self.layer.experts.get_parameter(name).detach()[expert] for name in self.names}
+        return {
+            name: self.layer.experts.get_parameter(name).detach()[expert] for name in self.names
+        }
 
     def matrices(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
@@ -142,7 +164,11 @@ class StackedForm:
                 gate, up = first.chunk(2, dim=0)
                 found |= {"gate" + suffix: gate, "up" + suffix: up, "down" + suffix: down}
             else:
-                found |= {"gate" + suffix: first[::2], "up" + suffix: first[1::2], "down" + suffix: down}
+                found |= {
+                    "gate" + suffix: first[::2],
+                    "up" + suffix: first[1::2],
+                    "down" + suffix: down,
+                }
         return found
 
     def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
@@ -155,7 +181,11 @@ class StackedForm:
                 values = matrices["in" + suffix]
             else:
                 pair = matrices["gate" + suffix], matrices["up" + suffix]
-                values = torch.cat(pair) if self._is_concatenated else torch.stack(pair, dim=1).flatten(0, 1)
+                values = (
+                    torch.cat(pair)
+                    if self._is_concatenated
+                    else torch.stack(pair, dim=1).flatten(0, 1)
+                )
             found[name] = values.T if name in self.flipped else values
         return found
 
@@ -175,7 +205,9 @@ class StackedForm:
         experts: Any = copy(self.layer.experts)
         experts._parameters = dict(experts._parameters)
         for name in self.names:
-            experts._parameters[name] = nn.Parameter(torch.stack([tensors[name] for tensors in chosen]))
+            experts._parameters[name] = nn.Parameter(
+                torch.stack([tensors[name] for tensors in chosen])
+            )
         experts.num_experts = len(chosen)
         return experts  # type: ignore[no-any-return]
 
@@ -196,11 +228,17 @@ class ListedForm:
     def __init__(self, layer: MoELayer) -> None:
         self.layer, self.sums_in_weights_dtype, self.flipped = layer, False, frozenset[str]()
         modules = self._modules()
-        self.like: Tensors = _shapes({name: values.detach() for name, values in modules[0].named_parameters()})
+        self.like: Tensors = _shapes(
+            {name: values.detach() for name, values in modules[0].named_parameters()}
+        )
         self.names = tuple(self.like)
-        linears = [name for name, module in modules[0].named_modules() if isinstance(module, nn.Linear)]
+        linears = [
+            name for name, module in modules[0].named_modules() if isinstance(module, nn.Linear)
+        ]
         if len(linears) != 2 or {name.rpartition(".")[0] for name in self.names} != set(linears):
-            raise SwapError(f"{_name(layer)}: experts of {list(self.names)}; only two linear layers are known")
+            raise SwapError(
+                f"{_name(layer)}: experts of {list(self.names)}; only two linear layers are known"
+            )
         self._words = dict(zip(linears, ("in", "out"), strict=True))
         # What computes any expert: its own weights are never used.
         self._template = deepcopy(modules[0]).to("meta")
@@ -209,14 +247,20 @@ class ListedForm:
         self.layer = layer
 
     def _modules(self) -> list[nn.Module]:
-        return [child for child in self.layer.experts.children() if any(True for _ in child.parameters())]
+        return [
+            child
+            for child in self.layer.experts.children()
+            if any(True for _ in child.parameters())
+        ]
 
     @property
     def kind(self) -> object:
         return type(self.layer.experts)
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
-        return {name: values.detach() for name, values in self._modules()[expert].named_parameters()}
+        return {
+            name: values.detach() for name, values in self._modules()[expert].named_parameters()
+        }
 
     def matrices(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         found = {}
@@ -228,14 +272,21 @@ class ListedForm:
     def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
         kinds = {"weight": "", "bias": "_bias"}
         parts = {name: name.rpartition(".") for name in self.names}
-        return {name: matrices[self._words[linear] + kinds[kind]] for name, (linear, _, kind) in parts.items()}
+        return {
+            name: matrices[self._words[linear] + kinds[kind]]
+            for name, (linear, _, kind) in parts.items()
+        }
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(self._template, dict(tensors), (hidden,))  # type: ignore[no-any-return]
 
     def few(self, chosen: Sequence[Tensors]) -> nn.Module:
         experts: Any = copy(self.layer.experts)
-        names = [name for name, child in experts.named_children() if any(True for _ in child.parameters())]
+        names = [
+            name
+            for name, child in experts.named_children()
+            if any(True for _ in child.parameters())
+        ]
         experts._modules = {}
         for name, tensors in zip(names, chosen, strict=False):
             module = deepcopy(self._template).to_empty(device="cpu").eval()
@@ -249,7 +300,9 @@ def _shapes(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def expert_forms(model: nn.Module) -> list[ModelForm]:
-    """The forms of a model's sites, in order, proved. Raise SwapError for what cannot be swapped."""
+    """The forms of a model's sites, in order, proved. Raise SwapError for what cannot be
+    swapped.
+    """
     return forms_of_layers(discover(model))
 
 
@@ -270,7 +323,9 @@ def forms_of_layers(layers: Sequence[MoELayer]) -> list[ModelForm]:
 def _form(layer: MoELayer) -> ModelForm:
     if type(layer.adapter) is Adapter:
         if layer.num_classes != layer.num_experts and not hasattr(layer.experts, "has_gate"):
-            raise SwapError(f"{_name(layer)}: its null experts are computed, too ({layer.num_classes} classes)")
+            raise SwapError(
+                f"{_name(layer)}: its null experts are computed, too ({layer.num_classes} classes)"
+            )
         return StackedForm(layer)
     if type(layer.adapter) is OneHot:
         return ListedForm(layer)
@@ -294,9 +349,11 @@ def expert_weights(model: nn.Module, site: int, expert: int) -> dict[str, torch.
 def swapped_experts(
     model: nn.Module, compute: Compute, forms: Sequence[ModelForm] | None = None
 ) -> Iterator[Sequence[ModelForm]]:
-    """Within the block ``compute`` is asked for what each site's experts add up to; then the model is as it was.
+    """Within the block ``compute`` is asked for what each site's experts add up to; then the model
+    is as it was.
 
-    ``forms`` saves finding and proving them again. Bitwise comparisons are with ``experts_implementation=eager``.
+    ``forms`` saves finding and proving them again. Bitwise comparisons are with
+    ``experts_implementation=eager``.
     """
     forms = expert_forms(model) if forms is None else forms
     taken = [(form.layer.experts, form.layer.experts.__dict__.get("forward")) for form in forms]
@@ -317,7 +374,9 @@ def _forward_of(layer: MoELayer, compute: Compute) -> Callable[..., torch.Tensor
         hidden = arguments[0]
         rows = hidden.reshape(-1, hidden.shape[-1])
         ids, weights = layer.adapter.choice(layer.experts, arguments, None)
-        return compute(layer.site, rows, ids.reshape(len(rows), -1), weights.reshape(len(rows), -1)).view(hidden.shape)
+        return compute(
+            layer.site, rows, ids.reshape(len(rows), -1), weights.reshape(len(rows), -1)
+        ).view(hidden.shape)
 
     return forward
 
@@ -326,17 +385,25 @@ def _forward_of(layer: MoELayer, compute: Compute) -> Callable[..., torch.Tensor
 
 
 def rows_of(ids: torch.Tensor, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows [n] that chose an expert, and its rank in each, in the order in which the model computes them."""
+    """The rows [n] that chose an expert, and its rank in each, in the order in which the model
+    computes them.
+    """
     rank, row = torch.where(ids.T.eq(expert))
     return row, rank
 
 
-def add_up(form: ExpertForm, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-           outputs: Mapping[int, torch.Tensor]) -> torch.Tensor:  # fmt: skip
-    """The weighted sum [T, H] of experts' outputs [n, H] (rows as in `rows_of`), added by ascending expert.
+def add_up(
+    form: ExpertForm,
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    outputs: Mapping[int, torch.Tensor],
+) -> torch.Tensor:
+    """The weighted sum [T, H] of experts' outputs [n, H] (rows as in `rows_of`), added by ascending
+    expert.
 
-    In whatever order the outputs were computed, the sum has the bits of the model's own. An expert that is not among
-    them adds nothing.
+    In whatever order the outputs were computed, the sum has the bits of the model's own. An expert
+    that is not among them adds nothing.
     """
     dtype = weights.dtype if form.sums_in_weights_dtype else hidden.dtype
     total = torch.zeros_like(hidden, dtype=dtype)
@@ -346,22 +413,39 @@ def add_up(form: ExpertForm, hidden: torch.Tensor, ids: torch.Tensor, weights: t
     return total.to(hidden.dtype)
 
 
-def compute_all(form: ExpertForm, tensors_of: Callable[[int], Tensors], hidden: torch.Tensor, ids: torch.Tensor,
-                weights: torch.Tensor) -> torch.Tensor:  # fmt: skip
+def compute_all(
+    form: ExpertForm,
+    tensors_of: Callable[[int], Tensors],
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
     """What a site's experts add up to [T, H], computed one after another."""
-    chosen = [expert for expert in sorted({*ids.flatten().tolist()}) if 0 <= expert < form.layer.num_experts]
-    outputs = {expert: form.forward(tensors_of(expert), hidden[rows_of(ids, expert)[0]]) for expert in chosen}
+    chosen = [
+        expert
+        for expert in sorted({*ids.flatten().tolist()})
+        if 0 <= expert < form.layer.num_experts
+    ]
+    outputs = {
+        expert: form.forward(tensors_of(expert), hidden[rows_of(ids, expert)[0]])
+        for expert in chosen
+    }
     return add_up(form, hidden, ids, weights, outputs)
 
 
 @torch.no_grad()
 def _prove(form: ModelForm) -> bool:
-    """Whether sums are in the weights' dtype. Raise SwapError unless form and model compute the same bits."""
+    """Whether sums are in the weights' dtype. Raise SwapError unless form and model compute the
+    same bits.
+    """
     draw = torch.Generator().manual_seed(0)
     count = min(PROBE_EXPERTS, form.layer.num_experts)
     like = form.like
     experts = [
-        {name: torch.randn(v.shape, generator=draw).div_(v.shape[-1] ** 0.5).to(v.dtype) for name, v in like.items()}
+        {
+            name: torch.randn(v.shape, generator=draw).div_(v.shape[-1] ** 0.5).to(v.dtype)
+            for name, v in like.items()
+        }
         for _ in range(count)
     ]
     module = form.few(experts)
@@ -376,9 +460,13 @@ def _prove(form: ModelForm) -> bool:
     try:
         own = inspect.unwrap(type(module).forward)(module, hidden, choice, weights)
     except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise SwapError(f"{_name(form.layer)}: a copy with {count} experts does not run ({error})") from None
+        raise SwapError(
+            f"{_name(form.layer)}: a copy with {count} experts does not run ({error})"
+        ) from None
     for sums_in_weights_dtype in (False, True):
         form.sums_in_weights_dtype = sums_in_weights_dtype
         if torch.equal(own, compute_all(form, experts.__getitem__, hidden, ids, weights)):
             return sums_in_weights_dtype
-    raise SwapError(f"{_name(form.layer)}: it computes something else than gate, up and down projections do")
+    raise SwapError(
+        f"{_name(form.layer)}: it computes something else than gate, up and down projections do"
+    )

@@ -1,9 +1,11 @@
-"""Experts that move neuron by neuron, as FloE's do: how one is stored, what a slot holds of it, what comes of that.
+"""Experts that move neuron by neuron, as FloE's do: how one is stored, what a slot holds of it,
+what comes of that.
 
-A neuron of an expert is a row of its gate and up projections and a column of its down projection. What moves of it is a
-*pair*: the gate row and the down column side by side. The up projections of all experts stay on the device, at 2 bits,
-outside the slots. A partial move brings the pairs of some neurons, one behind another; what completes it follows them
-in the same slot. Computed is the expert of the neurons that have come, and of no others.
+A neuron of an expert is a row of its gate and up projections and a column of its down projection.
+What moves of it is a *pair*: the gate row and the down column side by side. The up projections of
+all experts stay on the device, at 2 bits, outside the slots. A partial move brings the pairs of
+some neurons, one behind another; what completes it follows them in the same slot. Computed is the
+expert of the neurons that have come, and of no others.
 
 Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2 and 3.4.2.
 """
@@ -27,12 +29,14 @@ Numbers = NDArray[np.int64]
 
 
 def by_neuron(form: ExpertForm, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """An expert's ``pairs`` [I, 2H] and ``up`` [I, H]. Raise ValueError for one without a gate, or with biases."""
+    """An expert's ``pairs`` [I, 2H] and ``up`` [I, H]. Raise ValueError for one without a gate,
+    or with biases.
+    """
     found: Mapping[str, torch.Tensor] = form.matrices(tensors)
     if set(found) != GATED:
         raise ValueError(
-            f"{form.layer.name}: experts of {', '.join(sorted(found))} have no neurons of gate, up and down to move "
-            f"one by one; choose another precision than {PRECISION}"
+            f"{form.layer.name}: experts of {', '.join(sorted(found))} have no neurons of gate, up"
+            f" and down to move one by one; choose another precision than {PRECISION}"
         )
     return {PAIRS: torch.cat([found["gate"], found["down"].T], dim=1), UP: found["up"]}
 
@@ -44,23 +48,29 @@ def of_neurons(form: ExpertForm, pairs: torch.Tensor, up: torch.Tensor) -> dict[
 
 
 class Arrivals:
-    """Which neurons the slots hold of what has moved in part, by key. The device's lock is held around ``begin``.
+    """Which neurons the slots hold of what has moved in part, by key. The device's lock is held
+    around ``begin``.
 
-    A live run ranks them (``rank(key, completes)``: all of an expert's neurons, the most active first; whether they
-    join others that are there), and as many come as were moved. Which ones a token makes active a replay does not know:
-    they are drawn, seeded by the transfer's number, so that they lie as scattered in memory as active ones would.
+    A live run ranks them (``rank(key, completes)``: all of an expert's neurons, the most active
+    first; whether they join others that are there), and as many come as were moved. Which ones a
+    token makes active a replay does not know: they are drawn, seeded by the transfer's number, so
+    that they lie as scattered in memory as active ones would.
     """
 
     def __init__(self, geometry: Geometry, neurons: int) -> None:
         self._geometry, self._neurons = geometry, neurons
         self.rank: Callable[[int, bool], Numbers] | None = None
-        self._moving: dict[int, tuple[int, int, Numbers]] = {}  # key -> transfer, bytes in all, and the neurons' order
+        self._moving: dict[
+            int, tuple[int, int, Numbers]
+        ] = {}  # key -> transfer, bytes in all, and the neurons' order
 
     def pair_bytes(self, key: int) -> int:
         return self._geometry.bytes_of(key) // self._neurons
 
     def begin(self, key: int, number: int, there_bytes: int, moved_bytes: int) -> None:
-        """Transfer ``number`` brings bytes behind those that are there; a later service of it changes nothing."""
+        """Transfer ``number`` brings bytes behind those that are there; a later service of it
+        changes nothing.
+        """
         last, _, order = self._moving.get(key, (-1, 0, np.zeros(0, np.int64)))
         if number == last:
             return
@@ -80,13 +90,19 @@ class Arrivals:
         # What comes whole in the order of memory; a last one that is cut off behind them.
         whole = max(0, (there_bytes + moved_bytes) // size - before)
         more = np.concatenate([np.sort(left[:whole]), left[whole:wanted]])
-        self._moving[key] = number, there_bytes + moved_bytes, np.concatenate([order[:before], more])
+        self._moving[key] = (
+            number,
+            there_bytes + moved_bytes,
+            np.concatenate([order[:before], more]),
+        )
 
     def is_partial(self, key: int) -> bool:
         return key in self._moving
 
     def extent(self, key: int, begin: int, count: int) -> tuple[int, int]:
-        """Where byte ``begin`` of the slot is in the stored variant, and how many of ``count`` stand there together."""
+        """Where byte ``begin`` of the slot is in the stored variant, and how many of ``count``
+        stand there together.
+        """
         if key not in self._moving:
             return begin, count
         size, (_, _, order) = self.pair_bytes(key), self._moving[key]
@@ -94,7 +110,9 @@ class Arrivals:
         return int(order[place]) * size + at, min(count, size - at)
 
     def held(self, key: int) -> Numbers | None:
-        """The neurons in a key's slot when all that moves has come, whole ones, in their order; None: all of them."""
+        """The neurons in a key's slot when all that moves has come, whole ones, in their order;
+        None: all of them.
+        """
         if key not in self._moving:
             return None
         _, num_bytes, order = self._moving[key]

@@ -1,7 +1,8 @@
-"""Ways to read a store: unbuffered, through the page cache, through page faults of a mapping, or from RAM.
+"""Ways to read a store: unbuffered, through the page cache, through page faults of a mapping, or
+from RAM.
 
-A reader belongs to one thread. What it cannot read to the end raises `StoreError`: nothing waits for bytes that will
-not come.
+A reader belongs to one thread. What it cannot read to the end raises `StoreError`: nothing waits
+for bytes that will not come.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Bytes = NDArray[np.uint8]
 
 class Reader(Protocol):
     def read(self, offset: int, into: Bytes) -> None:
-        """Fill ``into`` with the file's bytes from ``offset`` on. Raise StoreError if they are not all there."""
+        """Fill ``into`` with the file's bytes from ``offset`` on. Raise StoreError if they are
+        not all there.
+        """
 
     def close(self) -> None: ...
 
@@ -47,7 +50,9 @@ class BufferedReader:
 
 
 class DirectReader:
-    """Reads past the page cache (O_DIRECT), into an aligned buffer of its own, and copies from there."""
+    """Reads past the page cache (O_DIRECT), into an aligned buffer of its own, and copies from
+    there.
+    """
 
     def __init__(self, path: Path, piece_bytes: int) -> None:
         self._path = path
@@ -55,8 +60,9 @@ class DirectReader:
             self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
         except OSError as error:
             raise StoreError(
-                f"{path} cannot be read past the page cache ({error.strerror}): this file system has no O_DIRECT; set "
-                f"engine.source=buffered, or engine.store_dir to a folder on a disk"
+                f"{path} cannot be read past the page cache ({error.strerror}): this file system"
+                " has no O_DIRECT; set engine.source=buffered, or engine.store_dir to a folder on"
+                " a disk"
             ) from None
         self._mapping = mmap.mmap(-1, _up(piece_bytes) + 2 * ALIGNMENT)
         self._buffer: Any = np.frombuffer(self._mapping, np.uint8)
@@ -83,7 +89,9 @@ class DirectReader:
 
 
 class MappedReader:
-    """Touches pages of a mapping: what is not in the page cache is faulted in, as llama.cpp does."""
+    """Touches pages of a mapping: what is not in the page cache is faulted in, as llama.cpp
+    does.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,7 +105,9 @@ class MappedReader:
         np.copyto(into, self.bytes[offset : offset + len(into)])
 
     def check(self, offset: int, count: int) -> None:
-        """Raise StoreError if the file has become too short: touching what it lacks would end the process."""
+        """Raise StoreError if the file has become too short: touching what it lacks would end
+        the process.
+        """
         size = os.fstat(self._file).st_size
         if size < offset + count:
             raise _short(self._path, offset, count, max(0, size - offset))
@@ -152,8 +162,8 @@ def _read(path: Path, file: int, into: Bytes, offset: int) -> int:
 
 def _short(path: Path, offset: int, count: int, got: int) -> StoreError:
     return StoreError(
-        f"{path} ends within what is read: {got} of {count} bytes at {offset}; it was cut while the run was reading "
-        f"it: delete it, and run again"
+        f"{path} ends within what is read: {got} of {count} bytes at {offset}; it was cut while the"
+        " run was reading it: delete it, and run again"
     )
 
 

@@ -1,7 +1,8 @@
-"""Room for variants of several sizes in parts of one memory: which bytes are free, and which are whose.
+"""Room for variants of several sizes in parts of one memory: which bytes are free, and which are
+whose.
 
-A variant takes free bytes of its own part in one piece, if there is one; else pieces of any part. What its holder has
-given up keeps its bytes until they are needed.
+A variant takes free bytes of its own part in one piece, if there is one; else pieces of any part.
+What its holder has given up keeps its bytes until they are needed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ Extent = tuple[int, int]
 
 
 class Room:
-    """``sizes`` of the parts, in bytes. ``is_gone(key)``: its holder has given it up; ``on_free(key, extents)`` is told
-    when its bytes are taken back.
+    """``sizes`` of the parts, in bytes. ``is_gone(key)``: its holder has given it up;
+    ``on_free(key, extents)`` is told when its bytes are taken back.
     """
 
-    def __init__(self, sizes: Sequence[int], is_gone: Callable[[int], bool],
-                 on_free: Callable[[int, list[Extent]], None] = lambda key, extents: None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        is_gone: Callable[[int], bool],
+        on_free: Callable[[int, list[Extent]], None] = lambda key, extents: None,
+    ) -> None:
         self._is_gone, self._on_free = is_gone, on_free
         self.num_bytes = sum(sizes)
         self._parts: list[Extent] = []
@@ -33,7 +38,9 @@ class Room:
             self._parts.append((begin, end))
         self.end = end
         """How long the memory must be."""
-        self._free: list[Extent] = [(begin, end - begin) for begin, end in self._parts if end > begin]
+        self._free: list[Extent] = [
+            (begin, end - begin) for begin, end in self._parts if end > begin
+        ]
         self.extents: dict[int, list[Extent]] = {}
         self.num_scattered = 0
         """How often a variant found no room in one piece."""
@@ -108,6 +115,8 @@ class Room:
 
     def check(self) -> None:
         """Assert that no byte is in two places. For tests."""
-        pieces = sorted([*self._free, *(extent for extents in self.extents.values() for extent in extents)])
+        pieces = sorted(
+            [*self._free, *(extent for extents in self.extents.values() for extent in extents)]
+        )
         assert all(at + length <= after for (at, length), (after, _) in pairwise(pieces)), pieces
         assert sum(length for _, length in pieces) == self.num_bytes

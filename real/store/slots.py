@@ -1,8 +1,10 @@
-"""The slots of a tier as memory: exactly the budget's bytes, and where in them each resident variant lies.
+"""The slots of a tier as memory: exactly the budget's bytes, and where in them each resident
+variant lies.
 
-The controller decides what is resident and counts bytes; here it is only found room. A variant goes to free bytes of
-its own pool's part, in one piece if there is one; where variants of several sizes share a pool it may lie in several
-pieces, and is put together when it is computed. What the controller has given up keeps its bytes until they are needed.
+The controller decides what is resident and counts bytes; here it is only found room. A variant goes
+to free bytes of its own pool's part, in one piece if there is one; where variants of several sizes
+share a pool it may lie in several pieces, and is put together when it is computed. What the
+controller has given up keeps its bytes until they are needed.
 """
 
 from __future__ import annotations
@@ -20,13 +22,18 @@ from sim.core.slots import IN_FLIGHT, Slots
 
 
 class SlotMemory:
-    """``outside_bytes`` come on top of the pools: staging slots, and what pools may hold over their capacity.
-    ``keeps_slot(key)``: a key that is neither there nor on its way has a slot all the same. ``take``: gives the memory,
-    uint8, at a multiple of 64 bytes.
+    """``outside_bytes`` come on top of the pools: staging slots, and what pools may hold over their
+    capacity. ``keeps_slot(key)``: a key that is neither there nor on its way has a slot all the
+    same. ``take``: gives the memory, uint8, at a multiple of 64 bytes.
     """
 
-    def __init__(self, slots: Slots, outside_bytes: int = 0, keeps_slot: Callable[[int], bool] = lambda key: False,
-                 take: Callable[[int], Bytes] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        slots: Slots,
+        outside_bytes: int = 0,
+        keeps_slot: Callable[[int], bool] = lambda key: False,
+        take: Callable[[int], Bytes] | None = None,
+    ) -> None:
         self._slots = slots
 
         def is_gone(key: int) -> bool:
@@ -43,12 +50,14 @@ class SlotMemory:
         return self._room.num_scattered
 
     def place(self, key: int) -> None:
-        """Find room for a key that the controller has claimed a slot for; its bytes are still to come."""
+        """Find room for a key that the controller has claimed a slot for; its bytes are still to
+        come.
+        """
         size = self._slots.key_bytes[key]
         if not self._room.place(key, size, self._slots.pool_of[key]):
             raise RuntimeError(
-                f"no room for {self._slots.geometry.name_of(key)}: {size} B needed, {self._room.free_bytes} B free of "
-                f"{self.num_bytes}"
+                f"no room for {self._slots.geometry.name_of(key)}: {size} B needed,"
+                f" {self._room.free_bytes} B free of {self.num_bytes}"
             )
 
     def holds(self, key: int) -> bool:
@@ -70,7 +79,9 @@ class SlotMemory:
         return views[0] if len(views) == 1 else torch.cat(views)
 
     def check(self, held: Callable[[int], bool]) -> None:
-        """Assert that no byte is in two places, and that what is ``held`` has its bytes. For tests."""
+        """Assert that no byte is in two places, and that what is ``held`` has its bytes. For
+        tests.
+        """
         self._room.check()
         for key, extents in self._room.extents.items():
             assert sum(length for _, length in extents) == self._slots.key_bytes[key]

@@ -1,7 +1,8 @@
-"""Experts of any geometry, without a model: known patterns, so that what is computed can be checked.
+"""Experts of any geometry, without a model: known patterns, so that what is computed can be
+checked.
 
-They are gated by SiLU (three matrices) or plain with ReLU (two). The values of an expert depend on its number and on
-nothing else.
+They are gated by SiLU (three matrices) or plain with ReLU (two). The values of an expert depend on
+its number and on nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class StandInForm:
     sums_in_weights_dtype = False
 
     def __init__(self, model: Model, site: int) -> None:
-        self._hidden, self._inner, self._is_gated = model.hidden, model.expert_intermediate, model.expert_matrices == 3
+        self._hidden, self._inner, self._is_gated = (
+            model.hidden,
+            model.expert_intermediate,
+            model.expert_matrices == 3,
+        )
         self.layer = _Layer(f"{model.name} site {site}", site, model.experts)
         self._first = "gate_up_proj" if self._is_gated else "up_proj"
         shape = (2 if self._is_gated else 1) * self._inner, self._hidden
@@ -43,15 +48,22 @@ class StandInForm:
         return self._first
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
-        """An expert's stored tensors, in fp32, multiples of 1/1024 between -1/2 and 1/2: exact at 16 bits.
+        """An expert's stored tensors, in fp32, multiples of 1/1024 between -1/2 and 1/2: exact at
+        16 bits.
 
-        Every row of a matrix begins elsewhere in one period, so that no two rows, matrices or experts agree.
+        Every row of a matrix begins elsewhere in one period, so that no two rows, matrices or
+        experts agree.
         """
         number = self.layer.site * self.layer.num_experts + expert
         found = {}
         for place, (name, values) in enumerate(self.like.items()):
             rows, columns = values.shape
-            count = torch.arange(columns)[None] * 7 + torch.arange(rows)[:, None] * 131 + number * 389 + place * 53
+            count = (
+                torch.arange(columns)[None] * 7
+                + torch.arange(rows)[:, None] * 131
+                + number * 389
+                + place * 53
+            )
             found[name] = (count % 1021 - 510).float() / 1024
         return found
 
@@ -65,7 +77,10 @@ class StandInForm:
     def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
         if not self._is_gated:
             return {"up_proj": matrices["in"], "down_proj": matrices["out"]}
-        return {"gate_up_proj": torch.cat([matrices["gate"], matrices["up"]]), "down_proj": matrices["down"]}
+        return {
+            "gate_up_proj": torch.cat([matrices["gate"], matrices["up"]]),
+            "down_proj": matrices["down"],
+        }
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         inner = F.linear(hidden, tensors[self._first])

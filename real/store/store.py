@@ -1,14 +1,16 @@
 """Every expert of a model, at each precision in play, in one file.
 
-A block of text (magic line, then JSON) is followed by one region for each precision; in it the experts stand by site,
-then id, each at a multiple of 4096 bytes, so that unbuffered reads may begin there. An expert's *blob* is its stored
-tensors one after another: as they are for 16 and 32 bits, rounded by groups of a row for 8, 4 and 2 bits, scales and
-zeros included. The bytes that a slot holds and a load moves are the blob's.
+A block of text (magic line, then JSON) is followed by one region for each precision; in it the
+experts stand by site, then id, each at a multiple of 4096 bytes, so that unbuffered reads may begin
+there. An expert's *blob* is its stored tensors one after another: as they are for 16 and 32 bits,
+rounded by groups of a row for 8, 4 and 2 bits, scales and zeros included. The bytes that a slot
+holds and a load moves are the blob's.
 
-Experts that move neuron by neuron have two more parts (`real.store.neurons`): their pairs are the blob, and a region behind
-all others holds the up projections, which no slot holds.
+Experts that move neuron by neuron have two more parts (`real.store.neurons`): their pairs are the
+blob, and a region behind all others holds the up projections, which no slot holds.
 
-A *stand-in* has the blobs of a few experts only and uses them again and again, so that a model of any size fits a disk.
+A *stand-in* has the blobs of a few experts only and uses them again and again, so that a model of
+any size fits a disk.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a blob: ``shape`` as the model has it, from byte ``begin`` on. ``bits`` is 0 for what is stored as
-    it is, in ``dtype``; ``flipped``: rows of the model's tensor are inputs, those of the stored matrix outputs.
+    """One tensor of a blob: ``shape`` as the model has it, from byte ``begin`` on. ``bits`` is 0
+    for what is stored as it is, in ``dtype``; ``flipped``: rows of the model's tensor are inputs,
+    those of the stored matrix outputs.
     """
 
     name: str
@@ -83,22 +86,33 @@ class StoredTensor:
     def write(self, values: torch.Tensor, blob: torch.Tensor) -> None:
         place = blob[self.begin : self.begin + self.num_bytes]
         if self.bits:
-            self.layout.write(quantise(values.T if self.flipped else values, self.bits, self.group), place)
+            self.layout.write(
+                quantise(values.T if self.flipped else values, self.bits, self.group), place
+            )
         else:
-            place[: values.numel() * self._dtype.itemsize].view(self._dtype).view(self.shape).copy_(values)
+            place[: values.numel() * self._dtype.itemsize].view(self._dtype).view(self.shape).copy_(
+                values
+            )
 
     def read(self, blob: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The tensor in ``dtype``; a view of the blob where it is stored so."""
         place = blob[self.begin : self.begin + self.num_bytes]
         if not self.bits:
-            return place[: math.prod(self.shape) * self._dtype.itemsize].view(self._dtype).view(self.shape).to(dtype)
+            return (
+                place[: math.prod(self.shape) * self._dtype.itemsize]
+                .view(self._dtype)
+                .view(self.shape)
+                .to(dtype)
+            )
         matrix = dequantise(self.layout.read(place), dtype)
         return matrix.T if self.flipped else matrix
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How an expert is stored at one precision: ``begin`` of its region, ``stride`` from one expert to the next."""
+    """How an expert is stored at one precision: ``begin`` of its region, ``stride`` from one
+    expert to the next.
+    """
 
     precision: str
     tensors: tuple[StoredTensor, ...]
@@ -110,12 +124,16 @@ class Variant:
         return _aligned(self.num_bytes, ALIGNMENT)
 
     def encode(self, tensors: Tensors) -> torch.Tensor:
-        """The blob, uint8. Raise StoreError where a weight is beyond what the precision can hold."""
+        """The blob, uint8. Raise StoreError where a weight is beyond what the precision can
+        hold.
+        """
         blob = torch.zeros(self.num_bytes, dtype=torch.uint8)
         for tensor in self.tensors:
             tensor.write(tensors[tensor.name], blob)
             if not tensor.bits and not bool(tensor.read(blob, RAW[tensor.dtype]).isfinite().all()):
-                raise StoreError(f"{tensor.name} has weights that are not finite as {self.precision}")
+                raise StoreError(
+                    f"{tensor.name} has weights that are not finite as {self.precision}"
+                )
         return blob
 
     def decode(self, blob: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -130,16 +148,23 @@ def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozense
     """
     if precision not in RAW and precision not in GROUPED:
         known = ", ".join([*RAW, *GROUPED, PRECISION])
-        raise StoreError(f"precision {precision} cannot be stored; a store holds {known}: choose another one")
+        raise StoreError(
+            f"precision {precision} cannot be stored; a store holds {known}: choose another one"
+        )
     bits, group = GROUPED.get(precision, (0, 0))
     tensors, begin = [], 0
     for name, values in like.items():
         is_grouped = bits > 0 and values.dim() == 2
         dtype = precision if precision in RAW else "fp16"
         tensor = StoredTensor(
-            name, tuple(values.shape), begin, dtype, bits if is_grouped else 0, group if is_grouped else 0,
+            name,
+            tuple(values.shape),
+            begin,
+            dtype,
+            bits if is_grouped else 0,
+            group if is_grouped else 0,
             is_grouped and name in flipped,
-        )  # fmt: skip
+        )
         tensors.append(tensor)
         begin += tensor.num_bytes
     return Variant(precision, tuple(tensors), begin)
@@ -147,10 +172,11 @@ def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozense
 
 @dataclass(frozen=True)
 class StoreHeader:
-    """``identity`` says what is stored: a store with another one is another model's. ``distinct``: experts that have
-    blobs of their own, in order of site and id (all of them but in a stand-in). ``lossless``: by precision, whether
-    reading gives the model's own weights back. ``sha256`` is over the blobs, expert by expert, each by precision, the
-    ``resident`` part last (None: experts have none).
+    """``identity`` says what is stored: a store with another one is another model's. ``distinct``:
+    experts that have blobs of their own, in order of site and id (all of them but in a stand-in).
+    ``lossless``: by precision, whether reading gives the model's own weights back. ``sha256`` is
+    over the blobs, expert by expert, each by precision, the ``resident`` part last (None: experts
+    have none).
     """
 
     identity: Mapping[str, Any]
@@ -170,8 +196,14 @@ class StoreHeader:
         plain = json.loads(text)
         variants = tuple(_variant_from(variant) for variant in plain.pop("variants"))
         resident = plain.pop("resident", None)
-        return cls(**{**plain, "variants": variants, "lossless": tuple(plain["lossless"]),
-                      "resident": None if resident is None else _variant_from(resident)})  # fmt: skip
+        return cls(
+            **{
+                **plain,
+                "variants": variants,
+                "lossless": tuple(plain["lossless"]),
+                "resident": None if resident is None else _variant_from(resident),
+            }
+        )
 
     @property
     def parts(self) -> tuple[Variant, ...]:
@@ -200,7 +232,9 @@ class StoreHeader:
 
 
 def _variant_from(plain: Mapping[str, Any]) -> Variant:
-    tensors = tuple(StoredTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in plain["tensors"])
+    tensors = tuple(
+        StoredTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in plain["tensors"]
+    )
     return Variant(**{**plain, "tensors": tensors})
 
 
@@ -214,36 +248,45 @@ class Store:
         found = path.stat().st_size
         if found != self.header.num_bytes:
             raise StoreError(
-                f"{path} has {found} bytes, but its header tells of {self.header.num_bytes}: it was cut or altered; "
-                f"delete it, and the next run writes it anew"
+                f"{path} has {found} bytes, but its header tells of {self.header.num_bytes}: it was"
+                " cut or altered; delete it, and the next run writes it anew"
             )
 
     def check_shape(self, geometry: Geometry) -> None:
-        """Raise StoreError unless it holds the experts of a run, in the sizes that the run counts with."""
+        """Raise StoreError unless it holds the experts of a run, in the sizes that the run
+        counts with.
+        """
         held, g = self.header, geometry
         sizes = tuple(variant.num_bytes for variant in held.variants)
         if g.variant_bytes != sizes or (g.sites, g.experts) != (held.sites, held.experts):
             raise StoreError(
-                f"{self.path} holds {held.sites} x {held.experts} experts of {sizes} B, the run needs "
-                f"{g.sites} x {g.experts} of {g.variant_bytes} B; build it with the stored_bytes of this store"
+                f"{self.path} holds {held.sites} x {held.experts} experts of {sizes} B, the run"
+                f" needs {g.sites} x {g.experts} of {g.variant_bytes} B; build it with the"
+                " stored_bytes of this store"
             )
 
     def bytes_of(self, precision: int) -> int:
         """What a slot holds of an expert."""
         return self.header.variants[precision].num_bytes
 
-    def decode(self, precision: int, blob: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def decode(
+        self, precision: int, blob: torch.Tensor, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         return self.header.variants[precision].decode(blob, dtype)
 
     def read_resident(self) -> torch.Tensor | None:
-        """The bytes of the resident parts of all experts that have their own, uint8 [distinct, stride]."""
+        """The bytes of the resident parts of all experts that have their own, uint8 [distinct,
+        stride].
+        """
         resident = self.header.resident
         if resident is None:
             return None
         with self.path.open("rb") as stream:
             stream.seek(resident.begin)
             content = bytearray(stream.read(self.header.distinct * resident.stride))
-        return torch.frombuffer(content, dtype=torch.uint8).view(self.header.distinct, resident.stride)
+        return torch.frombuffer(content, dtype=torch.uint8).view(
+            self.header.distinct, resident.stride
+        )
 
     def verify(self) -> None:
         """Read all of it. Raise StoreError if its digest is not the header's."""
@@ -255,7 +298,9 @@ class Store:
                     stream.seek(self.header.offset(precision, site, expert))
                     digest.update(stream.read(variant.num_bytes))
         if digest.hexdigest() != self.header.sha256:
-            raise StoreError(f"{self.path}: its content has another sha256 than its header tells; delete it")
+            raise StoreError(
+                f"{self.path}: its content has another sha256 than its header tells; delete it"
+            )
 
 
 def read_header(path: Path) -> StoreHeader:
@@ -278,13 +323,21 @@ def read_header(path: Path) -> StoreHeader:
         ) from None
 
 
-def open_or_write(path: Path, identity: Mapping[str, Any], forms: Sequence[ExpertForm], precisions: Sequence[str],
-                  tensors_of: Callable[[int, int], Tensors], *, distinct: int | None = None,
-                  advance: Callable[[int], None] = lambda done: None) -> Store:  # fmt: skip
-    """The store at ``path``; written first, expert by expert, if there is none, or one of another identity or form.
+def open_or_write(
+    path: Path,
+    identity: Mapping[str, Any],
+    forms: Sequence[ExpertForm],
+    precisions: Sequence[str],
+    tensors_of: Callable[[int, int], Tensors],
+    *,
+    distinct: int | None = None,
+    advance: Callable[[int], None] = lambda done: None,
+) -> Store:
+    """The store at ``path``; written first, expert by expert, if there is none, or one of another
+    identity or form.
 
-    ``tensors_of(site, expert)`` gives stored tensors; one expert is in memory at a time. The file appears whole or not
-    at all. Raise StoreError, also where the disk is full.
+    ``tensors_of(site, expert)`` gives stored tensors; one expert is in memory at a time. The file
+    appears whole or not at all. Raise StoreError, also where the disk is full.
     """
     header = plan_store(identity, forms, precisions, distinct)
     if path.exists() and _is_same(path, header):
@@ -300,8 +353,10 @@ def open_or_write(path: Path, identity: Mapping[str, Any], forms: Sequence[Exper
         _write(part, header, parts_of, advance)
         os.replace(part, path)
     except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error.strerror}): it takes {header.num_bytes} bytes; make room, "
-                         f"or name another folder with engine.store_dir") from error  # fmt: skip
+        raise StoreError(
+            f"{path} cannot be written ({error.strerror}): it takes {header.num_bytes} bytes; make"
+            " room, or name another folder with engine.store_dir"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     return Store(path)
@@ -314,38 +369,59 @@ def _is_same(path: Path, header: StoreHeader) -> bool:
     return all(one[name] == other[name] for name in same)
 
 
-def plan_store(identity: Mapping[str, Any], forms: Sequence[ExpertForm], precisions: Sequence[str],
-               distinct: int | None = None) -> StoreHeader:  # fmt: skip
+def plan_store(
+    identity: Mapping[str, Any],
+    forms: Sequence[ExpertForm],
+    precisions: Sequence[str],
+    distinct: int | None = None,
+) -> StoreHeader:
     """The header of a store that has not been written: where everything will be."""
     like = forms[0].like
     shapes = {name: values.shape for name, values in like.items()}
     for form in forms:
         own = {name: values.shape for name, values in form.like.items()}
         if own != shapes:
-            raise StoreError(f"{form.layer.name}: its experts are {own}, those of the first site {shapes}")
+            raise StoreError(
+                f"{form.layer.name}: its experts are {own}, those of the first site {shapes}"
+            )
     experts = forms[0].layer.num_experts
     total = len(forms) * experts
     variants, resident = _variants_of(forms[0], precisions)
     header = StoreHeader(
-        dict(identity), len(forms), experts, min(distinct or total, total), variants, (True,) * len(precisions),
+        dict(identity),
+        len(forms),
+        experts,
+        min(distinct or total, total),
+        variants,
+        (True,) * len(precisions),
         resident=resident,
-    )  # fmt: skip
-    # The text has the same length whatever the offsets: they are told after it has been measured, with room to spare.
+    )
+    # The text has the same length whatever the offsets: they are told after it has been measured,
+    # with room to spare.
     begin = _aligned(len(MAGIC) + 20 + len(header.to_json()) + 32 * len(header.parts), ALIGNMENT)
     placed = []
     for part in header.parts:
         placed.append(replace(part, begin=begin))
         begin += header.distinct * part.stride
     count = len(precisions)
-    return replace(header, variants=tuple(placed[:count]), resident=placed[count] if placed[count:] else None)
+    return replace(
+        header, variants=tuple(placed[:count]), resident=placed[count] if placed[count:] else None
+    )
 
 
-def _variants_of(form: ExpertForm, precisions: Sequence[str]) -> tuple[tuple[Variant, ...], Variant | None]:
+def _variants_of(
+    form: ExpertForm, precisions: Sequence[str]
+) -> tuple[tuple[Variant, ...], Variant | None]:
     """How experts are stored at each precision, and what of them is not among it."""
     if PRECISION not in precisions:
-        return tuple(variant_of(precision, form.like, form.flipped) for precision in precisions), None
+        return (
+            tuple(variant_of(precision, form.like, form.flipped) for precision in precisions),
+            None,
+        )
     if len(precisions) > 1:
-        raise StoreError(f"precision {PRECISION} goes with no other one, got {', '.join(precisions)}")
+        raise StoreError(
+            f"precision {PRECISION} goes with no other one, got {', '.join(precisions)}"
+        )
     try:
         like = by_neuron(form, form.like)
     except ValueError as error:
@@ -354,8 +430,12 @@ def _variants_of(form: ExpertForm, precisions: Sequence[str]) -> tuple[tuple[Var
     return (pairs,), variant_of(RESIDENT, {UP: like[UP]})
 
 
-def _write(path: Path, header: StoreHeader, tensors_of: Callable[[int, int], Tensors],
-           advance: Callable[[int], None]) -> None:  # fmt: skip
+def _write(
+    path: Path,
+    header: StoreHeader,
+    tensors_of: Callable[[int, int], Tensors],
+    advance: Callable[[int], None],
+) -> None:
     digest, lossless = hashlib.sha256(), [True] * len(header.parts)
     with path.open("wb") as stream:
         # Room is taken at once, so that a full disk is known of before the work.
@@ -383,7 +463,8 @@ def _write(path: Path, header: StoreHeader, tensors_of: Callable[[int, int], Ten
 
 def _is_lossless(variant: Variant, blob: torch.Tensor, tensors: Tensors) -> bool:
     return all(
-        not t.bits and torch.equal(t.read(blob, tensors[t.name].dtype), tensors[t.name]) for t in variant.tensors
+        not t.bits and torch.equal(t.read(blob, tensors[t.name].dtype), tensors[t.name])
+        for t in variant.tensors
     )
 
 

@@ -1,7 +1,9 @@
-"""A transformers model without the weights of its experts: they are never allocated, and never read.
+"""A transformers model without the weights of its experts: they are never allocated, and never
+read.
 
-First a skeleton on the meta device tells which modules are experts; then the model is loaded while these classes drop
-their parameters as soon as they are made, so that the checkpoint's expert tensors fit nowhere and are passed over.
+First a skeleton on the meta device tells which modules are experts; then the model is loaded while
+these classes drop their parameters as soon as they are made, so that the checkpoint's expert
+tensors fit nowhere and are passed over.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Weightless:
 
 
 def skeleton(settings: Settings) -> Any:
-    """The model on the meta device, in its dtype. Raise `CaptureError` for what cannot be loaded."""
+    """The model on the meta device, in its dtype. Raise `CaptureError` for what cannot be
+    loaded.
+    """
     plain = check_model(settings)
     with torch.device("meta"):
         model = _from_config(settings, plain)
@@ -50,16 +54,22 @@ def skeleton(settings: Settings) -> Any:
 def _from_config(settings: Settings, plain: Mapping[str, Any]) -> Any:
     if is_native(plain, settings):
         return DeepseekMoeForCausalLM(native_config(plain))
-    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
+    config = AutoConfig.from_pretrained(
+        settings.model, trust_remote_code=settings.trust_remote_code
+    )
     for name in AUTO_CLASSES:
         auto = getattr(transformers, name)
         if type(config) in auto._model_mapping:
             return auto.from_config(config)
-    raise SwapError(f"{settings.model}: {type(config).__name__} belongs to none of {', '.join(AUTO_CLASSES)}")
+    raise SwapError(
+        f"{settings.model}: {type(config).__name__} belongs to none of {', '.join(AUTO_CLASSES)}"
+    )
 
 
 def load_weightless(settings: Settings) -> Weightless:
-    """Load a model with everything but its experts' weights. Raise SwapError for experts that cannot be swapped."""
+    """Load a model with everything but its experts' weights. Raise SwapError for experts that
+    cannot be swapped.
+    """
     bones = skeleton(settings)
     layers = discover(bones)
     forms = forms_of_layers(layers)
@@ -73,7 +83,11 @@ def load_weightless(settings: Settings) -> Weightless:
         transformers.utils.logging.set_verbosity(verbosity)
     for form in forms:
         form.bind(_in(model, bones, form.layer))
-        left = [name for name, values in form.layer.experts.named_parameters() if values.numel() > 1 << 20]
+        left = [
+            name
+            for name, values in form.layer.experts.named_parameters()
+            if values.numel() > 1 << 20
+        ]
         if left:
             raise SwapError(f"{form.layer.name}: {left} were loaded all the same")
     return Weightless(model, forms)
@@ -81,7 +95,9 @@ def load_weightless(settings: Settings) -> Weightless:
 
 @contextmanager
 def _dropping(classes: set[type[nn.Module]]) -> Iterator[None]:
-    """Modules of these classes lose, as soon as they are made, what holds a weight for each expert."""
+    """Modules of these classes lose, as soon as they are made, what holds a weight for each
+    expert.
+    """
     own = {kind: kind.__init__ for kind in classes}
 
     def dropping(made: Any) -> Any:
@@ -109,6 +125,9 @@ def _dropping(classes: set[type[nn.Module]]) -> Iterator[None]:
 
 def _in(model: Any, bones: Any, layer: MoELayer) -> MoELayer:
     """The same layer in another model of the same structure."""
-    names, modules = {module: name for name, module in bones.named_modules()}, dict(model.named_modules())
+    names, modules = (
+        {module: name for name, module in bones.named_modules()},
+        dict(model.named_modules()),
+    )
     fields = ("stack", "owner", "block", "router", "experts")
     return replace(layer, **{field: modules[names[getattr(layer, field)]] for field in fields})

@@ -1,7 +1,8 @@
-"""What the experts of a run compute: from blobs and a site's inputs, in any order, to what the site adds up to.
+"""What the experts of a run compute: from blobs and a site's inputs, in any order, to what the site
+adds up to.
 
-A *live* run computes the model's own inputs. In a replay nobody knows them: experts get rows of noise, so that they
-take as long as they would.
+A *live* run computes the model's own inputs. In a replay nobody knows them: experts get rows of
+noise, so that they take as long as they would.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ MOST_DRAWN = 2048
 
 @dataclass(frozen=True)
 class Weights:
-    """A store, what its experts compute, and in which dtype. ``dense_params``: what stands in for the dense work of
-    each site, and last of the head, where no model does it.
+    """A store, what its experts compute, and in which dtype. ``dense_params``: what stands in for
+    the dense work of each site, and last of the head, where no model does it.
     """
 
     store: Store
@@ -44,7 +45,9 @@ class SiteInputs:
 
 
 class ExpertWork:
-    """The experts of one run, one site after another. Each output has a buffer of its own until the site ends."""
+    """The experts of one run, one site after another. Each output has a buffer of its own until
+    the site ends.
+    """
 
     def __init__(self, weights: Weights, geometry: Geometry) -> None:
         self.weights, self._geometry = weights, geometry
@@ -60,7 +63,9 @@ class ExpertWork:
         self._inputs, self._outputs = inputs, {}
 
     def end_site(self) -> torch.Tensor:
-        """What the site's experts add up to [T, H], in the model's own order; what was not computed adds nothing."""
+        """What the site's experts add up to [T, H], in the model's own order; what was not
+        computed adds nothing.
+        """
         inputs = self._inputs
         assert inputs is not None
         form = self.weights.forms[inputs.site]
@@ -73,18 +78,30 @@ class ExpertWork:
         return self._inputs.hidden[rows_of(self._inputs.ids, self._geometry.expert_of(key))[0]]
 
     @torch.no_grad()
-    def run(self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None) -> None:
-        """Compute an expert from a variant's bytes; of an expert that has come in part, what these ``neurons`` make."""
+    def run(
+        self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None
+    ) -> None:
+        """Compute an expert from a variant's bytes; of an expert that has come in part, what
+        these ``neurons`` make.
+        """
         output = self.output(key, blob, rows, neurons)
         if self._inputs is not None:
             self._outputs[self._geometry.expert_of(key)] = output
 
-    def output(self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None) -> torch.Tensor:
+    def output(
+        self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None
+    ) -> torch.Tensor:
         """What an expert makes of rows [n, H]."""
         return self._output(key, blob, rows, neurons, self.resident)
 
-    def _output(self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None,
-                resident: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
+    def _output(
+        self,
+        key: int,
+        blob: torch.Tensor,
+        rows: torch.Tensor,
+        neurons: Numbers | None,
+        resident: torch.Tensor | None,
+    ) -> torch.Tensor:
         g, weights = self._geometry, self.weights
         tensors: Tensors = weights.store.decode(g.precision_of(key), blob, weights.dtype)
         form = weights.forms[g.site_of(key)]
@@ -109,13 +126,17 @@ class ExpertWork:
 
     @torch.no_grad()
     def run_dense(self, site: int, rows: int) -> None:
-        """A product with as many stand-in parameters as a site's dense part, or the head (-1), has."""
+        """A product with as many stand-in parameters as a site's dense part, or the head (-1),
+        has.
+        """
         weights = self.weights
         outputs = [max(1, params // weights.hidden) for params in weights.dense_params]
         if self._dense is None:
             # The same rows again and again: a head of Mixtral's size would take seconds to draw.
             drawn = torch.randn(
-                min(max(outputs), MOST_DRAWN), weights.hidden, generator=torch.Generator().manual_seed(1)
+                min(max(outputs), MOST_DRAWN),
+                weights.hidden,
+                generator=torch.Generator().manual_seed(1),
             )
             times = -(-max(outputs) // len(drawn))
             self._dense = drawn.to(weights.dtype).repeat(times, 1)[: max(outputs)].contiguous()

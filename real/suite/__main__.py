@@ -1,14 +1,19 @@
-"""``python -m real.suite [device=cuda|host] [size=full|small|tiny] [output=DIR] [archive=FILE] [KEY=VALUE ...]``
+"""``python -m real.suite [device=cuda|host] [size=full|small|tiny] [output=DIR] [archive=FILE]
+[KEY=VALUE ...]``
 
-Everything that a machine with a GPU can show in eight minutes: probe, kernels, calibration, copies, replays, live runs,
-validation, one page. Each piece has a process and a time limit of its own; what fails leaves the others. The same
-command goes on where it was stopped. ``device=host`` rehearses it all without a GPU.
+Everything that a machine with a GPU can show in eight minutes: probe, kernels, calibration, copies,
+replays, live runs, validation, one page. Each piece has a process and a time limit of its own; what
+fails leaves the others. The same command goes on where it was stopped. ``device=host`` rehearses it
+all without a GPU.
 
-    python -m real.suite missing [device=cuda|host] [size=..]      what cannot be imported or run here, and the way out
-    python -m real.suite pack modules=polars,simpy output=FILE     installed modules as one file, for a machine without
+    python -m real.suite missing [device=cuda|host] [size=..]      what cannot be imported or run
+    here, and the way out python -m real.suite pack modules=polars,simpy output=FILE     installed
+    modules as one file, for a machine without
                                                                    a package index
-    python -m real.suite bundle output=FILE [modules=A,B] [most_mib=64]   the project, without bundled models that the
-                                                                   suite does not read, and modules, as one file
+    python -m real.suite bundle output=FILE [modules=A,B] [most_mib=64]   the project, without
+    bundled models that the
+                                                                   suite does not read, and modules,
+                                                                   as one file
 """
 
 from __future__ import annotations
@@ -49,7 +54,9 @@ class Asked:
 
 def parse(arguments: Sequence[str]) -> Asked:
     """Raise ValueError for the first word that is wrong."""
-    given = _words_of(arguments, "device", "size", "output", "archive", "pieces", "again", "minutes")
+    given = _words_of(
+        arguments, "device", "size", "output", "archive", "pieces", "again", "minutes"
+    )
     device = _device_of(given)
     size = _size_of(given, device)
     try:
@@ -57,13 +64,23 @@ def parse(arguments: Sequence[str]) -> Asked:
     except ValueError:
         minutes = 0.0
     if not 0 < minutes <= MOST_MINUTES:
-        raise ValueError(f"minutes={given['minutes']} must be a number above 0, at most {MOST_MINUTES:g}")
+        raise ValueError(
+            f"minutes={given['minutes']} must be a number above 0, at most {MOST_MINUTES:g}"
+        )
     again = tuple(piece_of(name).name for name in given.get("again", "").split(",") if name)
     pieces = tuple(piece_of(name) for name in given.get("pieces", "").split(",") if name) or PIECES
     archive = Path(given["archive"]) if "archive" in given else None
     if archive is not None and not archive.parent.is_dir():
         raise ValueError(f"archive={archive}: {archive.parent} is no folder")
-    return Asked(device, size, Path(given["output"]) if "output" in given else None, archive, pieces, again, minutes)
+    return Asked(
+        device,
+        size,
+        Path(given["output"]) if "output" in given else None,
+        archive,
+        pieces,
+        again,
+        minutes,
+    )
 
 
 def _device_of(given: Mapping[str, str]) -> str:
@@ -85,7 +102,9 @@ def _words_of(arguments: Sequence[str], *known: str) -> dict[str, str]:
 
 
 def folder_of(device: str) -> Path:
-    """Where results of today's runs on this machine go. Raise ValueError where there is no such device."""
+    """Where results of today's runs on this machine go. Raise ValueError where there is no such
+    device.
+    """
     from real.cuda.runtime import runtime_of
 
     name = re.sub(r"[^a-z0-9]+", "_", runtime_of(device).name.lower()).strip("_")
@@ -93,7 +112,9 @@ def folder_of(device: str) -> Path:
 
 
 def lacking_here(device: str, size: str) -> str | None:
-    """What the pieces would fail of here, and the ways out: packages, then the project itself. None for nothing."""
+    """What the pieces would fail of here, and the ways out: packages, then the project itself.
+    None for nothing.
+    """
     if packages := missing(device):
         return advice(packages)
     # It needs these packages itself.
@@ -108,22 +129,34 @@ def suite(asked: Asked) -> int:
     if lacking := lacking_here(asked.device, asked.size):
         raise ValueError(lacking)
     folder = asked.output or folder_of(asked.device)
-    # Imported late: `missing` must tell of absent packages, omegaconf among them, without importing any.
+    # Imported late: `missing` must tell of absent packages, omegaconf among them, without importing
+    # any.
     from sim.results.outputs import locked
 
     with locked(folder):
         print(f"results: {folder}", flush=True)
         conductor = Suite(
-            folder, asked.device, asked.size, 60 * asked.minutes, asked.archive, lambda text: print(text, flush=True)
+            folder,
+            asked.device,
+            asked.size,
+            60 * asked.minutes,
+            asked.archive,
+            lambda text: print(text, flush=True),
         )
         is_whole = conductor.run(asked.pieces, asked.again)
     page = folder / "report.md"
-    print(page.read_text(encoding="utf-8") if page.is_file() else f"no report; see {folder}/report.log")
+    print(
+        page.read_text(encoding="utf-8")
+        if page.is_file()
+        else f"no report; see {folder}/report.log"
+    )
     return 0 if is_whole else 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0; 1 where a piece has failed or been left out; 2 with one message where nothing could be run."""
+    """Exit status: 0; 1 where a piece has failed or been left out; 2 with one message where
+    nothing could be run.
+    """
     signal.signal(signal.SIGTERM, _terminate)
     try:
         if arguments[:1] == ["missing"]:
@@ -137,7 +170,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, Terminated) as stop:
-        print("interrupted; what has been done is kept, and the same command goes on", file=sys.stderr)
+        print(
+            "interrupted; what has been done is kept, and the same command goes on", file=sys.stderr
+        )
         return 128 + (signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
 
 
@@ -148,8 +183,7 @@ def _tell_missing(arguments: Sequence[str]) -> int:
     found = lacking_here(device, size)
     print(
         found
-        or f"nothing is missing for device={device} size={size}: {', '.join(NEEDED)}; what the pieces import is "
-        f"there, and their systems run on device=null"
+        or f"nothing is missing for device={device} size={size}: {', '.join(NEEDED)}; what the pieces import is there, and their systems run on device=null"
     )
     return 1 if found else 0
 
@@ -159,7 +193,10 @@ def _pack(arguments: Sequence[str]) -> int:
     if set(given) != {"modules", "output"}:
         raise ValueError("pack needs modules=A,B and output=FILE")
     size = pack([name for name in given["modules"].split(",") if name], Path(given["output"]))
-    print(f"{given['output']}: {size / 1e6:.1f} MB; there: tar xJf FILE -C FOLDER, and FOLDER into PYTHONPATH")
+    print(
+        f"{given['output']}: {size / 1e6:.1f} MB; there: tar xJf FILE -C FOLDER, and FOLDER into"
+        " PYTHONPATH"
+    )
     return 0
 
 
@@ -173,12 +210,14 @@ def _bundle(arguments: Sequence[str]) -> int:
     if most_mib is not None and not most_mib.isdigit():
         raise ValueError(f"most_mib={most_mib} must be a whole number")
     modules = [name for name in given.get("modules", "").split(",") if name]
-    found = bundle(modules, Path(given["output"]), None if most_mib is None else int(most_mib) << 20)
+    found = bundle(
+        modules, Path(given["output"]), None if most_mib is None else int(most_mib) << 20
+    )
     print(
-        f"{given['output']}: {found.packed_bytes / 1e6:.1f} MB, of {found.tree_bytes / 1e6:.1f} MB of the project "
-        f"({found.left_out_bytes / 1e6:.1f} MB of other bundled models are left out) and "
-        f"{found.package_bytes / 1e6:.1f} MB of packages; there, in an empty folder: tar xJf FILE && "
-        f"export PYTHONPATH=$PWD/{CARRIED}:$PYTHONPATH && python -m real.suite missing"
+        f"{given['output']}: {found.packed_bytes / 1e6:.1f} MB, of {found.tree_bytes / 1e6:.1f} MB"
+        f" of the project ({found.left_out_bytes / 1e6:.1f} MB of other bundled models are left"
+        f" out) and {found.package_bytes / 1e6:.1f} MB of packages; there, in an empty folder: tar"
+        f" xJf FILE && export PYTHONPATH=$PWD/{CARRIED}:$PYTHONPATH && python -m real.suite missing"
     )
     return 0
 

@@ -1,4 +1,5 @@
-"""All that a machine with a GPU needs, as one file: the project without what the suite does not read, and packages.
+"""All that a machine with a GPU needs, as one file: the project without what the suite does not
+read, and packages.
 
 What travels to a lent machine is often limited, and the machine may reach no package index.
 """
@@ -28,7 +29,9 @@ PRESET = 6
 
 @dataclass(frozen=True)
 class Bundle:
-    """What was written: bytes of the project's files, of those left out, of packages, and of the file."""
+    """What was written: bytes of the project's files, of those left out, of packages, and of the
+    file.
+    """
 
     tree_bytes: int
     left_out_bytes: int
@@ -47,16 +50,22 @@ def is_read(name: str) -> bool:
 
 def tracked(root: Path = ROOT) -> list[str]:
     """The project's files, from its root. Raise ValueError where it is no checkout."""
-    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True
+    )
     if done.returncode:
-        raise ValueError(f"{root} is no git checkout ({done.stderr.strip()}): what belongs to the project is not known")
+        raise ValueError(
+            f"{root} is no git checkout ({done.stderr.strip()}): what belongs to the project is not"
+            " known"
+        )
     return sorted(name for name in done.stdout.split("\0") if name and (root / name).is_file())
 
 
 def bundle(modules: Sequence[str], output: Path, most_bytes: int | None = None) -> Bundle:
     """Write the project and these packages, as they are here, to one new file (tar, xz).
 
-    Raise ValueError, and leave no file, where it takes more than ``most_bytes``, and for what cannot be packed.
+    Raise ValueError, and leave no file, where it takes more than ``most_bytes``, and for what
+    cannot be packed.
     """
     if output.exists() or not output.parent.is_dir():
         raise ValueError(f"output={output} must be a new file in a folder that exists")
@@ -69,12 +78,15 @@ def bundle(modules: Sequence[str], output: Path, most_bytes: int | None = None) 
             archive.add(path, name)
     packed = lzma.compress(content.getvalue(), format=lzma.FORMAT_XZ, preset=PRESET)
     told = Bundle(
-        _size(kept), _size([(ROOT / name, name) for name in names if not is_read(name)]), _size(packages), len(packed)
+        _size(kept),
+        _size([(ROOT / name, name) for name in names if not is_read(name)]),
+        _size(packages),
+        len(packed),
     )
     if most_bytes is not None and len(packed) > most_bytes:
         raise ValueError(
-            f"the bundle takes {len(packed)} B, more than {most_bytes}: bring fewer packages (modules=), or raise "
-            f"most_mib"
+            f"the bundle takes {len(packed)} B, more than {most_bytes}: bring fewer packages"
+            " (modules=), or raise most_mib"
         )
     part = output.with_name(f"{output.name}.part{os.getpid()}")
     part.write_bytes(packed)

@@ -17,8 +17,14 @@ def calibrate(context: Context) -> None:
     folder.mkdir(exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "_", f"{runtime_of(context.device).name} measured".lower())
     asked = Asked(
-        name, context.device, SIZES[context.size].calibration, True, folder / f"{name}.yaml",
-        context.folder / "calibration.json", context.deadline.left_s, (),
-    )  # fmt: skip
+        name,
+        context.device,
+        SIZES[context.size].calibration,
+        True,
+        folder / f"{name}.yaml",
+        context.folder / "calibration.json",
+        context.deadline.left_s,
+        (),
+    )
     text, _ = measure_machine(asked, print)
     asked.output.write_text(text, encoding="utf-8")

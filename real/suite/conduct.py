@@ -1,6 +1,8 @@
-"""The suite's pieces, one after another, each in a process of its own that may crash, hang or run out of time.
+"""The suite's pieces, one after another, each in a process of its own that may crash, hang or run
+out of time.
 
-What has been done is in ``suite.json``; a piece that has been done is not done again. Standard library only.
+What has been done is in ``suite.json``; a piece that has been done is not done again. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ ARCHIVED_BYTES = 4 << 20
 
 @dataclass
 class Outcome:
-    """What became of a piece: ``done``, ``in part`` (for want of time), ``failed``, ``out of time``, ``left out``."""
+    """What became of a piece: ``done``, ``in part`` (for want of time), ``failed``, ``out of
+    time``, ``left out``.
+    """
 
     status: str
     seconds: float = 0.0
@@ -43,8 +47,8 @@ class Outcome:
 
 @dataclass
 class Suite:
-    """``seconds`` for all pieces; ``command(piece, seconds)`` is a piece's process. ``archive``: a file that holds all
-    results after each piece, or None.
+    """``seconds`` for all pieces; ``command(piece, seconds)`` is a piece's process. ``archive``: a
+    file that holds all results after each piece, or None.
     """
 
     folder: Path
@@ -62,8 +66,8 @@ class Suite:
             found = json.loads(path.read_text(encoding="utf-8"))
             if (found["device"], found["size"]) != (self.device, self.size):
                 raise ValueError(
-                    f"{self.folder} holds results of device={found['device']} size={found['size']}, not of "
-                    f"device={self.device} size={self.size}; choose another output="
+                    f"{self.folder} holds results of device={found['device']} size={found['size']},"
+                    f" not of device={self.device} size={self.size}; choose another output="
                 )
             self.outcomes = {name: Outcome(**outcome) for name, outcome in found["pieces"].items()}
 
@@ -76,7 +80,10 @@ class Suite:
                 continue
             left_s = end - RESERVE_S - time.monotonic()
             if left_s < piece.least_s:
-                self._note(piece, Outcome("left out", 0.0, f"{max(0, left_s):.0f} s were left, it needs some"))
+                self._note(
+                    piece,
+                    Outcome("left out", 0.0, f"{max(0, left_s):.0f} s were left, it needs some"),
+                )
                 continue
             if piece.name in again:
                 # Else its cells would be taken as tried.
@@ -90,10 +97,14 @@ class Suite:
 
     def _note(self, piece: Piece, outcome: Outcome) -> None:
         self.outcomes[piece.name] = outcome
-        write_json(self.folder / STATE, {
-            "device": self.device, "size": self.size,
-            "pieces": {name: vars(one) for name, one in self.outcomes.items()},
-        })  # fmt: skip
+        write_json(
+            self.folder / STATE,
+            {
+                "device": self.device,
+                "size": self.size,
+                "pieces": {name: vars(one) for name, one in self.outcomes.items()},
+            },
+        )
         why = f": {outcome.reason}" if outcome.reason else ""
         self.say(f"{piece.name}: {outcome.status} in {outcome.seconds:.0f} s{why}")
         if self.archive is not None:
@@ -113,23 +124,37 @@ class Suite:
             if status == 0:
                 return Outcome("done", took)
             if status is None:
-                return Outcome("out of time", took, f"ended after {seconds:.0f} s; {last_line(log)}")
+                return Outcome(
+                    "out of time", took, f"ended after {seconds:.0f} s; {last_line(log)}"
+                )
             if status == PART:
                 return Outcome("in part", took, last_line(log))
-            # A signal of its own (a fault in native code) leaves cells undone; so does a GPU's error.
+            # A signal of its own (a fault in native code) leaves cells undone; so does a GPU's
+            # error.
             if status != AGAIN and status > 0:
                 return Outcome("failed", took, last_line(log))
             if status < 0:
-                self.say(f"{piece.name}: its process was ended by {signal.Signals(-status).name}; going on in another")
-        return Outcome("failed", time.monotonic() - began, f"{MOST_PROCESSES} processes have failed; {last_line(log)}")
+                self.say(
+                    f"{piece.name}: its process was ended by {signal.Signals(-status).name}; going"
+                    " on in another"
+                )
+        return Outcome(
+            "failed",
+            time.monotonic() - began,
+            f"{MOST_PROCESSES} processes have failed; {last_line(log)}",
+        )
 
     def _process(self, piece: Piece, seconds: float, log: Path) -> int | None:
-        """Its exit status, negative for a signal; None where its time was over. Ends all that it has started."""
+        """Its exit status, negative for a signal; None where its time was over. Ends all that it
+        has started.
+        """
         make = self.command or self._command
         # It is told of less than it has, so that it can end by itself.
         command = [str(word) for word in make(piece, max(1.0, seconds - GRACE_S))]
         with log.open("ab") as stream:
-            process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            )
             try:
                 return process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -160,7 +185,11 @@ def last_line(log: Path) -> str:
     """What a process has said last."""
     if not log.is_file():
         return ""
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     return lines[-1][:400] if lines else "it said nothing"
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from real.calibration.deadline import Deadline, write_json
 
 AGAIN = 75
-"""The exit status of a piece that is to go on in a fresh process: after a fault a GPU's context is of no use."""
+"""The exit status of a piece that is to go on in a fresh process: after a fault a GPU's context
+is of no use.
+"""
 REFUSED = (ValueError,)
 PART = 74
 """The exit status of a piece that has left something out for time."""
@@ -28,7 +30,9 @@ class GoOnAfresh(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """``size`` names what of each piece is run (`real.calibration.sizes`); ``folder`` is where all results go."""
+    """``size`` names what of each piece is run (`real.calibration.sizes`); ``folder`` is where
+    all results go.
+    """
 
     device: str
     size: str
@@ -46,9 +50,11 @@ class Context:
 
 
 class Cells:
-    """Many runs in one file, each saved when it has ended; what a killed process had begun is known to have failed.
+    """Many runs in one file, each saved when it has ended; what a killed process had begun is known
+    to have failed.
 
-    A row is ``{"cell", "status": done | refused | failed | begun, "seconds", "result" or "reason"}``.
+    A row is ``{"cell", "status": done | refused | failed | begun, "seconds", "result" or
+    "reason"}``.
     """
 
     def __init__(self, context: Context, name: str) -> None:
@@ -58,10 +64,15 @@ class Cells:
         self.left_out: list[str] = []
         for row in self.rows:
             if row["status"] == "begun":
-                row |= {"status": "failed", "reason": "the process ended, or was ended, while it ran"}
+                row |= {
+                    "status": "failed",
+                    "reason": "the process ended, or was ended, while it ran",
+                }
 
     def run(self, cell: str, work: Callable[[], Any], needs_s: float) -> None:
-        """Do it, unless it has been tried, or there is no time. Raise GoOnAfresh where it failed on a GPU."""
+        """Do it, unless it has been tried, or there is no time. Raise GoOnAfresh where it failed
+        on a GPU.
+        """
         if any(row["cell"] == cell for row in self.rows):
             return
         if not self._context.deadline.has(needs_s):

@@ -1,4 +1,6 @@
-"""What must be importable before anything can be measured, and how to get it. Standard library only."""
+"""What must be importable before anything can be measured, and how to get it. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NEEDED = {
-    "torch": "torch", "numpy": "numpy", "triton": "triton", "transformers": "transformers",
-    "safetensors": "safetensors", "tokenizers": "tokenizers", "simpy": "simpy", "polars": "polars",
-    "hydra": "hydra-core", "omegaconf": "omegaconf", "antlr4": "antlr4-python3-runtime", "rich": "rich",
-    "yaml": "pyyaml", "matplotlib": "matplotlib",
-}  # fmt: skip
+    "torch": "torch",
+    "numpy": "numpy",
+    "triton": "triton",
+    "transformers": "transformers",
+    "safetensors": "safetensors",
+    "tokenizers": "tokenizers",
+    "simpy": "simpy",
+    "polars": "polars",
+    "hydra": "hydra-core",
+    "omegaconf": "omegaconf",
+    "antlr4": "antlr4-python3-runtime",
+    "rich": "rich",
+    "yaml": "pyyaml",
+    "matplotlib": "matplotlib",
+}
 """Modules, and the packages that bring them."""
 PARTS = {"polars": ("polars", "_polars_runtime_32")}
 """Modules that need others beside them."""
@@ -49,13 +61,23 @@ def missing(device: str, modules: Iterable[str] = NEEDED) -> list[Missing]:
 def advice(found: Sequence[Missing]) -> str:
     """What is missing, and the ways out: from an index, or carried from another machine."""
     lines = [f"{one.module} cannot be imported ({one.why})" for one in found]
-    packages, modules = " ".join(one.package for one in found), ",".join(one.module for one in found)
-    return "\n".join([
-        *lines, f"with a package index: python -m pip install {packages}",
-        f"without one: where they are installed, python -m real.suite pack modules={modules} output=carried.tar.xz; "
-        f"bring the file here, tar xJf carried.tar.xz -C FOLDER, and set PYTHONPATH=FOLDER:$PYTHONPATH; "
-        f"or python -m real.suite bundle modules={modules} output=bundle.tar.xz, which holds the project, too",
-    ])  # fmt: skip
+    packages, modules = (
+        " ".join(one.package for one in found),
+        ",".join(one.module for one in found),
+    )
+    return "\n".join(
+        [
+            *lines,
+            f"with a package index: python -m pip install {packages}",
+            (
+                "without one: where they are installed, python -m real.suite pack"
+                f" modules={modules} output=carried.tar.xz; bring the file here, tar xJf"
+                " carried.tar.xz -C FOLDER, and set PYTHONPATH=FOLDER:$PYTHONPATH; or python -m"
+                f" real.suite bundle modules={modules} output=bundle.tar.xz, which holds the"
+                " project, too"
+            ),
+        ]
+    )
 
 
 def pack(modules: Sequence[str], output: Path) -> int:
@@ -78,13 +100,19 @@ def pack(modules: Sequence[str], output: Path) -> int:
 
 
 def files_of(modules: Sequence[str]) -> list[tuple[Path, str]]:
-    """The files of installed modules, and of what they need beside them, with their names in an archive.
+    """The files of installed modules, and of what they need beside them, with their names in an
+    archive.
 
     Raise ValueError for one that is not here, or that holds code for this version of Python alone.
     """
     if unknown := [name for name in modules if name not in NEEDED]:
         raise ValueError(f"modules={','.join(unknown)} are none of {', '.join(NEEDED)}")
-    return [found for module in modules for part in PARTS.get(module, (module,)) for found in _files_of(part)]
+    return [
+        found
+        for module in modules
+        for part in PARTS.get(module, (module,))
+        for found in _files_of(part)
+    ]
 
 
 def _files_of(module: str) -> list[tuple[Path, str]]:
@@ -97,19 +125,29 @@ def _files_of(module: str) -> list[tuple[Path, str]]:
     here, told = Path(found.__file__), _metadata_of(module)
     if here.name != "__init__.py":
         return [(here, here.name), *told]
-    files = [path for path in sorted(here.parent.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path
+        for path in sorted(here.parent.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
     tied = sysconfig.get_config_var("EXT_SUFFIX")
     if bound := [path.name for path in files if tied and path.name.endswith(tied)]:
         raise ValueError(
-            f"{module} holds {bound[0]}, which only Python {sys.version_info.major}.{sys.version_info.minor} can load; "
-            f"bring a wheel for the other machine's version instead (pip download --python-version)"
+            f"{module} holds {bound[0]}, which only Python"
+            f" {sys.version_info.major}.{sys.version_info.minor} can load; bring a wheel for the"
+            " other machine's version instead (pip download --python-version)"
         )
     return [*((path, str(path.relative_to(here.parent.parent))) for path in files), *told]
 
 
 def _metadata_of(module: str) -> list[tuple[Path, str]]:
-    """What tells the version of the package that a module comes with: code may ask for it, and fail without."""
+    """What tells the version of the package that a module comes with: code may ask for it, and
+    fail without.
+    """
     names = importlib.metadata.packages_distributions().get(module, [])
     files = [path for name in sorted(set(names)) for path in importlib.metadata.files(name) or ()]
-    return [(Path(str(path.locate())), str(path)) for path in files
-            if path.name == "METADATA" and path.parent.name.endswith(".dist-info")]  # fmt: skip
+    return [
+        (Path(str(path.locate())), str(path))
+        for path in files
+        if path.name == "METADATA" and path.parent.name.endswith(".dist-info")
+    ]

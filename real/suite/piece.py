@@ -1,7 +1,8 @@
-"""One piece in a process of its own: ``python -m real.suite.piece NAME FOLDER DEVICE SIZE SECONDS``.
+"""One piece in a process of its own: ``python -m real.suite.piece NAME FOLDER DEVICE SIZE
+SECONDS``.
 
-Exit status: 0; 74 where something was left out for time, 75 where it is to go on in another process; 1 with a traceback
-where it failed.
+Exit status: 0; 74 where something was left out for time, 75 where it is to go on in another
+process; 1 with a traceback where it failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The pieces of the suite: what each is, where its code is, and how long it may take. Imports nothing heavy."""
+"""The pieces of the suite: what each is, where its code is, and how long it may take. Imports
+nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from real.suite.context import Context
 
 @dataclass(frozen=True)
 class Piece:
-    """``place`` is ``module:function``; it may take ``seconds``, and is left out where there are not ``least_s``."""
+    """``place`` is ``module:function``; it may take ``seconds``, and is left out where there are
+    not ``least_s``.
+    """
 
     name: str
     what: str

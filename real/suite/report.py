@@ -1,4 +1,6 @@
-"""All that a folder of results holds, as one page. Every figure says what it ran on; targets missed say so."""
+"""All that a folder of results holds, as one page. Every figure says what it ran on; targets
+missed say so.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ def lines_of(context: Context, pieces: Mapping[str, Mapping[str, Any]]) -> Itera
 
 def targets(context: Context) -> Iterator[str]:
     """What was to be reached, and what was."""
-    rows = [*_kernel_targets(context), *_copy_targets(context), *_verified(context), *_live(context)]
+    rows = [
+        *_kernel_targets(context),
+        *_copy_targets(context),
+        *_verified(context),
+        *_live(context),
+    ]
     if not rows:
         return
     yield "## Targets\n\n| what | target | measured | |\n|---|---|---|---|"
@@ -62,24 +69,39 @@ Row = tuple[str, str, str, bool]
 
 def _kernel_targets(context: Context) -> Iterator[Row]:
     rows = (context.load("kernels") or {"rows": []})["rows"]
-    large = [row for row in rows if row["operator"] in ("gemv int4 by size", "expert int4")
-             and row["read_bytes"] >= LARGE_BYTES]  # fmt: skip
+    large = [
+        row
+        for row in rows
+        if row["operator"] in ("gemv int4 by size", "expert int4")
+        and row["read_bytes"] >= LARGE_BYTES
+    ]
     for row in large:
         share = row["share"]
-        yield (f"{row['operator']} {row['shape']} ({row['read_bytes'] >> 20} MiB), of a measured copy",
-               f">= {TARGETS['gemv']:.0%}", f"{share:.1%}", share >= TARGETS["gemv"])  # fmt: skip
+        yield (
+            f"{row['operator']} {row['shape']} ({row['read_bytes'] >> 20} MiB), of a measured copy",
+            f">= {TARGETS['gemv']:.0%}",
+            f"{share:.1%}",
+            share >= TARGETS["gemv"],
+        )
     dense = {row["shape"]: row["median_ns"] for row in rows if row["operator"] == "expert bf16"}
     for row in rows:
         if row["operator"].startswith("up and sparse_expert") and row["shape"] in dense:
             kept = float(row["operator"].split()[3].rstrip("%")) / 100
             share = dense[row["shape"]] / row["median_ns"] * (1 / 3 + 2 / 3 * kept)
-            yield (f"{row['operator']}, {row['shape']}, of its byte ceiling beside a bf16 expert",
-                   f">= {TARGETS['sparse']:.0%}", f"{share:.1%}", share >= TARGETS["sparse"])  # fmt: skip
+            yield (
+                f"{row['operator']}, {row['shape']}, of its byte ceiling beside a bf16 expert",
+                f">= {TARGETS['sparse']:.0%}",
+                f"{share:.1%}",
+                share >= TARGETS["sparse"],
+            )
 
 
 def peak_of(facts: Mapping[str, Any]) -> float | None:
     """The best rate of copies from pinned memory."""
-    return max((row["bytes_per_s"] for row in facts.get("copies", ()) if row["memory"] == "pinned"), default=None)
+    return max(
+        (row["bytes_per_s"] for row in facts.get("copies", ()) if row["memory"] == "pinned"),
+        default=None,
+    )
 
 
 def _copy_targets(context: Context) -> Iterator[Row]:
@@ -89,31 +111,53 @@ def _copy_targets(context: Context) -> Iterator[Row]:
         rate = found.get("bytes_per_s_behind")
         if peak and rate and found["bytes"] >= LARGE_COPY_BYTES:
             share = rate / peak
-            what = f"loads behind each other inside the engine, {row['cell']}, {found['bytes'] >> 20} MiB"
-            yield f"{what}, of the pinned peak", f">= {TARGETS['copy']:.0%}", f"{share:.1%}", share >= TARGETS["copy"]
+            what = (
+                f"loads behind each other inside the engine, {row['cell']},"
+                f" {found['bytes'] >> 20} MiB"
+            )
+            yield (
+                f"{what}, of the pinned peak",
+                f">= {TARGETS['copy']:.0%}",
+                f"{share:.1%}",
+                share >= TARGETS["copy"],
+            )
 
 
 def _verified(context: Context) -> Iterator[Row]:
     if found := context.load("verify"):
         wrong = sum(not row["holds"] for row in found["checks"])
-        yield ("kernels against fp64", "all, within 1e-5", f"{len(found['checks']) - wrong} of {len(found['checks'])}"
-               + ("" if found["all"] else ", the rest left out for time"), not wrong)  # fmt: skip
+        yield (
+            "kernels against fp64",
+            "all, within 1e-5",
+            f"{len(found['checks']) - wrong} of {len(found['checks'])}"
+            + ("" if found["all"] else ", the rest left out for time"),
+            not wrong,
+        )
 
 
 def _live(context: Context) -> Iterator[Row]:
     for row in (context.load("live") or {"rows": []})["rows"]:
         if row["status"] == "done" and row["result"]["lossless"]:
             equal = row["result"]["equal"]
-            yield f"live, {row['cell']}: logits of the whole model", "equal bits", "equal" if equal else "other", equal
+            yield (
+                f"live, {row['cell']}: logits of the whole model",
+                "equal bits",
+                "equal" if equal else "other",
+                equal,
+            )
 
 
 def _links(facts: Mapping[str, Any]) -> Iterator[str]:
     if not facts:
         return
-    yield "## Link and host\n\n| memory | bytes | in a row | us each | GB/s |\n|---|---|---|---|---|"
+    yield (
+        "## Link and host\n\n| memory | bytes | in a row | us each | GB/s |\n|---|---|---|---|---|"
+    )
     for row in facts["copies"]:
-        yield (f"| {row['memory']} | {row['bytes']} | {row['in_a_row']} | {row['copy_ns']['median'] / 1e3:.2f} | "
-               f"{row['bytes_per_s'] / GB:.2f} |")  # fmt: skip
+        yield (
+            f"| {row['memory']} | {row['bytes']} | {row['in_a_row']} |"
+            f" {row['copy_ns']['median'] / 1e3:.2f} | {row['bytes_per_s'] / GB:.2f} |"
+        )
     yield "\n| the host, for one | us | p95 |\n|---|---|---|"
     for name, took in facts["host"].items():
         yield f"| {name.replace('_', ' ')} | {took['median'] / 1e3:.2f} | {took['p95'] / 1e3:.2f} |"
@@ -123,14 +167,25 @@ def _links(facts: Mapping[str, Any]) -> Iterator[str]:
 def gathers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """FloE's Fig. 7, staged and zero-copy: a line for each number of columns."""
     forms = list(dict.fromkeys((row["gather"], row["threads"]) for row in rows))
-    rate = {(row["gather"], row["threads"], row["columns"]): row["bytes_per_s"] / GB for row in rows}
-    forms_told = ["zero-copy" if form == "zero_copy" else f"threads: {number}" for form, number in forms]
-    yield f"\n| FloE's gather, GB/s by columns | {' | '.join(forms_told)} |\n|---|{'---|' * len(forms_told)}"
+    rate = {
+        (row["gather"], row["threads"], row["columns"]): row["bytes_per_s"] / GB for row in rows
+    }
+    forms_told = [
+        "zero-copy" if form == "zero_copy" else f"threads: {number}" for form, number in forms
+    ]
+    yield (
+        f"\n| FloE's gather, GB/s by columns | {' | '.join(forms_told)}"
+        f" |\n|---|{'---|' * len(forms_told)}"
+    )
     for columns in dict.fromkeys(row["columns"] for row in rows):
         yield f"| {columns} | {' | '.join(f'{rate[*form, columns]:.2f}' for form in forms)} |"
-    best = [max((value, columns) for (*one, columns), value in rate.items() if tuple(one) == form) for form in forms]
+    best = [
+        max((value, columns) for (*one, columns), value in rate.items() if tuple(one) == form)
+        for form in forms
+    ]
     fastest = "; ".join(
-        f"{name}, {columns} columns, {value:.2f} GB/s" for name, (value, columns) in zip(forms_told, best, strict=True)
+        f"{name}, {columns} columns, {value:.2f} GB/s"
+        for name, (value, columns) in zip(forms_told, best, strict=True)
     )
     yield f"\nFloE's gather is fastest with ({fastest}).\n"
 
@@ -139,11 +194,16 @@ def _kernels(context: Context) -> Iterator[str]:
     found = context.load("kernels")
     if not found:
         return
-    yield f"## Kernels\n\nA device-to-device copy moves {found['copy_bytes_per_s'] / GB:.1f} GB/s, read and written.\n"
+    yield (
+        f"## Kernels\n\nA device-to-device copy moves {found['copy_bytes_per_s'] / GB:.1f} GB/s,"
+        " read and written.\n"
+    )
     yield "| operator | shape | us | p95 | GB/s | of the copy |\n|---|---|---|---|---|---|"
     for row in found["rows"]:
-        yield (f"| {row['operator']} | {row['shape']} | {row['median_ns'] / 1e3:.2f} | {row['p95_ns'] / 1e3:.2f} | "
-               f"{row['bytes_per_s'] / GB:.1f} | {row['share']:.0%} |")  # fmt: skip
+        yield (
+            f"| {row['operator']} | {row['shape']} | {row['median_ns'] / 1e3:.2f} |"
+            f" {row['p95_ns'] / 1e3:.2f} | {row['bytes_per_s'] / GB:.1f} | {row['share']:.0%} |"
+        )
     yield ""
 
 
@@ -156,9 +216,18 @@ def _runs(context: Context) -> Iterator[str]:
     for row in found["rows"]:
         yield _run(row)
     results = [(row["cell"], row["result"]) for row in found["rows"] if row.get("result")]
-    yield from ("", *(f"- {text}" for text in told((cell, labels_in(one)) for cell, one in results if "labels" in one)))
+    yield from (
+        "",
+        *(
+            f"- {text}"
+            for text in told((cell, labels_in(one)) for cell, one in results if "labels" in one)
+        ),
+    )
     if any("labels" not in one for _, one in results):
-        yield "- what is to be known of runs of an older version is not told here: their files have no labels"
+        yield (
+            "- what is to be known of runs of an older version is not told here: their files have"
+            " no labels"
+        )
     if found["left_out"]:
         yield f"\nLeft out for time: {', '.join(found['left_out'])}."
 
@@ -171,9 +240,12 @@ def _run(row: Mapping[str, Any]) -> str:
     waits = sum(stall.values()) / result["makespan_s"]
     rate, hits = result["link"]["bytes_per_s"], result["hit_ratio"]
     speed = result["decode_tokens_per_s"]
-    return (f"| {row['cell']} | {'-' if speed is None else f'{speed:.3g}'} | {waits:.0%} | "
-            f"{max(stall, key=stall.__getitem__, default='-')} | {'-' if hits is None else f'{hits:.1%}'} | "
-            f"{'-' if rate is None else f'{rate / GB:.2f}'} | |")  # fmt: skip
+    return (
+        f"| {row['cell']} | {'-' if speed is None else f'{speed:.3g}'} | {waits:.0%} |"
+        f" {max(stall, key=stall.__getitem__, default='-')} |"
+        f" {'-' if hits is None else f'{hits:.1%}'} |"
+        f" {'-' if rate is None else f'{rate / GB:.2f}'} | |"
+    )
 
 
 def _cell(text: str, most: int = 160) -> str:

@@ -27,18 +27,41 @@ MODEL = "tiny_mixtral"
 BATCH = 4
 """Sequences that the first system also runs at once."""
 TOLD = (
-    "system", "model", "trace", "budget", "labels", "overrides",
-    "load_s", "makespan_s", "ttft_s", "tpot_s", "decode_tokens_per_s",
-    "compute_busy_s", "stall_s", "lookups", "hit_ratio", "prefetch", "bytes", "link_utilisation", "real",
-)  # fmt: skip
+    "system",
+    "model",
+    "trace",
+    "budget",
+    "labels",
+    "overrides",
+    "load_s",
+    "makespan_s",
+    "ttft_s",
+    "tpot_s",
+    "decode_tokens_per_s",
+    "compute_busy_s",
+    "stall_s",
+    "lookups",
+    "hit_ratio",
+    "prefetch",
+    "bytes",
+    "link_utilisation",
+    "real",
+)
 """Of a run's summary, what is kept."""
 LEAST_S = 4.0
 """A cell is not begun in less."""
 
 
 def words_of(context: Context) -> tuple[str, ...]:
-    """What configures every run here: free links and compute, and the machine's own calibration where there is one."""
-    words = (*SIZES[context.size].words, f"device={context.device}", f"engine.store_dir={STORES}", *FREE)
+    """What configures every run here: free links and compute, and the machine's own calibration
+    where there is one.
+    """
+    words = (
+        *SIZES[context.size].words,
+        f"device={context.device}",
+        f"engine.store_dir={STORES}",
+        *FREE,
+    )
     if (name := calibrated(context)) is None:
         return words
     kept = [word for word in words if not word.startswith("hardware=")]
@@ -52,7 +75,9 @@ def calibrated(context: Context) -> str | None:
 
 
 def stores(context: Context) -> None:
-    """The files of experts that the runs will read, so that no run pays for them: ``stores.json``."""
+    """The files of experts that the runs will read, so that no run pays for them:
+    ``stores.json``.
+    """
     size, cells = SIZES[context.size], Cells(context, "stores")
     for system in size.systems:
         cells.run(system, partial(_store, context, system), LEAST_S)
@@ -65,15 +90,23 @@ def _store(context: Context, system: str) -> dict[str, Any]:
     prepared = _prepared(context, system, SIZES[context.size].budgets[0])
     assert prepared.weights is not None
     header = prepared.weights.store.header
-    return {"file": prepared.weights.store.path.name, "bytes": header.num_bytes, "distinct_experts": header.distinct}
+    return {
+        "file": prepared.weights.store.path.name,
+        "bytes": header.num_bytes,
+        "distinct_experts": header.distinct,
+    }
 
 
 def _prepared(context: Context, system: str, share: float, *words: str) -> Prepared:
-    return prepare_replay(request_of((*words_of(context), *OWN_WORDS.get(system, ()), *words), system, share))
+    return prepare_replay(
+        request_of((*words_of(context), *OWN_WORDS.get(system, ()), *words), system, share)
+    )
 
 
 def copies(context: Context) -> None:
-    """How much of the link's peak whole loads reach inside the engine, with 1 and 2 issued: ``copies.json``."""
+    """How much of the link's peak whole loads reach inside the engine, with 1 and 2 issued:
+    ``copies.json``.
+    """
     share, cells = SIZES[context.size].budgets[0], Cells(context, "copies")
     for in_flight in (1, 2):
         cells.run(f"in_flight={in_flight}", partial(_loads, context, share, in_flight), LEAST_S)
@@ -88,29 +121,45 @@ def _loads(context: Context, share: float, in_flight: int) -> dict[str, Any]:
 
 
 def rates(record: Record) -> dict[str, Any]:
-    """Of the services of link 0: bytes per second of one by itself, and, of those that followed another at once, from
-    the end of the one before: the host's gap between them included.
+    """Of the services of link 0: bytes per second of one by itself, and, of those that followed
+    another at once, from the end of the one before: the host's gap between them included.
     """
-    columns = (record.service_link, record.service_start_ns, record.service_end_ns, record.service_bytes)
-    services = sorted((s, e, b) for link, s, e, b in zip(*columns, strict=True) if link == 0 and e >= 0)
+    columns = (
+        record.service_link,
+        record.service_start_ns,
+        record.service_end_ns,
+        record.service_bytes,
+    )
+    services = sorted(
+        (s, e, b) for link, s, e, b in zip(*columns, strict=True) if link == 0 and e >= 0
+    )
     alone = [b / (e - s) * 1e9 for s, e, b in services if e > s]
-    behind = [(e - before, b) for (_, before, _), (s, e, b) in pairwise(services)
-              if s == before and e > before]  # fmt: skip
+    behind = [
+        (e - before, b)
+        for (_, before, _), (s, e, b) in pairwise(services)
+        if s == before and e > before
+    ]
     return {
-        "services": len(services), "bytes": median([b for *_, b in services]) if services else None,
-        "bytes_per_s": median(alone) if alone else None, "behind_another": len(behind),
+        "services": len(services),
+        "bytes": median([b for *_, b in services]) if services else None,
+        "bytes_per_s": median(alone) if alone else None,
+        "behind_another": len(behind),
         "bytes_per_s_behind": median([b / ns * 1e9 for ns, b in behind]) if behind else None,
-    }  # fmt: skip
+    }
 
 
 def replay(context: Context) -> None:
-    """Every system at every budget on forced routing, and FloE's loader in its other form: ``replay.json``. Budgets in
-    order, so that all have the first.
+    """Every system at every budget on forced routing, and FloE's loader in its other form:
+    ``replay.json``. Budgets in order, so that all have the first.
     """
     size, cells = SIZES[context.size], Cells(context, "replay")
     for share in size.budgets:
         for system in size.systems:
-            cells.run(f"{system} {share:g}", partial(_summary, context, system, share), max(LEAST_S, cells.longest_s))
+            cells.run(
+                f"{system} {share:g}",
+                partial(_summary, context, system, share),
+                max(LEAST_S, cells.longest_s),
+            )
             gc.collect()
         for name, word in VARIANTS.items():
             work = partial(_summary, context, name.split()[0], share, word)
@@ -128,7 +177,8 @@ def _summary(context: Context, system: str, share: float, *words: str) -> dict[s
 
 
 def live(context: Context) -> None:
-    """Bundled models whose own gates decide, on the device; without loss, the logits of the whole model: ``live.json``.
+    """Bundled models whose own gates decide, on the device; without loss, the logits of the whole
+    model: ``live.json``.
 
     Raise RuntimeError where they have other bits.
     """
@@ -138,9 +188,13 @@ def live(context: Context) -> None:
         name = f"{MODEL} {system}" + (f", {together} at once" if together > 1 else "")
         cells.run(name, partial(_live, context, MODEL, system, together), LEAST_S)
         gc.collect()
-    wrong = [cell for cell, result in cells.done().items() if result["lossless"] and not result["equal"]]
+    wrong = [
+        cell for cell, result in cells.done().items() if result["lossless"] and not result["equal"]
+    ]
     if wrong:
-        raise RuntimeError(f"{', '.join(wrong)}: other logits than the whole model's on the same device")
+        raise RuntimeError(
+            f"{', '.join(wrong)}: other logits than the whole model's on the same device"
+        )
     cells.check_whole()
 
 
@@ -149,10 +203,17 @@ def _live(context: Context, model: str, system: str, together: int) -> dict[str,
 
     tokens = SIZES[context.size].live_tokens
     words = (
-        f"device={context.device}", "input=live", f"model={model}", "trace=tiny_mixtral", *FREE,
-        f"engine.store_dir={STORES}", f"live.sequences={together}", "live.prompt_tokens=8", f"live.new_tokens={tokens}",
+        f"device={context.device}",
+        "input=live",
+        f"model={model}",
+        "trace=tiny_mixtral",
+        *FREE,
+        f"engine.store_dir={STORES}",
+        f"live.sequences={together}",
+        "live.prompt_tokens=8",
+        f"live.new_tokens={tokens}",
         *((f"workload=static_{BATCH}",) if together > 1 else ()),
-    )  # fmt: skip
+    )
     prepared = prepare(request_of(words, system, 0.5))
     driver = live_driver(prepared)
     driver.logits = []
@@ -160,16 +221,26 @@ def _live(context: Context, model: str, system: str, together: int) -> dict[str,
     assert prepared.weights is not None
     lossless = all(prepared.weights.store.header.lossless)
     passages = driver._model.passages
-    whole = whole_logits(prepared.request, passages, tokens, driver.logits[0].device) if lossless else []
+    whole = (
+        whole_logits(prepared.request, passages, tokens, driver.logits[0].device)
+        if lossless
+        else []
+    )
     equal = lossless and all(torch.equal(a, b) for a, b in zip(driver.logits, whole, strict=True))
-    return {"steps": len(record.step_end_ns), "makespan_s": record.makespan_ns / 1e9, "lossless": lossless,
-            "equal": equal}  # fmt: skip
+    return {
+        "steps": len(record.step_end_ns),
+        "makespan_s": record.makespan_ns / 1e9,
+        "lossless": lossless,
+        "equal": equal,
+    }
 
 
 def whole_logits(
     request: Request, passages: Sequence[Any], new_tokens: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """The last rows' logits of each step [B, V], by the whole unpatched model on a device: all passages at once."""
+    """The last rows' logits of each step [B, V], by the whole unpatched model on a device: all
+    passages at once.
+    """
     from hydra.utils import instantiate
 
     from capture.recording.load import load_model
@@ -193,14 +264,18 @@ def whole_logits(
 
 
 def validation(context: Context) -> None:
-    """The simulator beside the device: folder ``validation``, as `python -m real.validate` writes it."""
+    """The simulator beside the device: folder ``validation``, as `python -m real.validate`
+    writes it.
+    """
     from real.validation.validation import Asked, validate
 
     size, folder = SIZES[context.size], context.folder / "validation"
     folder.mkdir(exist_ok=True)
     plan = Plan(size.validated, size.validated_budgets, size.repeats, 0, words_of(context))
     # A run may take twice as long as those before it; checks and the report need some time, too.
-    found = validate(Asked(plan, (), folder), Console(stderr=True), lambda: context.deadline.has(3 * LEAST_S))
+    found = validate(
+        Asked(plan, (), folder), Console(stderr=True), lambda: context.deadline.has(3 * LEAST_S)
+    )
     print(found.text)
     if found.stopped_by is not None:
         raise found.stopped_by

@@ -18,13 +18,23 @@ def probe(context: Context) -> None:
 
     size = SIZES[context.size]
     pairs, row_bytes, columns, threads = size.gather
-    context.save("facts", links_and_host(
-        runtime_of(context.device), tuple(1 << bits for bits in size.copy_bits), pairs, row_bytes, columns, threads,
-    ))  # fmt: skip
+    context.save(
+        "facts",
+        links_and_host(
+            runtime_of(context.device),
+            tuple(1 << bits for bits in size.copy_bits),
+            pairs,
+            row_bytes,
+            columns,
+            threads,
+        ),
+    )
 
 
 def verify(context: Context) -> None:
-    """Every kernel against fp64: ``verify.json``. Raise RuntimeError where one is wrong, when all have been asked."""
+    """Every kernel against fp64: ``verify.json``. Raise RuntimeError where one is wrong, when
+    all have been asked.
+    """
     from real.kernels.verify import verify as checks
 
     rows: list[dict[str, Any]] = []

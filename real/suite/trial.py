@@ -1,7 +1,8 @@
-"""Whether the project itself works on a machine that has all packages: its modules are imported, its systems run once.
+"""Whether the project itself works on a machine that has all packages: its modules are imported,
+its systems run once.
 
-A package that is there says nothing of that. The project may be unpacked in part, or ask for what a mere folder on
-PYTHONPATH does not have.
+A package that is there says nothing of that. The project may be unpacked in part, or ask for what a
+mere folder on PYTHONPATH does not have.
 """
 
 from __future__ import annotations
@@ -17,23 +18,36 @@ BY_NAME = ("real.setup.devices", "real.cuda.device")
 
 
 def trial(size: str) -> list[str]:
-    """What does not work, a line each: modules that the pieces import, at whatever remove and wherever in a function;
-    when all can be imported, every system of this size on the null device, which needs no store.
+    """What does not work, a line each: modules that the pieces import, at whatever remove and
+    wherever in a function; when all can be imported, every system of this size on the null device,
+    which needs no store.
     """
-    found = [line for name in _modules() if (line := _fault(f"{name} cannot be imported", lambda: import_module(name)))]  # noqa: B023
+    found = [
+        line
+        for name in _modules()
+        if (line := _fault(f"{name} cannot be imported", lambda: import_module(name)))  # noqa: B023
+    ]
     if found:
         return found
     systems = SIZES[size].systems
-    tried = [_fault(f"{name} does not run on device=null", lambda: _run(size, name)) for name in systems]  # noqa: B023
+    tried = [
+        _fault(f"{name} does not run on device=null", lambda: _run(size, name))
+        for name in systems  # noqa: B023
+    ]
     return [line for line in tried if line]
 
 
 def told(faults: list[str]) -> str:
     """With the way out."""
-    return "\n".join([
-        *faults, "the project is not whole here, or does not fit these packages: unpack the bundle anew (python -m "
-        "real.suite bundle), or set PYTHONPATH to the root of a checkout",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            *faults,
+            (
+                "the project is not whole here, or does not fit these packages: unpack the bundle"
+                " anew (python -m real.suite bundle), or set PYTHONPATH to the root of a checkout"
+            ),
+        ]
+    )
 
 
 def _modules() -> list[str]:

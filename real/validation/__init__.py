@@ -1,1 +1,3 @@
-"""How far the simulator is from a run on a device: cases that are run, constants from other runs, and the verdicts."""
+"""How far the simulator is from a run on a device: cases that are run, constants from other
+runs, and the verdicts.
+"""

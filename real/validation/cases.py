@@ -1,4 +1,6 @@
-"""Systems and budgets, each run on a device and by the simulator, and compared decision by decision and in time."""
+"""Systems and budgets, each run on a device and by the simulator, and compared decision by
+decision and in time.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ from sim.values.record import Record
 
 SCHEDSTAT = Path("/proc/self/schedstat")
 BUSY_SHARE = 0.005
-"""A run whose main thread stood in the run queue for more of its time than this was disturbed by others."""
+"""A run whose main thread stood in the run queue for more of its time than this was disturbed by
+others.
+"""
 MAX_TOTAL_ERROR, MAX_STEP_ERROR = 0.01, 0.02
 """What a controlled prediction may be off by: of the makespan, of 95 % of the steps."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run: words of the configuration for all, systems, budgets, and how often each."""
+    """What is to be run: words of the configuration for all, systems, budgets, and how often
+    each.
+    """
 
     systems: tuple[str, ...]
     shares: tuple[float, ...]
@@ -46,9 +52,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run on the device. ``delay``: of its time, the share that the main thread stood in the run queue; None where
-    the system does not tell. ``load_average``: the machine's, over the minute in which the run ended. ``labels``: what
-    a reader must know of the run, and of its simulation.
+    """One run on the device. ``delay``: of its time, the share that the main thread stood in the
+    run queue; None where the system does not tell. ``load_average``: the machine's, over the minute
+    in which the run ended. ``labels``: what a reader must know of the run, and of its simulation.
     """
 
     system: str
@@ -65,10 +71,11 @@ class Measured:
 class Checked:
     """A recorded run against the simulator.
 
-    ``first_difference``: of the recorded calls replayed into a fresh controller, None where all answers are equal.
-    ``nonconformance``: why the replay in time is refused, None where it holds; with its errors and the share of calls
-    whose order was forced. ``total_error`` and ``step_error`` (95th percentile) are those of the prediction from
-    nominal times; ``controlled`` what that comes to: ``holds``, ``misses``, ``busy`` or, with free times, None.
+    ``first_difference``: of the recorded calls replayed into a fresh controller, None where all
+    answers are equal. ``nonconformance``: why the replay in time is refused, None where it holds;
+    with its errors and the share of calls whose order was forced. ``total_error`` and
+    ``step_error`` (95th percentile) are those of the prediction from nominal times; ``controlled``
+    what that comes to: ``holds``, ``misses``, ``busy`` or, with free times, None.
     """
 
     system: str
@@ -87,12 +94,16 @@ class Checked:
 
 def request_of(words: Sequence[str], system: str, share: float) -> Request:
     """Raise ValueError for what cannot run."""
-    cfg, name = configure(f"system={system}", f"budget.resident_share={share}", *words, config="real")
+    cfg, name = configure(
+        f"system={system}", f"budget.resident_share={share}", *words, config="real"
+    )
     return read_request(cfg, name, changes(words))
 
 
 def order_of(plan: Plan) -> list[tuple[str, float, int]]:
-    """Every run, repeats interleaved in a seeded random order: what drifts is not one system's fault."""
+    """Every run, repeats interleaved in a seeded random order: what drifts is not one system's
+    fault.
+    """
     runs: list[tuple[str, float, int]] = []
     for repeat in range(plan.repeats):
         cells = list(product(plan.systems, plan.shares))
@@ -108,10 +119,22 @@ def measure_run(request: Request, share: float, system: str) -> Measured:
     before = _queued_ns()
     recording = record_run(run.controller, run.workload, run.durations, prepared.device)
     after = _queued_ns()
-    delay = None if before is None or after is None else (after - before) / max(1, recording.record.makespan_ns)
+    delay = (
+        None
+        if before is None or after is None
+        else (after - before) / max(1, recording.record.makespan_ns)
+    )
     frames = _frames(run, recording.record, recording)
-    return Measured(system, share, recording, frames, pairs_of(recording, frames, run.durations), delay,
-                    os.getloadavg()[0], as_it_ran(run, frames, request))  # fmt: skip
+    return Measured(
+        system,
+        share,
+        recording,
+        frames,
+        pairs_of(recording, frames, run.durations),
+        delay,
+        os.getloadavg()[0],
+        as_it_ran(run, frames, request),
+    )
 
 
 def _queued_ns() -> int | None:
@@ -124,7 +147,9 @@ def _queued_ns() -> int | None:
 
 def _frames(run: Run, record: Record, recording: Recording | None = None) -> Frames:
     computed = None if recording is None else recording.computed
-    return Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names, computed)
+    return Frames(
+        run.controller, run.workload, run.durations, record, run.hardware.link_names, computed
+    )
 
 
 def simulated(prepared: Prepared, durations: Durations | None = None) -> Frames:
@@ -148,11 +173,19 @@ def check(request: Request, measured: Measured) -> Checked:
     predicted = simulated(prepare_replay(request)).record
     total, step = errors(predicted, recording.record)
     return Checked(
-        measured.system, measured.share, len(recording.calls), None if difference is None else str(difference), refusal,
-        None if found is None else found.makespan_error, None if found is None else found.token_error,
-        None if found is None else found.forced / found.calls, total, step, measured.delay,
+        measured.system,
+        measured.share,
+        len(recording.calls),
+        None if difference is None else str(difference),
+        refusal,
+        None if found is None else found.makespan_error,
+        None if found is None else found.token_error,
+        None if found is None else found.forced / found.calls,
+        total,
+        step,
+        measured.delay,
         _verdict(request, total, step, measured),
-    )  # fmt: skip
+    )
 
 
 def errors(predicted: Record, recorded: Record) -> tuple[float, float]:
@@ -176,7 +209,9 @@ def _verdict(request: Request, total: float, step: float, measured: Measured) ->
     return "busy" if is_busy or measured.load_average > (os.cpu_count() or 1) else "misses"
 
 
-def predict(plan: Plan, runs: Sequence[Measured], make: Callable[[str, float], Request]) -> list[Case]:
+def predict(
+    plan: Plan, runs: Sequence[Measured], make: Callable[[str, float], Request]
+) -> list[Case]:
     """Step 3: each system at each budget from what the *other* systems' runs took."""
     cases = []
     for system, share in product(plan.systems, plan.shares):
@@ -187,8 +222,14 @@ def predict(plan: Plan, runs: Sequence[Measured], make: Callable[[str, float], R
         constants = Constants.learn(pair for run in others for pair in run.pairs)
         prepared = prepare_replay(make(system, share))
         record = simulated(prepared, MeasuredDurations(prepared.run.durations, constants)).record
-        cases.append(Case(
-            system, share, record.makespan_ns, tuple(run.recording.record.makespan_ns for run in mine),
-            tuple(spans_ns(record).tolist()), tuple(tuple(spans_ns(run.recording.record).tolist()) for run in mine),
-        ))  # fmt: skip
+        cases.append(
+            Case(
+                system,
+                share,
+                record.makespan_ns,
+                tuple(run.recording.record.makespan_ns for run in mine),
+                tuple(spans_ns(record).tolist()),
+                tuple(tuple(spans_ns(run.recording.record).tolist()) for run in mine),
+            )
+        )
     return cases

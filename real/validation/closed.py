@@ -1,4 +1,6 @@
-"""Step 4: the same systems with the model in the loop, beside a trace that holds the full-precision model's gates."""
+"""Step 4: the same systems with the model in the loop, beside a trace that holds the
+full-precision model's gates.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,21 @@ def read_modes(text: str) -> tuple[str, ...]:
     return modes
 
 
-def shifts_of(systems: Sequence[str], share: float, words: Sequence[str], modes: Sequence[str],
-              console: Console) -> list[Shift]:  # fmt: skip
-    """Every system in every mode at one budget. Raise ValueError for what the closed loop cannot have."""
-    kept = [word for word in words if word.partition("=")[0].lstrip("+").split(".")[0] not in NOT_SIMULATED]
+def shifts_of(
+    systems: Sequence[str],
+    share: float,
+    words: Sequence[str],
+    modes: Sequence[str],
+    console: Console,
+) -> list[Shift]:
+    """Every system in every mode at one budget. Raise ValueError for what the closed loop cannot
+    have.
+    """
+    kept = [
+        word
+        for word in words
+        if word.partition("=")[0].lstrip("+").split(".")[0] not in NOT_SIMULATED
+    ]
     chosen = {word.partition("=")[0] for word in kept}
     usual = [f"{group}={name}" for group, name in USUAL.items() if group not in chosen]
     request = request_of([*usual, *kept, f"budget.resident_share={share}"])
@@ -42,23 +55,44 @@ def as_lines(shifts: Sequence[Shift], share: float) -> list[str]:
     if not shifts:
         return [
             *lines,
-            "Not made: closed_loop=teacher-forced,free-running runs the model with each system in the loop.",
+            (
+                "Not made: closed_loop=teacher-forced,free-running runs the model with each system"
+                " in the loop."
+            ),
             "",
         ]
     lines += [
-        f"At {share:.0%} resident: from the gates of full precision to those of the model as it is served. Brackets:",
+        (
+            f"At {share:.0%} resident: from the gates of full precision to those of the model as it"
+            " is served. Brackets:"
+        ),
         "95 %.",
         "",
         "| system | mode | same experts | hit ratio, points | bytes | decode time | |",
         "|---|---|---|---|---|---|---|",
     ]
     for shift in shifts:
-        verdict = ("exactly zero" if shift.is_zero else "NOT zero: a defect") if shift.lossless else "lossy"
-        cells = [shift.routing.times(100), shift.hit_ratio[2].times(100), shift.moved_bytes[2].times(100),
-                 shift.time[2].times(100)]  # fmt: skip
-        texts = [cell.text(4) + unit for cell, unit in zip(cells, (" %", "", " %", " %"), strict=True)]
+        verdict = (
+            ("exactly zero" if shift.is_zero else "NOT zero: a defect")
+            if shift.lossless
+            else "lossy"
+        )
+        cells = [
+            shift.routing.times(100),
+            shift.hit_ratio[2].times(100),
+            shift.moved_bytes[2].times(100),
+            shift.time[2].times(100),
+        ]
+        texts = [
+            cell.text(4) + unit for cell, unit in zip(cells, (" %", "", " %", " %"), strict=True)
+        ]
         lines.append(f"| {shift.system} | {shift.mode} | {' | '.join(texts)} | {verdict} |")
-    return [*lines, "", *(f"- {text}" for text in told((shift.system, shift.labels) for shift in shifts)), ""]
+    return [
+        *lines,
+        "",
+        *(f"- {text}" for text in told((shift.system, shift.labels) for shift in shifts)),
+        "",
+    ]
 
 
 def as_rows(shifts: Sequence[Shift]) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""Conformance in time: the simulator replays everything that a run on a device took, and must come out where it did.
+"""Conformance in time: the simulator replays everything that a run on a device took, and must come
+out where it did.
 
-A recorded run brings its durations (`real.driver.recording`); rules, queues and the order of things are the simulator's own.
-Where its next call differs from the recorded one, and both lie within ``TIE_NS`` in the recording, the recorded order
-is forced and counted: threads decide such ties, and no simulator can know how. Any other difference is an error that
-names the call.
+A recorded run brings its durations (`real.driver.recording`); rules, queues and the order of things
+are the simulator's own. Where its next call differs from the recorded one, and both lie within
+``TIE_NS`` in the recording, the recorded order is forced and counted: threads decide such ties, and
+no simulator can know how. Any other difference is an error that names the call.
 """
 
 from __future__ import annotations
@@ -64,10 +65,11 @@ class NonconformanceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Conformance:
-    """How a replay came out. Times in ns; ``token_error`` is the 95th percentile over the steps' durations.
+    """How a replay came out. Times in ns; ``token_error`` is the 95th percentile over the steps'
+    durations.
 
-    ``gap_ns`` is the time of the recorded run in which the stream neither computed nor stood idle for something: it is
-    replayed like the rest, so a driver that dawdles is seen only here.
+    ``gap_ns`` is the time of the recorded run in which the stream neither computed nor stood idle
+    for something: it is replayed like the rest, so a driver that dawdles is seen only here.
     """
 
     calls: int
@@ -85,37 +87,62 @@ class Conformance:
         """Raise NonconformanceError if it is further off than it may be."""
         for what, value, most in (
             ("the makespan differs by", self.makespan_error, MAX_MAKESPAN_ERROR),
-            ("the 95th percentile of the steps' durations differs by", self.token_error, MAX_TOKEN_ERROR),
+            (
+                "the 95th percentile of the steps' durations differs by",
+                self.token_error,
+                MAX_TOKEN_ERROR,
+            ),
             ("the order was forced in", self.forced / self.calls, MAX_FORCED),
         ):
             if value > most:
-                raise NonconformanceError(f"{what} {100 * value:.3g} %, but may by {100 * most:g} %: {self}")
+                raise NonconformanceError(
+                    f"{what} {100 * value:.3g} %, but may by {100 * most:g} %: {self}"
+                )
 
 
-def conform(recording: Recording, controller: Controller, workload: Workload, durations: Durations,
-            tie_ns: int = TIE_NS) -> Conformance:  # fmt: skip
+def conform(
+    recording: Recording,
+    controller: Controller,
+    workload: Workload,
+    durations: Durations,
+    tie_ns: int = TIE_NS,
+) -> Conformance:
     """Let the simulator replay a recorded run on a controller that has not been called yet.
 
-    ``durations`` are the nominal ones. Raise NonconformanceError where its calls are not those of the recording.
+    ``durations`` are the nominal ones. Raise NonconformanceError where its calls are not those of
+    the recording.
     """
     lengths = lengths_of(recording, controller.loader.wait)
     order = RecordedOrder(recording, tie_ns)
     guided = GuidedController(controller, recording, order)
     replayed = cast(Workload, RecordedWorkload(workload, recording.asked_ns))
-    engine = ReplayEngine(order, cast(Controller, guided), replayed, ReplayedDurations(durations, lengths, tie_ns),
-                          lengths, tie_ns)  # fmt: skip
+    engine = ReplayEngine(
+        order,
+        cast(Controller, guided),
+        replayed,
+        ReplayedDurations(durations, lengths, tie_ns),
+        lengths,
+        tie_ns,
+    )
     order.run(until=engine.done)
     if len(guided.log) < len(recording.calls):
         raise NonconformanceError(str(Difference(recording.calls[len(guided.log)], None)))
     controller.finish()
     return Conformance(
-        len(recording.calls), order.forced, recording.record.makespan_ns, engine.record.makespan_ns,
-        _token_error(recording.record, engine.record), lengths.gap_ns(recording),
-    )  # fmt: skip
+        len(recording.calls),
+        order.forced,
+        recording.record.makespan_ns,
+        engine.record.makespan_ns,
+        _token_error(recording.record, engine.record),
+        lengths.gap_ns(recording),
+    )
 
 
 def _token_error(recorded: Record, replayed: Record) -> float:
-    spans = [np.array(record.step_end_ns) - np.array(record.step_start_ns) for record in (recorded, replayed)]
+    spans = [
+        np.array(record.step_end_ns) - np.array(record.step_start_ns)
+        for record in (recorded, replayed)
+    ]
     return float(np.percentile(np.abs(spans[1] - spans[0]) / np.maximum(spans[0], 1), 95))
 
 
@@ -145,7 +172,9 @@ class RecordedOrder(Clock):
         self._ring(heapq.heappop(self._queue))
 
     def _take_recorded(self) -> bool:
-        """Let the event happen that makes the recorded next call, before its turn; False if there is none."""
+        """Let the event happen that makes the recorded next call, before its turn; False if
+        there is none.
+        """
         found = min((event for event in self._queue if self._takes(event)), default=None)
         if found is None or found[0] > self.peek() + self._tie_ns:
             return False
@@ -245,18 +274,30 @@ class ReplayedDurations:
 
 
 class ReplayEngine(Engine):
-    """The simulator, with a recording's durations for what it computes and moves: every computation has its own."""
+    """The simulator, with a recording's durations for what it computes and moves: every
+    computation has its own.
+    """
 
     is_arithmetic = False
 
-    def __init__(self, env: RecordedOrder, controller: Controller, workload: Workload, durations: Any,
-                 lengths: Lengths, tie_ns: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        env: RecordedOrder,
+        controller: Controller,
+        workload: Workload,
+        durations: Any,
+        lengths: Lengths,
+        tie_ns: int,
+    ) -> None:
         self._lengths, self._tie_ns = lengths, tie_ns
         super().__init__(env, controller, workload, durations)
         self._only_link = None
 
     def _make_links(self) -> Sequence[Link]:
-        return [make_link(self, link, self._lengths, self._tie_ns) for link in range(self.controller.route.links)]
+        return [
+            make_link(self, link, self._lengths, self._tie_ns)
+            for link in range(self.controller.route.links)
+        ]
 
     def _compute(self, key: int, row: int) -> None:
         self._free_ns += self._lengths.compute.get(row, NEVER_NS)
@@ -273,7 +314,9 @@ class ReplayEngine(Engine):
 
 
 class Measured(Link):
-    """A link whose services take what they took in a recording. Each has it to itself: the sharing is in the times."""
+    """A link whose services take what they took in a recording. Each has it to itself: the
+    sharing is in the times.
+    """
 
     lengths: Lengths
     tie_ns: int
@@ -330,13 +373,17 @@ class MeasuredChunks(Measured, ChunkedLink):
         """Number and end of the first chunk that ends later, unless it is the last."""
         size, cut = self._chunk_bytes, self.lengths.cut.get(self._current)
         assert size is not None
-        nominal_ns = [self._durations.hop_ns(self.index, end) for end in range(size, transfer.left_bytes, size)]
+        nominal_ns = [
+            self._durations.hop_ns(self.index, end)
+            for end in range(size, transfer.left_bytes, size)
+        ]
         chunks = bisect_right(nominal_ns, elapsed_ns)
         if cut is not None and cut[0] // size <= chunks + 1 and cut[1] > elapsed_ns:
             return cut[0] // size, cut[1]
         if chunks == len(nominal_ns):
             return None
-        # A loader is late now and then; by when it came to the chunk's end the reason for a cut may have been gone.
+        # A loader is late now and then; by when it came to the chunk's end the reason for a cut may
+        # have been gone.
         end_ns = nominal_ns[chunks] + (self.tie_ns if cut is None else 0)
         return (chunks + 1, end_ns) if end_ns < self.service_ns(transfer) else None
 

@@ -1,10 +1,11 @@
 """Durations as a machine takes them, learnt from recorded runs.
 
-A recorded run says when each piece of work began and ended; its nominal durations say which pieces are alike: those of
-one kind (a layer's dense work in a decode step, an expert at a precision, a service on a link ..) and one nominal
-duration. What is learnt is the median of each such group. What the stream neither computed nor waited for is the
-host's, by the place where it stands: before a gate (sync), after it (issue), after a wait (wake), at a site's end
-(post); between two experts of a gate it is part of the second.
+A recorded run says when each piece of work began and ended; its nominal durations say which pieces
+are alike: those of one kind (a layer's dense work in a decode step, an expert at a precision, a
+service on a link ..) and one nominal duration. What is learnt is the median of each such group.
+What the stream neither computed nor waited for is the host's, by the place where it stands: before
+a gate (sync), after it (issue), after a wait (wake), at a site's end (post); between two experts of
+a gate it is part of the second.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ HOST_PARTS = ("sync", "issue", "wake", "post")
 
 @dataclass
 class Constants:
-    """By kind, nominal durations in ascending order and the median of what such a piece of work took, in ns."""
+    """By kind, nominal durations in ascending order and the median of what such a piece of work
+    took, in ns.
+    """
 
     medians: dict[Kind, tuple[list[int], list[float]]] = field(default_factory=dict)
 
@@ -47,11 +50,16 @@ class Constants:
         groups: dict[Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for kind, nominal_ns, measured_ns in pairs:
             groups[kind][nominal_ns].append(measured_ns)
-        return cls({kind: (sorted(of), [median(of[nominal]) for nominal in sorted(of)]) for kind, of in groups.items()})
+        return cls(
+            {
+                kind: (sorted(of), [median(of[nominal]) for nominal in sorted(of)])
+                for kind, of in groups.items()
+            }
+        )
 
     def takes(self, kind: Kind, nominal_ns: int) -> int:
-        """What such a piece of work takes here: between two that were seen along a straight line, beyond the last in
-        proportion; the nominal duration where none of its kind was seen.
+        """What such a piece of work takes here: between two that were seen along a straight line,
+        beyond the last in proportion; the nominal duration where none of its kind was seen.
         """
         if kind not in self.medians:
             return nominal_ns
@@ -59,7 +67,11 @@ class Constants:
         if nominal[0] <= nominal_ns <= nominal[-1]:
             return round(float(np.interp(nominal_ns, nominal, measured)))
         end = 0 if nominal_ns < nominal[0] else -1
-        return round(measured[end] * nominal_ns / nominal[end]) if nominal[end] else round(measured[end])
+        return (
+            round(measured[end] * nominal_ns / nominal[end])
+            if nominal[end]
+            else round(measured[end])
+        )
 
 
 class MeasuredDurations:
@@ -71,7 +83,10 @@ class MeasuredDurations:
         self.prediction_ns = nominal.prediction_ns
 
     def dense_ns(self, step: Step) -> Sequence[int]:
-        return [self._constants.takes(("dense", 0, step.decode), ns) for ns in self._nominal.dense_ns(step)]
+        return [
+            self._constants.takes(("dense", 0, step.decode), ns)
+            for ns in self._nominal.dense_ns(step)
+        ]
 
     def tail_ns(self, step: Step) -> int:
         return self._constants.takes(("tail", 0, step.decode), self._nominal.tail_ns(step))
@@ -81,7 +96,9 @@ class MeasuredDurations:
         return self._constants.takes(kind, self._nominal.expert_ns(precision, site, tokens))
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._constants.takes(("cpu", precision, tokens == 1), self._nominal.cpu_ns(precision, site, tokens))
+        return self._constants.takes(
+            ("cpu", precision, tokens == 1), self._nominal.cpu_ns(precision, site, tokens)
+        )
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
         return self._constants.takes(("hop", link, True), self._nominal.hop_ns(link, moved_bytes))
@@ -91,7 +108,9 @@ class MeasuredDurations:
 
 
 def pairs_of(recording: Recording, frames: Frames, nominal: Durations) -> list[Pair]:
-    """Every piece of work of a recorded run that has a duration of its own. ``frames``: the run's tables."""
+    """Every piece of work of a recorded run that has a duration of its own. ``frames``: the
+    run's tables.
+    """
     controller = frames.controller
     lengths = lengths_of(recording, controller.loader.wait)
     pairs = _stream(recording, frames, nominal)
@@ -160,37 +179,61 @@ def _stream(recording: Recording, frames: Frames, nominal: Durations) -> list[Pa
 def _expert(frames: Frames, nominal: Durations, key: int, tokens: int, measured_ns: int) -> Pair:
     g = frames.controller.geometry
     precision = g.precision_of(key)
-    return ("expert", precision, tokens == 1), nominal.expert_ns(precision, g.site_of(key), tokens), measured_ns
+    return (
+        ("expert", precision, tokens == 1),
+        nominal.expert_ns(precision, g.site_of(key), tokens),
+        measured_ns,
+    )
 
 
 def _after_gates(firsts: Sequence[tuple[int, int, int]]) -> list[Pair]:
     """Gaps before the first need of a gate, of (gate, when the need was there, its start).
 
-    Where it was there at the gate the gap is the issue. Where it came after the issue was over it is the wake.
+    Where it was there at the gate the gap is the issue. Where it came after the issue was over it
+    is the wake.
     """
     issues = [start_ns - gate_ns for gate_ns, ready_ns, start_ns in firsts if ready_ns <= gate_ns]
     issue_ns = round(median(issues)) if issues else 0
-    wakes = [start_ns - ready_ns for gate_ns, ready_ns, start_ns in firsts if ready_ns > gate_ns + issue_ns]
-    return [(("issue_ns", 0, True), 0, ns) for ns in issues] + [(("wake_ns", 0, True), 0, ns) for ns in wakes]
+    wakes = [
+        start_ns - ready_ns
+        for gate_ns, ready_ns, start_ns in firsts
+        if ready_ns > gate_ns + issue_ns
+    ]
+    return [(("issue_ns", 0, True), 0, ns) for ns in issues] + [
+        (("wake_ns", 0, True), 0, ns) for ns in wakes
+    ]
 
 
 def _on_cpu(frames: Frames, nominal: Durations, cpu: Sequence[int]) -> list[Pair]:
     """Needs that the CPU computed, in order of submission, which is that of the lookups."""
     g = frames.controller.geometry
-    submitted = frames.lookups.filter(pl.col("outcome") == Outcome.CPU.name.lower()).select("key", "tokens").rows()
+    submitted = (
+        frames.lookups.filter(pl.col("outcome") == Outcome.CPU.name.lower())
+        .select("key", "tokens")
+        .rows()
+    )
     pairs: list[Pair] = []
-    for (key, tokens), measured_ns in zip(submitted, cpu, strict=False):  # the run's end may leave some undone
+    for (key, tokens), measured_ns in zip(
+        submitted, cpu, strict=False
+    ):  # the run's end may leave some undone
         precision = g.precision_of(key)
         nominal_ns = nominal.cpu_ns(precision, g.site_of(key), tokens)
         pairs.append((("cpu", precision, tokens == 1), nominal_ns, measured_ns))
     return pairs
 
 
-def _services(recording: Recording, controller: Controller, nominal: Durations, service: dict[Service, int],
-              cut: dict[Service, tuple[int, int]]) -> list[Pair]:  # fmt: skip
+def _services(
+    recording: Recording,
+    controller: Controller,
+    nominal: Durations,
+    service: dict[Service, int],
+    cut: dict[Service, tuple[int, int]],
+) -> list[Pair]:
     """Whole services of links that nothing shares."""
     record, pairs, seen = recording.record, list[Pair](), defaultdict[tuple[int, int], int](int)
-    for number, link, moved in zip(record.service_number, record.service_link, record.service_bytes, strict=True):
+    for number, link, moved in zip(
+        record.service_number, record.service_link, record.service_bytes, strict=True
+    ):
         this = (number, link, seen[number, link])
         seen[number, link] += 1
         alone = controller.route.engines[link] == 1 and not controller.issued[number].write_back

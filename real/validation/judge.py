@@ -1,4 +1,6 @@
-"""What predictions are worth: errors beside the noise, the order of systems, the price of the wrong pick, coverage."""
+"""What predictions are worth: errors beside the noise, the order of systems, the price of the
+wrong pick, coverage.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ COVERAGE = (0.80, 0.98)
 
 @dataclass(frozen=True)
 class Case:
-    """One system at one budget: predicted and measured makespans in ns (one a repeat), and the same by step."""
+    """One system at one budget: predicted and measured makespans in ns (one a repeat), and the
+    same by step.
+    """
 
     system: str
     share: float
@@ -39,12 +43,16 @@ class Case:
     def step_error(self) -> float:
         """Median over steps of the relative error against the median of the repeats."""
         measured = np.median(np.array(self.measured_steps), axis=0)
-        return float(np.median(np.abs(np.array(self.predicted_steps) / np.maximum(measured, 1) - 1)))
+        return float(
+            np.median(np.abs(np.array(self.predicted_steps) / np.maximum(measured, 1) - 1))
+        )
 
     @property
     def noise(self) -> float:
         """Standard deviation of the repeats over their mean; 0 for one."""
-        return stdev(self.measured_ns) / mean(self.measured_ns) if len(self.measured_ns) > 1 else 0.0
+        return (
+            stdev(self.measured_ns) / mean(self.measured_ns) if len(self.measured_ns) > 1 else 0.0
+        )
 
     @property
     def step_noise(self) -> float:
@@ -56,10 +64,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Of the systems at one budget: pairs that differ by more than the noise, those in the right order, and the rest.
+    """Of the systems at one budget: pairs that differ by more than the noise, those in the right
+    order, and the rest.
 
-    ``tau``: Kendall's over those pairs, None without any. ``regret``: how much slower the simulator's pick really is
-    than the fastest, 0 if it is the fastest.
+    ``tau``: Kendall's over those pairs, None without any. ``regret``: how much slower the
+    simulator's pick really is than the fastest, 0 if it is the fastest.
     """
 
     share: float
@@ -93,15 +102,19 @@ def rankings(cases: Sequence[Case]) -> list[Ranking]:
 
 
 def intervals(cases: Sequence[Case]) -> list[tuple[float, float] | None]:
-    """For each case where its makespan should lie with ``LEVEL``, in ns, from the errors of the *other* cases.
+    """For each case where its makespan should lie with ``LEVEL``, in ns, from the errors of the
+    *other* cases.
 
-    The quantile of the other cases' absolute errors and repeats, the ``ceil((n + 1) level)``-th of n (split conformal
-    prediction); None where there are too few others for that.
+    The quantile of the other cases' absolute errors and repeats, the ``ceil((n + 1) level)``-th of
+    n (split conformal prediction); None where there are too few others for that.
     """
     found: list[tuple[float, float] | None] = []
     for case in cases:
         errors = sorted(
-            abs(run / other.predicted_ns - 1) for other in cases if other is not case for run in other.measured_ns
+            abs(run / other.predicted_ns - 1)
+            for other in cases
+            if other is not case
+            for run in other.measured_ns
         )
         rank = int(np.ceil((len(errors) + 1) * LEVEL))
         if rank > len(errors):
@@ -126,7 +139,13 @@ def coverage(cases: Sequence[Case]) -> float | None:
 def as_row(case: Case) -> Mapping[str, float | str | int]:
     """A case in seconds and shares, as it is reported."""
     return {
-        "system": case.system, "resident_share": case.share, "repeats": len(case.measured_ns),
-        "predicted_s": case.predicted_ns / 1e9, "measured_s": case.median_ns / 1e9, "error": case.error,
-        "noise": case.noise, "step_error": case.step_error, "step_noise": case.step_noise,
-    }  # fmt: skip
+        "system": case.system,
+        "resident_share": case.share,
+        "repeats": len(case.measured_ns),
+        "predicted_s": case.predicted_ns / 1e9,
+        "measured_s": case.median_ns / 1e9,
+        "error": case.error,
+        "noise": case.noise,
+        "step_error": case.step_error,
+        "step_noise": case.step_noise,
+    }

@@ -10,18 +10,35 @@ from statistics import mean, median
 from typing import Any
 
 from real.validation.cases import Checked
-from real.validation.judge import COVERAGE, LEVEL, Case, Ranking, as_row, coverage, intervals, rankings
+from real.validation.judge import (
+    COVERAGE,
+    LEVEL,
+    Case,
+    Ranking,
+    as_row,
+    coverage,
+    intervals,
+    rankings,
+)
 from sim.results.frames import Frames
 from sim.results.labels import Labels, told, write_on
 from sim.results.timeline import trace_events
 
 
-def write_report(folder: Path, facts: Mapping[str, Any], checks: Sequence[Checked], cases: Sequence[Case],
-                 closed_loop: Sequence[str], shifts: Sequence[Mapping[str, Any]],
-                 labels: Sequence[tuple[str, Labels]]) -> str:  # fmt: skip
-    """``validation.json``, ``validation.md`` and ``predicted_measured.{png,svg}``. Returns the text.
+def write_report(
+    folder: Path,
+    facts: Mapping[str, Any],
+    checks: Sequence[Checked],
+    cases: Sequence[Case],
+    closed_loop: Sequence[str],
+    shifts: Sequence[Mapping[str, Any]],
+    labels: Sequence[tuple[str, Labels]],
+) -> str:
+    """``validation.json``, ``validation.md`` and ``predicted_measured.{png,svg}``. Returns the
+    text.
 
-    ``closed_loop`` and ``shifts`` are step 4, as lines and as numbers. ``labels``: of the runs, by system.
+    ``closed_loop`` and ``shifts`` are step 4, as lines and as numbers. ``labels``: of the runs, by
+    system.
     """
     found = rankings(cases)
     text = "\n".join(
@@ -35,10 +52,15 @@ def write_report(folder: Path, facts: Mapping[str, Any], checks: Sequence[Checke
         ]
     )
     numbers = {
-        "facts": dict(facts), "checks": [asdict(check) for check in checks], "cases": [dict(as_row(c)) for c in cases],
-        "intervals_ns": intervals(cases), "coverage": coverage(cases), "rankings": [asdict(one) for one in found],
-        "closed_loop": list(shifts), "labels": told(labels),
-    }  # fmt: skip
+        "facts": dict(facts),
+        "checks": [asdict(check) for check in checks],
+        "cases": [dict(as_row(c)) for c in cases],
+        "intervals_ns": intervals(cases),
+        "coverage": coverage(cases),
+        "rankings": [asdict(one) for one in found],
+        "closed_loop": list(shifts),
+        "labels": told(labels),
+    }
     (folder / "validation.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     (folder / "validation.md").write_text(text + "\n", encoding="utf-8")
     if cases:
@@ -49,7 +71,9 @@ def write_report(folder: Path, facts: Mapping[str, Any], checks: Sequence[Checke
 def write_timelines(
     path: Path, real: Frames, simulated: Frames, wait: str, steps: int, facts: Mapping[str, Any]
 ) -> None:
-    """Both runs in one file for Perfetto: the device's tracks as one process, the simulator's as another."""
+    """Both runs in one file for Perfetto: the device's tracks as one process, the simulator's as
+    another.
+    """
     whole = trace_events(real, wait, steps, facts)
     for number, (name, frames) in enumerate((("real", real), ("simulated", simulated)), start=1):
         events = trace_events(frames, wait, steps, facts)["traceEvents"]
@@ -70,58 +94,93 @@ def _head(facts: Mapping[str, Any], labels: Sequence[tuple[str, Labels]]) -> lis
 
 def _conformance(checks: Sequence[Checked]) -> list[str]:
     lines = [
-        "## 1. Conformance", "",
-        "The recorded calls, replayed into a fresh controller, must give equal answers; the simulator, given what",
-        "every piece of work took, must come out where the run did (makespan 0.5 %, 95 % of steps 1 %, order forced in",
-        "1 % of calls at most).", "",
+        "## 1. Conformance",
+        "",
+        (
+            "The recorded calls, replayed into a fresh controller, must give equal answers; the"
+            " simulator, given what"
+        ),
+        (
+            "every piece of work took, must come out where the run did (makespan 0.5 %, 95 % of"
+            " steps 1 %, order forced in"
+        ),
+        "1 % of calls at most).",
+        "",
         "| system | resident | calls | decisions | time | makespan | steps p95 | forced |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for c in checks:
         numbers = [_percent(value, 3) for value in (c.makespan_error, c.token_error, c.forced)]
-        lines.append(f"| {c.system} | {c.share:.0%} | {c.calls} | {c.first_difference or 'equal'} | "
-                     f"{c.nonconformance or 'holds'} | {' | '.join(numbers)} |")  # fmt: skip
+        lines.append(
+            f"| {c.system} | {c.share:.0%} | {c.calls} | {c.first_difference or 'equal'} | "
+            f"{c.nonconformance or 'holds'} | {' | '.join(numbers)} |"
+        )
     return [*lines, ""]
 
 
 def _controlled(checks: Sequence[Checked]) -> list[str]:
     if not any(check.controlled for check in checks):
         return ["## 2. Controlled prediction", "", "Not made: links or compute run free.", ""]
-    lines = ["## 2. Controlled prediction", "",
-             "From nominal times alone (makespan 1 %, 95 % of steps 2 %). `busy`: other work disturbed the run, which",
-             "says nothing of the simulator.", "",
-             "| system | resident | makespan | steps p95 | run-queue delay | verdict |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "## 2. Controlled prediction",
+        "",
+        (
+            "From nominal times alone (makespan 1 %, 95 % of steps 2 %). `busy`: other work"
+            " disturbed the run, which"
+        ),
+        "says nothing of the simulator.",
+        "",
+        "| system | resident | makespan | steps p95 | run-queue delay | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [
-        f"| {c.system} | {c.share:.0%} | {c.total_error:+.2%} | {c.step_error:.2%} | {_percent(c.delay, 2)} | "
-        f"{c.controlled} |"
+        f"| {c.system} | {c.share:.0%} | {c.total_error:+.2%} | {c.step_error:.2%} |"
+        f" {_percent(c.delay, 2)} | {c.controlled} |"
         for c in checks
     ]
     return [*lines, ""]
 
 
 def _free(cases: Sequence[Case]) -> list[str]:
-    lines = ["## 3. Prediction from other systems' runs", "",
-             "Durations are medians over the runs of the *other* systems. Noise: of the repeats of one run.", "",
-             "| system | resident | predicted s | measured s | error | noise | step error | step noise |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "## 3. Prediction from other systems' runs",
+        "",
+        (
+            "Durations are medians over the runs of the *other* systems. Noise: of the repeats of"
+            " one run."
+        ),
+        "",
+        (
+            "| system | resident | predicted s | measured s | error | noise | step error | step"
+            " noise |"
+        ),
+        "|---|---|---|---|---|---|---|---|",
+    ]
     lines += [
-        f"| {c.system} | {c.share:.0%} | {c.predicted_ns / 1e9:.3f} | {c.median_ns / 1e9:.3f} | {c.error:+.2%} | "
-        f"{c.noise:.2%} | {c.step_error:.2%} | {c.step_noise:.2%} |"
+        f"| {c.system} | {c.share:.0%} | {c.predicted_ns / 1e9:.3f} | {c.median_ns / 1e9:.3f} |"
+        f" {c.error:+.2%} | {c.noise:.2%} | {c.step_error:.2%} | {c.step_noise:.2%} |"
         for c in cases
     ]
     return [*lines, "", *_bias(cases)]
 
 
 def _bias(cases: Sequence[Case]) -> list[str]:
-    """What the errors have in common. Medians of skewed durations add up to less than the durations do."""
+    """What the errors have in common. Medians of skewed durations add up to less than the
+    durations do.
+    """
     if not cases:
         return ["Not made: it takes runs of two systems.", ""]
     errors, step_errors = [case.error for case in cases], [case.step_error for case in cases]
     return [
-        f"Makespan: mean error {mean(errors):+.2%}, median of its size {median(map(abs, errors)):.2%}, largest "
-        f"{max(map(abs, errors)):.2%}; step: median {median(step_errors):.2%}, largest {max(step_errors):.2%}.",
-        "What other work adds now and then is in a measured makespan and in no median: errors of one sign, larger",
+        (
+            f"Makespan: mean error {mean(errors):+.2%}, median of its size"
+            f" {median(map(abs, errors)):.2%}, largest {max(map(abs, errors)):.2%}; step: median"
+            f" {median(step_errors):.2%}, largest {max(step_errors):.2%}."
+        ),
+        (
+            "What other work adds now and then is in a measured makespan and in no median: errors"
+            " of one sign, larger"
+        ),
         "for makespans than for steps, are of a busy machine.",
         "",
     ]
@@ -130,20 +189,31 @@ def _bias(cases: Sequence[Case]) -> list[str]:
 def _ranking(found: Sequence[Ranking], cases: Sequence[Case]) -> list[str]:
     if not found:
         return []
-    lines = ["## Order of the systems", "",
-             "| resident | pairs told apart | in the right order | tau | the simulator's pick | the fastest | regret |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "## Order of the systems",
+        "",
+        (
+            "| resident | pairs told apart | in the right order | tau | the simulator's pick | the"
+            " fastest | regret |"
+        ),
+        "|---|---|---|---|---|---|---|",
+    ]
     for one in found:
         tau = "-" if one.tau is None else f"{one.tau:.2f}"
-        lines.append(f"| {one.share:.0%} | {one.told_apart} | {one.right} | {tau} | {one.picked} | {one.fastest} | "
-                     f"{one.regret:.2%} |")  # fmt: skip
+        lines.append(
+            f"| {one.share:.0%} | {one.told_apart} | {one.right} | {tau} | {one.picked} |"
+            f" {one.fastest} | {one.regret:.2%} |"
+        )
     covered = coverage(cases)
     said = "too few runs" if covered is None else f"{covered:.0%} of the runs"
     low, high = COVERAGE
     return [
         *lines,
         "",
-        f"{LEVEL:.0%} intervals from the other cases' errors hold {said} ({low:.0%} to {high:.0%} expected).",
+        (
+            f"{LEVEL:.0%} intervals from the other cases' errors hold {said} ({low:.0%} to"
+            f" {high:.0%} expected)."
+        ),
         "",
     ]
 
@@ -152,8 +222,12 @@ def _percent(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}%}"
 
 
-def _draw(folder: Path, facts: Mapping[str, Any], cases: Sequence[Case],
-          labels: Sequence[tuple[str, Labels]]) -> None:  # fmt: skip
+def _draw(
+    folder: Path,
+    facts: Mapping[str, Any],
+    cases: Sequence[Case],
+    labels: Sequence[tuple[str, Labels]],
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -163,13 +237,26 @@ def _draw(folder: Path, facts: Mapping[str, Any], cases: Sequence[Case],
     for system in dict.fromkeys(case.system for case in cases):
         mine = [case for case in cases if case.system == system]
         x = [case.median_ns / 1e9 for case in mine]
-        spread = [[case.median_ns / 1e9 - min(case.measured_ns) / 1e9 for case in mine],
-                  [max(case.measured_ns) / 1e9 - case.median_ns / 1e9 for case in mine]]  # fmt: skip
-        axis.errorbar(x, [case.predicted_ns / 1e9 for case in mine], xerr=spread, fmt="o", capsize=3, label=system)
+        spread = [
+            [case.median_ns / 1e9 - min(case.measured_ns) / 1e9 for case in mine],
+            [max(case.measured_ns) / 1e9 - case.median_ns / 1e9 for case in mine],
+        ]
+        axis.errorbar(
+            x,
+            [case.predicted_ns / 1e9 for case in mine],
+            xerr=spread,
+            fmt="o",
+            capsize=3,
+            label=system,
+        )
     ends = [0, 1.05 * max(max(case.predicted_ns, *case.measured_ns) for case in cases) / 1e9]
     axis.plot(ends, ends, color="0.6", linewidth=1)
-    axis.set(xlabel="measured (s; bar: all repeats)", ylabel="predicted from other systems' runs (s)", xlim=ends,
-             ylim=ends)  # fmt: skip
+    axis.set(
+        xlabel="measured (s; bar: all repeats)",
+        ylabel="predicted from other systems' runs (s)",
+        xlim=ends,
+        ylim=ends,
+    )
     axis.set_title(f"{facts['device']}: {facts['runs on']}", fontsize=8)
     axis.legend(frameon=False, fontsize=8)
     write_on(figure, labels)

@@ -14,7 +14,17 @@ from rich.progress import track
 from real.driver.machine import processor
 from real.setup.execute import ran_on
 from real.setup.prepare import Request, prepare_replay
-from real.validation.cases import Checked, Measured, Plan, check, measure_run, order_of, predict, request_of, simulated
+from real.validation.cases import (
+    Checked,
+    Measured,
+    Plan,
+    check,
+    measure_run,
+    order_of,
+    predict,
+    request_of,
+    simulated,
+)
 from real.validation.closed import as_lines, as_rows, shifts_of
 from real.validation.report import write_report, write_timelines
 from sim.process.interrupts import Terminated
@@ -31,8 +41,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Validated:
-    """The report's text; whether every call was answered as it should be, and lossless systems showed no shift; and
-    what ended the runs before their end.
+    """The report's text; whether every call was answered as it should be, and lossless systems
+    showed no shift; and what ended the runs before their end.
     """
 
     text: str
@@ -40,15 +50,21 @@ class Validated:
     stopped_by: BaseException | None
 
 
-def validate(asked: Asked, console: Console, has_time: Callable[[], bool] = lambda: True) -> Validated:
-    """Run everything and write the report. Raise ValueError before anything is run for what cannot run.
+def validate(
+    asked: Asked, console: Console, has_time: Callable[[], bool] = lambda: True
+) -> Validated:
+    """Run everything and write the report. Raise ValueError before anything is run for what cannot
+    run.
 
-    Where a run fails or is interrupted, the report is of those before it; without any, the error is raised.
-    ``has_time`` is asked before each run but the first; once it says no the rest is left out, and the report says so.
+    Where a run fails or is interrupted, the report is of those before it; without any, the error is
+    raised. ``has_time`` is asked before each run but the first; once it says no the rest is left
+    out, and the report says so.
     """
     plan, output_dir = asked.plan, asked.output_dir
     requests = {
-        (system, share): request_of(plan.words, system, share) for system in plan.systems for share in plan.shares
+        (system, share): request_of(plan.words, system, share)
+        for system in plan.systems
+        for share in plan.shares
     }
     for request in requests.values():
         prepare_replay(request)
@@ -70,14 +86,22 @@ def validate(asked: Asked, console: Console, has_time: Callable[[], bool] = lamb
             raise
     # In the order that was asked for.
     found = [checks[one] for one in requests if one in checks]
-    cases = predict(plan, runs, lambda system, share: requests[system, share]) if len(checks) > 1 else []
+    cases = (
+        predict(plan, runs, lambda system, share: requests[system, share])
+        if len(checks) > 1
+        else []
+    )
     facts = _facts(plan, next(iter(requests.values())), runs)
     if stopped_by is not None:
         facts["INCOMPLETE"] = f"{len(runs)} of {len(order)} runs; then {_words(stopped_by)}"
     elif len(runs) < len(order):
         facts["left out for time"] = f"{len(order) - len(runs)} of {len(order)} runs"
     made = asked.modes and len(runs) == len(order)
-    shifts = [] if not made else shifts_of(plan.systems, plan.shares[0], plan.words, asked.modes, console)
+    shifts = (
+        []
+        if not made
+        else shifts_of(plan.systems, plan.shares[0], plan.words, asked.modes, console)
+    )
     text = write_report(
         output_dir,
         facts,
@@ -89,22 +113,37 @@ def validate(asked: Asked, console: Console, has_time: Callable[[], bool] = lamb
     )
     first = runs[0]
     twin = prepare_replay(requests[first.system, first.share])
-    write_timelines(output_dir / "timelines.json", first.frames, simulated(twin), twin.run.controller.loader.wait,
-                    TIMELINE_STEPS, {"system": first.system, "resident_share": first.share})  # fmt: skip
+    write_timelines(
+        output_dir / "timelines.json",
+        first.frames,
+        simulated(twin),
+        twin.run.controller.loader.wait,
+        TIMELINE_STEPS,
+        {"system": first.system, "resident_share": first.share},
+    )
     agrees = all(one.first_difference is None for one in found)
     return Validated(text, agrees and all(s.is_zero for s in shifts if s.lossless), stopped_by)
 
 
 def _words(stop: BaseException) -> str:
-    return "it was interrupted" if isinstance(stop, (KeyboardInterrupt, Terminated)) else f"one failed: {stop}"
+    return (
+        "it was interrupted"
+        if isinstance(stop, (KeyboardInterrupt, Terminated))
+        else f"one failed: {stop}"
+    )
 
 
 def _facts(plan: Plan, request: Request, runs: Sequence[Measured]) -> dict[str, Any]:
     engine, load = request.engine, [run.load_average for run in runs]
     return {
-        "device": request.device, "runs on": f"{processor()}, {os.cpu_count()} cores", "links": engine.links,
-        "compute": engine.compute, "experts read from": engine.source,
-        "times are of": ran_on(prepare_replay(request).run, engine), "steps a run": len(runs[0].recording.steps),
-        "repeats": plan.repeats, "load average": f"{min(load):.1f} to {max(load):.1f} as the runs ended",
+        "device": request.device,
+        "runs on": f"{processor()}, {os.cpu_count()} cores",
+        "links": engine.links,
+        "compute": engine.compute,
+        "experts read from": engine.source,
+        "times are of": ran_on(prepare_replay(request).run, engine),
+        "steps a run": len(runs[0].recording.steps),
+        "repeats": plan.repeats,
+        "load average": f"{min(load):.1f} to {max(load):.1f} as the runs ended",
         "words": " ".join(plan.words) or "none",
-    }  # fmt: skip
+    }

@@ -1,4 +1,6 @@
-"""Where a curve turns and where two curves cross: knees of measured points, crossings by bisection on the simulator."""
+"""Where a curve turns and where two curves cross: knees of measured points, crossings by
+bisection on the simulator.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a difference changes its sign, between ``low`` and ``high`` (where it has the signs of the ends).
+    """Where a difference changes its sign, between ``low`` and ``high`` (where it has the signs of
+    the ends).
 
     ``value`` is None where it has one sign, ``sign``, at both ends.
     """
@@ -25,9 +28,15 @@ class Crossing:
     sign: int = 0
 
 
-def crossing(difference: Callable[[float], float], low: float, high: float, steps: int = STEPS,
-             tell: Callable[[], None] = lambda: None) -> Crossing:  # fmt: skip
-    """Bisect, in the logarithm, for the sign change of ``difference`` between ``low`` and ``high`` (both above 0).
+def crossing(
+    difference: Callable[[float], float],
+    low: float,
+    high: float,
+    steps: int = STEPS,
+    tell: Callable[[], None] = lambda: None,
+) -> Crossing:
+    """Bisect, in the logarithm, for the sign change of ``difference`` between ``low`` and ``high``
+    (both above 0).
 
     Exact for one sign change; of several it finds one. ``tell`` is called after each evaluation.
     """
@@ -52,10 +61,11 @@ def crossing(difference: Callable[[float], float], low: float, high: float, step
 
 
 def knee(x: Sequence[float], y: Sequence[float]) -> int | None:
-    """Which point lies farthest above the straight line from the first to the last; None where none lies above.
+    """Which point lies farthest above the straight line from the first to the last; None where none
+    lies above.
 
-    Before it more of ``x`` pays more than the average, after it less. Source: Satopaa et al., Kneedle, ICDCS workshops
-    2011, without smoothing.
+    Before it more of ``x`` pays more than the average, after it less. Source: Satopaa et al.,
+    Kneedle, ICDCS workshops 2011, without smoothing.
     """
     if len(x) < 3 or x[-1] <= x[0] or y[-1] <= y[0]:
         return None

@@ -1,4 +1,6 @@
-"""Two runs side by side: may they be compared, where does the difference of their time come from, who is faster."""
+"""Two runs side by side: may they be compared, where does the difference of their time come
+from, who is faster.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from sim.traces.trace import trace_sha256
 from sim.values.units import gib
 
 SAME = ("model", "hardware", "trace", "workload")
-"""Sections of a configuration that two runs must share, for their difference to be that of the systems."""
+"""Sections of a configuration that two runs must share, for their difference to be that of the
+systems.
+"""
 PLACES = frozenset({"trace.path"})
 """Where something lies, not what it is."""
 COMPUTE = "compute"
@@ -30,8 +34,9 @@ ABSENT = "(not set)"
 class Comparison:
     """Run A against run B.
 
-    ``parts``: by part of the makespan (compute, then stall parts) A's and B's time in ns; either column sums to the
-    makespan, so that the differences sum to the makespans'. ``ratios``: how many times as fast A is, by what is timed.
+    ``parts``: by part of the makespan (compute, then stall parts) A's and B's time in ns; either
+    column sums to the makespan, so that the differences sum to the makespans'. ``ratios``: how many
+    times as fast A is, by what is timed.
     """
 
     names: tuple[str, str]
@@ -54,22 +59,30 @@ class Comparison:
 
 
 def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
-    """Compare two runs. Raise ValueError, naming both values, if they are not of the same trace, machine and budget."""
+    """Compare two runs. Raise ValueError, naming both values, if they are not of the same trace,
+    machine and budget.
+    """
     check_comparable(names, conditions_of(a), conditions_of(b))
     parts = _parts(names[0], a.summary), _parts(names[1], b.summary)
     ratios = {}
     if a.summary["contracts"]["arrivals"] is not None:
         ratios["latency"] = paired(_latency(a), _latency(b))
     ratios["all steps"] = paired(whole_time(a), whole_time(b))
-    for name, of in (("prefill", prefill_time), ("decode", lambda one: decode_time_and_tokens(one)[0])):
+    for name, of in (
+        ("prefill", prefill_time),
+        ("decode", lambda one: decode_time_and_tokens(one)[0]),
+    ):
         ours, theirs = of(a), of(b)
         if ours.any() and theirs.any():
             ratios[name] = paired(ours, theirs)
     return Comparison(
-        names, {part: (parts[0][part], parts[1][part]) for part in parts[0]}, ratios,
-        (labels_in(a.summary), labels_in(b.summary)), (served(a.summary), served(b.summary)),
+        names,
+        {part: (parts[0][part], parts[1][part]) for part in parts[0]},
+        ratios,
+        (labels_in(a.summary), labels_in(b.summary)),
+        (served(a.summary), served(b.summary)),
         (_staging_bytes(a.summary), _staging_bytes(b.summary)),
-    )  # fmt: skip
+    )
 
 
 def _staging_bytes(summary: Mapping[str, Any]) -> int:
@@ -78,7 +91,9 @@ def _staging_bytes(summary: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What two runs must share: the sections of ``SAME``, the trace, its sequences, the bytes for experts."""
+    """What two runs must share: the sections of ``SAME``, the trace, its sequences, the bytes
+    for experts.
+    """
 
     config: Mapping[str, Any]
     sha256: str
@@ -92,10 +107,14 @@ def conditions_of(one: Trial | Run) -> Conditions:
     if isinstance(one, Run):
         numbers = sorted(item.sequence for item in one.workload.sequences)
         allowed = _offered_bytes(one.config, one.controller.geometry.capacity_bytes)
-        return Conditions(one.config, trace_sha256(one.trace.header), numbers, allowed, one.resident_share)
+        return Conditions(
+            one.config, trace_sha256(one.trace.header), numbers, allowed, one.resident_share
+        )
     budget, numbers = one.summary["budget"], sorted(one.sequences["sequence"].to_list())
     allowed = _offered_bytes(one.config, budget["allowed_bytes"])
-    return Conditions(one.config, one.summary["trace"]["sha256"], numbers, allowed, budget["resident_share"])
+    return Conditions(
+        one.config, one.summary["trace"]["sha256"], numbers, allowed, budget["resident_share"]
+    )
 
 
 def _offered_bytes(config: Mapping[str, Any], allowed_bytes: int) -> int:
@@ -117,17 +136,22 @@ def check_comparable(names: tuple[str, str], a: Conditions, b: Conditions) -> No
         if mine != other:
             way = f"run both with the same {what}"
             if what == "bytes for experts":
-                lower, higher = b.share * a.allowed_bytes / b.allowed_bytes, a.share * b.allowed_bytes / a.allowed_bytes
+                lower, higher = (
+                    b.share * a.allowed_bytes / b.allowed_bytes,
+                    a.share * b.allowed_bytes / a.allowed_bytes,
+                )
                 ways = [
                     f"{name} budget.resident_share={share:g}"
                     for name, share in ((names[1], lower), (names[0], higher))
                     if share <= 1
                 ]
-                way = (f"a share is of the highest precision's bytes (here {a.share:g} and {b.share:g}); give "
-                       f"{', or '.join([*ways, 'both the same budget.slots_gib'])}")  # fmt: skip
+                way = (
+                    f"a share is of the highest precision's bytes (here {a.share:g} and"
+                    f" {b.share:g}); give {', or '.join([*ways, 'both the same budget.slots_gib'])}"
+                )
             raise ValueError(
-                f"{names[0]} has {what}={short(mine)}, {names[1]} has {what}={short(other)}; only runs that differ "
-                f"in their mechanisms alone can be compared: {way}"
+                f"{names[0]} has {what}={short(mine)}, {names[1]} has {what}={short(other)}; only"
+                f" runs that differ in their mechanisms alone can be compared: {way}"
             )
 
 
@@ -148,18 +172,25 @@ def short(value: object) -> str:
 
 
 def _parts(name: str, summary: Mapping[str, Any]) -> dict[str, int]:
-    """The makespan of a run in ns, by what it was spent on. Raise ValueError if that is not the makespan."""
-    parts = {COMPUTE: _ns(summary["compute_busy_s"]), **{part: _ns(summary["stall_s"][part]) for part in STALL_PARTS}}
+    """The makespan of a run in ns, by what it was spent on. Raise ValueError if that is not the
+    makespan.
+    """
+    parts = {
+        COMPUTE: _ns(summary["compute_busy_s"]),
+        **{part: _ns(summary["stall_s"][part]) for part in STALL_PARTS},
+    }
     if sum(parts.values()) != _ns(summary["makespan_s"]):
         raise ValueError(
-            f"{name}: compute_busy_s and stall_s sum to {sum(parts.values())} ns, not to makespan_s="
-            f"{summary['makespan_s']}; summary.json has been changed, run it again"
+            f"{name}: compute_busy_s and stall_s sum to {sum(parts.values())} ns, not to"
+            f" makespan_s={summary['makespan_s']}; summary.json has been changed, run it again"
         )
     return parts
 
 
 def _ns(seconds: float) -> int:
-    """Seconds in a summary are whole ns / 1e9, which a float tells apart up to 2^52 ns (52 days)."""
+    """Seconds in a summary are whole ns / 1e9, which a float tells apart up to 2^52 ns (52
+    days).
+    """
     return round(seconds * 1e9)
 
 

@@ -1,4 +1,6 @@
-"""Where a need stood in the lookahead scores of the sites before it, from the trace that a run replayed."""
+"""Where a need stood in the lookahead scores of the sites before it, from the trace that a run
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ from sim.traces.trace import DECODE, Trace
 class Forecast:
     """What the site ``ahead`` sites before a need's forecast of it, row by row of the step.
 
-    ``rank``: the best that any row's scores gave the expert, 1 for the highest (None where the trace keeps only what a
-    prompt's rows are forecast to choose together); ``rows``: how many rows are forecast; ``chosen_by``: of those, whose
-    the site's own rule selects it. ``experts``: all that are selected.
+    ``rank``: the best that any row's scores gave the expert, 1 for the highest (None where the
+    trace keeps only what a prompt's rows are forecast to choose together); ``rows``: how many rows
+    are forecast; ``chosen_by``: of those, whose the site's own rule selects it. ``experts``: all
+    that are selected.
     """
 
     ahead: int
@@ -30,11 +33,17 @@ class Forecast:
 
 
 def rows_of_step(run: RunLog, trace: Trace, step: int) -> list[int]:
-    """The token-rows of a step: of each of its sequences, what follows its last position in an earlier step."""
-    last = run.tokens.filter(pl.col("step") <= step).group_by("sequence").agg(
-        pl.col("position").filter(pl.col("step") == step).max().alias("to"),
-        pl.col("position").filter(pl.col("step") < step).max().alias("after"),
-    )  # fmt: skip
+    """The token-rows of a step: of each of its sequences, what follows its last position in an
+    earlier step.
+    """
+    last = (
+        run.tokens.filter(pl.col("step") <= step)
+        .group_by("sequence")
+        .agg(
+            pl.col("position").filter(pl.col("step") == step).max().alias("to"),
+            pl.col("position").filter(pl.col("step") < step).max().alias("after"),
+        )
+    )
     rows: list[int] = []
     for sequence, to, after in last.drop_nulls("to").select("sequence", "to", "after").iter_rows():
         mine = (trace.sequence == sequence) & (trace.position <= to) & trace.valid
@@ -65,12 +74,18 @@ def forecasts(run: RunLog, trace: Trace, step: int, site: int, expert: int) -> l
             continue
         selected = rule.route(here, header.model.top_k)[0]
         chosen = int((selected == expert).any(axis=1).sum())
-        rank = 1 + int((here > here[:, expert : expert + 1]).sum(axis=1).min()) if len(here) else None
-        found.append(Forecast(
-            ahead, rank, len(here) + together,
-            chosen + int(cells.filter(pl.col("expert") == expert)["tokens"].sum()),
-            tuple(sorted({*selected[selected >= 0].tolist(), *cells["expert"].to_list()})),
-        ))  # fmt: skip
+        rank = (
+            1 + int((here > here[:, expert : expert + 1]).sum(axis=1).min()) if len(here) else None
+        )
+        found.append(
+            Forecast(
+                ahead,
+                rank,
+                len(here) + together,
+                chosen + int(cells.filter(pl.col("expert") == expert)["tokens"].sum()),
+                tuple(sorted({*selected[selected >= 0].tolist(), *cells["expert"].to_list()})),
+            )
+        )
     return found
 
 
@@ -83,6 +98,8 @@ def _whole_prompts(run: RunLog, trace: Trace, rows: Sequence[int]) -> pl.DataFra
         return frame.clear()
     own = np.array(rows, np.int64)
     own = own[trace.phase[own] != DECODE]
-    prompts = np.flatnonzero(trace.valid & (trace.phase != DECODE) & np.isin(trace.sequence, trace.sequence[own]))
+    prompts = np.flatnonzero(
+        trace.valid & (trace.phase != DECODE) & np.isin(trace.sequence, trace.sequence[own])
+    )
     whole = np.setdiff1d(trace.sequence[own], trace.sequence[np.setdiff1d(prompts, own)])
     return frame.filter(pl.col("sequence").is_in(whole.tolist()))

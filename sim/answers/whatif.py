@@ -9,7 +9,9 @@ from sim.results.labels import Labels
 
 @dataclass(frozen=True)
 class Row:
-    """One simulated point. ``interval``: 95 % over sequences; ``waiting``: the share of the makespan."""
+    """One simulated point. ``interval``: 95 % over sequences; ``waiting``: the share of the
+    makespan.
+    """
 
     value: float
     series: str
@@ -23,8 +25,8 @@ class Row:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """A point where something turns. ``value`` None: nowhere between ``low`` and ``high``; ``closed_form`` where the
-    arithmetic says so, too.
+    """A point where something turns. ``value`` None: nowhere between ``low`` and ``high``;
+    ``closed_form`` where the arithmetic says so, too.
     """
 
     what: str

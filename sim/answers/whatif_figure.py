@@ -24,7 +24,9 @@ def draw(directory: Path, found: Answer, system: str) -> None:
     # Text stays text, and the file the same from run to run.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whatif"}):
         figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")
-        by_series = {row.series: [r for r in found.rows if r.series == row.series] for row in found.rows}
+        by_series = {
+            row.series: [r for r in found.rows if r.series == row.series] for row in found.rows
+        }
         if all(len(rows) == 1 for rows in by_series.values()):
             by_series = {"decode": list(found.rows)}
         for (name, rows), marker in zip(by_series.items(), "osD^v", strict=False):
@@ -34,7 +36,9 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             above = [max(0.0, high - speed) for speed, (_, high) in zip(y, known, strict=True)]
             axis.errorbar(x, y, yerr=[below, above], marker=marker, capsize=3, label=name)
         for value, what, style in _turns(found):
-            axis.axvline(value, color="0.4", linestyle=style, linewidth=1, label=f"{what}: {value:.3g}")
+            axis.axvline(
+                value, color="0.4", linestyle=style, linewidth=1, label=f"{what}: {value:.3g}"
+            )
         axis.set(xlabel=found.axis, ylabel="decode (tokens/s)")
         if found.is_log:
             # Where one thing decides, speed is a straight line here.
@@ -53,7 +57,11 @@ def draw(directory: Path, found: Answer, system: str) -> None:
         figure.suptitle(title, fontsize=9)
         write_on(figure, found.labels)
         for kind in FORMATS:
-            figure.savefig(directory / f"figure.{kind}", dpi=150, metadata={"Date": None} if kind == "svg" else None)
+            figure.savefig(
+                directory / f"figure.{kind}",
+                dpi=150,
+                metadata={"Date": None} if kind == "svg" else None,
+            )
         plt.close(figure)
 
 

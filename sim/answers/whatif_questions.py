@@ -1,4 +1,6 @@
-"""The questions of `sim.whatif`: what each varies, where it turns, and the arithmetic that says so, if any does."""
+"""The questions of `sim.whatif`: what each varies, where it turns, and the arithmetic that says
+so, if any does.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from sim.values.units import gb_per_s
 
 @dataclass(frozen=True)
 class Question:
-    """``words`` gives, for a value, the overrides of each series; the first series is what the others are set against.
+    """``words`` gives, for a value, the overrides of each series; the first series is what the
+    others are set against.
 
-    ``difference``, of a value's trials by series, changes its sign where it turns; ``told`` says what that means.
+    ``difference``, of a value's trials by series, changes its sign where it turns; ``told`` says
+    what that means.
     """
 
     axis: str
@@ -26,7 +30,9 @@ class Question:
     told: tuple[str, str, str]
     is_log: bool = False
     span: tuple[float, float] | None = None
-    closed_form: Callable[[Run, Mapping[str, Trial], float], float | None] = lambda run, at, value: None
+    closed_form: Callable[[Run, Mapping[str, Trial], float], float | None] = lambda run, at, value: (
+        None
+    )
 
 
 def _link_key(run: Run) -> str:
@@ -46,13 +52,17 @@ def _first_is_slower(at: Mapping[str, Trial]) -> float:
 
 
 def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """Where nothing overlaps, waiting is n overheads and bytes / bandwidth; None where anything does.
+    """Where nothing overlaps, waiting is n overheads and bytes / bandwidth; None where anything
+    does.
 
     ``at`` are the trials at a peak of ``value`` GB/s.
     """
     (one,) = at.values()
     name, summary = run.hardware.link_names[0], one.summary
-    waiting_s, busy_s = sum(summary["stall_s"].values()), summary["link_utilisation"][name] * summary["makespan_s"]
+    waiting_s, busy_s = (
+        sum(summary["stall_s"].values()),
+        summary["link_utilisation"][name] * summary["makespan_s"],
+    )
     if len(run.hardware.link_names) > 1 or abs(waiting_s - busy_s) > 1e-6 * summary["makespan_s"]:
         return None
     used = gb_per_s(1.0) * run.hardware.links[0].efficiency
@@ -63,13 +73,17 @@ def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float 
 
 
 def _cpu_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """Where every need is absent: the CPU takes as long for one as copying and computing it on the device."""
+    """Where every need is absent: the CPU takes as long for one as copying and computing it on
+    the device.
+    """
     load = at["loaded"].summary
     cpu = run.hardware.cpu
     if cpu is None or load["hit_ratio"] != 0 or len(run.hardware.link_names) > 1:
         return None
     size = run.controller.geometry.variant_bytes[0]
-    spent_s = (run.durations.hop_ns(0, size) + run.durations.expert_ns(0, 0, 1)) / 1e9 - cpu.round_trip_us / 1e6
+    spent_s = (
+        run.durations.hop_ns(0, size) + run.durations.expert_ns(0, 0, 1)
+    ) / 1e9 - cpu.round_trip_us / 1e6
     return size / (spent_s * gb_per_s(1.0) * cpu.memory_efficiency)
 
 
@@ -91,42 +105,74 @@ OWN_SHARE = "budget.slots_gib=null"
 PRECISIONS = ("fp16", "int8", "int4", "int2")
 QUESTIONS: dict[str, Question] = {
     "memory": Question(
-        "share of the expert bytes resident", (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
-        lambda value, run: {"decode": (f"budget.resident_share={value!r}", OWN_SHARE)}, _waits_more,
-        "waiting equals computing", ("from {} of the expert bytes resident on it computes longer than it waits",
-                                     "it waits longer than it computes even at {}",
-                                     "it computes longer than it waits even at {}"),
+        "share of the expert bytes resident",
+        (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        lambda value, run: {"decode": (f"budget.resident_share={value!r}", OWN_SHARE)},
+        _waits_more,
+        "waiting equals computing",
+        (
+            "from {} of the expert bytes resident on it computes longer than it waits",
+            "it waits longer than it computes even at {}",
+            "it computes longer than it waits even at {}",
+        ),
     ),
     "link": Question(
-        "peak bandwidth of the link (GB/s)", (4, 8, 16, 31.5, 63, 126, 252, 504),
-        lambda value, run: {"decode": (f"{_link_key(run)}={value!r}",)}, _waits_more,
-        "waiting equals computing", ("from {} GB/s on it computes longer than it waits",
-                                     "it waits longer than it computes even at {} GB/s",
-                                     "it computes longer than it waits even at {} GB/s"),
-        is_log=True, span=(1.0, 20_000.0), closed_form=_link_closed_form,
+        "peak bandwidth of the link (GB/s)",
+        (4, 8, 16, 31.5, 63, 126, 252, 504),
+        lambda value, run: {"decode": (f"{_link_key(run)}={value!r}",)},
+        _waits_more,
+        "waiting equals computing",
+        (
+            "from {} GB/s on it computes longer than it waits",
+            "it waits longer than it computes even at {} GB/s",
+            "it computes longer than it waits even at {} GB/s",
+        ),
+        is_log=True,
+        span=(1.0, 20_000.0),
+        closed_form=_link_closed_form,
     ),
     "predictor": Question(
-        "precision of the forecasts", (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        "precision of the forecasts",
+        (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
         lambda value, run: {
             "prefetching": ("predictor=stated_accuracy", f"predictor.precision={value!r}"),
             "on demand": ("predictor=none",),
         },
-        _first_is_slower, "a prefetch begins to pay",
-        ("a prefetch pays from a precision of {} on", "no precision up to {} makes a prefetch pay",
-         "a prefetch pays even at a precision of {}"),
+        _first_is_slower,
+        "a prefetch begins to pay",
+        (
+            "a prefetch pays from a precision of {} on",
+            "no precision up to {} makes a prefetch pay",
+            "a prefetch pays even at a precision of {}",
+        ),
     ),
     "cpu": Question(
-        "bandwidth of the host's memory (GB/s)", (12.5, 25, 50, 100, 200, 400, 800),
+        "bandwidth of the host's memory (GB/s)",
+        (12.5, 25, 50, 100, 200, 400, 800),
         lambda value, run: {
-            "computed by the CPU": ("placement=absent_on_cpu", f"hardware.cpu.memory_gb_per_s={value!r}"),
+            "computed by the CPU": (
+                "placement=absent_on_cpu",
+                f"hardware.cpu.memory_gb_per_s={value!r}",
+            ),
             "loaded": ("placement=load", f"hardware.cpu.memory_gb_per_s={value!r}"),
         },
-        _first_is_slower, "the CPU is as fast as loading",
-        ("the CPU is faster than loading from {} GB/s of host memory on", "loading is faster even at {} GB/s",
-         "the CPU is faster even at {} GB/s"),
-        is_log=True, span=(1.0, 2000.0), closed_form=_cpu_closed_form,
+        _first_is_slower,
+        "the CPU is as fast as loading",
+        (
+            "the CPU is faster than loading from {} GB/s of host memory on",
+            "loading is faster even at {} GB/s",
+            "the CPU is faster even at {} GB/s",
+        ),
+        is_log=True,
+        span=(1.0, 2000.0),
+        closed_form=_cpu_closed_form,
     ),
     "bits": Question(
-        "bits of a weight", tuple(PRECISION_BITS[p] for p in reversed(PRECISIONS)), _at_bits, None, "", ("", "", ""),
+        "bits of a weight",
+        tuple(PRECISION_BITS[p] for p in reversed(PRECISIONS)),
+        _at_bits,
+        None,
+        "",
+        ("", "", ""),
     ),
-}  # fmt: skip
+}

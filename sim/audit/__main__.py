@@ -1,4 +1,5 @@
-"""``python -m sim.audit RUN``: compute the summary of a run again from its files, and say where it differs.
+"""``python -m sim.audit RUN``: compute the summary of a run again from its files, and say where it
+differs.
 
 Exit status: 0 where everything agrees, 1 where a key differs, 2 for what is no run.
 """
@@ -28,7 +29,10 @@ class Difference:
 
     def __str__(self) -> str:
         rule = self.rule
-        return f"{rule.key}: summary.json has {self.found!r}, the files give {rule.expected!s} ({rule.text})"
+        return (
+            f"{rule.key}: summary.json has {self.found!r}, the files give {rule.expected!s}"
+            f" ({rule.text})"
+        )
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,17 @@ def audit(run: RunFiles) -> Audit:
     said: list[Rule | Left] = []
     for module in (times, lookups, traffic, sizes, settings, intervals):
         said += module.rules(run)
-    told = {**dict(flat(run.summary)), **_ends(run.summary), "stall_s": _sum(run.summary["stall_s"])}
+    told = {
+        **dict(flat(run.summary)),
+        **_ends(run.summary),
+        "stall_s": _sum(run.summary["stall_s"]),
+    }
     rules = [one for one in said if isinstance(one, Rule)]
-    differences = [Difference(one, told.get(one.key, MISSING)) for one in rules
-                   if not agrees(told.get(one.key, MISSING), one.expected)]  # fmt: skip
+    differences = [
+        Difference(one, told.get(one.key, MISSING))
+        for one in rules
+        if not agrees(told.get(one.key, MISSING), one.expected)
+    ]
     ruled = {one.key for one in rules}
     reasons = {one.key: one.reason for one in said if isinstance(one, Left)}
     not_recomputed: dict[str, list[str]] = {}
@@ -72,14 +83,22 @@ def _sum(values: Mapping[str, float]) -> float:
 
 def _ends(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Both ends of each interval."""
-    return {f"ci95.{name}[{place}]": end for name, ends in summary["ci95"].items() if ends is not None
-            for place, end in enumerate(ends) if is_number(end)}  # fmt: skip
+    return {
+        f"ci95.{name}[{place}]": end
+        for name, ends in summary["ci95"].items()
+        if ends is not None
+        for place, end in enumerate(ends)
+        if is_number(end)
+    }
 
 
 def main(words: Sequence[str]) -> int:
     """Print what differs, and what was not recomputed; the exit status."""
     if len(words) != 1 or words[0].startswith("-"):
-        print("error: name one folder that python -m sim wrote: python -m sim.audit RUN", file=sys.stderr)
+        print(
+            "error: name one folder that python -m sim wrote: python -m sim.audit RUN",
+            file=sys.stderr,
+        )
         return 2
     try:
         found = audit(read_run(Path(words[0])))
@@ -87,7 +106,10 @@ def main(words: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        print(f"error: {words[0]} is no run of this version: {type(error).__name__} {error}", file=sys.stderr)
+        print(
+            f"error: {words[0]} is no run of this version: {type(error).__name__} {error}",
+            file=sys.stderr,
+        )
         return 2
     for difference in found.differences:
         print(f"DIFFERS {difference}")

@@ -16,14 +16,53 @@ from polars.exceptions import PolarsError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 COLUMNS = {
-    "sequences": ("sequence", "prompt_tokens", "decode_tokens", "arrival_ns", "first_token_ns", "end_ns"),
+    "sequences": (
+        "sequence",
+        "prompt_tokens",
+        "decode_tokens",
+        "arrival_ns",
+        "first_token_ns",
+        "end_ns",
+    ),
     "tokens": ("step", "sequence", "phase", "start_ns", "end_ns", "compute_ns"),
-    "lookups": ("tick", "step", "phase", "site", "key", "expert", "wanted", "served", "outcome", "skips", "weight"),
-    "transfers": ("number", "link", "hop", "key", "class", "moved_bytes", "start_ns", "end_ns", "outcome"),
+    "lookups": (
+        "tick",
+        "step",
+        "phase",
+        "site",
+        "key",
+        "expert",
+        "wanted",
+        "served",
+        "outcome",
+        "skips",
+        "weight",
+    ),
+    "transfers": (
+        "number",
+        "link",
+        "hop",
+        "key",
+        "class",
+        "moved_bytes",
+        "start_ns",
+        "end_ns",
+        "outcome",
+    ),
     "decisions": ("call", "kind", "tick", "key", "victim", "outcome"),
 }
 """What is read of each table."""
-SECTIONS = ("model", "hardware", "workload", "loader", "budget", "cache", "precision", "payload", "trace")
+SECTIONS = (
+    "model",
+    "hardware",
+    "workload",
+    "loader",
+    "budget",
+    "cache",
+    "precision",
+    "payload",
+    "trace",
+)
 """What must stand in a configuration."""
 
 
@@ -33,7 +72,9 @@ class NoRunError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class RunFiles:
-    """The files of one run, and what several rules ask of them. Times in ns since the run began, sizes in bytes."""
+    """The files of one run, and what several rules ask of them. Times in ns since the run began,
+    sizes in bytes.
+    """
 
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
@@ -79,7 +120,9 @@ class RunFiles:
 
     @cached_property
     def first_arrival_ns(self) -> int:
-        """0 where every request is there from the start: a device may take a moment until its first step."""
+        """0 where every request is there from the start: a device may take a moment until its
+        first step.
+        """
         workload = self.config["workload"]
         if workload.get("arrivals_per_s") is None and workload.get("arrivals_s") is None:
             return 0
@@ -93,7 +136,9 @@ class RunFiles:
 def read_run(directory: Path) -> RunFiles:
     """Raise `NoRunError` for a folder that is no run, or a run without its tables."""
     summary = _summary(directory / "summary.json")
-    tables = {name: _table(directory / f"{name}.parquet", columns) for name, columns in COLUMNS.items()}
+    tables = {
+        name: _table(directory / f"{name}.parquet", columns) for name, columns in COLUMNS.items()
+    }
     return RunFiles(summary, _config(directory / "config.yaml"), **tables)
 
 
@@ -101,8 +146,14 @@ def _summary(place: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise NoRunError(f"{place.parent} holds no run ({error}); name a folder that python -m sim wrote") from None
-    if not isinstance(found, dict) or not isinstance(found.get("budget"), dict) or not found["budget"].get("slots"):
+        raise NoRunError(
+            f"{place.parent} holds no run ({error}); name a folder that python -m sim wrote"
+        ) from None
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("budget"), dict)
+        or not found["budget"].get("slots")
+    ):
         raise NoRunError(f"{place} is no summary of a run: it has no budget.slots")
     return found
 
@@ -111,14 +162,22 @@ def _config(place: Path) -> Mapping[str, Any]:
     try:
         found = OmegaConf.to_container(OmegaConf.load(place))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise NoRunError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
-    missing = [name for name in SECTIONS if not isinstance(found, dict) or not isinstance(found.get(name), dict)]
+        raise NoRunError(
+            f"{place} cannot be read ({str(error).splitlines()[0]}); run again"
+        ) from None
+    missing = [
+        name
+        for name in SECTIONS
+        if not isinstance(found, dict) or not isinstance(found.get(name), dict)
+    ]
     if missing:
         raise NoRunError(f"{place} is no configuration of a run: it lacks {', '.join(missing)}")
     assert isinstance(found, dict)
     for section, names in (("model", ("sites", "experts")), ("hardware", ("links",))):
         if missing := [name for name in names if name not in found[section]]:
-            raise NoRunError(f"{place} is no configuration of a run: {section} lacks {', '.join(missing)}")
+            raise NoRunError(
+                f"{place} is no configuration of a run: {section} lacks {', '.join(missing)}"
+            )
     return {str(name): value for name, value in found.items()}
 
 
@@ -128,7 +187,12 @@ def _table(place: Path, columns: tuple[str, ...]) -> pl.DataFrame:
     try:
         found = pl.read_parquet(place)
     except (PolarsError, OSError) as error:
-        raise NoRunError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
+        raise NoRunError(
+            f"{place} cannot be read ({str(error).splitlines()[0]}); run again"
+        ) from None
     if missing := [name for name in columns if name not in found.columns]:
-        raise NoRunError(f"{place} lacks the columns {', '.join(missing)}; an earlier version wrote it: run again")
+        raise NoRunError(
+            f"{place} lacks the columns {', '.join(missing)}; an earlier version wrote it: run"
+            " again"
+        )
     return found

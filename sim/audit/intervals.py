@@ -1,4 +1,6 @@
-"""What each 95 % interval is of: a numerator and a denominator by sequence, whose sums make the value."""
+"""What each 95 % interval is of: a numerator and a denominator by sequence, whose sums make the
+value.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,33 @@ Parts = tuple[list[float], list[float]]
 
 
 def parts(run: RunFiles) -> dict[str, Parts]:
-    """By key of ``ci95``. A step's time and lookups are shared equally by the sequences that it is of."""
+    """By key of ``ci95``. A step's time and lookups are shared equally by the sequences that it
+    is of.
+    """
     of, tokens = run.sequences, list(counts_after_the_first(run).values())
     ttft = (of["first_token_ns"] - of["arrival_ns"]).to_list()
     latency = (of["end_ns"] - of["arrival_ns"]).to_list()
     rest = (of["end_ns"] - of["first_token_ns"]).to_list()
     decode_ns = list(shared_step_time_ns(run, after_the_first(run)).values())
-    prefill_ns = list(shared_step_time_ns(run, run.tokens.filter(pl.col("phase") == "prefill")).values())
+    prefill_ns = list(
+        shared_step_time_ns(run, run.tokens.filter(pl.col("phase") == "prefill")).values()
+    )
     one = [1.0] * len(of)
     return {
         "decode_tokens_per_s": ([float(count * NS_PER_S) for count in tokens], decode_ns),
         "tpot_s": (
-            [ns / count / NS_PER_S if count else 0.0 for ns, count in zip(rest, tokens, strict=True)],
+            [
+                ns / count / NS_PER_S if count else 0.0
+                for ns, count in zip(rest, tokens, strict=True)
+            ],
             [float(count > 0) for count in tokens],
         ),
         "ttft_s": ([ns / NS_PER_S for ns in ttft], one),
         "latency_s": ([ns / NS_PER_S for ns in latency], one),
-        "prefill_tokens_per_s": ([float(count * NS_PER_S) for count in of["prompt_tokens"].to_list()], prefill_ns),
+        "prefill_tokens_per_s": (
+            [float(count * NS_PER_S) for count in of["prompt_tokens"].to_list()],
+            prefill_ns,
+        ),
         "hit_ratio": _hits(run),
     }
 
@@ -54,11 +66,13 @@ def _hits(run: RunFiles) -> Parts:
 
 
 def interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of ``sum(above) / sum(below)``, neither with values below 0; None where there is none.
+    """The 95 % interval of ``sum(above) / sum(below)``, neither with values below 0; None where
+    there is none.
 
-    Student's t on the logarithm (docs/metrics.md, "How sure"), by the definition of Bell and McCaffrey: errors that are
-    independent, with variances as the sequences' shares, leave what is seen once each sequence has given its share of
-    their sum. A square is divided by its expectation over its variance; the degrees of freedom are those of the sum.
+    Student's t on the logarithm (docs/metrics.md, "How sure"), by the definition of Bell and
+    McCaffrey: errors that are independent, with variances as the sequences' shares, leave what is
+    seen once each sequence has given its share of their sum. A square is divided by its expectation
+    over its variance; the degrees of freedom are those of the sum.
     """
     counted = [(a, b) for a, b in zip(above, below, strict=True) if a or b]
     if len(counted) < 2 or not fsum(b for _, b in counted):
@@ -86,7 +100,9 @@ def of_share(part: Sequence[float], whole: Sequence[float]) -> tuple[float, floa
 
 
 def rules(run: RunFiles) -> Iterator[Rule | Left]:
-    """Each interval holds its value. A ratio that is null because nothing happened has no interval."""
+    """Each interval holds its value. A ratio that is null because nothing happened has no
+    interval.
+    """
     for name, (above, below) in parts(run).items():
         value = ratio(fsum(above), fsum(below))
         ends = of_share(above, below) if name == "hit_ratio" else interval(above, below)

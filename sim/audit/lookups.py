@@ -34,9 +34,13 @@ def asked(lookups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outcomes(run: RunFiles) -> Iterator[Rule]:
-    known = dict.fromkeys([*run.summary["lookups"], *run.lookups["outcome"].unique(maintain_order=True)])
+    known = dict.fromkeys(
+        [*run.summary["lookups"], *run.lookups["outcome"].unique(maintain_order=True)]
+    )
     for name in known:
-        yield Rule(f"lookups.{name}", count(run.lookups, (name,)), "rows of lookups with this outcome")
+        yield Rule(
+            f"lookups.{name}", count(run.lookups, (name,)), "rows of lookups with this outcome"
+        )
 
 
 def _hits(run: RunFiles) -> Iterator[Rule]:
@@ -47,9 +51,16 @@ def _hits(run: RunFiles) -> Iterator[Rule]:
     names = run.precisions
     for name in names:
         # With one precision there is nothing else that a need could be wanted at.
-        is_one = (pl.col("skips") == "never") & (pl.col("wanted") == name) if len(names) > 1 else pl.lit(True)
-        yield Rule(f"hit_ratio_by_precision.{name}", _hit_ratio(run.decode.filter(is_one)),
-                   f"{text}, wanted at {name} and never left out for being absent")  # fmt: skip
+        is_one = (
+            (pl.col("skips") == "never") & (pl.col("wanted") == name)
+            if len(names) > 1
+            else pl.lit(True)
+        )
+        yield Rule(
+            f"hit_ratio_by_precision.{name}",
+            _hit_ratio(run.decode.filter(is_one)),
+            f"{text}, wanted at {name} and never left out for being absent",
+        )
 
 
 def _hit_ratio(lookups: pl.DataFrame) -> float | None:
@@ -67,7 +78,9 @@ def _penalty(run: RunFiles) -> Iterator[Rule | Left]:
     missed = counted.filter(pl.col("outcome").is_in(DEMANDED))["wanted"].to_list()
     cost = sum((bits[name] or 0.0) / highest for name in missed)
     yield Rule(
-        "miss_penalty", ratio(cost, len(counted)), "bits over the highest's of misses and promotions / asked for"
+        "miss_penalty",
+        ratio(cost, len(counted)),
+        "bits over the highest's of misses and promotions / asked for",
     )
 
 
@@ -82,9 +95,17 @@ def _quality(run: RunFiles) -> Iterator[Rule]:
     mass = float(decode["weight"].sum())
     for name, (which, text) in kinds.items():
         rows, known = decode.filter(which), bool(len(decode) and mass)
-        yield Rule(f"quality_proxy.{name}_share", len(rows) / len(decode) if known else None, f"needs {text} / needs")
+        yield Rule(
+            f"quality_proxy.{name}_share",
+            len(rows) / len(decode) if known else None,
+            f"needs {text} / needs",
+        )
         weight = float(rows["weight"].sum())
-        yield Rule(f"quality_proxy.{name}_mass", weight / mass if known else None, f"gate weight {text} / all of it")
+        yield Rule(
+            f"quality_proxy.{name}_mass",
+            weight / mass if known else None,
+            f"gate weight {text} / all of it",
+        )
 
 
 def _gates(run: RunFiles) -> int:
@@ -103,7 +124,10 @@ def _unions(run: RunFiles) -> Iterator[Rule | Left]:
         return
     capacity = run.summary["budget"]["device_bytes"]
     of_gate = run.lookups.group_by("tick").agg(needs=pl.len(), site=pl.col("site").first())
-    shares = [needs * (sizes[site] or 0) / capacity for needs, site in of_gate.select("needs", "site").iter_rows()]
+    shares = [
+        needs * (sizes[site] or 0) / capacity
+        for needs, site in of_gate.select("needs", "site").iter_rows()
+    ]
     shares += [0.0] * (_gates(run) - len(shares))
     text = "of each gate: needs x bytes of a slot at the highest precision / budget.device_bytes"
     yield Rule("union_over_capacity.mean", mean(shares), f"mean {text}")
@@ -112,12 +136,17 @@ def _unions(run: RunFiles) -> Iterator[Rule | Left]:
 
 def _prediction(run: RunFiles) -> Iterator[Rule | Left]:
     for name in ("top1", "recall_at_issued", "precision", "exact_set", "prefill"):
-        yield Left(f"prediction.{name}", "what was forecast of experts that were there is in no file")
+        yield Left(
+            f"prediction.{name}", "what was forecast of experts that were there is in no file"
+        )
     yield Left("prediction.prompts", "whether the trace has forecasts of its prompts is in no file")
     yield Left("prediction.fitted_on", "what a predictor was fitted on is in no file")
     started = run.transfers.filter((pl.col("class") == "prefetch") & (pl.col("outcome") == "used"))
     used = started["number"].n_unique()
     absent = used + count(run.lookups, LOST)
     known = run.summary["prediction"]["top1"] is not None
-    yield Rule("prediction.timely_recall", ratio(used, absent) if known else None,
-               "prefetch.used / (prefetch.used + miss + late + promoted)")  # fmt: skip
+    yield Rule(
+        "prediction.timely_recall",
+        ratio(used, absent) if known else None,
+        "prefetch.used / (prefetch.used + miss + late + promoted)",
+    )

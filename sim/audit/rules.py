@@ -81,7 +81,9 @@ def _at_most(low: float, high: float) -> bool:
 
 
 def _holds(interval: Any, value: float) -> bool:
-    is_pair = isinstance(interval, Sequence) and len(interval) == 2 and all(map(is_number, interval))
+    is_pair = (
+        isinstance(interval, Sequence) and len(interval) == 2 and all(map(is_number, interval))
+    )
     return is_pair and _at_most(interval[0], value) and _at_most(value, interval[1])
 
 
@@ -94,7 +96,9 @@ def ratio(above: float, below: float) -> float | None:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The value at ``share * (n - 1)`` of the sorted values, with a straight line between two; None of nothing."""
+    """The value at ``share * (n - 1)`` of the sorted values, with a straight line between two;
+    None of nothing.
+    """
     if not values:
         return None
     ordered, place = sorted(values), share * (len(values) - 1)

@@ -31,7 +31,9 @@ LEFT = {
     "contracts.loop": "it is the same in every run",
     "contracts.carry_over": "it is the same in every run",
     "contracts.warmup_tokens": "it is the same in every run",
-    "contracts.score_thresholds": "thresholds are fitted to the trace, which is no part of the run's files",
+    "contracts.score_thresholds": (
+        "thresholds are fitted to the trace, which is no part of the run's files"
+    ),
 }
 OF_A_DEVICE = "a device has a name, sizes and links of its own"
 
@@ -52,7 +54,10 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
     yield Rule("seed", config.get("seed"), "seed")
     yield Rule("calibration.error", None, "nothing measures it")
     if run.is_real:
-        yield from (Left(key, OF_A_DEVICE) for key in ("hardware", "preset", "calibration.id", "calibration.validated"))
+        yield from (
+            Left(key, OF_A_DEVICE)
+            for key in ("hardware", "preset", "calibration.id", "calibration.validated")
+        )
         return
     name, preset = hardware.get("name"), hardware.get("preset")
     yield Rule("hardware", name, "hardware.name")
@@ -76,10 +81,20 @@ def _trace(run: RunFiles) -> Iterator[Rule | Left]:
 def _bounds(run: RunFiles) -> Iterator[Rule]:
     bounds = run.summary["bounds"]
     lower = bounds["lower_s"]
-    parts = [bounds[name] for name in ("compute_s", "link_s", "relaxed_s") if bounds[name] is not None]
-    yield Rule("bounds.lower_s", max(parts) if lower is not None else None, "the largest of the other bounds")
+    parts = [
+        bounds[name] for name in ("compute_s", "link_s", "relaxed_s") if bounds[name] is not None
+    ]
+    yield Rule(
+        "bounds.lower_s",
+        max(parts) if lower is not None else None,
+        "the largest of the other bounds",
+    )
     makespan_s = run.makespan_ns / 1e9
-    yield Rule("gap", ratio(makespan_s, lower or 0.0) and makespan_s / lower - 1, "makespan / bounds.lower_s - 1")
+    yield Rule(
+        "gap",
+        ratio(makespan_s, lower or 0.0) and makespan_s / lower - 1,
+        "makespan / bounds.lower_s - 1",
+    )
 
 
 def _loader(run: RunFiles) -> Iterator[Rule | Left]:
@@ -89,7 +104,8 @@ def _loader(run: RunFiles) -> Iterator[Rule | Left]:
             continue
         if told[name] == "within_layer":
             yield Left(
-                f"contracts.{name}", "loader.prefetch_budget=within_layer becomes a number of the machine's times"
+                f"contracts.{name}",
+                "loader.prefetch_budget=within_layer becomes a number of the machine's times",
             )
         else:
             yield Rule(f"contracts.{name}", told[name], f"loader.{name}")
@@ -104,8 +120,14 @@ def _steps(run: RunFiles) -> Iterator[Rule | Left]:
     if "initial" in cache:
         yield Rule("contracts.initial_cache", cache["initial"], "cache.initial")
     else:
-        yield Left("contracts.initial_cache", "config.yaml does not name it: it is the cache policy's own")
-    looked_up = run.decisions.filter(pl.col("kind") == "lookup").group_by("tick").agg(pl.col("call").n_unique())
+        yield Left(
+            "contracts.initial_cache", "config.yaml does not name it: it is the cache policy's own"
+        )
+    looked_up = (
+        run.decisions.filter(pl.col("kind") == "lookup")
+        .group_by("tick")
+        .agg(pl.col("call").n_unique())
+    )
     waves = int((looked_up["call"] - 1).sum())
     yield Rule("contracts.waves", waves, "calls that looked up needs of a gate after its first")
     yield from _thresholds(run)
@@ -117,7 +139,9 @@ def _thresholds(run: RunFiles) -> Iterator[Rule]:
     if not str(told.get("_target_", "")).endswith(".ScoreThreshold"):
         return
     yield Rule(
-        "contracts.score_thresholds.from", "fit split" if told.get("quantiles") else "given", "precision.quantiles"
+        "contracts.score_thresholds.from",
+        "fit split" if told.get("quantiles") else "given",
+        "precision.quantiles",
     )
     for name in ("low_above", "skip_above"):
         if not told.get("quantiles"):
@@ -125,7 +149,9 @@ def _thresholds(run: RunFiles) -> Iterator[Rule]:
 
 
 def _channels(run: RunFiles) -> Iterator[Rule | Left]:
-    """A payload of reused channels must say how good its forecasts were; they themselves are in no file."""
+    """A payload of reused channels must say how good its forecasts were; they themselves are in
+    no file.
+    """
     told = run.config["payload"]
     if not str(told.get("_target_", "")).endswith(".ReusedChannels"):
         return
@@ -133,7 +159,11 @@ def _channels(run: RunFiles) -> Iterator[Rule | Left]:
     yield Left("contracts.channels.rows", "rows of the trace, which is no part of the run's files")
     known = (run.summary["contracts"].get("channels") or {}).get("rows") != 0
     for name in ("recall", "precision"):
-        yield Rule(f"contracts.channels.{name}", Between(0.0, 1.0) if known else None, "a share of channels")
+        yield Rule(
+            f"contracts.channels.{name}",
+            Between(0.0, 1.0) if known else None,
+            "a share of channels",
+        )
 
 
 def _arrivals(run: RunFiles, workload: Mapping[str, Any]) -> Iterator[Rule | Left]:

@@ -1,4 +1,6 @@
-"""Bytes of variants and slots, from the model's sizes in ``config.yaml``, or from what transfers moved."""
+"""Bytes of variants and slots, from the model's sizes in ``config.yaml``, or from what transfers
+moved.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ BITS = {
     "q4_k_m": (4.5, 4.5, (144 + 210) / 2 * 8 / 256),
     "floe": (16.0, 0.0, 16.0),
 }
-"""Bits a weight that a load moves of the gate, up and down projection. FloE's up projections never move."""
+"""Bits a weight that a load moves of the gate, up and down projection. FloE's up projections
+never move.
+"""
 GIB = 2**30
 UNKNOWN = "the files do not tell what a variant of every precision takes"
 
@@ -38,7 +42,9 @@ def mean_bits(precision: str) -> float | None:
 
 
 def variant_bytes(run: RunFiles, precision: str, site: int) -> int | None:
-    """What one expert takes where it is stored, and a whole load of it moves; None where the files do not tell."""
+    """What one expert takes where it is stored, and a whole load of it moves; None where the
+    files do not tell.
+    """
     if precision in BITS and not run.is_real:
         return _nominal_bytes(run, precision)
     return _moved_bytes(run).get((run.precisions.index(precision), site))
@@ -50,7 +56,9 @@ def _nominal_bytes(run: RunFiles, precision: str) -> int:
     matrices, biases = int(model.get("expert_matrices", 3)), int(model.get("expert_biases", 0))
     of_matrix = int(model["hidden"]) * int(model["expert_intermediate"])
     # An expert of two matrices has no gate projection.
-    weights = of_matrix * matrices * bits[0] if len(set(bits)) == 1 else of_matrix * sum(bits[-matrices:])
+    weights = (
+        of_matrix * matrices * bits[0] if len(set(bits)) == 1 else of_matrix * sum(bits[-matrices:])
+    )
     return ceil((weights + biases * max(16.0, bits[-1])) / 8)
 
 
@@ -74,14 +82,17 @@ def moves_whole(run: RunFiles) -> bool:
 
 
 def held_bits(run: RunFiles) -> float | None:
-    """The least bits a weight at which the device's slots hold experts, 0 where they hold them as they are moved; None
-    where it is not known.
+    """The least bits a weight at which the device's slots hold experts, 0 where they hold them as
+    they are moved; None where it is not known.
     """
     if run.is_real:
         return 0.0
     held = run.config["precision"].get("held")
-    unpacked = [float(link["unpack"]["bits"]) for link in run.config["hardware"]["links"].values()
-                if (link or {}).get("unpack")]  # fmt: skip
+    unpacked = [
+        float(link["unpack"]["bits"])
+        for link in run.config["hardware"]["links"].values()
+        if (link or {}).get("unpack")
+    ]
     if held is not None and held not in BITS:
         return None
     return max([0.0 if held is None else sum(BITS[held]) / 3, *unpacked])
@@ -109,12 +120,19 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
         yield from (Left(key, UNKNOWN) for key in ("storage_bytes", "budget"))
         return
     each = [variant_bytes(run, name, 0) or 0 for name in precisions]
-    yield Rule("storage_bytes", stored * sum(each), "experts with weights x bytes, over sites and precisions")
+    yield Rule(
+        "storage_bytes",
+        stored * sum(each),
+        "experts with weights x bytes, over sites and precisions",
+    )
     yield from _budget(run, stored)
 
 
 def _alike(run: RunFiles) -> bool:
-    return all(len({variant_bytes(run, name, site) for site in range(run.sites)}) == 1 for name in run.precisions)
+    return all(
+        len({variant_bytes(run, name, site) for site in range(run.sites)}) == 1
+        for name in run.precisions
+    )
 
 
 def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
@@ -124,22 +142,45 @@ def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
         yield Left("budget", UNKNOWN if slots[0] is None else "config.yaml names no budget")
         return
     everything, in_gib = stored * slots[0], given.get("slots_gib")
-    # A share is the number that is written, not its nearest binary fraction: 0.575 of 1,440 slots are 828.
-    part = Fraction(str(given.get("resident_share"))) * everything if in_gib is None else round(in_gib * GIB)
+    # A share is the number that is written, not its nearest binary fraction: 0.575 of 1,440 slots
+    # are 828.
+    part = (
+        Fraction(str(given.get("resident_share"))) * everything
+        if in_gib is None
+        else round(in_gib * GIB)
+    )
     allowed = min(int(part), everything)
-    yield Rule("budget.allowed_bytes", allowed, "budget.resident_share, or slots_gib, of all slots at the highest bits")
+    yield Rule(
+        "budget.allowed_bytes",
+        allowed,
+        "budget.resident_share, or slots_gib, of all slots at the highest bits",
+    )
     share = given["resident_share"] if in_gib is None else ratio(allowed, everything)
-    yield Rule("budget.resident_share", share, "as configured, or slots_gib over the slots of all experts")
+    yield Rule(
+        "budget.resident_share", share, "as configured, or slots_gib over the slots of all experts"
+    )
     for name, size in zip(run.precisions, slots, strict=True):
-        yield Rule(f"budget.slot_bytes.{name}", size, "bytes of an expert at what the device holds it at")
+        yield Rule(
+            f"budget.slot_bytes.{name}", size, "bytes of an expert at what the device holds it at"
+        )
     yield Left("budget.initial_bytes", "what was on the device at the start is in no file")
-    used = sum(told["slots"][name] * (size or 0) for name, size in zip(run.precisions, slots, strict=True))
-    yield Rule("budget.device_bytes", Between(used, allowed), "at least the slots' bytes, at most what is allowed")
+    used = sum(
+        told["slots"][name] * (size or 0) for name, size in zip(run.precisions, slots, strict=True)
+    )
+    yield Rule(
+        "budget.device_bytes",
+        Between(used, allowed),
+        "at least the slots' bytes, at most what is allowed",
+    )
     if len(run.precisions) == 1 or run.config["cache"].get("scope") == "global":
-        yield Rule(f"budget.slots.{run.precisions[0]}", Between(0, told["device_bytes"] // slots[0]),
-                   "at most device_bytes over the bytes of a slot")  # fmt: skip
+        yield Rule(
+            f"budget.slots.{run.precisions[0]}",
+            Between(0, told["device_bytes"] // slots[0]),
+            "at most device_bytes over the bytes of a slot",
+        )
         yield from (
-            Rule(f"budget.slots.{name}", 0, "they share the pools of the highest") for name in run.precisions[1:]
+            Rule(f"budget.slots.{name}", 0, "they share the pools of the highest")
+            for name in run.precisions[1:]
         )
         return
     yield Left("budget.slots", "how the cache policy divides its pools is in no file")

@@ -9,7 +9,10 @@ import polars as pl
 from sim.audit.files import RunFiles
 from sim.audit.rules import NS_PER_S, Between, Left, Rule, mean, quantile
 
-WHY_NO_PART = "which part of an idle interval had which cause depends on the services of links, which no file holds"
+WHY_NO_PART = (
+    "which part of an idle interval had which cause depends on the services of links, which no file"
+    " holds"
+)
 
 
 def rules(run: RunFiles) -> Iterator[Rule | Left]:
@@ -20,13 +23,16 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def after_the_first(run: RunFiles) -> pl.DataFrame:
-    """The rows of ``tokens`` that are a sequence's second token or a later one, with ``gap_ns`` since the one before.
+    """The rows of ``tokens`` that are a sequence's second token or a later one, with ``gap_ns``
+    since the one before.
 
     A trace without prompts gives its first token at the end of its first step.
     """
     rows = run.tokens.sort("sequence", "step")
     same = rows["sequence"] == rows["sequence"].shift(1)
-    rows = rows.with_columns(gap_ns=rows["end_ns"] - rows["end_ns"].shift(1), follows=same.fill_null(False))
+    rows = rows.with_columns(
+        gap_ns=rows["end_ns"] - rows["end_ns"].shift(1), follows=same.fill_null(False)
+    )
     return rows.filter(pl.col("follows") & (pl.col("phase") == "decode"))
 
 
@@ -43,13 +49,27 @@ def _requests(run: RunFiles) -> Iterator[Rule]:
     rest = (of["end_ns"] - of["first_token_ns"]).to_list()
     tpot = [ns / tokens for ns, tokens in zip(rest, count, strict=True) if tokens]
     latency = (of["end_ns"] - of["arrival_ns"]).to_list()
-    yield from _spread("ttft_s", ttft, (50, 95), "of each request: end of its last prefill step - arrival")
-    yield from _spread("tpot_s", tpot, (50, 95, 99), "of each request with a second token: (end - first token) / those")
-    yield from _spread("itl_s", after["gap_ns"].to_list(), (50, 95, 99), "of each token after the first: time since")
+    yield from _spread(
+        "ttft_s", ttft, (50, 95), "of each request: end of its last prefill step - arrival"
+    )
+    yield from _spread(
+        "tpot_s",
+        tpot,
+        (50, 95, 99),
+        "of each request with a second token: (end - first token) / those",
+    )
+    yield from _spread(
+        "itl_s",
+        after["gap_ns"].to_list(),
+        (50, 95, 99),
+        "of each token after the first: time since",
+    )
     yield from _spread("latency_s", latency, (50, 95), "of each request: end - arrival")
 
 
-def _spread(key: str, values_ns: Sequence[float], percents: tuple[int, ...], text: str) -> Iterator[Rule]:
+def _spread(
+    key: str, values_ns: Sequence[float], percents: tuple[int, ...], text: str
+) -> Iterator[Rule]:
     parts = {"mean": mean(values_ns)} | {f"p{p}": quantile(values_ns, p / 100) for p in percents}
     for part, value in parts.items():
         yield Rule(f"{key}.{part}", None if value is None else value / NS_PER_S, f"{part} {text}")
@@ -65,33 +85,56 @@ def _rates(run: RunFiles) -> Iterator[Rule]:
     after, prompts = after_the_first(run), run.tokens.filter(pl.col("phase") == "prefill")
     given = int(run.sequences["prompt_tokens"].sum())
     for key, count, rows, text in (
-        ("prefill_tokens_per_s", given, prompts, "prompt tokens / time of the steps with prompt rows"),
-        ("decode_tokens_per_s", len(after), after, "tokens after the first / time of the steps that gave them"),
+        (
+            "prefill_tokens_per_s",
+            given,
+            prompts,
+            "prompt tokens / time of the steps with prompt rows",
+        ),
+        (
+            "decode_tokens_per_s",
+            len(after),
+            after,
+            "tokens after the first / time of the steps that gave them",
+        ),
     ):
         time_ns = step_time_ns(rows)
         yield Rule(key, count * NS_PER_S / time_ns if count and time_ns else None, text)
 
 
 def between_steps_ns(run: RunFiles) -> int:
-    """What passes between steps, and before the first since the first arrival, without the time to wake up after it."""
+    """What passes between steps, and before the first since the first arrival, without the time
+    to wake up after it.
+    """
     starts, ends = run.steps["start_ns"].to_list(), run.steps["end_ns"].to_list()
     wake_ns = round(float((run.config["hardware"].get("host") or {}).get("wake_us", 0)) * 1000)
-    gaps = [start - end for start, end in zip(starts, [run.first_arrival_ns, *ends[:-1]], strict=True)]
+    gaps = [
+        start - end for start, end in zip(starts, [run.first_arrival_ns, *ends[:-1]], strict=True)
+    ]
     return sum(max(0, gap - wake_ns) for gap in gaps)
 
 
 def _waiting(run: RunFiles) -> Iterator[Rule | Left]:
     busy_ns = int(run.steps["compute_ns"].sum())
-    # On a device time between steps may be work, and an idle interval may reach from there into a step.
+    # On a device time between steps may be work, and an idle interval may reach from there into a
+    # step.
     busy = Between(0.0, run.makespan_ns / NS_PER_S) if run.is_real else busy_ns / NS_PER_S
     yield Rule("compute_busy_s", busy, "time of each step without its stalls, summed")
     told_ns = round(run.summary["compute_busy_s"] * NS_PER_S) if run.is_real else busy_ns
-    yield Rule("stall_s", (run.makespan_ns - told_ns) / NS_PER_S, "its parts sum to makespan - compute_busy")
+    yield Rule(
+        "stall_s",
+        (run.makespan_ns - told_ns) / NS_PER_S,
+        "its parts sum to makespan - compute_busy",
+    )
     impossible = _impossible(run)
     for part in run.summary["stall_s"]:
         key = f"stall_s.{part}"
         if part == "no_request" and not run.is_real:
-            yield Rule(key, between_steps_ns(run) / NS_PER_S, "time between steps, when there was nothing to do")
+            yield Rule(
+                key,
+                between_steps_ns(run) / NS_PER_S,
+                "time between steps, when there was nothing to do",
+            )
         elif part in impossible:
             yield Rule(key, 0.0, impossible[part])
         else:
@@ -111,7 +154,10 @@ def _impossible(run: RunFiles) -> dict[str, str]:
         "dense": (not config["loader"].get("dense_slots"), "no dense block is streamed"),
         "cpu_join": ("cpu" not in set(run.lookups["outcome"]), "the CPU computed nothing"),
         "predictor": (not later and not run.is_real, "predictions take no time"),
-        "host": (not run.is_real and not any(_numbers(host)) and not _decides_slowly(run), "host time is 0"),
+        "host": (
+            not run.is_real and not any(_numbers(host)) and not _decides_slowly(run),
+            "host time is 0",
+        ),
     }
     return {part: why for part, (is_impossible, why) in conditions.items() if is_impossible}
 
@@ -126,8 +172,12 @@ def _decides_slowly(run: RunFiles) -> bool:
 
 
 def shared_step_time_ns(run: RunFiles, rows: pl.DataFrame) -> dict[int, float]:
-    """By sequence, in order of ``sequences``: its share of the time of these rows' steps, a step's in equal shares."""
+    """By sequence, in order of ``sequences``: its share of the time of these rows' steps, a
+    step's in equal shares.
+    """
     members = rows.group_by("step").agg(members=pl.col("sequence").n_unique())
-    each = rows.join(members, on="step").with_columns(ns=(pl.col("end_ns") - pl.col("start_ns")) / pl.col("members"))
+    each = rows.join(members, on="step").with_columns(
+        ns=(pl.col("end_ns") - pl.col("start_ns")) / pl.col("members")
+    )
     sums = dict(each.group_by("sequence").agg(pl.col("ns").sum()).iter_rows())
     return {sequence: sums.get(sequence, 0.0) for sequence in run.sequences["sequence"].to_list()}

@@ -29,9 +29,11 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def never_started(run: RunFiles) -> Counter[str]:
-    """What became of the prefetches that were queued and never issued: a walk through the decisions, key by key.
+    """What became of the prefetches that were queued and never issued: a walk through the
+    decisions, key by key.
 
-    ``unclaimed``: those of ``dropped_no_slot`` that found no slot in the call that would have queued them.
+    ``unclaimed``: those of ``dropped_no_slot`` that found no slot in the call that would have
+    queued them.
     """
     waiting: dict[int, int] = {}
     ends: Counter[str] = Counter()
@@ -59,26 +61,47 @@ def _prefetches(run: RunFiles) -> Iterator[Rule]:
     yield Rule("prefetch.queued", queued, "decisions of kind queue_prefetch")
     yield Rule("prefetch.started", len(started), "transfers of class prefetch")
     for name in STARTED:
-        yield Rule(f"prefetch.{name}", outcomes[name], "prefetches among the transfers with this outcome")
+        yield Rule(
+            f"prefetch.{name}", outcomes[name], "prefetches among the transfers with this outcome"
+        )
     for name in NEVER_STARTED:
-        yield Rule(f"prefetch.{name}", ends[name], "prefetches that were queued, never issued, and ended so")
+        yield Rule(
+            f"prefetch.{name}",
+            ends[name],
+            "prefetches that were queued, never issued, and ended so",
+        )
     wasted = run.transfers.filter(
-        (pl.col("class") == "prefetch") & pl.col("outcome").is_in(WASTED) & (pl.col("link") == run.links[0])
+        (pl.col("class") == "prefetch")
+        & pl.col("outcome").is_in(WASTED)
+        & (pl.col("link") == run.links[0])
     )
-    yield Rule("prefetch.wasted_bytes", int(wasted["moved_bytes"].sum()),
-               "bytes over the link to the device of prefetches that no lookup found")  # fmt: skip
+    yield Rule(
+        "prefetch.wasted_bytes",
+        int(wasted["moved_bytes"].sum()),
+        "bytes over the link to the device of prefetches that no lookup found",
+    )
 
 
 # ---- links
 
 
 def _bytes(run: RunFiles) -> Iterator[Rule | Left]:
-    sums = {(link, kind): moved for link, kind, moved in
-            run.transfers.group_by("link", "class").agg(pl.col("moved_bytes").sum()).iter_rows()}  # fmt: skip
+    sums = {
+        (link, kind): moved
+        for link, kind, moved in run.transfers.group_by("link", "class")
+        .agg(pl.col("moved_bytes").sum())
+        .iter_rows()
+    }
     for link in run.links:
         for kind in MOVED:
-            yield Rule(f"bytes.{link}.{kind}", sums.get((link, kind), 0), "moved_bytes of the transfers of this class")
-        yield Rule(f"bytes.{link}.activation", 0, "no driver moves activations over a link that it models")
+            yield Rule(
+                f"bytes.{link}.{kind}",
+                sums.get((link, kind), 0),
+                "moved_bytes of the transfers of this class",
+            )
+        yield Rule(
+            f"bytes.{link}.activation", 0, "no driver moves activations over a link that it models"
+        )
         if link != run.links[0] or not run.config["loader"].get("write_back"):
             yield Rule(f"bytes.{link}.write_back", 0, "nothing is written back over this link")
         else:
@@ -93,11 +116,17 @@ def _written_back(run: RunFiles) -> Rule | Left:
     if None in sizes:
         return Left(f"bytes.{link}.write_back", UNKNOWN)
     total = sum(size or 0 for size in sizes)
-    arrived = run.transfers.filter((pl.col("link") == link) & (pl.col("end_ns") < run.tokens["end_ns"].max()))
+    arrived = run.transfers.filter(
+        (pl.col("link") == link) & (pl.col("end_ns") < run.tokens["end_ns"].max())
+    )
     is_whole = arrived["number"].n_unique() == run.transfers["number"].n_unique()
     claims_early = run.config["loader"].get("slot_claim") == "queue"
     text = "bytes of everything that was evicted; less what the run's end cut"
-    return Rule(f"bytes.{link}.write_back", total if is_whole and not claims_early else Between(0, total), text)
+    return Rule(
+        f"bytes.{link}.write_back",
+        total if is_whole and not claims_early else Between(0, total),
+        text,
+    )
 
 
 def key_bytes(run: RunFiles, key: int) -> int | None:
@@ -114,8 +143,11 @@ def _utilisation(run: RunFiles) -> Iterator[Rule]:
             busy_ns += max(0, end_ns - max(start_ns, until_ns))
             until_ns = max(until_ns, end_ns)
         # While a transfer that was cut waits to go on, the link serves another.
-        yield Rule(f"link_utilisation.{link}", ratio(busy_ns, run.makespan_ns) or 0.0,
-                   "time in which a transfer is on the link / makespan")  # fmt: skip
+        yield Rule(
+            f"link_utilisation.{link}",
+            ratio(busy_ns, run.makespan_ns) or 0.0,
+            "time in which a transfer is on the link / makespan",
+        )
 
 
 # ---- tiers
@@ -128,7 +160,11 @@ def _ram(run: RunFiles) -> Iterator[Rule | Left]:
         return
     capacity = round(float(ram["capacity_gib"]) * GIB)
     is_one_pool = (run.config.get("ram_cache") or {}).get("scope") == "global"
-    yield Rule("ram.capacity_bytes", capacity if is_one_pool else Between(0, capacity), "hardware.ram.capacity_gib")
+    yield Rule(
+        "ram.capacity_bytes",
+        capacity if is_one_pool else Between(0, capacity),
+        "hardware.ram.capacity_gib",
+    )
     ends = never_started(run)
     prefetches = int((run.decisions["kind"] == "queue_prefetch").sum()) - ends["unclaimed"]
     missed = int((run.lookups["outcome"] == "miss").sum())
@@ -143,7 +179,9 @@ def _ram(run: RunFiles) -> Iterator[Rule | Left]:
     # Where a prefetch that was never issued would have begun is in no file.
     unknown = ends["cancelled"] + ends["dropped_no_slot"] - ends["unclaimed"]
     told = Between(hits, hits + unknown) if unknown else hits
-    yield Rule("ram.hits", told, "transfers that begin at RAM; prefetches never issued may be some, too")
+    yield Rule(
+        "ram.hits", told, "transfers that begin at RAM; prefetches never issued may be some, too"
+    )
     lookups = missed + prefetches
     low, high = ratio(hits, lookups), ratio(hits + unknown, lookups)
     share = low if low is None or high is None or not unknown else Between(low, high)
@@ -151,14 +189,21 @@ def _ram(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def _peaks(run: RunFiles) -> Iterator[Rule | Left]:
-    yield Left("peak_bytes.device", "the dense weights, key-value cache and activations on the device are in no file")
+    yield Left(
+        "peak_bytes.device",
+        "the dense weights, key-value cache and activations on the device are in no file",
+    )
     slots = int(run.config["loader"].get("staging_slots") or 0)
     sizes = [slot_bytes(run, name, site) for name in run.precisions for site in range(run.sites)]
     if slots and None in sizes:
         yield Left("peak_bytes.staging", UNKNOWN)
     else:
         most = slots * max([size or 0 for size in sizes] if slots else [0])
-        yield Rule("peak_bytes.staging", Between(0, most), "at most loader.staging_slots x bytes of the largest slot")
+        yield Rule(
+            "peak_bytes.staging",
+            Between(0, most),
+            "at most loader.staging_slots x bytes of the largest slot",
+        )
     ram = run.config["hardware"].get("ram")
     capacity = round(float(ram["capacity_gib"]) * GIB) if ram else 0
     yield Rule("peak_bytes.ram", Between(0, capacity), "at most hardware.ram.capacity_gib")

@@ -1,4 +1,6 @@
-"""What no system can beat: proven lower bounds on a run's time, and the fewest loads of any cache."""
+"""What no system can beat: proven lower bounds on a run's time, and the fewest loads of any
+cache.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.bounds.problem import kept_outside, loads_all, problem_of, resident_bytes, stays_until_next, work_of
+from sim.bounds.problem import (
+    kept_outside,
+    loads_all,
+    problem_of,
+    resident_bytes,
+    stays_until_next,
+    work_of,
+)
 from sim.bounds.relaxation import relaxed_ns
 from sim.core.controller import Controller
 from sim.core.slots import Slots
@@ -25,8 +34,8 @@ METHODS = (MAX, RELAXATION)
 class Bounds:
     """What no run takes less than: ``lower_ns`` is the largest of its parts.
 
-    ``relaxed_ns`` is None where the relaxation was not asked for; ``why_no_belady`` says why ``belady_loads`` is None,
-    where it is.
+    ``relaxed_ns`` is None where the relaxation was not asked for; ``why_no_belady`` says why
+    ``belady_loads`` is None, where it is.
     """
 
     compute_ns: int
@@ -44,17 +53,21 @@ class Bounds:
         return MAX if self.relaxed_ns is None else RELAXATION
 
 
-def lower_bounds(workload: Workload, durations: Durations, controller: Controller, method: str = MAX) -> Bounds:
-    """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and places it chooses.
+def lower_bounds(
+    workload: Workload, durations: Durations, controller: Controller, method: str = MAX
+) -> Bounds:
+    """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and
+    places it chooses.
 
-    Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing, where it may be
-    skipped, rerouted or computed on the CPU). Each link: needs that must be served by a load of the highest precision,
-    loaded as few times as any cache of the same bytes (of the device, and of a managed tier inside the link) and the
-    same initial contents allows (``fewest_loads``), and over link 0 dense blocks where they are streamed. What a lower
+    Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing,
+    where it may be skipped, rerouted or computed on the CPU). Each link: needs that must be served
+    by a load of the highest precision, loaded as few times as any cache of the same bytes (of the
+    device, and of a managed tier inside the link) and the same initial contents allows
+    (``fewest_loads``), and over link 0 dense blocks where they are streamed. What a lower
     precision, a skip, another expert, the CPU or a part of the bytes may serve counts nothing.
 
-    ``method``: ``max`` of these, or also the ``relaxation`` of compute and a link at once (``sim.bounds.relaxation``), which
-    takes a few seconds.
+    ``method``: ``max`` of these, or also the ``relaxation`` of compute and a link at once
+    (``sim.bounds.relaxation``), which takes a few seconds.
     """
     needs, slots, loader = workload.needs, controller.slots, controller.loader
     geometry = slots.geometry
@@ -87,28 +100,49 @@ def lower_bounds(workload: Workload, durations: Durations, controller: Controlle
     why = _why_no_belady(controller)
     belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
     # A gate's dense block gives up its slot there, so that each but those of the start comes anew.
-    blocks = (workload.num_gates - loader.dense_slots, min(controller.dense_bytes)) if loader.dense_slots else (0, 0)
+    blocks = (
+        (workload.num_gates - loader.dense_slots, min(controller.dense_bytes))
+        if loader.dense_slots
+        else (0, 0)
+    )
     links, engines = range(controller.route.links), controller.route.engines
     link_ns = max(
-        _link_ns(durations, link, engines[link], ((fewest(link), least_bytes), (0, 0) if link else blocks))
+        _link_ns(
+            durations,
+            link,
+            engines[link],
+            ((fewest(link), least_bytes), (0, 0) if link else blocks),
+        )
         for link in links
     )
     work = work_of(workload, durations, controller, permitted)
     relaxed = None
     if method == RELAXATION:
         # A link that is no slower than the one to the device hardly ever says more.
-        slow = [link for link in links if not link or least_hop_ns(durations, link, least_bytes) >
-                least_hop_ns(durations, 0, least_bytes)]  # fmt: skip
-        relaxed = max(relaxed_ns(problem_of(workload, durations, controller, work, permitted, link)) for link in slow)
+        slow = [
+            link
+            for link in links
+            if not link
+            or least_hop_ns(durations, link, least_bytes) > least_hop_ns(durations, 0, least_bytes)
+        ]
+        relaxed = max(
+            relaxed_ns(problem_of(workload, durations, controller, work, permitted, link))
+            for link in slow
+        )
     return Bounds(int(work.compute_ns.sum()), link_ns, belady, why, relaxed)
 
 
-def _link_ns(durations: Durations, link: int, engines: int, transfers: Sequence[tuple[int, int]]) -> int:
+def _link_ns(
+    durations: Durations, link: int, engines: int, transfers: Sequence[tuple[int, int]]
+) -> int:
     """The least time of a link for so many ``transfers`` of so many bytes each.
 
-    Their bytes share one bandwidth, after the latency of the first; and each engine serves one at a time.
+    Their bytes share one bandwidth, after the latency of the first; and each engine serves one at a
+    time.
     """
-    needed = [(count, least_hop_ns(durations, link, size)) for count, size in transfers if count > 0]
+    needed = [
+        (count, least_hop_ns(durations, link, size)) for count, size in transfers if count > 0
+    ]
     if not needed:
         return 0
     latency, occupied = durations.latency_ns(link), sum(count * hop_ns for count, hop_ns in needed)
@@ -132,17 +166,26 @@ def _why_no_belady(controller: Controller) -> str | None:
     return None
 
 
-def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[int],
-                 whole: NDArray[np.bool_] | None = None, over: IntArray | None = None) -> int:  # fmt: skip
-    """The fewest loads, prefetched or on demand, that serve all requests with ``slots`` equal slots.
+def fewest_loads(
+    tick: IntArray,
+    item: IntArray,
+    slots: int,
+    initial: Iterable[int],
+    whole: NDArray[np.bool_] | None = None,
+    over: IntArray | None = None,
+) -> int:
+    """The fewest loads, prefetched or on demand, that serve all requests with ``slots`` equal
+    slots.
 
-    Keeping an item from one request to the next saves a load and takes a slot at every gate boundary in between; the
-    most such intervals that fit are found by dropping, whenever too many overlap, those that end last (Belady's rule).
-    At its own gate's boundary an item takes a slot anyway where ``whole`` is set for its request: such a gate's needs
-    are pinned together until the next gate. Elsewhere (unions served in waves) nothing is known to stay, and only what
-    is kept counts. ``over``, by request: how many items its gate may leave even where that is more than ``slots``
-    (``retention: after_batch``). Valid below every run: its residents at a boundary never exceed the slots, and each
-    need that was not resident at its gate's boundary is loaded at least once.
+    Keeping an item from one request to the next saves a load and takes a slot at every gate
+    boundary in between; the most such intervals that fit are found by dropping, whenever too many
+    overlap, those that end last (Belady's rule). At its own gate's boundary an item takes a slot
+    anyway where ``whole`` is set for its request: such a gate's needs are pinned together until the
+    next gate. Elsewhere (unions served in waves) nothing is known to stay, and only what is kept
+    counts. ``over``, by request: how many items its gate may leave even where that is more than
+    ``slots`` (``retention: after_batch``). Valid below every run: its residents at a boundary never
+    exceed the slots, and each need that was not resident at its gate's boundary is loaded at least
+    once.
     """
     next_use: dict[int, int] = {}
     upcoming: list[int] = [0] * len(item)
@@ -192,8 +235,12 @@ def fewest_loads(tick: IntArray, item: IntArray, slots: int, initial: Iterable[i
     return loads
 
 
-def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]) -> int:
-    """The same, each pool on its own: what Belady's cache would load with this division of the slots."""
+def _fewest_by_pool(
+    needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]
+) -> int:
+    """The same, each pool on its own: what Belady's cache would load with this division of the
+    slots.
+    """
     pool_of = np.array(slots.pool_of, np.int64)
     pool = pool_of[item]
     total = 0
@@ -206,11 +253,14 @@ def _fewest_by_pool(needs: Needs, item: IntArray, slots: Slots, held: set[int], 
 
 
 def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
-    """By need, every precision that may serve it, and SKIP or REROUTE where it may be left out or sent elsewhere."""
+    """By need, every precision that may serve it, and SKIP or REROUTE where it may be left out
+    or sent elsewhere.
+    """
     selector, last = controller.selector, len(controller.geometry.precisions) - 1
 
     def serving(answers: tuple[int, ...]) -> tuple[int, ...]:
-        # What is there at a higher precision serves, too; at a lower one only where the loader says so.
+        # What is there at a higher precision serves, too; at a lower one only where the loader says
+        # so.
         lowest = last if controller.loader.low_for_high else max(answers)
         return (*range(lowest + 1), *(answer for answer in answers if answer < 0))
 

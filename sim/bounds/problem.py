@@ -1,4 +1,6 @@
-"""What a run has to do whatever its policies decide: the work of each interval, and what each gate must find there."""
+"""What a run has to do whatever its policies decide: the work of each interval, and what each
+gate must find there.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,18 @@ from sim.values.types import Geometry, Place
 from sim.workload.steps import Workload
 
 Permitted = Sequence[tuple[int, ...]]
-"""By need, every precision that may serve it; a negative one where it may be left out, or another expert may serve."""
+"""By need, every precision that may serve it; a negative one where it may be left out, or
+another expert may serve.
+"""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The compute stream's work by interval [N + 1], in ns: before the first gate, then after each gate.
+    """The compute stream's work by interval [N + 1], in ns: before the first gate, then after each
+    gate.
 
-    ``after_ns``: the part that comes after the arrival of any need of the interval's gate; all of it where the gate
-    needs nothing.
+    ``after_ns``: the part that comes after the arrival of any need of the interval's gate; all of
+    it where the gate needs nothing.
     """
 
     compute_ns: Ints
@@ -36,9 +41,11 @@ def loads_all(controller: Controller) -> bool:
     return controller.placement.constant == Place.LOAD
 
 
-def work_of(workload: Workload, durations: Durations, controller: Controller, permitted: Permitted) -> Work:
-    """Dense work, tails, host time, and each need at its cheapest permitted variant: 0 where it may be
-    skipped, rerouted or computed on the CPU.
+def work_of(
+    workload: Workload, durations: Durations, controller: Controller, permitted: Permitted
+) -> Work:
+    """Dense work, tails, host time, and each need at its cheapest permitted variant: 0 where it may
+    be skipped, rerouted or computed on the CPU.
     """
     gates, host = workload.num_gates, durations.host
     compute, after = np.zeros(gates + 1, np.int64), np.zeros(gates + 1, np.int64)
@@ -79,21 +86,23 @@ def _cheapest_ns(workload: Workload, durations: Durations, permitted: Permitted)
 def stays_until_next(workload: Workload, controller: Controller) -> NDArray[np.bool_]:
     """By need, whether it is certain to stay on the device from its gate to the next.
 
-    A gate of one token is not served in waves: any pool must hold what one token needs (staging need not). Pools that
-    may overflow hold every gate's needs until the next.
+    A gate of one token is not served in waves: any pool must hold what one token needs (staging
+    need not). Pools that may overflow hold every gate's needs until the next.
     """
     needs, loader = workload.needs, controller.loader
     count = np.bincount(needs.tick, minlength=workload.num_gates)[needs.tick]
     is_whole = (count <= controller.geometry.top_k) | (loader.retention == "after_batch")
-    found: NDArray[np.bool_] = is_whole & (loader.replay_unit == "union" and not loader.staging_slots)
+    found: NDArray[np.bool_] = is_whole & (
+        loader.replay_unit == "union" and not loader.staging_slots
+    )
     return found
 
 
 def resident_bytes(workload: Workload, controller: Controller) -> Ints:
     """By gate [N], the most that can be resident just before it, the staging slots included.
 
-    Pools that overflow are trimmed by then to what the last gate pinned; where there are several, the others may be
-    full besides.
+    Pools that overflow are trimmed by then to what the last gate pinned; where there are several,
+    the others may be full besides.
     """
     geometry, loader = controller.geometry, controller.loader
     largest, unit = max(geometry.slot_sizes), _unit_bytes(geometry)
@@ -102,12 +111,16 @@ def resident_bytes(workload: Workload, controller: Controller) -> Ints:
     if loader.retention != "after_batch":
         return np.full(gates, budget)
     pinned = np.bincount(workload.needs.tick + 1, minlength=gates + 1)[:gates] * largest
-    found: Ints = pinned + budget if len(controller.slots.capacity_bytes) > 1 else np.maximum(budget, pinned)
+    found: Ints = (
+        pinned + budget if len(controller.slots.capacity_bytes) > 1 else np.maximum(budget, pinned)
+    )
     return found
 
 
 def _arriving_bytes(controller: Controller) -> int:
-    """What may be on its way besides, where pools overflow; elsewhere it has its place in ``resident_bytes``."""
+    """What may be on its way besides, where pools overflow; elsewhere it has its place in
+    ``resident_bytes``.
+    """
     geometry, loader = controller.geometry, controller.loader
     if loader.retention != "after_batch":
         return 0
@@ -120,7 +133,9 @@ def _unit_bytes(geometry: Geometry) -> int:
     """What every slot's size is a multiple of."""
     if geometry.held_bytes:
         return gcd(*geometry.held_bytes)
-    return gcd(*geometry.variant_bytes, *(size for sizes in geometry.site_bytes or () for size in sizes))
+    return gcd(
+        *geometry.variant_bytes, *(size for sizes in geometry.site_bytes or () for size in sizes)
+    )
 
 
 def _as_moved(geometry: Geometry, held: Ints) -> Ints:
@@ -130,15 +145,24 @@ def _as_moved(geometry: Geometry, held: Ints) -> Ints:
     return most if geometry.held_bytes else held
 
 
-def problem_of(workload: Workload, durations: Durations, controller: Controller, work: Work,
-               permitted: Permitted, link: int = 0) -> Problem:  # fmt: skip
-    """The run as the relaxation sees it, on one link. Without requests where needs may be served by parts of a variant,
-    on the CPU, or not at all.
+def problem_of(
+    workload: Workload,
+    durations: Durations,
+    controller: Controller,
+    work: Work,
+    permitted: Permitted,
+    link: int = 0,
+) -> Problem:
+    """The run as the relaxation sees it, on one link. Without requests where needs may be served by
+    parts of a variant, on the CPU, or not at all.
     """
     parts = _dense_blocks(workload, durations, controller, link)
     if loads_all(controller) and controller.payload.whole:
         parts += _layers(workload, durations, controller, permitted, link)
-    columns = (np.concatenate(column) for column in zip(*(vars(part).values() for part in parts), strict=True))
+    columns = (
+        np.concatenate(column)
+        for column in zip(*(vars(part).values() for part in parts), strict=True)
+    )
     held = resident_bytes(workload, controller) + _arriving_bytes(controller)
     capacity = _as_moved(controller.geometry, held) + kept_outside(controller, link)[0]
     passes = link not in (0, controller.route.ram_link)
@@ -146,8 +170,8 @@ def problem_of(workload: Workload, durations: Durations, controller: Controller,
 
 
 def kept_outside(controller: Controller, link: int) -> tuple[int, frozenset[int]]:
-    """What need not come over a link though it is not on the device: the bytes of a managed tier inside the link, and
-    what is in it at the start.
+    """What need not come over a link though it is not on the device: the bytes of a managed tier
+    inside the link, and what is in it at the start.
     """
     ram = controller.ram
     if ram is None or link < ram.link:
@@ -155,11 +179,20 @@ def kept_outside(controller: Controller, link: int) -> tuple[int, frozenset[int]
     return sum(ram.capacity_bytes), frozenset(ram.initial)
 
 
-def _layers(workload: Workload, durations: Durations, controller: Controller,
-            permitted: Permitted, link: int) -> list[Requests]:  # fmt: skip
-    """By precision, lowest first: what the needs that must have it or a higher one need beyond the lower ones."""
+def _layers(
+    workload: Workload,
+    durations: Durations,
+    controller: Controller,
+    permitted: Permitted,
+    link: int,
+) -> list[Requests]:
+    """By precision, lowest first: what the needs that must have it or a higher one need beyond
+    the lower ones.
+    """
     geometry, needs = controller.geometry, workload.needs
-    lowest = np.array([NEVER if min(answers) < 0 else max(answers) for answers in permitted], np.int64)
+    lowest = np.array(
+        [NEVER if min(answers) < 0 else max(answers) for answers in permitted], np.int64
+    )
     site = workload.gate_site[needs.tick]
     item = site * geometry.units + needs.expert
     tick: Ints = needs.tick.astype(np.int64)
@@ -171,18 +204,21 @@ def _layers(workload: Workload, durations: Durations, controller: Controller,
         chosen = np.flatnonzero((lowest != NEVER) & (lowest <= precision))
         there = {key % geometry.plane for key in initial if key // geometry.plane <= precision}
         of = site[chosen]
-        found.append(Requests(
-            tick[chosen],
-            sizes[precision, of] - sizes[precision + 1, of],
-            times[precision, of] - times[precision + 1, of],
-            _kept_from(tick[chosen], item[chosen], stays[chosen], there),
-            stays[chosen],
-        ))  # fmt: skip
+        found.append(
+            Requests(
+                tick[chosen],
+                sizes[precision, of] - sizes[precision + 1, of],
+                times[precision, of] - times[precision + 1, of],
+                _kept_from(tick[chosen], item[chosen], stays[chosen], there),
+                stays[chosen],
+            )
+        )
     return found
 
 
 def _least_sizes(durations: Durations, controller: Controller, link: int) -> tuple[Ints, Ints]:
-    """Bytes, and link time that nothing shares, of the smallest variant of at least each precision [P + 1, S]; 0 last.
+    """Bytes, and link time that nothing shares, of the smallest variant of at least each precision
+    [P + 1, S]; 0 last.
 
     Several engines overlap their latencies. A cut that a chunk's end makes may round down a ns.
     """
@@ -192,9 +228,14 @@ def _least_sizes(durations: Durations, controller: Controller, link: int) -> tup
     for precision in range(len(geometry.precisions)):
         for site in range(geometry.sites):
             size = geometry.bytes_of(geometry.key(precision, site, 0))
-            sizes[precision, site], times[precision, site] = size, link_time_ns(durations, controller, size, link)
+            sizes[precision, site], times[precision, site] = (
+                size,
+                link_time_ns(durations, controller, size, link),
+            )
             if loader.chunk_bytes is not None:
-                times[precision, site] -= min(times[precision, site], -(-size // loader.chunk_bytes))
+                times[precision, site] -= min(
+                    times[precision, site], -(-size // loader.chunk_bytes)
+                )
     lowest_last = np.s_[:-1]
     sizes[lowest_last] = np.minimum.accumulate(sizes[lowest_last], axis=0)
     times[lowest_last] = np.minimum.accumulate(times[lowest_last], axis=0)
@@ -202,24 +243,34 @@ def _least_sizes(durations: Durations, controller: Controller, link: int) -> tup
 
 
 def link_time_ns(durations: Durations, controller: Controller, size: int, link: int = 0) -> int:
-    """How long a link can serve nothing else for ``size`` bytes: engines beyond the first hide latencies."""
+    """How long a link can serve nothing else for ``size`` bytes: engines beyond the first hide
+    latencies.
+    """
     hidden = durations.latency_ns(link) if controller.route.engines[link] > 1 else 0
     return least_hop_ns(durations, link, size) - hidden
 
 
 def _kept_from(gate: Ints, item: Ints, stays: NDArray[np.bool_], there: set[int]) -> Ints:
-    """By request, the first gate before which keeping it takes room of its own (``Requests.kept_from``)."""
+    """By request, the first gate before which keeping it takes room of its own
+    (``Requests.kept_from``).
+    """
     found = np.full(len(gate), NEVER)
     last: dict[int, int] = dict.fromkeys(there, 0)
-    for index, (tick, what, held) in enumerate(zip(gate.tolist(), item.tolist(), stays.tolist(), strict=True)):
+    for index, (tick, what, held) in enumerate(
+        zip(gate.tolist(), item.tolist(), stays.tolist(), strict=True)
+    ):
         found[index] = last.get(what, NEVER)
         # What is pinned until the next gate is counted there by its own request.
         last[what] = tick + 2 if held else tick + 1
     return found
 
 
-def _dense_blocks(workload: Workload, durations: Durations, controller: Controller, link: int) -> list[Requests]:
-    """Streamed dense blocks, over link 0: one for every gate but those of the start; they have slots of their own."""
+def _dense_blocks(
+    workload: Workload, durations: Durations, controller: Controller, link: int
+) -> list[Requests]:
+    """Streamed dense blocks, over link 0: one for every gate but those of the start; they have
+    slots of their own.
+    """
     first, gates = 0 if link else controller.loader.dense_slots, workload.num_gates
     count = max(0, gates - first) if first else 0
     size = min(controller.dense_bytes) if first else 0

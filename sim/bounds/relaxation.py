@@ -1,38 +1,46 @@
-"""A lower bound on a run's time for every way of caching and prefetching over a link: a relaxation, solved by prices.
+"""A lower bound on a run's time for every way of caching and prefetching over a link: a relaxation,
+solved by prices.
 
-Cut a run at its gates: interval 0 ends at the first gate, interval g + 1 lies between gate g and the next gate (or the
-end of the run). Whatever the caches, predictors and queues do, each interval lasts at least as long as
+Cut a run at its gates: interval 0 ends at the first gate, interval g + 1 lies between gate g and
+the next gate (or the end of the run). Whatever the caches, predictors and queues do, each interval
+lasts at least as long as
 
 - what the compute stream does in it (``compute_ns``);
 - what the link serves in it;
-- its *chain*: what gate g demands and had not begun to move before it, one after another, and then ``after_ns``: the
-  computation of what came last, and what follows up to the next gate;
+- its *chain*: what gate g demands and had not begun to move before it, one after another, and then
+  ``after_ns``: the computation of what came last, and what follows up to the next gate;
 
 and just before each gate what is resident or on its way holds a slot: ``capacity_bytes`` in all.
 
-So for any weights link + compute + chain = 1 of each interval, and any price >= 0 of a byte at each gate,
+So for any weights link + compute + chain = 1 of each interval, and any price >= 0 of a byte at each
+gate,
 
     makespan >= sum of compute x compute_ns + chain x (after_ns + demands) + link x service
                 + price x (bytes held - capacity_bytes)
 
-The right side is a sum over *requests* (an expert that a gate needs): a request's variant was kept since its request
-before (it pays the prices of the gates in between), or loaded. If loading began before the gate, it pays the smallest
-link weight among the intervals that served it, and the prices of the gates from there on; what began at the gate or
-later pays link + chain weight of the interval that follows the gate, and no price. A load serves its first request, a
-held byte the next request of its expert, so nothing is counted twice; what serves nobody only adds. Taking the cheapest
-way for every request on its own gives a number that no run can be below. It is proven for *any* weights and prices:
-those used here come from a search that knows nothing of optimality, and every number it passes through is a bound.
+The right side is a sum over *requests* (an expert that a gate needs): a request's variant was kept
+since its request before (it pays the prices of the gates in between), or loaded. If loading began
+before the gate, it pays the smallest link weight among the intervals that served it, and the prices
+of the gates from there on; what began at the gate or later pays link + chain weight of the interval
+that follows the gate, and no price. A load serves its first request, a held byte the next request
+of its expert, so nothing is counted twice; what serves nobody only adds. Taking the cheapest way
+for every request on its own gives a number that no run can be below. It is proven for *any* weights
+and prices: those used here come from a search that knows nothing of optimality, and every number it
+passes through is a bound.
 
-Of several variants that may serve a request only the bytes of the cheapest count: a higher precision is the lower one
-and the bytes that it has more. A request then needs each layer of bytes up to the lowest precision permitted, layers
-are kept and loaded on their own, and a real load of the higher precision pays for all its layers at once. Those that
-need nothing (what may be skipped, or computed on the CPU) are left out.
+Of several variants that may serve a request only the bytes of the cheapest count: a higher
+precision is the lower one and the bytes that it has more. A request then needs each layer of bytes
+up to the lowest precision permitted, layers are kept and loaded on their own, and a real load of
+the higher precision pays for all its layers at once. Those that need nothing (what may be skipped,
+or computed on the CPU) are left out.
 
-Every link of a route is such a link. Beyond a managed tier that tier's bytes count beside the device's; where nobody
-owns the memory at a link's inner end what has come over it holds no slot until the next link takes it on (``passes``).
+Every link of a route is such a link. Beyond a managed tier that tier's bytes count beside the
+device's; where nobody owns the memory at a link's inner end what has come over it holds no slot
+until the next link takes it on (``passes``).
 
-Source: the linear program for prefetching and caching of Albers, Garg and Leonardi (JACM 47(6), 2000), here with bytes,
-several precisions, pinned needs, and compute that takes time; the search is a smoothed subgradient method (Nesterov,
+Source: the linear program for prefetching and caching of Albers, Garg and Leonardi (JACM 47(6),
+2000), here with bytes, several precisions, pinned needs, and compute that takes time; the search is
+a smoothed subgradient method (Nesterov,
 2005) with Adam's steps.
 """
 
@@ -67,9 +75,10 @@ KNOWN = 64
 class Requests:
     """Layers of bytes that gates need, [R] each.
 
-    ``gate``: who needs it, 0 .. N - 1; ``bytes`` and ``load_ns`` of the layer. ``kept_from``: the first gate before
-    which keeping it since its last request (or since the start) takes room beyond what that request's own gate holds;
-    ``NEVER`` if there is none. ``holds``: whether it stays until the gate after its own in any case (pinned needs).
+    ``gate``: who needs it, 0 .. N - 1; ``bytes`` and ``load_ns`` of the layer. ``kept_from``: the
+    first gate before which keeping it since its last request (or since the start) takes room beyond
+    what that request's own gate holds; ``NEVER`` if there is none. ``holds``: whether it stays
+    until the gate after its own in any case (pinned needs).
     """
 
     gate: Ints
@@ -81,9 +90,10 @@ class Requests:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a run has to do, whatever decides: ``compute_ns`` and ``after_ns`` by interval [N + 1], ``capacity_bytes``
-    by gate [N], and its requests. ``after_ns <= compute_ns``. ``passes``: the link ends where nobody owns the memory:
-    what has come over it waits there for its slot, and holds none.
+    """What a run has to do, whatever decides: ``compute_ns`` and ``after_ns`` by interval [N + 1],
+    ``capacity_bytes`` by gate [N], and its requests. ``after_ns <= compute_ns``. ``passes``: the
+    link ends where nobody owns the memory: what has come over it waits there for its slot, and
+    holds none.
     """
 
     compute_ns: Ints
@@ -102,7 +112,9 @@ class Problem:
             self.capacity_bytes,
             *vars(self.requests).values(),
         )
-        return sha256(b"".join(sha256(np.ascontiguousarray(array).tobytes()).digest() for array in arrays)).digest()
+        return sha256(
+            b"".join(sha256(np.ascontiguousarray(array).tobytes()).digest() for array in arrays)
+        ).digest()
 
 
 class _Keyed:
@@ -119,7 +131,9 @@ class _Keyed:
 
 
 def relaxed_ns(problem: Problem) -> int:
-    """No run of ``problem`` takes less, in ns. Deterministic; the answer to a problem asked before is remembered."""
+    """No run of ``problem`` takes less, in ns. Deterministic; the answer to a problem asked
+    before is remembered.
+    """
     return _solved(_Keyed(problem))
 
 
@@ -140,18 +154,30 @@ class _Prices:
         self.gates, self.passes = len(problem.capacity_bytes), problem.passes
         # In units of the largest layer and of its load, so that one step width suits all.
         self.unit_bytes, self.unit_ns = max(1, int(r.bytes.max())), int(r.load_ns.max())
-        self.gate, self.size, self.load = r.gate, r.bytes / self.unit_bytes, r.load_ns / self.unit_ns
+        self.gate, self.size, self.load = (
+            r.gate,
+            r.bytes / self.unit_bytes,
+            r.load_ns / self.unit_ns,
+        )
         self.can_keep = r.kept_from != NEVER
         self.kept_from = np.where(self.can_keep, np.minimum(r.kept_from, r.gate + 1), 0)
         stays = r.holds & (r.gate + 1 < self.gates)
         held = np.bincount(r.gate[stays] + 1, self.size[stays], self.gates)
-        self.compute, self.after = problem.compute_ns / self.unit_ns, problem.after_ns / self.unit_ns
+        self.compute, self.after = (
+            problem.compute_ns / self.unit_ns,
+            problem.after_ns / self.unit_ns,
+        )
         self.excess = held - problem.capacity_bytes / self.unit_bytes
         kinds, kind = np.unique(np.stack([self.size, self.load]), axis=1, return_inverse=True)
-        self._kinds = [(*kinds[:, k].tolist(), np.flatnonzero(kind.ravel() == k)) for k in range(kinds.shape[1])]
+        self._kinds = [
+            (*kinds[:, k].tolist(), np.flatnonzero(kind.ravel() == k))
+            for k in range(kinds.shape[1])
+        ]
 
     def ways(self, weights: Floats, price: Floats) -> tuple[Floats, Ints]:
-        """What each request costs [4, R] kept, demanded, prefetched, prefetched late; and which interval prefetches."""
+        """What each request costs [4, R] kept, demanded, prefetched, prefetched late; and which
+        interval prefetches.
+        """
         link, _, chain = weights
         before = np.concatenate(([0.0], np.cumsum(price)))
         costs = np.empty((4, len(self.gate)))
@@ -174,9 +200,11 @@ class _Prices:
         return costs, source
 
     def bound(self, weights: Floats, price: Floats, cheapest: Floats) -> float:
-        """The bound, in loads, less than which no run takes: what floats may have rounded is taken off.
+        """The bound, in loads, less than which no run takes: what floats may have rounded is taken
+        off.
 
-        A running sum of n terms errs by n epsilons of its size at most, and each request takes the difference of two.
+        A running sum of n terms errs by n epsilons of its size at most, and each request takes the
+        difference of two.
         """
         fixed = weights[1] * self.compute + weights[2] * self.after
         room = price * self.excess
@@ -184,9 +212,11 @@ class _Prices:
         rounded = 4 * EPSILON * (self.gates + len(self.gate)) * terms
         return float(fixed.sum() + room.sum() + cheapest.sum() - rounded)
 
-    def slopes(self, costs: Floats, cheapest: Floats, source: Ints, softness: float) -> tuple[Floats, Floats]:
-        """How the bound grows with each weight [3, N + 1] and price [N], near enough: ways that cost nearly the same
-        share a request.
+    def slopes(
+        self, costs: Floats, cheapest: Floats, source: Ints, softness: float
+    ) -> tuple[Floats, Floats]:
+        """How the bound grows with each weight [3, N + 1] and price [N], near enough: ways that
+        cost nearly the same share a request.
         """
         share = np.exp((cheapest - costs) / softness)
         share /= share.sum(axis=0)
@@ -196,7 +226,9 @@ class _Prices:
         step = np.bincount(self.kept_from, kept * self.size, gates + 2)
         step += np.bincount(source, early * waiting, gates + 2)
         step -= np.bincount(after, kept * self.size + early * waiting, gates + 2)
-        by_price = np.cumsum(step)[:gates] + np.bincount(self.gate, late * waiting, gates) + self.excess
+        by_price = (
+            np.cumsum(step)[:gates] + np.bincount(self.gate, late * waiting, gates) + self.excess
+        )
         by_link = np.bincount(after, (demanded + late) * self.load, gates + 1)
         by_link += np.bincount(source, early * self.load, gates + 1)
         by_chain = self.after + np.bincount(after, demanded * self.load, gates + 1)
@@ -223,7 +255,9 @@ class _Search:
             logits, price = self._stage(stage, width, logits, price)
         return int(np.floor(self._best * self.prices.unit_ns))
 
-    def _stage(self, stage: int, width: int, logits: Floats, price: Floats) -> tuple[Floats, Floats]:
+    def _stage(
+        self, stage: int, width: int, logits: Floats, price: Floats
+    ) -> tuple[Floats, Floats]:
         """``rounds`` steps in which ``width`` neighbouring intervals share their weights."""
         group = np.arange(logits.shape[1]) // width
         shared, groups = logits[:, ::width].copy(), int(group[-1]) + 1
@@ -237,7 +271,9 @@ class _Search:
             by_group = np.stack([np.bincount(group, row, groups) for row in by_weight]) / width
             by_logit = weight * (by_group - (weight * by_group).sum(axis=0))
             shared += WEIGHT_STEP * slowing * weight_step.direction(by_logit)
-            price = np.maximum(0, price + PRICE_STEP * self.first_price * slowing * price_step.direction(by_price))
+            price = np.maximum(
+                0, price + PRICE_STEP * self.first_price * slowing * price_step.direction(by_price)
+            )
         self._round(_softmax(shared)[:, group], price, SOFTNESS[1])
         return shared[:, group], price
 
@@ -255,7 +291,9 @@ def _softmax(logits: Floats) -> Floats:
 
 
 class _Adam:
-    """Steps of about one in each coordinate, along the mean of the latest slopes (Kingma and Ba, 2015)."""
+    """Steps of about one in each coordinate, along the mean of the latest slopes (Kingma and Ba,
+    2015).
+    """
 
     MEAN, SQUARE = 0.9, 0.999
 

@@ -1,7 +1,9 @@
-"""A foreign engine's lookups through a cache of this project, under a contract, and what that cache did.
+"""A foreign engine's lookups through a cache of this project, under a contract, and what that cache
+did.
 
-The replay is a whole simulated run over one link, without prefetches; what is asked for is there before the next gate,
-so durations play no part (docs/design.md sections 4 and 5 say what each option means).
+The replay is a whole simulated run over one link, without prefetches; what is asked for is there
+before the next gate, so durations play no part (docs/design.md sections 4 and 5 say what each
+option means).
 """
 
 from __future__ import annotations
@@ -40,13 +42,17 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Contract:
-    """A cache as it is said to work: a file of ``conf/cache`` and options (the policy's own, and `LOADER_OPTIONS`)."""
+    """A cache as it is said to work: a file of ``conf/cache`` and options (the policy's own, and
+    `LOADER_OPTIONS`).
+    """
 
     policy: str
     options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([f"policy={self.policy}", *(f"{name}={value}" for name, value in self.options)])
+        return " ".join(
+            [f"policy={self.policy}", *(f"{name}={value}" for name, value in self.options)]
+        )
 
 
 def policies() -> list[str]:
@@ -56,7 +62,9 @@ def policies() -> list[str]:
 
 @cache
 def policy_options(policy: str) -> Mapping[str, Any]:
-    """What a file of ``conf/cache`` sets, by name. Raise ValueError for a policy that is none of them."""
+    """What a file of ``conf/cache`` sets, by name. Raise ValueError for a policy that is none of
+    them.
+    """
     if policy not in policies():
         raise ValueError(f"unknown policy={policy}; known: {', '.join(policies())}")
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -66,7 +74,9 @@ def policy_options(policy: str) -> Mapping[str, Any]:
 
 
 def make_cache(contract: Contract) -> Any:
-    """A fresh policy. Raise ValueError for options it does not have, and for what a log cannot tell it."""
+    """A fresh policy. Raise ValueError for options it does not have, and for what a log cannot
+    tell it.
+    """
     has = policy_options(contract.policy)
     known = [name for name in has if name != "_target_"]
     given = {name: value for name, value in contract.options if name not in LOADER_OPTIONS}
@@ -82,14 +92,18 @@ def make_cache(contract: Contract) -> Any:
         raise ValueError(f"{contract}: {error.__cause__ or error}") from error
     if getattr(made, "needs_profile", False) or hasattr(made, "foresee"):
         what = "the future" if hasattr(made, "foresee") else "a profile of other sequences"
-        raise ValueError(f"policy={contract.policy} needs {what}, which no engine's log tells; choose another policy")
+        raise ValueError(
+            f"policy={contract.policy} needs {what}, which no engine's log tells; choose another"
+            " policy"
+        )
     return made
 
 
 @dataclass(frozen=True)
 class Lapse:
-    """Of one expert before a gate, as ticks of the replay (None: never): its last load, the last gate that asked for
-    it, its last eviction, the key that it was evicted for (None: trimmed when its batch was over)."""
+    """Of one expert before a gate, as ticks of the replay (None: never): its last load, the last
+    gate that asked for it, its last eviction, the key that it was evicted for (None: trimmed when
+    its batch was over)."""
 
     loaded: int | None
     asked: int | None
@@ -99,7 +113,9 @@ class Lapse:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a contract's cache found: ``resident`` [N] by the log's lookups; and how it came to that."""
+    """What a contract's cache found: ``resident`` [N] by the log's lookups; and how it came to
+    that.
+    """
 
     resident: NDArray[np.bool_]
     controller: Controller
@@ -118,7 +134,8 @@ class Replay:
         call, kind, of, value, at = self._events
         issues = (kind == Event.ISSUE) & (of == key)
         now = call[issues & (at == tick)]
-        # What the gate itself evicts comes after its lookups, unless it looks its needs up one by one.
+        # What the gate itself evicts comes after its lookups, unless it looks its needs up one by
+        # one.
         until = int(now[0]) if len(now) and not found else self.controller.gate_calls[tick] + 1
         gone = ((kind == Event.ISSUE) & (value == key)) | ((kind == Event.EVICT) & (of == key))
         loads, ends = np.flatnonzero(issues & (at < tick)), np.flatnonzero(gone & (call < until))
@@ -130,16 +147,23 @@ class Replay:
             incoming = int(of[last] if kind[last] == Event.ISSUE else value[last])
             evicted_for = incoming if incoming >= 0 else None
         return Lapse(
-            int(at[loads[-1]]) if len(loads) else None, int(asked[-1]) if len(asked) else None,
-            int(at[ends[-1]]) if len(ends) else None, evicted_for,
-        )  # fmt: skip
+            int(at[loads[-1]]) if len(loads) else None,
+            int(asked[-1]) if len(asked) else None,
+            int(at[ends[-1]]) if len(ends) else None,
+            evicted_for,
+        )
 
     def victims(self, key: int, tick: int) -> list[int]:
         """What the replay evicted to load ``key`` at a gate."""
         _, kind, of, value, at = self._events
-        mine = (at == tick) & (((kind == Event.ISSUE) & (of == key)) | ((kind == Event.EVICT) & (value == key)))
-        return [int(value[i] if kind[i] == Event.ISSUE else of[i]) for i in np.flatnonzero(mine) if
-                kind[i] == Event.EVICT or value[i] >= 0]  # fmt: skip
+        mine = (at == tick) & (
+            ((kind == Event.ISSUE) & (of == key)) | ((kind == Event.EVICT) & (value == key))
+        )
+        return [
+            int(value[i] if kind[i] == Event.ISSUE else of[i])
+            for i in np.flatnonzero(mine)
+            if kind[i] == Event.EVICT or value[i] >= 0
+        ]
 
 
 class Replayer:
@@ -154,7 +178,10 @@ class Replayer:
         recorded = log.trace.step[self.workload.row[[step.start for step in steps]]]
         step = np.searchsorted(recorded, log.step)
         first_tick = np.cumsum([0, *(len(step.sites) for step in steps)])
-        place = {sites: np.searchsorted(sites, np.arange(self.workload.sites)) for sites in {s.sites for s in steps}}
+        place = {
+            sites: np.searchsorted(sites, np.arange(self.workload.sites))
+            for sites in {s.sites for s in steps}
+        }
         visited = np.stack([place[step.sites] for step in steps])[step, log.site]
         self.tick: Ints = first_tick[step] + visited
         """The gate of each lookup of the log."""
@@ -169,10 +196,20 @@ class Replayer:
         return self.log.site * self.units + self.log.expert
 
     def replay(self, contract: Contract, budget_bytes: int) -> Replay:
-        """Raise ValueError (CapacityError among them) for a contract that cannot be, or not with this budget."""
-        geometry, sizes, model = as_geometry(self.log, budget_bytes), self.log.expert_bytes, self.log.trace.header.model
-        loader = Loader(**{name: value for name, value in contract.options if name in LOADER_OPTIONS})  # type: ignore[arg-type]
-        controller = Controller(geometry, NoPrediction(), make_cache(contract), Fixed(AS_LOGGED), Load(), loader)
+        """Raise ValueError (CapacityError among them) for a contract that cannot be, or not with
+        this budget.
+        """
+        geometry, sizes, model = (
+            as_geometry(self.log, budget_bytes),
+            self.log.expert_bytes,
+            self.log.trace.header.model,
+        )
+        loader = Loader(
+            **{name: value for name, value in contract.options if name in LOADER_OPTIONS}
+        )  # type: ignore[arg-type]
+        controller = Controller(
+            geometry, NoPrediction(), make_cache(contract), Fixed(AS_LOGGED), Load(), loader
+        )
         durations = FixedDurations([0] * model.sites, 0, [0], dict.fromkeys(sizes, 1))
         simulate(controller, self.workload, durations)
         outcomes = np.array(controller.lookup_outcomes, np.int64)
@@ -182,8 +219,16 @@ class Replayer:
 def as_geometry(log: ResidencyLog, budget_bytes: int) -> Geometry:
     """The log's experts at the one precision that they are logged at."""
     sizes, model = log.expert_bytes, log.trace.header.model
-    return Geometry(model.sites, model.experts, model.top_k, (AS_LOGGED,), (8.0,), (max(sizes),), budget_bytes,
-                    (sizes,))  # fmt: skip
+    return Geometry(
+        model.sites,
+        model.experts,
+        model.top_k,
+        (AS_LOGGED,),
+        (8.0,),
+        (max(sizes),),
+        budget_bytes,
+        (sizes,),
+    )
 
 
 def deviations(log: ResidencyLog, replay: Replay) -> Ints:

@@ -1,7 +1,8 @@
-"""A log's gates through a cache policy, batch by batch, without clock or transfers; and with one fault of the engine.
+"""A log's gates through a cache policy, batch by batch, without clock or transfers; and with one
+fault of the engine.
 
-What a `Replay` finds, found so fast that thousands of faults can be tried: a fault's walk begins at a checkpoint before
-it and ends at the first flag that is not the log's.
+What a `Replay` finds, found so fast that thousands of faults can be tried: a fault's walk begins at
+a checkpoint before it and ends at the first flag that is not the log's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from sim.checking.cache_replay import LOADER_OPTIONS, Contract, Replay, Replayer, as_geometry, deviations, make_cache
+from sim.checking.cache_replay import (
+    LOADER_OPTIONS,
+    Contract,
+    Replay,
+    Replayer,
+    as_geometry,
+    deviations,
+    make_cache,
+)
 from sim.core.loader import Loader
 from sim.core.slots import ABSENT, RESIDENT, Slots
 from sim.policies.base import CachePolicy
@@ -23,7 +32,14 @@ from sim.traces.residency_log import ResidencyLog
 from sim.values.types import Cause, Outcome, Step
 from sim.workload.gates import StepGate
 
-VICTIM, UNREFRESHED, LOST, PINNED, BUDGET, EXCHANGED = "victim", "unrefreshed", "lost", "pinned", "budget", "exchanged"
+VICTIM, UNREFRESHED, LOST, PINNED, BUDGET, EXCHANGED = (
+    "victim",
+    "unrefreshed",
+    "lost",
+    "pinned",
+    "budget",
+    "exchanged",
+)
 HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 WAVES = "faults are looked for where every batch fits the budget"
 STRIDE = 1000
@@ -34,10 +50,11 @@ STRIDE = 1000
 class Fault:
     """One thing that went otherwise than the contract says, in the batch of gate ``tick``.
 
-    ``victim``: ``key`` was evicted instead of ``other`` (key -1: whoever came after ``other``). ``unrefreshed``: the
-    policy was not told that ``key``, which was there, was asked for. ``lost``: ``key`` was dropped at the batch's end.
-    ``pinned``: ``other`` was never evicted again. ``budget``: ``change_bytes`` more were allowed from the batch's end
-    on. ``exchanged``: the engine was asked for ``other`` where the log names ``key``.
+    ``victim``: ``key`` was evicted instead of ``other`` (key -1: whoever came after ``other``).
+    ``unrefreshed``: the policy was not told that ``key``, which was there, was asked for. ``lost``:
+    ``key`` was dropped at the batch's end. ``pinned``: ``other`` was never evicted again.
+    ``budget``: ``change_bytes`` more were allowed from the batch's end on. ``exchanged``: the
+    engine was asked for ``other`` where the log names ``key``.
     """
 
     kind: str
@@ -73,20 +90,27 @@ class _Choosing:
 
 
 class CacheWalk:
-    """One log under one contract. ``evictions`` are those of the contract: (tick of the batch, key), in order.
+    """One log under one contract. ``evictions`` are those of the contract: (tick of the batch,
+    key), in order.
 
     Raise ValueError where batches are no whole gates, or where the policy refuses what was loaded.
     """
 
-    def __init__(self, replayer: Replayer, contract: Contract, budget_bytes: int, replay: Replay) -> None:
+    def __init__(
+        self, replayer: Replayer, contract: Contract, budget_bytes: int, replay: Replay
+    ) -> None:
         options = {name: value for name, value in contract.options if name in LOADER_OPTIONS}
         loader = Loader(**options)  # type: ignore[arg-type]
         self.policy: CachePolicy = make_cache(contract)
         if loader.replay_unit != "union" or not self.policy.admits_all:
-            raise ValueError("faults are looked for where batches are looked up whole, and all is admitted")
+            raise ValueError(
+                "faults are looked for where batches are looked up whole, and all is admitted"
+            )
         self.replayer, self.workload = replayer, replayer.workload
         self._overflows = loader.retention == "after_batch"
-        self._slots = Slots(as_geometry(replayer.log, budget_bytes), self.policy, 1, self._overflows)
+        self._slots = Slots(
+            as_geometry(replayer.log, budget_bytes), self.policy, 1, self._overflows
+        )
         self.pools = self._slots.capacity_bytes
         self.wrong = deviations(replayer.log, replay)
         """The lookups whose flag is not what the contract finds."""
@@ -158,7 +182,9 @@ class CacheWalk:
                         yield Difference(tick, key, there)
 
     def first_difference(self, fault: Fault) -> Difference | None:
-        """Of the contract with this fault; None where it explains every flag. Gates before it are not looked at."""
+        """Of the contract with this fault; None where it explains every flag. Gates before it
+        are not looked at.
+        """
         for tick, found in self._walk(fault.tick, fault):
             if found != self.logged[tick]:
                 return self._difference(tick, found)
@@ -173,27 +199,33 @@ class CacheWalk:
         return Difference(tick, self.keys[tick][place], found[place])
 
     def _walk(self, start: int, fault: Fault | None) -> Iterator[tuple[int, list[bool]]]:
-        """From ``start`` on, each gate and what it found of its needs; to the end, or to where the cache is what it is
-        without the fault: ``_joined``."""
+        """From ``start`` on, each gate and what it found of its needs; to the end, or to where the
+        cache is what it is without the fault: ``_joined``."""
         first, self._joined = 0, None
         if fault is not None:
             place = bisect_right(self._starts, start) - 1
             first = self._starts[place]
-            self._slots, self.policy, self._choosing, self._pins = pickle.loads(self._checkpoints[place])
+            self._slots, self.policy, self._choosing, self._pins = pickle.loads(
+                self._checkpoints[place]
+            )
         step, gate = None, None
         for tick in range(first, len(self.keys)):
             if tick in self._is_start:
                 if fault is None:
                     # As the same state is written that was read from a checkpoint.
-                    self._checkpoints.append(pickle.dumps(pickle.loads(self._state()), pickle.HIGHEST_PROTOCOL))
+                    self._checkpoints.append(
+                        pickle.dumps(pickle.loads(self._state()), pickle.HIGHEST_PROTOCOL)
+                    )
                     self._held.append(bytes(self._slots.state))
                 elif tick > fault.tick + 1 and self._is_as_without(self._is_start[tick]):
                     self._joined = tick
                     return
             self._end_batch(tick - 1, fault)
             if self._steps[tick] is not step:
-                self._change_sequences(step if tick > first else self._steps[tick - 1] if tick else None,
-                                       self._steps[tick])  # fmt: skip
+                self._change_sequences(
+                    step if tick > first else self._steps[tick - 1] if tick else None,
+                    self._steps[tick],
+                )
                 step = self._steps[tick]
                 gate = self._open(step)
             assert gate is not None
@@ -204,11 +236,18 @@ class CacheWalk:
                 yield tick, found
 
     def _state(self) -> bytes:
-        return pickle.dumps((self._slots, self.policy, self._choosing, self._pins), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(
+            (self._slots, self.policy, self._choosing, self._pins), pickle.HIGHEST_PROTOCOL
+        )
 
     def _is_as_without(self, place: int) -> bool:
-        """The cache holds what it holds without a fault at a checkpoint, and the policy knows the same."""
-        return bytes(self._slots.state) == self._held[place] and self._state() == self._checkpoints[place]
+        """The cache holds what it holds without a fault at a checkpoint, and the policy knows
+        the same.
+        """
+        return (
+            bytes(self._slots.state) == self._held[place]
+            and self._state() == self._checkpoints[place]
+        )
 
     def _open(self, step: Step) -> StepGate:
         """A gate at this step; those of several rows are kept, for their unions take their time."""
@@ -258,7 +297,9 @@ class CacheWalk:
         for key in keys:
             pinned[key] = blocked[key] = 1
         self._pins = keys
-        policy.on_requests(told, [0] * len(told), [MISS if state[key] else HIT for key in told], gate)
+        policy.on_requests(
+            told, [0] * len(told), [MISS if state[key] else HIT for key in told], gate
+        )
         found = [not state[key] for key in keys]
         if not all(found):
             for key in [key for key in keys if state[key]]:

@@ -1,12 +1,13 @@
-"""Every lookup of a log that may name another expert than the engine was asked for, and every two that may stand in
-each other's place: in closed form, for LRU in bytes.
+"""Every lookup of a log that may name another expert than the engine was asked for, and every two
+that may stand in each other's place: in closed form, for LRU in bytes.
 
-What another expert at one place changes is known without a replay (`sim.checking.lookup_order`): its own flag; where the expert
-that was named is next asked for, and where the other one is; and the few experts so near to a frontier that one expert
-more or less before them decides. All places and all experts are tried at once.
+What another expert at one place changes is known without a replay (`sim.checking.lookup_order`):
+its own flag; where the expert that was named is next asked for, and where the other one is; and the
+few experts so near to a frontier that one expert more or less before them decides. All places and
+all experts are tried at once.
 
-Flags decide, and what was read for them where the log tells it: of an expert in a batch something was read if and only
-if it was absent.
+Flags decide, and what was read for them where the log tells it: of an expert in a batch something
+was read if and only if it was absent.
 """
 
 from __future__ import annotations
@@ -19,16 +20,22 @@ import numpy as np
 from sim.checking.lookup_order import MIXED, Bools, Ints, LookupOrder, Near
 
 MOST_NEAR = 4096
-"""Needs that deviate or stand near a frontier, beyond which nothing is sought: the contract is another one."""
+"""Needs that deviate or stand near a frontier, beyond which nothing is sought: the contract is
+another one.
+"""
 SPECIAL = 6
-"""Needs that an exchange may change though near no frontier: two lookups, and where their experts come next."""
+"""Needs that an exchange may change though near no frontier: two lookups, and where their
+experts come next.
+"""
 MOST_TOKENS = 2000
 """One-token steps of a site up to which pairs are sought."""
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """A lookup of the log (its index there), and the experts any of which in its place explains every flag."""
+    """A lookup of the log (its index there), and the experts any of which in its place explains
+    every flag.
+    """
 
     lookup: int
     experts: tuple[int, ...]
@@ -36,14 +43,18 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Swapped:
-    """Two lookups of the log (their indices there) that explain every flag if each stands in the other's place."""
+    """Two lookups of the log (their indices there) that explain every flag if each stands in the
+    other's place.
+    """
 
     lookup: int
     other: int
 
 
 class _Site:
-    """One site's lookups against its experts. [n, E]: the places of each expert before and after each lookup."""
+    """One site's lookups against its experts. [n, E]: the places of each expert before and after
+    each lookup.
+    """
 
     def __init__(self, order: LookupOrder, site: int) -> None:
         self.order, self.size = order, order.site_bytes[site]
@@ -76,9 +87,11 @@ class _Site:
         by_row[row, self.expert] = True
         self.chosen = by_row[row]
 
-    def there(self, place: Ints, tick: Ints, more: int | Bools, fewer: Bools | None = None) -> Bools:
-        """Whether what was last asked for at ``place`` is there before a batch, with an expert ``more`` (or ``fewer``)
-        asked for since."""
+    def there(
+        self, place: Ints, tick: Ints, more: int | Bools, fewer: Bools | None = None
+    ) -> Bools:
+        """Whether what was last asked for at ``place`` is there before a batch, with an expert
+        ``more`` (or ``fewer``) asked for since."""
         tick = np.minimum(tick, len(self.order.begin) - 2)
         threshold = self.order.frontier(0)[tick]
         if not isinstance(more, int):
@@ -97,7 +110,9 @@ class _Site:
         return np.where(place < len(self.order), begin, len(self.order))
 
     def agrees(self, place: Ints, now: Bools) -> Bools:
-        """Whether the log says of the need at ``place`` what is found ``now``; nothing is said past the end."""
+        """Whether the log says of the need at ``place`` what is found ``now``; nothing is said
+        past the end.
+        """
         order = self.order
         need = order.need[np.minimum(place, len(order) - 1)]
         state = order.state[need]
@@ -106,7 +121,8 @@ class _Site:
 
 
 def exchanged(order: LookupOrder) -> Iterator[Exchanged]:
-    """Every lookup that, naming another expert of its site that its row did not choose, explains every flag; by place.
+    """Every lookup that, naming another expert of its site that its row did not choose, explains
+    every flag; by place.
 
     Nothing where far more deviates than one lookup can change.
     """
@@ -121,8 +137,9 @@ def exchanged(order: LookupOrder) -> Iterator[Exchanged]:
 
 
 def _sites(order: LookupOrder) -> list[int]:
-    """The sites whose lookups may explain what deviates: all, or that of what is near no frontier, which only an
-    exchange of its own expert, or in its place, explains; none where far more deviates than that."""
+    """The sites whose lookups may explain what deviates: all, or that of what is near no frontier,
+    which only an exchange of its own expert, or in its place, explains; none where far more
+    deviates than that."""
     lost, gained, others = order.near(max(order.site_bytes))
     if not order.deviates.any() or len(lost) + len(gained) > MOST_NEAR or len(others) > SPECIAL:
         return []
@@ -135,7 +152,8 @@ def _exchanges(site: _Site) -> Bools:
     order, at = site.order, site.at[:, None]
     good = ~site.chosen
     good &= site.there(site.before_batch, site.tick[:, None], 0) == site.flag[:, None]
-    # The expert that is named: next found as old as its lookup before this one, with the other one since.
+    # The expert that is named: next found as old as its lookup before this one, with the other one
+    # since.
     named, older = site.after_own[:, None], site.before_own[:, None]
     begin = site.begin_at(named)
     more = (site.before < older) & (site.after >= begin)
@@ -156,8 +174,8 @@ def _exchanges(site: _Site) -> Bools:
 
 
 def _hold_near(site: _Site, near: Near, sign: int, good: Bools) -> None:
-    """Strike out what does not do to this need what the log says: ``sign`` 1 if one expert more before it makes it
-    absent, -1 if one fewer makes it present."""
+    """Strike out what does not do to this need what the log says: ``sign`` 1 if one expert more
+    before it makes it absent, -1 if one fewer makes it present."""
     order, at = site.order, site.at
     state = int(order.state[near.need])
     inside = (at > near.place) & (at < near.begin)
@@ -183,8 +201,8 @@ def _changed(come: Bools, gone: Bools, sign: int) -> Bools:
 
 
 def _reads_agree(site: _Site) -> Bools:
-    """[n, E]: with the expert in the lookup's place, what was read in its batch is what its flags say, and so it is in
-    all others."""
+    """[n, E]: with the expert in the lookup's place, what was read in its batch is what its flags
+    say, and so it is in all others."""
     order, at = site.order, site.at
     need, read, absent = order.need[at], order.reads[at], ~site.flag
     count, reads = order.lookups_of_need[need] - 1, order.reads_of_need[need] - read
@@ -201,7 +219,11 @@ def _reads_agree(site: _Site) -> Bools:
     absents = of_other(order.absent_of_need) + absent[:, None]
     is_read = of_other(order.reads_of_need) + read[:, None] > 0
     others_agree = np.where(is_read, absents == of_other(order.lookups_of_need) + 1, absents == 0)
-    odd = int(order.at_odds.sum()) - order.at_odds[need][:, None].astype(np.int64) - of_other(order.at_odds)
+    odd = (
+        int(order.at_odds.sum())
+        - order.at_odds[need][:, None].astype(np.int64)
+        - of_other(order.at_odds)
+    )
     return np.asarray(agrees[:, None] & others_agree & (odd == 0))
 
 
@@ -209,8 +231,9 @@ def _reads_agree(site: _Site) -> Bools:
 
 
 def swapped(order: LookupOrder) -> Iterator[Swapped]:
-    """Every two lookups of one site and slot, in steps of one token, that explain every flag if each stands, with its
-    flag and what was read for it, in the other's place; by place. Nothing where what was read contradicts a flag.
+    """Every two lookups of one site and slot, in steps of one token, that explain every flag if
+    each stands, with its flag and what was read for it, in the other's place; by place. Nothing
+    where what was read contradicts a flag.
     """
     if order.at_odds.any():
         return
@@ -221,14 +244,16 @@ def swapped(order: LookupOrder) -> Iterator[Swapped]:
             mine = np.flatnonzero(order.one_row[here.at] & (order.slot[here.at] == slot))
             if 1 < len(mine) <= MOST_TOKENS:
                 good = _Pairs(here, mine).good()
-                found += zip(*(here.at[mine[side]].tolist() for side in np.nonzero(good)), strict=True)
+                found += zip(
+                    *(here.at[mine[side]].tolist() for side in np.nonzero(good)), strict=True
+                )
     for place, other in sorted(found):
         yield Swapped(int(order.lookup[place]), int(order.lookup[other]))
 
 
 class _Pairs:
-    """Lookups of a site in steps of one token, two by two: [n, n], the earlier one by row. ``x`` is what the log names
-    at the earlier place, ``z`` what it names at the later one."""
+    """Lookups of a site in steps of one token, two by two: [n, n], the earlier one by row. ``x`` is
+    what the log names at the earlier place, ``z`` what it names at the later one."""
 
     def __init__(self, site: _Site, mine: Ints) -> None:
         self.site, self.order = site, site.order
@@ -237,7 +262,9 @@ class _Pairs:
         own_before, own_after = site.before_own[mine], site.after_own[mine]
         self.x_before, self.x_after = own_before[:, None], own_after[:, None]
         self.z_before_late, self.z_after_late = own_before[None, :], own_after[None, :]
-        self.z_before, self.z_after = (table[mine][:, self.expert] for table in (site.before, site.after))
+        self.z_before, self.z_after = (
+            table[mine][:, self.expert] for table in (site.before, site.after)
+        )
         self.x_before_late, self.x_after_late = self.z_before.T, self.z_after.T
         self.need = self.order.need[site.at[mine]]
         chooses = site.chosen[mine][:, self.expert]
@@ -249,24 +276,33 @@ class _Pairs:
         late_begin = self.order.begin[self.tick][None, :]
         early_tick, late_tick = self.tick[:, None], self.tick[None, :]
         good: Bools = self.may_be & (site.there(self.z_before, early_tick, 0) == self.flag[None, :])
-        # x at the later place: its last lookup before may have been the earlier one, which it was not.
+        # x at the later place: its last lookup before may have been the earlier one, which it was
+        # not.
         was_early = self.x_before_late == self.early
         place = np.where(was_early, self.x_before, self.x_before_late)
         more = was_early & (self.z_before < self.x_before) & (self.z_after >= late_begin)
         good &= site.there(place, late_tick, more) == self.flag[:, None]
         # Between the two: x is older than the log says, z younger.
         more = (self.z_before < self.x_before) & (self.z_after >= site.begin_at(self.x_after))
-        right = site.agrees(self.x_after, site.there(self.x_before, site.tick_at(self.x_after), more))
+        right = site.agrees(
+            self.x_after, site.there(self.x_before, site.tick_at(self.x_after), more)
+        )
         good &= (self.x_after >= late_begin) | right
         more = self.x_after < site.begin_at(self.z_after)
         right = site.agrees(self.z_after, site.there(self.early, site.tick_at(self.z_after), more))
         good &= (self.z_after >= late_begin) | right
         # After both: x is younger, z older.
         more = self.z_after_late < site.begin_at(self.x_after_late)
-        good &= site.agrees(self.x_after_late, site.there(self.late, site.tick_at(self.x_after_late), more))
+        good &= site.agrees(
+            self.x_after_late, site.there(self.late, site.tick_at(self.x_after_late), more)
+        )
         place = np.maximum(self.z_before_late, self.early)
-        more = (self.x_before_late < place) & (self.x_after_late >= site.begin_at(self.z_after_late))
-        good &= site.agrees(self.z_after_late, site.there(place, site.tick_at(self.z_after_late), more))
+        more = (self.x_before_late < place) & (
+            self.x_after_late >= site.begin_at(self.z_after_late)
+        )
+        good &= site.agrees(
+            self.z_after_late, site.there(place, site.tick_at(self.z_after_late), more)
+        )
         if good.any():
             lost, gained, others = self.order.near(site.size)
             for needs, sign in ((lost, 1), (gained, -1), (others, 0)):
@@ -276,7 +312,9 @@ class _Pairs:
 
     def _right(self, near: Near, sign: int) -> Bools:
         """Whether this need is found as the log says, where it is not seen to in `good`."""
-        at_early, at_late = ((at > near.place) & (at < near.begin) for at in (self.early, self.late))
+        at_early, at_late = (
+            (at > near.place) & (at < near.begin) for at in (self.early, self.late)
+        )
         gone = at_early & (self.x_before < near.place) & (self.x_after >= near.begin)
         come = at_early & (self.z_before < near.place) & (self.z_after >= near.begin)
         gone_late = at_late & (self.z_before_late < near.place) & (self.z_after_late >= near.begin)

@@ -1,9 +1,11 @@
-"""Which single fault of an engine's cache, or of its log, explains every flag of a log that a contract does not.
+"""Which single fault of an engine's cache, or of its log, explains every flag of a log that a
+contract does not.
 
-Evidence proposes: the first needs whose flags are not the contract's name the experts that the engine may have let go
-of, or kept; what the contract did to them says when. A replay with the fault disposes: what is told of has given every
-flag of the log. Where a fault may have happened in any of several batches, both ends are tried, and the search for the
-ends halves; what lies between is inferred.
+Evidence proposes: the first needs whose flags are not the contract's name the experts that the
+engine may have let go of, or kept; what the contract did to them says when. A replay with the fault
+disposes: what is told of has given every flag of the log. Where a fault may have happened in any of
+several batches, both ends are tried, and the search for the ends halves; what lies between is
+inferred.
 """
 
 from __future__ import annotations
@@ -12,15 +14,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sim.checking.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
+from sim.checking.cache_walk import (
+    BUDGET,
+    EXCHANGED,
+    LOST,
+    PINNED,
+    UNREFRESHED,
+    VICTIM,
+    CacheWalk,
+    Difference,
+    Fault,
+)
 from sim.checking.exchanged_lookups import Exchanged, Swapped, exchanged, swapped
 from sim.checking.lookup_order import LookupOrder
 from sim.policies.recency import LRU
 
 FLAG, SWAPPED = "flag", "swapped"
-"""The kinds of faults that are the log's alone: a flag written wrongly, two lookups in each other's place."""
+"""The kinds of faults that are the log's alone: a flag written wrongly, two lookups in each
+other's place.
+"""
 MOST_NEEDS = 6_000_000
-"""Needs walked through in one search, all faults together: a count, so that a search ends alike on every machine."""
+"""Needs walked through in one search, all faults together: a count, so that a search ends alike
+on every machine.
+"""
 SUSPECTS = 3
 """How many of the experts that are missing, or there, against the contract are suspected, each."""
 PLACES = 9
@@ -35,11 +51,12 @@ REFRESHES = 4
 
 @dataclass(frozen=True)
 class Explanation:
-    """A fault that gives every flag; ``first`` and ``last`` are alike but in when (and whom they spare).
+    """A fault that gives every flag; ``first`` and ``last`` are alike but in when (and whom they
+    spare).
 
-    ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one that tells of it (-1:
-    none before). ``lookups``: any one of these may have been for other experts; ``pairs``: any two of these lookups may
-    stand in each other's place.
+    ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one
+    that tells of it (-1: none before). ``lookups``: any one of these may have been for other
+    experts; ``pairs``: any two of these lookups may stand in each other's place.
     """
 
     kind: str
@@ -53,8 +70,9 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Found:
-    """Explanations, fewest possible batches first; whether all were tried that would have been; and how many experts
-    more were there, and not asked for since, so that any of them may have gone too soon."""
+    """Explanations, fewest possible batches first; whether all were tried that would have been; and
+    how many experts more were there, and not asked for since, so that any of them may have gone too
+    soon."""
 
     explanations: tuple[Explanation, ...]
     is_complete: bool
@@ -73,7 +91,9 @@ class FaultSearch:
         self._differences = list(walk.differences())
         replayer, first = walk.replayer, int(walk.wrong[0])
         # One batch's lookups of an expert may be flagged differently: the walk goes by the first.
-        self._shown = Difference(int(replayer.tick[first]), int(replayer.keys[first]), not replayer.log.resident[first])
+        self._shown = Difference(
+            int(replayer.tick[first]), int(replayer.keys[first]), not replayer.log.resident[first]
+        )
         self._asked: dict[int, list[int]] = {}
         for tick, keys in enumerate(walk.keys):
             for key in keys:
@@ -89,7 +109,9 @@ class FaultSearch:
         families = [self._lost, self._kept, self._unseen, self._pinned, self._budgets]
         if self._flag_alone():
             fault = Fault(FLAG, self._shown.tick, self._shown.key)
-            found.append(Explanation(FLAG, fault, fault, self._since(self._shown), self._shown.tick))
+            found.append(
+                Explanation(FLAG, fault, fault, self._since(self._shown), self._shown.tick)
+            )
             if self._walk.replayer.log.tells_bytes:
                 return Found(tuple(found), True)
         try:
@@ -110,16 +132,23 @@ class FaultSearch:
         return Found(_sorted(found), True, self._untried)
 
     def _flag_alone(self) -> bool:
-        """One expert's flags in one batch are all that is wrong, and what was read for it does not bear them out."""
+        """One expert's flags in one batch are all that is wrong, and what was read for it does
+        not bear them out.
+        """
         replayer, wrong = self._walk.replayer, self._walk.wrong
-        if len(set(zip(replayer.tick[wrong].tolist(), replayer.keys[wrong].tolist(), strict=True))) > 1:
+        if (
+            len(set(zip(replayer.tick[wrong].tolist(), replayer.keys[wrong].tolist(), strict=True)))
+            > 1
+        ):
             return False
         return not replayer.log.tells_bytes or bool(replayer.log.at_odds[wrong].all())
 
     # ---- evidence
 
     def _suspects(self, found: bool) -> Iterator[Difference]:
-        """The first experts that the contract has and the log lacks (``found``), or the other way round."""
+        """The first experts that the contract has and the log lacks (``found``), or the other
+        way round.
+        """
         keys: set[int] = set()
         for difference in self._differences:
             if difference.found is found and difference.key not in keys:
@@ -158,7 +187,9 @@ class FaultSearch:
         return faults[low], faults[high]
 
     def _edge(self, good: int, bad: int, faults: Sequence[Fault]) -> int:
-        """The farthest place towards ``bad``, which does not, that explains the log: the next one, or by halving."""
+        """The farthest place towards ``bad``, which does not, that explains the log: the next
+        one, or by halving.
+        """
         end = bad + (1 if bad < good else -1)
         if end == good or self._explains(faults[end]):
             return end
@@ -174,7 +205,9 @@ class FaultSearch:
     # ---- families
 
     def _lost(self) -> Iterator[Explanation]:
-        """An expert that should be there is not: not refreshed, dropped, or evicted instead of another."""
+        """An expert that should be there is not: not refreshed, dropped, or evicted instead of
+        another.
+        """
         end = self._shown.tick
         for lost in self._suspects(True):
             asked = self._asked_before(lost.key, lost.tick)
@@ -186,18 +219,27 @@ class FaultSearch:
                     fault = Fault(kind, at, lost.key)
                     if (kind == UNREFRESHED or at == since) and self._explains(fault):
                         yield Explanation(kind, fault, fault, since, lost.tick)
-            instead = [Fault(VICTIM, tick, lost.key, other) for tick, other in self._walk.evictions
-                       if since < tick < min(end, lost.tick) and other != lost.key]  # fmt: skip
+            instead = [
+                Fault(VICTIM, tick, lost.key, other)
+                for tick, other in self._walk.evictions
+                if since < tick < min(end, lost.tick) and other != lost.key
+            ]
             if span := self._span(instead):
                 yield Explanation(VICTIM, *span, since, lost.tick)
-            dropped = [Fault(LOST, tick, lost.key) for tick in range(since + 1, min(end, lost.tick))]
+            dropped = [
+                Fault(LOST, tick, lost.key) for tick in range(since + 1, min(end, lost.tick))
+            ]
             if span := self._span(dropped):
                 yield Explanation(LOST, *span, since, lost.tick)
 
     def _kept(self) -> Iterator[Explanation]:
         """An expert that should have been evicted is there: another went in its place."""
         for kept in self._suspects(False):
-            gone = [tick for tick in self._gone.get(kept.key, ()) if tick < min(kept.tick, self._shown.tick + 1)]
+            gone = [
+                tick
+                for tick in self._gone.get(kept.key, ())
+                if tick < min(kept.tick, self._shown.tick + 1)
+            ]
             if not gone:
                 continue
             instead = [-1, *(lost.key for lost in self._suspects(True))]
@@ -207,18 +249,30 @@ class FaultSearch:
                     yield Explanation(VICTIM, fault, fault, self._since(kept), kept.tick)
 
     def _unseen(self) -> Iterator[Explanation]:
-        """An expert that should have been evicted is there, because another, not asked for since, went before."""
+        """An expert that should have been evicted is there, because another, not asked for
+        since, went before.
+        """
         for kept in self._suspects(False):
             gone = [tick for tick in self._gone.get(kept.key, ()) if tick <= self._shown.tick]
             if not gone:
                 continue
             end, until = gone[-1], self._differences[-1].tick
-            last = {key: max(at for at in asked if at < end) for key, asked in self._asked.items()
-                    if asked[0] < end and not any(end <= at <= until for at in asked)}  # fmt: skip
-            there = [key for key in last if not any(last[key] < tick <= end for tick in self._gone.get(key, ()))]
+            last = {
+                key: max(at for at in asked if at < end)
+                for key, asked in self._asked.items()
+                if asked[0] < end and not any(end <= at <= until for at in asked)
+            }
+            there = [
+                key
+                for key in last
+                if not any(last[key] < tick <= end for tick in self._gone.get(key, ()))
+            ]
             for key in sorted(there, key=last.__getitem__, reverse=True)[:UNSEEN]:
-                faults = [Fault(VICTIM, tick, key, other) for tick, other in self._walk.evictions
-                          if last[key] < tick <= end]  # fmt: skip
+                faults = [
+                    Fault(VICTIM, tick, key, other)
+                    for tick, other in self._walk.evictions
+                    if last[key] < tick <= end
+                ]
                 if span := self._span(faults):
                     self._untried = max(self._untried, len(there) - UNSEEN)
                     yield Explanation(VICTIM, *span, last[key], kept.tick)
@@ -227,7 +281,9 @@ class FaultSearch:
         """An expert is never evicted any more."""
         for kept in self._suspects(False):
             gone = [tick for tick in self._gone.get(kept.key, ()) if tick < kept.tick]
-            faults = [Fault(PINNED, tick, other=kept.key) for tick in gone if tick <= self._shown.tick]
+            faults = [
+                Fault(PINNED, tick, other=kept.key) for tick in gone if tick <= self._shown.tick
+            ]
             if span := self._span(faults):
                 first, last = span
                 before = [tick for tick in self._gone[kept.key] if tick < first.tick]
@@ -242,8 +298,11 @@ class FaultSearch:
             return
         sizes = sorted(set(self._walk.replayer.log.expert_bytes))
         end = self._shown.tick
-        # What LRU holds within fewer bytes it holds within more, so that the first flag tells which it was.
-        signs = (-1, 1) if type(self._walk.policy) is not LRU else (-1,) if self._shown.found else (1,)
+        # What LRU holds within fewer bytes it holds within more, so that the first flag tells which
+        # it was.
+        signs = (
+            (-1, 1) if type(self._walk.policy) is not LRU else (-1,) if self._shown.found else (1,)
+        )
         for change in [sign * size for size in sizes for sign in signs]:
             faults = [Fault(BUDGET, tick, change_bytes=change) for tick in range(end)]
             if span := self._last_span(faults):
@@ -257,8 +316,8 @@ class FaultSearch:
         return faults[self._edge(good, -1, faults)], faults[self._edge(good, len(faults), faults)]
 
     def _find(self, faults: Sequence[Fault], low: int, high: int) -> int | None:
-        """A place that explains the log, between those that show before the first flag that is wrong, and those that
-        show after it."""
+        """A place that explains the log, between those that show before the first flag that is
+        wrong, and those that show after it."""
         while low < high:
             middle = (low + high) // 2
             if self._walk.walked > self._most:
@@ -273,8 +332,8 @@ class FaultSearch:
         return None
 
     def _altered(self, order: LookupOrder) -> Iterator[Explanation]:
-        """The log names another expert than the engine was asked for, or two lookups in each other's place: all that
-        may be, in closed form."""
+        """The log names another expert than the engine was asked for, or two lookups in each
+        other's place: all that may be, in closed form."""
         replayer, shown = self._walk.replayer, self._shown
 
         def fault(kind: str, lookup: int, other: int) -> Fault:
@@ -282,15 +341,26 @@ class FaultSearch:
 
         if lookups := tuple(exchanged(order)):
             ends = (lookups[0], lookups[-1])
-            first, last = (fault(EXCHANGED, at.lookup, int(replayer.log.site[at.lookup]) * replayer.units
-                                 + at.experts[0]) for at in ends)  # fmt: skip
+            first, last = (
+                fault(
+                    EXCHANGED,
+                    at.lookup,
+                    int(replayer.log.site[at.lookup]) * replayer.units + at.experts[0],
+                )
+                for at in ends
+            )
             yield Explanation(EXCHANGED, first, last, self._since(shown), shown.tick, lookups)
         if pairs := tuple(swapped(order)):
-            first, last = (fault(SWAPPED, at.lookup, int(replayer.keys[at.other])) for at in (pairs[0], pairs[-1]))
+            first, last = (
+                fault(SWAPPED, at.lookup, int(replayer.keys[at.other]))
+                for at in (pairs[0], pairs[-1])
+            )
             yield Explanation(SWAPPED, first, last, self._since(shown), shown.tick, pairs=pairs)
 
     def _exchanges(self) -> Iterator[Explanation]:
-        """The log names another expert than the engine was asked for, as far as some that may be are walked."""
+        """The log names another expert than the engine was asked for, as far as some that may be
+        are walked.
+        """
         shown = self._shown
         asked = self._asked_before(shown.key, shown.tick)
         since = asked[-1] if asked else -1
@@ -300,10 +370,21 @@ class FaultSearch:
         def at(tick: int, key: int, others: Sequence[int]) -> Iterator[Explanation]:
             if not self._walk.is_one_row(tick):
                 return
-            faults = [Fault(EXCHANGED, tick, key, other) for other in others if other not in self._walk.keys[tick]]
-            good = list(islice((fault for fault in faults[:TRIED_EXPERTS] if self._explains(fault)), SHOWN_EXPERTS))
+            faults = [
+                Fault(EXCHANGED, tick, key, other)
+                for other in others
+                if other not in self._walk.keys[tick]
+            ]
+            good = list(
+                islice(
+                    (fault for fault in faults[:TRIED_EXPERTS] if self._explains(fault)),
+                    SHOWN_EXPERTS,
+                )
+            )
             if good:
-                lookup = Exchanged(self._walk.lookup(tick, key), tuple(fault.other % units for fault in good))
+                lookup = Exchanged(
+                    self._walk.lookup(tick, key), tuple(fault.other % units for fault in good)
+                )
                 yield Explanation(EXCHANGED, good[0], good[-1], since, shown.tick, (lookup,))
 
         yield from at(shown.tick, shown.key, site)
@@ -317,5 +398,8 @@ class FaultSearch:
 
 
 def _sorted(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
-    order: Callable[[Explanation], tuple[int, int]] = lambda e: (e.last.tick - e.first.tick, e.first.tick)  # noqa: E731
+    order: Callable[[Explanation], tuple[int, int]] = lambda e: (  # noqa: E731
+        e.last.tick - e.first.tick,
+        e.first.tick,
+    )
     return tuple(sorted(found, key=order))

@@ -11,7 +11,9 @@ from sim.checking.fault_search import FLAG, SWAPPED, Explanation, Found
 from sim.traces.residency_log import ResidencyLog
 
 SHOWN_EXPERTS, SHOWN_LOOKUPS, MOST_PLACES = 3, 8, 100
-"""Experts told of a lookup, lookups told with their experts, and lookups (or pairs) told at all, the others by row."""
+"""Experts told of a lookup, lookups told with their experts, and lookups (or pairs) told at all,
+the others by row.
+"""
 
 
 def layer_name(log: ResidencyLog, site: int) -> str:
@@ -23,12 +25,17 @@ def layer_name(log: ResidencyLog, site: int) -> str:
 def step_of(replayer: Replayer, tick: int) -> int:
     """The trace's number of a gate's step."""
     workload = replayer.workload
-    return int(replayer.log.trace.step[workload.row[workload.steps[int(workload.gate_step[tick])].start]])
+    return int(
+        replayer.log.trace.step[workload.row[workload.steps[int(workload.gate_step[tick])].start]]
+    )
 
 
 def where(replayer: Replayer, tick: int) -> str:
     """A gate by step and layer."""
-    return f"step {step_of(replayer, tick)}, {layer_name(replayer.log, int(replayer.workload.gate_site[tick]))}"
+    return (
+        f"step {step_of(replayer, tick)},"
+        f" {layer_name(replayer.log, int(replayer.workload.gate_site[tick]))}"
+    )
 
 
 def name(replayer: Replayer, key: int) -> str:
@@ -44,12 +51,17 @@ def tell_faults(walk: CacheWalk, found: Found) -> Iterator[str]:
     elif len(found.explanations) == 1:
         yield "one fault explains every flag:"
     else:
-        yield f"each of {len(found.explanations)} faults explains every flag; this log cannot tell them apart:"
+        yield (
+            f"each of {len(found.explanations)} faults explains every flag; this log cannot tell"
+            " them apart:"
+        )
     for explanation in found.explanations:
         yield f"  {tell(walk, explanation)}"
     if found.untried:
-        yield (f"{found.untried} more experts were there and not asked for since: that any of them went too soon shows "
-               "nowhere else, and was not tried")  # fmt: skip
+        yield (
+            f"{found.untried} more experts were there and not asked for since: that any of them"
+            " went too soon shows nowhere else, and was not tried"
+        )
     if not found.is_complete:
         yield "not every fault was tried: the search has a limit"
 
@@ -65,9 +77,16 @@ def tell(walk: CacheWalk, explanation: Explanation) -> str:
     if explanation.kind == FLAG:
         read = "what was read says the contrary" if log.tells_bytes else "nothing else is wrong"
         row = log.line[walk.lookup(first.tick, first.key)]
-        return f"flag: row {row}, {where(replayer, first.tick)}, {key}: the flag alone is wrong ({read})"
+        return (
+            f"flag: row {row}, {where(replayer, first.tick)}, {key}: the flag alone is wrong"
+            f" ({read})"
+        )
     if explanation.kind == VICTIM:
-        instead = f"instead of {name(replayer, first.other)}" if first == last else "instead of what the contract chose"
+        instead = (
+            f"instead of {name(replayer, first.other)}"
+            if first == last
+            else "instead of what the contract chose"
+        )
         if first.key < 0:
             return f"victim: {at} {name(replayer, first.other)} was spared and the next one went"
         return f"victim: {at} {key} was evicted {instead}"
@@ -75,13 +94,22 @@ def tell(walk: CacheWalk, explanation: Explanation) -> str:
         return f"recency: {at} {key} was asked for and the policy not told"
     if explanation.kind == LOST:
         loaded = first == last and key in _loaded(walk, first.tick)
-        return f"admission: {at} {key} was loaded and not kept" if loaded else f"dropped: {at} {key}, for nobody"
+        return (
+            f"admission: {at} {key} was loaded and not kept"
+            if loaded
+            else f"dropped: {at} {key}, for nobody"
+        )
     if explanation.kind == PINNED:
-        return f"pin: {at.replace('once', 'some time')} {name(replayer, first.other)} ceased to be evicted"
+        return (
+            f"pin: {at.replace('once', 'some time')} {name(replayer, first.other)} ceased to be"
+            " evicted"
+        )
     if explanation.kind == BUDGET:
         since = f"from {where(replayer, first.tick)}"
         if first.tick < last.tick:
-            since = f"beginning between {where(replayer, first.tick)} and {where(replayer, last.tick)},"
+            since = (
+                f"beginning between {where(replayer, first.tick)} and {where(replayer, last.tick)},"
+            )
         change = first.change_bytes
         return f"budget: {since} the engine held {abs(change)} B {'more' if change > 0 else 'less'}"
     if explanation.kind == SWAPPED:
@@ -96,16 +124,25 @@ def _tell_lookups(walk: CacheWalk, lookups: Sequence[Exchanged]) -> str:
 
     def one(at: Exchanged) -> str:
         such = " or ".join(map(str, at.experts[:SHOWN_EXPERTS]))
-        others = f", or {len(at.experts) - SHOWN_EXPERTS} others" if len(at.experts) > SHOWN_EXPERTS else ""
-        return f"{_place(walk, at.lookup)}: another expert than {log.expert[at.lookup]}, such as {such}{others}"
+        others = (
+            f", or {len(at.experts) - SHOWN_EXPERTS} others"
+            if len(at.experts) > SHOWN_EXPERTS
+            else ""
+        )
+        return (
+            f"{_place(walk, at.lookup)}: another expert than {log.expert[at.lookup]}, such as"
+            f" {such}{others}"
+        )
 
     if len(lookups) == 1:
         return f"exchanged: the engine was asked at {one(lookups[0])}"
     shown = "; ".join(one(at) for at in lookups[:SHOWN_LOOKUPS])
     rows = [str(log.line[at.lookup]) for at in lookups[SHOWN_LOOKUPS:MOST_PLACES]]
     more = f"; or in row {', '.join(rows)}{_and_more(len(lookups))}" if rows else ""
-    return f"exchanged: in one of {len(lookups)} lookups, and the log cannot tell which, the engine was asked at " \
-           f"{shown}{more}"  # fmt: skip
+    return (
+        f"exchanged: in one of {len(lookups)} lookups, and the log cannot tell which, the engine"
+        f" was asked at {shown}{more}"
+    )
 
 
 def _tell_pairs(walk: CacheWalk, pairs: Sequence[Swapped]) -> str:
@@ -113,10 +150,17 @@ def _tell_pairs(walk: CacheWalk, pairs: Sequence[Swapped]) -> str:
     log = walk.replayer.log
     if len(pairs) == 1:
         (pair,) = pairs
-        return f"swapped: {_place(walk, pair.lookup)}, and {_place(walk, pair.other)}, stand in each other's place"
-    told = ", ".join(f"{log.line[pair.lookup]} and {log.line[pair.other]}" for pair in pairs[:MOST_PLACES])
-    return f"swapped: one of {len(pairs)} pairs of lookups, and the log cannot tell which, stand in each other's " \
-           f"place: rows {told}{_and_more(len(pairs))}"  # fmt: skip
+        return (
+            f"swapped: {_place(walk, pair.lookup)}, and {_place(walk, pair.other)}, stand in each"
+            " other's place"
+        )
+    told = ", ".join(
+        f"{log.line[pair.lookup]} and {log.line[pair.other]}" for pair in pairs[:MOST_PLACES]
+    )
+    return (
+        f"swapped: one of {len(pairs)} pairs of lookups, and the log cannot tell which, stand in"
+        f" each other's place: rows {told}{_and_more(len(pairs))}"
+    )
 
 
 def _and_more(count: int) -> str:
@@ -124,8 +168,15 @@ def _and_more(count: int) -> str:
 
 
 def _place(walk: CacheWalk, lookup: int) -> str:
-    return f"row {walk.replayer.log.line[lookup]} ({where(walk.replayer, int(walk.replayer.tick[lookup]))})"
+    return (
+        f"row {walk.replayer.log.line[lookup]}"
+        f" ({where(walk.replayer, int(walk.replayer.tick[lookup]))})"
+    )
 
 
 def _loaded(walk: CacheWalk, tick: int) -> list[str]:
-    return [name(walk.replayer, key) for key, there in zip(walk.keys[tick], walk.found[tick], strict=True) if not there]
+    return [
+        name(walk.replayer, key)
+        for key, there in zip(walk.keys[tick], walk.found[tick], strict=True)
+        if not there
+    ]

@@ -1,8 +1,10 @@
-"""A log's lookups in the order in which they make experts recent, and what LRU then has, in closed form.
+"""A log's lookups in the order in which they make experts recent, and what LRU then has, in closed
+form.
 
-Least recently used first, an expert is there when a batch begins if it and all that was asked for since it was, each
-expert once, fit the budget (the stack property; experts of several sizes keep it, for what goes first went first
-before). So a *frontier* stands before each batch: the oldest place, in the order of lookups, that is still there.
+Least recently used first, an expert is there when a batch begins if it and all that was asked for
+since it was, each expert once, fit the budget (the stack property; experts of several sizes keep
+it, for what goes first went first before). So a *frontier* stands before each batch: the oldest
+place, in the order of lookups, that is still there.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MIXED = 2
 
 @dataclass(frozen=True)
 class Near:
-    """An expert before a batch that deviates, or that one expert more or less before it would change.
+    """An expert before a batch that deviates, or that one expert more or less before it would
+    change.
 
     ``place``: where it was last asked for (-1: nowhere); ``begin``: the batch's first place.
     """
@@ -38,10 +41,14 @@ class Near:
 
 
 class LookupOrder:
-    """A log's lookups by *place*: in the order in which they make experts recent, batch by batch."""
+    """A log's lookups by *place*: in the order in which they make experts recent, batch by
+    batch.
+    """
 
     def __init__(self, walk: CacheWalk) -> None:
-        """Raise ValueError unless the contract is LRU over one pool that begins empty, looked up row by row."""
+        """Raise ValueError unless the contract is LRU over one pool that begins empty, looked up
+        row by row.
+        """
         policy = walk.policy
         steps_of_rows = not all(walk.is_one_row(tick) for tick in range(len(walk.keys)))
         if type(policy) is not LRU or len(walk.pools) > 1 or policy.initial != "empty":
@@ -52,10 +59,17 @@ class LookupOrder:
         self.units, self.budget_bytes = replayer.units, walk.pools[0]
         rank = (log.row - log.row.min()) * log.trace.header.model.top_k + log.slot
         one_row = np.array([walk.is_one_row(tick) for tick in range(len(walk.keys))])
-        place_in = {(tick, key): place for tick, keys in enumerate(walk.keys) if one_row[tick]
-                    for place, key in enumerate(keys)}  # fmt: skip
+        place_in = {
+            (tick, key): place
+            for tick, keys in enumerate(walk.keys)
+            if one_row[tick]
+            for place, key in enumerate(keys)
+        }
         keys, alone = replayer.keys, np.flatnonzero(one_row[replayer.tick])
-        rank[alone] = [place_in[need] for need in zip(replayer.tick[alone].tolist(), keys[alone].tolist(), strict=True)]
+        rank[alone] = [
+            place_in[need]
+            for need in zip(replayer.tick[alone].tolist(), keys[alone].tolist(), strict=True)
+        ]
         self.lookup: Ints = np.lexsort((rank, replayer.tick))
         """The log's lookup at each place; all else is by place."""
         order = self.lookup
@@ -71,8 +85,11 @@ class LookupOrder:
         self.before, self.after = self._neighbours()
         self._take_needs(log.tells_bytes)
         found = self.place_of_need >= self.frontier(0)[self.tick_of_need]
-        told = {(tick, key): there for tick, (keys, flags) in enumerate(zip(walk.keys, walk.found, strict=True))
-                for key, there in zip(keys, flags, strict=True)}  # fmt: skip
+        told = {
+            (tick, key): there
+            for tick, (keys, flags) in enumerate(zip(walk.keys, walk.found, strict=True))
+            for key, there in zip(keys, flags, strict=True)
+        }
         needs = zip(self.tick_of_need.tolist(), self.key_of_need.tolist(), strict=True)
         if [told[need] for need in needs] != found.tolist():
             raise ValueError("in closed form: no batch may need more than the budget")
@@ -93,10 +110,16 @@ class LookupOrder:
     def _take_needs(self, tells_bytes: bool) -> None:
         """An expert of a batch, whichever of its rows chose it."""
         cells = self.tick * (int(self.key.max()) + 1) + self.key
-        _, first, need, count = np.unique(cells, return_index=True, return_inverse=True, return_counts=True)
+        _, first, need, count = np.unique(
+            cells, return_index=True, return_inverse=True, return_counts=True
+        )
         self.need: Ints = need
         """The need of each place."""
-        self.tick_of_need, self.key_of_need, self.lookups_of_need = self.tick[first], self.key[first], count
+        self.tick_of_need, self.key_of_need, self.lookups_of_need = (
+            self.tick[first],
+            self.key[first],
+            count,
+        )
         self.place_of_need = self.before[first]
         self.absent_of_need: Ints = np.bincount(need, ~self.flag).astype(np.int64)
         self.reads_of_need: Ints = np.bincount(need, self.reads).astype(np.int64)
@@ -119,15 +142,18 @@ class LookupOrder:
     @cached_property
     def state(self) -> Ints:
         """Of each need: 0, 1 or `MIXED`."""
-        return np.where(self.deviating == 0, 0, np.where(self.deviating == self.lookups_of_need, 1, MIXED))
+        return np.where(
+            self.deviating == 0, 0, np.where(self.deviating == self.lookups_of_need, 1, MIXED)
+        )
 
     @cached_property
     def _frontiers(self) -> dict[int, Ints]:
         return {}
 
     def frontier(self, more_bytes: int) -> Ints:
-        """Before each batch: the first place such that what was last asked for from there on, and ``more_bytes``, fit
-        the budget. An expert last asked for at a place is there if that is not before this one."""
+        """Before each batch: the first place such that what was last asked for from there on, and
+        ``more_bytes``, fit the budget. An expert last asked for at a place is there if that is not
+        before this one."""
         if more_bytes not in self._frontiers:
             self._frontiers[more_bytes] = self._walk_frontier(self.budget_bytes - more_bytes)
         return self._frontiers[more_bytes]
@@ -153,8 +179,9 @@ class LookupOrder:
         return np.array(found, np.int64)
 
     def near(self, size: int) -> tuple[list[Near], list[Near], list[Near]]:
-        """The needs that deviate or are near a frontier: those that ``size`` bytes more before them would make absent,
-        those that as much less would make present, and the others that deviate."""
+        """The needs that deviate or are near a frontier: those that ``size`` bytes more before them
+        would make absent, those that as much less would make present, and the others that deviate.
+        """
         place, tick = self.place_of_need, self.tick_of_need
         lost = self.found & (place < self.frontier(size)[tick])
         gained = ~self.found & (place >= 0) & (place >= self.frontier(-size)[tick])
@@ -162,6 +189,14 @@ class LookupOrder:
         return self._needs(lost), self._needs(gained), self._needs(others)
 
     def _needs(self, which: Bools) -> list[Near]:
-        return [Near(need, tick := int(self.tick_of_need[need]), key // self.units, key % self.units,
-                     int(self.place_of_need[need]), int(self.begin[tick]))
-                for need, key in ((n, int(self.key_of_need[n])) for n in np.flatnonzero(which).tolist())]  # fmt: skip
+        return [
+            Near(
+                need,
+                tick := int(self.tick_of_need[need]),
+                key // self.units,
+                key % self.units,
+                int(self.place_of_need[need]),
+                int(self.begin[tick]),
+            )
+            for need, key in ((n, int(self.key_of_need[n])) for n in np.flatnonzero(which).tolist())
+        ]

@@ -1,4 +1,5 @@
-"""The decision core: it decides what to move and to evict, and never acts. No clock, no tensor, no I/O.
+"""The decision core: it decides what to move and to evict, and never acts. No clock, no tensor, no
+I/O.
 
 The names exported here are public: configurations use them."""
 

@@ -1,8 +1,10 @@
-"""The base of the decision core: what is there, what may not go, and who gets a slot. Nothing moves here.
+"""The base of the decision core: what is there, what may not go, and who gets a slot. Nothing moves
+here.
 
-Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. The needs of the current gate
-are *pinned*: no claim evicts them. What is forecast is *masked*: no claim of a prefetch evicts it. Policies see both
-as bytes by key, which are written only before a claim reads them. What is above: ``sim.core.transfers``.
+Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. The needs
+of the current gate are *pinned*: no claim evicts them. What is forecast is *masked*: no claim of a
+prefetch evicts it. Policies see both as bytes by key, which are written only before a claim reads
+them. What is above: ``sim.core.transfers``.
 """
 
 from __future__ import annotations
@@ -25,35 +27,79 @@ DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
 class Claims:
     """The tiers of a run, and how a transfer comes by its slot."""
 
-    # What the common gate and transfer use. Of what is left there must be less than 30, over all classes of this line:
-    # a larger dict makes each call slower.
+    # What the common gate and transfer use. Of what is left there must be less than 30, over all
+    # classes of this line: a larger dict makes each call slower.
     __slots__ = (
-        "__dict__", "_claims_at_queue", "_is_stale", "_key_bytes", "_limits_staging", "_masks", "_nothing", "_pins",
-        "_ram_link", "_rows", "_spares_masked", "_stages", "_transfer_of", "_writes_back", "blocked", "cache", "calls",
-        "events", "loader", "payload", "pinned", "ram", "slots", "state",
-    )  # fmt: skip
+        "__dict__",
+        "_claims_at_queue",
+        "_is_stale",
+        "_key_bytes",
+        "_limits_staging",
+        "_masks",
+        "_nothing",
+        "_pins",
+        "_ram_link",
+        "_rows",
+        "_spares_masked",
+        "_stages",
+        "_transfer_of",
+        "_writes_back",
+        "blocked",
+        "cache",
+        "calls",
+        "events",
+        "loader",
+        "payload",
+        "pinned",
+        "ram",
+        "slots",
+        "state",
+    )
 
-    def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
-                 ram_cache: CachePolicy | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: CachePolicy,
+        loader: Loader,
+        payload: Payload,
+        route: Route,
+        ram_cache: CachePolicy | None,
+    ) -> None:
         loader.check_route(route)
-        self.geometry, self.cache, self.loader, self.payload, self.route = geometry, cache, loader, payload, route
+        self.geometry, self.cache, self.loader, self.payload, self.route = (
+            geometry,
+            cache,
+            loader,
+            payload,
+            route,
+        )
         overflows, self._stages = loader.retention == "after_batch", loader.staging_slots > 0
         self.slots = Slots(geometry, cache, geometry.top_k, overflows, self._stages)
         # The hot path reads these; Slots owns them.
-        self.state, self.pinned, self.blocked = self.slots.state, self.slots.pinned, self.slots.blocked
+        self.state, self.pinned, self.blocked = (
+            self.slots.state,
+            self.slots.pinned,
+            self.slots.blocked,
+        )
         self._key_bytes = self.slots.key_bytes
         self._rows = [
-            [list(range(first := geometry.key(p, site, 0), first + geometry.units)) for site in range(geometry.sites)]
+            [
+                list(range(first := geometry.key(p, site, 0), first + geometry.units))
+                for site in range(geometry.sites)
+            ]
             for p in range(len(geometry.precisions))
         ]
         self.calls = 0
         self.events: list[int] = []
         """Rows (call, kind, key, value), one after another: see `Event`."""
-        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what is UNUSED.
+        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what
+        # is UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * geometry.num_keys
         self._writes_back, self._claims_at_queue = loader.write_back, loader.slot_claim == "queue"
         self._pins: list[int] = []
-        """The needs of the current gate, in need order, as far as they are admitted and not done."""
+        """The needs of the current gate, in need order, as far as they are admitted and not
+        done.
+        """
         self._masks: dict[int, Sequence[int]] = {}
         """What is forecast, by site."""
         # A bytearray takes over another one as it is, but copies bytes first.
@@ -66,7 +112,8 @@ class Claims:
         route = self.route
         if (ram_cache is None) != (route.ram_link is None):
             raise ValueError(
-                "a managed RAM tier needs both a cache policy (ram_cache) and a place on the route (ram_link)"
+                "a managed RAM tier needs both a cache policy (ram_cache) and a place on the route"
+                " (ram_link)"
             )
         self.ram = None if ram_cache is None else RamTier(self.geometry, ram_cache, route)
         self._ram_link = -1 if self.ram is None else self.ram.link
@@ -75,11 +122,14 @@ class Claims:
         loader, cache = self.loader, self.cache
         refuses = not cache.admits_all
         if (refuses or not self.payload.whole) and not self._stages:
-            what = "the cache policy refuses variants" if refuses else "partial moves land in staging"
+            what = (
+                "the cache policy refuses variants" if refuses else "partial moves land in staging"
+            )
             raise ValueError(f"{what}: set loader.staging_slots >= 1")
         if self.payload.partial and len(self.geometry.precisions) > 1:
             raise ValueError(
-                f"partial moves need one precision, got {', '.join(self.geometry.precisions)}; choose a fixed one"
+                f"partial moves need one precision, got {', '.join(self.geometry.precisions)};"
+                " choose a fixed one"
             )
         self._spares_masked = loader.demand_evicts == "unmasked"
         self._may_all_stage = refuses or not self.payload.whole or self._spares_masked
@@ -117,7 +167,9 @@ class Claims:
     # ---- pins and masks
 
     def _protect(self) -> None:
-        """Show the pins and masks to the policies, if they have changed since: only claims read them."""
+        """Show the pins and masks to the policies, if they have changed since: only claims read
+        them.
+        """
         if not self._is_stale:
             return
         pinned, blocked = self.pinned, self.blocked
@@ -138,7 +190,9 @@ class Claims:
             if link != self._ram_link:
                 return True
             assert self.ram is not None
-            return self.ram.take_in(transfer.key, transfer.awaited or not transfer.prefetch, self.calls)
+            return self.ram.take_in(
+                transfer.key, transfer.awaited or not transfer.prefetch, self.calls
+            )
         if transfer.claimed:
             return True
         if self._stages and self._lands_in_staging(transfer):
@@ -158,7 +212,9 @@ class Claims:
             transfer.victims = victims
             if self._writes_back:
                 transfer.write_back = victims
-            self._evict(victims, key, named=0 if transfer.number >= 0 or self._claims_at_queue else 1)
+            self._evict(
+                victims, key, named=0 if transfer.number >= 0 or self._claims_at_queue else 1
+            )
         return True
 
     def _has_claim(self, transfer: Transfer, link: int) -> bool:
@@ -170,7 +226,9 @@ class Claims:
     def _could_claim(self, transfer: Transfer, link: int) -> bool:
         """Whether ``_claim`` would succeed now for a demand."""
         if link:
-            return link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
+            return (
+                link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
+            )
         if transfer.claimed:
             return True
         self._protect()
@@ -216,7 +274,9 @@ class Claims:
         return not self.slots.could_claim(key, must=False)
 
     def _is_short(self, key: int) -> bool:
-        """The key's pool holds less than one token's needs: what comes for it lands in staging first."""
+        """The key's pool holds less than one token's needs: what comes for it lands in staging
+        first.
+        """
         return self.slots.is_short[self.slots.pool_of[key]]
 
     def _claim_staging(self, transfer: Transfer) -> bool:
@@ -232,7 +292,9 @@ class Claims:
         return True
 
     def _exchange(self, key: int) -> None:
-        """Admit a staged variant that is needed to its pool, if it finds a slot there: no bytes move."""
+        """Admit a staged variant that is needed to its pool, if it finds a slot there: no bytes
+        move.
+        """
         if not self.cache.admits_all:
             return
         self._protect()
@@ -241,7 +303,9 @@ class Claims:
             self._enter(key, victims)
 
     def _offer(self, key: int) -> bool:
-        """Offer a staged variant whose need is over to a policy that refuses; whether it has entered its pool."""
+        """Offer a staged variant whose need is over to a policy that refuses; whether it has
+        entered its pool.
+        """
         if self.cache.admits_all or self._transfer_of[key].partial:
             return False
         self._protect()
@@ -266,7 +330,9 @@ class Claims:
         self.staging.take(key)
 
     def _leave(self, key: int) -> None:
-        """A need that no pool held is over. It is pinned until then: policies may still count it as asked for."""
+        """A need that no pool held is over. It is pinned until then: policies may still count it
+        as asked for.
+        """
         if self.staging.holds[key]:
             if self.state[key] == UNUSED or not self._offer(key):
                 self._drop_staged(key)

@@ -1,13 +1,14 @@
 """The decision core: gates and lookups. No clock, no tensor, no I/O.
 
-Theory of operation. A driver reports what happened, in order, by the calls of docs/design.md section 3; the controller
-answers what to do. It is one object in four classes, each made of the one before: who gets a slot (``sim.core.claims``), how
-variants move (``sim.core.transfers``), what is forecast (``sim.core.prefetches``), and here the gate, which pins its needs, looks
-each up, queues demands and then prefetches. Everything is int arithmetic on Python lists: a gate whose needs are all
-resident costs a handful of list operations.
+Theory of operation. A driver reports what happened, in order, by the calls of docs/design.md
+section 3; the controller answers what to do. It is one object in four classes, each made of the one
+before: who gets a slot (``sim.core.claims``), how variants move (``sim.core.transfers``), what is
+forecast (``sim.core.prefetches``), and here the gate, which pins its needs, looks each up, queues
+demands and then prefetches. Everything is int arithmetic on Python lists: a gate whose needs are
+all resident costs a handful of list operations.
 
-What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision, ``issued`` once a
-transfer.
+What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision,
+``issued`` once a transfer.
 """
 
 from __future__ import annotations
@@ -47,29 +48,62 @@ Answer = tuple[list[int], dict[int, Transfer] | None]
 class Controller(Prefetches):
     """Decides for one run; not thread-safe, a driver holds one lock around each call.
 
-    ``route`` and ``ram_cache`` describe the way to the device; ``predicts_later``: forecasts take effect at
-    ``prediction_ready``; ``dense_bytes``: of each site's dense block, where those are streamed.
+    ``route`` and ``ram_cache`` describe the way to the device; ``predicts_later``: forecasts take
+    effect at ``prediction_ready``; ``dense_bytes``: of each site's dense block, where those are
+    streamed.
     """
 
     __slots__ = (
-        "_common_size", "_experts", "_extras", "_has_extras", "_looking_up", "_plain", "_trims", "_wanted",
-        "admitted", "gate_calls", "lookup_keys", "lookup_outcomes", "waiting",
-    )  # fmt: skip
+        "_common_size",
+        "_experts",
+        "_extras",
+        "_has_extras",
+        "_looking_up",
+        "_plain",
+        "_trims",
+        "_wanted",
+        "admitted",
+        "gate_calls",
+        "lookup_keys",
+        "lookup_outcomes",
+        "waiting",
+    )
 
-    def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
-                 placement: Placement, loader: Loader, *, route: Route = ONE_LINK, ram_cache: CachePolicy | None = None,
-                 payload: Payload = WHOLE, predicts_later: bool = False,
-                 dense_bytes: Sequence[int] = ()) -> None:  # fmt: skip
-        super().__init__(geometry, predictor, cache, selector, loader, payload, route, ram_cache, predicts_later,
-                         dense_bytes)  # fmt: skip
+    def __init__(
+        self,
+        geometry: Geometry,
+        predictor: Predictor,
+        cache: CachePolicy,
+        selector: PrecisionSelector,
+        placement: Placement,
+        loader: Loader,
+        *,
+        route: Route = ONE_LINK,
+        ram_cache: CachePolicy | None = None,
+        payload: Payload = WHOLE,
+        predicts_later: bool = False,
+        dense_bytes: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            geometry,
+            predictor,
+            cache,
+            selector,
+            loader,
+            payload,
+            route,
+            ram_cache,
+            predicts_later,
+            dense_bytes,
+        )
         self.placement = placement
         self._loads_all = placement.constant == Place.LOAD
         self._learns = predictor.learns
         self._reroutes = selector.reroutes
         if selector.reroutes and not payload.whole:
             raise ValueError(
-                "what another expert would move in part is not known: choose payload=whole, or a precision that sends "
-                "no need to another expert"
+                "what another expert would move in part is not known: choose payload=whole, or a"
+                " precision that sends no need to another expert"
             )
         self._prepare_gates()
         self._prepare_records()
@@ -80,7 +114,8 @@ class Controller(Prefetches):
         overflows = loader.retention == "after_batch"
         one_variant = self.selector.constant == 0 and len(geometry.precisions) == 1
         self._plain = one_variant and self._loads_all and not self._stages and self.payload.whole
-        # Unions up to this size fit whatever their pools: the common gate skips the accounting of waves.
+        # Unions up to this size fit whatever their pools: the common gate skips the accounting of
+        # waves.
         fit = 1 if one_at_a_time else min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
         self._common_size = fit if self._plain and not overflows else -1
         self._one_at_a_time, self._trims = one_at_a_time, overflows
@@ -104,10 +139,20 @@ class Controller(Prefetches):
         self.lookup_outcomes: list[int] = []
         self.lookup_wanted: list[int] = []
         self.lookup_tokens: list[int] = []
-        """Rows for which a need's expert is computed; filled where the selector reroutes, else they are the need's."""
-        self._looking_up = self._masks, self._prefetches_of, zeros, self.state, self.lookup_keys, self.lookup_outcomes
+        """Rows for which a need's expert is computed; filled where the selector reroutes, else
+        they are the need's.
+        """
+        self._looking_up = (
+            self._masks,
+            self._prefetches_of,
+            zeros,
+            self.state,
+            self.lookup_keys,
+            self.lookup_outcomes,
+        )
 
-    # ---- calls of the driver (those about transfers: sim.core.transfers; of predictions: sim.core.prefetches)
+    # ---- calls of the driver (those about transfers: sim.core.transfers; of predictions:
+    # sim.core.prefetches)
 
     def begin_sequence(self, sequence: int) -> None:
         self.calls += 1
@@ -124,9 +169,11 @@ class Controller(Prefetches):
             self.ram.cache.on_sequence(sequence, False)
 
     def gate(self, gate: Gate) -> Answer:
-        """Outcomes of the admitted needs, in need order, and the transfers to wait for by key, or None.
+        """Outcomes of the admitted needs, in need order, and the transfers to wait for by key, or
+        None.
 
-        ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs left to later waves.
+        ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs
+        left to later waves.
         """
         self.calls = call = self.calls + 1
         self.gate_calls.append(call)
@@ -157,7 +204,9 @@ class Controller(Prefetches):
         return outcomes, waits
 
     def need_done(self, key: int) -> Answer:
-        """A need of a union served in waves has been computed: unpin it and admit the next. Answers as ``gate``."""
+        """A need of a union served in waves has been computed: unpin it and admit the next.
+        Answers as ``gate``.
+        """
         self.calls += 1
         if key in self._outside:
             self._outside.remove(key)
@@ -194,19 +243,28 @@ class Controller(Prefetches):
         self._unmasked = self._masks.pop(gate.site, ())
         self._is_stale = True
         constant, experts = self.selector.constant, gate.needs
-        wanted = [constant] * len(experts) if constant is not None else self.selector.select(gate, self)
+        wanted = (
+            [constant] * len(experts) if constant is not None else self.selector.select(gate, self)
+        )
         self._served = gate
         if self._reroutes:
             serving_now = self._serving_now = serve(gate, wanted, self.geometry)
-            wanted, experts, self._served = serving_now.wanted, serving_now.experts, serving_now.gate
+            wanted, experts, self._served = (
+                serving_now.wanted,
+                serving_now.experts,
+                serving_now.gate,
+            )
         self._wanted, self._experts, self.waiting = wanted, experts, len(experts)
         self._pins = []
         self._pool_pinned = [0] * len(self.slots.capacity_bytes)
         rows, site = self._rows, gate.site
         staged = self.staging.keys
         if self._prefetches_of[site] or self._cancels_all or staged:
-            serving = [self._serving(rows[p][site][expert])
-                       for p, expert in zip(wanted, experts, strict=True) if p >= 0]  # fmt: skip
+            serving = [
+                self._serving(rows[p][site][expert])
+                for p, expert in zip(wanted, experts, strict=True)
+                if p >= 0
+            ]
             self._cancel_passed(site, serving)
             for key in [k for k in staged if self.geometry.site_of(k) == site and k not in serving]:
                 self._drop_staged(key)
@@ -229,7 +287,9 @@ class Controller(Prefetches):
             is_full = pool_pinned[pool] + size > slots.capacity_bytes[pool]
             if is_full and not self._trims and not slots.is_short[pool] and self.cache.admits_all:
                 break
-            if (self._one_at_a_time and self._pins) or (self._limits_staging and not self._fits_staging(key)):
+            if (self._one_at_a_time and self._pins) or (
+                self._limits_staging and not self._fits_staging(key)
+            ):
                 break
             pool_pinned[pool] += size
             self._pins.append(key)
@@ -243,7 +303,9 @@ class Controller(Prefetches):
         asked = [k for k in (*self._pins, key) if everywhere or self._is_short(k)]
         return sum(holds[k] or self.state[k] > UNUSED for k in asked) <= self.loader.staging_slots
 
-    def _look_up(self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int) -> Answer:
+    def _look_up(
+        self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int
+    ) -> Answer:
         keys = [key for key in admitted if key != SKIP]
         asked = [p for p in wanted if p >= 0]
         state, staged, plane = self.state, self.staging.holds, self.geometry.plane
@@ -260,7 +322,9 @@ class Controller(Prefetches):
         if len(self.geometry.precisions) > 1:
             for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
                 if outcomes[index] == HIT and key // plane != p:
-                    outcomes[index] = int(Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH)
+                    outcomes[index] = int(
+                        Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH
+                    )
         if self._stages or not self._loads_all:
             self._outside += [key for key in keys if staged[key] or state[key] > UNUSED]
         self.cache.on_requests(keys, asked, outcomes, gate)
@@ -283,7 +347,9 @@ class Controller(Prefetches):
         return outcomes, waits
 
     def _record_rerouted(self, outcomes: list[int], first: int) -> list[int]:
-        """Write down an admission in which other experts may serve; its outcomes, as everybody is told them."""
+        """Write down an admission in which other experts may serve; its outcomes, as everybody
+        is told them.
+        """
         serving, last = self._serving_now, first + len(outcomes)
         assert serving is not None
         keys, told = serving.looked_up(self.admitted, outcomes, first)
@@ -300,7 +366,9 @@ class Controller(Prefetches):
                 outcomes[index] = PLACED[place]
 
     def _settle_all(self, keys: Sequence[int]) -> tuple[list[int], dict[int, Transfer] | None]:
-        """Look up keys whose absent ones are loaded whole, and act on what is found: their outcomes and waits."""
+        """Look up keys whose absent ones are loaded whole, and act on what is found: their
+        outcomes and waits.
+        """
         outcomes: list[int] = []
         waits: dict[int, Transfer] = {}
         state, is_simple = self.state, self._is_simple
@@ -310,7 +378,9 @@ class Controller(Prefetches):
                 outcomes.append(HIT)
             elif found == ABSENT and is_simple:
                 # ``_queue`` in one piece.
-                demand = waits[key] = self._transfer_of[key] = Transfer(key, False, self._key_bytes[key], self.calls)
+                demand = waits[key] = self._transfer_of[key] = Transfer(
+                    key, False, self._key_bytes[key], self.calls
+                )
                 state[key] = QUEUED
                 self._demands[0].append(demand)
                 outcomes.append(MISS)
@@ -318,11 +388,18 @@ class Controller(Prefetches):
                 outcomes.append(self._act(key, FOUND[found], self._key_bytes[key], waits))
         return outcomes, waits or None
 
-    def _settle(self, keys: Sequence[int], outcomes: list[int], gate: Gate | None = None,
-                places: Sequence[int] = ()) -> dict[int, Transfer] | None:  # fmt: skip
-        """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to wait for, by key.
+    def _settle(
+        self,
+        keys: Sequence[int],
+        outcomes: list[int],
+        gate: Gate | None = None,
+        places: Sequence[int] = (),
+    ) -> dict[int, Transfer] | None:
+        """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to
+        wait for, by key.
 
-        ``gate`` and the places of ``keys`` among its needs are given where bytes belong to the access.
+        ``gate`` and the places of ``keys`` among its needs are given where bytes belong to the
+        access.
         """
         waits: dict[int, Transfer] = {}
         for index, outcome in enumerate(outcomes):
@@ -359,9 +436,11 @@ class Controller(Prefetches):
         return outcome
 
     def _ask_payload(self, gate: Gate, place: int, key: int, outcome: int) -> int:
-        """Of an absent need the bytes to move, of one that finds a staged partial prefetch the bytes that it lacks.
+        """Of an absent need the bytes to move, of one that finds a staged partial prefetch the
+        bytes that it lacks.
 
-        What is on its way is told how much the need must have (docs/design.md section 5, partial moves).
+        What is on its way is told how much the need must have (docs/design.md section 5, partial
+        moves).
         """
         payload, transfer = self.payload, self._transfer_of[key]
         if outcome == MISS:

@@ -26,17 +26,20 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
 
 
 BUDGETS = ("all", "until_next_gate", "within_layer")
-"""Of a loader's prefetch budget what is no number; ``within_layer`` becomes one before a run (`sim.setup.build`)."""
+"""Of a loader's prefetch budget what is no number; ``within_layer`` becomes one before a run
+(`sim.setup.build`).
+"""
 
 
 @dataclass(frozen=True)
 class Loader:
     """The loader's switches (docs/design.md sections 4 and 5).
 
-    ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of the largest
-    variant. ``demand_evicts``: ``unmasked`` serves a demand from staging where only forecast keys could make room for
-    it. ``dense_slots``: 0 keeps the dense blocks resident, n streams them through n slots. ``copies``: from pinned or
-    from pageable memory, or in no time at all (what no loader can be: a reference).
+    ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of
+    the largest variant. ``demand_evicts``: ``unmasked`` serves a demand from staging where only
+    forecast keys could make room for it. ``dense_slots``: 0 keeps the dense blocks resident, n
+    streams them through n slots. ``copies``: from pinned or from pageable memory, or in no time at
+    all (what no loader can be: a reference).
     """
 
     depth: str = "all"
@@ -76,27 +79,56 @@ class Loader:
         is_count = isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0
         if budget not in BUDGETS and not is_count:
             raise ValueError(
-                f"loader.prefetch_budget={budget} is unknown; allowed: {', '.join(BUDGETS)}, or a count >= 0"
+                f"loader.prefetch_budget={budget} is unknown; allowed: {', '.join(BUDGETS)}, or a"
+                " count >= 0"
             )
         self._check_combinations()
 
     def _check_combinations(self) -> None:
         stages = self.destination == "staging" or self.staging_slots > 0
         refused = (
-            (self.destination == "staging" and not self.staging_slots,
-             "destination=staging needs staging_slots >= 1"),
-            (self.demand_evicts == "unmasked" and not self.staging_slots,
-             "demand_evicts=unmasked needs staging_slots >= 1, where what finds no slot is served"),
-            (self.demand_evicts == "unmasked" and self.retention == "after_batch",
-             "demand_evicts=unmasked has no use with retention=after_batch: a demand evicts nothing"),
-            (self.chunk_bytes is not None and not self.demand_first,
-             "chunk_bytes has no use with demand_first=false: nothing may overtake a prefetch"),
-            (self.chunk_bytes is not None and self.write_back, "chunk_bytes and write_back cannot be combined"),
-            (self.write_back and stages, "write_back and staging cannot be combined: an exchange moves no bytes"),
-            (self.write_back and self.retention == "after_batch",
-             "write_back needs retention=strict: what is trimmed has no transfer to go back with"),
-            (self.slot_claim == "queue" and stages, "slot_claim=queue and staging cannot be combined"),
-        )  # fmt: skip
+            (
+                self.destination == "staging" and not self.staging_slots,
+                "destination=staging needs staging_slots >= 1",
+            ),
+            (
+                self.demand_evicts == "unmasked" and not self.staging_slots,
+                (
+                    "demand_evicts=unmasked needs staging_slots >= 1, where what finds no slot is"
+                    " served"
+                ),
+            ),
+            (
+                self.demand_evicts == "unmasked" and self.retention == "after_batch",
+                (
+                    "demand_evicts=unmasked has no use with retention=after_batch: a demand evicts"
+                    " nothing"
+                ),
+            ),
+            (
+                self.chunk_bytes is not None and not self.demand_first,
+                "chunk_bytes has no use with demand_first=false: nothing may overtake a prefetch",
+            ),
+            (
+                self.chunk_bytes is not None and self.write_back,
+                "chunk_bytes and write_back cannot be combined",
+            ),
+            (
+                self.write_back and stages,
+                "write_back and staging cannot be combined: an exchange moves no bytes",
+            ),
+            (
+                self.write_back and self.retention == "after_batch",
+                (
+                    "write_back needs retention=strict: what is trimmed has no transfer to go back"
+                    " with"
+                ),
+            ),
+            (
+                self.slot_claim == "queue" and stages,
+                "slot_claim=queue and staging cannot be combined",
+            ),
+        )
         for wrong, why in refused:
             if wrong:
                 raise ValueError(f"loader: {why}")
@@ -105,39 +137,58 @@ class Loader:
         """Raise ValueError if these switches do not go with the machine's links."""
         if self.chunk_bytes is not None and max(route.engines) > 1:
             raise ValueError(
-                f"loader.chunk_bytes={self.chunk_bytes} needs one engine on every link, "
-                f"got engines {list(route.engines)}; set hardware engines to 1 or chunk_bytes to null"
+                f"loader.chunk_bytes={self.chunk_bytes} needs one engine on every link, got engines"
+                f" {list(route.engines)}; set hardware engines to 1 or chunk_bytes to null"
             )
 
 
 class Transfer:
     """One variant, or dense block, on its way.
 
-    ``call`` is the controller call that queued it; ``number`` is given at its first issue (-1 before), ``victims`` are
-    the keys evicted on the device for it, ``write_back`` those of them whose bytes go back. ``prefetch``: how it first
-    started; ``awaited``: a need waits for this prefetch; ``urgent``: it then goes with the demands. ``outcome``: a
-    ``PrefetchOutcome``, if it is one. ``hops``: (link, call that queued it there); ``left_bytes``: what its hop on
-    ``link`` has still to move. ``parent``: the number of the partial prefetch that it completes.
+    ``call`` is the controller call that queued it; ``number`` is given at its first issue (-1
+    before), ``victims`` are the keys evicted on the device for it, ``write_back`` those of them
+    whose bytes go back. ``prefetch``: how it first started; ``awaited``: a need waits for this
+    prefetch; ``urgent``: it then goes with the demands. ``outcome``: a ``PrefetchOutcome``, if it
+    is one. ``hops``: (link, call that queued it there); ``left_bytes``: what its hop on ``link``
+    has still to move. ``parent``: the number of the partial prefetch that it completes.
 
-    ``waits``: it is queued on a link, not issued. ``claimed``: it holds its slot on the device. ``staged``: it lands in
-    staging. ``dense``: it is a dense block. ``partial``: it moves less than the variant. ``over``: its last hop has
-    ended. ``feeds``: its hops that have been handed on and are still in service (cut-through). ``bounced``: it found no
-    slot while it was fed and joins the queue again when its hop ends. ``rest_bytes``: what a partial prefetch did not
-    bring of a need that waits for it.
+    ``waits``: it is queued on a link, not issued. ``claimed``: it holds its slot on the device.
+    ``staged``: it lands in staging. ``dense``: it is a dense block. ``partial``: it moves less than
+    the variant. ``over``: its last hop has ended. ``feeds``: its hops that have been handed on and
+    are still in service (cut-through). ``bounced``: it found no slot while it was fed and joins the
+    queue again when its hop ends. ``rest_bytes``: what a partial prefetch did not bring of a need
+    that waits for it.
     """
 
     # What every transfer uses has a slot; what only some need is a default of the class.
     __slots__ = (
-        "__dict__", "awaited", "call", "cancelled", "claimed", "feeds", "key", "left_bytes", "link", "moved_bytes",
-        "number", "outcome", "prefetch", "urgent", "victims", "waits", "write_back",
-    )  # fmt: skip
+        "__dict__",
+        "awaited",
+        "call",
+        "cancelled",
+        "claimed",
+        "feeds",
+        "key",
+        "left_bytes",
+        "link",
+        "moved_bytes",
+        "number",
+        "outcome",
+        "prefetch",
+        "urgent",
+        "victims",
+        "waits",
+        "write_back",
+    )
     first_link = 0
     staged = dense = partial = over = bounced = False
     rest_bytes = 0
     parent = -1
     later_hops: tuple[tuple[int, int], ...] = ()
 
-    def __init__(self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0) -> None:
+    def __init__(
+        self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0
+    ) -> None:
         self.key, self.prefetch, self.call, self.link = key, prefetch, call, link
         self.moved_bytes = self.left_bytes = moved_bytes
         self.number = -1

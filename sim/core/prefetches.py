@@ -1,8 +1,8 @@
 """What follows from forecasts: masks, and prefetches that are queued, kept for later and cancelled.
 
-A gate asks the predictor (docs/design.md section 4, step 12). What it forecasts is masked, and what of it is absent is
-queued; a gate that comes by cancels what it has overtaken. Where a predictor has a latency its forecasts wait for
-``prediction_ready``.
+A gate asks the predictor (docs/design.md section 4, step 12). What it forecasts is masked, and what
+of it is absent is queued; a gate that comes by cancels what it has overtaken. Where a predictor has
+a latency its forecasts wait for ``prediction_ready``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _FIRST = itemgetter(0)
 
 @dataclass(frozen=True)
 class Kept:
-    """A forecast that outlives its gate's call: a predictor with a latency has made it, and it is not there yet."""
+    """A forecast that outlives its gate's call: a predictor with a latency has made it, and it
+    is not there yet.
+    """
 
     site: int
     needs: Sequence[int]
@@ -49,23 +51,45 @@ class Kept:
 class Prefetches(Transfers):
     """What is forecast. ``predicts_later``: forecasts take effect at ``prediction_ready``."""
 
-    __slots__ = ("_cancels_all", "_forecasting", "_gate", "_prefetches_of", "_unmasked", "predictor")
+    __slots__ = (
+        "_cancels_all",
+        "_forecasting",
+        "_gate",
+        "_prefetches_of",
+        "_unmasked",
+        "predictor",
+    )
 
-    def __init__(self, geometry: Geometry, predictor: Predictor, cache: CachePolicy, selector: PrecisionSelector,
-                 loader: Loader, payload: Payload, route: Route, ram_cache: CachePolicy | None,
-                 predicts_later: bool, dense_bytes: Sequence[int]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        geometry: Geometry,
+        predictor: Predictor,
+        cache: CachePolicy,
+        selector: PrecisionSelector,
+        loader: Loader,
+        payload: Payload,
+        route: Route,
+        ram_cache: CachePolicy | None,
+        predicts_later: bool,
+        dense_bytes: Sequence[int],
+    ) -> None:
         super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes)
         self.predictor, self.selector, self.predicts_later = predictor, selector, predicts_later
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(geometry.sites)]
         budget = loader.prefetch_budget
         self._cancels_all = budget == "until_next_gate"
         one_variant = selector.constant == 0 and len(geometry.precisions) == 1
-        # What every forecast goes by, in one piece: it is unpacked faster than seven attributes are found.
+        # What every forecast goes by, in one piece: it is unpacked faster than seven attributes are
+        # found.
         self._forecasting = (
-            self.state, self._masks, one_variant, one_variant and self._is_simple, loader.queue == "replace",
+            self.state,
+            self._masks,
+            one_variant,
+            one_variant and self._is_simple,
+            loader.queue == "replace",
             budget if isinstance(budget, int) else -1,  # never used up
             loader.depth == "first_missing",
-        )  # fmt: skip
+        )
         self._unmasked: Iterable[int] = ()  # what was forecast for the site of the gate
         self._ranks = loader.prefetch_order == "likeliest"
         self._gate: Gate | None = None
@@ -131,13 +155,16 @@ class Prefetches(Transfers):
                 if transfer.waits:
                     self._cancel(of_site, serving)
                     break
-        # What serves this gate is no longer stale; only on a long or chunked way may what has started wait again.
+        # What serves this gate is no longer stale; only on a long or chunked way may what has
+        # started wait again.
         kept = [] if self._is_simple else [t for t in of_site if not t.over and not t.cancelled]
         self._prefetches_of[site] = kept
         self._drop_cancelled()
 
     def _drop_cancelled(self) -> None:
-        """What is cancelled is mostly the oldest: a queue that is never reached must not keep it all."""
+        """What is cancelled is mostly the oldest: a queue that is never reached must not keep it
+        all.
+        """
         for queue in self._prefetches:
             while queue and queue[0].cancelled:
                 queue.popleft()
@@ -154,12 +181,26 @@ class Prefetches(Transfers):
 
     def _keep(self, choice: Choice, gate: Gate) -> Kept:
         payload = self.payload
-        moved = () if payload.whole else [payload.forecast_bytes(k, choice, i, gate) for i, k in enumerate(choice.keys)]
-        return Kept(choice.site, list(choice.needs), list(choice.keys), list(choice.tokens), list(choice.scores),
-                    choice.experts, choice.weights, moved)  # fmt: skip
+        moved = (
+            ()
+            if payload.whole
+            else [payload.forecast_bytes(k, choice, i, gate) for i, k in enumerate(choice.keys)]
+        )
+        return Kept(
+            choice.site,
+            list(choice.needs),
+            list(choice.keys),
+            list(choice.tokens),
+            list(choice.scores),
+            choice.experts,
+            choice.weights,
+            moved,
+        )
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
-        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step 12)."""
+        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step
+        12).
+        """
         if self._ranks:
             self._forecast_ranked(forecasts, gate)
             return
@@ -191,7 +232,9 @@ class Prefetches(Transfers):
                 return
 
     def _forecast_ranked(self, forecasts: Iterable[Choice], gate: Gate) -> None:
-        """``prefetch_order: likeliest``: mask all that is forecast, then queue what is absent, whatever its site."""
+        """``prefetch_order: likeliest``: mask all that is forecast, then queue what is absent,
+        whatever its site.
+        """
         state, masks, is_plain, _, replace, left, stops = self._forecasting
         units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
         for choice in forecasts:
@@ -202,7 +245,11 @@ class Prefetches(Transfers):
             self._is_stale = True
             lacking = [key for key in keys if state[key] > UNUSED]
             likely = likeliness(choice) if lacking else {}
-            absent += [(likely.get(key % units, 0.0), key, choice) for key in lacking if state[key] == ABSENT]
+            absent += [
+                (likely.get(key % units, 0.0), key, choice)
+                for key in lacking
+                if state[key] == ABSENT
+            ]
             if lacking and stops:
                 break
         absent.sort(key=_FIRST, reverse=True)
@@ -220,15 +267,24 @@ class Prefetches(Transfers):
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant
-        wanted = [constant] * len(choice.needs) if constant is not None else self.selector.select(choice, self)
+        wanted = (
+            [constant] * len(choice.needs)
+            if constant is not None
+            else self.selector.select(choice, self)
+        )
         rows, site = self._rows, choice.site
-        return [self._serving(rows[p][site][expert])
-                for p, expert in zip(wanted, choice.needs, strict=True) if p != SKIP]  # fmt: skip
+        return [
+            self._serving(rows[p][site][expert])
+            for p, expert in zip(wanted, choice.needs, strict=True)
+            if p != SKIP
+        ]
 
     # ---- queueing
 
     def _queue_simply(self, key: int, site: int) -> None:
-        """``_queue_prefetch`` where one link leads to the pools and moves are whole: in one piece, for speed."""
+        """``_queue_prefetch`` where one link leads to the pools and moves are whole: in one
+        piece, for speed.
+        """
         calls = self.calls
         transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], calls)
         self.state[key] = QUEUED

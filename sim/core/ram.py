@@ -1,4 +1,6 @@
-"""The managed RAM tier: what it holds of what is asked for there, and what is on its way through."""
+"""The managed RAM tier: what it holds of what is asked for there, and what is on its way
+through.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 class RamTier(Slots):
     """Slots of whole variants at the inner end of ``link``, with a cache policy of their own.
 
-    Nothing is masked here. What a transfer asks for is pinned, resident or not, until the transfer is over. It begins
-    with as much of what storage holds as there is room for: the highest precision first, then the lower ones.
+    Nothing is masked here. What a transfer asks for is pinned, resident or not, until the transfer
+    is over. It begins with as much of what storage holds as there is room for: the highest
+    precision first, then the lower ones.
     """
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, route: Route) -> None:
@@ -32,7 +35,9 @@ class RamTier(Slots):
         self._plane = geometry.plane
 
     def look_up(self, key: int) -> bool:
-        """Whether a key is resident. It is pinned from now on, and ``tell`` will say so to the policy."""
+        """Whether a key is resident. It is pinned from now on, and ``tell`` will say so to the
+        policy.
+        """
         found = self.state[key] == RESIDENT
         self.pinned[key] = 1
         self.untold.append(key)
@@ -40,16 +45,21 @@ class RamTier(Slots):
         return found
 
     def tell(self, gate: Gate) -> None:
-        """Tell the policy what has been looked up since it was last told (``untold``), in one call."""
+        """Tell the policy what has been looked up since it was last told (``untold``), in one
+        call.
+        """
         keys, outcomes, plane = self.untold, self._outcomes, self._plane
-        # What is queued is the wanted variant: only what is there or on its way can serve for another.
+        # What is queued is the wanted variant: only what is there or on its way can serve for
+        # another.
         self.cache.on_requests(keys, [key // plane for key in keys], outcomes, gate)
         self.lookups += len(keys)
         self.hits += outcomes.count(HIT)
         self.untold, self._outcomes = [], []
 
     def take_in(self, key: int, must: bool, call: int) -> bool:
-        """Claim the slot that a hop brings a key into, unless that is done; False if there is none."""
+        """Claim the slot that a hop brings a key into, unless that is done; False if there is
+        none.
+        """
         if self.state[key] == IN_FLIGHT:
             return True
         victims = self.claim(key, must)

@@ -1,4 +1,6 @@
-"""Needs that are served by other experts than the router chose (docs/design.md section 4, step 4)."""
+"""Needs that are served by other experts than the router chose (docs/design.md section 4, step
+4).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,20 @@ THERE = (int(Outcome.HIT), int(Outcome.HIGH_FOR_LOW), int(Outcome.LOW_FOR_HIGH))
 
 
 class ServedGate:
-    """A gate whose needs are the experts that serve it; all else is the router's. Implements ``Gate``.
+    """A gate whose needs are the experts that serve it; all else is the router's. Implements
+    ``Gate``.
 
     A need's score is the smallest of those that it stands for; a row may name an expert twice.
     """
 
-    def __init__(self, gate: Gate, keys: list[int], needs: list[int], tokens: list[int],
-                 instead: dict[int, int]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        gate: Gate,
+        keys: list[int],
+        needs: list[int],
+        tokens: list[int],
+        instead: dict[int, int],
+    ) -> None:
         """``instead``: by expert chosen, the one that serves; without what is skipped."""
         self._gate, self._instead = gate, instead
         self.site, self.keys, self.needs, self.tokens = gate.site, keys, needs, tokens
@@ -56,9 +65,10 @@ class ServedGate:
 class Serving:
     """What a selector's answers mean for the ``needs`` of a gate, in need order.
 
-    ``experts``: who serves. ``told``: at which precision, or SKIP; ``keys`` of both (-1: a skip). ``wanted``: the same
-    precisions, but `JOINED` where the expert is another need's. ``tokens``: rows for which it is computed (0: it is
-    not, or with another need's). ``gate``: as policies are told of it.
+    ``experts``: who serves. ``told``: at which precision, or SKIP; ``keys`` of both (-1: a skip).
+    ``wanted``: the same precisions, but `JOINED` where the expert is another need's. ``tokens``:
+    rows for which it is computed (0: it is not, or with another need's). ``gate``: as policies are
+    told of it.
     """
 
     needs: Sequence[int]
@@ -69,9 +79,11 @@ class Serving:
     tokens: Sequence[int]
     gate: Gate
 
-    def looked_up(self, admitted: Sequence[int], outcomes: Sequence[int], first: int) -> tuple[list[int], list[int]]:
-        """Keys and outcomes as they are written down, of needs from the ``first`` on: serving keys (-1: not by itself),
-        and what was found of these.
+    def looked_up(
+        self, admitted: Sequence[int], outcomes: Sequence[int], first: int
+    ) -> tuple[list[int], list[int]]:
+        """Keys and outcomes as they are written down, of needs from the ``first`` on: serving keys
+        (-1: not by itself), and what was found of these.
         """
         keys, told = [], []
         for index, (key, outcome) in enumerate(zip(admitted, outcomes, strict=True), start=first):
@@ -83,8 +95,8 @@ class Serving:
 
 
 def serve(gate: Gate, answers: Sequence[int], geometry: Geometry) -> Serving:
-    """Needs that one expert serves are served once, at the highest of their precisions: by that expert's own need, or
-    the first of them.
+    """Needs that one expert serves are served once, at the highest of their precisions: by that
+    expert's own need, or the first of them.
     """
     precisions = len(geometry.precisions)
     needs, site = gate.needs, gate.site
@@ -103,12 +115,19 @@ def serve(gate: Gate, answers: Sequence[int], geometry: Geometry) -> Serving:
         tokens[by] = min(rows, tokens[by] + counts[index])
         asked[by] = min(asked[by], told[index])
     told = [SKIP if p == SKIP else asked[carrier[e]] for e, p in zip(experts, told, strict=True)]
-    carries = [p != SKIP and carrier[e] == i for i, (e, p) in enumerate(zip(experts, told, strict=True))]
+    carries = [
+        p != SKIP and carrier[e] == i for i, (e, p) in enumerate(zip(experts, told, strict=True))
+    ]
     wanted = [p if carries[i] or p == SKIP else JOINED for i, p in enumerate(told)]
-    keys = [SKIP if p == SKIP else geometry.key(p, site, e) for e, p in zip(experts, told, strict=True)]
+    keys = [
+        SKIP if p == SKIP else geometry.key(p, site, e) for e, p in zip(experts, told, strict=True)
+    ]
     kept = [index for index, is_one in enumerate(carries) if is_one]
     as_served: Any = ServedGate(
-        gate, [geometry.key(0, site, experts[i]) for i in kept], [experts[i] for i in kept], [tokens[i] for i in kept],
+        gate,
+        [geometry.key(0, site, experts[i]) for i in kept],
+        [experts[i] for i in kept],
+        [tokens[i] for i in kept],
         {needs[i]: experts[i] for i in served},
-    )  # fmt: skip
+    )
     return Serving(needs, experts, told, keys, wanted, tokens, as_served)

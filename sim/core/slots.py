@@ -1,7 +1,7 @@
 """What a tier holds, what may be evicted, and how many bytes are free. No queue, no gate.
 
-One int a key (RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT; in a list, which Python indexes fastest) and two bytearrays
-that cache policies read: ``pinned`` and ``blocked`` (pinned or masked).
+One int a key (RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT; in a list, which Python indexes fastest)
+and two bytearrays that cache policies read: ``pinned`` and ``blocked`` (pinned or masked).
 """
 
 from __future__ import annotations
@@ -12,19 +12,27 @@ from sim.policies.base import CachePolicy
 from sim.values.types import CapacityError, Cause, Geometry
 
 RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT = range(5)
-"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup. What is there is <= UNUSED; RESIDENT is 0,
-so that a state is true where a key is not simply there."""
+"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup. What is there is <=
+UNUSED; RESIDENT is 0, so that a state is true where a key is not simply there."""
 
 
 class Slots:
-    """A tier's expert bytes, divided into its cache policy's pools. ``at_once``: experts that each pool must hold.
+    """A tier's expert bytes, divided into its cache policy's pools. ``at_once``: experts that each
+    pool must hold.
 
-    ``overflows``: what must come in does so without evicting; ``excess`` says what then is too much. ``stages``: there
-    is staging, so that a pool may be short, even of no bytes: what comes for it lands there.
+    ``overflows``: what must come in does so without evicting; ``excess`` says what then is too
+    much. ``stages``: there is staging, so that a pool may be short, even of no bytes: what comes
+    for it lands there.
     """
 
-    def __init__(self, geometry: Geometry, cache: CachePolicy, at_once: int, overflows: bool = False,
-                 stages: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: CachePolicy,
+        at_once: int,
+        overflows: bool = False,
+        stages: bool = False,
+    ) -> None:
         plan = cache.pools(geometry)
         self.geometry, self.cache, self.overflows = geometry, cache, overflows
         self.state = [ABSENT] * geometry.num_keys
@@ -51,13 +59,17 @@ class Slots:
         largest = [0] * len(self.capacity_bytes)
         for pool, size in zip(self.pool_of, self.slot_bytes, strict=True):
             largest[pool] = max(largest[pool], size)
-        short = [capacity < at_once * size for capacity, size in zip(self.capacity_bytes, largest, strict=True)]
+        short = [
+            capacity < at_once * size
+            for capacity, size in zip(self.capacity_bytes, largest, strict=True)
+        ]
         if any(short) and not stages:
             pool = short.index(True)
             raise CapacityError(
-                f"pool {pool} holds {self.capacity_bytes[pool]} B, but one token may need {at_once} experts of "
-                f"{largest[pool]} B = {at_once * largest[pool]} B there; raise budget.resident_share or slots_gib (or "
-                f"this pool's cache.shares), or serve such pools from staging: loader.staging_slots={at_once}"
+                f"pool {pool} holds {self.capacity_bytes[pool]} B, but one token may need {at_once}"
+                f" experts of {largest[pool]} B = {at_once * largest[pool]} B there; raise"
+                " budget.resident_share or slots_gib (or this pool's cache.shares), or serve such"
+                f" pools from staging: loader.staging_slots={at_once}"
             )
         return short
 
@@ -67,10 +79,11 @@ class Slots:
         return sum(self.capacity_bytes) - sum(self._least_free)
 
     def claim(self, key: int, must: bool) -> Sequence[int] | None:
-        """Make room for a key: the keys to evict for it, least valuable first, or None if it does not fit.
+        """Make room for a key: the keys to evict for it, least valuable first, or None if it does
+        not fit.
 
-        The bytes are taken at once; the caller evicts. What need not come in may take keys that are neither pinned nor
-        masked; what must takes those first and masked ones last.
+        The bytes are taken at once; the caller evicts. What need not come in may take keys that are
+        neither pinned nor masked; what must takes those first and masked ones last.
         """
         pool = self.pool_of[key]
         free = self.free_bytes[pool] - self.slot_bytes[key]
@@ -116,7 +129,9 @@ class Slots:
         self.free_bytes[self.pool_of[key]] += self.slot_bytes[key]
 
     def excess(self) -> list[int]:
-        """The keys to evict so that no pool holds more than its capacity, as far as what is pinned allows."""
+        """The keys to evict so that no pool holds more than its capacity, as far as what is
+        pinned allows.
+        """
         gone: list[int] = []
         for pool, free in enumerate(self.free_bytes):
             for blocked in (self.blocked, self.pinned):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class Staging:
-    """``slots`` slots, each of the largest variant; ``holds[key]`` is 1 for what has arrived in one."""
+    """``slots`` slots, each of the largest variant; ``holds[key]`` is 1 for what has arrived in
+    one.
+    """
 
     def __init__(self, slots: int, num_keys: int) -> None:
         self.slots = slots

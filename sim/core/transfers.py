@@ -1,9 +1,10 @@
 """How variants move: queues, issues, hops and arrivals. No gate, no forecast.
 
-Theory of operation. A transfer is queued on the outermost link of its route (inside the RAM tier, if that holds its
-key), and takes hop after hop: queued, issued, done, queued on the next link inwards. The slot that a hop moves into is
-claimed when the hop is issued (``sim.core.claims``): the RAM tier's on ``ram_link``, the device's on link 0. Arrived on link
-0 it is resident in its pool, or staged. What is given up on the way gives back all that it has claimed or pinned.
+Theory of operation. A transfer is queued on the outermost link of its route (inside the RAM tier,
+if that holds its key), and takes hop after hop: queued, issued, done, queued on the next link
+inwards. The slot that a hop moves into is claimed when the hop is issued (``sim.core.claims``): the
+RAM tier's on ``ram_link``, the device's on link 0. Arrived on link 0 it is resident in its pool, or
+staged. What is given up on the way gives back all that it has claimed or pinned.
 
 A machine with one link, pools only and whole transfers takes the short ways through these methods.
 """
@@ -19,27 +20,49 @@ from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
 from sim.policies.base import CachePolicy, Payload
 from sim.values.types import Event, Geometry, PrefetchOutcome, Route
 
-USED, LATE, PROMOTED = (int(of) for of in (PrefetchOutcome.USED, PrefetchOutcome.LATE, PrefetchOutcome.PROMOTED))
+USED, LATE, PROMOTED = (
+    int(of) for of in (PrefetchOutcome.USED, PrefetchOutcome.LATE, PrefetchOutcome.PROMOTED)
+)
 CANCELLED, DROPPED_NO_SLOT = int(PrefetchOutcome.CANCELLED), int(PrefetchOutcome.DROPPED_NO_SLOT)
 CANCEL, DROP_NO_SLOT, ISSUE = int(Event.CANCEL), int(Event.DROP_NO_SLOT), int(Event.ISSUE)
 
 
 class Transfers(Claims):
-    """What is queued and on its way. ``dense_bytes``: of each site's dense block, where those are streamed."""
+    """What is queued and on its way. ``dense_bytes``: of each site's dense block, where those
+    are streamed.
+    """
 
     __slots__ = (
-        "_chunked", "_demands", "_is_simple", "_on_link", "_outermost", "_prefetches", "given_up", "issued", "queues",
-    )  # fmt: skip
+        "_chunked",
+        "_demands",
+        "_is_simple",
+        "_on_link",
+        "_outermost",
+        "_prefetches",
+        "given_up",
+        "issued",
+        "queues",
+    )
 
-    def __init__(self, geometry: Geometry, cache: CachePolicy, loader: Loader, payload: Payload, route: Route,
-                 ram_cache: CachePolicy | None, dense_bytes: Sequence[int]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: CachePolicy,
+        loader: Loader,
+        payload: Payload,
+        route: Route,
+        ram_cache: CachePolicy | None,
+        dense_bytes: Sequence[int],
+    ) -> None:
         super().__init__(geometry, cache, loader, payload, route, ram_cache)
         self.dense_bytes = dense_bytes
         self.issued: list[Transfer] = []
         self._never_issued = [0] * len(PrefetchOutcome)
         self._prepare_queues()
         self._prepare_dense()
-        is_usual = not (self._chunked or self._stages or loader.dense_slots or self._claims_at_queue)
+        is_usual = not (
+            self._chunked or self._stages or loader.dense_slots or self._claims_at_queue
+        )
         self._is_simple = self._outermost == 0 and is_usual
 
     def _prepare_queues(self) -> None:
@@ -47,13 +70,19 @@ class Transfers(Claims):
         self._outermost = links - 1
         self._demands: list[deque[Transfer]] = [deque() for _ in range(links)]
         # With demand_first off there is one queue a link, so both names mean the same deques.
-        self._prefetches = [deque[Transfer]() for _ in range(links)] if loader.demand_first else self._demands
+        self._prefetches = (
+            [deque[Transfer]() for _ in range(links)] if loader.demand_first else self._demands
+        )
         self.queues = list(zip(self._demands, self._prefetches, strict=True))
-        """By link, what waits to be issued: demands and prefetches; what is cancelled may still stand there."""
+        """By link, what waits to be issued: demands and prefetches; what is cancelled may still
+        stand there.
+        """
         self._chunked = loader.chunk_bytes is not None
         self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
         self.given_up = 0
-        """Prefetches that were dropped or set aside for want of a slot: what they held another link may wait for."""
+        """Prefetches that were dropped or set aside for want of a slot: what they held another
+        link may wait for.
+        """
 
     def _prepare_dense(self) -> None:
         ahead, g = self.loader.dense_slots, self.geometry
@@ -75,21 +104,33 @@ class Transfers(Claims):
 
     def bytes_ahead(self, link: int) -> int:
         """Bytes of the demands that wait on a link."""
-        return sum(t.left_bytes for t in self._demands[link] if not t.cancelled and not (t.prefetch and not t.urgent))
+        return sum(
+            t.left_bytes
+            for t in self._demands[link]
+            if not t.cancelled and not (t.prefetch and not t.urgent)
+        )
 
     def hop_bytes(self, transfer: Transfer, link: int) -> int:
         """What a transfer's hop on a link moves: into RAM at least the whole variant."""
         whole = self.ram is not None and link >= self._ram_link
-        return max(self._key_bytes[transfer.key], transfer.moved_bytes) if whole else transfer.moved_bytes
+        return (
+            max(self._key_bytes[transfer.key], transfer.moved_bytes)
+            if whole
+            else transfer.moved_bytes
+        )
 
     def keeps_slot(self, key: int) -> bool:
-        """Whether a queued key has a slot on the device all the same: what completes a partial move goes into it."""
+        """Whether a queued key has a slot on the device all the same: what completes a partial
+        move goes into it.
+        """
         return self.state[key] == QUEUED and self._transfer_of[key].parent >= 0
 
     # ---- calls of the driver
 
     def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
-        """The key that has arrived on the device (-1: none), and the next transfer, issued in the same call."""
+        """The key that has arrived on the device (-1: none), and the next transfer, issued in
+        the same call.
+        """
         self.calls += 1
         if self._is_simple:
             key = transfer.key
@@ -119,7 +160,9 @@ class Transfers(Claims):
         self._queue_again(transfer, link - 1)
 
     def cut(self, link: int) -> bool:
-        """Whether the transfer in service should give way at the end of its chunk. A question, not a call."""
+        """Whether the transfer in service should give way at the end of its chunk. A question,
+        not a call.
+        """
         on_link = self._on_link[link]
         if not on_link or self.route.head_bytes[link]:
             return False
@@ -144,7 +187,9 @@ class Transfers(Claims):
     # ---- queueing
 
     def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer | None:
-        """Queue an absent key on the first link of its route; None if its slot should be claimed now and cannot."""
+        """Queue an absent key on the first link of its route; None if its slot should be claimed
+        now and cannot.
+        """
         transfer = Transfer(key, prefetch, moved_bytes, self.calls)
         if not self._is_simple:
             if self._claims_at_queue and not self._claim_pool(transfer) and prefetch:
@@ -190,7 +235,9 @@ class Transfers(Claims):
         self._demands[0].append(transfer)
 
     def _await(self, transfer: Transfer) -> Transfer:
-        """A need waits for a transfer that has been queued before; if it is a prefetch it was late."""
+        """A need waits for a transfer that has been queued before; if it is a prefetch it was
+        late.
+        """
         if not transfer.prefetch:
             return transfer
         transfer.awaited = True
@@ -211,8 +258,16 @@ class Transfers(Claims):
             return transfer
         transfer.cancelled = True
         demand = Transfer(transfer.key, False, transfer.moved_bytes, self.calls, transfer.link)
-        demand.left_bytes, demand.partial, demand.staged = transfer.left_bytes, transfer.partial, transfer.staged
-        demand.claimed, demand.victims, demand.write_back = transfer.claimed, transfer.victims, transfer.write_back
+        demand.left_bytes, demand.partial, demand.staged = (
+            transfer.left_bytes,
+            transfer.partial,
+            transfer.staged,
+        )
+        demand.claimed, demand.victims, demand.write_back = (
+            transfer.claimed,
+            transfer.victims,
+            transfer.write_back,
+        )
         self._transfer_of[transfer.key] = demand
         self._demands[transfer.link].append(demand)
         return demand
@@ -222,7 +277,9 @@ class Transfers(Claims):
     def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
         """Give up waiting prefetches that no need waits for, but those of ``kept`` keys."""
         for transfer in transfers:
-            is_idle = transfer.prefetch and not transfer.awaited and transfer.waits and not transfer.feeds
+            is_idle = (
+                transfer.prefetch and not transfer.awaited and transfer.waits and not transfer.feeds
+            )
             if is_idle and not transfer.cancelled and transfer.key not in kept:
                 self._give_up(transfer, CANCEL)
 
@@ -273,7 +330,9 @@ class Transfers(Claims):
         return None
 
     def _issue_simply(self) -> Transfer | None:
-        """The same where one link leads to the pools and nothing has been claimed before: in one piece, for speed."""
+        """The same where one link leads to the pools and nothing has been claimed before: in one
+        piece, for speed.
+        """
         demands, prefetches = self.queues[0]
         while demands or prefetches:
             queue = demands or prefetches
@@ -306,7 +365,9 @@ class Transfers(Claims):
         return None
 
     def _issue_claimed(self, link: int) -> Transfer | None:
-        """The first that waits and needs no claim any more, where the one at the head finds no slot."""
+        """The first that waits and needs no claim any more, where the one at the head finds no
+        slot.
+        """
         for queue in self.queues[link]:
             for transfer in queue:
                 if not transfer.cancelled and self._has_claim(transfer, link):
@@ -321,7 +382,12 @@ class Transfers(Claims):
             self.state[key] = IN_FLIGHT
             transfer.number = len(self.issued)
             self.issued.append(transfer)
-            self.events += (self.calls, ISSUE, key, victims[0] if victims and not self._claims_at_queue else -1)
+            self.events += (
+                self.calls,
+                ISSUE,
+                key,
+                victims[0] if victims and not self._claims_at_queue else -1,
+            )
         if self._chunked:
             self._on_link[link].append(transfer)
         return transfer
@@ -369,7 +435,9 @@ class Transfers(Claims):
         return rest
 
     def _queue_rest(self, transfer: Transfer) -> None:
-        """A need waits for more than a partial prefetch has brought: the rest follows into the same slot."""
+        """A need waits for more than a partial prefetch has brought: the rest follows into the
+        same slot.
+        """
         link = self._outermost if self.ram is None else self._ram_link - 1
         rest = Transfer(transfer.key, False, transfer.rest_bytes, self.calls, link)
         self._continue_partial(rest, transfer)

@@ -1,4 +1,5 @@
-"""SimPy's clock and event heap, for events that ring again and again, and their order at equal times.
+"""SimPy's clock and event heap, for events that ring again and again, and their order at equal
+times.
 
 See docs/design.md section 3.
 """
@@ -11,7 +12,9 @@ from heapq import heappop, heappush
 
 import simpy
 
-TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (rank << 48 for rank in range(2, 9))
+TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (
+    rank << 48 for rank in range(2, 9)
+)
 """Priorities above SimPy's own (0 and 1), in the order of equal times; a number is added."""
 
 
@@ -24,7 +27,9 @@ Entry = tuple[int, int, int, simpy.Event]
 
 
 class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
-    """An event that rings ``callback`` and can then be set again. ``at_ns``: when it rings, or rang."""
+    """An event that rings ``callback`` and can then be set again. ``at_ns``: when it rings, or
+    rang.
+    """
 
     def __init__(self, env: Clock, callback: Callable[[Alarm], None]) -> None:
         super().__init__(env)
@@ -34,13 +39,17 @@ class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
         self.at_ns = -1
 
     def set(self, at_ns: int, priority: int) -> None:
-        """Ring at a time; of equal times the lower priority comes first, then what was set before."""
+        """Ring at a time; of equal times the lower priority comes first, then what was set
+        before.
+        """
         self.at_ns = at_ns
         self.env.put((at_ns, priority, next(self.env.numbers), self))
 
 
 class Clock(simpy.Environment):  # type: ignore[misc]
-    """An environment of alarms: they cannot fail and keep their one callback, so the loop is bare."""
+    """An environment of alarms: they cannot fail and keep their one callback, so the loop is
+    bare.
+    """
 
     def __init__(self) -> None:
         super().__init__()

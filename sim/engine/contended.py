@@ -1,7 +1,8 @@
-"""The engine of a machine whose parties hold each other up: when an operation ends depends on what goes on meanwhile.
+"""The engine of a machine whose parties hold each other up: when an operation ends depends on what
+goes on meanwhile.
 
-So nothing is known beforehand: one heap event an operation, and one for each change of a pace. Decisions, order and
-records are `sim.engine.engine.Engine`'s.
+So nothing is known beforehand: one heap event an operation, and one for each change of a pace.
+Decisions, order and records are `sim.engine.engine.Engine`'s.
 """
 
 from __future__ import annotations
@@ -19,21 +20,33 @@ from sim.machine.costs import ContendedDurations, Durations
 from sim.workload.steps import Workload
 
 AT_WORK = 1 << 62
-"""``_free_ns`` while the stream works: nobody knows until when, and whoever comes finds it at work."""
+"""``_free_ns`` while the stream works: nobody knows until when, and whoever comes finds it at
+work.
+"""
 
 
 class ContendedEngine(Engine):
-    """While the stream stands, ``_free_ns`` is when it became free, or when its host time will be over."""
+    """While the stream stands, ``_free_ns`` is when it became free, or when its host time will
+    be over.
+    """
 
     is_arithmetic = False
 
-    def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
-                 progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        env: Clock,
+        controller: Controller,
+        workload: Workload,
+        durations: Durations,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         assert isinstance(durations, ContendedDurations)
         assert durations.contention is not None
         self.contest = Contest(env, durations.contention, controller.route.engines)
         self._cpu_latency_ns = durations.cpu_latency_ns
-        self._given: deque[tuple[int, int]] = deque()  # (duration, key) of needs that are ready and not begun
+        self._given: deque[tuple[int, int]] = (
+            deque()
+        )  # (duration, key) of needs that are ready and not begun
         super().__init__(env, controller, workload, durations, progress)
 
     def _make_links(self) -> Sequence[ContendedLink]:
@@ -96,7 +109,14 @@ class ContendedEngine(Engine):
         self._cpu_submissions += 1
         duration = self._cpu[0][0]
         latency = min(self._cpu_latency_ns, duration)
-        self.contest.begin(CPU, now, latency, duration - latency, CPU_DONE + self._cpu_submissions, self._on_cpu_done)
+        self.contest.begin(
+            CPU,
+            now,
+            latency,
+            duration - latency,
+            CPU_DONE + self._cpu_submissions,
+            self._on_cpu_done,
+        )
 
     # ---- the end
 

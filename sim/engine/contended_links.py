@@ -1,7 +1,8 @@
 """A link that goes as fast as others at work let it, with all that a link may be.
 
-Nothing is known beforehand: whatever happens at a point of a service (its end, a head that is through, the end of a
-chunk) happens when so much of its work is done. A latency holds nobody up, nor does anybody hold that up.
+Nothing is known beforehand: whatever happens at a point of a service (its end, a head that is
+through, the end of a chunk) happens when so much of its work is done. A latency holds nobody up,
+nor does anybody hold that up.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class ContestedMachine(Machine, Protocol):
 
 
 class Service:
-    """A transfer on an engine. ``row``: of its record. ``cut``: where it is to give way. ``waits``: on the way to where
-    it would overtake the link that it comes from.
+    """A transfer on an engine. ``row``: of its record. ``cut``: where it is to give way. ``waits``:
+    on the way to where it would overtake the link that it comes from.
     """
 
     __slots__ = ("chunks", "cut", "draw", "engine", "row", "transfer", "waits")
@@ -38,7 +39,9 @@ class Service:
 
 
 class ContendedLink(PagedLink):
-    """``outer``: the link that feeds this one, once it is known; transfers may come from its head."""
+    """``outer``: the link that feeds this one, once it is known; transfers may come from its
+    head.
+    """
 
     def __init__(self, machine: ContestedMachine, index: int) -> None:
         super().__init__(machine, index, cast(PagedDurations, machine.durations))
@@ -64,7 +67,9 @@ class ContendedLink(PagedLink):
         """Give issued transfers to free engines."""
         while self.issued and len(self.serving) < self._engines:
             taken = {service.engine for service in self.serving}
-            self._serve(self.issued.popleft(), now, next(n for n in range(self._engines) if n not in taken))
+            self._serve(
+                self.issued.popleft(), now, next(n for n in range(self._engines) if n not in taken)
+            )
 
     def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
         self._engine = engine
@@ -75,17 +80,31 @@ class ContendedLink(PagedLink):
         latency = min(self._latency_ns, duration)
         order, row = self._order(transfer), self._service
         head = self._head_ns(transfer) if self._forwards else duration
-        draw = self._contest.begin(FIRST_LINK + self.index, now, latency, duration - latency, order,
-                                   lambda alarm: self._on_service_end(service, alarm.at_ns))  # fmt: skip
+        draw = self._contest.begin(
+            FIRST_LINK + self.index,
+            now,
+            latency,
+            duration - latency,
+            order,
+            lambda alarm: self._on_service_end(service, alarm.at_ns),
+        )
         service = Service(transfer, self._engine, row, draw)
         self.serving.append(service)
         if head < duration:
-            self._contest.mark(draw, now, head - latency, lambda alarm: self._on_passed(service, alarm.at_ns))
+            self._contest.mark(
+                draw, now, head - latency, lambda alarm: self._on_passed(service, alarm.at_ns)
+            )
         if self.outer is not None and self.outer.serves(transfer):
             # At least 1 ns, so that it waits before its end.
-            last = max(1, self._durations.hop_ns(self.index, min(self._outer_head, transfer.left_bytes)))
-            service.waits = self._contest.mark(draw, now, duration - latency - last,
-                                               lambda alarm: self._on_overtaking(service, alarm.at_ns))  # fmt: skip
+            last = max(
+                1, self._durations.hop_ns(self.index, min(self._outer_head, transfer.left_bytes))
+            )
+            service.waits = self._contest.mark(
+                draw,
+                now,
+                duration - latency - last,
+                lambda alarm: self._on_overtaking(service, alarm.at_ns),
+            )
 
     @property
     def _outer_head(self) -> int:
@@ -111,7 +130,9 @@ class ContendedLink(PagedLink):
     # ---- from a head (cut-through)
 
     def _on_passed(self, service: Service, now: int) -> None:
-        """Enough is through for the next link to begin; where all is, the end comes at this instant."""
+        """Enough is through for the next link to begin; where all is, the end comes at this
+        instant.
+        """
         if not self._contest.is_done(service.draw, now):
             self._on_head(service.transfer, now)
 
@@ -120,7 +141,9 @@ class ContendedLink(PagedLink):
         self._contest.hold(service.draw, now, held=True)
 
     def go_on(self, transfer: Transfer, now: int) -> None:
-        """The outer link is through with a transfer: what this one has of it need not wait any more."""
+        """The outer link is through with a transfer: what this one has of it need not wait any
+        more.
+        """
         for service in self.serving:
             if service.transfer is transfer and service.waits is not None:
                 if service.draw.held:
@@ -147,7 +170,9 @@ class ContendedLink(PagedLink):
             self._ask_for_cut(service, self._chunk_bytes, now)
 
     def _ask_for_cut(self, service: Service, size: int, now: int) -> None:
-        """Mark the end of the first chunk that ends after now, unless that is the transfer's last."""
+        """Mark the end of the first chunk that ends after now, unless that is the transfer's
+        last.
+        """
         last = -(-service.transfer.left_bytes // size)
         done_ns = self._contest.done_ns(service.draw, now)
 
@@ -156,8 +181,12 @@ class ContendedLink(PagedLink):
 
         service.chunks = bisect_right(range(1, last), done_ns, key=work_ns) + 1
         if service.chunks < last:
-            service.cut = self._contest.mark(service.draw, now, work_ns(service.chunks),
-                                             lambda alarm: self._on_cut_due(service, alarm.at_ns))  # fmt: skip
+            service.cut = self._contest.mark(
+                service.draw,
+                now,
+                work_ns(service.chunks),
+                lambda alarm: self._on_cut_due(service, alarm.at_ns),
+            )
 
     def _on_cut_due(self, service: Service, now: int) -> None:
         service.cut = None

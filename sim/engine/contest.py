@@ -1,4 +1,6 @@
-"""Work in progress of those who hold each other up: each piece rings when so much of it is done, whenever that is."""
+"""Work in progress of those who hold each other up: each piece rings when so much of it is done,
+whenever that is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ Ring = Callable[[Alarm], None]
 
 
 class Mark:
-    """A point of a piece of work: ``ring`` it, with priority ``order``, when no more than ``left`` is left to do.
+    """A point of a piece of work: ``ring`` it, with priority ``order``, when no more than ``left``
+    is left to do.
 
     ``alarm``: the one that counts; others ring in vain.
     """
@@ -26,16 +29,23 @@ class Mark:
 
 
 class Draw:
-    """A piece of work of a party. ``left``: what there is still to do, in the party's unit (`Contest`).
+    """A piece of work of a party. ``left``: what there is still to do, in the party's unit
+    (`Contest`).
 
-    ``pace``: units a ns, 0 until it begins to draw, at ``begins_ns``, and while it is ``held``. ``marks``: its end, and
-    what else is to ring on the way.
+    ``pace``: units a ns, 0 until it begins to draw, at ``begins_ns``, and while it is ``held``.
+    ``marks``: its end, and what else is to ring on the way.
     """
 
     __slots__ = ("begins_ns", "held", "left", "marks", "order", "pace", "party", "work_ns")
 
     def __init__(self, party: int, begins_ns: int, work_ns: int, order: int, left: int) -> None:
-        self.party, self.begins_ns, self.work_ns, self.order, self.left = party, begins_ns, work_ns, order, left
+        self.party, self.begins_ns, self.work_ns, self.order, self.left = (
+            party,
+            begins_ns,
+            work_ns,
+            order,
+            left,
+        )
         self.pace, self.held = 0, False
         self.marks: list[Mark] = []
 
@@ -43,19 +53,24 @@ class Draw:
 class Contest:
     """All work in progress. Paces change only when somebody begins, ends, or is held.
 
-    The pieces of one party (a link's engines) share its pace equally. The unit of what is left of a piece is a ns of
-    the party's own pace over ``WHOLE * lcm(1 .. its engines)``, so that every share of every pace is a whole number.
+    The pieces of one party (a link's engines) share its pace equally. The unit of what is left of a
+    piece is a ns of the party's own pace over ``WHOLE * lcm(1 .. its engines)``, so that every
+    share of every pace is a whole number.
 
-    ``slowed_ns``: by party, how much longer than its work it had work: what others, or waiting for bytes that have not
-    come yet, cost it.
+    ``slowed_ns``: by party, how much longer than its work it had work: what others, or waiting for
+    bytes that have not come yet, cost it.
     """
 
     def __init__(self, env: Clock, contention: Contention, engines: Sequence[int] = ()) -> None:
-        """``engines``: of each link, how many pieces it may have at once; everybody else has one."""
+        """``engines``: of each link, how many pieces it may have at once; everybody else has
+        one.
+        """
         self._env, self._contention = env, contention
         self._draws: dict[Draw, None] = {}  # in the order in which they began to draw
         self._since_ns = 0
-        of_links = [lcm(*range(1, count + 1)) for count in engines] or [1] * (contention.parties - FIRST_LINK)
+        of_links = [lcm(*range(1, count + 1)) for count in engines] or [1] * (
+            contention.parties - FIRST_LINK
+        )
         self._shares = [1] * FIRST_LINK + of_links
         self._busy_since_ns = [0] * contention.parties
         self._done_ns = [0] * contention.parties  # work done since then
@@ -63,9 +78,11 @@ class Contest:
 
     # ---- what a party does
 
-    def begin(self, party: int, now: int, latency_ns: int, work_ns: int, order: int, done: Ring) -> Draw:
-        """Call ``done``, with priority ``order``, after ``latency_ns`` that nobody is held up by, and the work: at the
-        first whole ns at which nothing of it remains.
+    def begin(
+        self, party: int, now: int, latency_ns: int, work_ns: int, order: int, done: Ring
+    ) -> Draw:
+        """Call ``done``, with priority ``order``, after ``latency_ns`` that nobody is held up by,
+        and the work: at the first whole ns at which nothing of it remains.
         """
         draw = Draw(party, now + latency_ns, work_ns, order, work_ns * self._unit(party))
         draw.marks.append(Mark(0, order, lambda alarm: self._end(draw, done, alarm)))
@@ -76,7 +93,9 @@ class Contest:
         return draw
 
     def mark(self, draw: Draw, now: int, done_ns: int, ring: Ring) -> Mark:
-        """Call ``ring`` at the first whole ns at which ``done_ns`` of the work are done, unless it has left before."""
+        """Call ``ring`` at the first whole ns at which ``done_ns`` of the work are done, unless
+        it has left before.
+        """
         mark = Mark((draw.work_ns - max(0, done_ns)) * self._unit(draw.party), draw.order, ring)
         draw.marks.append(mark)
         self._settle(now)
@@ -98,14 +117,18 @@ class Contest:
         self._leave(draw, now)
 
     def done_ns(self, draw: Draw, now: int) -> int:
-        """What it has done, in whole ns of the party's own pace; -1 where it has not begun to draw."""
+        """What it has done, in whole ns of the party's own pace; -1 where it has not begun to
+        draw.
+        """
         if draw not in self._draws:
             return -1
         self._settle(now)
         return draw.work_ns + -draw.left // self._unit(draw.party)
 
     def left_ns(self, draw: Draw, now: int) -> int | None:
-        """What it has still to do, in ns of the party's own pace, rounded up; None where it has not begun to draw."""
+        """What it has still to do, in ns of the party's own pace, rounded up; None where it has
+        not begun to draw.
+        """
         done = self.done_ns(draw, now)
         return None if done < 0 else draw.work_ns - done
 

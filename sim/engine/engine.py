@@ -1,9 +1,10 @@
 """The simulator: a SimPy driver around the controller.
 
-SimPy is the clock and the event heap; the links (``sim.engine.links``) and the compute stream (``sim.engine.stream``) are callback
-state machines with events that are armed again and again. One heap event a gate, one a hop of a transfer, one a need of
-a union served in waves, one where a sequence ends or begins; everything else is arithmetic. Equal times are ordered by
-the contract (docs/design.md section 3) through the priority of ``Environment.schedule``.
+SimPy is the clock and the event heap; the links (``sim.engine.links``) and the compute stream
+(``sim.engine.stream``) are callback state machines with events that are armed again and again. One
+heap event a gate, one a hop of a transfer, one a need of a union served in waves, one where a
+sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract
+(docs/design.md section 3) through the priority of ``Environment.schedule``.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ from sim.values.types import Step
 from sim.workload.steps import Workload
 
 
-def simulate(controller: Controller, workload: Workload, durations: Durations,
-             progress: Callable[[int], None] | None = None) -> Record:  # fmt: skip
-    """Run the workload to its end. ``progress`` is told the number of steps done, about every hundredth."""
+def simulate(
+    controller: Controller,
+    workload: Workload,
+    durations: Durations,
+    progress: Callable[[int], None] | None = None,
+) -> Record:
+    """Run the workload to its end. ``progress`` is told the number of steps done, about every
+    hundredth.
+    """
     env = Clock()
     kind = Engine
     if isinstance(durations, ContendedDurations) and durations.contention is not None:
@@ -48,13 +55,19 @@ def simulate(controller: Controller, workload: Workload, durations: Durations,
 
 def _why_stuck(controller: Controller, error: StuckError) -> str:
     """Only a cache policy can do that: a demand waits for as long as no victim is named for it."""
-    waiting = [transfer for demands, _ in controller.queues for transfer in demands if not transfer.cancelled]
+    waiting = [
+        transfer
+        for demands, _ in controller.queues
+        for transfer in demands
+        if not transfer.cancelled
+    ]
     if not waiting:
         return str(error)
     return (
-        f"{type(controller.cache).__name__} names too few victims for {controller.geometry.name_of(waiting[0].key)}: "
-        f"no demand can be served any more, and the run cannot end. `victims` must name every resident key that is not "
-        f"blocked; pytest tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
+        f"{type(controller.cache).__name__} names too few victims for"
+        f" {controller.geometry.name_of(waiting[0].key)}: no demand can be served any more, and the"
+        " run cannot end. `victims` must name every resident key that is not blocked; pytest"
+        " tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
     )
 
 
@@ -62,15 +75,37 @@ class Engine(Stream):
     """A run: the links, and the walk through steps and gates, around one controller."""
 
     is_arithmetic = True
-    """Whether a need takes what ``durations`` say: common gates then add it up and never ask ``_compute``."""
+    """Whether a need takes what ``durations`` say: common gates then add it up and never ask
+    ``_compute``.
+    """
 
     __slots__ = (
-        "_cuttable", "_end_ns", "_gate_alarm", "_is_common_step", "_is_simple_step", "_lead_ns", "_links", "_only_link",
-        "_polled", "_put", "_schedule", "_site", "_step", "_streams_dense", "_sync_ns", "_walk",
-    )  # fmt: skip
+        "_cuttable",
+        "_end_ns",
+        "_gate_alarm",
+        "_is_common_step",
+        "_is_simple_step",
+        "_lead_ns",
+        "_links",
+        "_only_link",
+        "_polled",
+        "_put",
+        "_schedule",
+        "_site",
+        "_step",
+        "_streams_dense",
+        "_sync_ns",
+        "_walk",
+    )
 
-    def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations,
-                 progress: Callable[[int], None] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        env: Clock,
+        controller: Controller,
+        workload: Workload,
+        durations: Durations,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         super().__init__(env, controller, workload, durations)
         self.workload = workload
         self._put = env.put
@@ -79,18 +114,27 @@ class Engine(Stream):
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
         host, loader, selector = durations.host, controller.loader, controller.selector
         self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
-        # A constant selector never skips: what waits for nothing is all there, and computed one after another; and the
-        # needs of one row always fit.
+        # A constant selector never skips: what waits for nothing is all there, and computed one
+        # after another; and the needs of one row always fit.
         self._is_simple = (
-            self.is_arithmetic and len(controller.geometry.precisions) == 1 and selector.constant is not None
-            and controller.placement.constant is not None and not any(vars(host).values())
-            and not controller.predicts_later and not loader.dense_slots and not loader.staging_slots
+            self.is_arithmetic
+            and len(controller.geometry.precisions) == 1
+            and selector.constant is not None
+            and controller.placement.constant is not None
+            and not any(vars(host).values())
+            and not controller.predicts_later
+            and not loader.dense_slots
+            and not loader.staging_slots
             and loader.replay_unit == "union"
-        )  # fmt: skip
+        )
         self._links: Sequence[Link] = self._make_links()
         # What every call asks of its links, in one piece.
-        self._polled = [(link.index, link.room, link.issued, *link.queues, link) for link in self._links]
-        self._cuttable = [(link, link.queues[0], link.room > 1) for link in self._links if link.is_cuttable]
+        self._polled = [
+            (link.index, link.room, link.issued, *link.queues, link) for link in self._links
+        ]
+        self._cuttable = [
+            (link, link.queues[0], link.room > 1) for link in self._links if link.is_cuttable
+        ]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
         self._prepare_steps()
@@ -104,7 +148,8 @@ class Engine(Stream):
         self._end_alarm = Alarm(self.env, self._on_step_end)
         geometry, ahead = self.controller.geometry, self.controller.loader.dense_slots
         self._streams_dense = ahead > 0
-        # Dense blocks that are there, where they are streamed; and the one that the stream waits for.
+        # Dense blocks that are there, where they are streamed; and the one that the stream waits
+        # for.
         self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
         self._awaited_block = -1
         self._step: Step | None = None
@@ -115,8 +160,9 @@ class Engine(Stream):
     def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
         """After a call: poll each link that has room, and ask chunked ones whether to give way.
 
-        Where a prefetch is given up on the way, a link may have waited for what it held: all are polled again. ``but``
-        is the link that the call was about; unless it has issued something (``but_always``) it, too, is polled then.
+        Where a prefetch is given up on the way, a link may have waited for what it held: all are
+        polled again. ``but`` is the link that the call was about; unless it has issued something
+        (``but_always``) it, too, is polled then.
         """
         if self._only_link is not None and but < 0:
             self._only_link.fill(now)
@@ -153,7 +199,9 @@ class Engine(Stream):
         self._go_on(now)
 
     def _begin_step(self, step: Step, now: int) -> None:
-        """Called when the stream is free; the first gate of the step follows after its dense work."""
+        """Called when the stream is free; the first gate of the step follows after its dense
+        work.
+        """
         self._step = step
         self.record.step_start_ns.append(self._free_ns)
         for sequence in step.begins:
@@ -182,7 +230,9 @@ class Engine(Stream):
         return False
 
     def _pass_on(self, free_ns: int, now: int) -> None:
-        """``_end_site`` of the common gate, and what follows, in one piece: this runs at every gate."""
+        """``_end_site`` of the common gate, and what follows, in one piece: this runs at every
+        gate.
+        """
         self._end_ns.append(free_ns)
         for site, lead_ns in self._walk:
             self._site, alarm, put = site, self._gate_alarm, self._put
@@ -239,11 +289,19 @@ class Engine(Stream):
     def _close(self, now: int) -> None:
         """The run is over; what is still on a link is cut."""
         record, notes, services = self.record, self._notes, self.services
-        (record.service_number, record.service_link, record.service_engine, record.service_urgent,
-         record.service_start_ns, record.service_bytes) = (services[i::SERVICE] for i in range(SERVICE))  # fmt: skip
+        (
+            record.service_number,
+            record.service_link,
+            record.service_engine,
+            record.service_urgent,
+            record.service_start_ns,
+            record.service_bytes,
+        ) = (services[i::SERVICE] for i in range(SERVICE))
         record.makespan_ns = now
         record.gate_ns, notes.first_rows = self._gates[::2], self._gates[1::2]
-        record.idle_start_ns, record.idle_end_ns, record.idle_cause = (self._idles[i::3] for i in range(3))
+        record.idle_start_ns, record.idle_end_ns, record.idle_cause = (
+            self._idles[i::3] for i in range(3)
+        )
         notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
 
     # ---- the compute stream
@@ -260,7 +318,8 @@ class Engine(Stream):
         count = len(outcomes)
         self._row = first + count
         if self._is_simple_step and (waits is None or self._is_as_ready):
-            # The common gate: one row, one precision, nothing but loads: what is there is computed at once.
+            # The common gate: one row, one precision, nothing but loads: what is there is computed
+            # at once.
             if waits is not None:
                 count -= len(waits)
                 for key in waits:

@@ -1,8 +1,9 @@
 """The links of the simulated machine: callback state machines on SimPy's clock.
 
-A link serves what the controller issues, in order of issue. ``Link`` has one engine, may be chunked, and may hand a
-transfer on to the next link from its head; ``SharedLink`` has several engines that share its bandwidth. Each service
-costs one heap event, and one more for a head, a cut or a change of a shared rate.
+A link serves what the controller issues, in order of issue. ``Link`` has one engine, may be
+chunked, and may hand a transfer on to the next link from its head; ``SharedLink`` has several
+engines that share its bandwidth. Each service costs one heap event, and one more for a head, a cut
+or a change of a shared rate.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ class Machine(Protocol):
     durations: Durations
     record: Record
     services: list[int]
-    """Rows of SERVICE ints: transfer, link, engine, urgent, start, bytes. Flat: one append a service."""
+    """Rows of SERVICE ints: transfer, link, engine, urgent, start, bytes. Flat: one append a
+    service.
+    """
     awaited: dict[int, int]
     """Keys that needs wait for."""
     other_calls: list[int]
     """Times of the controller's calls, gates left out."""
 
     def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
-        """After a call: poll each link that has room, but for one that the call was about, if that has issued."""
+        """After a call: poll each link that has room, but for one that the call was about, if
+        that has issued.
+        """
 
     def arrive(self, key: int, number: int, now: int) -> None:
         """A key has arrived on the device."""
@@ -51,13 +56,23 @@ class Link:
     is_cuttable = False
     """What it serves may have to give way at the end of a chunk: ``consider_cut`` is for these."""
     cut_at = 0
-    """Chunks of a service after which it is to be cut, 0: not at all, -1: ask. The service may have ended since."""
+    """Chunks of a service after which it is to be cut, 0: not at all, -1: ask. The service may
+    have ended since.
+    """
 
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
-        self.controller, self._env, self._ends = machine.controller, machine.env, machine.record.service_end_ns
+        self.controller, self._env, self._ends = (
+            machine.controller,
+            machine.env,
+            machine.record.service_end_ns,
+        )
         self._put, self._numbers = machine.env.put, machine.env.numbers
-        self._services, self._awaited, self._calls = machine.services, machine.awaited, machine.other_calls
+        self._services, self._awaited, self._calls = (
+            machine.services,
+            machine.awaited,
+            machine.other_calls,
+        )
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
         self.room = loader.in_flight
@@ -98,7 +113,14 @@ class Link:
         ends, number, size = self._ends, transfer.number, transfer.left_bytes
         self._service = len(ends)
         ends.append(-1)
-        self._services += (number, self.index, engine, 0 if transfer.prefetch and not transfer.urgent else 1, now, size)
+        self._services += (
+            number,
+            self.index,
+            engine,
+            0 if transfer.prefetch and not transfer.urgent else 1,
+            now,
+            size,
+        )
         duration = self._plain_ns.get(size)
         if duration is None:
             self._set_end(transfer, now)
@@ -125,14 +147,24 @@ class Link:
             duration = self._hop_ns[size] = self._durations.hop_ns(self.index, size)
         if self.index == 0 and transfer.write_back:
             key_bytes = self.controller.slots.key_bytes
-            duration += sum(self._durations.hop_ns(0, key_bytes[victim]) for victim in transfer.write_back)
+            duration += sum(
+                self._durations.hop_ns(0, key_bytes[victim]) for victim in transfer.write_back
+            )
         return duration
 
     def _head_ns(self, transfer: Transfer) -> int:
-        """When the next link may begin, so that it never starves (docs/design.md section 5, cut-through)."""
-        hop, link, head = self._durations.hop_ns, self.index, self.controller.route.head_bytes[self.index]
+        """When the next link may begin, so that it never starves (docs/design.md section 5,
+        cut-through).
+        """
+        hop, link, head = (
+            self._durations.hop_ns,
+            self.index,
+            self.controller.route.head_bytes[self.index],
+        )
         mine, following = transfer.left_bytes, self.controller.hop_bytes(transfer, self.index - 1)
-        starves_until = hop(link, mine) + hop(link - 1, min(head, following)) - hop(link - 1, following)
+        starves_until = (
+            hop(link, mine) + hop(link - 1, min(head, following)) - hop(link - 1, following)
+        )
         return max(hop(link, min(head, mine)), starves_until)
 
     def _on_head(self, transfer: Transfer, now: int) -> None:
@@ -161,7 +193,9 @@ class Link:
 
 
 class PagedLink(Link):
-    """A link from a drive whose reads the operating system keeps: what is kept is read again at another rate."""
+    """A link from a drive whose reads the operating system keeps: what is kept is read again at
+    another rate.
+    """
 
     def __init__(self, machine: Machine, index: int, durations: PagedDurations) -> None:
         super().__init__(machine, index)
@@ -175,7 +209,9 @@ class PagedLink(Link):
         size = transfer.left_bytes
         duration = self.service_ns(transfer)
         if self._pages.read(transfer.key, size):
-            duration += self._paged.kept_ns(self.index, size) - self._durations.hop_ns(self.index, size)
+            duration += self._paged.kept_ns(self.index, size) - self._durations.hop_ns(
+                self.index, size
+            )
         return duration
 
 
@@ -184,7 +220,9 @@ def _ignore(alarm: Alarm) -> None:
 
 
 class ChunkedLink(Link):
-    """A link whose prefetches give way to demands at the end of a chunk; one heap event a cut, not a chunk."""
+    """A link whose prefetches give way to demands at the end of a chunk; one heap event a cut,
+    not a chunk.
+    """
 
     is_cuttable = True
 
@@ -198,7 +236,11 @@ class ChunkedLink(Link):
         if self._cut_service != self._service:
             self.cut_at = 0
         # Only a prefetch gives way, and only to what waits.
-        if not issued or not issued[0].prefetch or not (self.queues[0] or len(issued) > 1 or self.cut_at):
+        if (
+            not issued
+            or not issued[0].prefetch
+            or not (self.queues[0] or len(issued) > 1 or self.cut_at)
+        ):
             return
         if not self.controller.cut(self.index):
             self.cut_at = 0
@@ -206,7 +248,9 @@ class ChunkedLink(Link):
             self._ask_for_cut(issued[0], now)
 
     def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
-        """Set an alarm for the end of the first chunk that ends after now, unless that is the transfer's last."""
+        """Set an alarm for the end of the first chunk that ends after now, unless that is the
+        transfer's last.
+        """
         size, service, ends_ns = self._chunk_bytes, self._service, self._chunk_ends_ns
         assert size is not None
         last = -(-transfer.left_bytes // size)
@@ -244,19 +288,25 @@ class ChunkedLink(Link):
 
 
 class Engine:
-    """One DMA engine of a shared link at work. ``left`` is in ns of the whole link's time, times the link's scale."""
+    """One DMA engine of a shared link at work. ``left`` is in ns of the whole link's time, times
+    the link's scale.
+    """
 
     __slots__ = ("latency_until_ns", "left", "number", "service", "transfer")
 
-    def __init__(self, number: int, transfer: Transfer, service: int, latency_until_ns: int, left: int) -> None:
+    def __init__(
+        self, number: int, transfer: Transfer, service: int, latency_until_ns: int, left: int
+    ) -> None:
         self.number, self.transfer, self.service = number, transfer, service
         self.latency_until_ns, self.left = latency_until_ns, left
 
 
 class SharedLink(Link):
-    """A link of several engines: past its latency each has an equal share of the bandwidth, exactly.
+    """A link of several engines: past its latency each has an equal share of the bandwidth,
+    exactly.
 
-    With m engines drawing bandwidth each does ``scale / m`` units a ns, a whole number: no rounding but at the ends.
+    With m engines drawing bandwidth each does ``scale / m`` units a ns, a whole number: no rounding
+    but at the ends.
     """
 
     def __init__(self, machine: Machine, index: int) -> None:
@@ -290,7 +340,9 @@ class SharedLink(Link):
             number = next(n for n in range(self._engines) if n not in taken)
             self._serve(transfer, now, number)
             left = (self.service_ns(transfer) - self._latency_ns) * self._scale
-            self._working.append(Engine(number, transfer, self._service, now + self._latency_ns, left))
+            self._working.append(
+                Engine(number, transfer, self._service, now + self._latency_ns, left)
+            )
         return len(self._working) > before
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
@@ -313,20 +365,33 @@ class SharedLink(Link):
         self._advance(now)
         drawing = self._drawing(now)
         share = self._scale // len(drawing) if drawing else 0
-        changes = [(now + max(0, -(-engine.left // share)), self._order(engine.transfer)) for engine in drawing]
-        changes += [(e.latency_until_ns, self._order(e.transfer)) for e in self._working if e.latency_until_ns > now]
+        changes = [
+            (now + max(0, -(-engine.left // share)), self._order(engine.transfer))
+            for engine in drawing
+        ]
+        changes += [
+            (e.latency_until_ns, self._order(e.transfer))
+            for e in self._working
+            if e.latency_until_ns > now
+        ]
         self._alarms += 1
         if changes:
             alarms = self._alarms
             at_ns, order = min(changes)
             alarm = Alarm(
-                self._env, lambda alarm: self._on_change(order, alarm.at_ns) if alarms == self._alarms else None
+                self._env,
+                lambda alarm: (
+                    self._on_change(order, alarm.at_ns) if alarms == self._alarms else None
+                ),
             )
             alarm.set(at_ns, order)
 
     def _on_change(self, order: int, now: int) -> None:
         self._advance(now)
-        ended = next((e for e in self._drawing(now) if e.left <= 0 and self._order(e.transfer) == order), None)
+        ended = next(
+            (e for e in self._drawing(now) if e.left <= 0 and self._order(e.transfer) == order),
+            None,
+        )
         if ended is None:
             self._set_alarm(now)
             return

@@ -1,7 +1,9 @@
-"""What the needs of a gate come to: the compute stream that computes them in their order, waves of them, and the CPU.
+"""What the needs of a gate come to: the compute stream that computes them in their order, waves of
+them, and the CPU.
 
-The stream is arithmetic: ``_free_ns`` is when it will be through with what it has been given. What it waits for stands
-in ``awaited``; what it stood idle for is noted when it goes on. Gates, steps and sequences: ``sim.engine.engine``.
+The stream is arithmetic: ``_free_ns`` is when it will be through with what it has been given. What
+it waits for stands in ``awaited``; what it stood idle for is noted when it goes on. Gates, steps
+and sequences: ``sim.engine.engine``.
 """
 
 from __future__ import annotations
@@ -32,16 +34,36 @@ class Group:
 
 
 class Stream:
-    """The compute stream and the CPU of one run. An engine says what follows: ``settle`` and ``_end_site``."""
+    """The compute stream and the CPU of one run. An engine says what follows: ``settle`` and
+    ``_end_site``.
+    """
 
-    # What the common gate uses. Of what is left there must be less than 30, the engine's own included: a larger dict
-    # makes each call slower.
+    # What the common gate uses. Of what is left there must be less than 30, the engine's own
+    # included: a larger dict makes each call slower.
     __slots__ = (
-        "__dict__", "_arrivals", "_free_ns", "_gate", "_gates", "_groups", "_idles", "_is_as_ready", "_later_lookups",
-        "_one_token_ns", "_releases", "_row", "_units", "_wake_ns", "awaited", "controller", "env", "other_calls",
-    )  # fmt: skip
+        "__dict__",
+        "_arrivals",
+        "_free_ns",
+        "_gate",
+        "_gates",
+        "_groups",
+        "_idles",
+        "_is_as_ready",
+        "_later_lookups",
+        "_one_token_ns",
+        "_releases",
+        "_row",
+        "_units",
+        "_wake_ns",
+        "awaited",
+        "controller",
+        "env",
+        "other_calls",
+    )
 
-    def __init__(self, env: Clock, controller: Controller, workload: Workload, durations: Durations) -> None:
+    def __init__(
+        self, env: Clock, controller: Controller, workload: Workload, durations: Durations
+    ) -> None:
         self.env, self.controller, self.durations = env, controller, durations
         record = NotedRecord()
         self.record: Record = record
@@ -55,12 +77,19 @@ class Stream:
         geometry = controller.geometry
         self._units = geometry.units
         # By key // units, which is precision * sites + site.
-        self._one_token_ns = [durations.expert_ns(p, site, 1)
-                              for p in range(len(geometry.precisions)) for site in range(geometry.sites)]  # fmt: skip
+        self._one_token_ns = [
+            durations.expert_ns(p, site, 1)
+            for p in range(len(geometry.precisions))
+            for site in range(geometry.sites)
+        ]
         self._gate = workload.gate()
         self.awaited: dict[int, int] = {}  # key -> row of its lookup
-        self._groups: deque[Group] = deque()  # wait_all, in_order: in the order of their computation
-        self._releases: deque[tuple[int, int]] = deque()  # waves: (end of a need's computation, key)
+        self._groups: deque[Group] = (
+            deque()
+        )  # wait_all, in_order: in the order of their computation
+        self._releases: deque[tuple[int, int]] = (
+            deque()
+        )  # waves: (end of a need's computation, key)
         self._release_alarm, self._release_is_set = Alarm(env, self._on_need_done), False
         self._cpu: deque[tuple[int, int, int]] = deque()  # (end, key, row) of what the CPU computes
         self._cpu_alarm = Alarm(env, self._on_cpu_done)
@@ -98,7 +127,9 @@ class Stream:
 
     # ---- the needs of an admission
 
-    def _take(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> None:
+    def _take(
+        self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int
+    ) -> None:
         """Set to work what an admission found (its first lookup is ``row``), and poll."""
         left_out = self._line_up(outcomes, waits, row, now)
         self.settle(now)
@@ -107,8 +138,12 @@ class Stream:
             if self.controller.waiting:
                 self._release(key, now)
 
-    def _line_up(self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int) -> list[int]:
-        """Give the needs of an admission to the stream and the CPU; the keys that are not computed at all."""
+    def _line_up(
+        self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int
+    ) -> list[int]:
+        """Give the needs of an admission to the stream and the CPU; the keys that are not
+        computed at all.
+        """
         awaited = self.awaited
         waits = waits or {}
         keys: list[int] = []
@@ -134,7 +169,10 @@ class Stream:
         elif self._wait == "wait_all":
             self._groups.append(Group(keys, rows, set(waits)))
         else:
-            self._groups += [Group((key,), (of,), {key} & waits.keys()) for key, of in zip(keys, rows, strict=True)]
+            self._groups += [
+                Group((key,), (of,), {key} & waits.keys())
+                for key, of in zip(keys, rows, strict=True)
+            ]
         self._compute_groups()
         if self._releases:
             self._set_release(now)

@@ -1,6 +1,8 @@
-"""The files of a fit: ``NAME.json`` says what was fitted on what, ``NAME.npz`` beside it has the arrays.
+"""The files of a fit: ``NAME.json`` says what was fitted on what, ``NAME.npz`` beside it has the
+arrays.
 
-Nothing in them is trusted: sizes are checked before anything is allocated, and nothing is ever evaluated.
+Nothing in them is trusted: sizes are checked before anything is allocated, and nothing is ever
+evaluated.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ SHAPE_FIELDS = ("sites", "experts", "top_k", "encoder_sites")
 
 
 class ArtefactError(ValueError):
-    """A fit that is not what it claims, or not for this run. The message names file, value, rule and the way out."""
+    """A fit that is not what it claims, or not for this run. The message names file, value, rule
+    and the way out.
+    """
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """``kind`` and ``parameters`` are the predictor's; ``trace`` (name, sha256) and ``sequences`` what was fitted on;
-    ``results`` is what the fit says of itself.
+    """``kind`` and ``parameters`` are the predictor's; ``trace`` (name, sha256) and ``sequences``
+    what was fitted on; ``results`` is what the fit says of itself.
     """
 
     kind: str
@@ -50,22 +54,33 @@ class Artefact:
 
 
 def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
-    """Write ``name``.json and .npz into ``folder``, in place of those there; the same fit gives the same bytes."""
+    """Write ``name``.json and .npz into ``folder``, in place of those there; the same fit gives
+    the same bytes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     packed = _packed(artefact.arrays)
     plain = {
-        "schema": SCHEMA, "kind": artefact.kind, "parameters": dict(artefact.parameters), "trace": dict(artefact.trace),
-        "shape": asdict(artefact.shape), "sequences": list(artefact.sequences), "results": dict(artefact.results),
+        "schema": SCHEMA,
+        "kind": artefact.kind,
+        "parameters": dict(artefact.parameters),
+        "trace": dict(artefact.trace),
+        "shape": asdict(artefact.shape),
+        "sequences": list(artefact.sequences),
+        "results": dict(artefact.results),
         "arrays_sha256": hashlib.sha256(packed).hexdigest(),
-    }  # fmt: skip
+    }
     (folder / f"{name}.npz").write_bytes(packed)
     place = folder / f"{name}.json"
-    place.write_text(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    place.write_text(
+        json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8"
+    )
     return place
 
 
 def _packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """An npz like numpy's; counts are packed by bzip2, a quarter smaller than deflated, which is better for floats."""
+    """An npz like numpy's; counts are packed by bzip2, a quarter smaller than deflated, which is
+    better for floats.
+    """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for key in sorted(arrays):
@@ -85,44 +100,79 @@ def read_artefact(place: Path) -> Artefact:
         text = _content(place, LARGEST_JSON_BYTES)
         arrays = _content(place.with_suffix(".npz"), LARGEST_ARRAYS_BYTES)
     except OSError as error:
-        raise ArtefactError(f"{place} cannot be read ({error}); name the .json file of a fit, or {REFIT}") from None
+        raise ArtefactError(
+            f"{place} cannot be read ({error}); name the .json file of a fit, or {REFIT}"
+        ) from None
     try:
         value = load_object(text)
     except TraceError as error:
         raise _refusal(place, "the text", error.rule) from None
     if not isinstance(value, dict) or set(value) != set(FIELDS) or value["schema"] != SCHEMA:
-        raise _refusal(place, "the text", f"must be an object of {', '.join(FIELDS)} with schema {SCHEMA}")
+        raise _refusal(
+            place, "the text", f"must be an object of {', '.join(FIELDS)} with schema {SCHEMA}"
+        )
     digest = hashlib.sha256(arrays).hexdigest()
     if digest != value["arrays_sha256"]:
-        raise _refusal(place.with_suffix(".npz"), f"sha256 {digest[:12]}", f"must be {value['arrays_sha256']!s:.12}")
+        raise _refusal(
+            place.with_suffix(".npz"),
+            f"sha256 {digest[:12]}",
+            f"must be {value['arrays_sha256']!s:.12}",
+        )
     return _checked(place, value, _arrays(place.with_suffix(".npz"), arrays))
 
 
 def _checked(place: Path, value: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Artefact:
     shape, trace, numbers = value["shape"], value["trace"], value["sequences"]
-    if not isinstance(shape, dict) or set(shape) != set(SHAPE_FIELDS) or not all(map(_is_count, shape.values())):
-        raise _refusal(place, f"shape {shape!s:.80}", f"must have whole numbers {', '.join(SHAPE_FIELDS)}")
+    if (
+        not isinstance(shape, dict)
+        or set(shape) != set(SHAPE_FIELDS)
+        or not all(map(_is_count, shape.values()))
+    ):
+        raise _refusal(
+            place, f"shape {shape!s:.80}", f"must have whole numbers {', '.join(SHAPE_FIELDS)}"
+        )
     if not isinstance(trace, dict) or set(trace) != {"name", "sha256"} or not _all_text(trace):
         raise _refusal(place, f"trace {trace!s:.80}", "must have name and sha256")
     if not isinstance(numbers, list) or not all(map(_is_count, numbers)):
         raise _refusal(place, f"sequences {numbers!s:.80}", "must be a list of numbers")
     parameters, results = value["parameters"], value["results"]
-    if not isinstance(parameters, dict) or not all(isinstance(item, str | int) for item in parameters.values()):
-        raise _refusal(place, f"parameters {parameters!s:.80}", "must be names with text or whole numbers")
-    if not isinstance(results, dict) or not all(isinstance(item, int | float) for item in results.values()):
+    if not isinstance(parameters, dict) or not all(
+        isinstance(item, str | int) for item in parameters.values()
+    ):
+        raise _refusal(
+            place, f"parameters {parameters!s:.80}", "must be names with text or whole numbers"
+        )
+    if not isinstance(results, dict) or not all(
+        isinstance(item, int | float) for item in results.values()
+    ):
         raise _refusal(place, f"results {results!s:.80}", "must be names with numbers")
-    return Artefact(str(value["kind"]), parameters, trace, Shape(**shape), tuple(numbers), arrays, results)
+    return Artefact(
+        str(value["kind"]), parameters, trace, Shape(**shape), tuple(numbers), arrays, results
+    )
 
 
 def _arrays(place: Path, content: bytes) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
-            # What an entry claims to unpack to is checked before it is unpacked, and its array against that.
+            # What an entry claims to unpack to is checked before it is unpacked, and its array
+            # against that.
             if sum(entry.file_size for entry in entries) > LARGEST_ARRAYS_BYTES:
-                raise _refusal(place, "the unpacked size", f"must be at most {LARGEST_ARRAYS_BYTES} bytes")
-            return {entry.filename.removesuffix(".npy"): _array(archive, entry, place) for entry in entries}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+                raise _refusal(
+                    place, "the unpacked size", f"must be at most {LARGEST_ARRAYS_BYTES} bytes"
+                )
+            return {
+                entry.filename.removesuffix(".npy"): _array(archive, entry, place)
+                for entry in entries
+            }
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        EOFError,
+        OSError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         if isinstance(error, ArtefactError):
             raise
         raise _refusal(place, f"the content ({error})", "must be an .npz file") from None
@@ -136,7 +186,11 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: Path) -> NDA
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
         expected = math.prod(shape) * dtype.itemsize + stream.tell()
         if dtype.kind not in KINDS or expected != entry.file_size:
-            raise _refusal(place, f"{entry.filename} {dtype} {shape}", f"must be numbers in {entry.file_size} bytes")
+            raise _refusal(
+                place,
+                f"{entry.filename} {dtype} {shape}",
+                f"must be numbers in {entry.file_size} bytes",
+            )
     with archive.open(entry) as stream:
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 

@@ -1,4 +1,6 @@
-"""The weights of a weighted-score cache that cost a calibration set least (HOBBIT, arXiv:2411.01433, section 3.4)."""
+"""The weights of a weighted-score cache that cost a calibration set least (HOBBIT,
+arXiv:2411.01433, section 3.4).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Fit:
         return self.points[0]
 
     def near_best(self, tolerance: float = 0.01) -> int:
-        """How many points cost at most so much more than the best, as a share of it: how flat the optimum is."""
+        """How many points cost at most so much more than the best, as a share of it: how flat
+        the optimum is.
+        """
         return sum(penalty <= self.penalties[0] * (1 + tolerance) for penalty in self.penalties)
 
 
@@ -44,12 +48,17 @@ def simplex(step: float) -> Iterator[dict[str, float]]:
     require_number("step", step)
     parts = round(1 / step) if step > 0 else 0
     if not 1 <= parts <= MOST_PARTS or abs(parts * step - 1) > 1e-9:
-        raise ValueError(f"step={step:g} must divide 1 into 1 to {MOST_PARTS} parts, such as 0.1 or 0.25")
+        raise ValueError(
+            f"step={step:g} must divide 1 into 1 to {MOST_PARTS} parts, such as 0.1 or 0.25"
+        )
     for first in range(parts + 1):
         for second in range(parts + 1 - first):
             for third in range(parts + 1 - first - second):
                 shares = (first, second, third, parts - first - second - third)
-                yield {term: share / parts for term, share in zip(WeightedScore.TERMS, shares, strict=True)}
+                yield {
+                    term: share / parts
+                    for term, share in zip(WeightedScore.TERMS, shares, strict=True)
+                }
 
 
 def fit_weights(points: Iterable[Weights], penalty: Callable[[Weights], float]) -> Fit:
@@ -60,11 +69,15 @@ def fit_weights(points: Iterable[Weights], penalty: Callable[[Weights], float]) 
 
 
 def miss_penalty(controller: Controller, workload: Workload) -> float:
-    """What a run's decoded needs cost that were not there: 1 for a miss of the highest precision, bits / highest bits
-    for another, over all that count in a hit ratio (``sim.results.hits``)."""
+    """What a run's decoded needs cost that were not there: 1 for a miss of the highest precision,
+    bits / highest bits for another, over all that count in a hit ratio (``sim.results.hits``)."""
     bits = np.array(controller.geometry.bits) / controller.geometry.bits[0]
     outcome = np.array(controller.lookup_outcomes)
-    wanted = np.array(controller.lookup_wanted) if controller.lookup_wanted else np.zeros(len(outcome), np.int64)
+    wanted = (
+        np.array(controller.lookup_wanted)
+        if controller.lookup_wanted
+        else np.zeros(len(outcome), np.int64)
+    )
     needs, steps = workload.needs, workload.gate_step
     decode = np.array([step.decode for step in workload.steps])[steps[needs.tick]]
     counts = decode & (skip_codes(controller.selector, needs.score) != SKIPS.index(ALWAYS))
@@ -76,9 +89,16 @@ def miss_penalty(controller: Controller, workload: Workload) -> float:
 
 def override(weights: Weights) -> str:
     """As the command line takes it."""
-    return "cache.weights={" + ",".join(f"{term}:{weights[term]:g}" for term in WeightedScore.TERMS) + "}"
+    return (
+        "cache.weights={"
+        + ",".join(f"{term}:{weights[term]:g}" for term in WeightedScore.TERMS)
+        + "}"
+    )
 
 
 def table(fit: Fit, rows: int) -> Sequence[tuple[str, float]]:
     """The first rows, as text and penalty."""
-    return [(override(point), cost) for point, cost in list(zip(fit.points, fit.penalties, strict=True))[:rows]]
+    return [
+        (override(point), cost)
+        for point, cost in list(zip(fit.points, fit.penalties, strict=True))[:rows]
+    ]

@@ -6,4 +6,14 @@ from sim.machine.hardware import Compute, Cpu, Hardware, Link
 from sim.machine.model import LatentAttention, Model
 from sim.machine.parts import Host, Ram, SharedMemory
 
-__all__ = ["Compute", "Cpu", "Hardware", "Host", "LatentAttention", "Link", "Model", "Ram", "SharedMemory"]
+__all__ = [
+    "Compute",
+    "Cpu",
+    "Hardware",
+    "Host",
+    "LatentAttention",
+    "Link",
+    "Model",
+    "Ram",
+    "SharedMemory",
+]

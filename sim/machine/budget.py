@@ -1,4 +1,6 @@
-"""How much of the experts the device may hold, and the variants of a run with what each takes in a slot."""
+"""How much of the experts the device may hold, and the variants of a run with what each takes in
+a slot.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ from sim.values.units import gib, part_of, require_number, require_range
 
 @dataclass(frozen=True)
 class Budget:
-    """The bytes of the expert slots: a share of all experts at the highest precision, or so many GiB.
+    """The bytes of the expert slots: a share of all experts at the highest precision, or so many
+    GiB.
 
-    ``resident_share``: above 0, up to 1; at one share systems of equal slots have equal bytes. ``slots_gib``, where it
-    is given, holds instead, and is the same for systems of any precision; what more than holds all experts is not
-    taken.
+    ``resident_share``: above 0, up to 1; at one share systems of equal slots have equal bytes.
+    ``slots_gib``, where it is given, holds instead, and is the same for systems of any precision;
+    what more than holds all experts is not taken.
     """
 
     resident_share: float
@@ -32,13 +35,15 @@ class Budget:
         require_number("budget.resident_share", share)
         if not 0 < share <= 1:
             raise ValueError(
-                f"budget.resident_share={share} must be above 0 and at most 1: a share of all experts' bytes"
+                f"budget.resident_share={share} must be above 0 and at most 1: a share of all"
+                " experts' bytes"
             )
         if given_gib is not None:
             require_number("budget.slots_gib", given_gib)
             if given_gib <= 0:
                 raise ValueError(
-                    f"budget.slots_gib={given_gib} must be above 0: GiB for expert slots; null: a resident_share"
+                    f"budget.slots_gib={given_gib} must be above 0: GiB for expert slots; null: a"
+                    " resident_share"
                 )
             require_range("budget.slots_gib", given_gib, 0, 1e6, "GiB")
 
@@ -49,40 +54,70 @@ class Budget:
         return min(gib(self.slots_gib), all_bytes)
 
     def share_of(self, all_bytes: int) -> float:
-        return self.resident_share if self.slots_gib is None else self.capacity_bytes(all_bytes) / all_bytes
+        return (
+            self.resident_share
+            if self.slots_gib is None
+            else self.capacity_bytes(all_bytes) / all_bytes
+        )
 
 
-def make_geometry(model: Model, precisions: tuple[str, ...], budget: Budget,
-                  missing: frozenset[tuple[int, int, int]] = frozenset(),
-                  stored_bytes: Sequence[int] = (), held_bits: float = 0.0,
-                  recorded: Mapping[str, Sequence[int]] = MappingProxyType({})) -> Geometry:  # fmt: skip
+def make_geometry(
+    model: Model,
+    precisions: tuple[str, ...],
+    budget: Budget,
+    missing: frozenset[tuple[int, int, int]] = frozenset(),
+    stored_bytes: Sequence[int] = (),
+    held_bits: float = 0.0,
+    recorded: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> Geometry:
     """The experts of a run.
 
-    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: what an expert takes at each
-    precision where it is really stored, in place of the model's nominal sizes; what is stored is then held.
-    ``held_bits``: the least bits a weight that slots hold. ``recorded``: by precision, bytes of an expert by site, in
-    place of the nominal ones, too.
+    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: what an
+    expert takes at each precision where it is really stored, in place of the model's nominal sizes;
+    what is stored is then held. ``held_bits``: the least bits a weight that slots hold.
+    ``recorded``: by precision, bytes of an expert by site, in place of the nominal ones, too.
     """
-    nominal = tuple(stored_bytes) or tuple(model.expert_bytes(precision) for precision in precisions)
+    nominal = tuple(stored_bytes) or tuple(
+        model.expert_bytes(precision) for precision in precisions
+    )
     by_site = [(size,) * model.sites for size in nominal]
     if not stored_bytes:
-        by_site = [tuple(recorded.get(name, sizes)) for name, sizes in zip(precisions, by_site, strict=True)]
+        by_site = [
+            tuple(recorded.get(name, sizes))
+            for name, sizes in zip(precisions, by_site, strict=True)
+        ]
     sizes = tuple(map(max, by_site))
     bits = tuple(PRECISION_BITS[precision] for precision in precisions)
     held: tuple[int, ...] = ()
     if not stored_bytes and held_bits > min(bits):
         # What is written out has as many bits for each weight, however it was stored.
-        written = [ceil(size * max(1.0, held_bits / of)) for size, of in zip(nominal, bits, strict=True)]
+        written = [
+            ceil(size * max(1.0, held_bits / of)) for size, of in zip(nominal, bits, strict=True)
+        ]
         held = tuple(map(max, written, sizes))
     everything = sum(by_site[0]) if not held else model.sites * held[0]
     capacity = budget.capacity_bytes(model.stored_experts * everything)
     units = model.experts + 1
-    null = product(range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts))
-    keys = frozenset((p * model.sites + site) * units + expert for p, site, expert in chain(missing, null))
+    null = product(
+        range(len(precisions)), range(model.sites), range(model.stored_experts, model.experts)
+    )
+    keys = frozenset(
+        (p * model.sites + site) * units + expert for p, site, expert in chain(missing, null)
+    )
     differ = any(len(set(of)) > 1 for of in by_site)
-    return Geometry(model.sites, model.experts, model.top_k, precisions, bits, sizes, capacity,
-                    tuple(by_site) if differ else None, missing=keys, null_experts=model.null_experts,
-                    held_bytes=held)  # fmt: skip
+    return Geometry(
+        model.sites,
+        model.experts,
+        model.top_k,
+        precisions,
+        bits,
+        sizes,
+        capacity,
+        tuple(by_site) if differ else None,
+        missing=keys,
+        null_experts=model.null_experts,
+        held_bytes=held,
+    )
 
 
 def all_slot_bytes(geometry: Geometry) -> int:
@@ -92,11 +127,13 @@ def all_slot_bytes(geometry: Geometry) -> int:
 
 
 def held_bits(selector: Any, hardware: Hardware) -> float:
-    """The least bits a weight at which the device's slots hold experts: what the system dequantises them to, or what a
-    link writes them out at; 0 where they are held as they are stored.
+    """The least bits a weight at which the device's slots hold experts: what the system dequantises
+    them to, or what a link writes them out at; 0 where they are held as they are stored.
     """
     held = getattr(selector, "held", None)
     if held is not None and held not in PRECISION_BITS:
-        raise ValueError(f"unknown precision.held={held!r}; known: {', '.join(PRECISION_BITS)}, or null")
+        raise ValueError(
+            f"unknown precision.held={held!r}; known: {', '.join(PRECISION_BITS)}, or null"
+        )
     unpacked = [link.unpack.bits for link in hardware.links if link.unpack is not None]
     return max([0.0 if held is None else PRECISION_BITS[held], *unpacked])

@@ -1,4 +1,6 @@
-"""How fast those who share a machine go on while others are at work: exact, in whole millionths of their own pace."""
+"""How fast those who share a machine go on while others are at work: exact, in whole millionths
+of their own pace.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ class Contention:
     """Paces by who is at work, as bits: bit p stands for party p.
 
     ``overlapped``: by link, the share of its bandwidth that is left while the compute stream works.
-    ``draws_bytes_per_s``: by party of one shared memory, what it draws at its own pace; where those at work together
-    draw more than ``memory_bytes_per_s``, all of them are slowed by the same factor. Paces are rounded down to a
-    millionth, and at least one.
+    ``draws_bytes_per_s``: by party of one shared memory, what it draws at its own pace; where those
+    at work together draw more than ``memory_bytes_per_s``, all of them are slowed by the same
+    factor. Paces are rounded down to a millionth, and at least one.
     """
 
-    def __init__(self, overlapped: Sequence[float], memory_bytes_per_s: float = 0.0,
-                 draws_bytes_per_s: Mapping[int, float] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        overlapped: Sequence[float],
+        memory_bytes_per_s: float = 0.0,
+        draws_bytes_per_s: Mapping[int, float] | None = None,
+    ) -> None:
         self.parties = FIRST_LINK + len(overlapped)
         self._overlapped = [round(share * WHOLE) for share in overlapped]
         self._memory_bytes_per_s = int(memory_bytes_per_s)
@@ -30,7 +36,9 @@ class Contention:
     def paces(self, at_work: int) -> tuple[int, ...]:
         """Of every party, in millionths, while those of ``at_work`` are at work."""
         if at_work not in self._known:
-            self._known[at_work] = tuple(self._pace(party, at_work) for party in range(self.parties))
+            self._known[at_work] = tuple(
+                self._pace(party, at_work) for party in range(self.parties)
+            )
         return self._known[at_work]
 
     def _pace(self, party: int, at_work: int) -> int:

@@ -45,7 +45,9 @@ class Durations(Protocol):
 
 @runtime_checkable
 class PagedDurations(Protocol):
-    """Durations of a machine whose operating system may keep what a link reads (`sim.machine.page_cache`)."""
+    """Durations of a machine whose operating system may keep what a link reads
+    (`sim.machine.page_cache`).
+    """
 
     def page_cache_bytes(self, link: int) -> int:
         """Room for what was read; 0 where nothing is kept."""
@@ -56,7 +58,9 @@ class PagedDurations(Protocol):
 
 @runtime_checkable
 class ContendedDurations(PagedDurations, Protocol):
-    """Durations of a machine whose parties may hold each other up: all durations are those of who works alone."""
+    """Durations of a machine whose parties may hold each other up: all durations are those of
+    who works alone.
+    """
 
     contention: Contention | None
     cpu_latency_ns: int
@@ -74,14 +78,24 @@ def least_hop_ns(durations: Durations, link: int, moved_bytes: int) -> int:
 class FixedDurations:
     """Durations given outright: for worked examples and tests.
 
-    ``hop_ns`` and ``latency_ns`` are by link, a hop's by its bytes (one mapping: a single link); ``expert_ns`` and
-    ``per_token_ns``, which is added for every row, by precision, the same at every site.
+    ``hop_ns`` and ``latency_ns`` are by link, a hop's by its bytes (one mapping: a single link);
+    ``expert_ns`` and ``per_token_ns``, which is added for every row, by precision, the same at
+    every site.
     """
 
-    def __init__(self, dense_ns: Sequence[int], tail_ns: int, expert_ns: Sequence[int],
-                 hop_ns: Mapping[int, int] | Sequence[Mapping[int, int]], per_token_ns: Sequence[int] | None = None, *,
-                 latency_ns: Sequence[int] | None = None, cpu_ns: int = 0, host: HostCosts | None = None,
-                 prediction_ns: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        dense_ns: Sequence[int],
+        tail_ns: int,
+        expert_ns: Sequence[int],
+        hop_ns: Mapping[int, int] | Sequence[Mapping[int, int]],
+        per_token_ns: Sequence[int] | None = None,
+        *,
+        latency_ns: Sequence[int] | None = None,
+        cpu_ns: int = 0,
+        host: HostCosts | None = None,
+        prediction_ns: int = 0,
+    ) -> None:
         self._dense, self._tail, self._expert, self._cpu = dense_ns, tail_ns, expert_ns, cpu_ns
         self._hop = (hop_ns,) if isinstance(hop_ns, Mapping) else tuple(hop_ns)
         self._latency = latency_ns or [0] * len(self._hop)
@@ -111,18 +125,30 @@ class FixedDurations:
 class Roofline:
     """Durations of a model on a machine, precision by precision. Implements ``Durations``.
 
-    A step of several sequences is charged attention as if each had its share of the rows and the longest context of
-    them. Prefill's causal attention reads half its own rows on average. The LM head runs for the last row of each
-    sequence. ``site_bytes[precision][site]``: where a variant's bytes differ from site to site, its work goes by them.
-    ``active_share``: of what moves of an expert, the share of weights that one token reads (FloE's sparse kernel);
-    several rows read all. ``decision_ns``: host time after every gate beside the machine's own. ``free_copies``: what
-    a link moves takes no time (a reference, no machine). ``forecast_sites``: how many gates ahead the predictor runs at
-    every gate, where the machine says what that costs. ``held_bits``: the least bits a weight that slots hold.
+    A step of several sequences is charged attention as if each had its share of the rows and the
+    longest context of them. Prefill's causal attention reads half its own rows on average. The LM
+    head runs for the last row of each sequence. ``site_bytes[precision][site]``: where a variant's
+    bytes differ from site to site, its work goes by them. ``active_share``: of what moves of an
+    expert, the share of weights that one token reads (FloE's sparse kernel); several rows read all.
+    ``decision_ns``: host time after every gate beside the machine's own. ``free_copies``: what a
+    link moves takes no time (a reference, no machine). ``forecast_sites``: how many gates ahead the
+    predictor runs at every gate, where the machine says what that costs. ``held_bits``: the least
+    bits a weight that slots hold.
     """
 
-    def __init__(self, model: Model, hardware: Hardware, precisions: Sequence[str],
-                 site_bytes: Sequence[Sequence[int]] | None = None, *, active_share: float = 1.0, decision_ns: int = 0,
-                 free_copies: bool = False, forecast_sites: int = 0, held_bits: float = 0.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Model,
+        hardware: Hardware,
+        precisions: Sequence[str],
+        site_bytes: Sequence[Sequence[int]] | None = None,
+        *,
+        active_share: float = 1.0,
+        decision_ns: int = 0,
+        free_copies: bool = False,
+        forecast_sites: int = 0,
+        held_bits: float = 0.0,
+    ) -> None:
         self.model, self.hardware = model, hardware
         costs = hardware.host.costs
         self.host: HostCosts = replace(costs, issue_ns=costs.issue_ns + decision_ns)
@@ -135,18 +161,26 @@ class Roofline:
         self._measured = hardware.measured
         if self._measured is not None:
             self._measured.check_model(model.sizes_of or model.name)
-        self._tables = [self._measured.expert_us.get(p) if self._measured else None for p in precisions]
+        self._tables = [
+            self._measured.expert_us.get(p) if self._measured else None for p in precisions
+        ]
         self._bits = [PRECISION_BITS[precision] for precision in precisions]
         self._site_bytes = site_bytes
         # Bytes of each variant, in ascending order, and their bits.
         sizes = site_bytes or [[model.expert_bytes(precision)] for precision in precisions]
-        self._variants = sorted({(size, bits) for of, bits in zip(sizes, self._bits, strict=True) for size in of})
+        self._variants = sorted(
+            {(size, bits) for of, bits in zip(sizes, self._bits, strict=True) for size in of}
+        )
         unpacks = [link.unpack.bits for link in hardware.links if link.unpack is not None]
         self._held_bits = max([held_bits, *unpacks])
         self._expert: dict[tuple[int, int, int], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
-        # Sites of equal layers cost the same: by site the number of its kind, and of each kind its first site.
-        alike = [(model.block_params(s), model.layers_at(s), model.is_encoder(s)) for s in range(model.sites)]
+        # Sites of equal layers cost the same: by site the number of its kind, and of each kind its
+        # first site.
+        alike = [
+            (model.block_params(s), model.layers_at(s), model.is_encoder(s))
+            for s in range(model.sites)
+        ]
         self._kinds = sorted(alike.index(kind) for kind in set(alike))
         self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
         self._dense: dict[tuple[int, int, int, int], int] = {}
@@ -159,10 +193,14 @@ class Roofline:
             if at not in self._dense:
                 self._dense[at] = self._layers_ns(*at)
             times.append(self._dense[at])
-        return times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
+        return (
+            times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
+        )
 
     def _forecasting(self, sites: int) -> tuple[int, int]:
-        """What running so many gates ahead for one row adds to the dense work, and to the time until the answer."""
+        """What running so many gates ahead for one row adds to the dense work, and to the time
+        until the answer.
+        """
         part, m = self.hardware.forecasting, self.model
         if part is None or not sites:
             return 0, 0
@@ -174,7 +212,9 @@ class Roofline:
         return 0, self.hardware.cpu.operation_ns(flops, read_bytes)
 
     def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
-        """The layers of one site without its experts. An encoder's rows attend to all of their prompt."""
+        """The layers of one site without its experts. An encoder's rows attend to all of their
+        prompt.
+        """
         if self._measured is not None and self._measured.dense_us and rows == 1:
             return time_ns(self._measured.dense_us, context) + self._forecast_ns
         m, compute = self.model, self.hardware.compute
@@ -184,18 +224,26 @@ class Roofline:
         flops = 2 * rows * params + layers * rows * attended * m.attention_flops
         kv_bytes = sequences * layers * m.layer_kv_bytes * context
         launches = (
-            layers * compute.dense_launches + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
+            layers * compute.dense_launches
+            + (layers - 1 + (m.shared_intermediate > 0)) * compute.expert_launches
         )
-        return compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches) + self._forecast_ns
+        return (
+            compute.operation_ns(flops, params * m.dense_bits / 8 + kv_bytes, launches)
+            + self._forecast_ns
+        )
 
     def tail_ns(self, step: Step) -> int:
-        """The LM head; after a prompt that an encoder has read, the decoder's keys and values of it."""
+        """The LM head; after a prompt that an encoder has read, the decoder's keys and values of
+        it.
+        """
         m, compute = self.model, self.hardware.compute
         rows, params = len(step.sequences), m.head_params
         if m.encoder_sites and not step.decode:
             layers = sum(m.layers_at(site) for site in range(m.encoder_sites, m.sites))
             rows, params = step.rows, layers * m.cross_kv_params
-        return compute.operation_ns(2 * rows * params, params * m.dense_bits / 8, compute.tail_launches)
+        return compute.operation_ns(
+            2 * rows * params, params * m.dense_bits / 8, compute.tail_launches
+        )
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
         if (precision, site, tokens) not in self._expert:
@@ -215,20 +263,24 @@ class Roofline:
             in_full = read_bytes * WRITTEN_OUT_BITS / self._bits[precision]
             written_out = compute.operation_ns(0, read_bytes + in_full, compute.dequantise_launches)
             read_bytes = in_full
-        return written_out + compute.operation_ns(2 * tokens * params, read_bytes, compute.expert_launches)
+        return written_out + compute.operation_ns(
+            2 * tokens * params, read_bytes, compute.expert_launches
+        )
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         """Raise ValueError if this machine's description has no CPU that computes."""
         cpu = self.hardware.cpu
         if cpu is None:
             raise ValueError(
-                f"hardware {self.hardware.name} has no cpu section, so no expert can be computed on the CPU; choose "
-                f"placement=load, or a machine whose file has one"
+                f"hardware {self.hardware.name} has no cpu section, so no expert can be computed on"
+                " the CPU; choose placement=load, or a machine whose file has one"
             )
         if (precision, site, tokens) not in self._on_cpu:
             params, moved_bytes = self._expert_size(precision, site)
             read_bytes = moved_bytes + self._resident_bytes[precision]
-            self._on_cpu[precision, site, tokens] = cpu.operation_ns(2 * tokens * params, read_bytes)
+            self._on_cpu[precision, site, tokens] = cpu.operation_ns(
+                2 * tokens * params, read_bytes
+            )
         return self._on_cpu[precision, site, tokens]
 
     def _expert_size(self, precision: int, site: int) -> tuple[float, float]:
@@ -244,11 +296,17 @@ class Roofline:
             return 0
         if (unpack := self.hardware.links[link].unpack) is None:
             return self.hardware.hop_ns(link, moved_bytes)
-        return self.hardware.hop_ns(link, moved_bytes) + unpack.time_ns(moved_bytes, self._bits_of(moved_bytes))
+        return self.hardware.hop_ns(link, moved_bytes) + unpack.time_ns(
+            moved_bytes, self._bits_of(moved_bytes)
+        )
 
     def _bits_of(self, moved_bytes: int) -> float:
-        """Of the smallest variant that so many bytes may be all or a part of; what is larger than any is dense."""
-        return next((bits for size, bits in self._variants if moved_bytes <= size), self.model.dense_bits)
+        """Of the smallest variant that so many bytes may be all or a part of; what is larger
+        than any is dense.
+        """
+        return next(
+            (bits for size, bits in self._variants if moved_bytes <= size), self.model.dense_bits
+        )
 
     def latency_ns(self, link: int) -> int:
         return 0 if self._free_copies else self.hardware.links[link].latency_ns
@@ -264,7 +322,9 @@ class Roofline:
 
 
 class StepLimits(Protocol):
-    """What the steps of a run never exceed: tokens of all sequences that run at once, rows of a step."""
+    """What the steps of a run never exceed: tokens of all sequences that run at once, rows of a
+    step.
+    """
 
     @property
     def tokens(self) -> int: ...
@@ -276,9 +336,10 @@ class StepLimits(Protocol):
 class Ledger:
     """What must fit on the device at once, in bytes.
 
-    ``dense_bytes``: all dense weights, or, where a layer's are streamed, the slots for them and the rest.
-    ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``). ``parts_bytes``: what of
-    every expert stays on the device whatever the slots hold (FloE's up projections).
+    ``dense_bytes``: all dense weights, or, where a layer's are streamed, the slots for them and the
+    rest. ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``).
+    ``parts_bytes``: what of every expert stays on the device whatever the slots hold (FloE's up
+    projections).
     """
 
     dense_bytes: int
@@ -295,17 +356,30 @@ class Ledger:
         return sum(vars(self).values())
 
 
-def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_bytes: int, staging_bytes: int = 0,
-                 overflow_bytes: int = 0, parts_bytes: int = 0, dense_slots: int = 0) -> Ledger:  # fmt: skip
-    """The ledger at its highest. Raise ValueError, naming each part, if it exceeds the device's memory.
+def check_memory(
+    model: Model,
+    hardware: Hardware,
+    limits: StepLimits,
+    *,
+    slot_bytes: int,
+    staging_bytes: int = 0,
+    overflow_bytes: int = 0,
+    parts_bytes: int = 0,
+    dense_slots: int = 0,
+) -> Ledger:
+    """The ledger at its highest. Raise ValueError, naming each part, if it exceeds the device's
+    memory.
 
-    ``dense_slots``: 0 where dense weights are resident, else the layers' slots that they are streamed through.
+    ``dense_slots``: 0 where dense weights are resident, else the layers' slots that they are
+    streamed through.
     """
     blocks = [model.block_bytes(site) for site in range(model.sites)] if dense_slots else []
     ledger = Ledger(
         dense_bytes=model.dense_bytes - sum(blocks) + dense_slots * max(blocks, default=0),
         kv_bytes=limits.tokens * model.kv_bytes_per_token,
-        activation_bytes=limits.rows * 2 * (4 * model.hidden + 2 * model.top_k * model.expert_intermediate),
+        activation_bytes=limits.rows
+        * 2
+        * (4 * model.hidden + 2 * model.top_k * model.expert_intermediate),
         slot_bytes=slot_bytes,
         staging_bytes=staging_bytes,
         overflow_bytes=overflow_bytes,
@@ -314,22 +388,33 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
     )
     over = ledger.total_bytes - hardware.memory_bytes
     if over > 0:
-        parts = ", ".join(f"{name.removesuffix('_bytes')} {size / GIB:.2f}" for name, size in vars(ledger).items()
-                          if size)  # fmt: skip
+        parts = ", ".join(
+            f"{name.removesuffix('_bytes')} {size / GIB:.2f}"
+            for name, size in vars(ledger).items()
+            if size
+        )
         room = max(0.0, (slot_bytes - over) / GIB)
         free = hardware.memory_bytes - (ledger.total_bytes - ledger.kv_bytes - slot_bytes)
         if ledger.kv_bytes > free >= 0:
             raise ValueError(
-                f"the key-value cache of {limits.tokens} tokens takes {ledger.kv_bytes / GIB:.2f} GiB, but "
-                f"hardware.memory_gib={hardware.memory_gib:g} has {free / GIB:.2f} GiB left for it without any "
-                f"slots ({parts} GiB); run fewer or shorter requests at once (workload.together, "
-                f"workload.prompt_tokens, workload.decode_tokens), or set hardware.memory_gib"
+                f"the key-value cache of {limits.tokens} tokens takes {ledger.kv_bytes / GIB:.2f}"
+                f" GiB, but hardware.memory_gib={hardware.memory_gib:g} has {free / GIB:.2f} GiB"
+                f" left for it without any slots ({parts} GiB); run fewer or shorter requests at"
+                " once (workload.together, workload.prompt_tokens, workload.decode_tokens), or set"
+                " hardware.memory_gib"
             )
-        other = "" if room else " and run fewer or shorter requests at once (workload.together, workload.decode_tokens)"
+        other = (
+            ""
+            if room
+            else (
+                " and run fewer or shorter requests at once (workload.together,"
+                " workload.decode_tokens)"
+            )
+        )
         raise ValueError(
-            f"the device holds {hardware.memory_gib:g} GiB, but the run needs {ledger.total_bytes / GIB:.2f} GiB "
-            f"({parts} GiB); lower budget.resident_share or slots_gib ({room:.2f} GiB of slots fit){other}, or set "
-            f"hardware.memory_gib"
+            f"the device holds {hardware.memory_gib:g} GiB, but the run needs"
+            f" {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB); lower budget.resident_share or"
+            f" slots_gib ({room:.2f} GiB of slots fit){other}, or set hardware.memory_gib"
         )
     return ledger
 
@@ -337,7 +422,8 @@ def check_memory(model: Model, hardware: Hardware, limits: StepLimits, *, slot_b
 def overflow_bytes(union_bytes: int, arriving_bytes: int, pool_bytes: int) -> int:
     """The most that pools hold over their capacity with ``retention: after_batch``.
 
-    A gate's union comes in on top of what stays beside it: the union before it, which is still pinned when the pools
-    are trimmed, as far as it does not fit the smallest pool (``pool_bytes``) beside what is then arriving.
+    A gate's union comes in on top of what stays beside it: the union before it, which is still
+    pinned when the pools are trimmed, as far as it does not fit the smallest pool (``pool_bytes``)
+    beside what is then arriving.
     """
     return union_bytes + min(union_bytes, max(0, union_bytes + arriving_bytes - pool_bytes))

@@ -18,16 +18,19 @@ __all__ = ["Compute", "Cpu", "Forecasting", "Hardware", "Host", "Link", "Ram", "
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a link: ``overhead + calls * per_call + bytes / (peak * efficiency)`` for each service.
+    """One direction of a link: ``overhead + calls * per_call + bytes / (peak * efficiency)`` for
+    each service.
 
-    ``engines`` serve at once and share the bandwidth. ``head_bytes``: 0, or after how many bytes of a transfer the next
-    link inwards may begin (cut-through). ``name`` is the link's key in ``hardware.links``. ``pageable``: the share of
-    the bandwidth that copies from pageable memory reach.
+    ``engines`` serve at once and share the bandwidth. ``head_bytes``: 0, or after how many bytes of
+    a transfer the next link inwards may begin (cut-through). ``name`` is the link's key in
+    ``hardware.links``. ``pageable``: the share of the bandwidth that copies from pageable memory
+    reach.
 
-    A service is made of ``calls`` copies, or of as many as it takes with at most ``call_bytes`` each. ``reads``: the
-    link begins at a drive that is read block by block; ``gather``: the host first puts together what is copied;
-    ``page_cache``: the operating system keeps what it read. ``overlapped``: the share of the bandwidth that is left
-    while the compute stream works. ``unpack``: what arrives quantised is written out before it is usable.
+    A service is made of ``calls`` copies, or of as many as it takes with at most ``call_bytes``
+    each. ``reads``: the link begins at a drive that is read block by block; ``gather``: the host
+    first puts together what is copied; ``page_cache``: the operating system keeps what it read.
+    ``overlapped``: the share of the bandwidth that is left while the compute stream works.
+    ``unpack``: what arrives quantised is written out before it is usable.
     """
 
     peak_gb_per_s: float
@@ -59,29 +62,56 @@ class Link:
             require_range(f"{place}.{name}", getattr(self, name), 0, 1e7, "microseconds")
         for name, least in (("engines", 1), ("calls", 1), ("head_bytes", 0), ("call_bytes", 0)):
             require_number(f"{place}.{name}", getattr(self, name), minimum=least, whole=True)
-        require_range(f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once")
-        require_range(f"{place}.pageable", self.pageable, 1e-3, 1, "a share of the bandwidth from pinned memory")
-        require_range(f"{place}.overlapped", self.overlapped, 1e-3, 1, "a share of the bandwidth without computation")
-        for name, kind in (("reads", Reads), ("gather", Gather), ("page_cache", Pages), ("unpack", Unpack)):
+        require_range(
+            f"{place}.engines", self.engines, 1, 64, "the transfers that it serves at once"
+        )
+        require_range(
+            f"{place}.pageable",
+            self.pageable,
+            1e-3,
+            1,
+            "a share of the bandwidth from pinned memory",
+        )
+        require_range(
+            f"{place}.overlapped",
+            self.overlapped,
+            1e-3,
+            1,
+            "a share of the bandwidth without computation",
+        )
+        for name, kind in (
+            ("reads", Reads),
+            ("gather", Gather),
+            ("page_cache", Pages),
+            ("unpack", Unpack),
+        ):
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):
-                raise ValueError(f"{place}.{name}={part!r} must be null or a section with its _target_")
+                raise ValueError(
+                    f"{place}.{name}={part!r} must be null or a section with its _target_"
+                )
         if self.reads is not None and self.gather is not None:
-            raise ValueError(f"{place} has reads and gather: a link begins at a drive or in memory; give two links")
+            raise ValueError(
+                f"{place} has reads and gather: a link begins at a drive or in memory; give two"
+                " links"
+            )
         if self.page_cache is not None and (self.engines > 1 or self.head_bytes):
             raise ValueError(
-                f"{place}.page_cache does not go with engines={self.engines}, head_bytes={self.head_bytes}; set "
-                f"engines=1 and head_bytes=0, or page_cache=null"
+                f"{place}.page_cache does not go with engines={self.engines},"
+                f" head_bytes={self.head_bytes}; set engines=1 and head_bytes=0, or page_cache=null"
             )
         if self.unpack is not None and (self.engines > 1 or self.head_bytes):
             raise ValueError(
-                f"{place}.unpack does not go with engines={self.engines}, head_bytes={self.head_bytes}; set engines=1 "
-                f"and head_bytes=0, or unpack=null"
+                f"{place}.unpack does not go with engines={self.engines},"
+                f" head_bytes={self.head_bytes}; set engines=1 and head_bytes=0, or unpack=null"
             )
-        if self.engines > 1 and (self.reads is not None or self.gather is not None or self.call_bytes):
+        if self.engines > 1 and (
+            self.reads is not None or self.gather is not None or self.call_bytes
+        ):
             raise ValueError(
-                f"{place}.engines={self.engines} does not go with reads, gather or call_bytes: what several engines "
-                f"share is a plain bandwidth; set engines=1 (reads.queue_depth has several reads at once)"
+                f"{place}.engines={self.engines} does not go with reads, gather or call_bytes: what"
+                " several engines share is a plain bandwidth; set engines=1 (reads.queue_depth has"
+                " several reads at once)"
             )
 
     def hop_ns(self, moved_bytes: int) -> int:
@@ -92,7 +122,11 @@ class Link:
         elif self.gather is not None:
             copy_s = self.gather.time_s(moved_bytes, rate)
         else:
-            return self.latency_ns + self._more_calls(moved_bytes) + round(moved_bytes * NS_PER_S / rate)
+            return (
+                self.latency_ns
+                + self._more_calls(moved_bytes)
+                + round(moved_bytes * NS_PER_S / rate)
+            )
         return self.latency_ns + self._more_calls(moved_bytes) + round(copy_s * NS_PER_S)
 
     def _more_calls(self, moved_bytes: int) -> int:
@@ -113,10 +147,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Compute:
-    """``max(flops / (peak * efficiency), bytes / (bandwidth * efficiency)) + launches * launch`` for each operation.
+    """``max(flops / (peak * efficiency), bytes / (bandwidth * efficiency)) + launches * launch``
+    for each operation.
 
-    ``dequantise_launches``: 0 where the expert's own kernels read quantised weights; else before each use they are
-    written out in 16 bits, in so many launches, and read from there.
+    ``dequantise_launches``: 0 where the expert's own kernels read quantised weights; else before
+    each use they are written out in 16 bits, in so many launches, and read from there.
     """
 
     peak_tflops: float
@@ -134,7 +169,9 @@ class Compute:
         require_range("hardware.compute.launch_us", self.launch_us, 0, 1e6, "microseconds")
         for name in ("dense_launches", "expert_launches", "tail_launches", "dequantise_launches"):
             require_number(f"hardware.compute.{name}", getattr(self, name), whole=True)
-            require_range(f"hardware.compute.{name}", getattr(self, name), 0, 1e5, "launches of one operation")
+            require_range(
+                f"hardware.compute.{name}", getattr(self, name), 0, 1e5, "launches of one operation"
+            )
 
     def operation_ns(self, flops: float, moved_bytes: float, launches: int) -> int:
         return _roofline_ns(self, flops, moved_bytes) + launches * us(self.launch_us)
@@ -142,9 +179,11 @@ class Compute:
 
 @dataclass(frozen=True)
 class Cpu:
-    """The host's cores, for experts computed where they are: a roofline over DRAM, and a round trip for each expert.
+    """The host's cores, for experts computed where they are: a roofline over DRAM, and a round trip
+    for each expert.
 
-    ``round_trip_us``: activations to the host and the result back, launch and synchronisation included.
+    ``round_trip_us``: activations to the host and the result back, launch and synchronisation
+    included.
     """
 
     peak_tflops: float
@@ -181,12 +220,13 @@ Slowed = TypeVar("Slowed", Link, Compute, Cpu)
 class Hardware:
     """One device and the way to it.
 
-    ``links`` are given by name (or in a list), the one that ends at the device first, each further one where the one
-    before it begins. Where the experts rest is the far end of the last. ``ram``: None, or a managed tier on the way.
-    ``cpu``: None where experts are not computed on the host. ``prediction_us``: from a gate to its forecasts (0: at
-    once); ``forecasting``: None where running gates ahead costs nothing more. ``measured``: tables that take the place
-    of formulas. ``shared_memory``: None where nobody stands in another's way. ``preset``: where the figures come from;
-    ``validated``: what was measured here.
+    ``links`` are given by name (or in a list), the one that ends at the device first, each further
+    one where the one before it begins. Where the experts rest is the far end of the last. ``ram``:
+    None, or a managed tier on the way. ``cpu``: None where experts are not computed on the host.
+    ``prediction_us``: from a gate to its forecasts (0: at once); ``forecasting``: None where
+    running gates ahead costs nothing more. ``measured``: tables that take the place of formulas.
+    ``shared_memory``: None where nobody stands in another's way. ``preset``: where the figures come
+    from; ``validated``: what was measured here.
     """
 
     name: str
@@ -207,36 +247,51 @@ class Hardware:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", _named(self.links))
-        parts = (("compute", self.compute, Compute), ("host", self.host, Host), ("ram", self.ram, Ram | None),
-                 ("cpu", self.cpu, Cpu | None), ("forecasting", self.forecasting, Forecasting | None),
-                 ("measured", self.measured, Measured | None),
-                 ("shared_memory", self.shared_memory, SharedMemory | None))  # fmt: skip
+        parts = (
+            ("compute", self.compute, Compute),
+            ("host", self.host, Host),
+            ("ram", self.ram, Ram | None),
+            ("cpu", self.cpu, Cpu | None),
+            ("forecasting", self.forecasting, Forecasting | None),
+            ("measured", self.measured, Measured | None),
+            ("shared_memory", self.shared_memory, SharedMemory | None),
+        )
         for name, part, kind in parts:
             if not isinstance(part, kind):
-                raise ValueError(f"hardware.{name} of {self.name} must be a section with its _target_, got {part!r}")
+                raise ValueError(
+                    f"hardware.{name} of {self.name} must be a section with its _target_, got"
+                    f" {part!r}"
+                )
         require_range("hardware.memory_gib", self.memory_gib, 1e-6, 1e6, "GiB")
         require_range("hardware.reserved_gib", self.reserved_gib, 0, 1e6, "GiB")
         require_range("hardware.prediction_us", self.prediction_us, 0, 1e7, "microseconds")
         if self.reserved_gib > self.memory_gib:
             raise ValueError(
-                f"hardware.reserved_gib={self.reserved_gib:g} exceeds hardware.memory_gib={self.memory_gib:g}"
+                f"hardware.reserved_gib={self.reserved_gib:g} exceeds"
+                f" hardware.memory_gib={self.memory_gib:g}"
             )
         if self.forecasting is not None and self.forecasting.on == "cpu" and self.cpu is None:
-            raise ValueError(f"hardware.forecasting.on=cpu, but hardware {self.name} has no cpu section")
-        if self.measured is not None and (unknown := set(self.measured.copy_us) - set(self.link_names)):
             raise ValueError(
-                f"hardware.measured.copy_us has {', '.join(sorted(unknown))}; the links of {self.name} are "
-                f"{', '.join(self.link_names)}"
+                f"hardware.forecasting.on=cpu, but hardware {self.name} has no cpu section"
+            )
+        if self.measured is not None and (
+            unknown := set(self.measured.copy_us) - set(self.link_names)
+        ):
+            raise ValueError(
+                f"hardware.measured.copy_us has {', '.join(sorted(unknown))}; the links of"
+                f" {self.name} are {', '.join(self.link_names)}"
             )
         if self.shared_memory is not None:
             known = {"compute", *(["cpu"] if self.cpu is not None else []), *self.link_names}
             if unknown := set(self.shared_memory.parties) - known:
                 raise ValueError(
-                    f"hardware.shared_memory.parties has {', '.join(sorted(unknown))}; those of {self.name} are "
-                    f"{', '.join(sorted(known))}"
+                    f"hardware.shared_memory.parties has {', '.join(sorted(unknown))}; those of"
+                    f" {self.name} are {', '.join(sorted(known))}"
                 )
         if self.validated not in ("measured", "emulated", "none"):
-            raise ValueError(f"hardware.validated={self.validated!r}; allowed: measured, emulated, none")
+            raise ValueError(
+                f"hardware.validated={self.validated!r}; allowed: measured, emulated, none"
+            )
         # A route that cannot be is refused here, with the machine.
         _ = self.route
 
@@ -253,52 +308,69 @@ class Hardware:
 
     def predicts_later(self, forecast_sites: int) -> bool:
         """Whether forecasts take effect some time after their gate."""
-        on_cpu = self.forecasting is not None and self.forecasting.on == "cpu" and forecast_sites > 0
+        on_cpu = (
+            self.forecasting is not None and self.forecasting.on == "cpu" and forecast_sites > 0
+        )
         return on_cpu or self.prediction_us > 0
 
     def unpinned(self) -> Hardware:
         """The same machine, whose copies to the device come from pageable memory."""
         first, *outer = self.links
-        return replace(self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer))
+        return replace(
+            self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer)
+        )
 
     def together(self, uses_cpu: bool) -> Hardware:
-        """The same machine with everybody slowed by sharing one memory, as far as they do (see `SharedMemory`); without
-        that memory where those in use never ask for more than it gives.
+        """The same machine with everybody slowed by sharing one memory, as far as they do (see
+        `SharedMemory`); without that memory where those in use never ask for more than it gives.
         """
         if self.shared_memory is None:
             return self
         parties = tuple(party for party in self.shared_memory.parties if uses_cpu or party != "cpu")
         rates = self._rates()
-        slowed = min(1.0, gb_per_s(self.shared_memory.gb_per_s) / sum(rates[party] for party in parties))
+        slowed = min(
+            1.0, gb_per_s(self.shared_memory.gb_per_s) / sum(rates[party] for party in parties)
+        )
         if slowed == 1 or len(parties) == 1:
             return replace(self, shared_memory=None)
         if self.shared_memory.slows == "as_drawn":
             return replace(self, shared_memory=replace(self.shared_memory, parties=parties))
 
         def less(part: Slowed, name: str, what: str) -> Slowed:
-            return replace(part, **{what: getattr(part, what) * slowed}) if name in parties else part
+            return (
+                replace(part, **{what: getattr(part, what) * slowed}) if name in parties else part
+            )
 
         return replace(
-            self, links=tuple(less(link, link.name, "efficiency") for link in self.links),
+            self,
+            links=tuple(less(link, link.name, "efficiency") for link in self.links),
             compute=less(self.compute, "compute", "memory_efficiency"),
             cpu=less(self.cpu, "cpu", "memory_efficiency") if self.cpu is not None else None,
-        )  # fmt: skip
+        )
 
     @property
     def contention(self) -> Contention | None:
         """Who slows whom while the run goes on; None where nobody does."""
-        shared = self.shared_memory if self.shared_memory and self.shared_memory.slows == "as_drawn" else None
+        shared = (
+            self.shared_memory
+            if self.shared_memory and self.shared_memory.slows == "as_drawn"
+            else None
+        )
         overlapped = [link.overlapped for link in self.links]
         if shared is None:
             return Contention(overlapped) if min(overlapped) < 1 else None
-        party = {"compute": COMPUTE, "cpu": CPU} | {name: n for n, name in enumerate(self.link_names, FIRST_LINK)}
+        party = {"compute": COMPUTE, "cpu": CPU} | {
+            name: n for n, name in enumerate(self.link_names, FIRST_LINK)
+        }
         rates = self._rates()
         draws = {party[name]: rates[name] for name in shared.parties}
         return Contention(overlapped, gb_per_s(shared.gb_per_s), draws)
 
     def _rates(self) -> dict[str, float]:
         """Bytes a second that each party draws."""
-        rates = {link.name: link.bytes_per_s for link in self.links} | {"compute": _memory_rate(self.compute)}
+        rates = {link.name: link.bytes_per_s for link in self.links} | {
+            "compute": _memory_rate(self.compute)
+        }
         return rates | ({"cpu": _memory_rate(self.cpu)} if self.cpu is not None else {})
 
     @property
@@ -314,7 +386,8 @@ class Hardware:
             outer = self.link_names[1:]
             if self.ram.filled_by not in outer:
                 raise ValueError(
-                    f"hardware.ram.filled_by={self.ram.filled_by!r} must be a link that ends in RAM: "
+                    f"hardware.ram.filled_by={self.ram.filled_by!r} must be a link that ends in"
+                    " RAM: "
                     f"{', '.join(outer) or 'this machine has none (a single link ends at the device); set ram to null'}"
                 )
             ram_link = self.link_names.index(self.ram.filled_by)
@@ -338,7 +411,10 @@ def _named(given: object) -> tuple[Link, ...]:
     elif isinstance(given, list | tuple):
         pairs = [(getattr(link, "name", "") or number, link) for number, link in enumerate(given)]
     if not pairs:
-        raise ValueError(f"hardware.links={given!r} must hold at least one link, the one that ends at the device first")
+        raise ValueError(
+            f"hardware.links={given!r} must hold at least one link, the one that ends at the device"
+            " first"
+        )
     links = []
     for name, link in pairs:
         if not isinstance(link, Link):

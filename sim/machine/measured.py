@@ -14,11 +14,13 @@ Points = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """Tables of (argument, microseconds), with straight lines between the points and beyond the last two.
+    """Tables of (argument, microseconds), with straight lines between the points and beyond the
+    last two.
 
-    ``expert_us``: of one expert by its rows, for each precision; ``copy_us``: of a service by its bytes, for each link
-    by name; ``dense_us``: of a layer without its experts by the tokens of its context, for one row. Below the first
-    point the first one holds. ``model`` names the model whose experts and layers these are ("" where there are none).
+    ``expert_us``: of one expert by its rows, for each precision; ``copy_us``: of a service by its
+    bytes, for each link by name; ``dense_us``: of a layer without its experts by the tokens of its
+    context, for one row. Below the first point the first one holds. ``model`` names the model whose
+    experts and layers these are ("" where there are none).
     """
 
     model: str = ""
@@ -33,19 +35,23 @@ class Measured:
         for name, points in tables.items():
             _check(f"hardware.measured.{name}", points)
         if (self.expert_us or self.dense_us) and not self.model:
-            raise ValueError("hardware.measured.model must name the model whose expert_us and dense_us these are")
+            raise ValueError(
+                "hardware.measured.model must name the model whose expert_us and dense_us these are"
+            )
 
     def check_model(self, name: str) -> None:
         """Raise ValueError where experts or layers of another model were measured."""
         if (self.expert_us or self.dense_us) and name != self.model:
             raise ValueError(
-                f"hardware.measured holds times of model {self.model}, not of {name}; choose that model, or set "
-                f"hardware.measured.expert_us={{}} and hardware.measured.dense_us=[]"
+                f"hardware.measured holds times of model {self.model}, not of {name}; choose that"
+                " model, or set hardware.measured.expert_us={} and hardware.measured.dense_us=[]"
             )
 
 
 def _check(name: str, points: Points) -> None:
-    shaped = isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points)
+    shaped = isinstance(points, list | tuple) and all(
+        isinstance(p, list | tuple) and len(p) == 2 for p in points
+    )
     if not points or not shaped:
         raise ValueError(f"{name}={points!r} must be a list of [argument, microseconds]")
     for argument, time_us in points:

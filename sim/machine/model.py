@@ -13,7 +13,8 @@ from sim.values.units import require_flag, require_number
 class Precision:
     """Stored bits a weight of each projection of an expert.
 
-    ``resident`` names the projections that every expert keeps on the device, outside the slots: they never move.
+    ``resident`` names the projections that every expert keeps on the device, outside the slots:
+    they never move.
     """
 
     gate: float
@@ -22,12 +23,15 @@ class Precision:
     resident: tuple[str, ...] = ()
 
     def bits(self, matrices: int, *, resident: bool = False) -> float:
-        """Bits of the projections that move (or of those that stay), added up over an expert's ``matrices``.
+        """Bits of the projections that move (or of those that stay), added up over an expert's
+        ``matrices``.
 
         Experts of two matrices have no gate.
         """
         names = PROJECTIONS[-matrices:]
-        return sum(float(getattr(self, name)) for name in names if (name in self.resident) == resident)
+        return sum(
+            float(getattr(self, name)) for name in names if (name in self.resident) == resident
+        )
 
     @property
     def is_uniform(self) -> bool:
@@ -46,15 +50,22 @@ PRECISIONS = {
     "int8": _same(8.0),  # int8, int4 and int2 as the papers count them: without scales
     "int4": _same(4.0),
     "int2": _same(2.0),
-    "fp8": _same(8 + 32 / 128**2),  # an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md)
-    "mxfp4": _same(4 + 8 / 32),  # an 8-bit scale for each 32 weights (OCP Microscaling Formats, section 5.1)
+    "fp8": _same(
+        8 + 32 / 128**2
+    ),  # an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md)
+    "mxfp4": _same(
+        4 + 8 / 32
+    ),  # an 8-bit scale for each 32 weights (OCP Microscaling Formats, section 5.1)
     "hqq4_g64": _same(4 + 32 / 64),  # HQQ: fp16 scale and zero for each 64 weights
     "hqq2_g64": _same(2 + 32 / 64),
-    "hqq2_g16": _same(2 + 16 / 16),  # 8-bit scale and zero for each 16 weights (demo of mixtral-offloading@ce54518)
-    # llama.cpp's Q4_K_M: super-blocks of 256 weights in 144 bytes (Q4_K) and, in the down projections of half of the
-    # layers, in 210 bytes (Q6_K); the mean over layers stands for each.
+    "hqq2_g16": _same(
+        2 + 16 / 16
+    ),  # 8-bit scale and zero for each 16 weights (demo of mixtral-offloading@ce54518)
+    # llama.cpp's Q4_K_M: super-blocks of 256 weights in 144 bytes (Q4_K) and, in the down
+    # projections of half of the layers, in 210 bytes (Q6_K); the mean over layers stands for each.
     "q4_k_m": Precision(144 * 8 / 256, 144 * 8 / 256, (144 + 210) / 2 * 8 / 256),
-    # FloE section 3.2: the up projection resident in HQQ INT2, gate and down in fp16 and moved by need.
+    # FloE section 3.2: the up projection resident in HQQ INT2, gate and down in fp16 and moved by
+    # need.
     "floe": Precision(16.0, 2 + 32 / 64, 16.0, resident=("up",)),
 }
 """By name. Group metadata is counted where stated."""
@@ -66,9 +77,11 @@ PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Keys and values compressed into one vector of a layer's cache (DeepSeek-V2's MLA): widths by head, or in all.
+    """Keys and values compressed into one vector of a layer's cache (DeepSeek-V2's MLA): widths by
+    head, or in all.
 
-    ``query_rank``: 0 where queries are not compressed. ``kv_rank`` and ``rope_dim`` together are what is cached.
+    ``query_rank``: 0 where queries are not compressed. ``kv_rank`` and ``rope_dim`` together are
+    what is cached.
     """
 
     query_rank: int
@@ -93,24 +106,29 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class Model:
-    """A transformer of which ``sites`` layers choose among ``experts``: attention, a router, experts, shared experts.
+    """A transformer of which ``sites`` layers choose among ``experts``: attention, a router,
+    experts, shared experts.
 
-    ``expert_matrices`` matrices of hidden x ``expert_intermediate`` make an expert (with ``expert_biases`` parameters
-    beside them, never below 16 bits). ``shared_intermediate``: width of all experts that every token runs.
+    ``expert_matrices`` matrices of hidden x ``expert_intermediate`` make an expert (with
+    ``expert_biases`` parameters beside them, never below 16 bits). ``shared_intermediate``: width
+    of all experts that every token runs.
 
-    Layers without experts have a feed-forward block of ``dense_intermediate``: ``leading_dense_layers`` stand before
-    the first site, ``dense_layers_per_site`` before every one. The first ``encoder_sites`` sites are an encoder's; the
-    others' layers then have cross-attention, too. ``other_site_params`` and ``other_params``: what else a layer with
+    Layers without experts have a feed-forward block of ``dense_intermediate``:
+    ``leading_dense_layers`` stand before the first site, ``dense_layers_per_site`` before every
+    one. The first ``encoder_sites`` sites are an encoder's; the others' layers then have
+    cross-attention, too. ``other_site_params`` and ``other_params``: what else a layer with
     experts, and the model, has (biases, norms of queries and keys, gates of shared experts).
 
-    The last ``null_experts`` of ``experts`` are choices that compute nothing: they have no weights, and nothing needs
-    them.
+    The last ``null_experts`` of ``experts`` are choices that compute nothing: they have no weights,
+    and nothing needs them.
 
-    ``gates_of`` names the model whose gates are replayed where that is another one than the model whose sizes these are
-    (``sizes_of``): a transplant. ``whole``: the sites, experts and top-k that the model of these sizes really has; None
-    where nobody knows (``sim.setup.build`` looks them up in ``conf/model``).
+    ``gates_of`` names the model whose gates are replayed where that is another one than the model
+    whose sizes these are (``sizes_of``): a transplant. ``whole``: the sites, experts and top-k that
+    the model of these sizes really has; None where nobody knows (``sim.setup.build`` looks them up
+    in ``conf/model``).
 
-    ``stored``: the precision of the published weights, if it is none of ``AS_STORED``: served so, nothing is lost.
+    ``stored``: the precision of the published weights, if it is none of ``AS_STORED``: served so,
+    nothing is lost.
     """
 
     name: str
@@ -144,12 +162,30 @@ class Model:
     whole: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sites", "experts", "top_k", "hidden", "expert_intermediate", "heads", "kv_heads", "head_dim",
-                     "vocab", "expert_matrices"):  # fmt: skip
+        for name in (
+            "sites",
+            "experts",
+            "top_k",
+            "hidden",
+            "expert_intermediate",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "vocab",
+            "expert_matrices",
+        ):
             require_number(f"model.{name}", getattr(self, name), minimum=1, whole=True)
-        for name in ("expert_biases", "shared_intermediate", "leading_dense_layers", "dense_layers_per_site",
-                     "dense_intermediate", "encoder_sites", "other_site_params", "other_params",
-                     "null_experts"):  # fmt: skip
+        for name in (
+            "expert_biases",
+            "shared_intermediate",
+            "leading_dense_layers",
+            "dense_layers_per_site",
+            "dense_intermediate",
+            "encoder_sites",
+            "other_site_params",
+            "other_params",
+            "null_experts",
+        ):
             require_number(f"model.{name}", getattr(self, name), whole=True)
         for name in ("dense_bits", "kv_bits"):
             require_number(f"model.{name}", getattr(self, name), minimum=1)
@@ -158,32 +194,42 @@ class Model:
             raise ValueError(f"model.top_k={self.top_k} exceeds model.experts={self.experts}")
         if self.null_experts >= self.experts:
             raise ValueError(
-                f"model.null_experts={self.null_experts} must be below model.experts={self.experts}, which counts them"
+                f"model.null_experts={self.null_experts} must be below"
+                f" model.experts={self.experts}, which counts them"
             )
         if self.latent is not None and not isinstance(self.latent, LatentAttention):
-            raise ValueError(f"model.latent={self.latent!r} must be null or a section with its _target_")
+            raise ValueError(
+                f"model.latent={self.latent!r} must be null or a section with its _target_"
+            )
         self._check_layers()
         if (self.gates_of is None) != (self.sizes_of is None):
-            raise ValueError(f"model {self.name}: give both gates_of and sizes_of (a transplant), or neither")
+            raise ValueError(
+                f"model {self.name}: give both gates_of and sizes_of (a transplant), or neither"
+            )
         if self.stored not in PRECISIONS:
-            raise ValueError(f"model.stored={self.stored!r} is no precision; known: {', '.join(PRECISIONS)}")
+            raise ValueError(
+                f"model.stored={self.stored!r} is no precision; known: {', '.join(PRECISIONS)}"
+            )
 
     def _check_layers(self) -> None:
         without_experts = self.leading_dense_layers + self.dense_layers_per_site
         if bool(without_experts) != bool(self.dense_intermediate):
             raise ValueError(
-                f"model {self.name}: {without_experts} layers without experts (leading_dense_layers="
-                f"{self.leading_dense_layers}, dense_layers_per_site={self.dense_layers_per_site}) and "
-                f"dense_intermediate={self.dense_intermediate} must be both given or both 0"
+                f"model {self.name}: {without_experts} layers without experts"
+                f" (leading_dense_layers={self.leading_dense_layers},"
+                f" dense_layers_per_site={self.dense_layers_per_site}) and"
+                f" dense_intermediate={self.dense_intermediate} must be both given or both 0"
             )
         if self.encoder_sites >= self.sites:
             raise ValueError(
-                f"model.encoder_sites={self.encoder_sites} must be below model.sites={self.sites}: the rest decode"
+                f"model.encoder_sites={self.encoder_sites} must be below model.sites={self.sites}:"
+                " the rest decode"
             )
         if self.encoder_sites and (self.leading_dense_layers or self.latent is not None):
             raise ValueError(
-                f"model {self.name}: leading_dense_layers={self.leading_dense_layers} and latent={self.latent} do not "
-                f"go with encoder_sites={self.encoder_sites}; use dense_layers_per_site"
+                f"model {self.name}: leading_dense_layers={self.leading_dense_layers} and"
+                f" latent={self.latent} do not go with encoder_sites={self.encoder_sites}; use"
+                " dense_layers_per_site"
             )
 
     @property
@@ -195,12 +241,14 @@ class Model:
             told = ["how many layers that has is not known"]
         else:
             told = self._differences
-        return ", ".join([f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *told])
+        return ", ".join(
+            [f"TRANSPLANTED: gates of {self.gates_of}", f"sizes of {self.sizes_of}", *told]
+        )
 
     @property
     def part(self) -> str | None:
-        """The label of a model that has other layers or experts than the published one of its name, without being a
-        transplant.
+        """The label of a model that has other layers or experts than the published one of its name,
+        without being a transplant.
         """
         if self.gates_of is not None or not self._differences:
             return None
@@ -214,7 +262,11 @@ class Model:
         return [
             *([f"{self.sites} of its {sites} {layers}"] if self.sites < sites else []),
             *([f"{self.sites} {layers} for its {sites}"] if self.sites > sites else []),
-            *([f"{self.experts} experts a layer for its {experts}"] if self.experts != experts else []),
+            *(
+                [f"{self.experts} experts a layer for its {experts}"]
+                if self.experts != experts
+                else []
+            ),
             *([f"top-{self.top_k} for its top-{top_k}"] if self.top_k != top_k else []),
         ]
 
@@ -251,8 +303,9 @@ class Model:
             return 0.0 if resident else params * precision.gate + biases
         if matrices not in (2, 3) or (precision.resident and matrices != 3):
             raise ValueError(
-                f"precision {name} has bits for {', '.join(PROJECTIONS)}, but an expert of model {self.name} has "
-                f"{matrices} matrices; choose precision=fp16 or another one that is the same for all"
+                f"precision {name} has bits for {', '.join(PROJECTIONS)}, but an expert of model"
+                f" {self.name} has {matrices} matrices; choose precision=fp16 or another one that"
+                " is the same for all"
             )
         return params / matrices * precision.bits(matrices, resident=resident) + biases
 
@@ -267,14 +320,18 @@ class Model:
 
     @property
     def attention_flops(self) -> int:
-        """For each pair of a token and one that it attends to, in one layer. Compressed ones are not unfolded."""
+        """For each pair of a token and one that it attends to, in one layer. Compressed ones are
+        not unfolded.
+        """
         if self.latent is not None:
             return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
         return 4 * self.heads * self.head_dim
 
     @property
     def cross_kv_params(self) -> int:
-        """Of a decoder layer's cross-attention, what runs over the prompt once; 0 where there is no encoder."""
+        """Of a decoder layer's cross-attention, what runs over the prompt once; 0 where there is
+        no encoder.
+        """
         return self.hidden * self.head_dim * 2 * self.kv_heads if self.encoder_sites else 0
 
     def is_encoder(self, site: int) -> bool:
@@ -285,13 +342,21 @@ class Model:
         return 1 + self.dense_layers_per_site + (self.leading_dense_layers if site == 0 else 0)
 
     def block_params(self, site: int) -> int:
-        """What is no expert in the layers of a site: its own, and those without experts before it."""
+        """What is no expert in the layers of a site: its own, and those without experts before
+        it.
+        """
         crosses = self.encoder_sites > 0 and not self.is_encoder(site)
         layer = self.attention_params * (1 + crosses) + (2 + crosses) * self.hidden
         dense = self.expert_matrices * self.hidden * self.dense_intermediate
         shared = self.expert_matrices * self.hidden * self.shared_intermediate
         layers = self.layers_at(site)
-        return layers * layer + (layers - 1) * dense + shared + self.experts * self.hidden + self.other_site_params
+        return (
+            layers * layer
+            + (layers - 1) * dense
+            + shared
+            + self.experts * self.hidden
+            + self.other_site_params
+        )
 
     def block_bytes(self, site: int) -> int:
         """What is streamed for a site where dense weights are not resident."""
@@ -303,10 +368,17 @@ class Model:
 
     @property
     def dense_params(self) -> int:
-        """Everything that is no expert: layers, final norms, embedding and LM head (one matrix where they are tied)."""
+        """Everything that is no expert: layers, final norms, embedding and LM head (one matrix
+        where they are tied).
+        """
         blocks = sum(self.block_params(site) for site in range(self.sites))
         norms = self.hidden * (2 if self.encoder_sites else 1)
-        return blocks + (1 if self.tied_embeddings else 2) * self.head_params + norms + self.other_params
+        return (
+            blocks
+            + (1 if self.tied_embeddings else 2) * self.head_params
+            + norms
+            + self.other_params
+        )
 
     @property
     def dense_bytes(self) -> int:
@@ -331,39 +403,45 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers that keep them. An encoder's keep none: of a prompt's tokens
-        the decoder's cross-attention keeps them.
+        """Keys and values of one token over all layers that keep them. An encoder's keep none: of a
+        prompt's tokens the decoder's cross-attention keeps them.
         """
         layers = sum(self.layers_at(site) for site in range(self.encoder_sites, self.sites))
         return layers * self.layer_kv_bytes
 
     def check_trace(self, shape: ModelShape, trace_name: str, null_experts: int = 0) -> None:
-        """Raise ValueError unless the trace's gates, of which the last ``null_experts`` choices compute nothing, are
-        this model's, or are declared as a transplant.
+        """Raise ValueError unless the trace's gates, of which the last ``null_experts`` choices
+        compute nothing, are this model's, or are declared as a transplant.
         """
-        ours, theirs = (self.sites, self.experts, self.top_k), (shape.sites, shape.experts, shape.top_k)
+        ours, theirs = (
+            (self.sites, self.experts, self.top_k),
+            (shape.sites, shape.experts, shape.top_k),
+        )
         if ours != theirs:
             raise ValueError(
-                f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model {self.name} {_shape(ours)}; "
-                f"choose a model of that shape, or override model.sites, model.experts and model.top_k"
+                f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model"
+                f" {self.name} {_shape(ours)}; choose a model of that shape, or override"
+                " model.sites, model.experts and model.top_k"
             )
         if null_experts != self.null_experts:
             raise ValueError(
-                f"of the {self.experts} experts of trace {trace_name} {null_experts} compute nothing (no weights), "
-                f"of those of model {self.name} {self.null_experts}; set ++model.null_experts={null_experts}"
+                f"of the {self.experts} experts of trace {trace_name} {null_experts} compute"
+                f" nothing (no weights), of those of model {self.name} {self.null_experts}; set"
+                f" ++model.null_experts={null_experts}"
             )
         if self.gates_of is not None:
             if self.gates_of != shape.name:
                 raise ValueError(
-                    f"model {self.name} takes its gates from {self.gates_of}, but trace {trace_name} was captured from "
-                    f"{shape.name}; choose a trace of {self.gates_of}, or override model.gates_of={shape.name}"
+                    f"model {self.name} takes its gates from {self.gates_of}, but trace"
+                    f" {trace_name} was captured from {shape.name}; choose a trace of"
+                    f" {self.gates_of}, or override model.gates_of={shape.name}"
                 )
         elif (self.hidden, self.expert_intermediate) != (shape.hidden, shape.expert_intermediate):
             raise ValueError(
-                f"trace {trace_name} comes from {shape.name}, whose experts are {shape.hidden} x "
-                f"{shape.expert_intermediate}; those of model {self.name} are {self.hidden} x "
-                f"{self.expert_intermediate}; to replay the gates of one model with the sizes of another say so: "
-                f"model.gates_of={shape.name} model.sizes_of={self.name}"
+                f"trace {trace_name} comes from {shape.name}, whose experts are {shape.hidden} x"
+                f" {shape.expert_intermediate}; those of model {self.name} are {self.hidden} x"
+                f" {self.expert_intermediate}; to replay the gates of one model with the sizes of"
+                f" another say so: model.gates_of={shape.name} model.sizes_of={self.name}"
             )
 
 

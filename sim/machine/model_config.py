@@ -1,6 +1,7 @@
 """A model's sizes from its transformers ``config.json``: no weights, no torch.
 
-Every key is either read, or known to change no size, or refused: a key that nobody knows may hide a layer.
+Every key is either read, or known to change no size, or refused: a key that nobody knows may hide a
+layer.
 """
 
 from __future__ import annotations
@@ -24,39 +25,144 @@ READ = {
     "vocab": ("vocab_size",),
     "width": ("intermediate_size", "d_ff", "encoder_ffn_dim"),
 }
-"""What every model has, by the names that configurations give it. ``width``: of the experts, or of dense blocks where
-``moe_intermediate_size`` gives the experts'."""
+"""What every model has, by the names that configurations give it. ``width``: of the experts, or of
+dense blocks where ``moe_intermediate_size`` gives the experts'."""
 MORE = (
-    "num_key_value_heads", "head_dim", "d_kv", "moe_intermediate_size", "tie_word_embeddings", "n_shared_experts",
-    "moe_num_shared_experts", "shared_expert_intermediate_size", "first_k_dense_replace", "decoder_sparse_step",
-    "encoder_sparse_step", "mlp_only_layers", "moe_layer_freq", "moe_layer_start_index", "moe_layer_end_index",
-    "moe_layer_interval", "layer_types", "attention_bias", "qkv_bias", "use_bias", "lm_head_bias", "use_qk_norm",
-    "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "model_type",
-    "num_decoder_layers", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "is_encoder_decoder",
-    "num_sparse_encoder_layers", "num_sparse_decoder_layers", "dense_act_fn", "feed_forward_proj", "router_bias",
-    "relative_attention_num_buckets", "num_nextn_predict_layers",
-)  # fmt: skip
+    "num_key_value_heads",
+    "head_dim",
+    "d_kv",
+    "moe_intermediate_size",
+    "tie_word_embeddings",
+    "n_shared_experts",
+    "moe_num_shared_experts",
+    "shared_expert_intermediate_size",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "encoder_sparse_step",
+    "mlp_only_layers",
+    "moe_layer_freq",
+    "moe_layer_start_index",
+    "moe_layer_end_index",
+    "moe_layer_interval",
+    "layer_types",
+    "attention_bias",
+    "qkv_bias",
+    "use_bias",
+    "lm_head_bias",
+    "use_qk_norm",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    "model_type",
+    "num_decoder_layers",
+    "decoder_layers",
+    "decoder_ffn_dim",
+    "decoder_attention_heads",
+    "is_encoder_decoder",
+    "num_sparse_encoder_layers",
+    "num_sparse_decoder_layers",
+    "dense_act_fn",
+    "feed_forward_proj",
+    "router_bias",
+    "relative_attention_num_buckets",
+    "num_nextn_predict_layers",
+)
 NO_SIZE = (
-    "_name_or_path", "architectures", "attention_chunk_size", "attention_dropout", "activation_dropout",
-    "activation_function", "add_cross_attention", "add_router_probs", "auto_map", "aux_loss_alpha",
-    "batch_prioritized_routing", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "clip_qkv",
-    "decoder_layerdrop", "decoder_start_token_id", "dropout", "dropout_rate", "dtype", "embd_pdrop",
-    "embedding_multiplier", "encoder_layerdrop", "eod_token_id", "eos_token_id",
-    "ep_size", "expert_capacity", "experts_implementation",
-    "hidden_act", "hidden_dropout", "id2label", "init_std", "initial_context_length", "initializer_factor",
-    "initializer_range", "input_jitter_noise", "is_decoder", "label2id", "layer_norm_eps", "layer_norm_epsilon",
-    "logits_scaling", "attention_multiplier", "residual_multiplier", "max_position_embeddings", "max_window_layers",
-    "moe_eval_capacity_token_fraction", "moe_norm_min", "moe_token_dropout", "mlp_bias", "n_group", "norm_topk_prob",
-    "normalize_router_prob_before_dropping", "original_max_position_embeddings", "output_attentions",
-    "output_hidden_states", "output_past", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
-    "qk_head_dim", "quantization_config", "relative_attention_max_distance", "resid_pdrop", "return_dict",
-    "rms_norm_eps", "rope_interleave", "rope_parameters", "rope_scaling", "rope_theta", "routed_scaling_factor",
-    "router_aux_loss_coef", "router_dtype", "router_ignore_padding_tokens", "router_jitter_noise", "router_type",
-    "router_z_loss_coef", "scale_embedding", "scoring_func", "second_expert_policy", "sep_token_id", "seq_aux",
+    "_name_or_path",
+    "architectures",
+    "attention_chunk_size",
+    "attention_dropout",
+    "activation_dropout",
+    "activation_function",
+    "add_cross_attention",
+    "add_router_probs",
+    "auto_map",
+    "aux_loss_alpha",
+    "batch_prioritized_routing",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "classifier_dropout",
+    "clip_qkv",
+    "decoder_layerdrop",
+    "decoder_start_token_id",
+    "dropout",
+    "dropout_rate",
+    "dtype",
+    "embd_pdrop",
+    "embedding_multiplier",
+    "encoder_layerdrop",
+    "eod_token_id",
+    "eos_token_id",
+    "ep_size",
+    "expert_capacity",
+    "experts_implementation",
+    "hidden_act",
+    "hidden_dropout",
+    "id2label",
+    "init_std",
+    "initial_context_length",
+    "initializer_factor",
+    "initializer_range",
+    "input_jitter_noise",
+    "is_decoder",
+    "label2id",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "logits_scaling",
+    "attention_multiplier",
+    "residual_multiplier",
+    "max_position_embeddings",
+    "max_window_layers",
+    "moe_eval_capacity_token_fraction",
+    "moe_norm_min",
+    "moe_token_dropout",
+    "mlp_bias",
+    "n_group",
+    "norm_topk_prob",
+    "normalize_router_prob_before_dropping",
+    "original_max_position_embeddings",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "qk_head_dim",
+    "quantization_config",
+    "relative_attention_max_distance",
+    "resid_pdrop",
+    "return_dict",
+    "rms_norm_eps",
+    "rope_interleave",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "routed_scaling_factor",
+    "router_aux_loss_coef",
+    "router_dtype",
+    "router_ignore_padding_tokens",
+    "router_jitter_noise",
+    "router_type",
+    "router_z_loss_coef",
+    "scale_embedding",
+    "scoring_func",
+    "second_expert_policy",
+    "sep_token_id",
+    "seq_aux",
     "shared_expert_gate",
-    "sliding_window", "swiglu_alpha", "swiglu_limit", "topk_group", "topk_method", "torch_dtype",
-    "transformers_version", "use_cache", "use_sliding_window",
-)  # fmt: skip
+    "sliding_window",
+    "swiglu_alpha",
+    "swiglu_limit",
+    "topk_group",
+    "topk_method",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "use_sliding_window",
+)
 FULL_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 """Layer types whose attention has the same weights."""
 SIDES = ("encoder", "decoder")
@@ -69,27 +175,39 @@ class ConfigError(ValueError):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration in a ``config.json``; the text part of one that has several. Raise ConfigError."""
+    """The configuration in a ``config.json``; the text part of one that has several. Raise
+    ConfigError.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; give from= a transformers config.json") from error
+        raise ConfigError(
+            f"{path}: {error.strerror or error}; give from= a transformers config.json"
+        ) from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON ({error}); give from= a transformers config.json") from error
+        raise ConfigError(
+            f"{path} is no JSON ({error}); give from= a transformers config.json"
+        ) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds a {type(found).__name__}, not the keys and values of a config.json")
+        raise ConfigError(
+            f"{path} holds a {type(found).__name__}, not the keys and values of a config.json"
+        )
     text = found.get("text_config")
     return {str(key): value for key, value in (text if isinstance(text, dict) else found).items()}
 
 
 def model_from_config(config: Config, name: str, source: str) -> Model:
-    """The sizes of the model that ``config`` describes. Raise ConfigError for what it does not say or nobody knows."""
+    """The sizes of the model that ``config`` describes. Raise ConfigError for what it does not
+    say or nobody knows.
+    """
     _check_known(config, name)
     hidden, width = _number(config, "hidden", name), _number(config, "width", name)
     expert_width = _optional(config, "moe_intermediate_size") or width
     heads = _number(config, "heads", name)
     latent = _latent(config)
-    head_dim = latent.nope_dim + latent.rope_dim if latent else _head_dim(config, hidden, heads, name)
+    head_dim = (
+        latent.nope_dim + latent.rope_dim if latent else _head_dim(config, hidden, heads, name)
+    )
     leading, per_site, sites, encoder = _layers(config, name)
     dense = width if leading or per_site else 0
     kv_heads = _optional(config, "num_key_value_heads") or heads
@@ -98,17 +216,35 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
     is_gpt_oss = kind == "gpt_oss"
     try:
         return Model(
-            name=name, sites=sites, experts=experts, top_k=TOP_K_OF.get(kind) or _number(config, "top_k", name),
-            hidden=hidden, expert_intermediate=expert_width, expert_matrices=_matrices(config),
-            expert_biases=2 * expert_width + hidden if is_gpt_oss else width + hidden if kind == "nllb-moe" else 0,
-            shared_intermediate=_shared(config, expert_width), leading_dense_layers=leading,
-            dense_layers_per_site=per_site, dense_intermediate=dense, encoder_sites=encoder, heads=heads,
-            kv_heads=kv_heads, head_dim=head_dim, latent=latent,
+            name=name,
+            sites=sites,
+            experts=experts,
+            top_k=TOP_K_OF.get(kind) or _number(config, "top_k", name),
+            hidden=hidden,
+            expert_intermediate=expert_width,
+            expert_matrices=_matrices(config),
+            expert_biases=(
+                2 * expert_width + hidden
+                if is_gpt_oss
+                else width + hidden
+                if kind == "nllb-moe"
+                else 0
+            ),
+            shared_intermediate=_shared(config, expert_width),
+            leading_dense_layers=leading,
+            dense_layers_per_site=per_site,
+            dense_intermediate=dense,
+            encoder_sites=encoder,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            latent=latent,
             other_site_params=_other(config, hidden, heads, kv_heads, head_dim, experts),
             other_params=_other_once(config, hidden, width, heads, sites * per_site),
-            vocab=_number(config, "vocab", name), tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0)),
+            vocab=_number(config, "vocab", name),
+            tied_embeddings=bool(config.get("tie_word_embeddings", encoder > 0)),
             source=source,
-        )  # fmt: skip
+        )
     except ConfigError:
         raise
     except ValueError as error:
@@ -117,18 +253,22 @@ def model_from_config(config: Config, name: str, source: str) -> Model:
 
 def _check_known(config: Config, name: str) -> None:
     read = {key for keys in READ.values() for key in keys} | set(MORE)
-    unknown = {key: config[key] for key in sorted(set(config) - read - set(NO_SIZE)) if config[key] is not None}
+    unknown = {
+        key: config[key]
+        for key in sorted(set(config) - read - set(NO_SIZE))
+        if config[key] is not None
+    }
     if unknown:
         found = ", ".join(f"{key}={json.dumps(value)[:60]}" for key, value in unknown.items())
         raise ConfigError(
-            f"{name}: nobody knows whether these keys change sizes: {found}; take out of a copy of the file those that "
-            f"do not, or write conf/model/NAME.yaml by hand (docs/machines.md)"
+            f"{name}: nobody knows whether these keys change sizes: {found}; take out of a copy of"
+            " the file those that do not, or write conf/model/NAME.yaml by hand (docs/machines.md)"
         )
     types = set(config.get("layer_types") or ())
     if types - FULL_ATTENTION:
         raise ConfigError(
-            f"{name}: layer_types has {', '.join(sorted(types - FULL_ATTENTION))}; only layers of full or sliding "
-            f"attention have the sizes that are computed here"
+            f"{name}: layer_types has {', '.join(sorted(types - FULL_ATTENTION))}; only layers of"
+            " full or sliding attention have the sizes that are computed here"
         )
 
 
@@ -145,7 +285,9 @@ def _optional(config: Config, key: str) -> int:
 def _number(config: Config, what: str, name: str) -> int:
     found = {key: size for key in READ[what] if (size := _optional(config, key))}
     if not found:
-        raise ConfigError(f"{name}: none of {', '.join(READ[what])} is given (this is the model's {what})")
+        raise ConfigError(
+            f"{name}: none of {', '.join(READ[what])} is given (this is the model's {what})"
+        )
     if len(set(found.values())) > 1:
         raise ConfigError(f"{name}: {found} name one thing ({what}) and differ")
     return next(iter(found.values()))
@@ -154,7 +296,9 @@ def _number(config: Config, what: str, name: str) -> int:
 def _head_dim(config: Config, hidden: int, heads: int, name: str) -> int:
     given = _optional(config, "head_dim") or _optional(config, "d_kv")
     if not given and hidden % heads:
-        raise ConfigError(f"{name}: hidden {hidden} is no multiple of {heads} heads, and head_dim is not given")
+        raise ConfigError(
+            f"{name}: hidden {hidden} is no multiple of {heads} heads, and head_dim is not given"
+        )
     return given or hidden // heads
 
 
@@ -162,7 +306,9 @@ def _matrices(config: Config) -> int:
     """Two where the experts of an encoder-decoder have no gate, else three."""
     if not config.get("is_encoder_decoder"):
         return 3
-    return 3 if "gated" in str(config.get("feed_forward_proj", config.get("dense_act_fn", ""))) else 2
+    return (
+        3 if "gated" in str(config.get("feed_forward_proj", config.get("dense_act_fn", ""))) else 2
+    )
 
 
 def _shared(config: Config, expert_width: int) -> int:
@@ -177,7 +323,9 @@ def _latent(config: Config) -> LatentAttention | None:
     return LatentAttention(*(_optional(config, key) for key in names))
 
 
-def _other(config: Config, hidden: int, heads: int, kv_heads: int, head_dim: int, experts: int) -> int:
+def _other(
+    config: Config, hidden: int, heads: int, kv_heads: int, head_dim: int, experts: int
+) -> int:
     """Biases, norms of queries and keys, gates of shared experts: of one layer with experts."""
     kind = str(config.get("model_type"))
     projected = (heads + 2 * kv_heads) * head_dim
@@ -188,47 +336,70 @@ def _other(config: Config, hidden: int, heads: int, kv_heads: int, head_dim: int
     total += hidden if _optional(config, "shared_expert_intermediate_size") else 0
     total += 2 * head_dim if kind == "qwen3_moe" or config.get("use_qk_norm") else 0
     norms = (heads + kv_heads) * head_dim
-    total += {"olmoe": norms, "flex_olmo": norms, "phimoe": 2 * hidden, "deepseek_v3": experts, "glm4_moe": experts,
-              "ernie4_5_moe": experts, "gpt_oss": heads + experts}.get(kind, 0)  # fmt: skip
+    total += {
+        "olmoe": norms,
+        "flex_olmo": norms,
+        "phimoe": 2 * hidden,
+        "deepseek_v3": experts,
+        "glm4_moe": experts,
+        "ernie4_5_moe": experts,
+        "gpt_oss": heads + experts,
+    }.get(kind, 0)
     return total
 
 
 def _other_once(config: Config, hidden: int, width: int, heads: int, dense_layers: int) -> int:
-    """Of the whole model: positions by head, biases beside the experts' (of both sides of an encoder-decoder)."""
+    """Of the whole model: positions by head, biases beside the experts' (of both sides of an
+    encoder-decoder).
+    """
     kind = str(config.get("model_type"))
     if kind == "switch_transformers":
         return 2 * heads * (_optional(config, "relative_attention_num_buckets") or 32)
     if kind == "phimoe":
         return hidden + (_optional(config, "vocab_size") if config.get("lm_head_bias") else 0)
     if kind == "nllb-moe":
-        # An encoder layer has one attention (4) and two norms, a decoder layer two and three; two norms at the ends.
-        return hidden * (17 * _optional(config, "encoder_layers") + 2) + dense_layers * (width + hidden)
+        # An encoder layer has one attention (4) and two norms, a decoder layer two and three; two
+        # norms at the ends.
+        return hidden * (17 * _optional(config, "encoder_layers") + 2) + dense_layers * (
+            width + hidden
+        )
     return 0
 
 
 def _layers(config: Config, name: str) -> tuple[int, int, int, int]:
-    """Leading layers without experts, such layers before every site, sites, and how many are an encoder's."""
+    """Leading layers without experts, such layers before every site, sites, and how many are an
+    encoder's.
+    """
     layers = _number(config, "sites", name)
     if config.get("is_encoder_decoder"):
         return _encoder_decoder(config, layers, name)
-    leading = _optional(config, "first_k_dense_replace") or _optional(config, "moe_layer_start_index")
+    leading = _optional(config, "first_k_dense_replace") or _optional(
+        config, "moe_layer_start_index"
+    )
     alone = sorted(config.get("mlp_only_layers") or ())
     if isinstance(frequency := config.get("moe_layer_freq"), list):
         alone = [layer for layer, has_experts in enumerate(frequency) if not has_experts]
     last = config.get("moe_layer_end_index")
     if last not in (None, -1, layers - 1):
-        raise ConfigError(f"{name}: moe_layer_end_index={last} leaves layers without experts after the last with them")
+        raise ConfigError(
+            f"{name}: moe_layer_end_index={last} leaves layers without experts after the last with"
+            " them"
+        )
     if alone:
         if alone != list(range(len(alone))) or leading not in (0, len(alone)):
-            raise ConfigError(f"{name}: layers {alone[:8]} have no experts; only the first ones may lack them")
+            raise ConfigError(
+                f"{name}: layers {alone[:8]} have no experts; only the first ones may lack them"
+            )
         leading = len(alone)
-    step = max([_optional(config, key) for key in ("decoder_sparse_step", "moe_layer_interval")] + [1])
+    step = max(
+        [_optional(config, key) for key in ("decoder_sparse_step", "moe_layer_interval")] + [1]
+    )
     if not isinstance(frequency, list):
         step = max(step, _optional(config, "moe_layer_freq"))
     if step > 1 and (leading or layers % step):
         raise ConfigError(
-            f"{name}: one in {step} of {layers} layers has experts, and the first {leading} have none: the sizes of "
-            f"such a model are not computed here"
+            f"{name}: one in {step} of {layers} layers has experts, and the first {leading} have"
+            " none: the sizes of such a model are not computed here"
         )
     return leading, step - 1, (layers - leading) // step, 0
 
@@ -246,26 +417,36 @@ def _encoder_decoder(config: Config, layers: int, name: str) -> tuple[int, int, 
     }
     for what, (encoder, decoder) in sides.items():
         if encoder != decoder:
-            raise ConfigError(f"{name}: {encoder} {what} in the encoder, {decoder} in the decoder; they must be equal")
+            raise ConfigError(
+                f"{name}: {encoder} {what} in the encoder, {decoder} in the decoder; they must be"
+                " equal"
+            )
     sparse = sides["layers with experts"][0]
     return 0, layers // sparse - 1, 2 * sparse, sparse
 
 
 def _sparse(config: Config, side: str, layers: int, name: str) -> int:
     """Layers with experts on one side: every so many, from the end of the first group on."""
-    count, step = _optional(config, f"num_sparse_{side}_layers"), _optional(config, f"{side}_sparse_step")
+    count, step = (
+        _optional(config, f"num_sparse_{side}_layers"),
+        _optional(config, f"{side}_sparse_step"),
+    )
     if not count and step:
         count = layers // step
     if not count or layers % count or (step and step != layers // count):
         raise ConfigError(
-            f"{name}: {count} of {layers} {side} layers have experts, one in {step}: these do not go together"
+            f"{name}: {count} of {layers} {side} layers have experts, one in {step}: these do not"
+            " go together"
         )
     return count
 
 
 def config_text(model: Model, source: Path) -> str:
     """``model`` as a file of conf/model."""
-    lines = [f"# {model.name}, from {source.name} by python -m sim.models.", "_target_: sim.machine.Model"]
+    lines = [
+        f"# {model.name}, from {source.name} by python -m sim.models.",
+        "_target_: sim.machine.Model",
+    ]
     for field in fields(Model):
         value = getattr(model, field.name)
         if field.name in ("gates_of", "sizes_of") or value != field.default:
@@ -276,5 +457,9 @@ def config_text(model: Model, source: Path) -> str:
 def _yaml(name: str, value: object) -> list[str]:
     if isinstance(value, LatentAttention):
         inner = cast(dict[str, int], vars(value))
-        return [f"{name}:", "  _target_: sim.machine.LatentAttention", *(f"  {key}: {n}" for key, n in inner.items())]
+        return [
+            f"{name}:",
+            "  _target_: sim.machine.LatentAttention",
+            *(f"  {key}: {n}" for key, n in inner.items()),
+        ]
     return [f"{name}: {json.dumps(value)}"]

@@ -1,4 +1,6 @@
-"""What the operating system keeps of files that were read: part of the machine, never a decision."""
+"""What the operating system keeps of files that were read: part of the machine, never a
+decision.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from collections import OrderedDict
 
 
 class PageCache:
-    """Whole experts, least recently read first, at most ``capacity_bytes`` of them; empty at the start.
+    """Whole experts, least recently read first, at most ``capacity_bytes`` of them; empty at the
+    start.
 
-    An expert larger than the cache is never kept. Linux ages pages in two lists and reads ahead; what it keeps of a
-    cyclic stream is therefore somewhat more than this.
+    An expert larger than the cache is never kept. Linux ages pages in two lists and reads ahead;
+    what it keeps of a cyclic stream is therefore somewhat more than this.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -18,7 +21,9 @@ class PageCache:
         self._held = 0
 
     def read(self, key: int, size: int) -> bool:
-        """Read ``key``, of ``size`` bytes; whether all of it was kept. It is, and is the most recent, from now on."""
+        """Read ``key``, of ``size`` bytes; whether all of it was kept. It is, and is the most
+        recent, from now on.
+        """
         kept = self._bytes.pop(key, 0)
         self._held -= kept
         if size <= self.capacity_bytes:

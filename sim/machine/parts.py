@@ -1,5 +1,5 @@
-"""What a machine has besides links and arithmetic: host time, a managed RAM, what running gates ahead costs, one memory
-for several.
+"""What a machine has besides links and arithmetic: host time, a managed RAM, what running gates
+ahead costs, one memory for several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from sim.values.units import require_number, require_range, us
 
 @dataclass(frozen=True)
 class Host:
-    """Host time: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``), at a site's end."""
+    """Host time: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``),
+    at a site's end.
+    """
 
     sync_us: float = 0.0
     issue_us: float = 0.0
@@ -31,7 +33,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Ram:
-    """RAM whose contents are managed: ``capacity_gib`` for experts, at the inner end of the link ``filled_by``."""
+    """RAM whose contents are managed: ``capacity_gib`` for experts, at the inner end of the link
+    ``filled_by``.
+    """
 
     capacity_gib: float
     filled_by: str
@@ -42,8 +46,9 @@ class Ram:
 
 @dataclass(frozen=True)
 class Forecasting:
-    """What it costs to run the gates of later sites ahead: their matrices are read and multiplied ``on`` the device's
-    compute stream, before the gate whose input they are fed, or on the host's ``cpu``, which answers later.
+    """What it costs to run the gates of later sites ahead: their matrices are read and multiplied
+    ``on`` the device's compute stream, before the gate whose input they are fed, or on the host's
+    ``cpu``, which answers later.
     """
 
     on: str
@@ -57,11 +62,13 @@ class Forecasting:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """One memory that several ``parties`` draw from (``compute``, ``cpu``, links by name), ``gb_per_s`` in all.
+    """One memory that several ``parties`` draw from (``compute``, ``cpu``, links by name),
+    ``gb_per_s`` in all.
 
-    Where those of them that a system uses would together draw more, each is slowed by the same factor, all the time:
-    as though all drew at once (``slows: always``; a run with ``shared_memory: null`` is the other extreme), or while
-    those that are at work draw more (``slows: as_drawn``, `sim.machine.contention`).
+    Where those of them that a system uses would together draw more, each is slowed by the same
+    factor, all the time: as though all drew at once (``slows: always``; a run with ``shared_memory:
+    null`` is the other extreme), or while those that are at work draw more (``slows: as_drawn``,
+    `sim.machine.contention`).
     """
 
     gb_per_s: float
@@ -69,9 +76,15 @@ class SharedMemory:
     slows: str = "always"
 
     def __post_init__(self) -> None:
-        require_range("hardware.shared_memory.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second")
+        require_range(
+            "hardware.shared_memory.gb_per_s", self.gb_per_s, *RATES, "10**9 bytes a second"
+        )
         if not isinstance(self.parties, tuple | list) or len(set(self.parties)) < 2:
-            raise ValueError(f"hardware.shared_memory.parties={self.parties!r} must name two or more of compute, cpu, "
-                             f"links")  # fmt: skip
+            raise ValueError(
+                f"hardware.shared_memory.parties={self.parties!r} must name two or more of compute,"
+                " cpu, links"
+            )
         if self.slows not in ("always", "as_drawn"):
-            raise ValueError(f"hardware.shared_memory.slows={self.slows!r}; allowed: always, as_drawn")
+            raise ValueError(
+                f"hardware.shared_memory.slows={self.slows!r}; allowed: always, as_drawn"
+            )

@@ -1,7 +1,9 @@
-"""What an expert took in the engine that recorded a trace: a file beside the routes that some formats have.
+"""What an expert took in the engine that recorded a trace: a file beside the routes that some
+formats have.
 
-Runs of that trace's own model take these sizes, site by site, at the precision that the engine stored its experts at
-(the header's ``dtype``); at every other precision, and for another model's sizes, the model's nominal ones.
+Runs of that trace's own model take these sizes, site by site, at the precision that the engine
+stored its experts at (the header's ``dtype``); at every other precision, and for another model's
+sizes, the model's nominal ones.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ from sim.traces.header import Header
 from sim.traces.residency_log import EXPERT_BYTES_FILE, read_expert_bytes
 
 MOST_APART = 2.0
-"""The most that recorded bytes may be of nominal ones, or the other way round, on the mean of the sites."""
+"""The most that recorded bytes may be of nominal ones, or the other way round, on the mean of
+the sites.
+"""
 
 
 @dataclass(frozen=True)
 class RecordedBytes:
-    """``by_site``: bytes of one expert. ``stored_as``: the engine's name of how its experts are stored."""
+    """``by_site``: bytes of one expert. ``stored_as``: the engine's name of how its experts are
+    stored.
+    """
 
     by_site: tuple[int, ...]
     stored_as: str
@@ -36,24 +42,31 @@ class RecordedBytes:
         return {} if self.precision is None else {self.precision: self.by_site}
 
     def told(self, precisions: Sequence[str]) -> str | None:
-        """What a reader of a run at these precisions must know, if its sizes are not the recorded ones."""
+        """What a reader of a run at these precisions must know, if its sizes are not the
+        recorded ones.
+        """
         if self.precision in precisions:
             return None
         way = (
             f"precision={self.precision} takes these"
             if self.precision
-            else f"import it again with dtype=NAME for runs at that precision to take these ({', '.join(PRECISIONS)})"
+            else (
+                "import it again with dtype=NAME for runs at that precision to take these"
+                f" ({', '.join(PRECISIONS)})"
+            )
         )
         return (
-            f"the trace's engine stored an expert as {self.stored_as} in {_span(self.by_site)} bytes; this run takes "
-            f"the model's nominal ones of {', '.join(precisions)}; {way}"
+            f"the trace's engine stored an expert as {self.stored_as} in {_span(self.by_site)}"
+            f" bytes; this run takes the model's nominal ones of {', '.join(precisions)}; {way}"
         )
 
 
 def recorded_bytes(directory: Path, header: Header, model: Model) -> RecordedBytes | None:
-    """What the trace at ``directory`` tells of its own model's experts; None if nothing, or for another's sizes.
+    """What the trace at ``directory`` tells of its own model's experts; None if nothing, or for
+    another's sizes.
 
-    Raise `TraceError` for a file that cannot be, ValueError where such bytes are no size of this model's experts.
+    Raise `TraceError` for a file that cannot be, ValueError where such bytes are no size of this
+    model's experts.
     """
     if EXPERT_BYTES_FILE not in header.files or model.transplant is not None:
         return None
@@ -63,9 +76,10 @@ def recorded_bytes(directory: Path, header: Header, model: Model) -> RecordedByt
         nominal, mean = model.expert_bytes(found.precision), sum(by_site) / len(by_site)
         if not 1 / MOST_APART <= mean / nominal <= MOST_APART:
             raise ValueError(
-                f"trace {header.name} records experts of {_span(by_site)} bytes as {header.dtype}, those of model "
-                f"{model.name} take {nominal}; choose the trace's own model, or say that it is another: "
-                f"model.gates_of={header.model.name} model.sizes_of={model.name}"
+                f"trace {header.name} records experts of {_span(by_site)} bytes as {header.dtype},"
+                f" those of model {model.name} take {nominal}; choose the trace's own model, or say"
+                f" that it is another: model.gates_of={header.model.name}"
+                f" model.sizes_of={model.name}"
             )
     return found
 

@@ -1,4 +1,5 @@
-"""Policies are pure deciders: they see no clock, tensor, config object, global randomness or simulator.
+"""Policies are pure deciders: they see no clock, tensor, config object, global randomness or
+simulator.
 
 Standard library and numpy only. Their contracts are in :mod:`sim.policies.base`.
 """
@@ -20,7 +21,14 @@ from sim.policies.quotas import ExpectedLoads, MeasuredLoads, ShallowFirst
 from sim.policies.recency import FIFO, LRU, LeastStale, Transient
 from sim.policies.references import Foreseen, StatedAccuracy
 from sim.policies.reroutes import ForecastRoutes, MaskedGate
-from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
+from sim.policies.scores import (
+    ActivationRatio,
+    DecayedLFU,
+    FrequencyOverDistance,
+    Random,
+    VisitCount,
+    WeightedScore,
+)
 from sim.policies.token_routes import TokenRoutes
 
 __all__ = [

@@ -12,8 +12,9 @@ from sim.values.types import Cause, Geometry, PoolPlan
 class Lists:
     """One pool's lists, each least recent first, with ``capacity`` c in keys.
 
-    ``recent`` (T1) was requested once, ``frequent`` (T2) more often; ``recent_ghosts`` (B1) and ``frequent_ghosts``
-    (B2) are what was evicted from them. ``target`` (p, 0 to c) is how many keys T1 should hold.
+    ``recent`` (T1) was requested once, ``frequent`` (T2) more often; ``recent_ghosts`` (B1) and
+    ``frequent_ghosts`` (B2) are what was evicted from them. ``target`` (p, 0 to c) is how many keys
+    T1 should hold.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -63,16 +64,18 @@ class Lists:
 
 
 class ARC(Pooled):
-    """Adaptive replacement, in each pool by itself: the least recent of T1 or of T2 first, as the target p says.
+    """Adaptive replacement, in each pool by itself: the least recent of T1 or of T2 first, as the
+    target p says.
 
-    With |T1| the resident keys of T1, the next victim is T1's if |T1| > p, or |T1| = p and the incoming key was a ghost
-    of T2; else T2's; the other list's, if one offers none. A request moves a key in T1 or T2 to T2, a ghost too, which
-    moves p; a new one enters T1. What is on its way stands in its list from its request on, and is not counted. What
-    came without a request (at the start, or prefetched) enters T1 as no ghost, and its first request leaves it there.
-    What was requested and never came in is forgotten.
+    With |T1| the resident keys of T1, the next victim is T1's if |T1| > p, or |T1| = p and the
+    incoming key was a ghost of T2; else T2's; the other list's, if one offers none. A request moves
+    a key in T1 or T2 to T2, a ghost too, which moves p; a new one enters T1. What is on its way
+    stands in its list from its request on, and is not counted. What came without a request (at the
+    start, or prefetched) enters T1 as no ghost, and its first request leaves it there. What was
+    requested and never came in is forgotten.
 
-    Source: Megiddo and Modha, FAST 2003, fig. 4; in each site by itself in Fang et al., Fate, arXiv:2502.12224,
-    section 4.4.
+    Source: Megiddo and Modha, FAST 2003, fig. 4; in each site by itself in Fang et al., Fate,
+    arXiv:2502.12224, section 4.4.
     """
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
@@ -98,7 +101,9 @@ class ARC(Pooled):
                 yield two
                 two = next(frequent, -1)
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         for key in keys:
             lists = self._lists[self._pool_of[key]]
             was_held = key in self._resident and key in lists.recent
@@ -126,7 +131,10 @@ class ARC(Pooled):
         was_resident = key in self._resident
         self._resident.discard(key)
         lists.held -= was_resident and key in lists.recent
-        for here, ghosts in ((lists.recent, lists.recent_ghosts), (lists.frequent, lists.frequent_ghosts)):
+        for here, ghosts in (
+            (lists.recent, lists.recent_ghosts),
+            (lists.frequent, lists.frequent_ghosts),
+        ):
             if key in here:
                 del here[key]
                 if was_resident:

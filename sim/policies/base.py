@@ -1,8 +1,8 @@
 """The policy contracts.
 
-A method answers or learns, never both: questions (``predict``, ``victims``, ``admit``, ``select``, ``place``) leave
-the object unchanged and may be asked twice; notifications (``observe``, ``on_*``) return nothing. Every order is total.
-Arguments are read-only and valid during the call.
+A method answers or learns, never both: questions (``predict``, ``victims``, ``admit``, ``select``,
+``place``) leave the object unchanged and may be asked twice; notifications (``observe``, ``on_*``)
+return nothing. Every order is total. Arguments are read-only and valid during the call.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FloatArray = NDArray[np.floating]
 class Choice(Protocol):
     """What a router selected at a site, or is forecast to select.
 
-    ``needs`` are the experts of the union in need order (one row: descending weight, then id; several rows:
-    descending token count, then id), ``keys`` the same as keys of precision 0 (a list, but read-only), ``tokens`` how
-    many rows chose each, ``scores`` HOBBIT's eq. 2 score of each (share of gate weight ranked above it, 0 to 1; over
-    several rows the smallest). ``experts`` and ``weights`` are the
-    rows themselves, [R, K], -1 where a slot is dropped, null or padding.
+    ``needs`` are the experts of the union in need order (one row: descending weight, then id;
+    several rows: descending token count, then id), ``keys`` the same as keys of precision 0 (a
+    list, but read-only), ``tokens`` how many rows chose each, ``scores`` HOBBIT's eq. 2 score of
+    each (share of gate weight ranked above it, 0 to 1; over several rows the smallest). ``experts``
+    and ``weights`` are the rows themselves, [R, K], -1 where a slot is dropped, null or padding.
     """
 
     @property
@@ -46,7 +46,9 @@ class Choice(Protocol):
 
 
 class Gate(Choice, Protocol):
-    """One (step, site). ``tick`` counts gates in the run, ``token`` the sequence's tokens so far, prompt included."""
+    """One (step, site). ``tick`` counts gates in the run, ``token`` the sequence's tokens so
+    far, prompt included.
+    """
 
     @property
     def tick(self) -> int: ...
@@ -70,12 +72,16 @@ class Gate(Choice, Protocol):
 
     @property
     def preferences(self) -> FloatArray | None:
-        """What the site's rule chooses by, higher first [R, E]; None where its scores are not at hand."""
+        """What the site's rule chooses by, higher first [R, E]; None where its scores are not at
+        hand.
+        """
 
     @property
     def share(self) -> FloatArray | None: ...
     def forecasts(self, sites: int) -> Sequence[Choice]:
-        """``routed(1)``, ``routed(2)``, ... up to so many sites, as far as there are any; read-only."""
+        """``routed(1)``, ``routed(2)``, ... up to so many sites, as far as there are any;
+        read-only.
+        """
 
     def routed(self, j: int) -> Choice | None:
         """What site + j's own rule selects from the lookahead scores; None where there are none."""
@@ -91,7 +97,9 @@ class Resident(Protocol):
     def expert_of(self, key: int) -> int: ...
     @property
     def foreseen(self) -> Sequence[int]:
-        """The experts last forecast for the site of the gate, best first; () where there were none."""
+        """The experts last forecast for the site of the gate, best first; () where there were
+        none.
+        """
 
 
 class Queued(Protocol):
@@ -109,8 +117,8 @@ class Predictor(Protocol):
     """``observe`` does something: else it is never called."""
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
-        """Forecasts, lazily where they cost something: nearest site first (that may be the gate's own, for its next
-        step), best expert first inside a site.
+        """Forecasts, lazily where they cost something: nearest site first (that may be the gate's
+        own, for its next step), best expert first inside a site.
         """
 
     def observe(self, gate: Gate) -> None: ...
@@ -121,12 +129,15 @@ class Predictor(Protocol):
 class CachePolicy(Protocol):
     """Says which keys are worth least; the controller says which may go and how many bytes must.
 
-    A tier's policy hears the requests that reach the tier. A requested key need not become resident (it may be computed
-    on the CPU or served from staging): ``on_evict`` is told of it when its gate is over.
+    A tier's policy hears the requests that reach the tier. A requested key need not become resident
+    (it may be computed on the CPU or served from staging): ``on_evict`` is told of it when its gate
+    is over.
     """
 
     admits_all: bool
-    """``admit`` is always true: the controller then never asks, and what is loaded goes into its pool at once."""
+    """``admit`` is always true: the controller then never asks, and what is loaded goes into its
+    pool at once.
+    """
 
     def pools(self, geometry: Geometry) -> PoolPlan:
         """Called once, before the run."""
@@ -134,17 +145,22 @@ class CachePolicy(Protocol):
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         """Resident keys of the pool that are not blocked, each once, least valuable first, lazily.
 
-        A question: asking, or taking only some, changes nothing. What is evicted is told by ``on_evict``.
+        A question: asking, or taking only some, changes nothing. What is evicted is told by
+        ``on_evict``.
 
         ``blocked`` is one of two bytearrays over all keys that live for the whole run.
         """
 
     def admit(self, key: int, victims: Sequence[int]) -> bool:
-        """Whether a key that was served from staging, and whose need is over, may enter its pool in place of these
-        victims, which are all that would have to go for it."""
+        """Whether a key that was served from staging, and whose need is over, may enter its pool in
+        place of these victims, which are all that would have to go for it."""
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
-        """The serving keys looked up by one gate or wave, in need order; the precisions wanted; what was found."""
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
+        """The serving keys looked up by one gate or wave, in need order; the precisions wanted;
+        what was found.
+        """
 
     def on_insert(self, key: int, cause: Cause) -> None: ...
     def on_evict(self, key: int) -> None: ...
@@ -152,8 +168,8 @@ class CachePolicy(Protocol):
 
 
 class PrecisionSelector(Protocol):
-    """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP; of a gate's needs also
-    another expert that serves instead (`sim.values.types.rerouted`).
+    """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP; of a
+    gate's needs also another expert that serves instead (`sim.values.types.rerouted`).
     """
 
     precisions: tuple[str, ...]
@@ -164,7 +180,8 @@ class PrecisionSelector(Protocol):
     """It may answer with another expert."""
 
     def permitted(self, score: float) -> tuple[int, ...]:
-        """Every answer ``select`` may give for an expert of this score: SKIP too, and REROUTE for any other expert.
+        """Every answer ``select`` may give for an expert of this score: SKIP too, and REROUTE for
+        any other expert.
 
         Proven bounds go by it, and hit ratios: a need that can only be skipped does not count.
         """
@@ -173,18 +190,22 @@ class PrecisionSelector(Protocol):
 
 
 class Placement(Protocol):
-    """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``; it counts for needs that are absent."""
+    """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``; it counts for
+    needs that are absent.
+    """
 
     uses_cpu: bool
     """It may answer ``CPU``: a machine without one is refused."""
     constant: int | None
 
-    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]: ...
+    def place(
+        self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
+    ) -> Sequence[int]: ...
 
 
 class Payload(Protocol):
-    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move; more bring other bytes
-    along (a whole layer's), which are gone when they have arrived.
+    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move; more
+    bring other bytes along (a whole layer's), which are gone when they have arrived.
     """
 
     whole: bool
@@ -195,10 +216,14 @@ class Payload(Protocol):
     """Of what moves, the share of weights that one token reads."""
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
-        """Bytes that the ``index``-th need of a gate must have there, or brings along; 1 or more."""
+        """Bytes that the ``index``-th need of a gate must have there, or brings along; 1 or
+        more.
+        """
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
         """The same of the ``index``-th expert of a forecast that was made at ``gate``."""
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
-        """Of what the ``index``-th need must have, the bytes that a partial prefetch of ``moved_bytes`` lacks."""
+        """Of what the ``index``-th need must have, the bytes that a partial prefetch of
+        ``moved_bytes`` lacks.
+        """

@@ -24,14 +24,19 @@ class Foreseeing(Pooled):
     _schedule: Sequence[Sequence[int]] = ()
 
     def foresee(self, schedule: Sequence[Sequence[int]]) -> None:
-        """Give the policy the run's requests, ``schedule[tick]`` the keys of a gate in need order; called once, before
-        ``pools``."""
+        """Give the policy the run's requests, ``schedule[tick]`` the keys of a gate in need order;
+        called once, before ``pools``."""
         self._schedule = schedule
 
     def _look_ahead(self, num_keys: int) -> None:
-        """Make ``_upcoming`` (next request by key) and ``_after[tick]`` (next request after that of this gate)."""
+        """Make ``_upcoming`` (next request by key) and ``_after[tick]`` (next request after that
+        of this gate).
+        """
         if not len(self._schedule):
-            raise ValueError("cache=belady needs the run's future requests; call foresee(schedule) before the run")
+            raise ValueError(
+                "cache=belady needs the run's future requests; call foresee(schedule) before"
+                " the run"
+            )
         upcoming = [NEVER] * num_keys
         position = sum(len(keys) for keys in self._schedule)
         self._after: list[dict[int, int]] = []
@@ -47,17 +52,24 @@ class Foreseeing(Pooled):
 class Belady(Foreseeing):
     """Latest next request first (never again: last), ties largest key first.
 
-    ``bypass``: what is loaded is served from staging, and enters when its need is over if it is requested again before
-    all that would have to go for it.
+    ``bypass``: what is loaded is served from staging, and enters when its need is over if it is
+    requested again before all that would have to go for it.
 
-    No cache makes fewer loads where sizes are equal, nothing is prefetched, and each gate is served at once: with
-    ``bypass`` of all caches, without it of those that keep what a gate has loaded until the next.
+    No cache makes fewer loads where sizes are equal, nothing is prefetched, and each gate is served
+    at once: with ``bypass`` of all caches, without it of those that keep what a gate has loaded
+    until the next.
 
     Source: Belady, IBM Systems Journal 5(2), 1966.
     """
 
-    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
-                 quotas: Quotas | Sequence[int] = (), bypass: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+        bypass: bool = False,
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
         self.bypass = bypass
         self.admits_all = not bypass
@@ -76,7 +88,9 @@ class Belady(Foreseeing):
         again = self._upcoming
         return all((again[victim], victim) > (again[key], key) for victim in victims)
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         after = self._after[gate.tick]
         for key in keys:
             if key in self._held:
@@ -103,27 +117,42 @@ class Belady(Foreseeing):
 
 
 class CostAwareBelady(Foreseeing, Scored):
-    """What saves least for the room it takes first: lowest ``(overhead + bytes) / bytes / requests until the next``,
-    ties largest key first.
+    """What saves least for the room it takes first: lowest ``(overhead + bytes) / bytes / requests
+    until the next``, ties largest key first.
 
-    A load costs ``overhead_bytes``, what the link could have moved while it starts, and the variant's own bytes. Where
-    all variants are of one size this is Belady.
+    A load costs ``overhead_bytes``, what the link could have moved while it starts, and the
+    variant's own bytes. Where all variants are of one size this is Belady.
 
-    Source: the clairvoyant form of GreedyDual-Size-Frequency's cost over size (Cherkasova, HPL-98-69, 1998).
+    Source: the clairvoyant form of GreedyDual-Size-Frequency's cost over size (Cherkasova,
+    HPL-98-69, 1998).
     """
 
-    def __init__(self, overhead_bytes: int = 0, scope: str = "global", shares: Sequence[float] = (),
-                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        overhead_bytes: int = 0,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
-        if isinstance(overhead_bytes, bool) or not isinstance(overhead_bytes, int) or overhead_bytes < 0:
-            raise ValueError(f"cache.overhead_bytes={overhead_bytes!r} must be a whole number, 0 or more")
+        if (
+            isinstance(overhead_bytes, bool)
+            or not isinstance(overhead_bytes, int)
+            or overhead_bytes < 0
+        ):
+            raise ValueError(
+                f"cache.overhead_bytes={overhead_bytes!r} must be a whole number, 0 or more"
+            )
         self.overhead_bytes = overhead_bytes
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         self._look_ahead(geometry.num_keys)
         self._next = np.asarray(self._upcoming, np.float64)
         self._next[self._next == NEVER] = np.inf
-        moved, room = (np.asarray(sizes, np.float64) for sizes in (geometry.key_bytes, geometry.slot_bytes))
+        moved, room = (
+            np.asarray(sizes, np.float64) for sizes in (geometry.key_bytes, geometry.slot_bytes)
+        )
         self._worth = (self.overhead_bytes + moved) / room
         self._later = -np.arange(geometry.num_keys)
         self._starts = np.cumsum([0, *(len(keys) for keys in self._schedule)]).tolist()
@@ -136,7 +165,9 @@ class CostAwareBelady(Foreseeing, Scored):
     def _tie(self, within: Within) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return self._later[within]
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         after = self._after[gate.tick]
         for key in keys:
             self._next[key] = after[key] if after[key] != NEVER else np.inf

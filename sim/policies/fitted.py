@@ -20,7 +20,9 @@ Track = Callable[[Iterable[int]], Iterable[int]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sites and experts of a model. The first ``encoder_sites`` sites are an encoder's, visited by prompts alone."""
+    """Sites and experts of a model. The first ``encoder_sites`` sites are an encoder's, visited
+    by prompts alone.
+    """
 
     sites: int
     experts: int
@@ -34,8 +36,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Sample:
-    """N token-rows to fit on: ``ids`` [N, S, K] in need order (-1: dropped, or a site that the row does not visit),
-    ``sequence`` [N], ``token`` [N] (-1: unknown).
+    """N token-rows to fit on: ``ids`` [N, S, K] in need order (-1: dropped, or a site that the row
+    does not visit), ``sequence`` [N], ``token`` [N] (-1: unknown).
     """
 
     shape: Shape
@@ -46,7 +48,9 @@ class Sample:
     def members(self, site: int) -> NDArray[np.bool_]:
         """[N, E]: who chose whom at a site."""
         member = np.zeros((len(self.ids), self.shape.experts + 1), np.bool_)
-        member[np.arange(len(self.ids))[:, None], self.ids[:, site]] = True  # -1 falls into the column behind
+        member[np.arange(len(self.ids))[:, None], self.ids[:, site]] = (
+            True  # -1 falls into the column behind
+        )
         return member[:, :-1]
 
     def visits(self, site: int) -> NDArray[np.bool_]:
@@ -57,9 +61,9 @@ class Sample:
 class FittedPredictor:
     """A predictor that must be told what was fitted (``know``) before it is asked.
 
-    ``kind`` names what is fitted; ``parameters`` those of its choices that a fit depends on: an artefact of others does
-    not serve. ``experts``: how many a row names of those with a likeliness above 0, best first (``top_k``: as many as
-    the router selects, ``all``, or a number).
+    ``kind`` names what is fitted; ``parameters`` those of its choices that a fit depends on: an
+    artefact of others does not serve. ``experts``: how many a row names of those with a likeliness
+    above 0, best first (``top_k``: as many as the router selects, ``all``, or a number).
     """
 
     lookahead_sites = 0
@@ -69,7 +73,9 @@ class FittedPredictor:
     def __init__(self, experts: str | int = "top_k", artefact: str | None = None) -> None:
         check_count(experts)
         if artefact is not None and (not isinstance(artefact, str) or not artefact):
-            raise ValueError(f"predictor.artefact={artefact!r} must be the .json file of a fit, or null")
+            raise ValueError(
+                f"predictor.artefact={artefact!r} must be the .json file of a fit, or null"
+            )
         self.experts, self.artefact = experts, artefact
         self.shape: Shape | None = None
 
@@ -82,7 +88,9 @@ class FittedPredictor:
         return True
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """What ``know`` takes, from the rows of a trace. Raise ValueError where they do not tell it."""
+        """What ``know`` takes, from the rows of a trace. Raise ValueError where they do not tell
+        it.
+        """
         raise NotImplementedError
 
     def know(self, shape: Shape, arrays: Arrays) -> None:
@@ -106,7 +114,9 @@ class FittedPredictor:
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         if self.shape is None:
-            raise RuntimeError(f"{type(self).__name__} has not been told what was fitted; call know(shape, arrays)")
+            raise RuntimeError(
+                f"{type(self).__name__} has not been told what was fitted; call know(shape, arrays)"
+            )
         return self._predict(gate, self.shape)
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
@@ -121,25 +131,33 @@ class FittedPredictor:
         return [found] if found.needs else []
 
 
-def require_array(arrays: Arrays, name: str, shape: Sequence[int | None], kind: str = "iu") -> NDArray[Any]:
-    """An array of a fit. Raise ValueError unless it is there, of a type in ``kind`` and of that shape (None: any), and
-    its floats finite.
+def require_array(
+    arrays: Arrays, name: str, shape: Sequence[int | None], kind: str = "iu"
+) -> NDArray[Any]:
+    """An array of a fit. Raise ValueError unless it is there, of a type in ``kind`` and of that
+    shape (None: any), and its floats finite.
     """
     values = arrays.get(name)
     fits = (
         values is not None
         and values.dtype.kind in kind
         and values.ndim == len(shape)
-        and all(want is None or have == want for have, want in zip(values.shape, shape, strict=True))
+        and all(
+            want is None or have == want for have, want in zip(values.shape, shape, strict=True)
+        )
     )
     if values is None or not fits:
         found = "absent" if values is None else f"{values.dtype} {list(values.shape)}"
         wanted = ["any" if size is None else size for size in shape]
-        raise ValueError(f"array {name} of the fit is {found}, must be {wanted} of kind {kind}; fit again")
+        raise ValueError(
+            f"array {name} of the fit is {found}, must be {wanted} of kind {kind}; fit again"
+        )
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError(f"array {name} of the fit has values that are not finite; fit again")
     if values.dtype.kind == "i" and values.size and values.min() < -1:
-        raise ValueError(f"array {name} of the fit has a value {values.min()}, must be -1 or more; fit again")
+        raise ValueError(
+            f"array {name} of the fit has a value {values.min()}, must be -1 or more; fit again"
+        )
     return values
 
 

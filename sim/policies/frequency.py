@@ -17,12 +17,18 @@ COUNT_SCOPES = ("resident", "sequence", "model")
 class LFU(Pooled):
     """Fewest requests first, ties least recent first.
 
-    ``counts``: ``resident`` forgets a key's count when it is evicted, ``sequence`` all counts when a sequence begins,
-    ``model`` never. A union's need counts once, however many rows chose it.
+    ``counts``: ``resident`` forgets a key's count when it is evicted, ``sequence`` all counts when
+    a sequence begins, ``model`` never. A union's need counts once, however many rows chose it.
     """
 
-    def __init__(self, counts: str = "resident", scope: str = "global", shares: Sequence[float] = (),
-                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        counts: str = "resident",
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
         if counts not in COUNT_SCOPES:
             raise ValueError(f"unknown LFU counts {counts!r}; known: {', '.join(COUNT_SCOPES)}")
@@ -40,7 +46,9 @@ class LFU(Pooled):
         for level in self._levels[pool]:
             yield from filterfalse(blocked.__getitem__, buckets[level])
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         for key in keys:
             self._remove(key)
             self._count[key] += 1
@@ -60,7 +68,9 @@ class LFU(Pooled):
             return
         self._count = [0] * len(self._count)
         for pool, buckets in enumerate(self._buckets):
-            keys = sorted((key for bucket in buckets.values() for key in bucket), key=self._stamp.__getitem__)
+            keys = sorted(
+                (key for bucket in buckets.values() for key in bucket), key=self._stamp.__getitem__
+            )
             self._buckets[pool] = {0: dict.fromkeys(keys)} if keys else {}
             self._levels[pool] = [0] if keys else []
 

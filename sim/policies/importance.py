@@ -13,14 +13,16 @@ from sim.values.units import require_number
 
 
 class RecentImportance(FittedPredictor):
-    """The experts of the gate's own site that its router has given most weight of late, for its next step.
+    """The experts of the gate's own site that its router has given most weight of late, for its
+    next step.
 
-    An expert's importance is the sum of the gate weights that rows gave it, this gate's included; what a gate gave is
-    worth ``decay`` times as much at the site's next one. The router's own choices count, whoever serves them. Nothing
-    is fitted beforehand, and nothing forgotten between sequences.
+    An expert's importance is the sum of the gate weights that rows gave it, this gate's included;
+    what a gate gave is worth ``decay`` times as much at the site's next one. The router's own
+    choices count, whoever serves them. Nothing is fitted beforehand, and nothing forgotten between
+    sequences.
 
-    Source: Kong et al., SwapMoE, arXiv:2308.15030: the experts in memory follow importance, beside the computation; its
-    importance is weight times norm, over a window.
+    Source: Kong et al., SwapMoE, arXiv:2308.15030: the experts in memory follow importance, beside
+    the computation; its importance is weight times norm, over a window.
     """
 
     kind = "importance"

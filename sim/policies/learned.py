@@ -17,24 +17,37 @@ Floats = NDArray[np.float32]
 class LearnedPerSite(FittedPredictor):
     """At each site a network names the experts of the site ``stride`` sites on.
 
-    A row's features are what ``inputs`` says (``gate_input``: the router's input itself [H]; ``scores``: that input
-    seen through the routers of the next ``score_sites`` sites, their raw scores, as far as the stack goes; ``ids``:
-    nothing), then 0 or 1 for each expert whether this site selected it, then the same for each of the ``history`` sites
-    before (0 where the stack has none). The network is one linear layer, or two with a ReLU between; the sigmoid of its
-    outputs is the likeliness. With a stride of k the first k sites of a stack have no forecast.
+    A row's features are what ``inputs`` says (``gate_input``: the router's input itself [H];
+    ``scores``: that input seen through the routers of the next ``score_sites`` sites, their raw
+    scores, as far as the stack goes; ``ids``: nothing), then 0 or 1 for each expert whether this
+    site selected it, then the same for each of the ``history`` sites before (0 where the stack has
+    none). The network is one linear layer, or two with a ReLU between; the sigmoid of its outputs
+    is the likeliness. With a stride of k the first k sites of a stack have no forecast.
 
-    Source: Zhou et al., FloE, arXiv:2505.05950, section 3.3.1 (stride 1, gate input and the history of selections, from
-    one layer to two towards the shallow sites); Song et al., ProMoE, arXiv:2410.22134 (the stride).
+    Source: Zhou et al., FloE, arXiv:2505.05950, section 3.3.1 (stride 1, gate input and the history
+    of selections, from one layer to two towards the shallow sites); Song et al., ProMoE,
+    arXiv:2410.22134 (the stride).
     """
 
     kind = "learned"
 
-    def __init__(self, inputs: str = "scores", stride: int = 1, history: int = 1, score_sites: int = 3,
-                 experts: str | int = "top_k", artefact: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        inputs: str = "scores",
+        stride: int = 1,
+        history: int = 1,
+        score_sites: int = 3,
+        experts: str | int = "top_k",
+        artefact: str | None = None,
+    ) -> None:
         super().__init__(experts, artefact)
         if inputs not in INPUTS:
             raise ValueError(f"unknown predictor.inputs={inputs!r}; known: {', '.join(INPUTS)}")
-        for name, value, least in (("stride", stride, 1), ("history", history, 0), ("score_sites", score_sites, 1)):
+        for name, value, least in (
+            ("stride", stride, 1),
+            ("history", history, 0),
+            ("score_sites", score_sites, 1),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"predictor.{name}={value!r} must be a whole number >= {least}")
         self.inputs, self.stride, self.history = inputs, stride, history
@@ -42,28 +55,38 @@ class LearnedPerSite(FittedPredictor):
 
     @property
     def parameters(self) -> dict[str, str | int]:
-        return {"inputs": self.inputs, "stride": self.stride, "history": self.history,
-                "score_sites": self.lookahead_sites}  # fmt: skip
+        return {
+            "inputs": self.inputs,
+            "stride": self.stride,
+            "history": self.history,
+            "score_sites": self.lookahead_sites,
+        }
 
     def sources(self, shape: Shape) -> list[int]:
         """The sites that forecast another."""
         return [site for site in range(shape.sites) if site + self.stride <= shape.last(site)]
 
-    def features(self, shape: Shape, given: FloatArray | None, selections: Sequence[IntArray]) -> Floats:
-        """[R, F] of rows whose other inputs are ``given`` [R, G] (or None) and whose ``selections`` [R, K] are those of
-        this site and of as many before it as there are, latest first.
+    def features(
+        self, shape: Shape, given: FloatArray | None, selections: Sequence[IntArray]
+    ) -> Floats:
+        """[R, F] of rows whose other inputs are ``given`` [R, G] (or None) and whose ``selections``
+        [R, K] are those of this site and of as many before it as there are, latest first.
         """
         rows = len(selections[0])
         parts = [] if given is None else [given.astype(np.float32)]
         for back in range(self.history + 1):
             member = np.zeros((rows, shape.experts + 1), np.float32)
             if back < len(selections):
-                member[np.arange(rows)[:, None], selections[back]] = 1  # -1 falls into the column behind
+                member[np.arange(rows)[:, None], selections[back]] = (
+                    1  # -1 falls into the column behind
+                )
             parts.append(member[:, :-1])
         return np.concatenate(parts, axis=1)
 
     def num_given(self, shape: Shape, site: int, hidden: int) -> int:
-        """How many features a site has beside the selections; ``hidden`` is the width of a gate input."""
+        """How many features a site has beside the selections; ``hidden`` is the width of a gate
+        input.
+        """
         reach = min(self.lookahead_sites, shape.last(site) - site)
         return {"ids": 0, "scores": reach * shape.experts, "gate_input": hidden}[self.inputs]
 
@@ -75,15 +98,21 @@ class LearnedPerSite(FittedPredictor):
             width: int | None = None
             for layer in range(layers):
                 out = shape.experts if layer == layers - 1 else None
-                weight = require_array(arrays, f"site{site}_w{layer}", (width, out), "f").astype(np.float32)
-                bias = require_array(arrays, f"site{site}_b{layer}", (weight.shape[1],), "f").astype(np.float32)
+                weight = require_array(arrays, f"site{site}_w{layer}", (width, out), "f").astype(
+                    np.float32
+                )
+                bias = require_array(
+                    arrays, f"site{site}_b{layer}", (weight.shape[1],), "f"
+                ).astype(np.float32)
                 self._layers[site].append((weight, bias))
                 width = weight.shape[1]
             given = len(self._layers[site][0][0]) - (self.history + 1) * shape.experts
-            if given < 0 or (self.inputs != "gate_input" and given != self.num_given(shape, site, 0)):
+            if given < 0 or (
+                self.inputs != "gate_input" and given != self.num_given(shape, site, 0)
+            ):
                 raise ValueError(
-                    f"array site{site}_w0 of the fit takes {given} features beside the selections, not "
-                    f"{self.num_given(shape, site, 0)}; fit again"
+                    f"array site{site}_w0 of the fit takes {given} features beside the selections,"
+                    f" not {self.num_given(shape, site, 0)}; fit again"
                 )
 
     def likeliness(self, site: int, features: FloatArray) -> Floats:
@@ -107,12 +136,17 @@ class LearnedPerSite(FittedPredictor):
                 return
         earlier = self._seen if gate.step == self._step else []
         features = self.features(shape, given, [gate.experts, *earlier[: self.history]])
-        yield from self._forecast(gate.site + self.stride, shape, self.likeliness(gate.site, features))
+        yield from self._forecast(
+            gate.site + self.stride, shape, self.likeliness(gate.site, features)
+        )
 
     def _given(self, gate: Gate, shape: Shape) -> FloatArray | None:
         if self.inputs == "gate_input":
             return gate.gate_input
-        ahead = [gate.lookahead(j) for j in range(1, min(self.lookahead_sites, shape.last(gate.site) - gate.site) + 1)]
+        ahead = [
+            gate.lookahead(j)
+            for j in range(1, min(self.lookahead_sites, shape.last(gate.site) - gate.site) + 1)
+        ]
         there = [scores for scores in ahead if scores is not None]
         return np.concatenate(there, axis=1) if len(there) == len(ahead) else None
 

@@ -12,7 +12,9 @@ from sim.policies.row_forecast import RowForecast, check_count, count_of
 
 
 class BestOf:
-    """The first ``count`` needs of a forecast, others left out of its rows (-1, weight 0). Implements ``Choice``."""
+    """The first ``count`` needs of a forecast, others left out of its rows (-1, weight 0).
+    Implements ``Choice``.
+    """
 
     def __init__(self, choice: Choice, count: int) -> None:
         self._choice, self._count = choice, count
@@ -44,23 +46,34 @@ class BestOf:
 class GateLookahead:
     """The routers of the next ``sites`` sites, fed with this site's gate input.
 
-    Forecasts come nearest site first and end where the trace has none (after the last site). Whether the walk stops at
-    the first site that lacks an expert is the loader's ``depth``. ``experts``: at most so many experts a site, the best
-    (None: what the site's own rule selects). Without ``prompts`` nothing is forecast in a step that holds a prompt's
-    rows.
+    Forecasts come nearest site first and end where the trace has none (after the last site).
+    Whether the walk stops at the first site that lacks an expert is the loader's ``depth``.
+    ``experts``: at most so many experts a site, the best (None: what the site's own rule selects).
+    Without ``prompts`` nothing is forecast in a step that holds a prompt's rows.
 
-    Source: Eliseev and Mazur, arXiv:2312.17238, speculative loading; Tang et al., HOBBIT, arXiv:2411.01433, sec. 3.3.
+    Source: Eliseev and Mazur, arXiv:2312.17238, speculative loading; Tang et al., HOBBIT,
+    arXiv:2411.01433, sec. 3.3.
     """
 
     learns = False
 
     def __init__(self, sites: int, experts: int | None = None, prompts: bool = True) -> None:
         if not isinstance(sites, int) or isinstance(sites, bool) or sites < 1:
-            raise ValueError(f"predictor.sites={sites!r} must be a whole number >= 1; or choose predictor=none")
-        if experts is not None and (not isinstance(experts, int) or isinstance(experts, bool) or experts < 1):
-            raise ValueError(f"predictor.experts={experts!r} must be a whole number >= 1, or null for the rule's own")
+            raise ValueError(
+                f"predictor.sites={sites!r} must be a whole number >= 1; or choose predictor=none"
+            )
+        if experts is not None and (
+            not isinstance(experts, int) or isinstance(experts, bool) or experts < 1
+        ):
+            raise ValueError(
+                f"predictor.experts={experts!r} must be a whole number >= 1, or null for the"
+                " rule's own"
+            )
         if not isinstance(prompts, bool):
-            raise ValueError(f"predictor.prompts={prompts!r} must be true or false: whether prompts are forecast, too")
+            raise ValueError(
+                f"predictor.prompts={prompts!r} must be true or false: whether prompts are"
+                " forecast, too"
+            )
         self.lookahead_sites, self.experts, self.prompts = sites, experts, prompts
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
@@ -78,25 +91,35 @@ class GateLookahead:
 
 
 class ConfidentLookahead:
-    """Of the next site's lookahead, every expert whose weight lies above a percentile of the weights of that site.
+    """Of the next site's lookahead, every expert whose weight lies above a percentile of the
+    weights of that site.
 
-    Weights are the softmax of the raw lookahead scores over all experts; an expert is named if its weight is *greater*
-    than the ``percentile`` (0 to 100, interpolated linearly) of its row's E weights, and is among the ``experts`` best
-    (``all``: no limit). Best first: by descending weight, then id. Of several rows (prefill) it is what these select
-    under the site's own rule, by the number of rows, as Fate's popularity.
+    Weights are the softmax of the raw lookahead scores over all experts; an expert is named if its
+    weight is *greater* than the ``percentile`` (0 to 100, interpolated linearly) of its row's E
+    weights, and is among the ``experts`` best (``all``: no limit). Best first: by descending
+    weight, then id. Of several rows (prefill) it is what these select under the site's own rule, by
+    the number of rows, as Fate's popularity.
 
-    How many of these may be loaded is not the predictor's to say: what is resident costs nothing, so the budget
-    ``n = T / t_expert`` is the loader's ``prefetch_budget: within_layer`` (`transfers_within`).
+    How many of these may be loaded is not the predictor's to say: what is resident costs nothing,
+    so the budget ``n = T / t_expert`` is the loader's ``prefetch_budget: within_layer``
+    (`transfers_within`).
 
-    Source: Fang et al., Fate, arXiv:2502.12224, sections 4.1 and 4.2. Not stated there: strictly above, interpolation.
+    Source: Fang et al., Fate, arXiv:2502.12224, sections 4.1 and 4.2. Not stated there: strictly
+    above, interpolation.
     """
 
     lookahead_sites = 1
     learns = False
 
     def __init__(self, percentile: float = 75, experts: str | int = "all") -> None:
-        if not isinstance(percentile, int | float) or isinstance(percentile, bool) or not 0 <= percentile < 100:
-            raise ValueError(f"predictor.percentile={percentile!r} must be a number from 0 to below 100")
+        if (
+            not isinstance(percentile, int | float)
+            or isinstance(percentile, bool)
+            or not 0 <= percentile < 100
+        ):
+            raise ValueError(
+                f"predictor.percentile={percentile!r} must be a number from 0 to below 100"
+            )
         check_count(experts)
         self.percentile, self.experts = percentile, experts
 
@@ -122,7 +145,12 @@ class ConfidentLookahead:
         named = ranked > np.percentile(weights, self.percentile, axis=1, keepdims=True)
         named[:, count:] = False
         if named.any():
-            yield RowForecast(forecast.site, num_experts + 1, np.where(named, order, -1), np.where(named, ranked, 0.0))
+            yield RowForecast(
+                forecast.site,
+                num_experts + 1,
+                np.where(named, order, -1),
+                np.where(named, ranked, 0.0),
+            )
 
     def observe(self, gate: Gate) -> None:
         pass
@@ -133,10 +161,15 @@ class ConfidentLookahead:
 
 
 def transfers_within(block_ns: int, expert_ns: int, top_k: int) -> int:
-    """Fate's offline budget: how many experts can be moved while a block (attention, gate, MoE) runs.
+    """Fate's offline budget: how many experts can be moved while a block (attention, gate, MoE)
+    runs.
 
-    ``n = floor(T / t_expert)``, at least ``top_k``, the needs of one token (Fate leaves both roundings open).
+    ``n = floor(T / t_expert)``, at least ``top_k``, the needs of one token (Fate leaves both
+    roundings open).
     """
     if block_ns < 0 or expert_ns < 1 or top_k < 1:
-        raise ValueError(f"need block_ns >= 0, expert_ns >= 1 and top_k >= 1, got {block_ns}, {expert_ns}, {top_k}")
+        raise ValueError(
+            f"need block_ns >= 0, expert_ns >= 1 and top_k >= 1, got {block_ns}, {expert_ns},"
+            f" {top_k}"
+        )
     return max(block_ns // expert_ns, top_k)

@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
-from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
+from sim.policies.fitted import (
+    Arrays,
+    FittedPredictor,
+    Sample,
+    Shape,
+    Track,
+    require_array,
+    smallest_counts,
+)
 from sim.policies.row_forecast import RowForecast
 from sim.values.units import require_flag
 
@@ -18,41 +26,59 @@ COLLECTIONS = ("fitted", "empty")
 FADINGS = {"paper": 0, "code": 1}
 """What the distance in sites is divided by: the number of sites, and so many more."""
 EPSILON = 1e-8
-"""What MoE-Infinity's code adds to every ratio: experts that the match never chose come last, by site and id."""
+"""What MoE-Infinity's code adds to every ratio: experts that the match never chose come last, by
+site and id.
+"""
 
 
 class ActivationMatching(FittedPredictor):
-    """Experts of all later sites by their share of the activations in the most similar past request.
+    """Experts of all later sites by their share of the activations in the most similar past
+    request.
 
-    A request's *activation matrix* [S, E] counts its tokens by site and expert, prompt and this gate included. The
-    distance of two is ``1 - mean over sites of the cosine of their rows`` (0 where a row is empty); the nearest of the
-    collection is the match, of several the first. ``compare: whole`` takes all sites, ``later`` those behind this gate
-    only. An expert's likeliness is ``(its share of the match's row + EPSILON) * (1 - distance in sites / D)``, D = S
-    (``fading: paper``) or S + 1 (``code``). With ``collection: empty`` there is no match and every share is 0: nearest
-    site first, experts by id. ``own_site``: experts of the gate's own site are named, too, at distance 0.
+    A request's *activation matrix* [S, E] counts its tokens by site and expert, prompt and this
+    gate included. The distance of two is ``1 - mean over sites of the cosine of their rows`` (0
+    where a row is empty); the nearest of the collection is the match, of several the first.
+    ``compare: whole`` takes all sites, ``later`` those behind this gate only. An expert's
+    likeliness is ``(its share of the match's row + EPSILON) * (1 - distance in sites / D)``, D = S
+    (``fading: paper``) or S + 1 (``code``). With ``collection: empty`` there is no match and every
+    share is 0: nearest site first, experts by id. ``own_site``: experts of the gate's own site are
+    named, too, at distance 0.
 
-    ``best`` of all later experts are named (None: all of them): those of the highest likeliness, ties by site, then id.
-    They come site by site, nearest first, which is the contract of forecasts; MoE-Infinity's one queue goes by
-    likeliness across sites: ``loader.prefetch_order=likeliest``. Of several sequences in a step each has its own matrix
-    and match, and its forecast is one row.
+    ``best`` of all later experts are named (None: all of them): those of the highest likeliness,
+    ties by site, then id. They come site by site, nearest first, which is the contract of
+    forecasts; MoE-Infinity's one queue goes by likeliness across sites:
+    ``loader.prefetch_order=likeliest``. Of several sequences in a step each has its own matrix and
+    match, and its forecast is one row.
 
-    Source: Xue et al., MoE-Infinity, arXiv:2401.14361 (matrix, distance, priority); its code of June 2024
-    (EfficientMoE/MoE-Infinity@5e096b4) compares later rows only, fades by S + 1, queues the experts of the layer that
-    has just routed before all others, and ships without a collection.
+    Source: Xue et al., MoE-Infinity, arXiv:2401.14361 (matrix, distance, priority); its code of
+    June 2024 (EfficientMoE/MoE-Infinity@5e096b4) compares later rows only, fades by S + 1, queues
+    the experts of the layer that has just routed before all others, and ships without a collection.
     """
 
     kind = "activation_matrices"
 
-    def __init__(self, collection: str = "fitted", compare: str = "whole", best: int | None = None,
-                 artefact: str | None = None, fading: str = "paper", own_site: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        collection: str = "fitted",
+        compare: str = "whole",
+        best: int | None = None,
+        artefact: str | None = None,
+        fading: str = "paper",
+        own_site: bool = False,
+    ) -> None:
         super().__init__("all", artefact)
         require_flag("predictor.own_site", own_site)
-        for name, value, known in (("collection", collection, COLLECTIONS), ("compare", compare, COMPARISONS),
-                                   ("fading", fading, tuple(FADINGS))):  # fmt: skip
+        for name, value, known in (
+            ("collection", collection, COLLECTIONS),
+            ("compare", compare, COMPARISONS),
+            ("fading", fading, tuple(FADINGS)),
+        ):
             if value not in known:
                 raise ValueError(f"unknown predictor.{name}={value!r}; known: {', '.join(known)}")
         if best is not None and (not isinstance(best, int) or isinstance(best, bool) or best < 1):
-            raise ValueError(f"predictor.best={best!r} must be a whole number >= 1, or null for all experts")
+            raise ValueError(
+                f"predictor.best={best!r} must be a whole number >= 1, or null for all experts"
+            )
         self.collection, self.compare, self.best = collection, compare, best
         self.own_site, self._more = own_site, FADINGS[fading]
 
@@ -74,7 +100,9 @@ class ActivationMatching(FittedPredictor):
         if not self.needs_artefact:
             self._ratios = self._units = np.zeros((0, shape.sites, shape.experts))
             return
-        counts = require_array(arrays, "matrices", (None, shape.sites, shape.experts), "u").astype(np.float64)
+        counts = require_array(arrays, "matrices", (None, shape.sites, shape.experts), "u").astype(
+            np.float64
+        )
         self._ratios = counts / np.maximum(counts.sum(axis=2, keepdims=True), 1)
         self._units = _unit_rows(counts)
 
@@ -89,17 +117,23 @@ class ActivationMatching(FittedPredictor):
         fading = 1 - np.arange(first - gate.site, last + 1 - gate.site) / (shape.sites + self._more)
         likeliness = np.empty((0, count, shape.experts))
         for sequence, counts in self._here(gate, shape).items():
-            matrix = self._running.get(sequence, np.zeros((shape.sites, shape.experts), np.int64)).copy()
+            matrix = self._running.get(
+                sequence, np.zeros((shape.sites, shape.experts), np.int64)
+            ).copy()
             matrix[gate.site] += counts
             share = self._shares(matrix, gate.site)[first : last + 1]
             likeliness = np.concatenate([likeliness, ((share + EPSILON) * fading[:, None])[None]])
         named = self._named(likeliness)
         for ahead in range(count):
-            found = self._site_forecast(first + ahead, shape, np.where(named[:, ahead], likeliness[:, ahead], 0.0))
+            found = self._site_forecast(
+                first + ahead, shape, np.where(named[:, ahead], likeliness[:, ahead], 0.0)
+            )
             if found.needs:
                 yield found
 
-    def _site_forecast(self, site: int, shape: Shape, likeliness: NDArray[np.float64]) -> RowForecast:
+    def _site_forecast(
+        self, site: int, shape: Shape, likeliness: NDArray[np.float64]
+    ) -> RowForecast:
         order = np.argsort(-likeliness, axis=1, kind="stable")
         weights = np.take_along_axis(likeliness, order, axis=1)
         return RowForecast(site, shape.experts + 1, np.where(weights > 0, order, -1), weights)
@@ -113,12 +147,16 @@ class ActivationMatching(FittedPredictor):
         return named.reshape(likeliness.shape)
 
     def _shares(self, matrix: NDArray[np.int64], site: int) -> NDArray[np.float64]:
-        """[S, E]: the shares in the matrix nearest to ``matrix``, as seen at ``site``; 0 without a collection."""
+        """[S, E]: the shares in the matrix nearest to ``matrix``, as seen at ``site``; 0 without
+        a collection.
+        """
         if not len(self._ratios):
             return np.zeros(matrix.shape)
         from_site = site + 1 if self.compare == "later" else 0
         rows = slice(from_site, None)
-        cosine = np.einsum("cse,se->c", self._units[:, rows], _unit_rows(matrix[rows].astype(np.float64)))
+        cosine = np.einsum(
+            "cse,se->c", self._units[:, rows], _unit_rows(matrix[rows].astype(np.float64))
+        )
         # Equal matrices must tie whatever the order of the sum's additions.
         return np.asarray(self._ratios[int(np.argmax(np.round(cosine, 12)))])
 
@@ -132,7 +170,9 @@ class ActivationMatching(FittedPredictor):
     def _here(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
         """By sequence, how many of its rows chose each expert at this gate."""
         counts: dict[int, NDArray[np.int64]] = {}
-        for sequence, experts in zip(gate.row_sequence.tolist(), gate.experts.tolist(), strict=True):
+        for sequence, experts in zip(
+            gate.row_sequence.tolist(), gate.experts.tolist(), strict=True
+        ):
             mine = counts.setdefault(sequence, np.zeros(shape.experts, np.int64))
             for expert in experts:
                 if expert >= 0:

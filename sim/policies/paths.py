@@ -9,29 +9,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate, IntArray
-from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
+from sim.policies.fitted import (
+    Arrays,
+    FittedPredictor,
+    Sample,
+    Shape,
+    Track,
+    require_array,
+    smallest_counts,
+)
 
 KEYS = ("set", "first")
 COMBINATIONS = ("sum", "logs", "product")
 SMOOTHING = 1.0
-"""Added to each count of the naive Bayes product, so that what was never seen together is unlikely, not impossible."""
+"""Added to each count of the naive Bayes product, so that what was never seen together is
+unlikely, not impossible.
+"""
 Codes = list[tuple[int, ...]]
 
 
 class ExpertPaths(FittedPredictor):
-    """How often each expert was chosen at the next site after the token's choices at this site and the one before.
+    """How often each expert was chosen at the next site after the token's choices at this site and
+    the one before.
 
-    ``likeliness`` is the share of the fitted rows with the same two choices that chose the expert; where none had, of
-    those with the same choice at this site; where none had, of all (before the third site of a stack one choice is
-    known). ``key``: a choice is the whole selection (``set``) or its best expert (``first``).
+    ``likeliness`` is the share of the fitted rows with the same two choices that chose the expert;
+    where none had, of those with the same choice at this site; where none had, of all (before the
+    third site of a stack one choice is known). ``key``: a choice is the whole selection (``set``)
+    or its best expert (``first``).
 
-    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.3 (top-1, so both keys are its own). Not stated there: the
-    back-off, and keys of several experts.
+    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.3 (top-1, so both keys are its own). Not
+    stated there: the back-off, and keys of several experts.
     """
 
     kind = "expert_paths"
 
-    def __init__(self, key: str = "set", experts: str | int = "all", artefact: str | None = None) -> None:
+    def __init__(
+        self, key: str = "set", experts: str | int = "all", artefact: str | None = None
+    ) -> None:
         super().__init__(experts, artefact)
         if key not in KEYS:
             raise ValueError(f"unknown predictor.key={key!r}; known: {', '.join(KEYS)}")
@@ -47,8 +61,9 @@ class ExpertPaths(FittedPredictor):
         return [tuple(expert for expert in row if expert >= 0) for row in rows]
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """``sets`` are the keys that occur, with the site of each; ``one`` and ``two`` their numbers, by what followed:
-        ``rows`` that had them and, by expert, ``counts`` of those that then chose it; ``none`` the same by site alone.
+        """``sets`` are the keys that occur, with the site of each; ``one`` and ``two`` their
+        numbers, by what followed: ``rows`` that had them and, by expert, ``counts`` of those that
+        then chose it; ``none`` the same by site alone.
         """
         shape = sample.shape
         chosen = sample.ids[:, :, :1] if self.key == "first" else np.sort(sample.ids, axis=2)
@@ -62,24 +77,37 @@ class ExpertPaths(FittedPredictor):
             sets.append(found)
             set_site += [site] * len(found)
         arrays: dict[str, NDArray[Any]] = {
-            "sets": np.concatenate(sets).astype(np.int16), "set_site": np.array(set_site, np.int16)
-        }  # fmt: skip
+            "sets": np.concatenate(sets).astype(np.int16),
+            "set_site": np.array(set_site, np.int16),
+        }
         none = [self._followed(sample, number, site, 0) for site in range(shape.sites)]
         for name, known in (("one", 1), ("two", 2)):
-            parts = [self._followed(sample, number, site, known) for site in range(known, shape.sites)]
-            arrays[f"{name}_keys"] = np.concatenate([np.zeros((0, known), np.int64), *(p[0] for p in parts)]).astype(
-                "i4"
+            parts = [
+                self._followed(sample, number, site, known) for site in range(known, shape.sites)
+            ]
+            arrays[f"{name}_keys"] = np.concatenate(
+                [np.zeros((0, known), np.int64), *(p[0] for p in parts)]
+            ).astype("i4")
+            arrays[f"{name}_rows"] = smallest_counts(
+                np.concatenate([np.zeros(0, np.int64), *(p[1] for p in parts)])
             )
-            arrays[f"{name}_rows"] = smallest_counts(np.concatenate([np.zeros(0, np.int64), *(p[1] for p in parts)]))
             arrays[f"{name}_counts"] = smallest_counts(
                 np.concatenate([np.zeros((0, shape.experts), np.int64), *(p[2] for p in parts)])
             )
-        arrays["none_rows"] = smallest_counts(np.array([rows.sum() for _, rows, _ in none], np.int64))
-        arrays["none_counts"] = smallest_counts(np.array([counts.sum(axis=0) for _, _, counts in none], np.int64))
+        arrays["none_rows"] = smallest_counts(
+            np.array([rows.sum() for _, rows, _ in none], np.int64)
+        )
+        arrays["none_counts"] = smallest_counts(
+            np.array([counts.sum(axis=0) for _, _, counts in none], np.int64)
+        )
         return arrays
 
-    def _followed(self, sample: Sample, number: NDArray[np.int64], site: int, known: int) -> tuple[NDArray[Any], ...]:
-        """Keys at the ``known`` sites before ``site``, rows of each, and [keys, E] how many chose whom."""
+    def _followed(
+        self, sample: Sample, number: NDArray[np.int64], site: int, known: int
+    ) -> tuple[NDArray[Any], ...]:
+        """Keys at the ``known`` sites before ``site``, rows of each, and [keys, E] how many
+        chose whom.
+        """
         before = number[:, site - known : site]
         there = sample.visits(site) & (before >= 0).all(axis=1)
         # A path does not lead from one stack into the other: no row visits both.
@@ -97,16 +125,22 @@ class ExpertPaths(FittedPredictor):
         set_site = require_array(arrays, "set_site", (len(sets),), "i")
         self._number = {
             (site, *(e for e in experts if e >= 0)): number
-            for number, (site, experts) in enumerate(zip(set_site.tolist(), sets.tolist(), strict=True))
+            for number, (site, experts) in enumerate(
+                zip(set_site.tolist(), sets.tolist(), strict=True)
+            )
         }
         self._tables = []
         for name, known in (("two", 2), ("one", 1)):
             keys = require_array(arrays, f"{name}_keys", (None, known))
             if keys.size and not 0 <= keys.min() <= keys.max() < len(sets):
-                raise ValueError(f"array {name}_keys of the fit names sets that are not there; fit again")
+                raise ValueError(
+                    f"array {name}_keys of the fit names sets that are not there; fit again"
+                )
             rows = require_array(arrays, f"{name}_rows", (len(keys),), "u")
             counts = require_array(arrays, f"{name}_counts", (len(keys), shape.experts), "u")
-            self._tables.append(({tuple(key): place for place, key in enumerate(keys.tolist())}, rows, counts))
+            self._tables.append(
+                ({tuple(key): place for place, key in enumerate(keys.tolist())}, rows, counts)
+            )
         self._none = (
             require_array(arrays, "none_rows", (shape.sites,), "u"),
             require_array(arrays, "none_counts", (shape.sites, shape.experts), "u"),
@@ -121,12 +155,17 @@ class ExpertPaths(FittedPredictor):
         codes = self.codes(gate.experts)
         step, site, earlier = self._before
         known = (step, site) == (gate.step, gate.site - 1)
-        likeliness = np.stack([
-            self._likeliness(gate.site, code, earlier[row] if known else None) for row, code in enumerate(codes)
-        ])  # fmt: skip
+        likeliness = np.stack(
+            [
+                self._likeliness(gate.site, code, earlier[row] if known else None)
+                for row, code in enumerate(codes)
+            ]
+        )
         yield from self._forecast(gate.site + 1, shape, likeliness)
 
-    def _likeliness(self, site: int, code: tuple[int, ...], earlier: tuple[int, ...] | None) -> NDArray[np.float64]:
+    def _likeliness(
+        self, site: int, code: tuple[int, ...], earlier: tuple[int, ...] | None
+    ) -> NDArray[np.float64]:
         """[E]: what a row chooses at the site after ``site``."""
         key: tuple[int | None, ...] = (self._number.get((site, *code)),)
         if earlier is not None:
@@ -146,26 +185,32 @@ class ExpertPaths(FittedPredictor):
 class NextSiteConditional(FittedPredictor):
     """How often each expert of the next site was chosen together with each expert of this one.
 
-    ``combine: sum``: likeliness is ``sum over e of P(e' | e)``, e the row's experts at this site and ``P(e' | e)`` the
-    share of the rows with e that then chose e'. ``logs``: the product of the same ``P(e' | e)``; ``product``: naive
-    Bayes, ``P(e') * product over e of P(e | e')``; both with one added to each count, normalised to sum 1.
+    ``combine: sum``: likeliness is ``sum over e of P(e' | e)``, e the row's experts at this site
+    and ``P(e' | e)`` the share of the rows with e that then chose e'. ``logs``: the product of the
+    same ``P(e' | e)``; ``product``: naive Bayes, ``P(e') * product over e of P(e | e')``; both with
+    one added to each count, normalised to sum 1.
 
-    Source: the expert-activation-path baseline of Fate, arXiv:2502.12224, section 5.1, after Li et al., Lina, ATC 2023.
-    Neither states how several experts of a token go together.
+    Source: the expert-activation-path baseline of Fate, arXiv:2502.12224, section 5.1, after Li et
+    al., Lina, ATC 2023. Neither states how several experts of a token go together.
     """
 
     kind = "next_site"
     learns = False
 
-    def __init__(self, combine: str = "sum", experts: str | int = "top_k", artefact: str | None = None) -> None:
+    def __init__(
+        self, combine: str = "sum", experts: str | int = "top_k", artefact: str | None = None
+    ) -> None:
         super().__init__(experts, artefact)
         if combine not in COMBINATIONS:
-            raise ValueError(f"unknown predictor.combine={combine!r}; known: {', '.join(COMBINATIONS)}")
+            raise ValueError(
+                f"unknown predictor.combine={combine!r}; known: {', '.join(COMBINATIONS)}"
+            )
         self.combine = combine
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """``together`` [S - 1, E, E], rows that chose e at a site and e' at the next; ``rows`` [S - 1] that visit both,
-        ``before`` and ``after`` [S - 1, E], how many of these chose each expert there.
+        """``together`` [S - 1, E, E], rows that chose e at a site and e' at the next; ``rows`` [S -
+        1] that visit both, ``before`` and ``after`` [S - 1, E], how many of these chose each expert
+        there.
         """
         shape = sample.shape
         together = np.zeros((shape.sites - 1, shape.experts, shape.experts), np.int64)
@@ -176,12 +221,21 @@ class NextSiteConditional(FittedPredictor):
             here, there = (sample.members(s)[both].astype(np.float64) for s in (site, site + 1))
             together[site] = here.T @ there
             before[site], after[site], rows[site] = here.sum(axis=0), there.sum(axis=0), both.sum()
-        return {name: smallest_counts(counts) for name, counts in
-                (("together", together), ("before", before), ("after", after), ("rows", rows))}  # fmt: skip
+        return {
+            name: smallest_counts(counts)
+            for name, counts in (
+                ("together", together),
+                ("before", before),
+                ("after", after),
+                ("rows", rows),
+            )
+        }
 
     def _take(self, shape: Shape, arrays: Arrays) -> None:
         links, experts = shape.sites - 1, shape.experts
-        together = require_array(arrays, "together", (links, experts, experts), "u").astype(np.float64)
+        together = require_array(arrays, "together", (links, experts, experts), "u").astype(
+            np.float64
+        )
         before = require_array(arrays, "before", (links, experts), "u").astype(np.float64)
         after = require_array(arrays, "after", (links, experts), "u").astype(np.float64)
         rows = require_array(arrays, "rows", (links,), "u").astype(np.float64)

@@ -26,7 +26,9 @@ class Whole:
     """It reads the active shares of the trace: one that lacks them is refused."""
 
     def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
-        """Called once, before the run: the variants' bytes, and what the active shares of the trace stand for."""
+        """Called once, before the run: the variants' bytes, and what the active shares of the
+        trace stand for.
+        """
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
         raise NotImplementedError("a whole payload is never asked")
@@ -39,29 +41,37 @@ class Whole:
 
 
 class WholeLayer(Whole):
-    """What a gate loads brings its whole layer along: its needs share out the bytes of all experts, evenly.
+    """What a gate loads brings its whole layer along: its needs share out the bytes of all experts,
+    evenly.
 
-    So a framework moves a layer that does not know which experts it needs. A layer is loaded as often as one of its
-    needs is absent, each need's share at a time: its own bytes, and those of the experts that nobody needs, dealt in
-    turn by ascending id. Experts may differ in width, each having one.
+    So a framework moves a layer that does not know which experts it needs. A layer is loaded as
+    often as one of its needs is absent, each need's share at a time: its own bytes, and those of
+    the experts that nobody needs, dealt in turn by ascending id. Experts may differ in width, each
+    having one.
 
-    Source: transformers 4.40 to 4.45 under accelerate call every expert, each loading its own weights; DeepSpeed
-    gathers the MoE block as one leaf module (efeslab/fiddler@227715b, benchmarks/eval-baseline.py).
+    Source: transformers 4.40 to 4.45 under accelerate call every expert, each loading its own
+    weights; DeepSpeed gathers the MoE block as one leaf module (efeslab/fiddler@227715b,
+    benchmarks/eval-baseline.py).
     """
 
     whole = False
 
     def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
-        """Raise ValueError where an expert may move at several precisions: whoever nobody chose has none."""
+        """Raise ValueError where an expert may move at several precisions: whoever nobody chose
+        has none.
+        """
         stored = range(geometry.experts - geometry.null_experts)
         planes, missing = range(len(geometry.precisions)), geometry.missing
         self._sizes: list[list[int]] = []
         """By site, the bytes of each expert that has any."""
         for site in range(geometry.sites):
-            keys = [[key for p in planes if (key := geometry.key(p, site, e)) not in missing] for e in stored]
+            keys = [
+                [key for p in planes if (key := geometry.key(p, site, e)) not in missing]
+                for e in stored
+            ]
             if any(len(of_expert) != 1 for of_expert in keys):
                 raise ValueError(
-                    f"payload=whole_layer brings experts that nobody chose, at no precision of "
+                    "payload=whole_layer brings experts that nobody chose, at no precision of "
                     f"{', '.join(geometry.precisions)}; choose a fixed one, or precision=per_expert"
                 )
             self._sizes.append([geometry.bytes_of(key) for (key,) in keys])
@@ -86,11 +96,13 @@ class WholeLayer(Whole):
 
 
 class ActiveShare(Whole):
-    """One row moves only the channels of an expert that it makes active; several rows move all of it.
+    """One row moves only the channels of an expert that it makes active; several rows move all of
+    it.
 
-    ``sparsity``: the share of channels below the threshold. ``shares``: ``recorded`` takes each access's from the
-    trace's active shares at that sparsity, ``nominal`` is 1 - sparsity throughout, as forecasts are in any case. What a
-    prefetch lacks of its row's channels is left out, not fetched.
+    ``sparsity``: the share of channels below the threshold. ``shares``: ``recorded`` takes each
+    access's from the trace's active shares at that sparsity, ``nominal`` is 1 - sparsity
+    throughout, as forecasts are in any case. What a prefetch lacks of its row's channels is left
+    out, not fetched.
 
     Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2.1 and 3.3.2.
     """
@@ -101,7 +113,10 @@ class ActiveShare(Whole):
     def __init__(self, sparsity: float, shares: str = "recorded") -> None:
         require_number("payload.sparsity", sparsity)
         if not 0 <= sparsity < 1:
-            raise ValueError(f"payload.sparsity={sparsity} must be at least 0 and below 1: the share of idle channels")
+            raise ValueError(
+                f"payload.sparsity={sparsity} must be at least 0 and below 1: the share of idle"
+                " channels"
+            )
         if shares not in SHARES:
             raise ValueError(f"unknown payload.shares={shares}; known: {', '.join(SHARES)}")
         self.sparsity, self.active_share = sparsity, 1 - sparsity
@@ -114,8 +129,9 @@ class ActiveShare(Whole):
         if self.needs_shares:
             if self.sparsity not in sparsities:
                 raise ValueError(
-                    f"the trace records active shares at sparsities {list(sparsities)}, not at "
-                    f"payload.sparsity={self.sparsity:g}; choose one of these, or payload.shares=nominal"
+                    f"the trace records active shares at sparsities {list(sparsities)}, not at"
+                    f" payload.sparsity={self.sparsity:g}; choose one of these, or"
+                    " payload.shares=nominal"
                 )
             self._column = list(sparsities).index(self.sparsity)
 
@@ -128,7 +144,11 @@ class ActiveShare(Whole):
         return self._bytes(key, 1.0 if math.isnan(share) else share)
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
-        return self._geometry.bytes_of(key) if len(choice.experts) > 1 else self._bytes(key, self.active_share)
+        return (
+            self._geometry.bytes_of(key)
+            if len(choice.experts) > 1
+            else self._bytes(key, self.active_share)
+        )
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
         return self._geometry.bytes_of(key) - moved_bytes if len(gate.experts) > 1 else 0
@@ -139,39 +159,50 @@ class ActiveShare(Whole):
 
 
 class ReusedChannels(ActiveShare):
-    """As `ActiveShare`, and a prefetch moves the channels that the gate input of the site before makes active in the
-    next site's up projections: the same matrices, one layer early.
+    """As `ActiveShare`, and a prefetch moves the channels that the gate input of the site before
+    makes active in the next site's up projections: the same matrices, one layer early.
 
-    ``missed``: ``dropped`` leaves out what the row makes active and the forecast did not name, ``fetched`` moves it on
-    demand. ``know`` tells which channels were named and found, for the rows whose gate inputs the trace keeps; other
-    rows, and forecasts of later sites than the next, move the nominal share. ``artefact``: None takes the one that
-    comes with the project for the trace, if any.
+    ``missed``: ``dropped`` leaves out what the row makes active and the forecast did not name,
+    ``fetched`` moves it on demand. ``know`` tells which channels were named and found, for the rows
+    whose gate inputs the trace keeps; other rows, and forecasts of later sites than the next, move
+    the nominal share. ``artefact``: None takes the one that comes with the project for the trace,
+    if any.
 
-    Source: Zhou et al., FloE, arXiv:2505.05950, section 3.3.2 (reused-based intra-expert predictor; that what it misses
-    is left out is our reading).
+    Source: Zhou et al., FloE, arXiv:2505.05950, section 3.3.2 (reused-based intra-expert predictor;
+    that what it misses is left out is our reading).
     """
 
     kind = "channels"
 
-    def __init__(self, sparsity: float, missed: str = "dropped", artefact: str | None = None) -> None:
+    def __init__(
+        self, sparsity: float, missed: str = "dropped", artefact: str | None = None
+    ) -> None:
         super().__init__(sparsity)
         if missed not in MISSED:
             raise ValueError(f"unknown payload.missed={missed}; known: {', '.join(MISSED)}")
         if artefact is not None and (not isinstance(artefact, str) or not artefact):
-            raise ValueError(f"payload.artefact={artefact!r} must be the .json file of a fit, or null")
+            raise ValueError(
+                f"payload.artefact={artefact!r} must be the .json file of a fit, or null"
+            )
         self.missed, self.artefact = missed, artefact
         self.parameters: dict[str, str | int] = {}
         self._place: dict[tuple[int, int], int] = {}
 
     def know(self, arrays: Arrays) -> None:
-        """Take ``sequence`` [M] and ``position`` [M] of the rows, and of each, by site, expert and sparsity, how many
-        of ``width`` channels are ``named`` [M, S, E, P] for it one site before, and of the experts that it chose how
-        many of these are ``found`` active [M, S, E, P], of ``active`` [M, S, E, P] in all. Raise ValueError for others.
+        """Take ``sequence`` [M] and ``position`` [M] of the rows, and of each, by site, expert and
+        sparsity, how many of ``width`` channels are ``named`` [M, S, E, P] for it one site before,
+        and of the experts that it chose how many of these are ``found`` active [M, S, E, P], of
+        ``active`` [M, S, E, P] in all. Raise ValueError for others.
         """
-        sequence, position = (require_array(arrays, name, (None,), "u") for name in ("sequence", "position"))
+        sequence, position = (
+            require_array(arrays, name, (None,), "u") for name in ("sequence", "position")
+        )
         sites, experts = self._geometry.sites, self._geometry.experts
         shape = (len(sequence), sites, experts, None)
-        counts = [require_array(arrays, name, shape, "u")[..., self._column] for name in ("named", "found", "active")]
+        counts = [
+            require_array(arrays, name, shape, "u")[..., self._column]
+            for name in ("named", "found", "active")
+        ]
         self._named, self._found, self._active = counts
         self._width = int(require_array(arrays, "width", (1,), "u")[0])
         if (
@@ -179,14 +210,22 @@ class ReusedChannels(ActiveShare):
             or self._width < 1
             or max(int(c.max(initial=0)) for c in counts) > self._width
         ):
-            raise ValueError(f"channels of {len(sequence)} rows: counts must be of width={self._width} at most")
-        self._place = {at: m for m, at in enumerate(zip(sequence.tolist(), position.tolist(), strict=True))}
+            raise ValueError(
+                f"channels of {len(sequence)} rows: counts must be of width={self._width} at most"
+            )
+        self._place = {
+            at: m for m, at in enumerate(zip(sequence.tolist(), position.tolist(), strict=True))
+        }
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
-        place = self._row(gate) if choice.site == gate.site + 1 and len(choice.experts) == 1 else None
+        place = (
+            self._row(gate) if choice.site == gate.site + 1 and len(choice.experts) == 1 else None
+        )
         if place is None:
             return super().forecast_bytes(key, choice, index, gate)
-        return self._bytes(key, int(self._named[place, choice.site, choice.needs[index]]) / self._width)
+        return self._bytes(
+            key, int(self._named[place, choice.site, choice.needs[index]]) / self._width
+        )
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
         place = self._row(gate) if len(gate.experts) == 1 and self.missed == "fetched" else None
@@ -195,19 +234,24 @@ class ReusedChannels(ActiveShare):
         at = (place, gate.site, gate.needs[index])
         lacking = int(self._active[at]) - int(self._found[at])
         return (
-            min(self._bytes(key, lacking / self._width), self._geometry.bytes_of(key) - moved_bytes) if lacking else 0
+            min(self._bytes(key, lacking / self._width), self._geometry.bytes_of(key) - moved_bytes)
+            if lacking
+            else 0
         )
 
     def _row(self, gate: Gate) -> int | None:
         return self._place.get((int(gate.row_sequence[0]), int(gate.row_position[0])))
 
     def channel_counts(self, sequences: Iterable[int]) -> tuple[int, int, int, int]:
-        """Of the rows of these sequences: how many are known; channels that their experts made active after the first
-        site, those of them that were named before, and what was named for these experts in all.
+        """Of the rows of these sequences: how many are known; channels that their experts made
+        active after the first site, those of them that were named before, and what was named for
+        these experts in all.
         """
         numbers = set(sequences)
         rows = [m for (sequence, _), m in self._place.items() if sequence in numbers]
         if not rows:
             return 0, 0, 0, 0
-        active, found, named = (c[rows, 1:].astype(np.int64) for c in (self._active, self._found, self._named))
+        active, found, named = (
+            c[rows, 1:].astype(np.int64) for c in (self._active, self._found, self._named)
+        )
         return len(rows), int(active.sum()), int(found.sum()), int(named[active > 0].sum())

@@ -11,7 +11,9 @@ from sim.values.units import require_number
 OBJECTIVES = ("sum", "max")
 WHEN = ("always", "decode")
 DECODE = 1
-"""The phase of a decoded row (`sim.traces.trace.DECODE`, which this layer may not read tables to know)."""
+"""The phase of a decoded row (`sim.traces.trace.DECODE`, which this layer may not read tables to
+know).
+"""
 
 
 class Load:
@@ -20,15 +22,18 @@ class Load:
     uses_cpu = False
     constant: int | None = Place.LOAD
 
-    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]:
+    def place(
+        self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
+    ) -> Sequence[int]:
         return [Place.LOAD] * len(keys)
 
 
 class AbsentOnCpu:
-    """What is absent is computed on the CPU, if no more than ``up_to_tokens`` rows chose it; else it is loaded.
+    """What is absent is computed on the CPU, if no more than ``up_to_tokens`` rows chose it; else
+    it is loaded.
 
-    ``up_to_tokens`` None: whatever the number of rows. ``when``: ``decode`` loads at every gate that has a row of a
-    prompt.
+    ``up_to_tokens`` None: whatever the number of rows. ``when``: ``decode`` loads at every gate
+    that has a row of a prompt.
     """
 
     uses_cpu = True
@@ -41,44 +46,65 @@ class AbsentOnCpu:
             raise ValueError(f"unknown placement.when={when}; known: {', '.join(WHEN)}")
         self.up_to_tokens, self.when = up_to_tokens, when
 
-    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]:
+    def place(
+        self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
+    ) -> Sequence[int]:
         if self.when == "decode" and (gate.row_phase != DECODE).any():
             return [Place.LOAD] * len(keys)
         if self.up_to_tokens is None:
             return [Place.CPU] * len(keys)
         tokens = dict(zip(gate.needs, gate.tokens, strict=True))
-        return [Place.CPU if tokens[resident.expert_of(key)] <= self.up_to_tokens else Place.LOAD for key in keys]
+        return [
+            Place.CPU if tokens[resident.expert_of(key)] <= self.up_to_tokens else Place.LOAD
+            for key in keys
+        ]
 
 
 class CpuByCost:
-    """What is absent is computed on the CPU or loaded, whichever costs less: ``cpu_per_token`` for each of its rows, or
-    ``load`` (in one unit, whatever it is).
+    """What is absent is computed on the CPU or loaded, whichever costs less: ``cpu_per_token`` for
+    each of its rows, or ``load`` (in one unit, whatever it is).
 
-    ``objective``: ``sum`` minimises the sum of all costs, so that each expert is decided alone; ``max`` the larger of
-    the CPU's sum and the loads', which run side by side. Of assignments that cost the same, the one with more loads.
-    ``us_per_assignment``: what the host pays after every gate for each of the 2^E assignments that it enumerates; the
-    decision itself needs no enumeration.
+    ``objective``: ``sum`` minimises the sum of all costs, so that each expert is decided alone;
+    ``max`` the larger of the CPU's sum and the loads', which run side by side. Of assignments that
+    cost the same, the one with more loads. ``us_per_assignment``: what the host pays after every
+    gate for each of the 2^E assignments that it enumerates; the decision itself needs no
+    enumeration.
 
-    Source: Kamahori et al., Fiddler, arXiv:2402.07033, section 3.3; efeslab/fiddler@227715b (7 and 70, the sum).
+    Source: Kamahori et al., Fiddler, arXiv:2402.07033, section 3.3; efeslab/fiddler@227715b (7 and
+    70, the sum).
     """
 
     uses_cpu = True
     constant: int | None = None
 
-    def __init__(self, cpu_per_token: float, load: float, objective: str, us_per_assignment: float = 0.0) -> None:
-        for name, value in (("cpu_per_token", cpu_per_token), ("load", load), ("us_per_assignment", us_per_assignment)):
+    def __init__(
+        self, cpu_per_token: float, load: float, objective: str, us_per_assignment: float = 0.0
+    ) -> None:
+        for name, value in (
+            ("cpu_per_token", cpu_per_token),
+            ("load", load),
+            ("us_per_assignment", us_per_assignment),
+        ):
             require_number(f"placement.{name}", value)
         if objective not in OBJECTIVES:
-            raise ValueError(f"unknown placement.objective={objective}; known: {', '.join(OBJECTIVES)}")
+            raise ValueError(
+                f"unknown placement.objective={objective}; known: {', '.join(OBJECTIVES)}"
+            )
         self.cpu_per_token, self.load, self.objective = cpu_per_token, load, objective
         self.us_per_assignment = us_per_assignment
 
-    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]:
+    def place(
+        self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
+    ) -> Sequence[int]:
         rows = dict(zip(gate.needs, gate.tokens, strict=True))
         tokens = [rows[resident.expert_of(key)] for key in keys]
         if self.objective == "sum":
             return [Place.CPU if self.cpu_per_token * n < self.load else Place.LOAD for n in tokens]
-        absent = [at for at, key in enumerate(keys) if not resident.has(0, gate.site, resident.expert_of(key))]
+        absent = [
+            at
+            for at, key in enumerate(keys)
+            if not resident.has(0, gate.site, resident.expert_of(key))
+        ]
         # Loads cost alike, so that for any number of them those of the most rows are best loaded.
         absent.sort(key=lambda at: (-tokens[at], at))
         on_cpu = self.cpu_per_token * sum(tokens[at] for at in absent)
@@ -94,11 +120,14 @@ class CpuByCost:
 class SkipAbsent:
     """What is absent is left out: a gate masked to what is there.
 
-    Source: Kong et al., SwapMoE, arXiv:2308.15030: only the experts in memory ("virtual experts") are routed to.
+    Source: Kong et al., SwapMoE, arXiv:2308.15030: only the experts in memory ("virtual experts")
+    are routed to.
     """
 
     uses_cpu = False
     constant: int | None = None
 
-    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]:
+    def place(
+        self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
+    ) -> Sequence[int]:
         return [Place.SKIP] * len(keys)

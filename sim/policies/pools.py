@@ -17,28 +17,36 @@ INITIALS = ("ascending", "popular", "empty")
 
 
 class Pooled:
-    """The part that cache policies share: pools by scope, and doing nothing where a policy has nothing to learn.
+    """The part that cache policies share: pools by scope, and doing nothing where a policy has
+    nothing to learn.
 
-    ``scope``: ``global`` is one pool for everything; ``site`` one pool a site, equal in slots (left-over slots go one
-    by one to the first sites) or as ``quotas`` say (a list of slots by site, or a `Quotas`); ``precision`` one pool a
-    precision, the bytes divided by ``shares`` (highest precision first; shares of precisions that are not in play are
-    left out and the rest scaled up).
-    ``initial``: ``ascending`` fills every pool with experts by site, then id, at the pool's highest precision, leaving
-    out those that a higher precision's pool already holds (a tier that keeps copies leaves out none, and goes on with
-    lower precisions while there is room); ``popular`` likewise, most uses in the trace's fit sequences first; ``empty``
-    starts cold.
+    ``scope``: ``global`` is one pool for everything; ``site`` one pool a site, equal in slots
+    (left-over slots go one by one to the first sites) or as ``quotas`` say (a list of slots by
+    site, or a `Quotas`); ``precision`` one pool a precision, the bytes divided by ``shares``
+    (highest precision first; shares of precisions that are not in play are left out and the rest
+    scaled up). ``initial``: ``ascending`` fills every pool with experts by site, then id, at the
+    pool's highest precision, leaving out those that a higher precision's pool already holds (a tier
+    that keeps copies leaves out none, and goes on with lower precisions while there is room);
+    ``popular`` likewise, most uses in the trace's fit sequences first; ``empty`` starts cold.
     """
 
     admits_all = True
 
-    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
-                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         if scope not in SCOPES:
             raise ValueError(f"unknown cache scope {scope!r}; known: {', '.join(SCOPES)}")
         if initial not in INITIALS:
             raise ValueError(f"unknown initial cache {initial!r}; known: {', '.join(INITIALS)}")
         if (scope == "precision") != bool(shares):
-            raise ValueError(f"cache shares go with scope=precision, got scope={scope} shares={list(shares)}")
+            raise ValueError(
+                f"cache shares go with scope=precision, got scope={scope} shares={list(shares)}"
+            )
         if not all(isinstance(share, int | float) and 0 < share < math.inf for share in shares):
             raise ValueError(f"cache.shares must be numbers > 0, got {list(shares)}")
         self.scope = scope
@@ -51,14 +59,22 @@ class Pooled:
         self._pool_of: Sequence[int] = ()
 
     def profile(self, profile: Profile) -> None:
-        """Give the policy what the trace's fit sequences asked for; called once, before ``pools``."""
+        """Give the policy what the trace's fit sequences asked for; called once, before
+        ``pools``.
+        """
         self._profile = profile
 
     def pools(self, geometry: Geometry) -> PoolPlan:
         if self.needs_profile and self._profile is None:
-            raise ValueError("this cache needs the trace's fit sequences; call profile(...) before the run")
+            raise ValueError(
+                "this cache needs the trace's fit sequences; call profile(...) before the run"
+            )
         capacities, pool_of = self._divide(geometry)
-        initial = () if self.initial == "empty" else tuple(_filled(geometry, capacities, pool_of, self._fill(geometry)))
+        initial = (
+            ()
+            if self.initial == "empty"
+            else tuple(_filled(geometry, capacities, pool_of, self._fill(geometry)))
+        )
         return self.adopt(geometry, PoolPlan(capacities, pool_of, initial))
 
     def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
@@ -70,7 +86,9 @@ class Pooled:
     def admit(self, key: int, victims: Sequence[int]) -> bool:
         return True
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         pass
 
     def on_sequence(self, sequence: int, begins: bool) -> None:
@@ -87,10 +105,16 @@ class Pooled:
         slot_bytes = max(geometry.slot_sizes)
         slots = geometry.capacity_bytes // slot_bytes
         if isinstance(self.quotas, Sequence):
-            quotas = given_quotas(self.quotas, geometry, slots) if self.quotas else spread(slots, geometry.sites)
+            quotas = (
+                given_quotas(self.quotas, geometry, slots)
+                if self.quotas
+                else spread(slots, geometry.sites)
+            )
         else:
             quotas = list(self.quotas.divide(geometry, slots, self._profile))
-        return tuple(quota * slot_bytes for quota in quotas), [geometry.site_of(k) for k in range(geometry.num_keys)]
+        return tuple(quota * slot_bytes for quota in quotas), [
+            geometry.site_of(k) for k in range(geometry.num_keys)
+        ]
 
     def _fill(self, geometry: Geometry) -> Iterable[tuple[int, int]]:
         """(site, expert) in the order in which pools are filled at the start."""
@@ -102,8 +126,13 @@ class Pooled:
 
 def _checked(quotas: Quotas | Sequence[int], scope: str) -> Quotas | tuple[int, ...]:
     if isinstance(quotas, Sequence):
-        if not all(isinstance(quota, int) and not isinstance(quota, bool) and quota >= 0 for quota in quotas):
-            raise ValueError(f"cache.quotas={list(quotas)} must be whole numbers of slots, 0 or more, one a site")
+        if not all(
+            isinstance(quota, int) and not isinstance(quota, bool) and quota >= 0
+            for quota in quotas
+        ):
+            raise ValueError(
+                f"cache.quotas={list(quotas)} must be whole numbers of slots, 0 or more, one a site"
+            )
         quotas = tuple(quotas)
     if quotas and scope != "site":
         raise ValueError(f"cache.quotas go with scope=site, got scope={scope}")
@@ -120,13 +149,20 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
     parts = [as_written(share) for share in shares[:in_play]]
     total, whole = sum(parts), geometry.capacity_bytes
     capacities = [part_of(whole, part / total) for part in parts[:-1]]
-    return (*capacities, whole - sum(capacities)), [key // geometry.plane for key in range(geometry.num_keys)]
+    return (*capacities, whole - sum(capacities)), [
+        key // geometry.plane for key in range(geometry.num_keys)
+    ]
 
 
-def _filled(geometry: Geometry, capacities: Sequence[int], pool_of: Sequence[int],
-            order: Iterable[tuple[int, int]]) -> Iterator[int]:  # fmt: skip
-    """The keys that fill the pools in this order of (site, expert), a pool's highest precision first; each pool up to
-    the first that does not fit. A tier that keeps copies goes on with the next precision in what is left then."""
+def _filled(
+    geometry: Geometry,
+    capacities: Sequence[int],
+    pool_of: Sequence[int],
+    order: Iterable[tuple[int, int]],
+) -> Iterator[int]:
+    """The keys that fill the pools in this order of (site, expert), a pool's highest precision
+    first; each pool up to the first that does not fit. A tier that keeps copies goes on with the
+    next precision in what is left then."""
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()

@@ -12,17 +12,23 @@ from sim.values.types import Geometry, PoolPlan
 
 
 class Popular(Scored):
-    """A fixed list of experts stays resident: what is not on it is refused, and served from staging.
+    """A fixed list of experts stays resident: what is not on it is refused, and served from
+    staging.
 
-    The list is what fills the pools at the start: the most used experts of the trace's fit sequences, or ``ranking``,
-    (site, expert) pairs, most popular first. Prefetches may enter all the same (loader.destination=pool): they go
-    first, then the list from its end.
+    The list is what fills the pools at the start: the most used experts of the trace's fit
+    sequences, or ``ranking``, (site, expert) pairs, most popular first. Prefetches may enter all
+    the same (loader.destination=pool): they go first, then the list from its end.
     """
 
     admits_all = False
 
-    def __init__(self, ranking: Sequence[Sequence[int]] = (), scope: str = "global", shares: Sequence[float] = (),
-                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        ranking: Sequence[Sequence[int]] = (),
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, "popular", quotas)
         self.ranking = _checked_ranking(ranking)
         self.needs_profile = not self.ranking or getattr(self.quotas, "needs_profile", False)
@@ -34,8 +40,8 @@ class Popular(Scored):
         for site, expert in self.ranking:
             if site >= geometry.sites or expert >= geometry.experts:
                 raise ValueError(
-                    f"cache.ranking names site {site} expert {expert}, but the model has {geometry.sites} sites of "
-                    f"{geometry.experts} experts"
+                    f"cache.ranking names site {site} expert {expert}, but the model has"
+                    f" {geometry.sites} sites of {geometry.experts} experts"
                 )
         if self.ranking:
             return self.ranking
@@ -62,5 +68,8 @@ def _checked_ranking(ranking: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
                 seen.add((site, expert))
                 pairs.append((site, expert))
             case _:
-                raise ValueError(f"cache.ranking must list pairs [site, expert] of numbers from 0 on, got {pair!r}")
+                raise ValueError(
+                    "cache.ranking must list pairs [site, expert] of numbers from 0 on, got"
+                    f" {pair!r}"
+                )
     return pairs

@@ -32,11 +32,12 @@ class Fixed:
 class ScoreThreshold:
     """Cheaper variants for experts that matter less.
 
-    With ``s`` the share of gate weight ranked above an expert (0 for the first): ``s <= low_above`` wants ``high``,
-    ``s <= skip_above`` wants ``low``, a larger ``s`` skips the expert, unless a copy is resident (the scorer runs on
-    misses only): then it wants ``low``, too, for which a higher copy serves as well. So ``high`` is wanted for the
-    scores up to ``low_above`` and no others, which is what eq. 3 counts. Thresholds that are not given are the two
-    ``quantiles`` of the scores it is profiled on.
+    With ``s`` the share of gate weight ranked above an expert (0 for the first): ``s <= low_above``
+    wants ``high``, ``s <= skip_above`` wants ``low``, a larger ``s`` skips the expert, unless a
+    copy is resident (the scorer runs on misses only): then it wants ``low``, too, for which a
+    higher copy serves as well. So ``high`` is wanted for the scores up to ``low_above`` and no
+    others, which is what eq. 3 counts. Thresholds that are not given are the two ``quantiles`` of
+    the scores it is profiled on.
 
     Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.2, eq. 2.
     """
@@ -44,8 +45,14 @@ class ScoreThreshold:
     constant: int | None = None
     reroutes = False
 
-    def __init__(self, high: str, low: str, low_above: float | None, skip_above: float | None,
-                 quantiles: Sequence[float] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        high: str,
+        low: str,
+        low_above: float | None,
+        skip_above: float | None,
+        quantiles: Sequence[float] | None = None,
+    ) -> None:
         self.precisions = _pair(high, low)
         self.quantiles = None if quantiles is None else tuple(quantiles)
         self.low_above, self.skip_above = 0.0, 1.0
@@ -54,17 +61,20 @@ class ScoreThreshold:
             self.quantiles = None
         elif low_above is not None or skip_above is not None:
             raise ValueError(
-                f"give both precision.low_above and precision.skip_above, got {low_above} and {skip_above}; or "
-                f"neither, to take them from precision.quantiles of the trace's fit split"
+                f"give both precision.low_above and precision.skip_above, got {low_above} and"
+                f" {skip_above}; or neither, to take them from precision.quantiles of the trace's"
+                " fit split"
             )
         elif quantiles is None or len(quantiles) != 2 or not 0 <= quantiles[0] <= quantiles[1] <= 1:
             raise ValueError(
-                f"need two ascending precision.quantiles within 0..1 where low_above and skip_above are not set, "
-                f"got {quantiles}"
+                "need two ascending precision.quantiles within 0..1 where low_above and skip_above"
+                f" are not set, got {quantiles}"
             )
 
     def profile(self, scores: NDArray[np.floating]) -> None:
-        """Take the thresholds from the scores of a model's selections, where only quantiles were given."""
+        """Take the thresholds from the scores of a model's selections, where only quantiles were
+        given.
+        """
         if self.quantiles is not None:
             low_above, skip_above = np.quantile(scores, self.quantiles)
             self._set(float(low_above), float(skip_above))
@@ -72,8 +82,9 @@ class ScoreThreshold:
     def _set(self, low_above: float, skip_above: float) -> None:
         if not 0 <= low_above <= skip_above <= 1:
             raise ValueError(
-                f"need 0 <= low_above <= skip_above <= 1 (HOBBIT's T1 and T2), got low_above={low_above}, "
-                f"skip_above={skip_above}; set precision.low_above and precision.skip_above"
+                "need 0 <= low_above <= skip_above <= 1 (HOBBIT's T1 and T2), got"
+                f" low_above={low_above}, skip_above={skip_above}; set precision.low_above and"
+                " precision.skip_above"
             )
         self.low_above, self.skip_above = low_above, skip_above
 
@@ -83,8 +94,10 @@ class ScoreThreshold:
         return (0, 1) if score <= self.skip_above else (0, 1, SKIP)
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
-        return [self._one(score, choice.site, expert, resident)
-                for score, expert in zip(choice.scores, choice.needs, strict=True)]  # fmt: skip
+        return [
+            self._one(score, choice.site, expert, resident)
+            for score, expert in zip(choice.scores, choice.needs, strict=True)
+        ]
 
     def _one(self, score: float, site: int, expert: int, resident: Resident) -> int:
         if score <= self.low_above:
@@ -99,27 +112,37 @@ class ScoreThreshold:
 class SkipLight:
     """One precision, and nothing at all for experts that weigh little, resident or not.
 
-    With ``s`` the share of gate weight ranked above an expert, ``s > skip_above`` skips it: of two experts the second,
-    if its weight is below ``1 - skip_above``. A threshold that is not given is the ``quantile`` of the scores it is
-    profiled on.
+    With ``s`` the share of gate weight ranked above an expert, ``s > skip_above`` skips it: of two
+    experts the second, if its weight is below ``1 - skip_above``. A threshold that is not given is
+    the ``quantile`` of the scores it is profiled on.
 
-    Source: Zhong et al., AdapMoE, arXiv:2408.10284: the second expert of a token is dropped below a threshold.
+    Source: Zhong et al., AdapMoE, arXiv:2408.10284: the second expert of a token is dropped below a
+    threshold.
     """
 
     constant: int | None = None
     reroutes = False
 
-    def __init__(self, precision: str, skip_above: float | None, quantile: float | None = None) -> None:
+    def __init__(
+        self, precision: str, skip_above: float | None, quantile: float | None = None
+    ) -> None:
         self.precisions: tuple[str, ...] = (precision,)
         self.quantile = quantile if skip_above is None else None
-        name, given = ("skip_above", skip_above) if skip_above is not None else ("quantile", quantile)
+        name, given = (
+            ("skip_above", skip_above) if skip_above is not None else ("quantile", quantile)
+        )
         if given is None:
-            raise ValueError("give precision.skip_above, or precision.quantile of the scores of the trace's fit split")
+            raise ValueError(
+                "give precision.skip_above, or precision.quantile of the scores of the trace's fit"
+                " split"
+            )
         _require_share(f"precision.{name}", given)
         self.skip_above = skip_above if skip_above is not None else 1.0
 
     def profile(self, scores: NDArray[np.floating]) -> None:
-        """Take the threshold from the scores of a model's selections, where only a quantile was given."""
+        """Take the threshold from the scores of a model's selections, where only a quantile was
+        given.
+        """
         if self.quantile is not None:
             self.skip_above = float(np.quantile(scores, self.quantile))
 
@@ -131,29 +154,41 @@ class SkipLight:
 
 
 class PerExpert:
-    """Each expert at a bit-width of its own, which is fixed before the run: one variant of it exists.
+    """Each expert at a bit-width of its own, which is fixed before the run: one variant of it
+    exists.
 
-    ``table`` names the precision of every expert, [S][E]; or ``artefact`` is the file of a fit that does, from measured
-    losses. Neither: the ``low_share`` least used experts of the model are ``low``, by the uses that it is profiled on
-    (all are ``high`` before).
+    ``table`` names the precision of every expert, [S][E]; or ``artefact`` is the file of a fit that
+    does, from measured losses. Neither: the ``low_share`` least used experts of the model are
+    ``low``, by the uses that it is profiled on (all are ``high`` before).
 
-    ``held``: the precision that the device's slots hold every expert at, where that is a higher one: what arrives is
-    dequantised once, and a hit needs neither the load nor that. None: experts are held as they are stored.
+    ``held``: the precision that the device's slots hold every expert at, where that is a higher
+    one: what arrives is dequantised once, and a hit needs neither the load nor that. None: experts
+    are held as they are stored.
 
-    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2: the least important experts at the lower of two widths;
-    section 4.2: ten experts in 180 MB, which is FP32.
+    Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2: the least important experts at the
+    lower of two widths; section 4.2: ten experts in 180 MB, which is FP32.
     """
 
     constant: int | None = None
     reroutes = False
     fit_kind = "expert_widths"
 
-    def __init__(self, high: str, low: str, low_share: float = 0.0, table: Sequence[Sequence[str]] | None = None,
-                 artefact: str | None = None, held: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        high: str,
+        low: str,
+        low_share: float = 0.0,
+        table: Sequence[Sequence[str]] | None = None,
+        artefact: str | None = None,
+        held: str | None = None,
+    ) -> None:
         self.precisions, self.held = _pair(high, low), held
         _require_share("precision.low_share", low_share)
         if table is not None and artefact is not None:
-            raise ValueError("precision.table and precision.artefact both say which experts are low; give one of them")
+            raise ValueError(
+                "precision.table and precision.artefact both say which experts are low; give one of"
+                " them"
+            )
         self.low_share, self.artefact = low_share, artefact
         self.table: tuple[tuple[int, ...], ...] | None = None
         self.needs_uses = table is None and artefact is None
@@ -163,20 +198,32 @@ class PerExpert:
     def _read_row(self, site: int, row: object) -> tuple[int, ...]:
         if not isinstance(row, list | tuple) or any(name not in self.precisions for name in row):
             raise ValueError(
-                f"precision.table[{site}]={row!r} must be a list of {' or '.join(self.precisions)}, one an expert"
+                f"precision.table[{site}]={row!r} must be a list of {' or '.join(self.precisions)},"
+                " one an expert"
             )
         return tuple(self.precisions.index(name) for name in row)
 
     def know(self, parameters: Mapping[str, str | int], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take what was fitted: ``low`` [S, E], 1 where an expert is low. Raise ValueError for other widths."""
+        """Take what was fitted: ``low`` [S, E], 1 where an expert is low. Raise ValueError for
+        other widths.
+        """
         require_widths(self.precisions, parameters)
         low = arrays.get("low")
-        if low is None or low.ndim != 2 or low.dtype.kind not in "iu" or not np.isin(low, (0, 1)).all():
-            raise ValueError("array low of the fit must be 0 or 1 for each site and expert; fit again")
+        if (
+            low is None
+            or low.ndim != 2
+            or low.dtype.kind not in "iu"
+            or not np.isin(low, (0, 1)).all()
+        ):
+            raise ValueError(
+                "array low of the fit must be 0 or 1 for each site and expert; fit again"
+            )
         self.table = tuple(tuple(map(int, row)) for row in low)
 
     def profile(self, uses: NDArray[np.integer]) -> None:
-        """Give the low precision to the least used experts by tokens that chose each, [S, E]; ties by site, then id."""
+        """Give the low precision to the least used experts by tokens that chose each, [S, E];
+        ties by site, then id.
+        """
         if self.needs_uses:
             count = part_of(uses.size, self.low_share)
             low = np.zeros(uses.size, np.int64)
@@ -188,8 +235,8 @@ class PerExpert:
         shape = None if self.table is None else (len(self.table), {len(row) for row in self.table})
         if shape is not None and shape != (sites, {experts}):
             raise ValueError(
-                f"precision.table names {shape[0]} sites of {sorted(shape[1])} experts, but the model has {sites} of "
-                f"{experts}; give one row a site, one name an expert"
+                f"precision.table names {shape[0]} sites of {sorted(shape[1])} experts, but the"
+                f" model has {sites} of {experts}; give one row a site, one name an expert"
             )
 
     def permitted(self, score: float) -> tuple[int, ...]:
@@ -203,22 +250,30 @@ class PerExpert:
 
 
 class LowForFew:
-    """Where many rows choose, the experts of the fewest rows at low precision; where one row does, all at high.
+    """Where many rows choose, the experts of the fewest rows at low precision; where one row does,
+    all at high.
 
-    Of the needs of several rows (a prompt) the last ``low_share``, rounded down, in need order: those that the fewest
-    rows chose; the share of a fit by measured losses instead, where ``artefact`` is its file. ``low_if_absent``: what a
-    gate of one row needs and does not find is wanted at low precision, so that a wrong forecast costs fewer bytes; one
-    in flight still serves.
+    Of the needs of several rows (a prompt) the last ``low_share``, rounded down, in need order:
+    those that the fewest rows chose; the share of a fit by measured losses instead, where
+    ``artefact`` is its file. ``low_if_absent``: what a gate of one row needs and does not find is
+    wanted at low precision, so that a wrong forecast costs fewer bytes; one in flight still serves.
 
-    Source: Fang et al., Fate, arXiv:2502.12224, sections 4.5 (popularity) and 5.3 (INT2 for a misprefetched expert).
+    Source: Fang et al., Fate, arXiv:2502.12224, sections 4.5 (popularity) and 5.3 (INT2 for a
+    misprefetched expert).
     """
 
     constant: int | None = None
     reroutes = False
     fit_kind = "low_share"
 
-    def __init__(self, high: str, low: str, low_share: float, low_if_absent: bool = False,
-                 artefact: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        high: str,
+        low: str,
+        low_share: float,
+        low_if_absent: bool = False,
+        artefact: str | None = None,
+    ) -> None:
         self.precisions = _pair(high, low)
         _require_share("precision.low_share", low_share)
         require_flag("precision.low_if_absent", low_if_absent)
@@ -251,8 +306,8 @@ def require_widths(precisions: tuple[str, ...], parameters: Mapping[str, str | i
     found = (parameters.get("high"), parameters.get("low"))
     if found != precisions:
         raise ValueError(
-            f"it was made for {found[0]} and {found[1]}, not {precisions[0]} and {precisions[1]}; set "
-            f"precision.high={found[0]} precision.low={found[1]}"
+            f"it was made for {found[0]} and {found[1]}, not {precisions[0]} and {precisions[1]};"
+            f" set precision.high={found[0]} precision.low={found[1]}"
         )
 
 

@@ -1,4 +1,6 @@
-"""Predictors: which experts of later sites will be needed. Each kind has a module beside this one."""
+"""Predictors: which experts of later sites will be needed. Each kind has a module beside this
+one.
+"""
 
 from __future__ import annotations
 

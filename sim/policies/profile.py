@@ -14,9 +14,9 @@ from sim.policies.base import IntArray
 class Profile:
     """The fit sequences' choices, one sequence after another.
 
-    ``uses`` [sites, experts]: how many tokens chose each expert, prompts included. ``decoded`` [tokens, sites, K]: the
-    experts of every decoded token in need order, -1 where a choice was dropped or a site not visited.
-    ``encoder_sites``: how many of the first sites are the encoder's.
+    ``uses`` [sites, experts]: how many tokens chose each expert, prompts included. ``decoded``
+    [tokens, sites, K]: the experts of every decoded token in need order, -1 where a choice was
+    dropped or a site not visited. ``encoder_sites``: how many of the first sites are the encoder's.
     """
 
     uses: IntArray
@@ -26,14 +26,18 @@ class Profile:
     @cached_property
     def ranking(self) -> list[tuple[int, int]]:
         """Every (site, expert), most uses first, then by site and expert."""
-        sites, experts = np.divmod(np.argsort(-self.uses.ravel(), kind="stable"), self.uses.shape[1])
+        sites, experts = np.divmod(
+            np.argsort(-self.uses.ravel(), kind="stable"), self.uses.shape[1]
+        )
         return list(zip(sites.tolist(), experts.tolist(), strict=True))
 
     def lru_misses(self, site: int) -> list[int]:
-        """Misses of the decoded tokens at a site, by slots from 0 to all experts, of an LRU that starts empty.
+        """Misses of the decoded tokens at a site, by slots from 0 to all experts, of an LRU that
+        starts empty.
 
-        A token asks for all its experts, then they are loaded: with more slots than distinct others have been asked for
-        since, an expert is still there (stack distance: Mattson et al., IBM Systems Journal 9(2), 1970).
+        A token asks for all its experts, then they are loaded: with more slots than distinct others
+        have been asked for since, an expert is still there (stack distance: Mattson et al., IBM
+        Systems Journal 9(2), 1970).
         """
         experts = self.uses.shape[1]
         order: list[int] = []  # most recent first

@@ -20,7 +20,9 @@ class Quotas(Protocol):
     """``divide`` must be given the profile of the trace's fit sequences."""
 
     def divide(self, geometry: Geometry, slots: int, profile: Profile | None) -> Sequence[int]:
-        """Slots by site, none above the number of experts where that can be helped, in all at most ``slots``."""
+        """Slots by site, none above the number of experts where that can be helped, in all at
+        most ``slots``.
+        """
 
 
 def spread(slots: int, sites: int) -> list[int]:
@@ -30,10 +32,11 @@ def spread(slots: int, sites: int) -> list[int]:
 
 
 class ShallowFirst:
-    """The first ``shallow_sites`` sites are filled, in order, before the others share evenly what is left.
+    """The first ``shallow_sites`` sites are filled, in order, before the others share evenly what
+    is left.
 
-    A site never gets more slots than it has experts; what is left over of a deep site's equal share goes one by one to
-    the shallowest deep sites.
+    A site never gets more slots than it has experts; what is left over of a deep site's equal share
+    goes one by one to the shallowest deep sites.
 
     Source: Fang et al., Fate, arXiv:2502.12224, section 4.4.
     """
@@ -41,27 +44,40 @@ class ShallowFirst:
     needs_profile = False
 
     def __init__(self, shallow_sites: int) -> None:
-        if isinstance(shallow_sites, bool) or not isinstance(shallow_sites, int) or shallow_sites < 0:
-            raise ValueError(f"cache.quotas.shallow_sites={shallow_sites!r} must be a whole number, 0 or more")
+        if (
+            isinstance(shallow_sites, bool)
+            or not isinstance(shallow_sites, int)
+            or shallow_sites < 0
+        ):
+            raise ValueError(
+                f"cache.quotas.shallow_sites={shallow_sites!r} must be a whole number, 0 or more"
+            )
         self.shallow_sites = shallow_sites
 
     def divide(self, geometry: Geometry, slots: int, profile: Profile | None) -> Sequence[int]:
         if self.shallow_sites > geometry.sites:
             raise ValueError(
-                f"cache.quotas.shallow_sites={self.shallow_sites} exceeds the model's {geometry.sites} sites"
+                f"cache.quotas.shallow_sites={self.shallow_sites} exceeds the model's"
+                f" {geometry.sites} sites"
             )
         quotas = []
         for _ in range(self.shallow_sites):
             quotas.append(min(geometry.experts, slots))
             slots -= quotas[-1]
         deep = geometry.sites - self.shallow_sites
-        return quotas + [min(geometry.experts, share) for share in spread(slots, deep)] if deep else quotas
+        return (
+            quotas + [min(geometry.experts, share) for share in spread(slots, deep)]
+            if deep
+            else quotas
+        )
 
 
 class MeasuredLoads:
-    """The division with which an LRU a site has the fewest misses on the fit sequences' decoded tokens.
+    """The division with which an LRU a site has the fewest misses on the fit sequences' decoded
+    tokens.
 
-    Exact, by dynamic programming over sites; of equal divisions the one that gives later sites fewer slots.
+    Exact, by dynamic programming over sites; of equal divisions the one that gives later sites
+    fewer slots.
     """
 
     needs_profile = True
@@ -73,20 +89,26 @@ class MeasuredLoads:
 
 
 class ExpectedLoads:
-    """The division with the fewest expected loads a token, if each site's slots hold experts at random.
+    """The division with the fewest expected loads a token, if each site's slots hold experts at
+    random.
 
-    A site with s of E experts there needs ``a f(1) + (1 - a) f(K)`` loads, ``f(k) = k (1 - s/E) - b (1 - C(s, k) /
-    C(E, k))``: k experts drawn evenly lack k (1 - s/E) on average, and one that lacks is brought in time with
-    probability b. ``prefetch_accuracy`` b and ``single_share`` a (share of tokens that use one expert only) are each a
-    number or a list by site; a number for b stands for every site but the first, for which nothing prefetches.
+    A site with s of E experts there needs ``a f(1) + (1 - a) f(K)`` loads, ``f(k) = k (1 - s/E) - b
+    (1 - C(s, k) / C(E, k))``: k experts drawn evenly lack k (1 - s/E) on average, and one that
+    lacks is brought in time with probability b. ``prefetch_accuracy`` b and ``single_share`` a
+    (share of tokens that use one expert only) are each a number or a list by site; a number for b
+    stands for every site but the first, for which nothing prefetches.
 
-    Source: Zhong et al., AdapMoE, arXiv:2408.10284, as its public code computes it for E = 8 and K = 2 (src/dp.py); for
-    other E and K the same hypergeometric count.
+    Source: Zhong et al., AdapMoE, arXiv:2408.10284, as its public code computes it for E = 8 and K
+    = 2 (src/dp.py); for other E and K the same hypergeometric count.
     """
 
     needs_profile = False
 
-    def __init__(self, prefetch_accuracy: float | Sequence[float], single_share: float | Sequence[float] = 0.0) -> None:
+    def __init__(
+        self,
+        prefetch_accuracy: float | Sequence[float],
+        single_share: float | Sequence[float] = 0.0,
+    ) -> None:
         self.prefetch_accuracy = _shares("prefetch_accuracy", prefetch_accuracy)
         self.single_share = _shares("single_share", single_share)
 
@@ -106,16 +128,18 @@ class ExpectedLoads:
 
 
 def fewest_loads(costs: Sequence[Sequence[float]], slots: int, least: int) -> list[int]:
-    """Slots by site that minimise ``sum(costs[site][slots of the site])``, at least ``least`` a site, in all ``slots``.
+    """Slots by site that minimise ``sum(costs[site][slots of the site])``, at least ``least`` a
+    site, in all ``slots``.
 
-    ``costs[site]`` is by slots from 0 to all experts. What exceeds all experts of all sites is given to nobody.
-    Raise CapacityError where ``slots`` are too few.
+    ``costs[site]`` is by slots from 0 to all experts. What exceeds all experts of all sites is
+    given to nobody. Raise CapacityError where ``slots`` are too few.
     """
     sites, most = len(costs), len(costs[0]) - 1
     if slots < least * sites:
         raise CapacityError(
-            f"cache.quotas give each of {sites} sites at least {least} slots, one token's needs: {least * sites} in "
-            f"all, but the budget holds {slots}; raise budget.resident_share or slots_gib"
+            f"cache.quotas give each of {sites} sites at least {least} slots, one token's needs:"
+            f" {least * sites} in all, but the budget holds {slots}; raise budget.resident_share or"
+            " slots_gib"
         )
     slots = min(slots, most * sites)
     best = np.full(slots + 1, np.inf)
@@ -140,11 +164,13 @@ def fewest_loads(costs: Sequence[Sequence[float]], slots: int, least: int) -> li
 def given_quotas(quotas: Sequence[int], geometry: Geometry, slots: int) -> list[int]:
     """Quotas from a list, checked against the sites and slots there are."""
     if len(quotas) != geometry.sites:
-        raise ValueError(f"cache.quotas={list(quotas)} name {len(quotas)} sites, the model has {geometry.sites}")
+        raise ValueError(
+            f"cache.quotas={list(quotas)} name {len(quotas)} sites, the model has {geometry.sites}"
+        )
     if sum(quotas) > slots:
         raise ValueError(
-            f"cache.quotas={list(quotas)} take {sum(quotas)} slots, but the cache has {slots}; lower them, or raise "
-            f"budget.resident_share or slots_gib"
+            f"cache.quotas={list(quotas)} take {sum(quotas)} slots, but the cache has {slots};"
+            " lower them, or raise budget.resident_share or slots_gib"
         )
     return list(quotas)
 
@@ -152,7 +178,10 @@ def given_quotas(quotas: Sequence[int], geometry: Geometry, slots: int) -> list[
 def _shares(name: str, value: float | Sequence[float]) -> float | tuple[float, ...]:
     numbers = tuple(value) if isinstance(value, Sequence) else (value,)
     if not numbers or not all(_is_share(number) for number in numbers):
-        raise ValueError(f"cache.quotas.{name}={value!r} must be a number from 0 to 1, or a list of these, one a site")
+        raise ValueError(
+            f"cache.quotas.{name}={value!r} must be a number from 0 to 1, or a list of these, one a"
+            " site"
+        )
     return tuple(map(float, numbers)) if isinstance(value, Sequence) else float(value)
 
 
@@ -160,9 +189,13 @@ def _is_share(number: object) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number <= 1
 
 
-def _by_site(name: str, value: float | tuple[float, ...], sites: int, first: float | None = None) -> list[float]:
+def _by_site(
+    name: str, value: float | tuple[float, ...], sites: int, first: float | None = None
+) -> list[float]:
     if isinstance(value, float):
         return [value if first is None else first, *[value] * (sites - 1)]
     if len(value) != sites:
-        raise ValueError(f"cache.quotas.{name} lists {len(value)} values, the model has {sites} sites")
+        raise ValueError(
+            f"cache.quotas.{name} lists {len(value)} values, the model has {sites} sites"
+        )
     return list(value)

@@ -17,12 +17,19 @@ RECENCIES = ("needs", "rows")
 class LRU(Pooled):
     """Least recently requested first; a prefetched key counts as recent when it arrives.
 
-    ``recency``: inside a gate of several rows ``needs`` goes by need order, ``rows`` by the last (row, rank in the row)
-    that chose an expert, as an engine does that touches its cache row by row.
+    ``recency``: inside a gate of several rows ``needs`` goes by need order, ``rows`` by the last
+    (row, rank in the row) that chose an expert, as an engine does that touches its cache row by
+    row.
     """
 
-    def __init__(self, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
-                 recency: str = "needs", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        recency: str = "needs",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
         if recency not in RECENCIES:
             raise ValueError(f"unknown LRU recency {recency!r}; known: {', '.join(RECENCIES)}")
@@ -31,12 +38,16 @@ class LRU(Pooled):
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         self._units = geometry.units
         self._orders: list[dict[int, None]] = [{} for _ in plan.capacity_bytes]
-        self._only_order = self._orders[0] if len(self._orders) == 1 and not self.goes_by_rows else None
+        self._only_order = (
+            self._orders[0] if len(self._orders) == 1 and not self.goes_by_rows else None
+        )
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         return filterfalse(blocked.__getitem__, self._orders[pool])
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         order = self._only_order
         if order is not None:
             for key in keys:
@@ -95,13 +106,14 @@ class Transient(FIFO):
 
 
 class LeastStale(Pooled):
-    """What was neither requested nor inserted in this pass through the model first, then the rest; oldest insert first.
+    """What was neither requested nor inserted in this pass through the model first, then the rest;
+    oldest insert first.
 
-    A pass is a step. A router's experts of one pass are not asked for again until the next, so that recency inside a
-    pass says nothing.
+    A pass is a step. A router's experts of one pass are not asked for again until the next, so that
+    recency inside a pass says nothing.
 
-    Source: Hoang et al., SpecMD, arXiv:2602.03921, as reimplementations describe it: two generations, each first in,
-    first out.
+    Source: Hoang et al., SpecMD, arXiv:2602.03921, as reimplementations describe it: two
+    generations, each first in, first out.
     """
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
@@ -113,13 +125,19 @@ class LeastStale(Pooled):
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         yield from filterfalse(blocked.__getitem__, self._stale[pool])
-        yield from filterfalse(blocked.__getitem__, sorted(self._fresh[pool], key=self._came.__getitem__))
+        yield from filterfalse(
+            blocked.__getitem__, sorted(self._fresh[pool], key=self._came.__getitem__)
+        )
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         if gate.step != self._step:
             self._step = gate.step
             for pool, fresh in enumerate(self._fresh):
-                self._stale[pool] = dict.fromkeys(sorted({**self._stale[pool], **fresh}, key=self._came.__getitem__))
+                self._stale[pool] = dict.fromkeys(
+                    sorted({**self._stale[pool], **fresh}, key=self._came.__getitem__)
+                )
                 fresh.clear()
         for key in keys:
             pool = self._pool_of[key]

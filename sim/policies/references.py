@@ -13,8 +13,8 @@ from sim.policies.row_forecast import RowForecast
 
 @dataclass(frozen=True)
 class FutureNeeds:
-    """The needs of every gate of a run, by tick: its step and site, and the needs in need order with their gate weights
-    (sums over the rows that chose them).
+    """The needs of every gate of a run, by tick: its step and site, and the needs in need order
+    with their gate weights (sums over the rows that chose them).
     """
 
     units: int
@@ -53,15 +53,17 @@ class _Foreseeing:
 
     def _known(self) -> FutureNeeds:
         if self._future is None:
-            raise RuntimeError(f"{type(self).__name__} needs the run's needs; call foresee_needs(future) before it")
+            raise RuntimeError(
+                f"{type(self).__name__} needs the run's needs; call foresee_needs(future) before it"
+            )
         return self._future
 
 
 class Foreseen(_Foreseeing):
     """The needs of the next ``sites`` sites of the step (None: of all of them), without an error.
 
-    Source: exact by construction for one site in Hwang et al., Pre-gated MoE, arXiv:2308.12066, whose gates choose for
-    the next block.
+    Source: exact by construction for one site in Hwang et al., Pre-gated MoE, arXiv:2308.12066,
+    whose gates choose for the next block.
     """
 
     def __init__(self, sites: int | None = None) -> None:
@@ -77,20 +79,29 @@ class Foreseen(_Foreseeing):
 class StatedAccuracy(_Foreseeing):
     """A forecast of the next ``sites`` sites that is as good as stated, for what-ifs.
 
-    At a site with recall r and precision p each need is named with probability r, whatever the others; for n needs that
-    are named ``n * (1 - p) / p`` others are, rounded up with the probability of the fraction, so that the precision is
-    p in the mean (higher where there are not so many others; where no need is named nothing is). Likelinesses, and with
-    them the order, are drawn evenly. ``recall`` and ``precision`` are numbers (0 to 1, and above 0 to 1), or lists with
-    one for each site (the first is never forecast). Draws depend on ``seed``, the gate and the site forecast alone: the
-    same for every system.
+    At a site with recall r and precision p each need is named with probability r, whatever the
+    others; for n needs that are named ``n * (1 - p) / p`` others are, rounded up with the
+    probability of the fraction, so that the precision is p in the mean (higher where there are not
+    so many others; where no need is named nothing is). Likelinesses, and with them the order, are
+    drawn evenly. ``recall`` and ``precision`` are numbers (0 to 1, and above 0 to 1), or lists with
+    one for each site (the first is never forecast). Draws depend on ``seed``, the gate and the site
+    forecast alone: the same for every system.
     """
 
-    def __init__(self, recall: float | Sequence[float], precision: float | Sequence[float], sites: int = 1,
-                 seed: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        recall: float | Sequence[float],
+        precision: float | Sequence[float],
+        sites: int = 1,
+        seed: int = 0,
+    ) -> None:
         _check_sites(sites)
         if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise ValueError(f"predictor.seed={seed!r} must be a whole number >= 0")
-        self.recall, self.precision = _rates("recall", recall, 0.0), _rates("precision", precision, 1e-6)
+        self.recall, self.precision = (
+            _rates("recall", recall, 0.0),
+            _rates("precision", precision, 1e-6),
+        )
         self.sites, self.seed = sites, seed
 
     def foresee_needs(self, future: FutureNeeds) -> None:
@@ -98,8 +109,8 @@ class StatedAccuracy(_Foreseeing):
         for name, rates in (("recall", self.recall), ("precision", self.precision)):
             if len(rates) not in (1, wanted):
                 raise ValueError(
-                    f"predictor.{name} has {len(rates)} values, but the model has {wanted} sites; give one number, or "
-                    f"one for each site"
+                    f"predictor.{name} has {len(rates)} values, but the model has {wanted} sites;"
+                    " give one number, or one for each site"
                 )
         super().foresee_needs(future)
 
@@ -112,11 +123,20 @@ class StatedAccuracy(_Foreseeing):
                 draws, experts = zip(*named, strict=True)
                 yield _pooled(site, future.units, experts, [-draw for draw in draws])
 
-    def _drawn(self, tick: int, site: int, needs: Sequence[int], num_experts: int) -> list[tuple[float, int]]:
+    def _drawn(
+        self, tick: int, site: int, needs: Sequence[int], num_experts: int
+    ) -> list[tuple[float, int]]:
         """What is named, as (minus its likeliness, expert), in ascending order."""
         rng = np.random.default_rng([self.seed, tick, site])
-        recall, precision = self.recall[site % len(self.recall)], self.precision[site % len(self.precision)]
-        right = [expert for expert, draw in zip(needs, rng.random(len(needs)), strict=True) if draw < recall]
+        recall, precision = (
+            self.recall[site % len(self.recall)],
+            self.precision[site % len(self.precision)],
+        )
+        right = [
+            expert
+            for expert, draw in zip(needs, rng.random(len(needs)), strict=True)
+            if draw < recall
+        ]
         others = sorted(set(range(num_experts)) - set(needs))
         wrong = min(int(len(right) * (1 - precision) / precision + rng.random()), len(others))
         named = right + rng.permutation(others)[:wrong].tolist()
@@ -130,12 +150,21 @@ def _pooled(site: int, units: int, experts: Sequence[int], weights: Sequence[flo
 
 def _check_sites(sites: int | None) -> None:
     if sites is not None and (not isinstance(sites, int) or isinstance(sites, bool) or sites < 1):
-        raise ValueError(f"predictor.sites={sites!r} must be a whole number >= 1, or null for all later sites")
+        raise ValueError(
+            f"predictor.sites={sites!r} must be a whole number >= 1, or null for all later sites"
+        )
 
 
 def _rates(name: str, value: float | Sequence[float], least: float) -> tuple[float, ...]:
     rates: Sequence[object] = (value,) if isinstance(value, int | float | str) else tuple(value)
-    known = [r for r in rates if isinstance(r, int | float) and not isinstance(r, bool) and least <= r <= 1]
+    known = [
+        r
+        for r in rates
+        if isinstance(r, int | float) and not isinstance(r, bool) and least <= r <= 1
+    ]
     if not known or len(known) < len(rates):
-        raise ValueError(f"predictor.{name}={value!r} must be a number from {least:g} to 1, or a list of such numbers")
+        raise ValueError(
+            f"predictor.{name}={value!r} must be a number from {least:g} to 1, or a list of such"
+            " numbers"
+        )
     return tuple(float(rate) for rate in known)

@@ -14,13 +14,14 @@ from sim.values.types import REROUTE, SKIP, rerouted
 class ForecastRoutes:
     """What was forecast for a gate serves it, whatever its router chose: predicting is routing.
 
-    Of the forecast as many experts count as the gate has needs, best first. A need among them is served as it is; the
-    others are sent, in need order, to those of them that are no need, best first, and if there are fewer of these than
-    needs left, to all that count, best first, again and again. Where nothing was forecast (at the first site) the
-    router's choice stands. Of several rows the union is sent as one, not row by row.
+    Of the forecast as many experts count as the gate has needs, best first. A need among them is
+    served as it is; the others are sent, in need order, to those of them that are no need, best
+    first, and if there are fewer of these than needs left, to all that count, best first, again and
+    again. Where nothing was forecast (at the first site) the router's choice stands. Of several
+    rows the union is sent as one, not row by row.
 
-    Source: Hwang et al., Pre-gated MoE, arXiv:2308.12066 (a gate chooses for the next block); Du et al., SiDA-MoE,
-    arXiv:2310.18859 (a hash table of predictions takes the router's place).
+    Source: Hwang et al., Pre-gated MoE, arXiv:2308.12066 (a gate chooses for the next block); Du et
+    al., SiDA-MoE, arXiv:2310.18859 (a hash table of predictions takes the router's place).
     """
 
     constant: int | None = None
@@ -46,21 +47,26 @@ class ForecastRoutes:
 
 
 class MaskedGate:
-    """Only what is in memory may serve: a gate masked to the resident ("virtual") experts. No need waits for a load.
+    """Only what is in memory may serve: a gate masked to the resident ("virtual") experts. No need
+    waits for a load.
 
-    A need whose expert is resident is served as it is. The others are sent, in need order, to the resident expert that
-    their rows' routers prefer most (by what the site's rule chooses by) and that serves none of these rows yet; where
-    there is none the need is skipped. For one row this is the router's top-k among the resident. Of several rows a need
-    is sent as one: to the expert with the largest sum of preferences, less each row's least, over the rows that chose
-    it. Groups of experts that a rule chooses first are not heeded. What is on its way is not there yet.
+    A need whose expert is resident is served as it is. The others are sent, in need order, to the
+    resident expert that their rows' routers prefer most (by what the site's rule chooses by) and
+    that serves none of these rows yet; where there is none the need is skipped. For one row this is
+    the router's top-k among the resident. Of several rows a need is sent as one: to the expert with
+    the largest sum of preferences, less each row's least, over the rows that chose it. Groups of
+    experts that a rule chooses first are not heeded. What is on its way is not there yet.
 
-    Source: Kong et al., SwapMoE, arXiv:2308.15030: a mask on the gate keeps tokens to the experts in memory.
+    Source: Kong et al., SwapMoE, arXiv:2308.15030: a mask on the gate keeps tokens to the experts
+    in memory.
     """
 
     constant: int | None = None
     reroutes = True
     needs_preferences = True
-    """Gates must offer ``preferences``: a trace that keeps no logits, or rules, is refused by name."""
+    """Gates must offer ``preferences``: a trace that keeps no logits, or rules, is refused by
+    name.
+    """
 
     def __init__(self, precision: str) -> None:
         self.precisions: tuple[str, ...] = (precision,)
@@ -78,7 +84,9 @@ class MaskedGate:
             return answers
         preferences = getattr(choice, "preferences", None)
         if preferences is None:
-            raise RuntimeError(f"site {site} does not tell what its router prefers; check_preferences before a run")
+            raise RuntimeError(
+                f"site {site} does not tell what its router prefers; check_preferences before a run"
+            )
         rows, experts = np.asarray(choice.experts), preferences.shape[1]
         # What may still serve a row: resident, and not chosen by its router.
         free = np.tile([resident.has(0, site, expert) for expert in range(experts)], (len(rows), 1))

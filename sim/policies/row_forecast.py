@@ -16,11 +16,12 @@ COUNTS = ("top_k", "all")
 class RowForecast:
     """What rows are forecast to choose at ``site``. Implements ``Choice``.
 
-    ``experts`` [R, n] are the likeliest experts of each row, best first, -1 where it names fewer; ``weights`` their
-    likelinesses (0 or more, on the supplier's scale), 0 beside -1. ``needs`` are those of all rows, best first: more
-    rows before fewer, then the larger sum of likelinesses, then the smaller id. ``tokens`` counts the rows that name an
-    expert; ``scores`` are HOBBIT's eq. 2 with likelinesses in the place of gate weights: the share of a row's named
-    likeliness that ranks above an expert, over several rows the smallest.
+    ``experts`` [R, n] are the likeliest experts of each row, best first, -1 where it names fewer;
+    ``weights`` their likelinesses (0 or more, on the supplier's scale), 0 beside -1. ``needs`` are
+    those of all rows, best first: more rows before fewer, then the larger sum of likelinesses, then
+    the smaller id. ``tokens`` counts the rows that name an expert; ``scores`` are HOBBIT's eq. 2
+    with likelinesses in the place of gate weights: the share of a row's named likeliness that ranks
+    above an expert, over several rows the smallest.
     """
 
     __slots__ = ("experts", "keys", "needs", "site", "tokens", "weights")
@@ -48,22 +49,29 @@ class RowForecast:
         total = wide.sum(axis=1, keepdims=True)
         above = (np.cumsum(wide, axis=1) - wide) / np.where(total > 0, total, 1.0)
         least: dict[int, float] = {}
-        for expert, score in zip(self.experts.ravel().tolist(), above.ravel().tolist(), strict=True):
+        for expert, score in zip(
+            self.experts.ravel().tolist(), above.ravel().tolist(), strict=True
+        ):
             least[expert] = min(score, least.get(expert, score))
         return [least[expert] for expert in self.needs]
 
 
 def likeliness(choice: Choice) -> dict[int, float]:
-    """By expert that a choice names: the sum of its weights over the rows, on the supplier's scale."""
+    """By expert that a choice names: the sum of its weights over the rows, on the supplier's
+    scale.
+    """
     sums: dict[int, float] = {}
-    for expert, weight in zip(choice.experts.ravel().tolist(), choice.weights.ravel().tolist(), strict=True):
+    for expert, weight in zip(
+        choice.experts.ravel().tolist(), choice.weights.ravel().tolist(), strict=True
+    ):
         if expert >= 0:
             sums[expert] = sums.get(expert, 0.0) + weight
     return sums
 
 
 def likeliest(likeliness: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
-    """The ``count`` likeliest experts of each row of [R, E], by descending likeliness, then id, and their likelinesses.
+    """The ``count`` likeliest experts of each row of [R, E], by descending likeliness, then id, and
+    their likelinesses.
 
     What has likeliness 0 is not named: -1, with 0, behind the others.
     """
@@ -74,9 +82,12 @@ def likeliest(likeliness: FloatArray, count: int) -> tuple[IntArray, FloatArray]
 
 def check_count(experts: str | int) -> None:
     """Raise ValueError unless ``experts`` says how many a row may name."""
-    if experts not in COUNTS and (not isinstance(experts, int) or isinstance(experts, bool) or experts < 1):
+    if experts not in COUNTS and (
+        not isinstance(experts, int) or isinstance(experts, bool) or experts < 1
+    ):
         raise ValueError(
-            f"predictor.experts={experts!r} must be a whole number >= 1, top_k (as many as the router selects) or all"
+            f"predictor.experts={experts!r} must be a whole number >= 1, top_k (as many as the"
+            " router selects) or all"
         )
 
 

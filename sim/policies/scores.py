@@ -1,4 +1,6 @@
-"""Caches that keep a score of every key in arrays: a victim costs one pass of numpy over its pool."""
+"""Caches that keep a score of every key in arrays: a victim costs one pass of numpy over its
+pool.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ KEPT = float(np.finfo(np.float64).max)
 
 
 class Scored(Pooled):
-    """Lowest score first, ties by ``_tie``, then lowest key first. A subclass scores; this class chooses."""
+    """Lowest score first, ties by ``_tie``, then lowest key first. A subclass scores; this class
+    chooses.
+    """
 
     def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
         # +inf marks what is not resident: it can never be the minimum.
@@ -76,23 +80,35 @@ def _as_slice(keys: NDArray[np.intp]) -> Within:
 class WeightedScore(Scored):
     """Lowest ``p`` first, ties lowest key first.
 
-    ``p = ((w_lru*R + w_lfu*F) + w_lhu*H) / T + w_fld * (1 - ((l_t - l_i + L) mod L) / L)`` with, for an expert at
-    whatever precision, R the token of its last use, F its token uses and H its token uses at high precision in this
-    sequence; T the tokens so far, l_t the expert's site, l_i the site of the last gate, L the number of sites.
-    With one weight above 0 it is HOBBIT's LRU, LFU, LHU (least used at high precision) or FLD (farthest site) term.
+    ``p = ((w_lru*R + w_lfu*F) + w_lhu*H) / T + w_fld * (1 - ((l_t - l_i + L) mod L) / L)`` with,
+    for an expert at whatever precision, R the token of its last use, F its token uses and H its
+    token uses at high precision in this sequence; T the tokens so far, l_t the expert's site, l_i
+    the site of the last gate, L the number of sites. With one weight above 0 it is HOBBIT's LRU,
+    LFU, LHU (least used at high precision) or FLD (farthest site) term.
 
     Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.4, eq. 3.
     """
 
     TERMS = ("lru", "lfu", "lhu", "fld")
 
-    def __init__(self, weights: Mapping[str, float], scope: str = "precision", shares: Sequence[float] = (0.8, 0.2),
-                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        scope: str = "precision",
+        shares: Sequence[float] = (0.8, 0.2),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
-        numbers = [w for w in weights.values() if isinstance(w, int | float) and not isinstance(w, bool)]
+        numbers = [
+            w for w in weights.values() if isinstance(w, int | float) and not isinstance(w, bool)
+        ]
         numbers = [w for w in numbers if 0 <= w < math.inf]
         if set(weights) != set(self.TERMS) or len(numbers) != len(self.TERMS):
-            raise ValueError(f"cache.weights need {', '.join(self.TERMS)}, each a number >= 0; got {dict(weights)}")
+            raise ValueError(
+                f"cache.weights need {', '.join(self.TERMS)}, each a number >= 0; got"
+                f" {dict(weights)}"
+            )
         self.weights = tuple(float(weights[term]) for term in self.TERMS)
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
@@ -113,7 +129,9 @@ class WeightedScore(Scored):
         score += self._far[self._site][within]
         return score
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         plane = self._plane
         w_lru, w_lfu, w_lhu, _ = self.weights
         recent, uses, high_uses, base = self._recent, self._uses, self._high_uses, self._base
@@ -138,25 +156,41 @@ class WeightedScore(Scored):
 class FrequencyOverDistance(Scored):
     """Lowest ``f / d`` first, ties farthest site first, then lowest key.
 
-    f are the expert's token uses, at whatever precision, since the start of the run, on top of those in the trace's fit
-    sequences (``initial_counts: profile``; ``none`` begins at 0); experts of an encoder always have 0, as they are
-    loaded once a prompt. With S sites in the decoder, i the expert's and I that of the last gate (the last site before
-    the first gate, and while an encoder runs), ``distance: ahead`` is the paper's text, d = (i - I) mod S: how soon
-    site i comes. ``since`` is its printed formula, d = (I - i) mod S, which evicts first what comes next. Where d is 0
-    ``current: last`` takes S, as the site has just been and comes last; ``keep`` never evicts it before others.
+    f are the expert's token uses, at whatever precision, since the start of the run, on top of
+    those in the trace's fit sequences (``initial_counts: profile``; ``none`` begins at 0); experts
+    of an encoder always have 0, as they are loaded once a prompt. With S sites in the decoder, i
+    the expert's and I that of the last gate (the last site before the first gate, and while an
+    encoder runs), ``distance: ahead`` is the paper's text, d = (i - I) mod S: how soon site i
+    comes. ``since`` is its printed formula, d = (I - i) mod S, which evicts first what comes next.
+    Where d is 0 ``current: last`` takes S, as the site has just been and comes last; ``keep`` never
+    evicts it before others.
 
     Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.3.3.
     """
 
-    def __init__(self, distance: str = "ahead", current: str = "last", initial_counts: str = "profile",
-                 scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
-                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        distance: str = "ahead",
+        current: str = "last",
+        initial_counts: str = "profile",
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
-        for name, value, known in (("distance", distance, DISTANCES), ("current", current, CURRENT),
-                                   ("initial_counts", initial_counts, INITIAL_COUNTS)):  # fmt: skip
+        for name, value, known in (
+            ("distance", distance, DISTANCES),
+            ("current", current, CURRENT),
+            ("initial_counts", initial_counts, INITIAL_COUNTS),
+        ):
             if value not in known:
                 raise ValueError(f"unknown cache.{name}={value!r}; known: {', '.join(known)}")
-        self._since, self._keeps, self._profiles = distance == "since", current == "keep", initial_counts == "profile"
+        self._since, self._keeps, self._profiles = (
+            distance == "since",
+            current == "keep",
+            initial_counts == "profile",
+        )
         # The profile also tells where the encoder ends.
         self.needs_profile = True
 
@@ -188,7 +222,9 @@ class FrequencyOverDistance(Scored):
         farthest: NDArray[np.int64] = -self._distance[self._site][within]
         return farthest
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         self._site = gate.site
         if gate.site < self._first_decoder:
             return
@@ -201,14 +237,21 @@ class FrequencyOverDistance(Scored):
 class ActivationRatio(Scored):
     """Lowest ``(ratio + epsilon) * (1 - l / L)`` first, ties lowest key first.
 
-    ``ratio`` is the expert's share of all token uses at its site l, of L, since the sequence began (of several, since
-    the last one began): what has been active will be, and early sites come first.
+    ``ratio`` is the expert's share of all token uses at its site l, of L, since the sequence began
+    (of several, since the last one began): what has been active will be, and early sites come
+    first.
 
     Source: Xue et al., MoE-Infinity, arXiv:2401.14361; epsilon as in its public code.
     """
 
-    def __init__(self, epsilon: float = 1e-8, scope: str = "global", shares: Sequence[float] = (),
-                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        epsilon: float = 1e-8,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
         self.epsilon = _number("epsilon", epsilon, 0.0, math.inf)
 
@@ -223,7 +266,9 @@ class ActivationRatio(Scored):
     def _score(self, within: Within) -> Floats:
         return self._scores[within].copy()
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
         uses = self._uses[gate.site]
         for key in keys:
@@ -244,10 +289,11 @@ class ActivationRatio(Scored):
 
 
 class VisitCount(Scored):
-    """Most often requested while resident first, ties lowest key first; a count is forgotten on eviction.
+    """Most often requested while resident first, ties lowest key first; a count is forgotten on
+    eviction.
 
-    Source: the public code of MoE-Infinity of June 2024 (EfficientMoE/MoE-Infinity at 5e096b4), which sorts by
-    ``incache_visit_count`` descending: the opposite of LFU.
+    Source: the public code of MoE-Infinity of June 2024 (EfficientMoE/MoE-Infinity at 5e096b4),
+    which sorts by ``incache_visit_count`` descending: the opposite of LFU.
     """
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
@@ -256,7 +302,9 @@ class VisitCount(Scored):
     def _score(self, within: Within) -> Floats:
         return -self._visits[within]
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         for key in keys:
             self._visits[key] += 1
 
@@ -268,12 +316,18 @@ class VisitCount(Scored):
 class DecayedLFU(Scored):
     """Smallest decayed count of requests first, ties least recent first.
 
-    A request counts 1 and is worth ``decay`` times as much with each step that follows, whether the key is resident or
-    not.
+    A request counts 1 and is worth ``decay`` times as much with each step that follows, whether the
+    key is resident or not.
     """
 
-    def __init__(self, decay: float = 0.98, scope: str = "global", shares: Sequence[float] = (),
-                 initial: str = "ascending", quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        decay: float = 0.98,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
         self.decay = _number("decay", decay, 0.0, 1.0)
 
@@ -290,7 +344,9 @@ class DecayedLFU(Scored):
         stamps: NDArray[np.int64] = self._stamp[within]
         return stamps
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         if gate.step != self._step:
             self._count *= self.decay ** (gate.step - self._step)
             self._step = gate.step
@@ -310,10 +366,18 @@ class DecayedLFU(Scored):
 
 
 class Random(Scored):
-    """Any resident key, each as likely as the others: drawn anew after every eviction, by a generator of its own."""
+    """Any resident key, each as likely as the others: drawn anew after every eviction, by a
+    generator of its own.
+    """
 
-    def __init__(self, seed: int = 0, scope: str = "global", shares: Sequence[float] = (), initial: str = "ascending",
-                 quotas: Quotas | Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        seed: int = 0,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
         super().__init__(scope, shares, initial, quotas)
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"cache.seed={seed!r} must be a whole number, 0 or more")
@@ -332,7 +396,14 @@ class Random(Scored):
 
 
 def _number(name: str, value: float, above: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= most or value == math.inf:
-        raise ValueError(f"cache.{name}={value!r} must be a number above {above:g}" + (
-            f" and at most {most:g}" if most < math.inf else ""))  # fmt: skip
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not above < value <= most
+        or value == math.inf
+    ):
+        raise ValueError(
+            f"cache.{name}={value!r} must be a number above {above:g}"
+            + (f" and at most {most:g}" if most < math.inf else "")
+        )
     return float(value)

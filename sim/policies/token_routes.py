@@ -9,37 +9,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
-from sim.policies.fitted import Arrays, FittedPredictor, Sample, Shape, Track, require_array, smallest_counts
+from sim.policies.fitted import (
+    Arrays,
+    FittedPredictor,
+    Sample,
+    Shape,
+    Track,
+    require_array,
+    smallest_counts,
+)
 
 
 class TokenRoutes(FittedPredictor):
-    """A table from the token's id to the experts of every site: exact where routing is static (hash layers).
+    """A table from the token's id to the experts of every site: exact where routing is static (hash
+    layers).
 
-    ``likeliness`` is the share of the fitted rows of this token that chose the expert; of a token that was never seen,
-    of all rows. ``sites``: how many later sites are forecast at a gate (None: all of the stack). The first site of a
-    stack is never forecast: no gate comes before it.
+    ``likeliness`` is the share of the fitted rows of this token that chose the expert; of a token
+    that was never seen, of all rows. ``sites``: how many later sites are forecast at a gate (None:
+    all of the stack). The first site of a stack is never forecast: no gate comes before it.
 
-    Source: Roller et al., hash layers, arXiv:2106.04426 (static routing); EdgeMoE, arXiv:2308.14352, section 3.1
-    (preloading by the token); Du et al., SiDA, arXiv:2310.18859, predicts all sites beforehand, too, by a network on
-    the embeddings, and then routes by its prediction. Here the model's own routing stands.
+    Source: Roller et al., hash layers, arXiv:2106.04426 (static routing); EdgeMoE,
+    arXiv:2308.14352, section 3.1 (preloading by the token); Du et al., SiDA, arXiv:2310.18859,
+    predicts all sites beforehand, too, by a network on the embeddings, and then routes by its
+    prediction. Here the model's own routing stands.
     """
 
     kind = "token_routes"
     learns = False
 
-    def __init__(self, sites: int | None = None, experts: str | int = "top_k", artefact: str | None = None) -> None:
+    def __init__(
+        self, sites: int | None = None, experts: str | int = "top_k", artefact: str | None = None
+    ) -> None:
         super().__init__(experts, artefact)
-        if sites is not None and (not isinstance(sites, int) or isinstance(sites, bool) or sites < 1):
-            raise ValueError(f"predictor.sites={sites!r} must be a whole number >= 1, or null for all later sites")
+        if sites is not None and (
+            not isinstance(sites, int) or isinstance(sites, bool) or sites < 1
+        ):
+            raise ValueError(
+                f"predictor.sites={sites!r} must be a whole number >= 1, or null for all later"
+                " sites"
+            )
         self.sites = sites
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """``tokens`` [V] ascending; ``rows`` [V, S] of each that visit a site, ``counts`` [V, S, E] who chose whom;
-        ``all_rows`` [S] and ``all_counts`` [S, E] the same of all rows.
+        """``tokens`` [V] ascending; ``rows`` [V, S] of each that visit a site, ``counts`` [V, S, E]
+        who chose whom; ``all_rows`` [S] and ``all_counts`` [S, E] the same of all rows.
         """
         shape = sample.shape
         if (sample.token < 0).all():
-            raise ValueError("the trace does not tell which tokens its rows are; choose another predictor")
+            raise ValueError(
+                "the trace does not tell which tokens its rows are; choose another predictor"
+            )
         tokens, place = np.unique(np.maximum(sample.token, -1), return_inverse=True)
         counts = np.zeros((len(tokens), shape.sites, shape.experts), np.int64)
         rows = np.zeros((len(tokens), shape.sites), np.int64)
@@ -48,8 +67,13 @@ class TokenRoutes(FittedPredictor):
             np.add.at(counts[:, site], (place[row], expert), 1)
             np.add.at(rows[:, site], place[sample.visits(site)], 1)
         known = tokens >= 0
-        found = {"tokens": tokens[known], "rows": rows[known], "counts": counts[known],
-                 "all_rows": rows.sum(axis=0), "all_counts": counts.sum(axis=0)}  # fmt: skip
+        found = {
+            "tokens": tokens[known],
+            "rows": rows[known],
+            "counts": counts[known],
+            "all_rows": rows.sum(axis=0),
+            "all_counts": counts.sum(axis=0),
+        }
         return {name: smallest_counts(values) for name, values in found.items()}
 
     def _take(self, shape: Shape, arrays: Arrays) -> None:

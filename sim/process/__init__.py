@@ -1,1 +1,3 @@
-"""What concerns the whole process: ending it cleanly, orphaned workers, and data shared by its runs."""
+"""What concerns the whole process: ending it cleanly, orphaned workers, and data shared by its
+runs.
+"""

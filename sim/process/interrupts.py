@@ -1,4 +1,6 @@
-"""What ends a process from outside: Ctrl-C, SIGTERM, and the exit statuses that tell of it. Imports next to nothing."""
+"""What ends a process from outside: Ctrl-C, SIGTERM, and the exit statuses that tell of it.
+Imports next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,21 @@ def code_of(stop: BaseException) -> int:
 
 
 def end_commands_quietly() -> None:
-    """Have a Ctrl-C that nobody catches end this process with one line and 130, if it is ``python -m`` of a command.
+    """Have a Ctrl-C that nobody catches end this process with one line and 130, if it is ``python
+    -m`` of a command.
 
-    Each package calls it before it imports anything else, so that it holds from a command's first import on. A command
-    catches Ctrl-C itself only to say more, or to clear away what it has begun.
+    Each package calls it before it imports anything else, so that it holds from a command's first
+    import on. A command catches Ctrl-C itself only to say more, or to clear away what it has begun.
     """
-    # Python puts the module's path here once it has found the module, for which it imports the packages around it.
+    # Python puts the module's path here once it has found the module, for which it imports the
+    # packages around it.
     if sys.argv[:1] == ["-m"]:
         sys.excepthook = _told_in_one_line
 
 
-def _told_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _told_in_one_line(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return

@@ -37,21 +37,40 @@ def systems(axis: Any, runs: Runs) -> None:
         interval = run.summary["ci95"]["decode_tokens_per_s"]
         if interval is not None:
             axis.plot(interval, [place, place], color="black", linewidth=1.5)
-        axis.annotate(f"{rate:.3g}", (max([rate, *(interval or [])]), place), xytext=(4, 0), va="center", fontsize=8,
-                      textcoords="offset points")  # fmt: skip
+        axis.annotate(
+            f"{rate:.3g}",
+            (max([rate, *(interval or [])]), place),
+            xytext=(4, 0),
+            va="center",
+            fontsize=8,
+            textcoords="offset points",
+        )
     axis.invert_yaxis()
     axis.set(xlabel="decode (tokens/s), 95 % interval over the trace's sequences", xlim=(0, None))
     axis.margins(x=0.15)
 
 
 def stalls(axis: Any, runs: Runs) -> None:
-    parts = ["compute", *(p for p in runs[0].summary["stall_s"] if any(run.summary["stall_s"].get(p) for run in runs))]
+    parts = [
+        "compute",
+        *(
+            p
+            for p in runs[0].summary["stall_s"]
+            if any(run.summary["stall_s"].get(p) for run in runs)
+        ),
+    ]
     base = np.zeros(len(runs))
     for part in parts:
-        spent = np.array([
-            run.summary["compute_busy_s"] if part == "compute" else run.summary["stall_s"].get(part, 0.0)
-            for run in runs
-        ])  # fmt: skip
+        spent = np.array(
+            [
+                (
+                    run.summary["compute_busy_s"]
+                    if part == "compute"
+                    else run.summary["stall_s"].get(part, 0.0)
+                )
+                for run in runs
+            ]
+        )
         axis.barh(_names(runs), spent, left=base, label=part.replace("_", " "))
         base += spent
     axis.invert_yaxis()
@@ -103,12 +122,21 @@ def link_use(axis: Any, runs: Runs) -> None:
             continue
         edges = np.linspace(0, run.summary["makespan_s"], BINS + 1)
         width = edges[1] - edges[0]
-        for (link,), rows in transfers.filter(pl.col("end_ns").is_not_null()).group_by("link", maintain_order=True):
+        for (link,), rows in transfers.filter(pl.col("end_ns").is_not_null()).group_by(
+            "link", maintain_order=True
+        ):
             start, end = rows["start_ns"].to_numpy() / 1e9, rows["end_ns"].to_numpy() / 1e9
-            busy = np.array([np.clip(np.minimum(end, b) - np.maximum(start, a), 0, None).sum()
-                             for a, b in pairwise(edges)])  # fmt: skip
+            busy = np.array(
+                [
+                    np.clip(np.minimum(end, b) - np.maximum(start, a), 0, None).sum()
+                    for a, b in pairwise(edges)
+                ]
+            )
             axis.plot(
-                (edges[:-1] + edges[1:]) / 2, np.minimum(1, busy / width), linewidth=1, label=f"{run.label}: {link}"
+                (edges[:-1] + edges[1:]) / 2,
+                np.minimum(1, busy / width),
+                linewidth=1,
+                label=f"{run.label}: {link}",
             )
     axis.set(xlabel="time (s)", ylabel="share of the time that the link serves", ylim=(0, 1.02))
     _legend(axis)
@@ -124,7 +152,9 @@ def memory(axis: Any, runs: Runs) -> None:
             axis.plot((edges[:-1] + edges[1:]) / 2, means_between(*found, edges), label=run.label)
         elif run.is_staged:
             axis.plot([], [], " ", label=f"{run.label}: not told (staging)")
-    axis.set(xlabel="time (s)", ylabel="experts in the device's slots (GiB), mean", ylim=(0, 1.08 * most))
+    axis.set(
+        xlabel="time (s)", ylabel="experts in the device's slots (GiB), mean", ylim=(0, 1.08 * most)
+    )
     _legend(axis)
 
 
@@ -145,22 +175,41 @@ def pareto(axis: Any, runs: Runs) -> None:
     speed = np.array([run.summary["decode_tokens_per_s"] or 0 for run in runs], float)
     proxy = [run.summary["quality_proxy"] for run in runs]
     loss = np.array([(each["low_mass"] or 0) + (each["skip_mass"] or 0) for each in proxy])
-    # What is lost counts from a run's own highest precision, so only runs that share it can beat each other.
+    # What is lost counts from a run's own highest precision, so only runs that share it can beat
+    # each other.
     classes = list(dict.fromkeys(run.highest_precision for run in runs))
     for precision, marker in zip(classes, cycle(MARKERS), strict=False):
         inside = [i for i, run in enumerate(runs) if run.highest_precision == precision]
         # What knows the future, or does what no machine can, is no system and beats nobody.
-        on_front = front(speed[inside], np.where([runs[i].labels.is_system for i in inside], loss[inside], np.nan))
+        on_front = front(
+            speed[inside],
+            np.where([runs[i].labels.is_system for i in inside], loss[inside], np.nan),
+        )
         colours = ["#b4552d" if is_front else "0.6" for is_front in on_front]
-        axis.scatter(loss[inside], speed[inside], c=colours, marker=marker, zorder=2, label=f"{precision} at best")
-    axis.set(xlabel="share of gate weight served below the run's highest precision, or skipped (a proxy of loss)",
-             ylabel="decode (tokens/s)", ylim=(0, 1.12 * (speed.max() or 1)))  # fmt: skip
+        axis.scatter(
+            loss[inside],
+            speed[inside],
+            c=colours,
+            marker=marker,
+            zorder=2,
+            label=f"{precision} at best",
+        )
+    axis.set(
+        xlabel=(
+            "share of gate weight served below the run's highest precision, or skipped (a proxy of"
+            " loss)"
+        ),
+        ylabel="decode (tokens/s)",
+        ylim=(0, 1.12 * (speed.max() or 1)),
+    )
     axis.margins(x=0.2)
     # Room for names left of 0, but no negative shares.
     limits = axis.get_xlim()
     axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= limits[1]])
     axis.set_xlim(limits)
-    names = [run.label if run.labels.is_system else f"{run.label} (a bound, no system)" for run in runs]
+    names = [
+        run.label if run.labels.is_system else f"{run.label} (a bound, no system)" for run in runs
+    ]
     _name_points(axis, loss, speed, names)
     _legend(axis)
 
@@ -171,8 +220,14 @@ def _name_points(axis: Any, x: Any, y: Any, names: Sequence[str]) -> None:
     for i in np.argsort(y, kind="stable"):
         at = axis.transData.transform((x[i], y[i]))[1] * 72 / axis.figure.dpi
         bottom = max(at, bottom + NAME_POINTS)
-        axis.annotate(names[i], (x[i], y[i]), xytext=(6, bottom - at), textcoords="offset points", fontsize=8,
-                      va="center")  # fmt: skip
+        axis.annotate(
+            names[i],
+            (x[i], y[i]),
+            xytext=(6, bottom - at),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+        )
 
 
 FIGURES: Mapping[str, tuple[str, Callable[[Any, Runs], None], str | None]] = {
@@ -187,11 +242,14 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any, Runs], None], str | None]] = {
     "prefetches": ("What becomes of prefetches?", prefetches, None),
     "pareto": ("What does speed cost?", pareto, None),
 }
-"""By name: the question, what draws the answer, and the table that a run must have written for it."""
+"""By name: the question, what draws the answer, and the table that a run must have written for
+it.
+"""
 
 
 def means_between(at: Any, values: Any, edges: Any) -> Any:
-    """Of a value that is ``values[i]`` from ``at[i]`` on (ascending), the mean over time between each two ``edges``.
+    """Of a value that is ``values[i]`` from ``at[i]`` on (ascending), the mean over time between
+    each two ``edges``.
 
     >>> means_between(np.array([0.0, 1.0, 3.0]), np.array([2.0, 4.0, 8.0]), np.array([0.0, 2.0, 4.0]))
     array([3., 6.])
@@ -202,8 +260,9 @@ def means_between(at: Any, values: Any, edges: Any) -> Any:
 
 
 def token_bins(times: Sequence[Any]) -> Any:
-    """Edges of equal bins for the times of several runs, `BINS` at most: as wide as the run whose times are spread
-    most needs (Freedman and Diaconis), since times come in multiples of a load, which narrow bins show as a comb.
+    """Edges of equal bins for the times of several runs, `BINS` at most: as wide as the run whose
+    times are spread most needs (Freedman and Diaconis), since times come in multiples of a load,
+    which narrow bins show as a comb.
     """
     every = np.concatenate(times)
     width = max(float(np.diff(np.histogram_bin_edges(one, "fd")[:2])[0]) for one in times)
@@ -238,7 +297,9 @@ def _token_ms(runs: Runs) -> list[tuple[ReportedRun, Any]]:
 
 
 def _decoded(runs: Runs) -> list[tuple[ReportedRun, pl.DataFrame]]:
-    """The decode lookups that count in a hit ratio. Raise ValueError for a run that does not say which do."""
+    """The decode lookups that count in a hit ratio. Raise ValueError for a run that does not say
+    which do.
+    """
     found = []
     for run in runs:
         lookups = run.table("lookups")
@@ -246,7 +307,8 @@ def _decoded(runs: Runs) -> list[tuple[ReportedRun, pl.DataFrame]]:
             continue
         if "skips" not in lookups.columns:
             raise ValueError(
-                f"{run.directory}/lookups.parquet has no column skips: an earlier version wrote it; run again"
+                f"{run.directory}/lookups.parquet has no column skips: an earlier version wrote it;"
+                " run again"
             )
         found.append((run, asked(lookups.filter(pl.col("phase") == "decode"))))
     return found

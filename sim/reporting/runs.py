@@ -1,4 +1,6 @@
-"""Runs read back from their files, for figures: a summary, and the tables where a run wrote them."""
+"""Runs read back from their files, for figures: a summary, and the tables where a run wrote
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,20 @@ from polars.exceptions import PolarsError
 
 from sim.results.labels import Labels, labels_in
 
-SHOWN = ("schema", "system", "hardware", "model", "trace", "budget", "labels", "contracts", "stall_s", "prefetch",
-         "ci95", "makespan_s")  # fmt: skip
+SHOWN = (
+    "schema",
+    "system",
+    "hardware",
+    "model",
+    "trace",
+    "budget",
+    "labels",
+    "contracts",
+    "stall_s",
+    "prefetch",
+    "ci95",
+    "makespan_s",
+)
 """What a summary must have to be shown."""
 GIB = 2**30
 
@@ -31,14 +45,18 @@ class ReportedRun:
     summary: Mapping[str, Any]
 
     def table(self, name: str) -> pl.DataFrame | None:
-        """A table of the run, None where it wrote only a summary. Raise ValueError for one that cannot be read."""
+        """A table of the run, None where it wrote only a summary. Raise ValueError for one that
+        cannot be read.
+        """
         place = self.directory / f"{name}.parquet"
         if not place.is_file():
             return None
         try:
             return pl.read_parquet(place)
         except (PolarsError, OSError) as error:
-            raise ValueError(f"{place} cannot be read ({str(error).splitlines()[0]}); run again") from None
+            raise ValueError(
+                f"{place} cannot be read ({str(error).splitlines()[0]}); run again"
+            ) from None
 
     @property
     def labels(self) -> Labels:
@@ -51,7 +69,9 @@ class ReportedRun:
 
     @cached_property
     def plane(self) -> int | None:
-        """Keys of one precision (docs/design.md section 2); None without the run's configuration."""
+        """Keys of one precision (docs/design.md section 2); None without the run's
+        configuration.
+        """
         place = self.directory / "config.yaml"
         if not place.is_file():
             return None
@@ -64,29 +84,44 @@ class ReportedRun:
         return bool(self.summary["contracts"]["staging_slots"])
 
     def resident_gib(self) -> tuple[Any, Any] | None:
-        """Times in s, the first 0, and GiB of experts in the device's pools from each on: arrivals at their end,
-        evictions when their transfer's last hop begins, further victims at their gate. None without tables, and of a
-        run that serves from staging.
+        """Times in s, the first 0, and GiB of experts in the device's pools from each on: arrivals
+        at their end, evictions when their transfer's last hop begins, further victims at their
+        gate. None without tables, and of a run that serves from staging.
         """
-        transfers, decisions, lookups = (self.table(name) for name in ("transfers", "decisions", "lookups"))
+        transfers, decisions, lookups = (
+            self.table(name) for name in ("transfers", "decisions", "lookups")
+        )
         plane = self.plane
-        if transfers is None or decisions is None or lookups is None or plane is None or self.is_staged:
+        if (
+            transfers is None
+            or decisions is None
+            or lookups is None
+            or plane is None
+            or self.is_staged
+        ):
             return None
         budget, device_link = self.summary["budget"], next(iter(self.summary["link_utilisation"]))
         experts = transfers.filter((pl.col("class") != "dense") & (pl.col("link") == device_link))
         gate_ns = lookups.group_by("tick").agg(pl.col("gate_ns").min())
         sizes = dict(enumerate(budget["slot_bytes"].values()))
         size_of = pl.col("key").floordiv(plane).replace_strict(sizes, return_dtype=pl.Int64)
-        # The first victim of a transfer stands in its row; further ones, and what is trimmed, only among the decisions.
-        firsts = experts.filter(pl.col("victim").is_not_null()).select(at=pl.col("start_ns"), key=pl.col("victim"))
+        # The first victim of a transfer stands in its row; further ones, and what is trimmed, only
+        # among the decisions.
+        firsts = experts.filter(pl.col("victim").is_not_null()).select(
+            at=pl.col("start_ns"), key=pl.col("victim")
+        )
         others = decisions.filter(pl.col("kind") == "evict").join(gate_ns, on="tick", how="inner")
         gone = pl.concat([firsts, others.select(at=pl.col("gate_ns"), key=pl.col("key"))])
         # What was cut and given up has an end, too, but never came.
-        arrived = experts.filter(pl.col("end_ns").is_not_null() & (pl.col("outcome") != "dropped").fill_null(True))
-        changes = pl.concat([
-            arrived.select(at=pl.col("end_ns"), change=size_of),
-            gone.select("at", change=-size_of),
-        ]).sort("at")  # fmt: skip
+        arrived = experts.filter(
+            pl.col("end_ns").is_not_null() & (pl.col("outcome") != "dropped").fill_null(True)
+        )
+        changes = pl.concat(
+            [
+                arrived.select(at=pl.col("end_ns"), change=size_of),
+                gone.select("at", change=-size_of),
+            ]
+        ).sort("at")
         held = budget["initial_bytes"] + np.cumsum(np.append(0, changes["change"].to_numpy()))
         return np.append(0, changes["at"].to_numpy()) / 1e9, held / GIB
 
@@ -99,10 +134,15 @@ def read_runs(directories: list[Path]) -> list[ReportedRun]:
         try:
             summary = json.loads(place.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{directory} holds no run ({error}); name what python -m sim wrote") from None
-        if not isinstance(summary, dict) or (missing := [name for name in SHOWN if name not in summary]):
             raise ValueError(
-                f"{place} is no summary: it lacks {', '.join(missing) if isinstance(summary, dict) else 'all'}"
+                f"{directory} holds no run ({error}); name what python -m sim wrote"
+            ) from None
+        if not isinstance(summary, dict) or (
+            missing := [name for name in SHOWN if name not in summary]
+        ):
+            raise ValueError(
+                f"{place} is no summary: it lacks"
+                f" {', '.join(missing) if isinstance(summary, dict) else 'all'}"
             )
         found.append((directory, summary))
     labels = _labels([summary for _, summary in found])
@@ -111,13 +151,18 @@ def read_runs(directories: list[Path]) -> list[ReportedRun]:
 
 
 def _check_same_work(names: list[str], summaries: list[Mapping[str, Any]]) -> None:
-    """Raise ValueError unless all runs did the same work: what they do with different work is no comparison."""
+    """Raise ValueError unless all runs did the same work: what they do with different work is no
+    comparison.
+    """
     for name, one in zip(names, summaries, strict=True):
-        for (what, ours), theirs in zip(_work(summaries[0]).items(), _work(one).values(), strict=True):
+        for (what, ours), theirs in zip(
+            _work(summaries[0]).items(), _work(one).values(), strict=True
+        ):
             if ours != theirs:
                 raise ValueError(
-                    f"{names[0]} and {name} did not do the same work: {what} {ours} and {theirs}; one chart of both "
-                    f"would compare sequences, not systems: make a report of each kind"
+                    f"{names[0]} and {name} did not do the same work: {what} {ours} and {theirs};"
+                    " one chart of both would compare sequences, not systems: make a report of"
+                    " each kind"
                 )
 
 
@@ -126,11 +171,22 @@ def _work(summary: Mapping[str, Any]) -> dict[str, Any]:
     trace, contracts = summary["trace"], summary["contracts"]
     return {
         "number of sequences": trace["sequences"],
-        **{name: trace.get(key) for name, key in (("trace", "name"), ("split", "split"), ("trace sha256", "sha256"),
-                                                  ("sequences", "numbers"), ("prompt tokens", "prefill_tokens"),
-                                                  ("decode tokens", "decode_tokens"))},
-        **{name: contracts.get(name) for name in ("batching", "together", "prefill_chunk", "arrivals")},
-    }  # fmt: skip
+        **{
+            name: trace.get(key)
+            for name, key in (
+                ("trace", "name"),
+                ("split", "split"),
+                ("trace sha256", "sha256"),
+                ("sequences", "numbers"),
+                ("prompt tokens", "prefill_tokens"),
+                ("decode tokens", "decode_tokens"),
+            )
+        },
+        **{
+            name: contracts.get(name)
+            for name in ("batching", "together", "prefill_chunk", "arrivals")
+        },
+    }
 
 
 def _labels(summaries: list[Mapping[str, Any]]) -> list[str]:
@@ -147,4 +203,6 @@ def _labels(summaries: list[Mapping[str, Any]]) -> list[str]:
     ]
     varied = [0, *(i for i in range(1, 5) if len({part[i] for part in parts}) > 1)]
     labels = [" ".join(part[i] for i in varied) for part in parts]
-    return [label if labels.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(labels)]
+    return [
+        label if labels.count(label) == 1 else f"{label} #{i + 1}" for i, label in enumerate(labels)
+    ]

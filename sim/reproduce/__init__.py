@@ -1,1 +1,3 @@
-"""The papers' claims beside what the simulator says (``python -m sim.reproduce``; docs/papers.md)."""
+"""The papers' claims beside what the simulator says (``python -m sim.reproduce``;
+docs/papers.md).
+"""

@@ -1,9 +1,10 @@
-"""``python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [recorded=MODEL:DIR] [output_dir=DIR]
-[processes=2]``.
+"""``python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [recorded=MODEL:DIR]
+[output_dir=DIR] [processes=2]``.
 
-Recompute the papers' claims, each by its role, and say which hold (docs/papers.md). Runs are kept in ``output_dir``: a
-killed call goes on where it was. ``phone`` adds the recorded phone run, ``recorded`` the gains over LRU and LFU on one
-more trace. Exit code 2 and one message for what is asked wrongly.
+Recompute the papers' claims, each by its role, and say which hold (docs/papers.md). Runs are kept
+in ``output_dir``: a killed call goes on where it was. ``phone`` adds the recorded phone run,
+``recorded`` the gains over LRU and LFU on one more trace. Exit code 2 and one message for what is
+asked wrongly.
 """
 
 from __future__ import annotations
@@ -15,12 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from sim.reproduce import report
 from sim.reproduce.arms import ArmError
 from sim.reproduce.checks import phone_lines, worked
-from sim.reproduce.experiments import CLOSED, Outcome, Runner, arms_of, closed_outcome, outcome, points_of
+from sim.reproduce.experiments import (
+    CLOSED,
+    Outcome,
+    Runner,
+    arms_of,
+    closed_outcome,
+    outcome,
+    points_of,
+)
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
 from sim.reproduce.recorded import with_recorded
@@ -50,7 +66,9 @@ def asked(words: Sequence[str]) -> Asked:
     for word in words:
         name, found, value = word.partition("=")
         if not found or name not in given:
-            raise ValueError(f"unknown argument {word!r}; known: {', '.join(f'{key}=...' for key in given)}")
+            raise ValueError(
+                f"unknown argument {word!r}; known: {', '.join(f'{key}=...' for key in given)}"
+            )
         given[name] = value
     papers = tuple(given["paper"].split(","))
     if unknown := [name for name in papers if name not in PAPERS]:
@@ -58,23 +76,45 @@ def asked(words: Sequence[str]) -> Asked:
     if not given["processes"].isdigit() or not 1 <= int(given["processes"]) <= 64:
         raise ValueError(f"processes={given['processes']} must be a whole number from 1 to 64")
     phone = Path(given["phone"]) if given["phone"] else None
-    return Asked(papers, Path(given["output_dir"]), int(given["processes"]), phone, given["recorded"])
+    return Asked(
+        papers, Path(given["output_dir"]), int(given["processes"]), phone, given["recorded"]
+    )
 
 
-def outcomes_of(paper: Paper, runner: Runner, only: Sequence[str] | None = None) -> dict[str, Outcome]:
+def outcomes_of(
+    paper: Paper, runner: Runner, only: Sequence[str] | None = None
+) -> dict[str, Outcome]:
     """Every experiment of the paper (or ``only`` some), with progress."""
     constants = calibrated(paper, runner)
     chosen = {name: one for name, one in paper.experiments.items() if only is None or name in only}
-    found = {name: closed_outcome(paper, one) for name, one in chosen.items() if one.measure[0] in CLOSED}
-    points = {name: points_of(paper, one, constants) for name, one in chosen.items() if name not in found}
-    wanted = [arm for name in points if chosen[name].measure[0] not in TRACE_MEASURES
-              for arm in arms_of(points[name], chosen[name])]  # fmt: skip
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn())  # fmt: skip
+    found = {
+        name: closed_outcome(paper, one) for name, one in chosen.items() if one.measure[0] in CLOSED
+    }
+    points = {
+        name: points_of(paper, one, constants) for name, one in chosen.items() if name not in found
+    }
+    wanted = [
+        arm
+        for name in points
+        if chosen[name].measure[0] not in TRACE_MEASURES
+        for arm in arms_of(points[name], chosen[name])
+    ]
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"{paper.title}: runs", total=len(set(wanted)))
-        results = runner.results(paper, wanted, lambda done, total: bar.update(task, completed=done, total=total))
-    return {**found, **{name: outcome(paper, chosen[name], points[name], results, runner) for name in points}}
+        results = runner.results(
+            paper, wanted, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    return {
+        **found,
+        **{name: outcome(paper, chosen[name], points[name], results, runner) for name in points},
+    }
 
 
 def calibrated(paper: Paper, runner: Runner) -> dict[str, float]:
@@ -86,7 +126,9 @@ def calibrated(paper: Paper, runner: Runner) -> dict[str, float]:
         results = runner.results(paper, arms_of([point], experiment), lambda done, total: None)
         without = outcome(paper, experiment, [point], results, runner).default
         if without is None:
-            raise ArmError(f"{paper.title}: {step['experiment']} cannot run, so {name} cannot be drawn from it")
+            raise ArmError(
+                f"{paper.title}: {step['experiment']} cannot run, so {name} cannot be drawn from it"
+            )
         (rate,) = published(paper.claim(step["to"]))
         constants[name] = max(0.0, (1 / rate - without.point) / float(step["layers"]) * 1e6)
     return constants
@@ -120,9 +162,15 @@ def main(words: Sequence[str]) -> int:
         return 130
     for line in lines:
         console.print(line, soft_wrap=True)
-    console.print(f"claims that need simulated times or decisions: {_words(simulated_rows(every))}", soft_wrap=True)
+    console.print(
+        f"claims that need simulated times or decisions: {_words(simulated_rows(every))}",
+        soft_wrap=True,
+    )
     console.print(f"claims that can be recomputed in part: {_words(partly(every))}", soft_wrap=True)
-    console.print(f"{runner.started} runs in {time.perf_counter() - started:.0f} s; files: {request.output_dir}")
+    console.print(
+        f"{runner.started} runs in {time.perf_counter() - started:.0f} s; files:"
+        f" {request.output_dir}"
+    )
     return 0
 
 

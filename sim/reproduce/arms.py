@@ -1,4 +1,6 @@
-"""One run of an experiment: its words, its trace, the configuration that they come to; each is run once and kept."""
+"""One run of an experiment: its words, its trace, the configuration that they come to; each is
+run once and kept.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class ArmError(ValueError):
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: the words of its configuration, the trace it replays, and whether durations are given (``timing``)."""
+    """One run: the words of its configuration, the trace it replays, and whether durations are
+    given (``timing``).
+    """
 
     words: tuple[str, ...]
     trace: str
@@ -44,8 +48,8 @@ class Arm:
 class Job:
     """An arm with all that it needs from outside.
 
-    ``trace_dir``: the trace, ``digest`` that of its bytes; ``fits``: what was fitted on it, by the predictor's option;
-    ``timing``: durations, where they are given.
+    ``trace_dir``: the trace, ``digest`` that of its bytes; ``fits``: what was fitted on it, by the
+    predictor's option; ``timing``: durations, where they are given.
     """
 
     arm: Arm
@@ -74,15 +78,19 @@ def result_path(folder: Path, key: str) -> Path:
 
 
 def expand(paper: Paper, words: Sequence[str], constants: Mapping[str, float]) -> Arm:
-    """The arm of a list of words: names of lists are replaced, the later of two that say the same stands.
+    """The arm of a list of words: names of lists are replaced, the later of two that say the same
+    stands.
 
-    Choosing an option drops what was set in the one before it. Raise ArmError for a word that nothing knows.
+    Choosing an option drops what was set in the one before it. Raise ArmError for a word that
+    nothing knows.
     """
     chosen: dict[str, str] = {}
     for word in _flat(paper, words):
         name, found, value = word.partition("=")
         if not found:
-            raise ArmError(f"{paper.title}: the word {word!r} is neither a list of words nor name=value")
+            raise ArmError(
+                f"{paper.title}: the word {word!r} is neither a list of words nor name=value"
+            )
         if "." not in name:
             for other in [key for key in chosen if key.startswith(f"{name}.")]:
                 del chosen[other]
@@ -106,7 +114,9 @@ def _flat(paper: Paper, words: Sequence[Any]) -> list[str]:
 
 
 def run_job(job: Job, folder: Path) -> bool:
-    """Make sure that the job's result is kept in ``folder``; whether it had to be run. Raise ArmError."""
+    """Make sure that the job's result is kept in ``folder``; whether it had to be run. Raise
+    ArmError.
+    """
     config, fit = composed(job)
     timing = asdict(job.timing) if job.timing else None
     key = keys.narrow_key("sim.reproduce.measured", config, job.digest, timing, fit)
@@ -122,9 +132,14 @@ def run_job(job: Job, folder: Path) -> bool:
 
 
 def composed(job: Job) -> tuple[dict[str, Any], str | None]:
-    """The plain values of the arm's configuration, and the digest of the fit that they name. Raise ArmError."""
+    """The plain values of the arm's configuration, and the digest of the fit that they name.
+    Raise ArmError.
+    """
     wrong = "predictor=always_wrong" in job.arm.words
-    words = [word.replace("predictor=always_wrong", "predictor=stated_accuracy") for word in job.arm.words]
+    words = [
+        word.replace("predictor=always_wrong", "predictor=stated_accuracy")
+        for word in job.arm.words
+    ]
     try:
         plan = Plan("arm", base=("outputs=summary", f"trace.path={job.trace_dir}", *words))
         config = make_cell(plan, {}).config

@@ -1,4 +1,6 @@
-"""Worked checks beside the claims: what was drawn from which number, and how near the rest comes."""
+"""Worked checks beside the claims: what was drawn from which number, and how near the rest
+comes.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +21,66 @@ Outcomes = Mapping[str, Outcome]
 
 def worked(paper: Paper, outcomes: Outcomes) -> list[str]:
     """The lines of one paper; none for an experiment that was not run."""
-    return {"hobbit": _hobbit, "edgemoe": _edgemoe, "fate": _fate, "floe": _floe}[paper.name](paper, outcomes)
+    return {"hobbit": _hobbit, "edgemoe": _edgemoe, "fate": _fate, "floe": _floe}[paper.name](
+        paper, outcomes
+    )
 
 
 def _floe(paper: Paper, outcomes: Outcomes) -> list[str]:
-    points = [claim for claim in paper.claims if claim.check == "kernel_ms" and claim.role == "predicted"]
+    points = [
+        claim for claim in paper.claims if claim.check == "kernel_ms" and claim.role == "predicted"
+    ]
     errors = [abs(float(compute(paper, claim)) / published(claim)[0] - 1) for claim in points]
-    return [f"Table 1: a line through each GPU's 0 and 90 % points; the {len(errors)} others are off by at most "
-            f"{max(errors):.1%}, median {float(np.median(errors)):.1%}."]  # fmt: skip
+    return [
+        f"Table 1: a line through each GPU's 0 and 90 % points; the {len(errors)} others are off by"
+        f" at most {max(errors):.1%}, median {float(np.median(errors)):.1%}."
+    ]
 
 
 def _edgemoe(paper: Paper, outcomes: Outcomes) -> list[str]:
     compute_s, read, widen = constants()
-    lines = [f"Ablation: compute {compute_s:.3f} s a token, read {read / 1e6:.0f} MB/s, dequantisation "
-             f"{widen / 1e9:.2f} GB/s from 0.789 and 0.392 s."]  # fmt: skip
+    lines = [
+        f"Ablation: compute {compute_s:.3f} s a token, read {read / 1e6:.0f} MB/s, dequantisation "
+        f"{widen / 1e9:.2f} GB/s from 0.789 and 0.392 s."
+    ]
     for name, claim in (("ablation_preload", "E078"), ("ablation_buffer", "E079")):
         if (found := _default(outcomes, name)) is not None:
             target = published(paper.claim(claim))[0]
-            lines.append(f"  {claim}: {found.point:.3f} s, published {target} s ({found.point / target - 1:+.0%}).")
+            lines.append(
+                f"  {claim}: {found.point:.3f} s, published {target} s"
+                f" ({found.point / target - 1:+.0%})."
+            )
     return lines
 
 
 def _hobbit(paper: Paper, outcomes: Outcomes) -> list[str]:
     lines = []
-    for name, claim, machine in (("loading_share_4090", "H010", "4090"), ("loading_share_orin", "H011", "Orin")):
+    for name, claim, machine in (
+        ("loading_share_4090", "H010", "4090"),
+        ("loading_share_orin", "H011", "Orin"),
+    ):
         if (found := _default(outcomes, name)) is not None:
             target = odds(published(paper.claim(claim))[0])
-            lines.append(f"Load : compute on the {machine} {odds(found.point):.1f} : 1, published {target:.1f} : 1.")
-    alone, mixed = (_default(outcomes, name) for name in ("prefetch_alone_mixtral", "prefetch_mixed"))
+            lines.append(
+                f"Load : compute on the {machine} {odds(found.point):.1f} : 1, published"
+                f" {target:.1f} : 1."
+            )
+    alone, mixed = (
+        _default(outcomes, name) for name in ("prefetch_alone_mixtral", "prefetch_mixed")
+    )
     if alone is not None and mixed is not None:
         above = "above" if mixed.point > alone.point else "NOT above"
-        lines.append(f"Prefetch alone {alone.point:.3f}x, with mixed precision {mixed.point:.3f}x: {above} it.")
+        lines.append(
+            f"Prefetch alone {alone.point:.3f}x, with mixed precision {mixed.point:.3f}x:"
+            f" {above} it."
+        )
     for name, other in (("gain_over_lru", "LRU"), ("gain_over_lfu", "LFU")):
         if (found := _default(outcomes, name)) is not None:
             arms = paper.experiments[name].over
-            by_trace = [f"{_trace_word(group)} {_reduction(found, place)}" for place, group in enumerate(arms)]
+            by_trace = [
+                f"{_trace_word(group)} {_reduction(found, place)}"
+                for place, group in enumerate(arms)
+            ]
             lines.append(f"Miss penalty below {other}'s: {'; '.join(by_trace)}.")
     return lines
 
@@ -65,7 +92,9 @@ def _reduction(value: Value, place: int) -> str:
 
 
 def _trace_word(group: Sequence[str]) -> str:
-    return next(str(word).removeprefix("trace=") for word in group if str(word).startswith("trace="))
+    return next(
+        str(word).removeprefix("trace=") for word in group if str(word).startswith("trace=")
+    )
 
 
 def _fate(paper: Paper, outcomes: Outcomes) -> list[str]:
@@ -74,9 +103,14 @@ def _fate(paper: Paper, outcomes: Outcomes) -> list[str]:
     ladder = outcomes["ladder"]
     every = {"default": ladder.default, **ladder.grid}
     kept = [name for name, value in every.items() if value is not None and value.holds]
-    lost = [f"{name} (least step {value.point:.2f}x)" for name, value in every.items() if value and not value.holds]
+    lost = [
+        f"{name} (least step {value.point:.2f}x)"
+        for name, value in every.items()
+        if value and not value.holds
+    ]
     line = (
-        f"Ladder (load on demand, prefetch, cache, quantisation): its order holds at {len(kept)} of {len(every)} points"
+        f"Ladder (load on demand, prefetch, cache, quantisation): its order holds at {len(kept)} of"
+        f" {len(every)} points"
     )
     return [f"{line}{'; not at ' + '; '.join(lost) if lost else ''}."]
 
@@ -90,9 +124,15 @@ def phone_lines(folder: Path) -> list[str]:
     run = phone.read_run(folder)
     constants, found = phone.fit(run), phone.errors(run)
     return [
-        f"Phone: a lane starts in {constants.wake_ms:.2f} ms and reads a MB in {constants.read_ms_per_mb:.2f} ms, a "
-        f"layer's experts compute {constants.layer_expert_ms:.2f} ms (decoded tokens 1 to {phone.FITTED_ON}).",
-        f"  Tokens after them: median error of I/O {found.io:.1%} (a straight line on bytes: {found.line_io:.1%}), of "
-        f"stall {found.stall:.1%} (a line fitted to stalls: {found.line_stall:.1%}); summed wall "
-        f"{found.wall_ratio:.3f} of the measured (line: {found.line_wall_ratio:.3f}).",
-    ]  # fmt: skip
+        (
+            f"Phone: a lane starts in {constants.wake_ms:.2f} ms and reads a MB in"
+            f" {constants.read_ms_per_mb:.2f} ms, a layer's experts compute"
+            f" {constants.layer_expert_ms:.2f} ms (decoded tokens 1 to {phone.FITTED_ON})."
+        ),
+        (
+            f"  Tokens after them: median error of I/O {found.io:.1%} (a straight line on bytes:"
+            f" {found.line_io:.1%}), of stall {found.stall:.1%} (a line fitted to stalls:"
+            f" {found.line_stall:.1%}); summed wall {found.wall_ratio:.3f} of the measured (line:"
+            f" {found.line_wall_ratio:.3f})."
+        ),
+    ]

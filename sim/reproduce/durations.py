@@ -1,4 +1,6 @@
-"""Durations that are given outright instead of following from a machine's rates: EdgeMoE's, from its own numbers."""
+"""Durations that are given outright instead of following from a machine's rates: EdgeMoE's, from
+its own numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ MEAN_BITS = 0.62 * 4 + 0.38 * 2
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a token computes, how it is split by its gates, bytes a second read and widened, and who widens them.
+    """Seconds a token computes, how it is split by its gates, bytes a second read and widened, and
+    who widens them.
 
     ``in_line``: experts are widened on the compute stream, after a load or not; else by the loader.
     """
@@ -30,23 +33,31 @@ class Timing:
 
 
 def timed(run: Run, timing: Timing) -> FixedDurations:
-    """The run's durations from ``timing``. A decoder's sites share a token's compute; an encoder's cost as much.
+    """The run's durations from ``timing``. A decoder's sites share a token's compute; an encoder's
+    cost as much.
 
-    On the loader, widening goes by the stored bytes, so that an expert of the mean width takes its time whatever
-    part of it has been moved. Raise ValueError for a machine whose way to the device has more than one link.
+    On the loader, widening goes by the stored bytes, so that an expert of the mean width takes its
+    time whatever part of it has been moved. Raise ValueError for a machine whose way to the device
+    has more than one link.
     """
     if len(run.hardware.links) != 1:
-        raise ValueError(f"hardware {run.hardware.name}: a timing is of one link, from the drive to memory")
+        raise ValueError(
+            f"hardware {run.hardware.name}: a timing is of one link, from the drive to memory"
+        )
     model, precisions = run.model, run.controller.geometry.precisions
     site_s = timing.compute_s / (model.sites - model.encoder_sites)
     widen_s = EXPERT_BYTES / timing.widen_bytes_per_s
     widened = [precision for precision in precisions if PRECISION_BITS[precision] < 32]
-    late_s = [widen_s if timing.in_line and precision in widened else 0.0 for precision in precisions]
+    late_s = [
+        widen_s if timing.in_line and precision in widened else 0.0 for precision in precisions
+    ]
     expert_ns = [round((site_s * timing.after_gate + late) * NS_PER_S) for late in late_s]
     dense_ns = [round(site_s * (1 - timing.after_gate) * NS_PER_S)] * model.sites
     bits = MEAN_BITS if len(widened) > 1 else PRECISION_BITS[precisions[0]]
     on_loader_s = widen_s if widened and not timing.in_line else 0.0
-    return ByBytes(dense_ns, expert_ns, 1 / timing.read_bytes_per_s + on_loader_s / (EXPERT_BYTES * bits / 32))
+    return ByBytes(
+        dense_ns, expert_ns, 1 / timing.read_bytes_per_s + on_loader_s / (EXPERT_BYTES * bits / 32)
+    )
 
 
 class ByBytes(FixedDurations):

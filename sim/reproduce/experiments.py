@@ -1,4 +1,6 @@
-"""Experiments as runs: every point of the grid, every group, every arm; each run once, two at a time, kept."""
+"""Experiments as runs: every point of the grid, every group, every arm; each run once, two at a
+time, kept.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of the unstated parameters: ``default``, or which of them takes which alternative."""
+    """One setting of the unstated parameters: ``default``, or which of them takes which
+    alternative.
+    """
 
     name: str
     groups: tuple[Mapping[str, Arm], ...]
@@ -47,7 +51,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment gave at its default and elsewhere in its grid; points that could not run, and why."""
+    """What an experiment gave at its default and elsewhere in its grid; points that could not
+    run, and why.
+    """
 
     default: Value | None
     grid: Mapping[str, Value] = field(default_factory=dict)
@@ -66,26 +72,38 @@ def points_of(paper: Paper, experiment: Experiment, constants: Mapping[str, floa
     for name, alternatives in experiment.grid.items():
         settings += [(f"{name} {_text(one)}", one) for one in alternatives[1:]]
     return [
-        Point(name, tuple(_group(paper, experiment, group, _for_group(change, place), constants)
-                          for place, group in enumerate(experiment.over)))
+        Point(
+            name,
+            tuple(
+                _group(paper, experiment, group, _for_group(change, place), constants)
+                for place, group in enumerate(experiment.over)
+            ),
+        )
         for name, change in settings
-    ]  # fmt: skip
+    ]
 
 
 def _for_group(change: Any, place: int) -> Any:
-    """What a point changes in one group: the same in all, or what stands for each under ``over``."""
+    """What a point changes in one group: the same in all, or what stands for each under
+    ``over``.
+    """
     return change["over"][place] if isinstance(change, Mapping) and "over" in change else change
 
 
 def _text(change: Any) -> str:
     if isinstance(change, Mapping) and "over" in change:
         return " / ".join(dict.fromkeys(map(_text, change["over"])))
-    words = change if isinstance(change, list | tuple) else [word for several in change.values() for word in several]
+    words = (
+        change
+        if isinstance(change, list | tuple)
+        else [word for several in change.values() for word in several]
+    )
     return " ".join(map(str, words))
 
 
-def _group(paper: Paper, experiment: Experiment, group: Any, change: Any,
-           constants: Mapping[str, float]) -> dict[str, Arm]:  # fmt: skip
+def _group(
+    paper: Paper, experiment: Experiment, group: Any, change: Any, constants: Mapping[str, float]
+) -> dict[str, Arm]:
     def part(given: Any, name: str) -> list[str]:
         if isinstance(given, Mapping):
             return [*given.get(name, ())]
@@ -93,8 +111,14 @@ def _group(paper: Paper, experiment: Experiment, group: Any, change: Any,
 
     found = {}
     for name, words in (experiment.arms or {"trace": ()}).items():
-        whole = [*experiment.common, *part(group, "common"), *words, *part(group, name), *part(change, "common"),
-                 *part(change, name)]  # fmt: skip
+        whole = [
+            *experiment.common,
+            *part(group, "common"),
+            *words,
+            *part(group, name),
+            *part(change, "common"),
+            *part(change, name),
+        ]
         found[name] = expand(paper, whole, constants)
     return found
 
@@ -116,22 +140,32 @@ class Runner:
         return self.folder / "traces" / f"{marks}-{_synthesis_digest()}"
 
     def make_trace(self, paper: Paper, name: str) -> dict[str, Path]:
-        """Synthesise a trace and fit what its predictors need, unless they are there; the fits by predictor."""
+        """Synthesise a trace and fit what its predictors need, unless they are there; the fits
+        by predictor.
+        """
         spec = dict(paper.traces[name])
         fits, place = spec.pop("fits", ()), self.trace_dir(paper, name)
         if not (place / "header.json").exists():
             rmtree(place, ignore_errors=True)
-            _command("capture.synthesize", *(f"{key}={value}" for key, value in spec.items()), f"output_dir={place}")
+            _command(
+                "capture.synthesize",
+                *(f"{key}={value}" for key, value in spec.items()),
+                f"output_dir={place}",
+            )
         found = {}
         for fit in fits:
             target = place.parent / f"{place.name}.fits" / f"{fit}-{_fit_digest(fit)}"
             if not any(target.glob("*.json")):
-                _command("sim.fit", f"predictor={fit}", f"trace.path={place}", f"output_dir={target}")
+                _command(
+                    "sim.fit", f"predictor={fit}", f"trace.path={place}", f"output_dir={target}"
+                )
             found[str(fit)] = min(target.glob("*.json"))
         return found
 
     def _make_traces(self, paper: Paper, names: Iterable[str]) -> dict[str, dict[str, Path]]:
-        """The fits of each. A trace is made by commands, for which a thread waits; by one where names share a place."""
+        """The fits of each. A trace is made by commands, for which a thread waits; by one where
+        names share a place.
+        """
         places: dict[Path, list[str]] = {}
         for name in names:
             places.setdefault(self.trace_dir(paper, name), []).append(name)
@@ -140,20 +174,31 @@ class Runner:
             return {name: self.make_trace(paper, name) for name in named}
 
         with ThreadPoolExecutor(max(1, self.processes)) as pool:
-            return {name: fits for made in pool.map(make, places.values()) for name, fits in made.items()}
+            return {
+                name: fits
+                for made in pool.map(make, places.values())
+                for name, fits in made.items()
+            }
 
     # ---- runs
 
-    def results(self, paper: Paper, wanted: Iterable[Arm], progress: Progress) -> dict[Arm, Measured | str]:
+    def results(
+        self, paper: Paper, wanted: Iterable[Arm], progress: Progress
+    ) -> dict[Arm, Measured | str]:
         """The result of every arm, or why there is none."""
         distinct = list(dict.fromkeys(wanted))
         fits = self._make_traces(paper, dict.fromkeys(arm.trace for arm in distinct))
         digests = {trace: _trace_digest(self.trace_dir(paper, trace)) for trace in fits}
         jobs = [
-            Job(arm, self.trace_dir(paper, arm.trace), digests[arm.trace], fits[arm.trace],
-                timing_of(paper, arm.timing) if arm.timing else None)
+            Job(
+                arm,
+                self.trace_dir(paper, arm.trace),
+                digests[arm.trace],
+                fits[arm.trace],
+                timing_of(paper, arm.timing) if arm.timing else None,
+            )
             for arm in distinct
-        ]  # fmt: skip
+        ]
         missing = [job for job in jobs if job.kept_at(self.folder) is None]
         # Neighbours share a trace, which a process reads once.
         missing.sort(key=lambda job: job.arm.trace)
@@ -186,7 +231,9 @@ class Runner:
 
 
 def _work(job: Job, folder: Path) -> tuple[bool, str]:
-    """Run one job in whatever process: whether it was run now, and the empty string, or why it cannot run."""
+    """Run one job in whatever process: whether it was run now, and the empty string, or why it
+    cannot run.
+    """
     try:
         return arms.run_job(job, folder), ""
     except ArmError as error:
@@ -194,9 +241,17 @@ def _work(job: Job, folder: Path) -> tuple[bool, str]:
 
 
 def _command(module: str, *words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        raise ArmError(f"python -m {module} {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
+        raise ArmError(
+            f"python -m {module} {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}"
+        )
 
 
 @cache
@@ -210,7 +265,9 @@ def _fit_digest(option: str) -> str:
     """Of what fits a predictor; the trace lies beside the fit."""
     path = CONF / "predictor" / f"{option}.yaml"
     modules = keys.target_modules(OmegaConf.to_container(OmegaConf.load(path)))
-    return keys.digest(keys.code_digest("sim.fit", *sorted(modules)), keys.files_digest([path]))[:12]
+    return keys.digest(keys.code_digest("sim.fit", *sorted(modules)), keys.files_digest([path]))[
+        :12
+    ]
 
 
 def _trace_digest(place: Path) -> str:
@@ -230,37 +287,61 @@ def arms_of(points: Sequence[Point], experiment: Experiment) -> list[Arm]:
     return [arm for point in points for group in point.groups for arm in group.values()]
 
 
-def outcome(paper: Paper, experiment: Experiment, points: Sequence[Point], results: Mapping[Arm, Measured | str],
-            runner: Runner) -> Outcome:  # fmt: skip
+def outcome(
+    paper: Paper,
+    experiment: Experiment,
+    points: Sequence[Point],
+    results: Mapping[Arm, Measured | str],
+    runner: Runner,
+) -> Outcome:
     """The experiment's number at every point."""
     values: dict[str, Value] = {}
     failures: dict[str, str] = {}
     for point in points:
-        broken = [results[arm] for group in point.groups for arm in group.values() if isinstance(results.get(arm), str)]
+        broken = [
+            results[arm]
+            for group in point.groups
+            for arm in group.values()
+            if isinstance(results.get(arm), str)
+        ]
         if broken:
             failures[point.name] = str(broken[0])
         else:
             values[point.name] = _value(paper, experiment, point, results, runner)
-    labels = tuple(_labels(paper, experiment, points[0], results, runner)) if "default" in values else ()
+    labels = (
+        tuple(_labels(paper, experiment, points[0], results, runner)) if "default" in values else ()
+    )
     return Outcome(values.pop("default", None), values, failures, labels)
 
 
-def _labels(paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any],
-            runner: Runner) -> list[tuple[str, Labels]]:  # fmt: skip
+def _labels(
+    paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any], runner: Runner
+) -> list[tuple[str, Labels]]:
     """Of a point's runs, by arm; of a measure of the trace alone that of its gates."""
     arms_by_name = [(name, arm) for group in point.groups for name, arm in group.items()]
     if experiment.measure[0] not in TRACE_MEASURES:
-        return list(dict.fromkeys((name, from_row(results[arm].labels)) for name, arm in arms_by_name))
-    places = [(name, runner.trace_dir(paper, arm.trace) / "header.json") for name, arm in arms_by_name]
-    return [(name, Labels(synthetic=synthetic_label(parse_header(place.read_bytes())))) for name, place in places]
+        return list(
+            dict.fromkeys((name, from_row(results[arm].labels)) for name, arm in arms_by_name)
+        )
+    places = [
+        (name, runner.trace_dir(paper, arm.trace) / "header.json") for name, arm in arms_by_name
+    ]
+    return [
+        (name, Labels(synthetic=synthetic_label(parse_header(place.read_bytes()))))
+        for name, place in places
+    ]
 
 
-def _value(paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any], runner: Runner) -> Value:
+def _value(
+    paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any], runner: Runner
+) -> Value:
     name, asked = experiment.measure
     if name in TRACE_MEASURES:
         (arm,) = point.groups[0].values()
         runner.make_trace(paper, arm.trace)
-        return TRACE_MEASURES[name](load_trace(str(runner.trace_dir(paper, arm.trace)), lookahead_sites=3), asked)
+        return TRACE_MEASURES[name](
+            load_trace(str(runner.trace_dir(paper, arm.trace)), lookahead_sites=3), asked
+        )
     groups = [{arm: results[run] for arm, run in group.items()} for group in point.groups]
     return MEASURES[name](Given(groups, asked, experiment.take))
 

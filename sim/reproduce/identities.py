@@ -1,4 +1,6 @@
-"""What the papers' numbers follow from by arithmetic: sizes of models, definitions, tables that must agree."""
+"""What the papers' numbers follow from by arithmetic: sizes of models, definitions, tables that
+must agree.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ EDGEMOE_EXPERT_BYTES = 768 * 3072 * 2 * 4
 
 @dataclass(frozen=True)
 class Asked:
-    """What an arithmetic is given: the claim's model, its arguments, and the paper's other claims."""
+    """What an arithmetic is given: the claim's model, its arguments, and the paper's other
+    claims.
+    """
 
     paper: Paper
     model: Model | None
@@ -63,12 +67,16 @@ def _experts_params(m: Model) -> int:
 
 
 def _reuse_any(k: int, experts: int) -> float:
-    """Of ``k`` drawn evenly among ``experts``, at least one is among the ``k`` of the token before."""
+    """Of ``k`` drawn evenly among ``experts``, at least one is among the ``k`` of the token
+    before.
+    """
     return 1 - comb(experts - k, k) / comb(experts, k)
 
 
 def _storage(asked: Asked) -> float:
-    """A Switch's file: the part that is no expert, from the printed size of Switch-base-8's, and its own experts."""
+    """A Switch's file: the part that is no expert, from the printed size of Switch-base-8's, and
+    its own experts.
+    """
     width, reference_width, reference = asked.args
     per_bit = EDGEMOE_EXPERT_BYTES / 32
     eight = asked.printed(reference) * GIB - 96 * per_bit * PRECISION_BITS[reference_width]
@@ -96,7 +104,9 @@ def _floe_compression(asked: Asked) -> float:
 
 
 def _predictor_bytes(asked: Asked) -> tuple[float, float]:
-    """GiB that activation predictors need: one of 160 words a channel; two matrices of rank 1024 in 16 bits."""
+    """GiB that activation predictors need: one of 160 words a channel; two matrices of rank 1024
+    in 16 bits.
+    """
     m = asked.sizes
     experts = m.sites * m.experts
     words = m.expert_intermediate * 160 * 4 * experts / GIB
@@ -110,7 +120,8 @@ def _memory_gb_per_s(asked: Asked) -> float:
 
 def _least_kernel_speedups(asked: Asked) -> tuple[float, ...]:
     return tuple(
-        min(kernel_speedup(points, sparsity) for points in asked.paper.kernels.values()) for sparsity in asked.args
+        min(kernel_speedup(points, sparsity) for points in asked.paper.kernels.values())
+        for sparsity in asked.args
     )
 
 
@@ -125,8 +136,12 @@ CHECKS: dict[str, Callable[[Asked], Any]] = {
     "dense_share": lambda a: 1 - _expert_share(a.sizes),
     "active_share": lambda a: a.sizes.active_params / a.sizes.total_params,
     "active_share_and_bytes": lambda a: (
-        100 * a.sizes.active_params / a.sizes.total_params, a.sizes.active_params * 2 / 1e9),
-    "inactive_expert_bytes": lambda a: (a.sizes.experts - a.sizes.top_k) * a.sizes.sites * a.sizes.expert_bytes("fp16"),
+        100 * a.sizes.active_params / a.sizes.total_params,
+        a.sizes.active_params * 2 / 1e9,
+    ),
+    "inactive_expert_bytes": lambda a: (
+        (a.sizes.experts - a.sizes.top_k) * a.sizes.sites * a.sizes.expert_bytes("fp16")
+    ),
     "sites": lambda a: a.sizes.sites,
     "experts": lambda a: a.sizes.experts,
     "top_k": lambda a: a.sizes.top_k,
@@ -139,7 +154,9 @@ CHECKS: dict[str, Callable[[Asked], Any]] = {
     "constant": lambda a: a.args[0],
     "overlappable": lambda a: floor(a.printed(a.args[0]) / a.printed(a.args[1])),
     "expert_count_bytes": lambda a: a.sizes.total_params * 4,
-    "switch_experts_share": lambda a: _experts_params(a.sizes) / (a.sizes.total_params - a.sizes.head_params),
+    "switch_experts_share": lambda a: (
+        _experts_params(a.sizes) / (a.sizes.total_params - a.sizes.head_params)
+    ),
     "buffer_bytes": lambda a: a.args[0] * a.sizes.expert_bytes("fp32"),
     "storage": _storage,
     "mixed_storage": _mixed_storage,
@@ -150,5 +167,5 @@ CHECKS: dict[str, Callable[[Asked], Any]] = {
     "kernel_ms": lambda a: kernel_ms(a.paper.kernels[a.args[0]], a.args[1]),
     "kernel_speedup": lambda a: kernel_speedup(a.paper.kernels[a.args[0]], a.args[1]),
     "least_kernel_speedup": _least_kernel_speedups,
-}  # fmt: skip
+}
 """By the name that a claim's ``check`` gives."""

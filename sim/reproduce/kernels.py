@@ -1,4 +1,6 @@
-"""FloE's Table 1: one expert of Mixtral on four GPUs, from the line through each GPU's first and last point."""
+"""FloE's Table 1: one expert of Mixtral on four GPUs, from the line through each GPU's first and
+last point.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,28 @@ UNLIMITED_TFLOPS = 1e5
 
 
 def read_bytes(sparsity: float) -> float:
-    """What the kernel reads: the up projection whole, of gate and down the channels that are active."""
+    """What the kernel reads: the up projection whole, of gate and down the channels that are
+    active.
+    """
     return EXPERT_BYTES * (1 + 2 * (1 - sparsity)) / 3
 
 
 def fitted(points: Mapping[float, float]) -> Compute:
-    """The two constants of ``t = t0 + bytes / bandwidth`` from the points at 0 and 0.9 (ms), as a machine's compute."""
+    """The two constants of ``t = t0 + bytes / bandwidth`` from the points at 0 and 0.9 (ms), as
+    a machine's compute.
+    """
     bytes_per_ms = (read_bytes(0) - read_bytes(0.9)) / (points[0] - points[0.9])
     fixed_ms = points[0] - read_bytes(0) / bytes_per_ms
     return Compute(
-        peak_tflops=UNLIMITED_TFLOPS, flops_efficiency=1, memory_gb_per_s=bytes_per_ms / 1e6, memory_efficiency=1,
-        launch_us=fixed_ms * 1000, dense_launches=0, expert_launches=1, tail_launches=0,
-    )  # fmt: skip
+        peak_tflops=UNLIMITED_TFLOPS,
+        flops_efficiency=1,
+        memory_gb_per_s=bytes_per_ms / 1e6,
+        memory_efficiency=1,
+        launch_us=fixed_ms * 1000,
+        dense_launches=0,
+        expert_launches=1,
+        tail_launches=0,
+    )
 
 
 def kernel_ms(points: Mapping[float, float], sparsity: float) -> float:

@@ -1,8 +1,9 @@
-"""What a kept result depends on, and no more: its configuration's values, its trace's bytes, the code that it imports.
+"""What a kept result depends on, and no more: its configuration's values, its trace's bytes, the
+code that it imports.
 
-Two keys. The narrow one names a result: it stays where an option is written in another way, or code changes that no run
-reaches. The wide one only saves composing configurations: it goes with any code of the simulator and any option, and
-leads to a narrow one.
+Two keys. The narrow one names a result: it stays where an option is written in another way, or code
+changes that no run reaches. The wide one only saves composing configurations: it goes with any code
+of the simulator and any option, and leads to a narrow one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ NO_PART = ("output_dir", "outputs", "timeline_steps")
 
 def digest(*parts: object) -> str:
     """Of anything that json writes, in order."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[
+        :DIGITS
+    ]
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """Of the names below the project, or below nothing, and the bytes of ``files``, in order of their names."""
+    """Of the names below the project, or below nothing, and the bytes of ``files``, in order of
+    their names.
+    """
     total = hashlib.sha256()
     for path in sorted(files):
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
@@ -42,7 +47,12 @@ def files_digest(files: Iterable[Path]) -> str:
 
 @cache
 def versions() -> str:
-    return " ".join([f"python {sys.version_info[0]}.{sys.version_info[1]}", *(f"{p} {version(p)}" for p in PACKAGES)])
+    return " ".join(
+        [
+            f"python {sys.version_info[0]}.{sys.version_info[1]}",
+            *(f"{p} {version(p)}" for p in PACKAGES),
+        ]
+    )
 
 
 # ---- code
@@ -58,16 +68,21 @@ class Code:
         self._exports: dict[str, Mapping[str, str]] = {}
 
     def digest(self, *modules: str) -> str:
-        """Of ``modules`` and of all below ``root`` that they import, at whatever remove and wherever in a function.
+        """Of ``modules`` and of all below ``root`` that they import, at whatever remove and
+        wherever in a function.
 
-        Comments, docstrings and layout do not count. Raise ValueError for a module that is not there.
+        Comments, docstrings and layout do not count. Raise ValueError for a module that is not
+        there.
         """
-        return digest(versions(), [(name, self.own_digest(name)) for name in sorted(self.reached(modules))])
+        return digest(
+            versions(), [(name, self.own_digest(name)) for name in sorted(self.reached(modules))]
+        )
 
     def reached(self, modules: Iterable[str]) -> set[str]:
         """``modules``, the packages that they lie in, and what all these import.
 
-        A package that only exports names is left out: who asks it for a name reaches the module behind that name.
+        A package that only exports names is left out: who asks it for a name reaches the module
+        behind that name.
         """
         found: set[str] = set()
         waiting = list(modules)
@@ -81,7 +96,9 @@ class Code:
         return found
 
     def exports(self, package: str) -> Mapping[str, str]:
-        """The names that a package exports, each with the module behind it; empty for any other module."""
+        """The names that a package exports, each with the module behind it; empty for any other
+        module.
+        """
         if package not in self._exports:
             path = self.file_of(package)
             found = {}
@@ -100,7 +117,11 @@ class Code:
     def module_of(self, path: str) -> str:
         """The module of a dotted name: ``sim.policies.recency`` of ``sim.policies.LRU``."""
         parts = path.split(".")
-        end = next(end for end in range(len(parts), 0, -1) if self.file_of(".".join(parts[:end])) is not None)
+        end = next(
+            end
+            for end in range(len(parts), 0, -1)
+            if self.file_of(".".join(parts[:end])) is not None
+        )
         name = ".".join(parts[:end])
         return self.exports(name).get(parts[end], name) if end < len(parts) else name
 
@@ -128,9 +149,15 @@ class Code:
         return self._trees[name]
 
     def _imported(self, name: str) -> Iterator[str]:
-        """What the module's import statements name, with the packages above; of ``from a import b``, also ``a.b``."""
+        """What the module's import statements name, with the packages above; of ``from a import
+        b``, also ``a.b``.
+        """
         path = self.file_of(name)
-        package = name.split(".") if path is not None and path.name == "__init__.py" else name.split(".")[:-1]
+        package = (
+            name.split(".")
+            if path is not None and path.name == "__init__.py"
+            else name.split(".")[:-1]
+        )
         for node in ast.walk(self._tree(name)):
             named = []
             if isinstance(node, ast.Import):
@@ -158,7 +185,11 @@ def _is_export(node: ast.AST) -> bool:
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 OWN = Code(ROOT)
@@ -185,13 +216,18 @@ def target_modules(config: object) -> set[str]:
 
 @cache
 def wide_sources() -> str:
-    """Of every option, and of all code that may compose a configuration or run it: the simulator's but this package's,
-    of which what `sim.reproduce.arms` and predictors of its own reach.
+    """Of every option, and of all code that may compose a configuration or run it: the simulator's
+    but this package's, of which what `sim.reproduce.arms` and predictors of its own reach.
     """
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("sim/**/*.py")]
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("sim/**/*.py")
+    ]
     own = OWN.reached(["sim.reproduce.arms", "sim.reproduce.wrong"])
-    code = [(name, OWN.own_digest(name)) for name in sorted(modules)
-            if not name.startswith("sim.reproduce.") or name in own]  # fmt: skip
+    code = [
+        (name, OWN.own_digest(name))
+        for name in sorted(modules)
+        if not name.startswith("sim.reproduce.") or name in own
+    ]
     return digest(versions(), code, files_digest(CONF.glob("**/*.yaml")))
 
 
@@ -200,8 +236,11 @@ def wide_key(words: Sequence[str], trace: str, timing: object, fits: Sequence[st
     return digest(list(words), trace, timing, list(fits), wide_sources())
 
 
-def narrow_key(runner: str, config: Mapping[str, Any], trace: str, timing: object, fit: str | None) -> str:
-    """Of what a run is made of: values, trace, durations that are given, fit, and the code that is reached.
+def narrow_key(
+    runner: str, config: Mapping[str, Any], trace: str, timing: object, fit: str | None
+) -> str:
+    """Of what a run is made of: values, trace, durations that are given, fit, and the code that is
+    reached.
 
     ``runner``: the module that runs it. The paths of the trace and of the fit do not count.
     """

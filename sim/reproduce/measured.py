@@ -52,7 +52,9 @@ class Measured:
 
 
 def measure(config: Mapping[str, Any], trace_dir: Path, timing: Timing | None) -> Measured:
-    """Simulate the plain values of a configuration on the trace in ``trace_dir``. Raise ValueError as `build` does."""
+    """Simulate the plain values of a configuration on the trace in ``trace_dir``. Raise
+    ValueError as `build` does.
+    """
     run = build(config, "arm", _trace(str(trace_dir)), _SHARED)
     durations: Any = run.durations if timing is None else timed(run, timing)
     record = simulate(run.controller, run.workload, durations)
@@ -73,27 +75,49 @@ def _measured(run: Run, frames: Frames) -> Measured:
     hops = frames.transfers.filter(pl.col("link") == first)
     whole = hops["end_ns"] - hops["start_ns"]
     return Measured(
-        decode_ns.tolist(), tokens.tolist(), prefill_time(frames).tolist(), frames.sequences["prompt_tokens"].to_list(),
-        **lookups, loading_share=_loading_share(frames), host_ns_per_prefill_gate=_host_per_prefill_gate(run, frames),
+        decode_ns.tolist(),
+        tokens.tolist(),
+        prefill_time(frames).tolist(),
+        frames.sequences["prompt_tokens"].to_list(),
+        **lookups,
+        loading_share=_loading_share(frames),
+        host_ns_per_prefill_gate=_host_per_prefill_gate(run, frames),
         link_ns_per_gate=frames.traffic.busy_ns()[first] / gates,
         ns_per_transfer=float(whole.mean() or 0.0) if len(whole) else 0.0,  # type: ignore[arg-type]
         prefetches_per_gate=sum(t.prefetch for t in run.controller.issued) / max(1, decode_gates),
-        device_bytes=run.ledger.total_bytes, gates=run.trace.header.name,
+        device_bytes=run.ledger.total_bytes,
+        gates=run.trace.header.name,
         labels=labels_of(run, frames.lookups).kinds(),
-    )  # fmt: skip
+    )
 
 
 def _by_sequence(run: Run, frames: Frames) -> dict[str, Any]:
-    """Of decode lookups: those asked for, found on the device, missed, and the misses' penalties, by sequence."""
+    """Of decode lookups: those asked for, found on the device, missed, and the misses'
+    penalties, by sequence.
+    """
     bits = run.controller.geometry.bits
-    cost = {name: each / bits[0] for name, each in zip(run.controller.geometry.precisions, bits, strict=True)}
+    cost = {
+        name: each / bits[0]
+        for name, each in zip(run.controller.geometry.precisions, bits, strict=True)
+    }
     decode = asked(frames.lookups.filter(pl.col("phase") == "decode"))
     steps = frames.tokens.select("step", "sequence")
-    table = decode.join(steps, on="step").group_by("sequence").agg(
-        asked=pl.len(), found=is_found().sum(), missed=is_missed().sum(),
-        penalty=pl.col("wanted").replace_strict(cost, return_dtype=pl.Float64).filter(is_missed()).sum(),
-    )  # fmt: skip
-    table = frames.sequences.select("sequence").join(table, on="sequence", how="left", maintain_order="left")
+    table = (
+        decode.join(steps, on="step")
+        .group_by("sequence")
+        .agg(
+            asked=pl.len(),
+            found=is_found().sum(),
+            missed=is_missed().sum(),
+            penalty=pl.col("wanted")
+            .replace_strict(cost, return_dtype=pl.Float64)
+            .filter(is_missed())
+            .sum(),
+        )
+    )
+    table = frames.sequences.select("sequence").join(
+        table, on="sequence", how="left", maintain_order="left"
+    )
     names = ("asked", "found", "missed", "penalty")
     columns = {name: table[name].fill_null(0).cast(pl.Float64).to_list() for name in names}
     return {**columns, "gates": decode["tick"].n_unique()}

@@ -1,4 +1,6 @@
-"""The numbers that experiments draw from their runs: ratios of times with paired intervals, shares, orders."""
+"""The numbers that experiments draw from their runs: ratios of times with paired intervals,
+shares, orders.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Group = Mapping[str, Measured]
 
 @dataclass(frozen=True)
 class Given:
-    """What a measure reads: the groups' runs, the arms (or numbers) it names, and how groups are taken together."""
+    """What a measure reads: the groups' runs, the arms (or numbers) it names, and how groups are
+    taken together.
+    """
 
     groups: Sequence[Group]
     arms: tuple[Any, ...]
@@ -36,9 +40,13 @@ def take(points: Sequence[float], how: str) -> float:
     return float(max(points) if how in ("max", "any") else np.mean(points))
 
 
-def _paired(given: Given, read: Callable[[Measured], Sequence[float]],
-            shape: Callable[[Any], Any] = lambda ratio: ratio) -> Value:  # fmt: skip
-    """``shape`` of theirs over ours by group, summed over the same sequences, and the 95 % intervals.
+def _paired(
+    given: Given,
+    read: Callable[[Measured], Sequence[float]],
+    shape: Callable[[Any], Any] = lambda ratio: ratio,
+) -> Value:
+    """``shape`` of theirs over ours by group, summed over the same sequences, and the 95 %
+    intervals.
 
     ``shape`` is increasing. One sequence tells nothing: any ratio is possible.
     """
@@ -54,7 +62,10 @@ def _paired(given: Given, read: Callable[[Measured], Sequence[float]],
         return Value(points[best], (points[best],), (intervals[best],))
     if given.take == "range":
         return Value(take(points, "mean"), tuple(points), tuple(intervals))
-    middle = (float(np.mean([low for low, _ in intervals])), float(np.mean([high for _, high in intervals])))
+    middle = (
+        float(np.mean([low for low, _ in intervals])),
+        float(np.mean([high for _, high in intervals])),
+    )
     return Value(take(points, given.take), (), (middle,))
 
 
@@ -66,10 +77,15 @@ def _reduction(ratio: Any) -> Any:
 def _faster(given: Given, read: Callable[[Measured], Sequence[float]]) -> Value:
     """Whether ours takes less time in every group (take: any, in one)."""
     ours, theirs = (str(arm) for arm in given.arms[:2])
-    points = [float(np.sum(read(group[theirs])) / np.sum(read(group[ours]))) for group in given.groups]
+    points = [
+        float(np.sum(read(group[theirs])) / np.sum(read(group[ours]))) for group in given.groups
+    ]
     agrees = any if given.take == "any" else all
     return Value(
-        take(points, "max" if given.take == "any" else "mean"), tuple(points), (), agrees(p > 1 for p in points)
+        take(points, "max" if given.take == "any" else "mean"),
+        tuple(points),
+        (),
+        agrees(p > 1 for p in points),
     )
 
 
@@ -90,19 +106,26 @@ def _equal_times(given: Given) -> Value:
 
 
 def _best(given: Given, score: Callable[[Measured], float]) -> Value:
-    """Whether the first arm's score exceeds every other's in every group; the point is the least lead."""
+    """Whether the first arm's score exceeds every other's in every group; the point is the least
+    lead.
+    """
     first, *others = (str(arm) for arm in given.arms)
-    leads = [score(group[first]) / max(score(group[other]) for other in others) for group in given.groups]
+    leads = [
+        score(group[first]) / max(score(group[other]) for other in others) for group in given.groups
+    ]
     return Value(min(leads), tuple(leads), (), min(leads) > 1)
 
 
 def _ever_faster(given: Given) -> Value:
-    """Whether each arm takes less time than the one before it, in every group; the points are the steps' ratios."""
+    """Whether each arm takes less time than the one before it, in every group; the points are
+    the steps' ratios.
+    """
     names = [str(arm) for arm in given.arms]
     steps = [
         sum(group[slow].decode_ns) / sum(group[fast].decode_ns)
-        for group in given.groups for slow, fast in pairwise(names)
-    ]  # fmt: skip
+        for group in given.groups
+        for slow, fast in pairwise(names)
+    ]
     return Value(min(steps), tuple(steps), (), min(steps) > 1)
 
 
@@ -123,7 +146,11 @@ def _host_growth(given: Given) -> Value:
     Exponential in the number of experts: 8 more experts, 8 bits more.
     """
     many, few = (given.groups[0][str(arm)] for arm in given.arms)
-    bits = log2(many.host_ns_per_prefill_gate / few.host_ns_per_prefill_gate) if few.host_ns_per_prefill_gate else 0.0
+    bits = (
+        log2(many.host_ns_per_prefill_gate / few.host_ns_per_prefill_gate)
+        if few.host_ns_per_prefill_gate
+        else 0.0
+    )
     # The host's other time does not grow: it is the same for both and takes part of a bit.
     return Value(bits, (), (), bits > 3)
 
@@ -137,8 +164,11 @@ def _penalty_better_in_first(given: Given) -> Value:
 
 def _hit_gain(given: Given) -> Value:
     """By which share the hit ratio of ours exceeds theirs."""
-    return _paired(Given(given.groups, (given.arms[1], given.arms[0]), given.take), lambda run: run.found,
-                   lambda ratio: ratio - 1)  # fmt: skip
+    return _paired(
+        Given(given.groups, (given.arms[1], given.arms[0]), given.take),
+        lambda run: run.found,
+        lambda ratio: ratio - 1,
+    )
 
 
 def _decode(run: Measured) -> list[float]:
@@ -167,14 +197,17 @@ MEASURES: dict[str, Callable[[Given], Value]] = {
     "s_per_token": lambda given: _mean_of(given, _s_per_token),
     "tokens_per_s": lambda given: _mean_of(given, lambda run: 1 / _s_per_token(run)),
     "prefill_tokens_per_s": lambda given: _mean_of(
-        given, lambda run: sum(run.prompt_tokens) / sum(run.prefill_ns) * 1e9),
+        given, lambda run: sum(run.prompt_tokens) / sum(run.prefill_ns) * 1e9
+    ),
     "loading_share": lambda given: _mean_of(given, lambda run: run.loading_share),
     "link_s_per_gate": lambda given: _mean_of(given, lambda run: run.link_ns_per_gate / 1e9),
     "s_per_transfer": lambda given: _mean_of(given, lambda run: run.ns_per_transfer / 1e9),
     "prefetches_per_gate": lambda given: _mean_of(given, lambda run: run.prefetches_per_gate),
     "device_gb": lambda given: _mean_of(given, lambda run: run.device_bytes / 1e9),
-    "covered_share": lambda given: _mean_of(given, lambda run: 1 - sum(run.missed) / sum(run.asked)),
-}  # fmt: skip
+    "covered_share": lambda given: _mean_of(
+        given, lambda run: 1 - sum(run.missed) / sum(run.asked)
+    ),
+}
 """By the name that an experiment's ``measure`` gives."""
 
 
@@ -182,7 +215,9 @@ MEASURES: dict[str, Callable[[Given], Value]] = {
 
 
 def lookahead_top1(trace: Trace, depths: Sequence[int]) -> Value:
-    """How often the best forecast some sites ahead is among the experts used there; mean over sites and ``depths``."""
+    """How often the best forecast some sites ahead is among the experts used there; mean over
+    sites and ``depths``.
+    """
     scores, ids = trace.lookahead["raw"], trace.ids
     rows = np.flatnonzero(trace.phase == DECODE)
     found = []
@@ -195,12 +230,16 @@ def lookahead_top1(trace: Trace, depths: Sequence[int]) -> Value:
 
 def prompt_union_share(trace: Trace) -> Value:
     """Experts of a layer that a prompt activates, over all; mean over prompts and layers."""
-    shares = [len(np.unique(ids)) / trace.header.model.experts for ids in _by_prompt_and_site(trace)]
+    shares = [
+        len(np.unique(ids)) / trace.header.model.experts for ids in _by_prompt_and_site(trace)
+    ]
     return Value(float(np.mean(shares)))
 
 
 def unpopular_tokens_share(trace: Trace) -> Value:
-    """Of a prompt's choices at a layer, those of the least popular 30 % of the experts it activates."""
+    """Of a prompt's choices at a layer, those of the least popular 30 % of the experts it
+    activates.
+    """
     shares = []
     for ids in _by_prompt_and_site(trace):
         count = np.sort(np.unique(ids, return_counts=True)[1])
@@ -210,14 +249,18 @@ def unpopular_tokens_share(trace: Trace) -> Value:
 
 def _by_prompt_and_site(trace: Trace) -> list[NDArray[Any]]:
     evaluated = {s.sequence for s in trace.header.sequences if s.split == "eval"}
-    rows = {int(s): np.flatnonzero((trace.sequence == s) & (trace.phase == PREFILL)) for s in evaluated}
+    rows = {
+        int(s): np.flatnonzero((trace.sequence == s) & (trace.phase == PREFILL)) for s in evaluated
+    }
     return [trace.ids[at, site] for at in rows.values() for site in range(trace.ids.shape[1])]
 
 
 def stacked_gates(hardware: Hardware, hidden: int, experts: int) -> Value:
-    """Gates of the next 1 to 4 layers at once and one after another, on the machine's launches and memory.
+    """Gates of the next 1 to 4 layers at once and one after another, on the machine's launches and
+    memory.
 
-    Flat: four at once take less than 10 % more than one; linear: one after another four times as much, to 1 %.
+    Flat: four at once take less than 10 % more than one; linear: one after another four times as
+    much, to 1 %.
     """
     gate_bytes, compute = hidden * experts * 2, hardware.compute
     one = compute.operation_ns(2 * hidden * experts, gate_bytes, 1)

@@ -1,4 +1,6 @@
-"""A recorded trace of a real model beside the synthetic ones, where a gain is asked for on every trace."""
+"""A recorded trace of a real model beside the synthetic ones, where a gain is asked for on every
+trace.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +18,51 @@ from sim.traces.header import parse_header
 GAINS = ("gain_over_lru", "gain_over_lfu")
 """Experiments over every trace at hand."""
 SEQUENCES = 12
-"""Evaluated, as many as synthetic traces have; of those that fell into repeating themselves none."""
+"""Evaluated, as many as synthetic traces have; of those that fell into repeating themselves
+none.
+"""
 
 
 def with_recorded(paper: Paper, asked: str) -> Paper:
-    """``paper`` with the trace of ``asked``, MODEL:DIR, in its `GAINS`; as it is where it has none of them.
+    """``paper`` with the trace of ``asked``, MODEL:DIR, in its `GAINS`; as it is where it has none
+    of them.
 
-    Raise ValueError for what is no such pair, no model, no trace, or a trace that is not of that model.
+    Raise ValueError for what is no such pair, no model, no trace, or a trace that is not of that
+    model.
     """
     name, found, place = asked.partition(":")
     folder = Path(place).resolve()
     if not found or not name or not place:
-        raise ValueError(f"recorded={asked} must be MODEL:DIR, as recorded=gpt_oss_20b:traces/gpt_oss")
+        raise ValueError(
+            f"recorded={asked} must be MODEL:DIR, as recorded=gpt_oss_20b:traces/gpt_oss"
+        )
     try:
         sizes = model(name)
     except HydraException:
-        raise ValueError(f"recorded={asked}: there is no model {name}; python -m sim list models names them") from None
+        raise ValueError(
+            f"recorded={asked}: there is no model {name}; python -m sim list models names them"
+        ) from None
     try:
         header = parse_header((folder / "header.json").read_bytes())
         sizes.check_trace(header.model, header.name)
     except OSError as error:
-        raise ValueError(f"recorded={asked}: {folder} is no trace: {error.strerror} (header.json)") from None
+        raise ValueError(
+            f"recorded={asked}: {folder} is no trace: {error.strerror} (header.json)"
+        ) from None
     except ValueError as error:
         raise ValueError(f"recorded={asked}: {error}") from None
     if not set(GAINS) & set(paper.experiments):
         return paper
-    words = [f"model={name}", f"trace={folder.name}", "trace.exclude=[has_repetition]",
-             f"trace.max_sequences={SEQUENCES}"]  # fmt: skip
+    words = [
+        f"model={name}",
+        f"trace={folder.name}",
+        "trace.exclude=[has_repetition]",
+        f"trace.max_sequences={SEQUENCES}",
+    ]
     experiments: Mapping[str, Any] = {
-        key: replace(one, over=(*one.over, words)) if key in GAINS else one for key, one in paper.experiments.items()
+        key: replace(one, over=(*one.over, words)) if key in GAINS else one
+        for key, one in paper.experiments.items()
     }
-    return replace(paper, experiments=experiments, traces={**paper.traces, folder.name: {"path": str(folder)}})
+    return replace(
+        paper, experiments=experiments, traces={**paper.traces, folder.name: {"path": str(folder)}}
+    )

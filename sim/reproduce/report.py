@@ -1,4 +1,6 @@
-"""What ``python -m sim.reproduce`` prints and writes: a table and a figure a paper, counts, everything as JSON."""
+"""What ``python -m sim.reproduce`` prints and writes: a table and a figure a paper, counts,
+everything as JSON.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ def found(verdict: Verdict) -> str:
         factor = 1 / claim.scale
     points = verdict.value.points if verdict.value and len(verdict.value.points) > 1 else ()
     whole = verdict.simulated if isinstance(verdict.simulated, tuple) else (verdict.simulated,)
-    shown = (min(points), max(points)) if points and claim.rule in ("speedup_range", "reduction") else whole
+    shown = (
+        (min(points), max(points))
+        if points and claim.rule in ("speedup_range", "reduction")
+        else whole
+    )
     text = " to ".join(number(one * factor) for one in shown)
     if verdict.ends and verdict.ends[0] < verdict.ends[1] and claim.rule != "order":
         text += f" [{number(verdict.ends[0] * factor)}, {number(verdict.ends[1] * factor)}]"
@@ -71,12 +77,28 @@ def remark(verdict: Verdict) -> str:
 
 def table(paper: Paper, verdicts: Sequence[Verdict]) -> Table:
     """Every claim that is scored; what each says is in the written table."""
-    shown = Table("claim", "where", "published", "simulated [grid]", "role", "verdict", "remark", pad_edge=False,
-                  title=f"{paper.title}, {paper.source}")  # fmt: skip
+    shown = Table(
+        "claim",
+        "where",
+        "published",
+        "simulated [grid]",
+        "role",
+        "verdict",
+        "remark",
+        pad_edge=False,
+        title=f"{paper.title}, {paper.source}",
+    )
     for v in verdicts:
         if v.claim.scored:
-            shown.add_row(v.claim.id, v.claim.where.split(" / ")[0], said(v.claim), found(v), v.claim.role, v.verdict,
-                          remark(v)[:70])  # fmt: skip
+            shown.add_row(
+                v.claim.id,
+                v.claim.where.split(" / ")[0],
+                said(v.claim),
+                found(v),
+                v.claim.role,
+                v.verdict,
+                remark(v)[:70],
+            )
     return shown
 
 
@@ -91,11 +113,28 @@ def counted(verdicts: Sequence[Verdict]) -> str:
 
 def markdown(paper: Paper, verdicts: Sequence[Verdict]) -> str:
     """The table of every claim, those that are not scored with their reasons."""
-    lines = [f"# {paper.title} ({paper.source})", "", counted(verdicts), "",
-             "| claim | where | says | published | simulated [over the grid] | role | verdict | remark |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        f"# {paper.title} ({paper.source})",
+        "",
+        counted(verdicts),
+        "",
+        (
+            "| claim | where | says | published | simulated [over the grid] | role | verdict |"
+            " remark |"
+        ),
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for v in verdicts:
-        cells = (v.claim.id, v.claim.where, v.claim.says, said(v.claim), found(v), v.claim.role, v.verdict, remark(v))
+        cells = (
+            v.claim.id,
+            v.claim.where,
+            v.claim.says,
+            said(v.claim),
+            found(v),
+            v.claim.role,
+            v.verdict,
+            remark(v),
+        )
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return "\n".join([*lines, "", *(f"- {text}" for text in told(by_claim(verdicts)))]) + "\n"
 
@@ -110,36 +149,65 @@ def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{paper.name}.md").write_text(markdown(paper, verdicts), encoding="utf-8")
     rows: list[Mapping[str, Any]] = [
-        {**asdict(v.claim), "verdict": v.verdict, "simulated": v.simulated, "ends": v.ends, "width": v.width,
-         "sign": v.sign, "inside": v.inside, "met_at": v.met_at,
-         "points": v.value.points if v.value else (), "intervals": v.value.intervals if v.value else (),
-         "failures": dict(v.failures), "labels": told(v.labels)}
+        {
+            **asdict(v.claim),
+            "verdict": v.verdict,
+            "simulated": v.simulated,
+            "ends": v.ends,
+            "width": v.width,
+            "sign": v.sign,
+            "inside": v.inside,
+            "met_at": v.met_at,
+            "points": v.value.points if v.value else (),
+            "intervals": v.value.intervals if v.value else (),
+            "failures": dict(v.failures),
+            "labels": told(v.labels),
+        }
         for v in verdicts
-    ]  # fmt: skip
+    ]
     (folder / f"{paper.name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     draw(folder / f"{paper.name}.png", paper, verdicts)
 
 
 def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
-    """Simulated over published, by claim: the default, and the interval over the grid. 1 is the paper."""
+    """Simulated over published, by claim: the default, and the interval over the grid. 1 is the
+    paper.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [v for v in verdicts if v.claim.role in ("predicted", "transferred") and v.claim.rule != "order" and v.value]
+    rows = [
+        v
+        for v in verdicts
+        if v.claim.role in ("predicted", "transferred") and v.claim.rule != "order" and v.value
+    ]
     figure, axes = plt.subplots(figsize=(8, 1.2 + 0.2 * len(rows)), layout="constrained")
     for place, v in enumerate(reversed(rows)):
         target = published(v.claim)
         middle = sum(target) / len(target) if target else 1.0
         colour = COLOURS.get(v.verdict, "#777777")
         if v.ends and v.ends[0] > 0:
-            axes.plot([end / middle for end in v.ends], [place, place], color=colour, alpha=0.4, linewidth=4)
+            axes.plot(
+                [end / middle for end in v.ends],
+                [place, place],
+                color=colour,
+                alpha=0.4,
+                linewidth=4,
+            )
         if v.value is not None and v.value.point > 0:
             axes.plot([v.value.point / middle], [place], "o", color=colour, markersize=4)
         elif v.value is not None:
-            axes.text(0.01, place, "the other sign", color=colour, fontsize=6, va="center",
-                      transform=axes.get_yaxis_transform())  # fmt: skip
+            axes.text(
+                0.01,
+                place,
+                "the other sign",
+                color=colour,
+                fontsize=6,
+                va="center",
+                transform=axes.get_yaxis_transform(),
+            )
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="simulated / published", yticks=range(len(rows)))
     axes.set_yticklabels([f"{v.claim.id} {v.claim.where}" for v in reversed(rows)], fontsize=6)
@@ -147,14 +215,17 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
         axes.plot([], [], "o", color=colour, label=name)
     axes.legend(frameon=False, fontsize=7, loc="best")
     axes.set_title(
-        f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters", fontsize=8
+        f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters",
+        fontsize=8,
     )
     write_on(figure, [("", labels) for v in rows for _, labels in v.labels], size=5)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def show(console: Console, paper: Paper, verdicts: Sequence[Verdict], checks: Sequence[str]) -> None:
+def show(
+    console: Console, paper: Paper, verdicts: Sequence[Verdict], checks: Sequence[str]
+) -> None:
     """The table, the worked checks, the counts."""
     console.print(table(paper, verdicts))
     for line in (*checks, f"{paper.title}: {counted(verdicts)}", *told(by_claim(verdicts))):

@@ -1,4 +1,6 @@
-"""The papers' claims as data: what each states, its role, what recomputes it, and by which rule it is judged."""
+"""The papers' claims as data: what each states, its role, what recomputes it, and by which rule
+it is judged.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,20 @@ ROLES = {
     "not identifiable": "cannot be recomputed, and why",
 }
 SCORED = ("identity", "predicted", "transferred")
-RULES = ("speedup", "speedup_range", "speedups", "slightly_below", "share", "odds", "reduction", "time", "rate",
-         "kernel", "order", "within")  # fmt: skip
+RULES = (
+    "speedup",
+    "speedup_range",
+    "speedups",
+    "slightly_below",
+    "share",
+    "odds",
+    "reduction",
+    "time",
+    "rate",
+    "kernel",
+    "order",
+    "within",
+)
 EXTENTS = ("full", "partly", "none")
 BOUNDS = ("above", "below", "range")
 
@@ -36,11 +50,12 @@ class RolesError(ValueError):
 class Claim:
     """One statement of a paper.
 
-    ``value``: a number, or [low, high]; ``bound``: it is only said to lie ``above`` or ``below`` it. ``extent``: how
-    far a simulator can recompute it at all. ``needs``: ``simulation`` where times or decisions are needed. ``check``
-    with ``args`` and ``of`` names an arithmetic of `sim.reproduce.identities`, whose result is divided by ``scale``;
-    ``experiment`` one of the paper's. ``misprint``: the arithmetic that contradicts the paper, known beforehand.
-    ``about``: per cent that a "nearly" allows.
+    ``value``: a number, or [low, high]; ``bound``: it is only said to lie ``above`` or ``below``
+    it. ``extent``: how far a simulator can recompute it at all. ``needs``: ``simulation`` where
+    times or decisions are needed. ``check`` with ``args`` and ``of`` names an arithmetic of
+    `sim.reproduce.identities`, whose result is divided by ``scale``; ``experiment`` one of the
+    paper's. ``misprint``: the arithmetic that contradicts the paper, known beforehand. ``about``:
+    per cent that a "nearly" allows.
     """
 
     id: str
@@ -73,11 +88,12 @@ class Claim:
 class Experiment:
     """Runs, and the number drawn from them.
 
-    Words are those of a configuration, or names of lists of them. ``arms`` are the runs, by name; ``over`` groups are
-    averaged (``take``: mean | max | range | any), each a list of words or, by arm, what it adds; ``grid``: unstated
-    parameters, each a list of alternatives of which the first is the documented default; one at a time is varied. An
-    alternative is a list of words, lists by arm, or under ``over`` one of these for each group.
-    ``measure``: a name of `sim.reproduce.measures`, and the arms it reads.
+    Words are those of a configuration, or names of lists of them. ``arms`` are the runs, by name;
+    ``over`` groups are averaged (``take``: mean | max | range | any), each a list of words or, by
+    arm, what it adds; ``grid``: unstated parameters, each a list of alternatives of which the first
+    is the documented default; one at a time is varied. An alternative is a list of words, lists by
+    arm, or under ``over`` one of these for each group. ``measure``: a name of
+    `sim.reproduce.measures`, and the arms it reads.
     """
 
     name: str
@@ -116,13 +132,22 @@ def load_paper(name: str) -> Paper:
         raise RolesError(f"unknown paper={name}; known: {', '.join(PAPERS)}")
     data = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     assert isinstance(data, dict)
-    experiments = {str(key): _experiment(str(key), value) for key, value in data["experiments"].items()}
-    claims = tuple(_claim(one, value) for key, value in data["claims"].items() for one in spread(str(key)))
+    experiments = {
+        str(key): _experiment(str(key), value) for key, value in data["experiments"].items()
+    }
+    claims = tuple(
+        _claim(one, value) for key, value in data["claims"].items() for one in spread(str(key))
+    )
     for claim in claims:
         _check(claim, experiments)
-    part = {str(key): data.get(key) or {} for key in ("traces", "words", "timing", "calibrated", "kernels")}
+    part = {
+        str(key): data.get(key) or {}
+        for key in ("traces", "words", "timing", "calibrated", "kernels")
+    }
     words = {str(key): value for key, value in part.pop("words").items()}
-    return Paper(name, str(data["paper"]), str(data["source"]), claims, experiments, words=words, **part)
+    return Paper(
+        name, str(data["paper"]), str(data["source"]), claims, experiments, words=words, **part
+    )
 
 
 def spread(ids: str) -> list[str]:
@@ -137,7 +162,9 @@ def spread(ids: str) -> list[str]:
 def _claim(name: str, given: Mapping[str, Any]) -> Claim:
     if unknown := set(given) - {item.name for item in fields(Claim)}:
         raise RolesError(f"claim {name}: unknown keys {', '.join(sorted(unknown))}")
-    values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
+    values: dict[str, Any] = {
+        key: tuple(one) if isinstance(one, list) else one for key, one in given.items()
+    }
     return Claim(id=name, **values)
 
 
@@ -147,27 +174,43 @@ def _experiment(name: str, given: Mapping[str, Any]) -> Experiment:
         raise RolesError(f"experiment {name}: unknown keys {', '.join(sorted(unknown))}")
     ((measure, arms),) = dict(given["measure"]).items()
     values = {key: value for key, value in given.items() if key not in ("measure", "over")}
-    groups = tuple(group for several in (given.get("over") or {}).values() for group in several) or ((),)
+    groups = tuple(
+        group for several in (given.get("over") or {}).values() for group in several
+    ) or ((),)
     return Experiment(name=name, measure=(str(measure), tuple(arms)), over=groups, **values)
 
 
 def _check(claim: Claim, experiments: Mapping[str, Experiment]) -> None:
-    """Raise RolesError for a claim that could not be judged, or that would be though it must not."""
+    """Raise RolesError for a claim that could not be judged, or that would be though it must
+    not.
+    """
     wrong = [
         (claim.role not in ROLES, f"role {claim.role!r} is none of {', '.join(ROLES)}"),
         (claim.extent not in EXTENTS, f"extent {claim.extent!r} is none of {', '.join(EXTENTS)}"),
-        (claim.bound not in (None, *BOUNDS), f"bound {claim.bound!r} is none of {', '.join(BOUNDS)}"),
+        (
+            claim.bound not in (None, *BOUNDS),
+            f"bound {claim.bound!r} is none of {', '.join(BOUNDS)}",
+        ),
         (claim.role == "not identifiable" and not claim.why, "not identifiable needs its why"),
         (claim.role == "fitted" and not claim.used, "fitted needs what is drawn from it (used)"),
         (claim.role == "identity" and not claim.check, "an identity needs its check"),
-        (claim.role in ("predicted", "transferred") and not (claim.experiment or claim.check),
-         "it needs an experiment or a check"),
-        (claim.role in ("predicted", "transferred") and claim.rule not in RULES,
-         f"rule {claim.rule!r} is none of {', '.join(RULES)}"),
-        (claim.experiment is not None and claim.experiment not in experiments,
-         f"there is no experiment {claim.experiment!r}"),
-        (claim.misprint is not None and claim.role != "identity", "a misprint is shown by an identity's arithmetic"),
-    ]  # fmt: skip
+        (
+            claim.role in ("predicted", "transferred") and not (claim.experiment or claim.check),
+            "it needs an experiment or a check",
+        ),
+        (
+            claim.role in ("predicted", "transferred") and claim.rule not in RULES,
+            f"rule {claim.rule!r} is none of {', '.join(RULES)}",
+        ),
+        (
+            claim.experiment is not None and claim.experiment not in experiments,
+            f"there is no experiment {claim.experiment!r}",
+        ),
+        (
+            claim.misprint is not None and claim.role != "identity",
+            "a misprint is shown by an identity's arithmetic",
+        ),
+    ]
     for is_wrong, why in wrong:
         if is_wrong:
             raise RolesError(f"claim {claim.id}: {why}")

@@ -1,4 +1,6 @@
-"""When a simulated number agrees with a published one. Every rule is one function; docs/papers.md has them in words."""
+"""When a simulated number agrees with a published one. Every rule is one function;
+docs/papers.md has them in words.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ KERNELS = 0.08
 class Value:
     """A simulated number. ``points``: what it was averaged from, or the ends of a range.
 
-    ``intervals``: the paired 95 % interval of each point, where there is one. ``holds``: of an ordering, whether it is
-    the published one; ``point`` is then a ratio that shows it.
+    ``intervals``: the paired 95 % interval of each point, where there is one. ``holds``: of an
+    ordering, whether it is the published one; ``point`` is then a ratio that shows it.
     """
 
     point: float
@@ -49,7 +51,11 @@ def same_sign(simulated: float, target: float) -> bool:
 def speedup_agrees(simulated: float, target: float) -> bool:
     """Same sign, and |log(simulated / target)| <= min(0.22, max(0.5 |log target|, 0.02))."""
     allowed = min(LARGEST, max(0.5 * abs(log(target)), SMALLEST))
-    return simulated > 0 and same_sign(simulated, target) and abs(log(simulated / target)) <= allowed * (1 + 1e-12)
+    return (
+        simulated > 0
+        and same_sign(simulated, target)
+        and abs(log(simulated / target)) <= allowed * (1 + 1e-12)
+    )
 
 
 def odds(share: float) -> float:
@@ -70,8 +76,12 @@ def _speedup(value: Value, target: Sequence[float], bound: str | None) -> bool:
     return speedup_agrees(value.point, target[0])
 
 
-def _each_end(agrees: Callable[[float, float], bool]) -> Callable[[Value, Sequence[float], str | None], bool]:
-    """The lowest and the highest point against the two ends; a single point lies between them, or agrees with one."""
+def _each_end(
+    agrees: Callable[[float, float], bool],
+) -> Callable[[Value, Sequence[float], str | None], bool]:
+    """The lowest and the highest point against the two ends; a single point lies between them,
+    or agrees with one.
+    """
 
     def judge(value: Value, target: Sequence[float], bound: str | None) -> bool:
         low, high = target[0], target[-1]
@@ -92,7 +102,9 @@ def _reduction(value: Value, target: Sequence[float], bound: str | None) -> bool
     if not value.intervals or any(low <= 0 <= high for low, high in value.intervals):
         return False
     ends = (value.point,) if len(target) == 1 else (min(value.points), max(value.points))
-    return all(abs(end - aim) <= aim / 2 * (1 + 1e-12) for end, aim in zip(ends, target, strict=True))
+    return all(
+        abs(end - aim) <= aim / 2 * (1 + 1e-12) for end, aim in zip(ends, target, strict=True)
+    )
 
 
 def _within(value: Value, target: Sequence[float], bound: str | None) -> bool:
@@ -124,7 +136,9 @@ def agrees(claim: Claim, value: Value) -> bool:
 
 
 def has_published_sign(claim: Claim, value: Value) -> bool | None:
-    """Whether a speed-up or a reduction goes the published way, an order is the published one; None: no such rule."""
+    """Whether a speed-up or a reduction goes the published way, an order is the published one;
+    None: no such rule.
+    """
     target, points = published(claim), value.points or (value.point,)
     if claim.rule == "order":
         return value.holds is True
@@ -141,7 +155,8 @@ def has_published_sign(claim: Claim, value: Value) -> bool | None:
 
 
 def matches(claim: Claim, computed: Any) -> bool:
-    """Whether an arithmetic's result is the printed number: rounded or cut off at its digits, or within its words.
+    """Whether an arithmetic's result is the printed number: rounded or cut off at its digits, or
+    within its words.
 
     ``bound``: above, below, or inside the range. ``about``: per cent that a "nearly" allows.
     """
@@ -151,7 +166,8 @@ def matches(claim: Claim, computed: Any) -> bool:
     if claim.bound == "range":
         return bool(printed[0] <= given[0] <= printed[1])
     return len(given) == len(printed) and all(
-        _matches_one(claim, one / claim.scale, float(aim), digits(aim)) for one, aim in zip(given, printed, strict=True)
+        _matches_one(claim, one / claim.scale, float(aim), digits(aim))
+        for one, aim in zip(given, printed, strict=True)
     )
 
 
@@ -176,5 +192,6 @@ def _matches_one(claim: Claim, computed: float, printed: float, decimals: int) -
     # Half a unit of binary noise must not decide between 86.4 and 86.5.
     scaled = round(computed * unit, 6)
     return any(
-        isclose(way / unit, printed, rel_tol=1e-9) for way in (floor(scaled), floor(scaled + 0.5), ceil(scaled - 0.5))
+        isclose(way / unit, printed, rel_tol=1e-9)
+        for way in (floor(scaled), floor(scaled + 0.5), ceil(scaled - 0.5))
     )

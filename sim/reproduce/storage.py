@@ -1,10 +1,11 @@
-"""EdgeMoE's machine from the paper's own numbers: what a token computes, how fast experts are read and widened.
+"""EdgeMoE's machine from the paper's own numbers: what a token computes, how fast experts are read
+and widened.
 
-With c the compute of a token, r the drive's effective rate, d the rate of dequantisation in FP32 bytes, and six experts
-of 18 MiB a token:
+With c the compute of a token, r the drive's effective rate, d the rate of dequantisation in FP32
+bytes, and six experts of 18 MiB a token:
 
-    0.789 s = c + 6 * 18 MiB / r                           IO-EXP (E076), 3.55 times c (E011)
-    0.392 s = c + 6 * 18 MiB * 3.24 / 32 / r + 6 * 18 MiB / d      with a bit-width for each expert (E077)
+    0.789 s = c + 6 * 18 MiB / r                           IO-EXP (E076), 3.55 times c (E011) 0.392
+    s = c + 6 * 18 MiB * 3.24 / 32 / r + 6 * 18 MiB / d      with a bit-width for each expert (E077)
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from sim.reproduce.roles import Claim, Paper, load_paper
 
 EXPERTS_A_TOKEN = 6
 SECTORS = {"hdd": 50 / 550, "sd": 45e6}
-"""The HDD's data sheet over the SSD's (E038, E037); a microSD card's bytes a second (its bus; the paper has none)."""
+"""The HDD's data sheet over the SSD's (E038, E037); a microSD card's bytes a second (its bus;
+the paper has none).
+"""
 READS = ("tx2_ssd", "tx2_hdd", "tx2_hdd_nominal", "pi_sd")
 
 
@@ -36,13 +39,19 @@ def printed(claim: Claim) -> float:
 
 @cache
 def constants() -> tuple[float, float, float]:
-    """Compute of a token in s, bytes a second read, FP32 bytes a second widened, on the TX2 with its SSD."""
+    """Compute of a token in s, bytes a second read, FP32 bytes a second widened, on the TX2 with
+    its SSD.
+    """
     paper = load_paper("edgemoe")
     whole = printed(paper.claim("E076"))
     compute_s = whole / middle(paper.claim("E011"))
     read = EXPERTS_A_TOKEN * EXPERT_BYTES / (whole - compute_s)
     quantised_read_s = EXPERTS_A_TOKEN * EXPERT_BYTES * MEAN_BITS / 32 / read
-    widen = EXPERTS_A_TOKEN * EXPERT_BYTES / (printed(paper.claim("E077")) - compute_s - quantised_read_s)
+    widen = (
+        EXPERTS_A_TOKEN
+        * EXPERT_BYTES
+        / (printed(paper.claim("E077")) - compute_s - quantised_read_s)
+    )
     return compute_s, read, widen
 
 
@@ -50,20 +59,28 @@ def timing_of(paper: Paper, name: str) -> Timing:
     """A named timing of the paper's file."""
     given: Mapping[str, Any] = paper.timing[name]
     compute_s, ssd, widen = constants()
-    read = {"tx2_ssd": ssd, "tx2_hdd": ssd * SECTORS["hdd"], "tx2_hdd_nominal": 50e6, "pi_sd": SECTORS["sd"]}[
-        given["read"]
-    ]
+    read = {
+        "tx2_ssd": ssd,
+        "tx2_hdd": ssd * SECTORS["hdd"],
+        "tx2_hdd_nominal": 50e6,
+        "pi_sd": SECTORS["sd"],
+    }[given["read"]]
     if given["read"] == "pi_sd":
         # E012, likewise: on demand a token takes the middle of 3.3 to 3.8 times its compute.
         compute_s = EXPERTS_A_TOKEN * EXPERT_BYTES / read / (middle(paper.claim("E012")) - 1)
     return Timing(
-        compute_s, printed(paper.claim("E009")) / 100, read, widen * float(given.get("dequantise_share", 1.0)),
+        compute_s,
+        printed(paper.claim("E009")) / 100,
+        read,
+        widen * float(given.get("dequantise_share", 1.0)),
         in_line=given.get("dequantise") == "compute",
-    )  # fmt: skip
+    )
 
 
 def whole_decoder_over_compute(sizes: Model) -> float:
-    """Reading the decoder's blocks, experts and output matrix for every token, over computing it."""
+    """Reading the decoder's blocks, experts and output matrix for every token, over computing
+    it.
+    """
     compute_s, read, _ = constants()
     decoder = range(sizes.encoder_sites, sizes.sites)
     dense = sum(sizes.block_params(site) for site in decoder) + sizes.head_params

@@ -26,10 +26,10 @@ VERDICTS = {
 class Verdict:
     """One claim's. ``ends``: the least and the largest simulated value over the grid.
 
-    ``sign``: whether the default goes the published way (None: no such rule). ``inside``: whether the published number
-    lies between ``ends`` or is met at a point. ``spreads``: ``ends``, or of a published range what each of its two ends
-    is over the grid; ``width``: the larger over the smaller, of the wider spread, None where they differ in sign or
-    there is none.
+    ``sign``: whether the default goes the published way (None: no such rule). ``inside``: whether
+    the published number lies between ``ends`` or is met at a point. ``spreads``: ``ends``, or of a
+    published range what each of its two ends is over the grid; ``width``: the larger over the
+    smaller, of the wider spread, None where they differ in sign or there is none.
     """
 
     claim: Claim
@@ -65,7 +65,11 @@ def verdict_of(paper: Paper, claim: Claim, outcomes: Mapping[str, Outcome]) -> V
 
 def _identity(paper: Paper, claim: Claim) -> Verdict:
     computed = compute(paper, claim)
-    scaled = tuple(one / claim.scale for one in computed) if isinstance(computed, tuple) else computed / claim.scale
+    scaled = (
+        tuple(one / claim.scale for one in computed)
+        if isinstance(computed, tuple)
+        else computed / claim.scale
+    )
     found = "holds" if matches(claim, computed) else "misprint" if claim.misprint else "misses"
     return Verdict(claim, found, simulated=scaled)
 
@@ -84,7 +88,11 @@ def _experiment(claim: Claim, outcome: Outcome) -> Verdict:
     met_at = tuple(name for name, value in outcome.grid.items() if agrees(claim, value))
     holds = agrees(claim, outcome.default)
     found = ("holds" if holds else "reachable" if met_at else "misses") if claim.scored else ""
-    every = [point for value in values for point in ((value.points if len(value.points) > 1 else ()) or (value.point,))]
+    every = [
+        point
+        for value in values
+        for point in ((value.points if len(value.points) > 1 else ()) or (value.point,))
+    ]
     ends = (min(every), max(every))
     target = published(claim)
     inside = (
@@ -93,15 +101,24 @@ def _experiment(claim: Claim, outcome: Outcome) -> Verdict:
         and (holds or bool(met_at) or all(ends[0] <= aim <= ends[1] for aim in target))
     )
     return Verdict(
-        claim, found, simulated=outcome.default.point, value=outcome.default, ends=ends,
+        claim,
+        found,
+        simulated=outcome.default.point,
+        value=outcome.default,
+        ends=ends,
         spreads=_spreads(target, values) or (ends,),
-        sign=has_published_sign(claim, outcome.default), inside=inside if claim.rule != "order" else None,
-        met_at=met_at, failures=outcome.failures, labels=outcome.labels,
-    )  # fmt: skip
+        sign=has_published_sign(claim, outcome.default),
+        inside=inside if claim.rule != "order" else None,
+        met_at=met_at,
+        failures=outcome.failures,
+        labels=outcome.labels,
+    )
 
 
 def _spreads(target: Sequence[float], values: Sequence[Value]) -> tuple[tuple[float, float], ...]:
-    """Over the grid, of a published range its lower and its upper end; nothing of a single number."""
+    """Over the grid, of a published range its lower and its upper end; nothing of a single
+    number.
+    """
     if len(target) < 2 or any(len(value.points) < 2 for value in values):
         return ()
     lows, highs = [min(value.points) for value in values], [max(value.points) for value in values]
@@ -109,19 +126,28 @@ def _spreads(target: Sequence[float], values: Sequence[Value]) -> tuple[tuple[fl
 
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
-    """Verdicts by role; roles that are not scored have only their number. Never summed over roles."""
+    """Verdicts by role; roles that are not scored have only their number. Never summed over
+    roles.
+    """
     table: dict[str, dict[str, int]] = {}
     for role in dict.fromkeys(v.claim.role for v in verdicts):
-        table[role] = dict(Counter(v.verdict or "not scored" for v in verdicts if v.claim.role == role))
+        table[role] = dict(
+            Counter(v.verdict or "not scored" for v in verdicts if v.claim.role == role)
+        )
     return table
 
 
 def partly(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Of the claims that can be recomputed in part: how many, with the published sign or order, inside an interval."""
+    """Of the claims that can be recomputed in part: how many, with the published sign or order,
+    inside an interval.
+    """
     rows = [v for v in verdicts if v.claim.extent == "partly"]
     narrow = [v for v in rows if v.inside and v.width is not None and v.width <= 2]
-    return {"claims": len(rows), "published sign or order": sum(v.sign is True for v in rows),
-            "inside an interval of at most 2x": len(narrow)}  # fmt: skip
+    return {
+        "claims": len(rows),
+        "published sign or order": sum(v.sign is True for v in rows),
+        "inside an interval of at most 2x": len(narrow),
+    }
 
 
 def simulated_rows(verdicts: Sequence[Verdict]) -> dict[str, int]:

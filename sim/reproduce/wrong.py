@@ -12,7 +12,9 @@ from sim.policies.references import StatedAccuracy
 class AlwaysWrong(StatedAccuracy):
     """Names every expert of the next site that it does not need, in an order drawn evenly."""
 
-    def _drawn(self, tick: int, site: int, needs: Sequence[int], num_experts: int) -> list[tuple[float, int]]:
+    def _drawn(
+        self, tick: int, site: int, needs: Sequence[int], num_experts: int
+    ) -> list[tuple[float, int]]:
         rng = np.random.default_rng([self.seed, tick, site])
         others = sorted(set(range(num_experts)) - set(needs))
         named = rng.permutation(others).tolist()

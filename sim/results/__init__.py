@@ -1,1 +1,3 @@
-"""What a run leaves: tables, the summary's metrics, intervals, labels, and the files they are written to."""
+"""What a run leaves: tables, the summary's metrics, intervals, labels, and the files they are
+written to.
+"""

@@ -1,8 +1,10 @@
-"""The decision log: every call of a controller with its answer, as plain data, and where two logs first differ.
+"""The decision log: every call of a controller with its answer, as plain data, and where two logs
+first differ.
 
-The same order of calls gives the same answers (docs/design.md section 1). So a recorded run, simulated or real, is
-checked by feeding its calls to a fresh controller: ``replay`` compares with ``==`` and names the first call whose
-answer differs. Where steps are composed while a run goes on, the times at which they were asked for belong to it, too.
+The same order of calls gives the same answers (docs/design.md section 1). So a recorded run,
+simulated or real, is checked by feeding its calls to a fresh controller: ``replay`` compares with
+``==`` and names the first call whose answer differs. Where steps are composed while a run goes on,
+the times at which they were asked for belong to it, too.
 """
 
 from __future__ import annotations
@@ -21,10 +23,24 @@ from sim.workload.steps import Schedule, StepGate, Workload
 NONE = -1
 """In a field of a call that has nothing there: no key, no transfer, no link."""
 
-KINDS = ("begin_sequence", "end_sequence", "gate", "need_done", "cpu_done", "prediction_ready", "transfer_done",
-         "head_done", "chunk_done", "poll")  # fmt: skip
-DECIDED = {Event.QUEUE_PREFETCH: "queued", Event.CANCEL: "cancelled", Event.DROP_NO_SLOT: "dropped",
-           Event.EVICT: "evicted"}  # fmt: skip
+KINDS = (
+    "begin_sequence",
+    "end_sequence",
+    "gate",
+    "need_done",
+    "cpu_done",
+    "prediction_ready",
+    "transfer_done",
+    "head_done",
+    "chunk_done",
+    "poll",
+)
+DECIDED = {
+    Event.QUEUE_PREFETCH: "queued",
+    Event.CANCEL: "cancelled",
+    Event.DROP_NO_SLOT: "dropped",
+    Event.EVICT: "evicted",
+}
 Answer = tuple[list[int], dict[int, Transfer] | None]
 
 
@@ -32,17 +48,19 @@ Answer = tuple[list[int], dict[int, Transfer] | None]
 class Call:
     """One call. Ints, strings and tuples of ints, so that a log is a table.
 
-    Asked: ``number`` (calls so far in the run, this one included), ``kind``, and ``argument``: the sequence, the gate's
-    tick, the key computed, the tick of the prediction, the number of the transfer, or the link polled; of a transfer
-    its ``link``, and the ``moved_bytes`` of the service that was cut.
+    Asked: ``number`` (calls so far in the run, this one included), ``kind``, and ``argument``: the
+    sequence, the gate's tick, the key computed, the tick of the prediction, the number of the
+    transfer, or the link polled; of a transfer its ``link``, and the ``moved_bytes`` of the service
+    that was cut.
 
-    Answered: ``outcomes`` and ``keys`` of the admitted needs (-1 for a skip), in need order; ``waits``, the keys waited
-    for; ``waiting``, the needs left to later waves; ``arrived``, the key that a transfer brought; of the transfer to
-    start ``transfer`` (its number), ``key``, ``prefetch``, ``left_bytes`` (of the hop) and ``victims``, least valuable
-    first, as claimed for it then or before.
+    Answered: ``outcomes`` and ``keys`` of the admitted needs (-1 for a skip), in need order;
+    ``waits``, the keys waited for; ``waiting``, the needs left to later waves; ``arrived``, the key
+    that a transfer brought; of the transfer to start ``transfer`` (its number), ``key``,
+    ``prefetch``, ``left_bytes`` (of the hop) and ``victims``, least valuable first, as claimed for
+    it then or before.
 
-    Decided on the way, as keys in the order of deciding: prefetches ``queued``, ``cancelled`` and ``dropped``; what was
-    ``evicted`` from the device and from RAM (``ram_evicted``).
+    Decided on the way, as keys in the order of deciding: prefetches ``queued``, ``cancelled`` and
+    ``dropped``; what was ``evicted`` from the device and from RAM (``ram_evicted``).
     """
 
     number: int
@@ -78,7 +96,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two logs part: the call on either side (None where that log has ended or the call could not be made)."""
+    """Where two logs part: the call on either side (None where that log has ended or the call
+    could not be made).
+    """
 
     expected: Call | None
     got: Call | None
@@ -96,7 +116,11 @@ class Difference:
         """The fields of the call that differ, in their order."""
         if self.expected is None or self.got is None:
             return ()
-        return tuple(f.name for f in fields(Call) if getattr(self.expected, f.name) != getattr(self.got, f.name))
+        return tuple(
+            f.name
+            for f in fields(Call)
+            if getattr(self.expected, f.name) != getattr(self.got, f.name)
+        )
 
     def __str__(self) -> str:
         if self.why:
@@ -104,12 +128,17 @@ class Difference:
         if self.expected is None or self.got is None:
             log = "recorded" if self.expected is None else "compared"
             return f"{self.expected or self.got}: the {log} log ends before it"
-        parts = [f"{n} {getattr(self.expected, n)!r} expected, got {getattr(self.got, n)!r}" for n in self.names]
+        parts = [
+            f"{n} {getattr(self.expected, n)!r} expected, got {getattr(self.got, n)!r}"
+            for n in self.names
+        ]
         return f"{self.expected}: {'; '.join(parts)}"
 
 
 class RecordedController:
-    """The controller it is given, with a ``log`` of its calls. Stands wherever a driver asks for a `Controller`."""
+    """The controller it is given, with a ``log`` of its calls. Stands wherever a driver asks for
+    a `Controller`.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -148,7 +177,9 @@ class RecordedController:
 
     def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
         arrived, following = self._controller.transfer_done(link, transfer)
-        self._write("transfer_done", transfer.number, link=link, arrived=arrived, **_started(following))
+        self._write(
+            "transfer_done", transfer.number, link=link, arrived=arrived, **_started(following)
+        )
         return arrived, following
 
     def head_done(self, link: int, transfer: Transfer) -> None:
@@ -157,7 +188,9 @@ class RecordedController:
 
     def chunk_done(self, link: int, transfer: Transfer, moved_bytes: int) -> Transfer | None:
         following = self._controller.chunk_done(link, transfer, moved_bytes)
-        self._write("chunk_done", transfer.number, link=link, moved_bytes=moved_bytes, **_started(following))
+        self._write(
+            "chunk_done", transfer.number, link=link, moved_bytes=moved_bytes, **_started(following)
+        )
         return following
 
     def poll(self, link: int) -> Transfer | None:
@@ -168,15 +201,21 @@ class RecordedController:
     def _lookups(self, answer: Answer) -> dict[str, Any]:
         """Copies: the controller goes on to use its lists."""
         outcomes, waits = answer
-        return {"outcomes": tuple(outcomes), "keys": tuple(self._controller.admitted), "waits": tuple(waits or ()),
-                "waiting": self._controller.waiting}  # fmt: skip
+        return {
+            "outcomes": tuple(outcomes),
+            "keys": tuple(self._controller.admitted),
+            "waits": tuple(waits or ()),
+            "waiting": self._controller.waiting,
+        }
 
     def _write(self, kind: str, argument: int, **answered: Any) -> None:
         self.log.append(Call(self._controller.calls, kind, argument, **answered, **self._decided()))
 
     def _decided(self) -> dict[str, Any]:
         """What has been decided since the last call."""
-        decided: dict[str, list[int]] = {name: [] for name in ("queued", "cancelled", "dropped", "evicted")}
+        decided: dict[str, list[int]] = {
+            name: [] for name in ("queued", "cancelled", "dropped", "evicted")
+        }
         events, ram = self._controller.events[self._num_events :], self._controller.ram
         self._num_events += len(events)
         for kind, key, value in zip(events[1::4], events[2::4], events[3::4], strict=True):
@@ -193,14 +232,21 @@ class RecordedController:
 def _started(transfer: Transfer | None) -> dict[str, Any]:
     if transfer is None:
         return {}
-    return {"transfer": transfer.number, "key": transfer.key, "prefetch": transfer.prefetch,
-            "left_bytes": transfer.left_bytes, "victims": tuple(transfer.victims)}  # fmt: skip
+    return {
+        "transfer": transfer.number,
+        "key": transfer.key,
+        "prefetch": transfer.prefetch,
+        "left_bytes": transfer.left_bytes,
+        "victims": tuple(transfer.victims),
+    }
 
 
 class RecordedWorkload:
-    """The workload it is given, with the times at which its schedule was asked for steps (``asked_ns``).
+    """The workload it is given, with the times at which its schedule was asked for steps
+    (``asked_ns``).
 
-    Given such times it is asked at these again, whatever the driver says: so a run gets the steps of a recorded one.
+    Given such times it is asked at these again, whatever the driver says: so a run gets the steps
+    of a recorded one.
     """
 
     def __init__(self, workload: Workload, asked_ns: Sequence[int] | None = None) -> None:
@@ -220,11 +266,15 @@ class RecordedWorkload:
 class RecordedSchedule:
     """A schedule that writes down when it is asked, or is asked when it is written."""
 
-    def __init__(self, schedule: Schedule, given_ns: Sequence[int] | None, asked_ns: list[int]) -> None:
+    def __init__(
+        self, schedule: Schedule, given_ns: Sequence[int] | None, asked_ns: list[int]
+    ) -> None:
         self._schedule, self._given_ns, self._asked_ns = schedule, given_ns, asked_ns
 
     def next(self, now_ns: int) -> Step | int | None:
-        """As ``Schedule.next``. A repeated run begins, and has waited for requests, when the recorded one had."""
+        """As ``Schedule.next``. A repeated run begins, and has waited for requests, when the
+        recorded one had.
+        """
         index, given_ns = len(self._asked_ns), self._given_ns
         if given_ns is None:
             self._asked_ns.append(now_ns)
@@ -244,21 +294,31 @@ def first_difference(expected: Sequence[Call], got: Sequence[Call]) -> Differenc
     return None
 
 
-def replay(calls: Sequence[Call], controller: Controller, workload: Workload,
-           asked_ns: Sequence[int] | None = None) -> Difference | None:  # fmt: skip
-    """Feed recorded calls to a controller that has not been called yet; the first call whose answer differs, or None.
+def replay(
+    calls: Sequence[Call],
+    controller: Controller,
+    workload: Workload,
+    asked_ns: Sequence[int] | None = None,
+) -> Difference | None:
+    """Feed recorded calls to a controller that has not been called yet; the first call whose answer
+    differs, or None.
 
-    ``workload`` is that of the recorded run: it brings the gates, which a log names by tick only. ``asked_ns`` are the
-    times at which its steps were asked for (`RecordedWorkload`); needed only where steps depend on time.
+    ``workload`` is that of the recorded run: it brings the gates, which a log names by tick only.
+    ``asked_ns`` are the times at which its steps were asked for (`RecordedWorkload`); needed only
+    where steps depend on time.
     """
     return _Replay(controller, workload, asked_ns).run(calls)
 
 
 class _Replay:
-    def __init__(self, controller: Controller, workload: Workload, asked_ns: Sequence[int] | None) -> None:
+    def __init__(
+        self, controller: Controller, workload: Workload, asked_ns: Sequence[int] | None
+    ) -> None:
         self._controller = RecordedController(controller)
         self._in_flight: dict[tuple[int, int], Transfer] = {}  # by link and number
-        self._computing: set[int] = set()  # admitted needs of the current gate that have not been said to be done
+        self._computing: set[int] = (
+            set()
+        )  # admitted needs of the current gate that have not been said to be done
         self._on_cpu: set[int] = set()
         self._predicting: set[int] = set()
         self._gates = _walk(workload, asked_ns)
@@ -284,7 +344,9 @@ class _Replay:
                 self._on_cpu.add(key)
 
     def _make(self, call: Call) -> str | None:
-        """Call the controller as recorded; why that cannot be done, if so. The answer is the last entry of its log."""
+        """Call the controller as recorded; why that cannot be done, if so. The answer is the
+        last entry of its log.
+        """
         if call.kind not in KINDS:
             return f"{call.kind!r} is no call of a controller; known: {', '.join(KINDS)}"
         if call.kind in ("transfer_done", "head_done", "chunk_done"):
@@ -298,7 +360,10 @@ class _Replay:
             self._remember(call.argument, controller.poll(call.argument))
         elif call.kind == "prediction_ready":
             if call.argument not in self._predicting:
-                return f"no prediction of gate {call.argument} is being made; made: {sorted(self._predicting)}"
+                return (
+                    f"no prediction of gate {call.argument} is being made; made:"
+                    f" {sorted(self._predicting)}"
+                )
             self._predicting.remove(call.argument)
             controller.prediction_ready(call.argument)
         elif call.kind == "begin_sequence":

@@ -1,4 +1,6 @@
-"""How good forecasts were, whether or not anything was moved for them (docs/design.md section 10)."""
+"""How good forecasts were, whether or not anything was moved for them (docs/design.md section
+10).
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,31 @@ class Counts:
         """None where nothing was forecast."""
         if not self.gates:
             return dict.fromkeys(SHARES)
-        values = self.best_needed / self.gates, self.both / self.needed, self.both / self.named, self.equal / self.gates
+        values = (
+            self.best_needed / self.gates,
+            self.both / self.needed,
+            self.both / self.named,
+            self.equal / self.gates,
+        )
         return dict(zip(SHARES, values, strict=True))
 
 
-def prediction(workload: Workload, predictor: Predictor, lookups: Mapping[str, int], used: int,
-               fitted_on: int = 0) -> dict[str, Any]:  # fmt: skip
-    """The nearest forecast of each decode gate against its needs; the unions of both, where a step has several rows.
+def prediction(
+    workload: Workload,
+    predictor: Predictor,
+    lookups: Mapping[str, int],
+    used: int,
+    fitted_on: int = 0,
+) -> dict[str, Any]:
+    """The nearest forecast of each decode gate against its needs; the unions of both, where a step
+    has several rows.
 
-    ``top1``: its best expert is needed. ``recall_at_issued``: needs that it named. ``precision``: named that are
-    needed. ``exact_set``: both sets are equal. ``timely_recall``: of the needs that were not there for want of a
-    prefetch (``lookups`` by outcome), the share that one had brought in time (``used`` prefetches).
-    ``fitted_on``: so many of the run's sequences were fitted on, which flatters. ``prefill``: the first four of gates
-    with rows of prompts. ``prompts``: whether these were forecast, or why not; None without predictor or prompts.
+    ``top1``: its best expert is needed. ``recall_at_issued``: needs that it named. ``precision``:
+    named that are needed. ``exact_set``: both sets are equal. ``timely_recall``: of the needs that
+    were not there for want of a prefetch (``lookups`` by outcome), the share that one had brought
+    in time (``used`` prefetches). ``fitted_on``: so many of the run's sequences were fitted on,
+    which flatters. ``prefill``: the first four of gates with rows of prompts. ``prompts``: whether
+    these were forecast, or why not; None without predictor or prompts.
     """
     if isinstance(predictor, NoPrediction):
         return {**dict.fromkeys(NAMES), "fitted_on": 0, "prefill": None, "prompts": None}
@@ -94,20 +108,28 @@ def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:
         again = again if reads == "scores" else "capture it anew"
         return f"{NOT}{trace} keeps no lookahead of prompts; {again}"
     if reads == "scores":
-        return f"{NOT}the predictor reads each token's scores, which {trace} keeps of decoded tokens only; {again}"
+        return (
+            f"{NOT}the predictor reads each token's scores, which {trace} keeps of decoded tokens"
+            f" only; {again}"
+        )
     how = {"prefill_chunk": workload.prefill_chunk, "prompt_tokens": workload.lengths.prompt_tokens}
-    cut = " and ".join(f"workload.{name}={value}" for name, value in how.items() if value is not None)
+    cut = " and ".join(
+        f"workload.{name}={value}" for name, value in how.items() if value is not None
+    )
     if cut:
         return f"{NOT}{cut} reads them in part, and {trace} keeps forecasts of whole ones; {again}"
     return f"{NOT}{trace} has no forecast of these prompts"
 
 
 def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, Counts]:
-    """What ``predictor`` says at each gate, asked anew, against what came: of decoded steps, and of prompts' steps."""
+    """What ``predictor`` says at each gate, asked anew, against what came: of decoded steps, and
+    of prompts' steps.
+    """
     decode, prefill = Counts(), Counts()
     steps = workload.steps
     if isinstance(predictor, GateLookahead) and predictor.experts is None:
-        # What this one says of decoded rows is in the columns of the workload, and it remembers nothing.
+        # What this one says of decoded rows is in the columns of the workload, and it remembers
+        # nothing.
         _count_single_rows(workload, decode)
         _count_unions(workload, decode)
         steps = [step for step in steps if not step.decode]
@@ -121,7 +143,8 @@ def nearest_forecasts(
 ) -> Iterator[tuple[Step, Sequence[int], Sequence[int]]]:
     """Of each gate of ``steps`` that was forecast, the nearest forecast made of it, and its needs.
 
-    A predictor that looks several sites ahead may have made several; the one from the nearest site counts.
+    A predictor that looks several sites ahead may have made several; the one from the nearest site
+    counts.
     """
     fresh, gate = predictor.afresh(), workload.gate()
     for step in steps:
@@ -141,7 +164,9 @@ def nearest_forecasts(
 
 
 def _count_single_rows(workload: Workload, counts: Counts) -> None:
-    rows = np.array([step.start for step in workload.steps if step.decode and step.rows == 1], np.int64)
+    rows = np.array(
+        [step.start for step in workload.steps if step.decode and step.rows == 1], np.int64
+    )
     forecast = workload.forecasts[0][rows, :-1, 0]  # made at site s for site s + 1
     actual = workload.chosen[0][rows, 1:]
     known = (forecast >= 0).any(axis=-1)
@@ -161,7 +186,10 @@ def _count_unions(workload: Workload, counts: Counts) -> None:
         if not step.decode or step.rows == 1:
             continue
         rows = workload.places(step)
-        forecast, actual = workload.choices.forecast_union(rows, 1).needs, workload.choices.union(rows).needs
+        forecast, actual = (
+            workload.choices.forecast_union(rows, 1).needs,
+            workload.choices.union(rows).needs,
+        )
         for site in step.sites[:-1]:
             if forecast[site]:
                 counts.add(forecast[site], actual[site + 1])

@@ -1,4 +1,6 @@
-"""The rows of a run as tables (names and columns are a contract): derived after the run from what was recorded."""
+"""The rows of a run as tables (names and columns are a contract): derived after the run from
+what was recorded.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,11 @@ NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the device outwards.
+    """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the
+    device outwards.
 
-    ``computed``: key, start and end of all that the compute stream did, where that was measured; else it took its
-    durations.
+    ``computed``: key, start and end of all that the compute stream did, where that was measured;
+    else it took its durations.
     """
 
     controller: Controller
@@ -68,9 +71,14 @@ class Frames:
     @cached_property
     def stalls(self) -> dict[str, Ints]:
         """Each idle interval's parts, in ns."""
-        parts = split_stalls(self.record, self.controller.issued, self.durations, self.controller.slots.key_bytes)
+        parts = split_stalls(
+            self.record, self.controller.issued, self.durations, self.controller.slots.key_bytes
+        )
         if self.first_arrival_ns:
-            start, cause = np.array(self.record.idle_start_ns, np.int64), np.array(self.record.idle_cause, np.int64)
+            start, cause = (
+                np.array(self.record.idle_start_ns, np.int64),
+                np.array(self.record.idle_cause, np.int64),
+            )
             early = np.where(cause == NO_REQUEST, np.maximum(0, self.first_arrival_ns - start), 0)
             parts["no_request"] = parts["no_request"] - early
         return parts
@@ -84,80 +92,103 @@ class Frames:
 
     @cached_property
     def computed_tokens(self) -> Ints:
-        """Rows for which each lookup's expert is computed on its account: 0 where it comes with another need's."""
+        """Rows for which each lookup's expert is computed on its account: 0 where it comes with
+        another need's.
+        """
         served = self.controller.lookup_tokens
         return np.array(served, np.int64) if served else self.workload.needs.tokens.astype(np.int64)
 
     @cached_property
     def lookups(self) -> pl.DataFrame:
-        """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its admission.
+        """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its
+        admission.
 
-        ``phase`` is that of its step: ``prefill`` where any row is a prompt's. ``skips``: when its selector leaves it
-        out (``never``, ``if_absent``, ``always``).
+        ``phase`` is that of its step: ``prefill`` where any row is a prompt's. ``skips``: when its
+        selector leaves it out (``never``, ``if_absent``, ``always``).
         """
         c, workload, needs = self.controller, self.workload, self.workload.needs
         key = np.array(c.lookup_keys, np.int64)
         served = np.where(self.outcomes == Outcome.SKIP, SKIP, key // c.geometry.plane)
-        wanted = np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(len(key), np.int64)
+        wanted = (
+            np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(len(key), np.int64)
+        )
         names = [*c.geometry.precisions, None]
         step = workload.gate_step[needs.tick]
         is_decode = np.array([step.decode for step in workload.steps], np.bool_)
-        return pl.DataFrame({
-            "tick": needs.tick,
-            "step": step,
-            "phase": labels(is_decode[step], ["prefill", "decode"]),
-            "site": workload.gate_site[needs.tick],
-            "key": key,
-            "expert": needs.expert,
-            "wanted": labels(wanted % len(names), names),  # SKIP, -1, is the last name
-            "served": labels(served % len(names), names),
-            "outcome": labels(self.outcomes, LOOKUP_OUTCOMES),
-            "skips": labels(skip_codes(c.selector, needs.score), list(SKIPS)),
-            "tokens": needs.tokens,
-            "weight": needs.weight,
-            "gate_ns": np.array(self.record.lookup_ns, np.int64),
-            "ready_ns": np.array(self.record.ready_ns, np.int64),
-        })  # fmt: skip
+        return pl.DataFrame(
+            {
+                "tick": needs.tick,
+                "step": step,
+                "phase": labels(is_decode[step], ["prefill", "decode"]),
+                "site": workload.gate_site[needs.tick],
+                "key": key,
+                "expert": needs.expert,
+                "wanted": labels(wanted % len(names), names),  # SKIP, -1, is the last name
+                "served": labels(served % len(names), names),
+                "outcome": labels(self.outcomes, LOOKUP_OUTCOMES),
+                "skips": labels(skip_codes(c.selector, needs.score), list(SKIPS)),
+                "tokens": needs.tokens,
+                "weight": needs.weight,
+                "gate_ns": np.array(self.record.lookup_ns, np.int64),
+                "ready_ns": np.array(self.record.ready_ns, np.int64),
+            }
+        )
 
     # ---- steps and requests
 
     @cached_property
     def tokens(self) -> pl.DataFrame:
-        """One row a token produced, or a prefill step, of a sequence. A step of several gives each of them a row.
+        """One row a token produced, or a prefill step, of a sequence. A step of several gives each
+        of them a row.
 
         ``phase``: ``prefill`` where the sequence's last row in the step is its prompt's.
         """
         record = self.record
-        start, end = np.array(record.step_start_ns, np.int64), np.array(record.step_end_ns, np.int64)
+        start, end = (
+            np.array(record.step_start_ns, np.int64),
+            np.array(record.step_end_ns, np.int64),
+        )
         stall = self._stall_by_step(start, end)
         hits, misses = self._by_step(HITS), self._by_step(MISSES)
         last = self._last_rows()
         at = last["step"].to_numpy()
         return last.select(
-            "step", "sequence", "position",
-            pl.when(pl.col("phase") == DECODE).then(pl.lit("decode")).otherwise(pl.lit("prefill")).alias("phase"),
+            "step",
+            "sequence",
+            "position",
+            pl.when(pl.col("phase") == DECODE)
+            .then(pl.lit("decode"))
+            .otherwise(pl.lit("prefill"))
+            .alias("phase"),
             pl.Series("start_ns", start[at]),
             pl.Series("end_ns", end[at]),
             pl.Series("compute_ns", (end - start - stall)[at]),
             pl.Series("stall_ns", stall[at]),
             pl.Series("hits", hits[at]),
             pl.Series("misses", misses[at]),
-        )  # fmt: skip
+        )
 
     def _last_rows(self) -> pl.DataFrame:
-        """Step, sequence, position and phase of the last row that each sequence has in each step, in order."""
+        """Step, sequence, position and phase of the last row that each sequence has in each
+        step, in order.
+        """
         steps, trace, row = self.workload.steps, self.workload.trace, self.workload.row
-        rows = pl.DataFrame({
-            "step": np.repeat(np.arange(len(steps)), [step.rows for step in steps]),
-            "sequence": trace.sequence[row].astype(np.int64),
-            "position": trace.position[row].astype(np.int64),
-            "phase": self.workload.phase[row].astype(np.int64),
-        })  # fmt: skip
+        rows = pl.DataFrame(
+            {
+                "step": np.repeat(np.arange(len(steps)), [step.rows for step in steps]),
+                "sequence": trace.sequence[row].astype(np.int64),
+                "position": trace.position[row].astype(np.int64),
+                "phase": self.workload.phase[row].astype(np.int64),
+            }
+        )
         return rows.group_by("step", "sequence", maintain_order=True).last()
 
     def _stall_by_step(self, start: Ints, end: Ints) -> Ints:
         """Idle time inside each step: what lies between steps is no step's."""
-        idle_from, idle_to = np.array(self.record.idle_start_ns, np.int64), np.array(self.record.idle_end_ns, np.int64)
+        idle_from, idle_to = (
+            np.array(self.record.idle_start_ns, np.int64),
+            np.array(self.record.idle_end_ns, np.int64),
+        )
         at = np.searchsorted(start, idle_from, side="right") - 1
         inside = (at >= 0) & (idle_to <= end[at])
         stall = np.zeros(len(start), np.int64)
@@ -202,7 +233,9 @@ class Frames:
 
     @cached_property
     def decisions(self) -> pl.DataFrame:
-        """One row an answer, by call: lookups, prefetches queued, cancelled or dropped, issues with their victim."""
+        """One row an answer, by call: lookups, prefetches queued, cancelled or dropped, issues
+        with their victim.
+        """
         c = self.controller
         tick, calls = self.workload.needs.tick, np.array(c.gate_calls, np.int64)
         looked_up = self._lookup_calls(tick, calls)
@@ -216,14 +249,16 @@ class Frames:
         is_issue = kind[order] == Event.ISSUE
         victim = pl.Series(np.where(is_issue, value[order], -1), dtype=pl.Int64)
         names = ["lookup", *(event.name.lower() for event in Event)]
-        return pl.DataFrame({
-            "call": call[order],
-            "kind": labels(kind[order] + 1, names),
-            "tick": np.searchsorted(calls, call[order], side="right") - 1,
-            "key": key[order],
-            "victim": victim.replace(-1, None),
-            "outcome": labels(outcome[order], [*LOOKUP_OUTCOMES, None]),
-        })  # fmt: skip
+        return pl.DataFrame(
+            {
+                "call": call[order],
+                "kind": labels(kind[order] + 1, names),
+                "tick": np.searchsorted(calls, call[order], side="right") - 1,
+                "key": key[order],
+                "victim": victim.replace(-1, None),
+                "outcome": labels(outcome[order], [*LOOKUP_OUTCOMES, None]),
+            }
+        )
 
     def _lookup_calls(self, tick: IntArray, gate_calls: Ints) -> Ints:
         """The call that looked each need up: its gate's, or the ``need_done`` that admitted it."""
@@ -239,7 +274,10 @@ class Frames:
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """The parquet files of a run, by name."""
-        return {name: getattr(self, name) for name in ("sequences", "tokens", "lookups", "transfers", "decisions")}
+        return {
+            name: getattr(self, name)
+            for name in ("sequences", "tokens", "lookups", "transfers", "decisions")
+        }
 
 
 def idle_ns(frames: Frames) -> dict[str, int]:
@@ -248,7 +286,9 @@ def idle_ns(frames: Frames) -> dict[str, int]:
 
 
 def compute_busy_ns(frames: Frames) -> int:
-    """What the compute stream had to do, summed operation by operation, in ns; measured: when it was not idle."""
+    """What the compute stream had to do, summed operation by operation, in ns; measured: when it
+    was not idle.
+    """
     if frames.computed is not None:
         return frames.makespan_ns - sum(idle_ns(frames).values())
     workload, durations = frames.workload, frames.durations
@@ -257,8 +297,12 @@ def compute_busy_ns(frames: Frames) -> int:
         dense = durations.dense_ns(step)
         total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)
     kept = ~np.isin(frames.outcomes, NOT_ON_DEVICE) & (frames.computed_tokens > 0)
-    key = np.array(frames.controller.lookup_keys, np.int64)[kept] // frames.controller.geometry.units
-    kinds, count = np.unique(np.stack([key, frames.computed_tokens[kept]]), axis=1, return_counts=True)
+    key = (
+        np.array(frames.controller.lookup_keys, np.int64)[kept] // frames.controller.geometry.units
+    )
+    kinds, count = np.unique(
+        np.stack([key, frames.computed_tokens[kept]]), axis=1, return_counts=True
+    )
     sites = frames.controller.geometry.sites
     for (variant, tokens), times in zip(kinds.T.tolist(), count.tolist(), strict=True):
         total += durations.expert_ns(variant // sites, variant % sites, tokens) * times

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 
 def front(speed: NDArray[np.float64], loss: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which points no other point beats: none has as much speed and as little loss, and more of either.
+    """Which points no other point beats: none has as much speed and as little loss, and more of
+    either.
 
     NaN losses are on no front and beat nobody.
     """

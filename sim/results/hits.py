@@ -1,8 +1,10 @@
-"""Which lookups count in a hit ratio, and which of them are hits: the one owner of both rules (docs/design.md, 10).
+"""Which lookups count in a hit ratio, and which of them are hits: the one owner of both rules
+(docs/design.md, 10).
 
-A need is *asked for* unless its selector leaves it out whatever the device holds. So whether a need counts depends on
-its score alone. A need that a selector or a placement leaves out because its expert is absent was looked for and not
-found, as one is that the CPU computes or another expert serves.
+A need is *asked for* unless its selector leaves it out whatever the device holds. So whether a need
+counts depends on its score alone. A need that a selector or a placement leaves out because its
+expert is absent was looked for and not found, as one is that the CPU computes or another expert
+serves.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def skip_codes(selector: PrecisionSelector, scores: NDArray[np.floating]) -> NDA
     if selector.constant is not None:
         return np.zeros(len(scores), np.int64)
     known, back = np.unique(scores, return_inverse=True)
-    return np.array([_skip_code(selector.permitted(score)) for score in known.tolist()], np.int64)[back]
+    return np.array([_skip_code(selector.permitted(score)) for score in known.tolist()], np.int64)[
+        back
+    ]
 
 
 def _skip_code(answers: tuple[int, ...]) -> int:
@@ -57,22 +61,33 @@ def hit_ratio(lookups: pl.DataFrame) -> float | None:
     return float(counted.select(is_found().sum()).item()) / len(counted) if len(counted) else None
 
 
-def hit_ratio_by_precision(lookups: pl.DataFrame, precisions: Sequence[str]) -> dict[str, float | None]:
+def hit_ratio_by_precision(
+    lookups: pl.DataFrame, precisions: Sequence[str]
+) -> dict[str, float | None]:
     """The same of the needs that are wanted at each precision.
 
-    A need that is left out where its expert is absent is wanted at whatever precision is there. So it counts at none,
-    unless there is only one.
+    A need that is left out where its expert is absent is wanted at whatever precision is there. So
+    it counts at none, unless there is only one.
     """
     if len(precisions) == 1:
         return {precisions[0]: hit_ratio(lookups)}
     fixed = lookups.filter(pl.col("skips") == NEVER)
-    return {precision: hit_ratio(fixed.filter(pl.col("wanted") == precision)) for precision in precisions}
+    return {
+        precision: hit_ratio(fixed.filter(pl.col("wanted") == precision))
+        for precision in precisions
+    }
 
 
-def miss_penalty(lookups: pl.DataFrame, precisions: Sequence[str], bits: Sequence[float]) -> float | None:
-    """HOBBIT section 3.4: a miss costs its bits over the highest precision's, per lookup asked for."""
+def miss_penalty(
+    lookups: pl.DataFrame, precisions: Sequence[str], bits: Sequence[float]
+) -> float | None:
+    """HOBBIT section 3.4: a miss costs its bits over the highest precision's, per lookup asked
+    for.
+    """
     counted = asked(lookups)
     if not len(counted):
         return None
-    cost = pl.col("wanted").replace_strict({p: b / bits[0] for p, b in zip(precisions, bits, strict=True)})
+    cost = pl.col("wanted").replace_strict(
+        {p: b / bits[0] for p, b in zip(precisions, bits, strict=True)}
+    )
     return float(counted.filter(is_missed()).select(cost.sum()).item()) / len(counted)

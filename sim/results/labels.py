@@ -1,7 +1,9 @@
-"""What a reader must know of a run's numbers before believing them, computed once and carried by what has the numbers.
+"""What a reader must know of a run's numbers before believing them, computed once and carried by
+what has the numbers.
 
-A summary holds it under ``labels``; trials, points, rows of studies and comparisons keep it. Whoever prints or draws
-numbers of runs says ``told`` of them, or puts it on the figure by ``write_on``.
+A summary holds it under ``labels``; trials, points, rows of studies and comparisons keep it.
+Whoever prints or draws numbers of runs says ``told`` of them, or puts it on the figure by
+``write_on``.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ POINTS_A_LETTER = 0.5
 class Labels:
     """Each is a text that can stand alone, or None where there is nothing to say.
 
-    ``transplanted``: the gates are of one model, the sizes of another, and which part of that. ``part``: fewer or other
-    layers or experts than the model of that name. ``synthetic``: nobody recorded these gates. ``machine``: no time of
-    it was ever compared with a real machine's. ``lossy``: what was served is not the model as it is stored.
-    ``knows_future``: decided on what no system can know. ``reference``: does what no machine can.
+    ``transplanted``: the gates are of one model, the sizes of another, and which part of that.
+    ``part``: fewer or other layers or experts than the model of that name. ``synthetic``: nobody
+    recorded these gates. ``machine``: no time of it was ever compared with a real machine's.
+    ``lossy``: what was served is not the model as it is stored. ``knows_future``: decided on what
+    no system can know. ``reference``: does what no machine can.
 
     ``changed``: overrides of machine, model, trace and workload.
     """
@@ -45,7 +48,9 @@ class Labels:
 
     @property
     def is_system(self) -> bool:
-        """Whether something real could have decided and done this: else it is a bound, and on no front."""
+        """Whether something real could have decided and done this: else it is a bound, and on no
+        front.
+        """
         return self.knows_future is None and self.reference is None
 
     def kinds(self) -> dict[str, str | None]:
@@ -61,19 +66,27 @@ TEXTS = tuple(field.name for field in fields(Labels) if field.name != "changed")
 
 
 def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
-    """The labels of a run that has ended with these ``lookups`` (docs/design.md section 10); of one that has none yet
-    (None) those that are certain beforehand.
+    """The labels of a run that has ended with these ``lookups`` (docs/design.md section 10); of one
+    that has none yet (None) those that are certain beforehand.
     """
     header, hardware = run.trace.header, run.hardware
     unseen = hardware.validated == "none"
     return Labels(
-        transplanted=run.model.transplant, part=run.model.part,
+        transplanted=run.model.transplant,
+        part=run.model.part,
         synthetic=synthetic_label(header),
-        machine=f"no time of {hardware.name} was ever compared with a real machine's" if unseen else None,
-        lossy=_lossy(run, lookups), knows_future=_knowledge(run),
-        reference="a reference: copies take no time" if run.controller.loader.copies == "free" else None,
+        machine=(
+            f"no time of {hardware.name} was ever compared with a real machine's"
+            if unseen
+            else None
+        ),
+        lossy=_lossy(run, lookups),
+        knows_future=_knowledge(run),
+        reference=(
+            "a reference: copies take no time" if run.controller.loader.copies == "free" else None
+        ),
         changed=run.changed,
-    )  # fmt: skip
+    )
 
 
 def synthetic_label(header: Header) -> str | None:
@@ -114,20 +127,25 @@ def labels_in(summary: Mapping[str, Any]) -> Labels:
     """The labels that a run's summary carries. Raise ValueError for a summary without any."""
     if "labels" not in summary:
         raise ValueError(
-            f"the summary of {summary.get('system', 'this run')} has no labels: an older version wrote it; run it again"
+            f"the summary of {summary.get('system', 'this run')} has no labels: an older version"
+            " wrote it; run it again"
         )
     return from_row({**summary["labels"], "changed": summary["overrides"]})
 
 
 def from_row(row: Mapping[str, Any]) -> Labels:
     """The labels that ``Labels.row`` told of."""
-    return Labels(**{name: row.get(name) for name in TEXTS}, changed=tuple(row.get("changed") or ()))
+    return Labels(
+        **{name: row.get(name) for name in TEXTS}, changed=tuple(row.get("changed") or ())
+    )
 
 
 def told(named: Named) -> list[str]:
-    """All that is to be said of these, each once: what holds of all of them, then what only some have, by their names.
+    """All that is to be said of these, each once: what holds of all of them, then what only some
+    have, by their names.
 
-    Of a name that comes several times, with values that the reader sees, what was changed in all of them is said.
+    Of a name that comes several times, with values that the reader sees, what was changed in all of
+    them is said.
     """
     kept = list(named)
     names = list(dict.fromkeys(name for name, _ in kept))
@@ -137,12 +155,20 @@ def told(named: Named) -> list[str]:
             text = getattr(labels, kind)
             if text is not None and name not in having.setdefault(text, []):
                 having[text].append(name)
-    common = [word for word in kept[0][1].changed if all(word in labels.changed for _, labels in kept)] if kept else []
+    common = (
+        [word for word in kept[0][1].changed if all(word in labels.changed for _, labels in kept)]
+        if kept
+        else []
+    )
     own: dict[str, list[str]] = {}
     for name in names:
         changed = [set(labels.changed) for of, labels in kept if of == name]
         words = [word for of, labels in kept if of == name for word in labels.changed]
-        if left := [word for word in dict.fromkeys(words) if word not in common and all(word in c for c in changed)]:
+        if left := [
+            word
+            for word in dict.fromkeys(words)
+            if word not in common and all(word in c for c in changed)
+        ]:
             own.setdefault(f"with {' '.join(left)}", []).append(name)
     of_all = [text for text, of in having.items() if len(of) == len(names)]
     of_some = [(text, of) for text, of in (having | own).items() if text not in of_all]
@@ -156,12 +182,17 @@ def caption(named: Named) -> str:
 
 
 def write_on(figure: Any, named: Named, size: float = 7.0) -> None:
-    """Put ``told`` above a matplotlib figure, below the title that it has, in lines that fit its width.
+    """Put ``told`` above a matplotlib figure, below the title that it has, in lines that fit its
+    width.
 
     ``figure`` has a layout that makes room (``constrained``), and its title already.
     """
     letters = int(figure.get_figwidth() * 72 / (size * POINTS_A_LETTER))
-    lines = [line for text in told(named) for line in textwrap.wrap(text, letters, subsequent_indent="  ")]
+    lines = [
+        line
+        for text in told(named)
+        for line in textwrap.wrap(text, letters, subsequent_indent="  ")
+    ]
     title = figure.get_suptitle()
     if lines:
         figure.suptitle("\n".join([*([title] if title else []), *lines]), fontsize=size)

@@ -1,4 +1,6 @@
-"""Times and rates of a run's requests and tokens, and whose time each step was (docs/design.md section 10)."""
+"""Times and rates of a run's requests and tokens, and whose time each step was (docs/design.md
+section 10).
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,17 @@ class Tables(Protocol):
 
 
 def request_times(frames: Frames) -> dict[str, Any]:
-    """Makespan, times to first and per output token, latencies, and rates of prompt and output tokens, in seconds.
+    """Makespan, times to first and per output token, latencies, and rates of prompt and output
+    tokens, in seconds.
 
-    A rate is over the time of the steps that have such tokens: a step of several sequences gives one to each.
+    A rate is over the time of the steps that have such tokens: a step of several sequences gives
+    one to each.
     """
     sequences = frames.sequences
-    after, prompts = tokens_after_the_first(frames), frames.tokens.filter(pl.col("phase") == "prefill")
+    after, prompts = (
+        tokens_after_the_first(frames),
+        frames.tokens.filter(pl.col("phase") == "prefill"),
+    )
     count = _count_by_sequence(frames, after)
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy()
     per_token = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
@@ -43,7 +50,9 @@ def request_times(frames: Frames) -> dict[str, Any]:
         "tpot_s": _spread(per_token[count > 0] / count[count > 0], (50, 95, 99)),
         "itl_s": _spread(after["since_last_ns"].to_numpy(), (50, 95, 99)),
         "latency_s": _spread((sequences["end_ns"] - sequences["arrival_ns"]).to_numpy(), (50, 95)),
-        "prefill_tokens_per_s": _rate(int(sequences["prompt_tokens"].sum()), _time_of_steps(prompts)),
+        "prefill_tokens_per_s": _rate(
+            int(sequences["prompt_tokens"].sum()), _time_of_steps(prompts)
+        ),
         "decode_tokens_per_s": _rate(len(after), _time_of_steps(after)),
     }
 
@@ -62,7 +71,8 @@ def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
 
 
 def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
-    """By sequence: its share of the time of the steps that gave it a token after its first, in ns, and those tokens.
+    """By sequence: its share of the time of the steps that gave it a token after its first, in ns,
+    and those tokens.
 
     A step's time is shared equally among the sequences that it gave such a token.
     """
@@ -87,7 +97,11 @@ def whole_time(frames: Tables) -> Floats:
 
 def _shared_time(frames: Tables, rows: pl.DataFrame) -> Floats:
     share = rows.select("sequence", (pl.col("end_ns") - pl.col("start_ns")) / pl.len().over("step"))
-    return _by_sequence(frames, share.group_by("sequence", maintain_order=True).agg(pl.col("end_ns").sum()), "end_ns")
+    return _by_sequence(
+        frames,
+        share.group_by("sequence", maintain_order=True).agg(pl.col("end_ns").sum()),
+        "end_ns",
+    )
 
 
 def _count_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
@@ -96,7 +110,9 @@ def _count_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
 
 def _by_sequence(frames: Tables, found: pl.DataFrame, column: str) -> Floats:
     """A column in the order of ``frames.sequences``, 0 where a sequence has no row."""
-    joined = frames.sequences.select("sequence").join(found, on="sequence", how="left", maintain_order="left")
+    joined = frames.sequences.select("sequence").join(
+        found, on="sequence", how="left", maintain_order="left"
+    )
     return joined[column].fill_null(0).to_numpy().astype(np.float64)
 
 
@@ -108,8 +124,10 @@ def _time_of_steps(rows: pl.DataFrame) -> int:
 def _spread(values_ns: NDArray[Any], percentiles: Sequence[int]) -> dict[str, float | None]:
     if not len(values_ns):
         return {"mean": None, **{f"p{p}": None for p in percentiles}}
-    return {"mean": float(values_ns.mean()) / 1e9,
-            **{f"p{p}": float(np.percentile(values_ns, p)) / 1e9 for p in percentiles}}  # fmt: skip
+    return {
+        "mean": float(values_ns.mean()) / 1e9,
+        **{f"p{p}": float(np.percentile(values_ns, p)) / 1e9 for p in percentiles},
+    }
 
 
 def _rate(count: int, time_ns: int) -> float | None:

@@ -1,4 +1,6 @@
-"""Every number of a summary, defined once. Both drivers' runs are measured here (docs/design.md section 10)."""
+"""Every number of a summary, defined once. Both drivers' runs are measured here (docs/design.md
+section 10).
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,16 @@ SCHEMA = 1
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
-    """The run as one JSON-ready dictionary, without ``wall_s``. Seconds are whole ns / 1e9; GB and GiB appear nowhere.
+    """The run as one JSON-ready dictionary, without ``wall_s``. Seconds are whole ns / 1e9; GB and
+    GiB appear nowhere.
 
     Raise RuntimeError if busy and idle time do not add up to the makespan.
     """
     makespan, stalls, busy = frames.makespan_ns, idle_ns(frames), compute_busy_ns(frames)
     if busy + sum(stalls.values()) != makespan:
-        raise RuntimeError(f"busy {busy} ns + idle {sum(stalls.values())} ns != makespan {makespan} ns")
+        raise RuntimeError(
+            f"busy {busy} ns + idle {sum(stalls.values())} ns != makespan {makespan} ns"
+        )
     decode = frames.lookups.filter(pl.col("phase") == "decode")
     prefill = frames.lookups.filter(pl.col("phase") == "prefill")
     geometry, prefetch = run.controller.geometry, _prefetch(frames)
@@ -67,10 +72,15 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "miss_penalty": miss_penalty(decode, geometry.precisions, geometry.bits),
         "union_over_capacity": _union_over_capacity(run),
         "prefetch": prefetch,
-        "prediction": prediction(run.workload, run.controller.predictor, lookups, prefetch["used"], run.fitted_on),
+        "prediction": prediction(
+            run.workload, run.controller.predictor, lookups, prefetch["used"], run.fitted_on
+        ),
         "ram": _ram(run),
         "bytes": frames.traffic.bytes_by_link(),
-        "link_utilisation": {link: ns / makespan if makespan else 0.0 for link, ns in frames.traffic.busy_ns().items()},
+        "link_utilisation": {
+            link: ns / makespan if makespan else 0.0
+            for link, ns in frames.traffic.busy_ns().items()
+        },
         "peak_bytes": _peak_bytes(run),
         "quality_proxy": _quality(decode, geometry),
         "bounds": {
@@ -85,18 +95,25 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
             "oracle_s": None,
         },
         "gap": makespan / bounds.lower_ns - 1 if bounds.lower_ns else None,
-        "calibration": {"id": f"{run.hardware.name}/{run.hardware.preset}", "validated": run.hardware.validated,
-                        "error": None},
+        "calibration": {
+            "id": f"{run.hardware.name}/{run.hardware.preset}",
+            "validated": run.hardware.validated,
+            "error": None,
+        },
         "contracts": _contracts(run),
         "ci95": _intervals(run, frames),
-    }  # fmt: skip
+    }
 
 
 def _slowed(run: Run, frames: Frames) -> dict[str, float] | None:
-    """By party, how much longer its work took than alone; None on a machine where nobody holds up anybody."""
+    """By party, how much longer its work took than alone; None on a machine where nobody holds
+    up anybody.
+    """
     parties = ("compute", "cpu", *run.hardware.link_names)
     slowed = frames.record.slowed_ns
-    return {party: seconds(ns) for party, ns in zip(parties, slowed, strict=True)} if slowed else None
+    return (
+        {party: seconds(ns) for party, ns in zip(parties, slowed, strict=True)} if slowed else None
+    )
 
 
 def _trace(run: Run) -> dict[str, Any]:
@@ -117,17 +134,26 @@ def _trace(run: Run) -> dict[str, Any]:
 
 
 def _expert_bytes(run: Run) -> dict[str, Any] | None:
-    """What the trace tells of its experts' bytes, and whether the run takes these; None where it tells nothing."""
+    """What the trace tells of its experts' bytes, and whether the run takes these; None where it
+    tells nothing.
+    """
     found = run.recorded_bytes
     if found is None:
         return None
     note = found.told(run.controller.geometry.precisions)
-    return {"stored_as": found.stored_as, "least": min(found.by_site), "most": max(found.by_site),
-            "taken": note is None, "note": note}  # fmt: skip
+    return {
+        "stored_as": found.stored_as,
+        "least": min(found.by_site),
+        "most": max(found.by_site),
+        "taken": note is None,
+        "note": note,
+    }
 
 
 def _findings(header: Header, sequences: set[int]) -> list[str] | None:
-    """The serious findings that concern one of these sequences, or the whole trace; None where nobody looked."""
+    """The serious findings that concern one of these sequences, or the whole trace; None where
+    nobody looked.
+    """
     if header.findings is None:
         return None
     texts = []
@@ -148,30 +174,45 @@ def _budget(run: Run) -> dict[str, Any]:
     per_precision = dict.fromkeys(geometry.precisions, 0)
     for pool, precisions in pools.items():
         best = min(precisions)
-        per_precision[geometry.precisions[best]] += slots.capacity_bytes[pool] // geometry.slot_sizes[best]
-    return {"device_bytes": device_bytes, "allowed_bytes": geometry.capacity_bytes, "slots": per_precision,
-            "slot_bytes": dict(zip(geometry.precisions, geometry.slot_sizes, strict=True)),
-            "initial_bytes": sum(slots.slot_bytes[key] for key in slots.initial),
-            "resident_share": run.resident_share}  # fmt: skip
+        per_precision[geometry.precisions[best]] += (
+            slots.capacity_bytes[pool] // geometry.slot_sizes[best]
+        )
+    return {
+        "device_bytes": device_bytes,
+        "allowed_bytes": geometry.capacity_bytes,
+        "slots": per_precision,
+        "slot_bytes": dict(zip(geometry.precisions, geometry.slot_sizes, strict=True)),
+        "initial_bytes": sum(slots.slot_bytes[key] for key in slots.initial),
+        "resident_share": run.resident_share,
+    }
 
 
 def _all_bytes(geometry: Geometry) -> int:
     """Every expert at every precision in play."""
     stored = geometry.experts - geometry.null_experts
-    keys = (geometry.key(p, site, expert) for p in range(len(geometry.precisions))
-            for site in range(geometry.sites) for expert in range(stored))  # fmt: skip
+    keys = (
+        geometry.key(p, site, expert)
+        for p in range(len(geometry.precisions))
+        for site in range(geometry.sites)
+        for expert in range(stored)
+    )
     return sum(map(geometry.bytes_of, keys))
 
 
 def _load_ns(run: Run) -> int:
-    """Cold start, one transfer after another, each over one link after another: the dense weights, then the RAM tier's
-    initial contents, then the device's (from RAM, where that holds them).
+    """Cold start, one transfer after another, each over one link after another: the dense weights,
+    then the RAM tier's initial contents, then the device's (from RAM, where that holds them).
     """
     slots, ram, hop_ns = run.controller.slots, run.controller.ram, run.durations.hop_ns
     links = range(run.controller.route.links)
     total = sum(hop_ns(link, run.ledger.dense_bytes) for link in links)
     if ram is not None:
-        total += sum(hop_ns(link, ram.key_bytes[key]) for key in ram.initial for link in links if link >= ram.link)
+        total += sum(
+            hop_ns(link, ram.key_bytes[key])
+            for key in ram.initial
+            for link in links
+            if link >= ram.link
+        )
     in_ram = set(ram.initial) if ram is not None else set()
     for key in slots.initial:
         last = ram.link if ram is not None and key in in_ram else len(links)
@@ -184,12 +225,18 @@ def _ram(run: Run) -> dict[str, Any] | None:
     ram = run.controller.ram
     if ram is None:
         return None
-    return {"capacity_bytes": sum(ram.capacity_bytes), "lookups": ram.lookups, "hits": ram.hits,
-            "hit_ratio": ram.hits / ram.lookups if ram.lookups else None}  # fmt: skip
+    return {
+        "capacity_bytes": sum(ram.capacity_bytes),
+        "lookups": ram.lookups,
+        "hits": ram.hits,
+        "hit_ratio": ram.hits / ram.lookups if ram.lookups else None,
+    }
 
 
 def _peak_bytes(run: Run) -> dict[str, int]:
-    """The most that each tier held. The device: what is set aside there, its staging slots included."""
+    """The most that each tier held. The device: what is set aside there, its staging slots
+    included.
+    """
     controller, ledger = run.controller, run.ledger
     # Pools are not at their fullest at the same time; the ledger knows how far they can be.
     over = max(0, controller.slots.peak_bytes - sum(controller.slots.capacity_bytes))
@@ -209,34 +256,52 @@ def _union_over_capacity(run: Run) -> dict[str, float]:
     """Bytes of each gate's union, at the highest precision, over the bytes of all expert slots."""
     geometry, workload = run.controller.geometry, run.workload
     count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
-    of_site = np.array([geometry.slot_bytes[geometry.key(0, site, 0)] for site in range(geometry.sites)])
+    of_site = np.array(
+        [geometry.slot_bytes[geometry.key(0, site, 0)] for site in range(geometry.sites)]
+    )
     ratio = count * of_site[workload.gate_site] / sum(run.controller.slots.capacity_bytes)
     return {"mean": float(ratio.mean()), "p95": float(np.percentile(ratio, 95))}
 
 
 def _prefetch(frames: Frames) -> dict[str, int]:
-    """Prefetches by outcome. ``wasted_bytes``: what those that no lookup found moved over the link to the device."""
+    """Prefetches by outcome. ``wasted_bytes``: what those that no lookup found moved over the
+    link to the device.
+    """
     c = frames.controller
     counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
     to_device = frames.transfers.filter(pl.col("link") == frames.link_names[0])
-    wasted = to_device.filter(pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"]))
-    return {"queued": c.num_prefetches_queued, "started": sum(t.prefetch for t in c.issued), **counts,
-            "wasted_bytes": int(wasted["moved_bytes"].sum())}  # fmt: skip
+    wasted = to_device.filter(
+        pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"])
+    )
+    return {
+        "queued": c.num_prefetches_queued,
+        "started": sum(t.prefetch for t in c.issued),
+        **counts,
+        "wasted_bytes": int(wasted["moved_bytes"].sum()),
+    }
 
 
 def _quality(lookups: pl.DataFrame, geometry: Geometry) -> dict[str, float | None]:
-    """Share of needs, and of gate weight, served below the highest precision, not at all, or by another expert."""
+    """Share of needs, and of gate weight, served below the highest precision, not at all, or by
+    another expert.
+    """
     total, mass = len(lookups), float(lookups["weight"].sum())
     is_skipped = pl.col("outcome") == "skip"
     kinds = {
         "low": lookups.filter(pl.col("served").is_in(geometry.precisions[1:])),
         "skip": lookups.filter(is_skipped),
-        "reroute": lookups.filter(~is_skipped & (pl.col("key") % geometry.units != pl.col("expert"))),
+        "reroute": lookups.filter(
+            ~is_skipped & (pl.col("key") % geometry.units != pl.col("expert"))
+        ),
     }
     if not total or not mass:
         return {f"{kind}_{what}": None for what in ("share", "mass") for kind in kinds}
-    shares: dict[str, float | None] = {f"{kind}_share": len(rows) / total for kind, rows in kinds.items()}
-    return shares | {f"{kind}_mass": float(rows["weight"].sum()) / mass for kind, rows in kinds.items()}
+    shares: dict[str, float | None] = {
+        f"{kind}_share": len(rows) / total for kind, rows in kinds.items()
+    }
+    return shares | {
+        f"{kind}_mass": float(rows["weight"].sum()) / mass for kind, rows in kinds.items()
+    }
 
 
 def _contracts(run: Run) -> dict[str, Any]:
@@ -258,8 +323,11 @@ def _contracts(run: Run) -> dict[str, Any]:
     if isinstance(controller.payload, ReusedChannels):
         contracts["channels"] = _channels(controller.payload, workload)
     if isinstance(selector, ScoreThreshold):
-        contracts["score_thresholds"] = {"low_above": selector.low_above, "skip_above": selector.skip_above,
-                                         "from": "fit split" if selector.quantiles else "given"}  # fmt: skip
+        contracts["score_thresholds"] = {
+            "low_above": selector.low_above,
+            "skip_above": selector.skip_above,
+            "from": "fit split" if selector.quantiles else "given",
+        }
     return contracts
 
 
@@ -271,12 +339,19 @@ def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _channels(payload: ReusedChannels, workload: Workload) -> dict[str, float | str | None]:
-    """How good the forecasts of channels were, whether or not anything was moved for them: of those that rows made
-    active after the first site the share that was named (recall), and the other way round; in so many rows.
+    """How good the forecasts of channels were, whether or not anything was moved for them: of those
+    that rows made active after the first site the share that was named (recall), and the other way
+    round; in so many rows.
     """
-    rows, active, found, named = payload.channel_counts(item.sequence for item in workload.sequences)
-    return {"missed": payload.missed, "rows": rows, "recall": found / active if active else None,
-            "precision": found / named if named else None}  # fmt: skip
+    rows, active, found, named = payload.channel_counts(
+        item.sequence for item in workload.sequences
+    )
+    return {
+        "missed": payload.missed,
+        "rows": rows,
+        "recall": found / active if active else None,
+        "precision": found / named if named else None,
+    }
 
 
 def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None]:
@@ -289,24 +364,35 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
     counted, found = _hits_by_sequence(frames)
     prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
-    return ratio_intervals({
-        "decode_tokens_per_s": (tokens * 1e9, decode_ns),
-        "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
-        "ttft_s": (ttft / 1e9, one),
-        "latency_s": (latency / 1e9, one),
-        "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),
-    }) | {"hit_ratio": share_interval(found, counted)}  # fmt: skip
+    return ratio_intervals(
+        {
+            "decode_tokens_per_s": (tokens * 1e9, decode_ns),
+            "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
+            "ttft_s": (ttft / 1e9, one),
+            "latency_s": (latency / 1e9, one),
+            "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),
+        }
+    ) | {"hit_ratio": share_interval(found, counted)}
 
 
 def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:
-    """Decode lookups asked for, and those of them found resident, by sequence: a step's in equal shares."""
+    """Decode lookups asked for, and those of them found resident, by sequence: a step's in equal
+    shares.
+    """
     counted = asked(frames.lookups.filter(pl.col("phase") == "decode")).group_by("step")
     per_step = counted.agg(asked=pl.len(), found=is_found().sum())
-    shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(per_step, on="step")
+    shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(
+        per_step, on="step"
+    )
     totals = shared.group_by("sequence").agg(
-        asked=(pl.col("asked") * pl.col("share")).sum(), found=(pl.col("found") * pl.col("share")).sum()
+        asked=(pl.col("asked") * pl.col("share")).sum(),
+        found=(pl.col("found") * pl.col("share")).sum(),
     )
     joined = (
-        frames.sequences.select("sequence").join(totals, on="sequence", how="left", maintain_order="left").fill_null(0)
+        frames.sequences.select("sequence")
+        .join(totals, on="sequence", how="left", maintain_order="left")
+        .fill_null(0)
     )
-    return joined["asked"].to_numpy().astype(np.float64), joined["found"].to_numpy().astype(np.float64)
+    return joined["asked"].to_numpy().astype(np.float64), joined["found"].to_numpy().astype(
+        np.float64
+    )

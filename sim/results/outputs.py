@@ -1,4 +1,6 @@
-"""What a run leaves behind: files written together or not at all, a table, and one sentence that answers."""
+"""What a run leaves behind: files written together or not at all, a table, and one sentence that
+answers.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ Summary = Mapping[str, Any]
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep ``directory``, made if it is new, from others that ask for the same, until the block or this process ends.
+    """Keep ``directory``, made if it is new, from others that ask for the same, until the block or
+    this process ends.
 
-    Where the block is ended early, a folder that was made for it is removed if it is empty. Raise OSError if another
-    process has it.
+    Where the block is ended early, a folder that was made for it is removed if it is empty. Raise
+    OSError if another process has it.
     """
     was_there = directory.exists()
     while (handle := _take(directory)) is None:
@@ -50,7 +53,9 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _take(directory: Path) -> int | None:
-    """The open and locked directory; None if another process has just removed it, or put another in its place."""
+    """The open and locked directory; None if another process has just removed it, or put another
+    in its place.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -60,7 +65,9 @@ def _take(directory: Path) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise OSError(f"output_dir={directory} is being written by another process; choose another one") from None
+        raise OSError(
+            f"output_dir={directory} is being written by another process; choose another one"
+        ) from None
     except OSError:
         return handle  # a file system that has no locks
     with suppress(FileNotFoundError):
@@ -72,7 +79,9 @@ def _take(directory: Path) -> int | None:
 
 @contextmanager
 def own_folder(directory: Path) -> Iterator[None]:
-    """``locked``, of a folder that ``check_writable`` allows. Whatever ends the block early leaves nothing in it."""
+    """``locked``, of a folder that ``check_writable`` allows. Whatever ends the block early
+    leaves nothing in it.
+    """
     with locked(directory):
         check_writable(directory)
         try:
@@ -84,7 +93,9 @@ def own_folder(directory: Path) -> Iterator[None]:
 
 
 def forget(folder: Path) -> None:
-    """Remove an empty folder that was made for nothing, and the empty ones around it, up to the working directory."""
+    """Remove an empty folder that was made for nothing, and the empty ones around it, up to the
+    working directory.
+    """
     folder, here = folder.absolute(), Path.cwd()
     with suppress(OSError):  # it is not empty, or somebody else has removed it
         while folder != here and folder.is_dir():
@@ -92,11 +103,18 @@ def forget(folder: Path) -> None:
             folder = folder.parent
 
 
-def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Frames | None, wait: str,
-                  timeline_steps: int | None) -> None:  # fmt: skip
+def write_outputs(
+    directory: Path,
+    summary: Summary,
+    config: Summary,
+    frames: Frames | None,
+    wait: str,
+    timeline_steps: int | None,
+) -> None:
     """Write every file of a run into ``directory``; without ``frames`` only ``summary.json``.
 
-    Files are made beside the directory and moved in when all of them are complete; what is interrupted leaves none.
+    Files are made beside the directory and moved in when all of them are complete; what is
+    interrupted leaves none.
     """
     directory.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=".building.", dir=directory))
@@ -106,9 +124,14 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
         if frames is not None:
             for name, table in frames.tables().items():
                 table.write_parquet(building / f"{name}.parquet", compression="zstd")
-            run = {name: summary[name] for name in ("system", "model", "hardware", "trace", "budget", "labels")}
+            run = {
+                name: summary[name]
+                for name in ("system", "model", "hardware", "trace", "budget", "labels")
+            }
             _write_json(building / "timeline.json", trace_events(frames, wait, timeline_steps, run))
-            (building / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
+            (building / "config.yaml").write_text(
+                OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8"
+            )
         for path in sorted(building.iterdir()):
             moved.append(directory / path.name)
             os.replace(path, moved[-1])
@@ -121,7 +144,9 @@ def write_outputs(directory: Path, summary: Summary, config: Summary, frames: Fr
 
 
 def check_writable(directory: Path) -> None:
-    """Raise OSError, before any work is done, unless ``directory`` (made if it is new) is empty and can be written."""
+    """Raise OSError, before any work is done, unless ``directory`` (made if it is new) is empty
+    and can be written.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
@@ -162,8 +187,15 @@ def print_summary(summary: Summary, console: Console) -> None:
             for part, value in summary["stall_s"].items()
             if value
         ),
-        *((f"slowed: {party}", value, "s", None) for party, value in (summary["slowed_s"] or {}).items() if value),
-        *((f"link {link} busy", 100 * share, "%", None) for link, share in summary["link_utilisation"].items()),
+        *(
+            (f"slowed: {party}", value, "s", None)
+            for party, value in (summary["slowed_s"] or {}).items()
+            if value
+        ),
+        *(
+            (f"link {link} busy", 100 * share, "%", None)
+            for link, share in summary["link_utilisation"].items()
+        ),
         *((("hit ratio (RAM)", summary["ram"]["hit_ratio"], "", None),) if summary["ram"] else ()),
         ("proven lower bound", summary["bounds"]["lower_s"], "s", None),
         ("cold start", summary["load_s"], "s", None),
@@ -201,7 +233,10 @@ def answer(summary: Summary) -> str:
     bound = (
         ""
         if gap is None or summary["bounds"]["method"] not in METHODS
-        else f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
+        else (
+            f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as"
+            " fast"
+        )
     )
     labels, lost = labels_in(summary), _lost(summary)
     lossy = f"; {labels.lossy}{f': {lost}' if lost else ''}" if labels.lossy else ""
@@ -209,8 +244,11 @@ def answer(summary: Summary) -> str:
     at = "" if best in AS_STORED else f" at {best}"
     note = f" [{label}]" if (label := _labels(replace(labels, lossy=None))) else ""
     note += _prompts(summary)
-    return (f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed} "
-            f"on {summary['hardware']}; it waits {waiting:.0%} of the time{because}{bound}{lossy}.{note}")  # fmt: skip
+    return (
+        f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed}"
+        f" on {summary['hardware']}; it waits {waiting:.0%} of the"
+        f" time{because}{bound}{lossy}.{note}"
+    )
 
 
 def _prompts(summary: Summary) -> str:
@@ -230,11 +268,16 @@ def _best_precision(summary: Mapping[str, Any]) -> str:
 
 
 def _lost(summary: Mapping[str, Any]) -> str:
-    """What was served below the highest precision, or not by the chosen expert; nothing of a run that lost nothing."""
+    """What was served below the highest precision, or not by the chosen expert; nothing of a run
+    that lost nothing.
+    """
     quality = summary["quality_proxy"]
     lost = ""
     if quality["low_share"] or quality["skip_share"] or quality["reroute_share"]:
-        lost = f"{quality['low_share']:.0%} of needs at low precision, {quality['skip_share']:.1%} skipped"
+        lost = (
+            f"{quality['low_share']:.0%} of needs at low precision, {quality['skip_share']:.1%}"
+            " skipped"
+        )
     if quality["reroute_share"]:
         lost += f", {quality['reroute_share']:.1%} served by other experts"
     return lost

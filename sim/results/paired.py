@@ -1,4 +1,6 @@
-"""Which of two systems is faster: one paired comparison over sequences, for everything that is printed."""
+"""Which of two systems is faster: one paired comparison over sequences, for everything that is
+printed.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ TOO_FEW = f"cannot tell: fewer than {MIN_SEQUENCES} sequences"
 class Paired:
     """How many times as fast one is as the other on the same sequences.
 
-    ``speedup`` is the other's time over one's own (above 1: faster). ``interval``: its 95 % interval over sequences,
-    None where there are fewer than two. ``p_faster``: how sure it is, 0 to 1, that one is faster; None likewise.
-    ``sequences``: how many took any time.
+    ``speedup`` is the other's time over one's own (above 1: faster). ``interval``: its 95 %
+    interval over sequences, None where there are fewer than two. ``p_faster``: how sure it is, 0 to
+    1, that one is faster; None likewise. ``sequences``: how many took any time.
     """
 
     speedup: float
@@ -41,23 +43,34 @@ class Paired:
 
     def __str__(self) -> str:
         """``1.29x [1.25, 1.33]``."""
-        low_high = "one sequence" if self.interval is None else f"{self.interval[0]:.2f}, {self.interval[1]:.2f}"
+        low_high = (
+            "one sequence"
+            if self.interval is None
+            else f"{self.interval[0]:.2f}, {self.interval[1]:.2f}"
+        )
         return f"{self.speedup:.2f}x [{low_high}]"
 
 
 def paired(ours: Floats, theirs: Floats) -> Paired:
     """Compare the times, by sequence, of two runs of the same sequences in the same order.
 
-    What makes a sequence slow for both does not blur the difference: only the sequence's own difference counts.
-    Raise ValueError where the sequences are not as many, or either took no time.
+    What makes a sequence slow for both does not blur the difference: only the sequence's own
+    difference counts. Raise ValueError where the sequences are not as many, or either took no time.
     """
     if len(ours) != len(theirs):
-        raise ValueError(f"a paired comparison needs the same sequences, got {len(ours)} and {len(theirs)}")
+        raise ValueError(
+            f"a paired comparison needs the same sequences, got {len(ours)} and {len(theirs)}"
+        )
     if not ours.sum() > 0 or not theirs.sum() > 0:
-        raise ValueError(f"a ratio of times needs times above 0, got {ours.sum():g} and {theirs.sum():g} ns in all")
+        raise ValueError(
+            f"a ratio of times needs times above 0, got {ours.sum():g} and {theirs.sum():g} ns"
+            " in all"
+        )
     speedup = float(theirs.sum() / ours.sum())
     found = estimate(theirs, ours)
     if found is None:
         return Paired(speedup, None, None, 1)
     low, high = found.interval()
-    return Paired(speedup, (float(low), float(high)), float(found.confidence_above(1.0)), found.sequences)
+    return Paired(
+        speedup, (float(low), float(high)), float(found.confidence_above(1.0)), found.sequences
+    )

@@ -16,7 +16,9 @@ from sim.workload.steps import Workload
 
 @dataclass(frozen=True)
 class Run:
-    """Everything a driver and the metrics need. Used once: policies are fresh and keep their state."""
+    """Everything a driver and the metrics need. Used once: policies are fresh and keep their
+    state.
+    """
 
     system: str
     model: Model
@@ -32,6 +34,8 @@ class Run:
     fitted_on: int = 0
     """How many of the run's sequences the predictor was fitted on."""
     changed: tuple[str, ...] = ()
-    """Overrides of machine, model, trace and workload that it was asked with (`sim.setup.configure.changes`)."""
+    """Overrides of machine, model, trace and workload that it was asked with
+    (`sim.setup.configure.changes`).
+    """
     recorded_bytes: RecordedBytes | None = None
     """What the trace tells of its experts' bytes, if anything."""

@@ -1,4 +1,6 @@
-"""What a run has written, read back: the history of a key, by gates (ticks) and ns (docs/design.md section 10)."""
+"""What a run has written, read back: the history of a key, by gates (ticks) and ns
+(docs/design.md section 10).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,36 @@ from sim.results.labels import Labels, labels_in
 
 CONFIG_FILE = "config.yaml"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "lookups": ("tick", "step", "phase", "site", "key", "expert", "wanted", "served", "outcome", "tokens", "gate_ns",
-                "ready_ns"),
-    "transfers": ("number", "link", "hop", "key", "class", "moved_bytes", "queued_ns", "start_ns", "end_ns", "victim",
-                  "outcome"),
+    "lookups": (
+        "tick",
+        "step",
+        "phase",
+        "site",
+        "key",
+        "expert",
+        "wanted",
+        "served",
+        "outcome",
+        "tokens",
+        "gate_ns",
+        "ready_ns",
+    ),
+    "transfers": (
+        "number",
+        "link",
+        "hop",
+        "key",
+        "class",
+        "moved_bytes",
+        "queued_ns",
+        "start_ns",
+        "end_ns",
+        "victim",
+        "outcome",
+    ),
     "decisions": ("call", "kind", "tick", "key", "victim", "outcome"),
     "tokens": ("step", "sequence", "position"),
-}  # fmt: skip
+}
 OTHER_HITS = ("high_for_low", "low_for_high")
 LARGEST_CONFIG_BYTES = 1 << 20
 LARGEST_ROWS = 1 << 28
@@ -33,8 +58,9 @@ RUN_AGAIN = "name the output directory of `python -m sim ... outputs=all`"
 
 @dataclass(frozen=True)
 class Move:
-    """A transfer of one key. ``tick``: the last gate when it was first issued; times in ns, ``start_ns`` on its first
-    link, ``end_ns`` on its last; ``queue_tick``: of a prefetch, the gate that queued it."""
+    """A transfer of one key. ``tick``: the last gate when it was first issued; times in ns,
+    ``start_ns`` on its first link, ``end_ns`` on its last; ``queue_tick``: of a prefetch, the gate
+    that queued it."""
 
     number: int
     key: int
@@ -51,7 +77,9 @@ class Move:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a key met: ``kind`` is that of ``decisions`` or ``evicted``; ``other`` the key it happened for."""
+    """Something that a key met: ``kind`` is that of ``decisions`` or ``evicted``; ``other`` the
+    key it happened for.
+    """
 
     kind: str
     call: int
@@ -61,8 +89,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Stay:
-    """A time that a key spent on the device, or on its way there. ``came``: by which transfer (None: there from the
-    start); ``gone``: its eviction (None: it stayed, or left in a way that no row tells, such as from staging)."""
+    """A time that a key spent on the device, or on its way there. ``came``: by which transfer
+    (None: there from the start); ``gone``: its eviction (None: it stayed, or left in a way that no
+    row tells, such as from staging)."""
 
     came: Move | None
     gone: Event | None
@@ -72,20 +101,33 @@ class RunLog:
     """The tables and the configuration of one run."""
 
     def __init__(self, directory: str | Path) -> None:
-        """Raise ValueError, naming file, finding and way out, unless ``directory`` holds a run with all its files."""
+        """Raise ValueError, naming file, finding and way out, unless ``directory`` holds a run
+        with all its files.
+        """
         self.root = Path(directory)
         self.config = self._read_config()
         model = self.config.get("model")
-        sizes = [model.get(name) for name in ("sites", "experts")] if isinstance(model, dict) else [None, None]
+        sizes = (
+            [model.get(name) for name in ("sites", "experts")]
+            if isinstance(model, dict)
+            else [None, None]
+        )
         if not all(type(size) is int and 1 <= size <= 1 << 16 for size in sizes):
-            raise ValueError(f"{self.root / CONFIG_FILE}: model.sites and model.experts are {sizes}, must be whole "
-                             f"numbers; {RUN_AGAIN}")  # fmt: skip
+            raise ValueError(
+                f"{self.root / CONFIG_FILE}: model.sites and model.experts are {sizes}, must be"
+                f" whole numbers; {RUN_AGAIN}"
+            )
         self.sites, self.experts = (int(size) for size in sizes)  # type: ignore[arg-type]
         self.units = self.experts + 1
         self.plane = self.sites * self.units
-        self.lookups, self.transfers, self.decisions, self.tokens = (self._read(name) for name in COLUMNS)
+        self.lookups, self.transfers, self.decisions, self.tokens = (
+            self._read(name) for name in COLUMNS
+        )
         if not len(self.decisions):
-            raise ValueError(f"{self.root / 'decisions.parquet'} has no rows, but every lookup is one; {RUN_AGAIN}")
+            raise ValueError(
+                f"{self.root / 'decisions.parquet'} has no rows, but every lookup is one;"
+                f" {RUN_AGAIN}"
+            )
 
     def _read_config(self) -> dict[str, Any]:
         place = self.root / CONFIG_FILE
@@ -93,7 +135,9 @@ class RunLog:
             if not place.is_file():
                 raise ValueError(f"{self.root} is no run: it has no {CONFIG_FILE}; {RUN_AGAIN}")
             if (size := place.stat().st_size) > LARGEST_CONFIG_BYTES:
-                raise ValueError(f"{place} has {size} B, must have at most {LARGEST_CONFIG_BYTES}; {RUN_AGAIN}")
+                raise ValueError(
+                    f"{place} has {size} B, must have at most {LARGEST_CONFIG_BYTES}; {RUN_AGAIN}"
+                )
             found = OmegaConf.to_container(OmegaConf.load(place))
         except (OSError, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
             raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
@@ -119,7 +163,9 @@ class RunLog:
             if missing := [column for column in COLUMNS[name] if column not in has]:
                 raise ValueError(f"{place} lacks the columns {', '.join(missing)}; {RUN_AGAIN}")
             if (rows := pl.scan_parquet(place).select(pl.len()).collect().item()) > LARGEST_ROWS:
-                raise ValueError(f"{place} has {rows} rows, must have at most {LARGEST_ROWS}; {RUN_AGAIN}")
+                raise ValueError(
+                    f"{place} has {rows} rows, must have at most {LARGEST_ROWS}; {RUN_AGAIN}"
+                )
             return pl.read_parquet(place, columns=list(COLUMNS[name]))
         except pl.exceptions.PolarsError as error:
             raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
@@ -136,7 +182,11 @@ class RunLog:
     @cached_property
     def precision_names(self) -> dict[int, str]:
         """By plane of keys, as far as something was served at it."""
-        served = self.lookups.filter(pl.col("key") >= 0).select(pl.col("key") // self.plane, "served").unique()
+        served = (
+            self.lookups.filter(pl.col("key") >= 0)
+            .select(pl.col("key") // self.plane, "served")
+            .unique()
+        )
         return {plane: name for plane, name in served.iter_rows() if name is not None}
 
     # ---- gates
@@ -144,7 +194,9 @@ class RunLog:
     @cached_property
     def _gates(self) -> dict[int, tuple[int, int, int]]:
         """Step, site and time (ns) of each gate that asked for something."""
-        gates = self.lookups.group_by("tick").agg(pl.col("step", "site").first(), pl.col("gate_ns").min())
+        gates = self.lookups.group_by("tick").agg(
+            pl.col("step", "site").first(), pl.col("gate_ns").min()
+        )
         return {tick: (step, site, at) for tick, step, site, at in gates.iter_rows()}
 
     def gate(self, tick: int) -> tuple[int, int, int]:
@@ -153,12 +205,16 @@ class RunLog:
 
     def ticks_of_step(self, step: int) -> list[int]:
         """The gates of a step that asked for something, in order."""
-        ticks: list[int] = self.lookups.filter(pl.col("step") == step)["tick"].unique().sort().to_list()
+        ticks: list[int] = (
+            self.lookups.filter(pl.col("step") == step)["tick"].unique().sort().to_list()
+        )
         return ticks
 
     def last_gate(self, site: int, tick: int) -> int:
         """The last gate of a site before another; -1 if there is none."""
-        ticks = self.lookups.filter((pl.col("site") == site) & (pl.col("tick") < tick))["tick"].to_list()
+        ticks = self.lookups.filter((pl.col("site") == site) & (pl.col("tick") < tick))[
+            "tick"
+        ].to_list()
         return max(ticks, default=-1)
 
     @cached_property
@@ -172,11 +228,17 @@ class RunLog:
 
     @cached_property
     def _lookup_calls(self) -> dict[tuple[int, int], int]:
-        return {(tick, key): call for tick, key, call in self._own_lookups.select("tick", "key", "call").iter_rows()}
+        return {
+            (tick, key): call
+            for tick, key, call in self._own_lookups.select("tick", "key", "call").iter_rows()
+        }
 
     @cached_property
     def _lookup_ns(self) -> dict[tuple[int, int], int]:
-        return {(tick, key): at for tick, key, at in self.lookups.select("tick", "key", "gate_ns").iter_rows()}
+        return {
+            (tick, key): at
+            for tick, key, at in self.lookups.select("tick", "key", "gate_ns").iter_rows()
+        }
 
     def is_gate(self, tick: int) -> bool:
         """Whether a gate asked for anything (before the first, there is none)."""
@@ -187,61 +249,101 @@ class RunLog:
     @cached_property
     def moves(self) -> list[Move]:
         """Every transfer, by number: in the order of first issues."""
-        hops = self.transfers.sort("number", "hop").group_by("number", maintain_order=True).agg(
-            pl.col("key", "class", "queued_ns", "start_ns", "outcome").first(), pl.col("end_ns", "link").last()
-        )  # fmt: skip
+        hops = (
+            self.transfers.sort("number", "hop")
+            .group_by("number", maintain_order=True)
+            .agg(
+                pl.col("key", "class", "queued_ns", "start_ns", "outcome").first(),
+                pl.col("end_ns", "link").last(),
+            )
+        )
         issues = self.decisions.filter(pl.col("kind") == "issue").select("tick", "call").rows()
         queued: dict[int, int] = {}
         queue_tick: list[int | None] = []
-        rows = self.decisions.filter(pl.col("kind").is_in(["queue_prefetch", "issue"])).select("kind", "key", "tick")
+        rows = self.decisions.filter(pl.col("kind").is_in(["queue_prefetch", "issue"])).select(
+            "kind", "key", "tick"
+        )
         for kind, key, tick in rows.iter_rows():
             if kind == "queue_prefetch":
                 queued[key] = tick
             else:
                 queue_tick.append(queued.get(key))
         if len(issues) != len(hops):
-            raise ValueError(f"{self.root}: {len(issues)} transfers are issued in decisions.parquet, but "
-                             f"transfers.parquet has {len(hops)}; {RUN_AGAIN}")  # fmt: skip
+            raise ValueError(
+                f"{self.root}: {len(issues)} transfers are issued in decisions.parquet, but "
+                f"transfers.parquet has {len(hops)}; {RUN_AGAIN}"
+            )
         return [
-            Move(n, row["key"], row["class"], tick, call, since if row["class"] == "prefetch" else None,
-                 row["queued_ns"], row["start_ns"], row["end_ns"], row["link"], row["outcome"])
+            Move(
+                n,
+                row["key"],
+                row["class"],
+                tick,
+                call,
+                since if row["class"] == "prefetch" else None,
+                row["queued_ns"],
+                row["start_ns"],
+                row["end_ns"],
+                row["link"],
+                row["outcome"],
+            )
             for n, (row, (tick, call), since) in enumerate(
-                zip(hops.iter_rows(named=True), issues, queue_tick, strict=True))
-        ]  # fmt: skip
+                zip(hops.iter_rows(named=True), issues, queue_tick, strict=True)
+            )
+        ]
 
     def moves_of(self, key: int) -> list[Move]:
         """The transfers of one key, in order."""
         return [move for move in self.moves if move.key == key]
 
     def events_of(self, key: int) -> list[Event]:
-        """What happened to one key, in order: queued, issued, cancelled, dropped, evicted (and for whom)."""
+        """What happened to one key, in order: queued, issued, cancelled, dropped, evicted (and
+        for whom).
+        """
         own = (pl.col("key") == key) & (pl.col("kind") != "lookup")
         rows = self.decisions.filter(own | (pl.col("victim") == key))
         found = []
-        for call, kind, tick, of, victim in rows.select("call", "kind", "tick", "key", "victim").iter_rows():
+        for call, kind, tick, of, victim in rows.select(
+            "call", "kind", "tick", "key", "victim"
+        ).iter_rows():
             if victim == key:
                 found.append(Event("evicted", call, tick, of))
             if of == key:
-                found.append(Event("evicted", call, tick, self._incoming(call, key)) if kind == "evict"
-                             else Event(kind, call, tick))  # fmt: skip
+                found.append(
+                    Event("evicted", call, tick, self._incoming(call, key))
+                    if kind == "evict"
+                    else Event(kind, call, tick)
+                )
         return found
 
     def _incoming(self, call: int, victim: int) -> int | None:
-        """For whom a further victim went: the transfer issued in the same call, or that names it as its victim."""
-        same = self.decisions.filter((pl.col("call") == call) & (pl.col("kind") == "issue"))["key"].to_list()
+        """For whom a further victim went: the transfer issued in the same call, or that names it
+        as its victim.
+        """
+        same = self.decisions.filter((pl.col("call") == call) & (pl.col("kind") == "issue"))[
+            "key"
+        ].to_list()
         if same:
             return int(same[0])
         tick = int(self.decisions.filter(pl.col("call") == call)["tick"][0])
         since = self.gate(tick)[2] if self.is_gate(tick) else 0
-        named = self.transfers.filter((pl.col("victim") == victim) & (pl.col("start_ns") >= since)).sort("start_ns")
-        return int(named["key"][0]) if len(named) and self.choice("loader", "retention") != "after_batch" else None
+        named = self.transfers.filter(
+            (pl.col("victim") == victim) & (pl.col("start_ns") >= since)
+        ).sort("start_ns")
+        return (
+            int(named["key"][0])
+            if len(named) and self.choice("loader", "retention") != "after_batch"
+            else None
+        )
 
     def stays_of(self, key: int) -> list[Stay]:
         """The times that a key was there, or on its way, in order."""
         moves = iter(self.moves_of(key))
         stays: list[Stay] = []
         steps = [event for event in self.events_of(key) if event.kind in ("issue", "evicted")]
-        hits = self.lookups.filter((pl.col("key") == key) & pl.col("outcome").is_in(["hit", *OTHER_HITS]))["tick"]
+        hits = self.lookups.filter(
+            (pl.col("key") == key) & pl.col("outcome").is_in(["hit", *OTHER_HITS])
+        )["tick"]
         first_hit = hits.min()
         starts = steps[0].kind == "evicted" if steps else first_hit is not None
         if steps and isinstance(first_hit, int) and first_hit < steps[0].tick:
@@ -259,7 +361,8 @@ class RunLog:
         return stays
 
     def is_there(self, key: int, tick: int) -> bool:
-        """Whether a key had arrived by a gate and was not evicted before it, as far as the log tells.
+        """Whether a key had arrived by a gate and was not evicted before it, as far as the log
+        tells.
 
         Of a need of that gate: when it was looked up, which a later wave does later.
         """
@@ -281,7 +384,12 @@ class RunLog:
 
     def served_between(self, link: str, start_ns: int, end_ns: int) -> list[tuple[int, str, int]]:
         """Key, class and ns inside the span of each hop that a link served then."""
-        rows = self.transfers.filter((pl.col("link") == link) & (pl.col("start_ns") < end_ns)
-                                     & (pl.col("end_ns") > start_ns)).sort("start_ns")  # fmt: skip
-        return [(key, kind, min(end, end_ns) - max(start, start_ns))
-                for key, kind, start, end in rows.select("key", "class", "start_ns", "end_ns").iter_rows()]  # fmt: skip
+        rows = self.transfers.filter(
+            (pl.col("link") == link) & (pl.col("start_ns") < end_ns) & (pl.col("end_ns") > start_ns)
+        ).sort("start_ns")
+        return [
+            (key, kind, min(end, end_ns) - max(start, start_ns))
+            for key, kind, start, end in rows.select(
+                "key", "class", "start_ns", "end_ns"
+            ).iter_rows()
+        ]

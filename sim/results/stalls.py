@@ -1,7 +1,8 @@
 """Why the compute stream was idle: one rule, for both drivers (docs/design.md section 8).
 
-An idle interval that a transfer ended is walked back from its end, along the transfer's hops and services, to its
-start. Where a transfer has one hop, served once, that is plain arithmetic over all intervals at once.
+An idle interval that a transfer ended is walked back from its end, along the transfer's hops and
+services, to its start. Where a transfer has one hop, served once, that is plain arithmetic over all
+intervals at once.
 """
 
 from __future__ import annotations
@@ -16,8 +17,19 @@ from sim.core.loader import Transfer
 from sim.machine.costs import Durations
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 
-STALL_PARTS = ("demand", "behind_demand", "behind_prefetch", "late_prefetch", "storage", "no_slot", "dense", "cpu_join",
-               "host", "predictor", "no_request")  # fmt: skip
+STALL_PARTS = (
+    "demand",
+    "behind_demand",
+    "behind_prefetch",
+    "late_prefetch",
+    "storage",
+    "no_slot",
+    "dense",
+    "cpu_join",
+    "host",
+    "predictor",
+    "no_request",
+)
 """Every part a summary reports; a machine without the cause reports 0."""
 OTHER_CAUSES = {CPU_RESULT: "cpu_join", HOST_TIME: "host", NO_REQUEST: "no_request"}
 NOT_YET = 1 << 62
@@ -26,13 +38,15 @@ NOT_YET = 1 << 62
 Ns = NDArray[np.int64]
 
 
-def split_stalls(record: Record, issued: Sequence[Transfer], durations: Durations,
-                 key_bytes: Sequence[int]) -> dict[str, Ns]:  # fmt: skip
-    """Each idle interval of ``record`` split into parts, [I] each, in ns; they sum to the intervals' lengths.
+def split_stalls(
+    record: Record, issued: Sequence[Transfer], durations: Durations, key_bytes: Sequence[int]
+) -> dict[str, Ns]:
+    """Each idle interval of ``record`` split into parts, [I] each, in ns; they sum to the
+    intervals' lengths.
 
-    ``issued`` are the controller's transfers by number, ``key_bytes`` the bytes of each key (what is written back).
-    Raise RuntimeError if an interval is not closed by the end of its transfer, or if walking back from there does not
-    reach its start: there is no residual.
+    ``issued`` are the controller's transfers by number, ``key_bytes`` the bytes of each key (what
+    is written back). Raise RuntimeError if an interval is not closed by the end of its transfer, or
+    if walking back from there does not reach its start: there is no residual.
     """
     start, end = np.array(record.idle_start_ns, np.int64), np.array(record.idle_end_ns, np.int64)
     cause = np.array(record.idle_cause, np.int64)
@@ -54,14 +68,18 @@ def split_stalls(record: Record, issued: Sequence[Transfer], durations: Duration
     return parts
 
 
-def _split_plain(which: Ns, start: Ns, end: Ns, cause: Ns, services: Services, walk: Walk,
-                 parts: dict[str, Ns]) -> None:  # fmt: skip
+def _split_plain(
+    which: Ns, start: Ns, end: Ns, cause: Ns, services: Services, walk: Walk, parts: dict[str, Ns]
+) -> None:
     """Intervals whose transfers have one hop, served once, for nothing but themselves."""
     number, idle_start, idle_end = cause[which], start[which], end[which]
     row_of = np.zeros(len(walk.queued_ns), np.int64)
     row_of[services.number] = np.arange(len(services.number))
     row = row_of[number]
-    service_start, service_end = np.array(services.start, np.int64)[row], np.array(services.end, np.int64)[row]
+    service_start, service_end = (
+        np.array(services.start, np.int64)[row],
+        np.array(services.end, np.int64)[row],
+    )
     broken = (service_end != idle_end) | (walk.queued_ns[number] > idle_start)
     if broken.any():
         at = int(np.flatnonzero(broken)[0])
@@ -85,10 +103,16 @@ class Services:
         self.end = [NOT_YET if end < 0 else end for end in record.service_end_ns]
         self.is_urgent = record.service_urgent
         rows = len(self.number)
-        link, engine = np.array(record.service_link, np.int64), np.array(record.service_engine, np.int64)
-        # Rows are in the order in which services began; a stable sort keeps that order on every engine.
+        link, engine = (
+            np.array(record.service_link, np.int64),
+            np.array(record.service_engine, np.int64),
+        )
+        # Rows are in the order in which services began; a stable sort keeps that order on every
+        # engine.
         order = np.lexsort((np.arange(rows), engine, link))
-        follows = (np.diff(link[order], prepend=-1) == 0) & (np.diff(engine[order], prepend=-1) == 0)
+        follows = (np.diff(link[order], prepend=-1) == 0) & (
+            np.diff(engine[order], prepend=-1) == 0
+        )
         previous = np.full(rows, -1, np.int64)
         previous[order[1:]] = np.where(follows[1:], order[:-1], -1)
         self._previous: list[int] = previous.tolist()
@@ -96,7 +120,9 @@ class Services:
 
     def served_once(self, transfers: int) -> NDArray[np.bool_]:
         """By transfer, whether it had a single service."""
-        once: NDArray[np.bool_] = np.bincount(np.array(self.number, np.int64), minlength=transfers) == 1
+        once: NDArray[np.bool_] = (
+            np.bincount(np.array(self.number, np.int64), minlength=transfers) == 1
+        )
         return once
 
     def rows_of(self) -> dict[tuple[int, int], list[int]]:
@@ -107,7 +133,9 @@ class Services:
         return rows
 
     def before(self, row: int, from_ns: int, to_ns: int) -> Counter[str]:
-        """What the engine of ``row`` served of other transfers, ``from_ns`` to ``to_ns``, by class."""
+        """What the engine of ``row`` served of other transfers, ``from_ns`` to ``to_ns``, by
+        class.
+        """
         parts: Counter[str] = Counter()
         number, other = self.number[row], self._previous[row]
         while other >= 0 and self.end[other] > from_ns:
@@ -121,15 +149,25 @@ class Services:
 class Walk:
     """Walks back from the end of an idle interval along the transfer that ended it."""
 
-    def __init__(self, record: Record, issued: Sequence[Transfer], services: Services, durations: Durations,
-                 key_bytes: Sequence[int]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        record: Record,
+        issued: Sequence[Transfer],
+        services: Services,
+        durations: Durations,
+        key_bytes: Sequence[int],
+    ) -> None:
         self._calls, self._issued, self._services = record.call_ns, issued, services
         self._durations, self._key_bytes = durations, key_bytes
         self._rows: dict[tuple[int, int], list[int]] | None = None
-        self.queued_ns = np.fromiter((record.call_ns[t.call - 1] for t in issued), np.int64, len(issued))
+        self.queued_ns = np.fromiter(
+            (record.call_ns[t.call - 1] for t in issued), np.int64, len(issued)
+        )
         """By transfer, when it was queued on its first link."""
         self.is_plain = np.fromiter(
-            (not t.later_hops and t.parent < 0 and not t.write_back for t in issued), np.bool_, len(issued)
+            (not t.later_hops and t.parent < 0 and not t.write_back for t in issued),
+            np.bool_,
+            len(issued),
         )
 
     def back(self, number: int, start_ns: int, end_ns: int) -> Counter[str]:
@@ -156,7 +194,9 @@ class Walk:
         return self._rows.get((number, link), [])
 
     def _hop(self, number: int, link: int, from_ns: int, to_ns: int, is_last: bool) -> Counter[str]:
-        """What became of a transfer on a link, from when it was queued there to when it was there or handed on."""
+        """What became of a transfer on a link, from when it was queued there to when it was
+        there or handed on.
+        """
         services = self._services
         rows = [row for row in self._rows_of(number, link) if services.start[row] < to_ns]
         parts = services.before(rows[-1], from_ns, to_ns) if rows else Counter()
@@ -173,7 +213,9 @@ class Walk:
         return parts
 
     def _write_back_ns(self, number: int) -> int:
-        """What a service on link 0 takes for what it writes back, before the transfer's own bytes."""
+        """What a service on link 0 takes for what it writes back, before the transfer's own
+        bytes.
+        """
         victims = self._issued[number].write_back
         return sum(self._durations.hop_ns(0, self._key_bytes[victim]) for victim in victims)
 
@@ -182,7 +224,10 @@ class Walk:
         transfer, calls, services = self._issued[number], self._calls, self._services
         queued = ", ".join(f"on link {link} at {calls[call - 1]}" for link, call in transfer.hops)
         of = [row for row, served in enumerate(services.number) if served == number]
-        times = ((services.start[row], "cut" if services.end[row] == NOT_YET else services.end[row]) for row in of)
+        times = (
+            (services.start[row], "cut" if services.end[row] == NOT_YET else services.end[row])
+            for row in of
+        )
         served = ", ".join(f"{began}..{ended}" for began, ended in times)
         return RuntimeError(
             f"idle interval {start_ns}..{end_ns} ns is not explained by transfer {number} "

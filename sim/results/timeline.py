@@ -1,4 +1,5 @@
-"""A run as Chrome trace events: tracks for steps, the compute stream, the CPU, the host and every engine of a link.
+"""A run as Chrome trace events: tracks for steps, the compute stream, the CPU, the host and every
+engine of a link.
 
 Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseconds there.
 """
@@ -19,8 +20,11 @@ STEP_TRACK, COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK = range(1, 6)
 Event = dict[str, Any]
 
 
-def trace_events(frames: Frames, wait: str, steps: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all); ``run`` says of which run.
+def trace_events(
+    frames: Frames, wait: str, steps: int | None, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all); ``run``
+    says of which run.
 
     ``wait``: the loader's rule for the order of a gate's needs.
     """
@@ -55,26 +59,52 @@ def _tracks(frames: Frames) -> Iterator[Event]:
             names[first + engine] = f"link {link}" if count == 1 else f"link {link} engine {engine}"
     for track, name in names.items():
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
-        yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
+        yield {
+            "ph": "M",
+            "pid": 1,
+            "tid": track,
+            "name": "thread_sort_index",
+            "args": {"sort_index": track},
+        }
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "device 0"}}
 
 
 def _slice(track: int, name: str, start_ns: int, end_ns: int, **args: Any) -> Event:
-    return {"ph": "X", "pid": 1, "tid": track, "name": name, "ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3,
-            "args": args}  # fmt: skip
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": track,
+        "name": name,
+        "ts": start_ns / 1e3,
+        "dur": (end_ns - start_ns) / 1e3,
+        "args": args,
+    }
 
 
 def _steps(frames: Frames, steps: int) -> Iterator[Event]:
     """A slice a step: whose tokens it made."""
     record = frames.record
     for step in frames.workload.steps[:steps]:
-        whose = f"sequence {step.sequences[0]}" if len(step.sequences) == 1 else f"{len(step.sequences)} sequences"
-        yield _slice(STEP_TRACK, f"{'decode' if step.decode else 'prefill'} {whose}", record.step_start_ns[step.index],
-                     record.step_end_ns[step.index], step=step.index, sequences=list(step.sequences), rows=step.rows,
-                     token=step.token)  # fmt: skip
+        whose = (
+            f"sequence {step.sequences[0]}"
+            if len(step.sequences) == 1
+            else f"{len(step.sequences)} sequences"
+        )
+        yield _slice(
+            STEP_TRACK,
+            f"{'decode' if step.decode else 'prefill'} {whose}",
+            record.step_start_ns[step.index],
+            record.step_end_ns[step.index],
+            step=step.index,
+            sequences=list(step.sequences),
+            rows=step.rows,
+            token=step.token,
+        )
 
 
-def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
+def _compute(
+    frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int], int]
+) -> Iterator[Event]:
     """Dense work, experts and tails, one after another around the idle intervals.
 
     Fills ``starts``: (key, time of its lookup) -> when its computation begins.
@@ -96,17 +126,31 @@ def _compute(frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int]
             yield _slice(COMPUTE_TRACK, f"attention {site}", start, now, step=step.index, site=site)
             for row in _in_order(rows.get(tick, []), wait):
                 start = _after_idle(idle, now)
-                now = start + durations.expert_ns(row["key"] // units // sites, site, row["computed"])
+                now = start + durations.expert_ns(
+                    row["key"] // units // sites, site, row["computed"]
+                )
                 starts[row["key"], row["gate_ns"]] = start
-                yield _slice(COMPUTE_TRACK, f"expert {row['key'] % units}", start, now, site=site,
-                             outcome=row["outcome"], precision=row["served"], tokens=row["computed"])  # fmt: skip
+                yield _slice(
+                    COMPUTE_TRACK,
+                    f"expert {row['key'] % units}",
+                    start,
+                    now,
+                    site=site,
+                    outcome=row["outcome"],
+                    precision=row["served"],
+                    tokens=row["computed"],
+                )
             tick += 1
         end = record.step_end_ns[step.index]
         yield _slice(COMPUTE_TRACK, "head", end - durations.tail_ns(step), end, step=step.index)
 
 
-def _measured(frames: Frames, computed: Sequence[tuple[int, int, int]], steps: int,
-              starts: dict[tuple[int, int], int]) -> Iterator[Event]:  # fmt: skip
+def _measured(
+    frames: Frames,
+    computed: Sequence[tuple[int, int, int]],
+    steps: int,
+    starts: dict[tuple[int, int], int],
+) -> Iterator[Event]:
     """The same from what was measured; dense work begins where the stream went on."""
     record, geometry = frames.record, frames.controller.geometry
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
@@ -116,14 +160,28 @@ def _measured(frames: Frames, computed: Sequence[tuple[int, int, int]], steps: i
         now = record.step_start_ns[step.index]
         for site in step.sites:
             _, _, end = next(left)
-            yield _slice(COMPUTE_TRACK, f"attention {site}", _after_idle(idle, now), end, step=step.index, site=site)
+            yield _slice(
+                COMPUTE_TRACK,
+                f"attention {site}",
+                _after_idle(idle, now),
+                end,
+                step=step.index,
+                site=site,
+            )
             now, by_key = end, {row["key"]: row for row in rows.get(tick, [])}
             for _ in range(sum(row["outcome"] not in ("skip", "cpu") for row in by_key.values())):
                 key, start, now = next(left)
                 starts[key, by_key[key]["gate_ns"]] = start
-                yield _slice(COMPUTE_TRACK, f"expert {geometry.expert_of(key)}", start, now, site=site,
-                             outcome=by_key[key]["outcome"], precision=by_key[key]["served"],
-                             tokens=by_key[key]["tokens"])  # fmt: skip
+                yield _slice(
+                    COMPUTE_TRACK,
+                    f"expert {geometry.expert_of(key)}",
+                    start,
+                    now,
+                    site=site,
+                    outcome=by_key[key]["outcome"],
+                    precision=by_key[key]["served"],
+                    tokens=by_key[key]["tokens"],
+                )
             tick += 1
         _, _, end = next(left)
         yield _slice(COMPUTE_TRACK, "head", _after_idle(idle, now), end, step=step.index)
@@ -145,15 +203,23 @@ def _in_order(rows: list[Event], wait: str) -> list[Event]:
 def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
     """Idle intervals, named for their largest part; what is the host's is on its track, too."""
     record = frames.record
-    for index, (start, end) in enumerate(zip(record.idle_start_ns, record.idle_end_ns, strict=True)):
+    for index, (start, end) in enumerate(
+        zip(record.idle_start_ns, record.idle_end_ns, strict=True)
+    ):
         if start >= until_ns:
             return
         parts = {part: int(ns[index]) for part, ns in frames.stalls.items() if ns[index]}
         if not parts:  # before the first arrival
             continue
         name, cause = max(parts, key=lambda part: parts[part]), record.idle_cause[index]
-        yield _slice(COMPUTE_TRACK, f"stall: {name}", start, end, transfer=cause if cause >= 0 else None,
-                     **{f"{part}_us": ns / 1e3 for part, ns in parts.items()})  # fmt: skip
+        yield _slice(
+            COMPUTE_TRACK,
+            f"stall: {name}",
+            start,
+            end,
+            transfer=cause if cause >= 0 else None,
+            **{f"{part}_us": ns / 1e3 for part, ns in parts.items()},
+        )
         if cause == HOST_TIME:
             yield _slice(HOST_TRACK, "host", start, end)
 
@@ -166,26 +232,57 @@ def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
     for row in shown.iter_rows(named=True):
         variant = row["key"] // units
         duration = frames.durations.cpu_ns(variant // sites, variant % sites, row["computed"])
-        yield _slice(CPU_TRACK, f"expert {row['key'] % units}", row["ready_ns"] - duration, row["ready_ns"],
-                     site=row["site"], precision=row["served"], tokens=row["computed"])  # fmt: skip
+        yield _slice(
+            CPU_TRACK,
+            f"expert {row['key'] % units}",
+            row["ready_ns"] - duration,
+            row["ready_ns"],
+            site=row["site"],
+            precision=row["served"],
+            tokens=row["computed"],
+        )
 
 
 def _services(frames: Frames, until_ns: int) -> Iterator[Event]:
     """What every engine of every link served."""
-    geometry, services, tracks = frames.controller.geometry, frames.traffic.services, link_tracks(frames)
-    hops = {(row["number"], row["link"]): row for row in frames.transfers.iter_rows(named=True)
-            if row["start_ns"] < until_ns}  # fmt: skip
-    columns = (services.number, services.link, services.engine, services.start_ns, services.end_ns,
-               services.moved_bytes, services.written_bytes)  # fmt: skip
-    for number, link, engine, start, end, moved, written in zip(*(c.tolist() for c in columns), strict=True):
+    geometry, services, tracks = (
+        frames.controller.geometry,
+        frames.traffic.services,
+        link_tracks(frames),
+    )
+    hops = {
+        (row["number"], row["link"]): row
+        for row in frames.transfers.iter_rows(named=True)
+        if row["start_ns"] < until_ns
+    }
+    columns = (
+        services.number,
+        services.link,
+        services.engine,
+        services.start_ns,
+        services.end_ns,
+        services.moved_bytes,
+        services.written_bytes,
+    )
+    for number, link, engine, start, end, moved, written in zip(
+        *(c.tolist() for c in columns), strict=True
+    ):
         if start >= until_ns:
             continue
         row = hops[number, frames.link_names[link]]
         is_dense = row["class"] == "dense"
         what = f"site {geometry.site_of(row['key'])}" if is_dense else geometry.name_of(row["key"])
-        yield _slice(tracks[link] + engine, f"{row['class']} {what}", start, end, number=number, bytes=moved,
-                     **({"written_back": written} if written else {}), outcome=row["outcome"],
-                     queued_us=row["queued_ns"] / 1e3)  # fmt: skip
+        yield _slice(
+            tracks[link] + engine,
+            f"{row['class']} {what}",
+            start,
+            end,
+            number=number,
+            bytes=moved,
+            **({"written_back": written} if written else {}),
+            outcome=row["outcome"],
+            queued_us=row["queued_ns"] / 1e3,
+        )
 
 
 def _arrows(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:

@@ -25,7 +25,8 @@ OUTCOMES = [*(outcome.name.lower() for outcome in PrefetchOutcome), "loaded"]
 
 @dataclass(frozen=True)
 class Services:
-    """What the links served, by service, in the order in which they began. Ends are at the run's end where it cut them.
+    """What the links served, by service, in the order in which they began. Ends are at the run's
+    end where it cut them.
 
     ``moved_bytes`` of the transfer, ``written_bytes`` of its victims before (write-back).
     """
@@ -39,7 +40,9 @@ class Services:
     written_bytes: Ints
 
     def progress_ns(self, row: int, latency_ns: int, until_ns: int) -> Fraction:
-        """What was done of a service by then, in ns of a link of its own: engines past their latency share the link."""
+        """What was done of a service by then, in ns of a link of its own: engines past their
+        latency share the link.
+        """
         start = int(self.start_ns[row])
         of_link = (self.link == self.link[row]) & (self.end_ns > start)
         begins, ends = self.start_ns[of_link] + latency_ns, self.end_ns[of_link]
@@ -54,7 +57,9 @@ class Services:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The transfers of one run. Times in ns since the run began, sizes in bytes; links by number and by name."""
+    """The transfers of one run. Times in ns since the run began, sizes in bytes; links by number
+    and by name.
+    """
 
     controller: Controller
     durations: Durations
@@ -63,57 +68,85 @@ class Traffic:
 
     @cached_property
     def _hops(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Transfer, link, place in the route and queueing call of every hop, by transfer, outermost first."""
+        """Transfer, link, place in the route and queueing call of every hop, by transfer,
+        outermost first.
+        """
         issued = self.controller.issued
         number = np.arange(len(issued))
         link = np.fromiter((t.first_link for t in issued), np.int64, len(issued))
         call = np.fromiter((t.call for t in issued), np.int64, len(issued))
-        later = [(n, at, place, queued) for n, t in enumerate(issued) if t.later_hops
-                 for place, (at, queued) in enumerate(t.later_hops, start=1)]  # fmt: skip
+        later = [
+            (n, at, place, queued)
+            for n, t in enumerate(issued)
+            if t.later_hops
+            for place, (at, queued) in enumerate(t.later_hops, start=1)
+        ]
         more = np.array(later, np.int64).reshape(-1, 4).T
-        columns = (np.concatenate([number, more[0]]), np.concatenate([link, more[1]]),
-                   np.concatenate([np.zeros(len(issued), np.int64), more[2]]),
-                   np.concatenate([call, more[3]]))  # fmt: skip
+        columns = (
+            np.concatenate([number, more[0]]),
+            np.concatenate([link, more[1]]),
+            np.concatenate([np.zeros(len(issued), np.int64), more[2]]),
+            np.concatenate([call, more[3]]),
+        )
         order = np.lexsort((columns[2], columns[0]))
         return columns[0][order], columns[1][order], columns[2][order], columns[3][order]
 
     @cached_property
     def table(self) -> pl.DataFrame:
-        """One row a hop of an issued transfer. What the run's end cut has moved its share of bytes, rounded down."""
+        """One row a hop of an issued transfer. What the run's end cut has moved its share of
+        bytes, rounded down.
+        """
         issued, makespan, services = self.controller.issued, self.record.makespan_ns, self.services
         number, link, place, call = self._hops
         links = len(self.link_names)
         row_of = np.full(len(issued) * links, -1, np.int64)
         row_of[number * links + link] = np.arange(len(number))
         served = row_of[services.number * links + services.link]
-        start, end, moved = np.full(len(number), makespan), np.full(len(number), -1), np.zeros(len(number), np.int64)
+        start, end, moved = (
+            np.full(len(number), makespan),
+            np.full(len(number), -1),
+            np.zeros(len(number), np.int64),
+        )
         np.minimum.at(start, served, services.start_ns)
         np.maximum.at(end, served, services.end_ns)
         np.add.at(moved, served, services.moved_bytes)
         kind = np.array([2 if t.dense else int(t.prefetch) for t in issued], np.int64)[number]
         outcome = np.array([t.outcome for t in issued], np.int64)[number]
-        victim = pl.Series([t.victims[0] if t.victims else None for t in issued], dtype=pl.Int64).gather(number)
-        return pl.DataFrame({
-            "number": number,
-            "link": labels(link, list(self.link_names)),
-            "hop": place,
-            "key": np.array([t.key for t in issued], np.int64)[number],
-            "class": labels(kind, list(CLASSES)),
-            "moved_bytes": moved,
-            "queued_ns": np.array(self.record.call_ns, np.int64)[call - 1],
-            "start_ns": start,
-            "end_ns": np.where(end < 0, makespan, end),
-            "victim": pl.select(pl.when(pl.Series(link == 0)).then(victim)).to_series(),
-            "outcome": labels(np.where(kind == 1, outcome, len(OUTCOMES) - 1), OUTCOMES),
-        })  # fmt: skip
+        victim = pl.Series(
+            [t.victims[0] if t.victims else None for t in issued], dtype=pl.Int64
+        ).gather(number)
+        return pl.DataFrame(
+            {
+                "number": number,
+                "link": labels(link, list(self.link_names)),
+                "hop": place,
+                "key": np.array([t.key for t in issued], np.int64)[number],
+                "class": labels(kind, list(CLASSES)),
+                "moved_bytes": moved,
+                "queued_ns": np.array(self.record.call_ns, np.int64)[call - 1],
+                "start_ns": start,
+                "end_ns": np.where(end < 0, makespan, end),
+                "victim": pl.select(pl.when(pl.Series(link == 0)).then(victim)).to_series(),
+                "outcome": labels(np.where(kind == 1, outcome, len(OUTCOMES) - 1), OUTCOMES),
+            }
+        )
 
     @cached_property
     def services(self) -> Services:
         """What each link served, in the order in which it began."""
-        record, issued, key_bytes = self.record, self.controller.issued, self.controller.slots.key_bytes
+        record, issued, key_bytes = (
+            self.record,
+            self.controller.issued,
+            self.controller.slots.key_bytes,
+        )
         number, link, engine, start = (
             np.array(column, np.int64)
-            for column in (record.service_number, record.service_link, record.service_engine, record.service_start_ns)
+            for column in (
+                record.service_number,
+                record.service_link,
+                record.service_engine,
+                record.service_start_ns,
+            )
         )
         recorded_end = np.array(record.service_end_ns, np.int64)
         end = np.where(recorded_end < 0, record.makespan_ns, recorded_end)
@@ -144,10 +177,14 @@ class Traffic:
     # ---- sums
 
     def bytes_by_link(self) -> dict[str, dict[str, int]]:
-        """Bytes moved over each link, by class of transfer; written back over link 0; of activations."""
+        """Bytes moved over each link, by class of transfer; written back over link 0; of
+        activations.
+        """
         sums = self.table.group_by("link", "class").agg(pl.col("moved_bytes").sum())
         moved = {(link, kind): count for link, kind, count in sums.iter_rows()}
-        found = {name: {kind: moved.get((name, kind), 0) for kind in TRAFFIC} for name in self.link_names}
+        found = {
+            name: {kind: moved.get((name, kind), 0) for kind in TRAFFIC} for name in self.link_names
+        }
         found[self.link_names[0]]["write_back"] = int(self.services.written_bytes.sum())
         return found
 
@@ -157,7 +194,8 @@ class Traffic:
         for link, name in enumerate(self.link_names):
             mine = self.services.link == link
             start, end = self.services.start_ns[mine], self.services.end_ns[mine]
-            # Rows are in the order in which services began: what has been served so far ends at the running maximum.
+            # Rows are in the order in which services began: what has been served so far ends at the
+            # running maximum.
             until = np.maximum.accumulate(end)
             before = np.concatenate([[0], until[:-1]])
             busy[name] = int(np.maximum(0, until - np.maximum(start, before)).sum())

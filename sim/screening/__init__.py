@@ -1,1 +1,3 @@
-"""An exact fast estimator, where decisions do not depend on time: one pass over the caches serves many machines."""
+"""An exact fast estimator, where decisions do not depend on time: one pass over the caches
+serves many machines.
+"""

@@ -1,7 +1,9 @@
-"""The first pass: the controller walks the steps without a clock, and what every gate moves and computes is kept.
+"""The first pass: the controller walks the steps without a clock, and what every gate moves and
+computes is kept.
 
-Without prefetches the link is idle at every gate, every need is there at its site's end, and one link serves transfers
-in order: then the order of the controller's calls, and with it every decision, is the same on every machine.
+Without prefetches the link is idle at every gate, every need is there at its site's end, and one
+link serves transfers in order: then the order of the controller's calls, and with it every
+decision, is the same on every machine.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ EXACT_ONLY = "screening is exact only where decisions do not depend on time."
 
 
 class ScreenError(ValueError):
-    """A setting under which decisions depend on time, or times on more than this estimator knows."""
+    """A setting under which decisions depend on time, or times on more than this estimator
+    knows.
+    """
 
 
 @dataclass(frozen=True)
 class GateWork:
-    """What happens at a gate. ``needs``: (precision, site, rows, index of its transfer or -1) in need order;
-    ``transfers``: the bytes of each service, in the order of the link; what is written back first has bytes of its own.
+    """What happens at a gate. ``needs``: (precision, site, rows, index of its transfer or -1) in
+    need order; ``transfers``: the bytes of each service, in the order of the link; what is written
+    back first has bytes of its own.
     """
 
     needs: tuple[tuple[int, int, int, int], ...]
@@ -41,7 +46,9 @@ class GateWork:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """``kinds``: the different works; ``kind`` [gates] by tick; ``first_gate`` [steps] of each step."""
+    """``kinds``: the different works; ``kind`` [gates] by tick; ``first_gate`` [steps] of each
+    step.
+    """
 
     kinds: tuple[GateWork, ...]
     kind: NDArray[np.int64]
@@ -51,7 +58,8 @@ class Moves:
 
 
 def require_screenable(controller: Controller, is_timed: bool = False) -> None:
-    """Raise ScreenError, naming the switch and the way out, where this estimator would not be exact.
+    """Raise ScreenError, naming the switch and the way out, where this estimator would not be
+    exact.
 
     ``is_timed``: whether the run was given arrivals.
     """
@@ -59,28 +67,64 @@ def require_screenable(controller: Controller, is_timed: bool = False) -> None:
     prefetches = not isinstance(controller.predictor, NoPrediction) and loader.prefetch_budget != 0
     refused = (
         (is_timed, f"arrivals: which sequences run together depends on time; {NO_ARRIVALS}"),
-        (prefetches, "predictor: what has arrived of a prefetch at a gate, and so what is evicted, depends on time; "
-                     "set predictor=none or loader.prefetch_budget=0"),
-        (controller.predicts_later, "hardware.prediction_us: forecasts that come later mask keys at a time of their "
-                                    "own; set it to 0 or predictor=none"),
-        (route.links > 1, "hardware.links: a route of several links is not screened; choose a machine with one"),
-        (max(route.engines) > 1, "hardware.links: engines that share a link are not screened; set engines=1"),
-        (controller.placement.constant != Place.LOAD, "placement: the CPU's results come at a time of their own; set "
-                                                      "placement=load"),
-        (controller.selector.reroutes, "precision: a selector that reroutes is not screened; choose another"),
-        (loader.chunk_bytes is not None, "loader.chunk_bytes: without prefetches nothing gives way; set it to null"),
-        (loader.dense_slots > 0, "loader.dense_slots: streamed dense blocks are still moving at the next gate; set it "
-                                 "to 0"),
-        (loader.replay_unit == "access", "loader.replay_unit=access admits a need when the one before is computed; "
-                                         "set replay_unit=union"),
-    )  # fmt: skip
+        (
+            prefetches,
+            (
+                "predictor: what has arrived of a prefetch at a gate, and so what is evicted,"
+                " depends on time; set predictor=none or loader.prefetch_budget=0"
+            ),
+        ),
+        (
+            controller.predicts_later,
+            (
+                "hardware.prediction_us: forecasts that come later mask keys at a time of their "
+                "own; set it to 0 or predictor=none"
+            ),
+        ),
+        (
+            route.links > 1,
+            "hardware.links: a route of several links is not screened; choose a machine with one",
+        ),
+        (
+            max(route.engines) > 1,
+            "hardware.links: engines that share a link are not screened; set engines=1",
+        ),
+        (
+            controller.placement.constant != Place.LOAD,
+            "placement: the CPU's results come at a time of their own; set placement=load",
+        ),
+        (
+            controller.selector.reroutes,
+            "precision: a selector that reroutes is not screened; choose another",
+        ),
+        (
+            loader.chunk_bytes is not None,
+            "loader.chunk_bytes: without prefetches nothing gives way; set it to null",
+        ),
+        (
+            loader.dense_slots > 0,
+            (
+                "loader.dense_slots: streamed dense blocks are still moving at the next gate; set"
+                " it to 0"
+            ),
+        ),
+        (
+            loader.replay_unit == "access",
+            (
+                "loader.replay_unit=access admits a need when the one before is computed; "
+                "set replay_unit=union"
+            ),
+        ),
+    )
     for is_so, why in refused:
         if is_so:
             raise ScreenError(f"{EXACT_ONLY} {why}; python -m sim runs it")
 
 
 def first_pass(controller: Controller, workload: Workload) -> Moves:
-    """Walk all steps; ``controller`` then holds what it decided. Raise ScreenError for a union served in waves."""
+    """Walk all steps; ``controller`` then holds what it decided. Raise ScreenError for a union
+    served in waves.
+    """
     gate, schedule = workload.gate(), workload.start()
     places: dict[GateWork, int] = {}
     kind: list[int] = []
@@ -99,16 +143,18 @@ def first_pass(controller: Controller, workload: Workload) -> Moves:
         for sequence in step.ends:
             controller.end_sequence(sequence)
     controller.finish()
-    return Moves(tuple(places), np.array(kind, np.int64), np.array(first_gate, np.int64), steps, controller)
+    return Moves(
+        tuple(places), np.array(kind, np.int64), np.array(first_gate, np.int64), steps, controller
+    )
 
 
 def _pass_gate(controller: Controller, gate: Any) -> GateWork:
     outcomes, waits = controller.gate(gate)
     if controller.waiting:
         raise ScreenError(
-            f"{EXACT_ONLY} At step {gate.step}, site {gate.site} the union of {len(gate.needs)} experts does not fit "
-            f"its pool and is served in waves; raise budget.resident_share or slots_gib, or set "
-            f"workload.prefill_chunk; python -m sim runs it"
+            f"{EXACT_ONLY} At step {gate.step}, site {gate.site} the union of {len(gate.needs)}"
+            " experts does not fit its pool and is served in waves; raise budget.resident_share or"
+            " slots_gib, or set workload.prefill_chunk; python -m sim runs it"
         )
     admitted, tokens = list(controller.admitted), gate.tokens
     services, order = _drain(controller)
@@ -123,7 +169,9 @@ def _pass_gate(controller: Controller, gate: Any) -> GateWork:
 
 
 def _drain(controller: Controller) -> tuple[list[tuple[int, ...]], dict[int, int]]:
-    """Serve everything that waits, as a link alone does: the bytes of each service, and each key's place."""
+    """Serve everything that waits, as a link alone does: the bytes of each service, and each
+    key's place.
+    """
     services: list[tuple[int, ...]] = []
     order: dict[int, int] = {}
     issued: deque[Transfer] = deque()
@@ -135,7 +183,9 @@ def _drain(controller: Controller) -> tuple[list[tuple[int, ...]], dict[int, int
         issued.append(transfer)
     while issued:
         transfer = issued.popleft()
-        services.append((*(key_bytes[victim] for victim in transfer.write_back), transfer.left_bytes))
+        services.append(
+            (*(key_bytes[victim] for victim in transfer.write_back), transfer.left_bytes)
+        )
         order[transfer.key] = len(services) - 1
         _, following = controller.transfer_done(0, transfer)
         if following is not None:

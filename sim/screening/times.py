@@ -1,7 +1,8 @@
 """The second pass: what the first one kept, in time, on many machines at once.
 
-From a gate on, its site's end depends on nothing but what the gate moves and computes, so each different work is timed
-once for all machines, and a run is a sum: exact, in integer ns, however long.
+From a gate on, its site's end depends on nothing but what the gate moves and computes, so each
+different work is timed once for all machines, and a run is a sum: exact, in integer ns, however
+long.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ BLOCK_GATES = 1 << 15
 
 @dataclass(frozen=True)
 class Times:
-    """``step_end_ns`` [steps, machines]; a step begins where the one before it ends, the first at 0."""
+    """``step_end_ns`` [steps, machines]; a step begins where the one before it ends, the first
+    at 0.
+    """
 
     step_end_ns: Ints
 
@@ -60,7 +63,9 @@ class Machines:
         total = np.zeros_like(self.issue_ns)
         for size in parts:
             if size not in self._hop:
-                self._hop[size] = np.array([each.hop_ns(0, size) for each in self._durations], np.int64)
+                self._hop[size] = np.array(
+                    [each.hop_ns(0, size) for each in self._durations], np.int64
+                )
             total = total + self._hop[size]
         return total
 
@@ -71,7 +76,9 @@ class Machines:
         return self._expert[at]
 
     def step_ns(self, step: Step) -> Ints:
-        """What a step takes beside its gates' works: dense work, tail, host time before gates and after sites."""
+        """What a step takes beside its gates' works: dense work, tail, host time before gates
+        and after sites.
+        """
         at = self._kind_of(step)
         if at not in self._step:
             fixed = [
@@ -79,13 +86,20 @@ class Machines:
                 for each in self._durations
                 for dense in (each.dense_ns(step),)
             ]
-            self._step[at] = np.array(fixed, np.int64) + len(step.sites) * (self.sync_ns + self.post_ns)
+            self._step[at] = np.array(fixed, np.int64) + len(step.sites) * (
+                self.sync_ns + self.post_ns
+            )
         return self._step[at]
 
 
-def second_pass(moves: Moves, durations: Sequence[Durations],
-                kind_of: Callable[[Step], Hashable] = roofline_kind) -> Times:  # fmt: skip
-    """When every step ends, on every machine. ``kind_of``: what tells steps apart that take differently long."""
+def second_pass(
+    moves: Moves,
+    durations: Sequence[Durations],
+    kind_of: Callable[[Step], Hashable] = roofline_kind,
+) -> Times:
+    """When every step ends, on every machine. ``kind_of``: what tells steps apart that take
+    differently long.
+    """
     machines = Machines(durations, kind_of)
     wait = moves.controller.loader.wait
     by_kind = np.stack([_work_ns(work, machines, wait) for work in moves.kinds])
@@ -94,7 +108,9 @@ def second_pass(moves: Moves, durations: Sequence[Durations],
     first = 0
     while first < len(moves.steps):
         # As many steps at a time as keep what is gathered small.
-        last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + BLOCK_GATES, side="right")) - 1)
+        last = max(
+            first + 1, int(np.searchsorted(bounds, bounds[first] + BLOCK_GATES, side="right")) - 1
+        )
         last = min(last, len(moves.steps))
         gathered = by_kind[moves.kind[bounds[first] : bounds[last]]]
         spent[first:last] += np.add.reduceat(gathered, bounds[first:last] - bounds[first], axis=0)
@@ -109,7 +125,10 @@ def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
     for parts in work.transfers:
         service = machines.service_ns(parts)
         arrived.append(arrived[-1] + service if arrived else service)
-    times = [(machines.expert_ns(precision, site, rows), transfer) for precision, site, rows, transfer in work.needs]
+    times = [
+        (machines.expert_ns(precision, site, rows), transfer)
+        for precision, site, rows, transfer in work.needs
+    ]
     if wait == "wait_all":
         last = max((transfer for _, transfer in times), default=-1)
         if last >= 0:

@@ -38,23 +38,34 @@ from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
 from sim.workload.steps import Limits, Workload
 
-_FIT_SCORES: WeakKeyDictionary[Trace, np.ndarray[tuple[int], np.dtype[np.float64]]] = WeakKeyDictionary()
+_FIT_SCORES: WeakKeyDictionary[Trace, np.ndarray[tuple[int], np.dtype[np.float64]]] = (
+    WeakKeyDictionary()
+)
 _FIT_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
 """What many runs of one trace would measure again."""
 _LASTING = Shared(64)
-"""Models and machines by the values that they are made of: nothing changes them, and many runs have the same."""
+"""Models and machines by the values that they are made of: nothing changes them, and many runs
+have the same.
+"""
 LONGEST_DECISION_S = 3600.0
 """Host time after a gate above which a setting is taken for a slip."""
 
 
-def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None = None, shared: Shared | None = None,
-          stored_bytes: Sequence[int] = (), changed: Sequence[str] = ()) -> Run:  # fmt: skip
+def build(
+    cfg: DictConfig | Mapping[str, Any],
+    system: str,
+    trace: Trace | None = None,
+    shared: Shared | None = None,
+    stored_bytes: Sequence[int] = (),
+    changed: Sequence[str] = (),
+) -> Run:
     """A fresh run of a composed configuration, or of the plain values of one.
 
-    ``trace`` saves reading it again where it is at hand (with the columns that the run needs); ``shared`` keeps traces
-    and workloads for the next run. ``stored_bytes``: what an expert takes at each precision where it is really stored,
-    in place of the model's nominal sizes. ``changed``: overrides that the run's labels name. Raise ValueError
-    (``TraceError`` and ``CapacityError`` among them), saying what does not fit what.
+    ``trace`` saves reading it again where it is at hand (with the columns that the run needs);
+    ``shared`` keeps traces and workloads for the next run. ``stored_bytes``: what an expert takes
+    at each precision where it is really stored, in place of the model's nominal sizes. ``changed``:
+    overrides that the run's labels name. Raise ValueError (``TraceError`` and ``CapacityError``
+    among them), saying what does not fit what.
     """
     config = checked_settings(cfg)
     shared = shared or Shared(0)
@@ -70,19 +81,28 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
     prepare_selector(selector, workload)
     profile_selector(selector, trace)
     held = 0.0 if stored_bytes else held_bits(selector, hardware)
-    recorded = None if stored_bytes else recorded_bytes(trace_directory(choice.path), trace.header, model)
+    recorded = (
+        None if stored_bytes else recorded_bytes(trace_directory(choice.path), trace.header, model)
+    )
     sizes = recorded.sizes() if recorded else {}
-    geometry = make_geometry(model, selector.precisions, budget, missing_variants(selector), stored_bytes, held, sizes)
+    geometry = make_geometry(
+        model, selector.precisions, budget, missing_variants(selector), stored_bytes, held, sizes
+    )
     part["payload"].prepare(geometry, trace.header.sparsities)
     prepare_payload(part["payload"], workload)
     inform_caches(part, workload, geometry)
     reached = hardware.unpinned() if part["loader"].copies == "pageable" else hardware
     durations = Roofline(
-        model, reached.together(part["placement"].uses_cpu), selector.precisions,
-        geometry.site_bytes, active_share=part["payload"].active_share,
-        decision_ns=_decision_ns(part["placement"], model), free_copies=part["loader"].copies == "free",
-        forecast_sites=part["predictor"].lookahead_sites, held_bits=held,
-    )  # fmt: skip
+        model,
+        reached.together(part["placement"].uses_cpu),
+        selector.precisions,
+        geometry.site_bytes,
+        active_share=part["payload"].active_share,
+        decision_ns=_decision_ns(part["placement"], model),
+        free_copies=part["loader"].copies == "free",
+        forecast_sites=part["predictor"].lookahead_sites,
+        held_bits=held,
+    )
     if part["loader"].prefetch_budget == "within_layer":
         prefetches = prefetches_within_layer(workload, durations, geometry)
         part["loader"] = replace(part["loader"], prefetch_budget=prefetches)
@@ -93,13 +113,28 @@ def build(cfg: DictConfig | Mapping[str, Any], system: str, trace: Trace | None 
         raise CapacityError(f"{error}{smallest}") from error
     ledger = check_run_memory(model, hardware, workload.limits, controller)
     share = budget.share_of(all_slot_bytes(geometry))
-    return Run(system, model, hardware, trace, workload, controller, durations, ledger, share, config["seed"], config,
-               fitted_on, tuple(changed), recorded)  # fmt: skip
+    return Run(
+        system,
+        model,
+        hardware,
+        trace,
+        workload,
+        controller,
+        durations,
+        ledger,
+        share,
+        config["seed"],
+        config,
+        fitted_on,
+        tuple(changed),
+        recorded,
+    )
 
 
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
-    """How many experts the link to the device moves while a decoded token's layer is computed, on average of the run's;
-    at least one token's needs. Raise ValueError where the steps depend on time.
+    """How many experts the link to the device moves while a decoded token's layer is computed, on
+    average of the run's; at least one token's needs. Raise ValueError where the steps depend on
+    time.
     """
     if workload.is_timed:
         raise ValueError(
@@ -111,13 +146,19 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
     sites = range(geometry.sites)
     expert_ns = sum(durations.expert_ns(0, site, 1) for site in sites) // len(sites)
     layer_ns = sum(dense_ns) // len(dense_ns) + geometry.top_k * expert_ns
-    return transfers_within(layer_ns, max(1, durations.hop_ns(0, geometry.variant_bytes[0])), geometry.top_k)
+    return transfers_within(
+        layer_ns, max(1, durations.hop_ns(0, geometry.variant_bytes[0])), geometry.top_k
+    )
 
 
 def _shared_trace(part: Mapping[str, Any], shared: Shared) -> Trace:
     wanted: tuple[str, int, bool, str, bool] = (
-        part["trace"].path, part["predictor"].lookahead_sites, part["payload"].needs_shares,
-        part["workload"].lookahead_norm, getattr(part["precision"], "needs_preferences", False))  # fmt: skip
+        part["trace"].path,
+        part["predictor"].lookahead_sites,
+        part["payload"].needs_shares,
+        part["workload"].lookahead_norm,
+        getattr(part["precision"], "needs_preferences", False),
+    )
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
 
@@ -125,14 +166,19 @@ def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> W
     """The steps of a run; what depends on the run's time is made anew for each."""
     choice, steps = part["trace"], part["workload"]
     options = {
-        "split": choice.split, "batching": steps.batching, "together": steps.together,
-        "prefill_chunk": steps.prefill_chunk, "arrivals_per_s": steps.arrivals_per_s,
+        "split": choice.split,
+        "batching": steps.batching,
+        "together": steps.together,
+        "prefill_chunk": steps.prefill_chunk,
+        "arrivals_per_s": steps.arrivals_per_s,
         "arrival_seed": steps.arrival_seed,
         "arrivals": steps.arrivals_ns,
         "lookahead": part["predictor"].lookahead_sites,
-        "norm": steps.lookahead_norm, "exclude": tuple(choice.exclude), "max_sequences": choice.max_sequences,
+        "norm": steps.lookahead_norm,
+        "exclude": tuple(choice.exclude),
+        "max_sequences": choice.max_sequences,
         "lengths": steps.lengths,
-    }  # fmt: skip
+    }
 
     def make() -> Workload:
         return Workload(trace, **options)
@@ -151,14 +197,16 @@ def _decision_ns(placement: Any, model: Model) -> int:
     seconds = each_us * 2.0**model.experts / 1e6
     if seconds > LONGEST_DECISION_S:
         raise ValueError(
-            f"placement.us_per_assignment={each_us:g}: 2^{model.experts} assignments take {seconds:.2g} s after every "
-            f"gate; set it to 0 (the decision needs no enumeration)"
+            f"placement.us_per_assignment={each_us:g}: 2^{model.experts} assignments take"
+            f" {seconds:.2g} s after every gate; set it to 0 (the decision needs no enumeration)"
         )
     return us(each_us * 2**model.experts)
 
 
 def inform_caches(part: Mapping[str, Any], workload: Workload, geometry: Geometry) -> None:
-    """Give the caches what they must know beforehand, if anything: the run's requests, the fit sequences' choices."""
+    """Give the caches what they must know beforehand, if anything: the run's requests, the fit
+    sequences' choices.
+    """
     if isinstance(part["cache"], Foreseeing):
         part["cache"].foresee(_key_schedule(workload, geometry, part["precision"].constant))
     for name in ("cache", "ram_cache"):
@@ -167,33 +215,59 @@ def inform_caches(part: Mapping[str, Any], workload: Workload, geometry: Geometr
 
 
 def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
-    """The controller of these parts, which it keeps. Raise ValueError for what does not go together."""
-    hardware, model, predictor, loader = part["hardware"], part["model"], part["predictor"], part["loader"]
+    """The controller of these parts, which it keeps. Raise ValueError for what does not go
+    together.
+    """
+    hardware, model, predictor, loader = (
+        part["hardware"],
+        part["model"],
+        part["predictor"],
+        part["loader"],
+    )
     route = hardware.route
     ram_cache = part["ram_cache"] if route.ram_link is not None else None
     if 0 < route.ram_bytes < max(geometry.variant_bytes):
         raise ValueError(
-            f"hardware.ram.capacity_gib={hardware.ram.capacity_gib:g} holds no expert of {max(geometry.variant_bytes)} "
-            f"B; raise it, or set hardware.ram=null"
+            f"hardware.ram.capacity_gib={hardware.ram.capacity_gib:g} holds no expert of"
+            f" {max(geometry.variant_bytes)} B; raise it, or set hardware.ram=null"
         )
     return Controller(
-        geometry, predictor, part["cache"], part["precision"], part["placement"], loader, route=route,
-        ram_cache=ram_cache, payload=part["payload"],
-        predicts_later=hardware.predicts_later(predictor.lookahead_sites) and not isinstance(predictor, NoPrediction),
+        geometry,
+        predictor,
+        part["cache"],
+        part["precision"],
+        part["placement"],
+        loader,
+        route=route,
+        ram_cache=ram_cache,
+        payload=part["payload"],
+        predicts_later=hardware.predicts_later(predictor.lookahead_sites)
+        and not isinstance(predictor, NoPrediction),
         dense_bytes=tuple(map(model.block_bytes, range(model.sites))) if loader.dense_slots else (),
-    )  # fmt: skip
+    )
 
 
-def _smallest_budget(config: Mapping[str, Any], model: Model, precisions: tuple[str, ...], workload: Workload,
-                     sizes: Mapping[str, Sequence[int]]) -> str:  # fmt: skip
-    """What to add to a refusal for want of room: the smallest budget that works, to four places, if any does."""
+def _smallest_budget(
+    config: Mapping[str, Any],
+    model: Model,
+    precisions: tuple[str, ...],
+    workload: Workload,
+    sizes: Mapping[str, Sequence[int]],
+) -> str:
+    """What to add to a refusal for want of room: the smallest budget that works, to four places,
+    if any does.
+    """
     held = held_bits(_part(config, "precision"), _part(config, "hardware"))
-    everything = all_slot_bytes(make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes))
+    everything = all_slot_bytes(
+        make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes)
+    )
 
     def works(share: float) -> bool:
         try:
             part = {name: _part(config, name) for name in PARTS}
-            geometry = make_geometry(model, precisions, Budget(share), held_bits=held, recorded=sizes)
+            geometry = make_geometry(
+                model, precisions, Budget(share), held_bits=held, recorded=sizes
+            )
             inform_caches(part, workload, geometry)
             make_controller(geometry, part)
         except ValueError:
@@ -210,7 +284,9 @@ def _smallest_budget(config: Mapping[str, Any], model: Model, precisions: tuple[
     return f"; budget.slots_gib={ceil(share * everything / GIB * 10_000) / 10_000:g} works"
 
 
-def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controller: Controller) -> Ledger:
+def check_run_memory(
+    model: Model, hardware: Hardware, limits: Limits, controller: Controller
+) -> Ledger:
     """The ledger of a run. Raise ValueError if the device does not hold it."""
     loader, capacity = controller.loader, controller.slots.capacity_bytes
     largest = max(controller.geometry.slot_sizes)
@@ -218,13 +294,21 @@ def check_run_memory(model: Model, hardware: Hardware, limits: Limits, controlle
     if loader.retention == "after_batch":
         union = min(model.stored_experts, limits.rows * model.top_k) * largest
         issued = controller.route.engines[0] * loader.in_flight * largest
-        over = overflow_bytes(union, sum(capacity) if loader.slot_claim == "queue" else issued, min(capacity))
+        over = overflow_bytes(
+            union, sum(capacity) if loader.slot_claim == "queue" else issued, min(capacity)
+        )
     return check_memory(
-        model, hardware, limits, slot_bytes=sum(capacity), staging_bytes=loader.staging_slots * largest,
-        overflow_bytes=over, dense_slots=loader.dense_slots,
-        parts_bytes=model.sites * model.stored_experts
+        model,
+        hardware,
+        limits,
+        slot_bytes=sum(capacity),
+        staging_bytes=loader.staging_slots * largest,
+        overflow_bytes=over,
+        dense_slots=loader.dense_slots,
+        parts_bytes=model.sites
+        * model.stored_experts
         * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
-    )  # fmt: skip
+    )
 
 
 def _part(config: Mapping[str, Any], name: str) -> Any:
@@ -243,13 +327,21 @@ def _made(config: Mapping[str, Any], name: str) -> Any:
 
 
 def with_whole(model: Model) -> Model:
-    """``model``, knowing how many sites, experts and choices the model in ``conf/model`` has whose sizes it has."""
-    return replace(model, whole=_whole_shape(model.sizes_of or model.name)) if model.whole is None else model
+    """``model``, knowing how many sites, experts and choices the model in ``conf/model`` has
+    whose sizes it has.
+    """
+    return (
+        replace(model, whole=_whole_shape(model.sizes_of or model.name))
+        if model.whole is None
+        else model
+    )
 
 
 @cache
 def _whole_shape(name: str) -> tuple[int, int, int] | None:
-    """Sites, experts and top-k of a file of ``conf/model``; None where there is none of that name."""
+    """Sites, experts and top-k of a file of ``conf/model``; None where there is none of that
+    name.
+    """
     place = CONF / "model" / f"{Path(name).name}.yaml"
     if not place.is_file():
         return None
@@ -269,15 +361,23 @@ def _source(name: str, section: Mapping[str, Any]) -> str:
 
 
 def trace_directory(path: str) -> Path:
-    """Where a trace lies that the configuration names: relative to the working directory, or to the project."""
+    """Where a trace lies that the configuration names: relative to the working directory, or to
+    the project.
+    """
     directory = Path(path)
     return directory if directory.is_absolute() or directory.exists() else ROOT / directory
 
 
-def load_trace(path: str, lookahead_sites: int, active_shares: bool = False, norm: str | None = None,
-               logits: bool = False) -> Trace:  # fmt: skip
-    """The trace at ``path``, with its lookahead scores where a predictor needs them (of one ``norm``, or of all that it
-    has), and its active shares and logits if asked, as far as it has them.
+def load_trace(
+    path: str,
+    lookahead_sites: int,
+    active_shares: bool = False,
+    norm: str | None = None,
+    logits: bool = False,
+) -> Trace:
+    """The trace at ``path``, with its lookahead scores where a predictor needs them (of one
+    ``norm``, or of all that it has), and its active shares and logits if asked, as far as it has
+    them.
     """
     directory = trace_directory(path)
     header = read_header(directory)
@@ -296,7 +396,10 @@ def profile_selector(selector: Any, trace: Trace) -> None:
     if isinstance(selector, PerExpert):
         if selector.needs_uses:
             selector.profile(fit_profile(trace).uses)
-    elif getattr(selector, "quantiles", None) is not None or getattr(selector, "quantile", None) is not None:
+    elif (
+        getattr(selector, "quantiles", None) is not None
+        or getattr(selector, "quantile", None) is not None
+    ):
         selector.profile(fit_scores(trace))
 
 
@@ -315,7 +418,11 @@ def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:
     """(precision, site, expert) of variants that are stored nowhere."""
     if not isinstance(selector, PerExpert) or selector.table is None:
         return frozenset()
-    return frozenset((1 - p, site, expert) for site, row in enumerate(selector.table) for expert, p in enumerate(row))
+    return frozenset(
+        (1 - p, site, expert)
+        for site, row in enumerate(selector.table)
+        for expert, p in enumerate(row)
+    )
 
 
 def fit_profile(trace: Trace) -> Profile:
@@ -329,9 +436,13 @@ def _profile(trace: Trace) -> Profile:
     try:
         workload = Workload(trace, split="fit", batching="sequential")
     except ValueError as error:
-        raise ValueError(f"this cache is fitted on the fit sequences of a trace; {error}") from error
+        raise ValueError(
+            f"this cache is fitted on the fit sequences of a trace; {error}"
+        ) from error
     chosen, experts = workload.chosen[0], trace.header.model.experts
-    uses = [np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)]
+    uses = [
+        np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)
+    ]
     decode = [step.start for step in workload.steps if step.decode]
     return Profile(np.stack(uses), chosen[decode], trace.header.encoder_sites)
 

@@ -1,4 +1,6 @@
-"""``python -m sim list systems|models|machines|traces|workloads``: what there is to choose from, one line each."""
+"""``python -m sim list systems|models|machines|traces|workloads``: what there is to choose from,
+one line each.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ Row = tuple[str, ...]
 
 def machine_row(name: str, config: DictConfig, about: str) -> Row:
     if OmegaConf.missing_keys(config):
-        return (name, "given", "given", "given", str(config.preset), str(config.validated), str(config.source))
+        return (
+            name,
+            "given",
+            "given",
+            "given",
+            str(config.preset),
+            str(config.validated),
+            str(config.source),
+        )
     machine: Hardware = instantiate(config, _convert_="all")
     links = " <- ".join(f"{link.name} {link.bytes_per_s / 1e9:.3g}" for link in machine.links)
     memory = f"{machine.memory_gib:g}"
@@ -40,14 +50,25 @@ def model_row(name: str, config: DictConfig, about: str) -> Row:
     shape = f"{model.sites} x {model.experts}, top-{model.top_k}"
     experts = model.sites * model.stored_experts * model.expert_bytes("fp16") / GIB
     label = f" ({model.transplant})" if model.transplant else ""
-    return (name, shape, f"{model.total_params / 1e9:.4g} B", f"{model.expert_bytes('fp16') / 1e6:.4g} MB",
-            f"{experts:.4g} GiB", f"{model.kv_bytes_per_token / 1024:.4g} KiB", model.source + label)  # fmt: skip
+    return (
+        name,
+        shape,
+        f"{model.total_params / 1e9:.4g} B",
+        f"{model.expert_bytes('fp16') / 1e6:.4g} MB",
+        f"{experts:.4g} GiB",
+        f"{model.kv_bytes_per_token / 1024:.4g} KiB",
+        model.source + label,
+    )
 
 
 def workload_row(name: str, config: DictConfig, about: str) -> Row:
     steps: WorkloadChoice = instantiate(config)
-    lengths = " / ".join("as recorded" if n is None else str(n) for n in (steps.prompt_tokens, steps.decode_tokens))
-    together = f"{steps.batching}, {steps.together} at once" if steps.together > 1 else steps.batching
+    lengths = " / ".join(
+        "as recorded" if n is None else str(n) for n in (steps.prompt_tokens, steps.decode_tokens)
+    )
+    together = (
+        f"{steps.batching}, {steps.together} at once" if steps.together > 1 else steps.batching
+    )
     return (name, together, lengths, about, steps.source)
 
 
@@ -56,8 +77,14 @@ def trace_row(name: str, config: DictConfig, about: str) -> Row:
     header = parse_header((directory / "header.json").read_text(encoding="utf-8"))
     tokens = sum(s.prompt_tokens + s.decode_tokens for s in header.sequences)
     shape = header.model
-    return (name, f"{shape.name}: {shape.sites} x {shape.experts}, top-{shape.top_k}", str(len(header.sequences)),
-            f"{tokens:,}", about, f"{header.source}; {header.licence}")  # fmt: skip
+    return (
+        name,
+        f"{shape.name}: {shape.sites} x {shape.experts}, top-{shape.top_k}",
+        str(len(header.sequences)),
+        f"{tokens:,}",
+        about,
+        f"{header.source}; {header.licence}",
+    )
 
 
 def system_row(name: str, config: DictConfig, about: str) -> Row:
@@ -65,22 +92,43 @@ def system_row(name: str, config: DictConfig, about: str) -> Row:
     for choice in config.defaults:
         if OmegaConf.is_dict(choice):
             chosen |= {str(key).rpartition("/")[2]: str(value) for key, value in choice.items()}
-    return (name, *(chosen.get(part, "") for part in ("predictor", "cache", "precision", "loader")), about)
+    return (
+        name,
+        *(chosen.get(part, "") for part in ("predictor", "cache", "precision", "loader")),
+        about,
+    )
 
 
 KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[str, DictConfig, str], Row]]] = {
-    "systems": ("system", ("predictor", "cache", "precision", "loader", "what it is, and its source"), system_row),
-    "models": ("model", ("sites x experts", "parameters", "expert, fp16", "experts, fp16", "KV a token", "source"),
-               model_row),
-    "machines": ("hardware", ("GiB", "memory GB/s", "links GB/s", "preset", "validated", "source"), machine_row),
-    "traces": ("trace", ("gates of", "sequences", "tokens", "what it is", "source; licence"), trace_row),
+    "systems": (
+        "system",
+        ("predictor", "cache", "precision", "loader", "what it is, and its source"),
+        system_row,
+    ),
+    "models": (
+        "model",
+        ("sites x experts", "parameters", "expert, fp16", "experts, fp16", "KV a token", "source"),
+        model_row,
+    ),
+    "machines": (
+        "hardware",
+        ("GiB", "memory GB/s", "links GB/s", "preset", "validated", "source"),
+        machine_row,
+    ),
+    "traces": (
+        "trace",
+        ("gates of", "sequences", "tokens", "what it is", "source; licence"),
+        trace_row,
+    ),
     "workloads": ("workload", ("steps", "tokens in / out", "what it is", "source"), workload_row),
-}  # fmt: skip
+}
 """By what is asked for: the group of conf/, the columns after the name, and how a line is made."""
 
 
 def table(kind: str) -> Table:
-    """Every option of a kind, figures after efficiencies. Raise ValueError for what is no kind, or a broken file."""
+    """Every option of a kind, figures after efficiencies. Raise ValueError for what is no kind,
+    or a broken file.
+    """
     if kind not in KINDS:
         raise ValueError(f"there is no list of {kind!r}; choose one of {', '.join(KINDS)}")
     group, columns, row = KINDS[kind]
@@ -88,7 +136,11 @@ def table(kind: str) -> Table:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for place in sorted((CONF / group).glob("*.yaml")):
             # A system changes the rest of a run; what it is stands in its own file.
-            config = OmegaConf.load(place) if group == "system" else compose(f"{group}/{place.stem}")[group]
+            config = (
+                OmegaConf.load(place)
+                if group == "system"
+                else compose(f"{group}/{place.stem}")[group]
+            )
             assert isinstance(config, DictConfig)
             try:
                 lines.add_row(*row(place.stem, config, first_sentence(place)))
@@ -100,8 +152,11 @@ def table(kind: str) -> Table:
 def first_sentence(place: Path) -> str:
     """Of the comment at the head of a file of conf/."""
     text = place.read_text(encoding="utf-8")
-    comment = " ".join(line[1:].strip() for line in text.split("\n_")[0].split("\ndefaults")[0].splitlines()
-                       if line.startswith("#") and "@package" not in line)  # fmt: skip
+    comment = " ".join(
+        line[1:].strip()
+        for line in text.split("\n_")[0].split("\ndefaults")[0].splitlines()
+        if line.startswith("#") and "@package" not in line
+    )
     # A point inside an abbreviation or a number is followed by no capital.
     return re.split(r"(?<=[.:])\s+(?=[A-Z])", comment, maxsplit=1)[0].rstrip(".:")
 

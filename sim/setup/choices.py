@@ -1,4 +1,6 @@
-"""The two parts of a configuration that choose data: a trace, and how its sequences become a workload."""
+"""The two parts of a configuration that choose data: a trace, and how its sequences become a
+workload.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from sim.workload.lengths import Lengths
 
 @dataclass(frozen=True)
 class TraceChoice:
-    """Which trace, and which of its sequences: a split, without those that carry a flag, at most so many."""
+    """Which trace, and which of its sequences: a split, without those that carry a flag, at most
+    so many.
+    """
 
     path: str
     split: str
@@ -24,15 +28,18 @@ class TraceChoice:
         if not isinstance(self.path, str) or not self.path:
             raise ValueError(f"trace.path={self.path!r} must be the directory of a trace")
         if isinstance(self.exclude, str) or not all(isinstance(flag, str) for flag in self.exclude):
-            raise ValueError(f"trace.exclude={self.exclude!r} must be a list of flags, such as [has_repetition]")
+            raise ValueError(
+                f"trace.exclude={self.exclude!r} must be a list of flags, such as [has_repetition]"
+            )
         if self.max_sequences is not None:
             require_number("trace.max_sequences", self.max_sequences, minimum=1, whole=True)
 
 
 @dataclass(frozen=True)
 class WorkloadChoice:
-    """How sequences become steps, how long they are, when they arrive, and which lookahead scores are used
-    (`sim.workload.steps.Workload`, `sim.workload.lengths.Lengths`). ``source``: where its figures come from, "" where nowhere.
+    """How sequences become steps, how long they are, when they arrive, and which lookahead scores
+    are used (`sim.workload.steps.Workload`, `sim.workload.lengths.Lengths`). ``source``: where its
+    figures come from, "" where nowhere.
     """
 
     batching: str

@@ -1,4 +1,6 @@
-"""What the commands that run one configuration share: its name, what was changed in it, and its folder."""
+"""What the commands that run one configuration share: its name, what was changed in it, and its
+folder.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,23 @@ from sim.setup import configure
 
 
 def system_name() -> str:
-    """The system, and whatever of its mechanisms was swapped on the command line: ``hobbit precision=fp16``."""
+    """The system, and whatever of its mechanisms was swapped on the command line: ``hobbit
+    precision=fp16``.
+    """
     chosen = HydraConfig.get()
     return configure.system_name(chosen.runtime.choices.get("system"), chosen.overrides.task)
 
 
 def changed() -> list[str]:
-    """What was changed on the command line beside the system's mechanisms: machine, model, trace, workload."""
+    """What was changed on the command line beside the system's mechanisms: machine, model,
+    trace, workload.
+    """
     return configure.changes(HydraConfig.get().overrides.task)
 
 
 def fresh_folder(path: str) -> str:
-    """A new folder: ``path``, or the first of ``path-2``, ``path-3``... that there is not. It is made here, so that no
-    two runs have one folder, in whatever second they begin.
+    """A new folder: ``path``, or the first of ``path-2``, ``path-3``... that there is not. It is
+    made here, so that no two runs have one folder, in whatever second they begin.
     """
     wanted = Path(path)
     for number in count(2):
@@ -33,7 +39,8 @@ def fresh_folder(path: str) -> str:
             wanted.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
-                f"no folder for a run can be made in {wanted.parent} ({error}); choose hydra.run.dir=DIR"
+                f"no folder for a run can be made in {wanted.parent} ({error}); choose"
+                " hydra.run.dir=DIR"
             ) from None
         try:
             wanted.mkdir()
@@ -46,7 +53,9 @@ def fresh_folder(path: str) -> str:
 
 
 def output_folder(cfg: DictConfig) -> Path:
-    """Where a run's files go. The folder that hydra makes for every run is removed where it is another one."""
+    """Where a run's files go. The folder that hydra makes for every run is removed where it is
+    another one.
+    """
     asked = Path(str(cfg.output_dir))
     if asked.absolute() != Path(HydraConfig.get().runtime.output_dir).absolute():
         forget_made()

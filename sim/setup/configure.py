@@ -18,12 +18,13 @@ SURROUNDINGS = ("hardware", "model", "trace", "workload")
 
 
 def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]:
-    """The configuration of ``python -m sim`` with these overrides, and the run's name, for ``sim.setup.build.build``.
+    """The configuration of ``python -m sim`` with these overrides, and the run's name, for
+    ``sim.setup.build.build``.
 
     ``config``: which file of ``conf/`` it starts from.
 
-    Nothing is written where it is executed: ``output_dir`` is a name only. Hydra's own errors are raised for what the
-    configuration does not have.
+    Nothing is written where it is executed: ``output_dir`` is a name only. Hydra's own errors are
+    raised for what the configuration does not have.
     """
     # Hydra takes longer to load than a short run, and not every user of this module composes.
     from hydra import compose, initialize_config_dir
@@ -44,11 +45,14 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
 
 def system_name(chosen: str | None, overrides: Iterable[str]) -> str:
     """The system, and whatever of its mechanisms was swapped: ``hobbit precision=fp16``."""
-    return " ".join([str(chosen or "custom"), *(word for word in overrides if group_of(word) in MECHANISMS)])
+    return " ".join(
+        [str(chosen or "custom"), *(word for word in overrides if group_of(word) in MECHANISMS)]
+    )
 
 
 def changes(overrides: Iterable[str]) -> list[str]:
-    """Of the overrides those of the system's surroundings: machine, model, trace, workload. The last of several counts.
+    """Of the overrides those of the system's surroundings: machine, model, trace, workload. The
+    last of several counts.
 
     >>> changes(["system=lru", "trace.max_sequences=8", "model=tiny_mixtral", "trace.max_sequences=4"])
     ['model=tiny_mixtral', 'trace.max_sequences=4']

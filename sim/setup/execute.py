@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from sim.bounds.bounds import MAX, lower_bounds
 from sim.engine.engine import simulate
@@ -19,7 +26,9 @@ from sim.results.run import Run
 
 @dataclass(frozen=True)
 class Result:
-    """A summary without ``wall_s``, and the tables it was drawn from. ``bounds_wall_s``: what the bounds took."""
+    """A summary without ``wall_s``, and the tables it was drawn from. ``bounds_wall_s``: what
+    the bounds took.
+    """
 
     summary: dict[str, Any]
     frames: Frames
@@ -27,7 +36,8 @@ class Result:
 
 
 def execute(run: Run, progress: Console | None = None, bounds: str = MAX) -> Result:
-    """Simulate ``run`` and measure it. ``progress`` shows a bar while it takes longer than a moment.
+    """Simulate ``run`` and measure it. ``progress`` shows a bar while it takes longer than a
+    moment.
 
     ``bounds``: how its lower bound is found (``sim.bounds.bounds.lower_bounds``).
     """
@@ -35,8 +45,13 @@ def execute(run: Run, progress: Console | None = None, bounds: str = MAX) -> Res
     if progress is None:
         record = simulate(run.controller, run.workload, run.durations)
     else:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                   TimeRemainingColumn())  # fmt: skip
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=progress, transient=True) as bar:
             task = bar.add_task(f"{run.system}: steps", total=total)
             report: Callable[[int], None] = lambda done: bar.update(task, completed=done)  # noqa: E731

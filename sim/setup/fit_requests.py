@@ -25,7 +25,9 @@ GROUPS = ("predictor", "trace")
 
 @dataclass(frozen=True)
 class FitRequest:
-    """A predictor, the trace to fit it on with the sequences of its fit split, and where the fit goes."""
+    """A predictor, the trace to fit it on with the sequences of its fit split, and where the fit
+    goes.
+    """
 
     predictor: FittedPredictor
     choice: TraceChoice
@@ -35,28 +37,40 @@ class FitRequest:
 
 
 def request_of(arguments: Sequence[str]) -> FitRequest:
-    """What the command line asks for, with the trace read. Raise ValueError for the first thing that is wrong."""
+    """What the command line asks for, with the trace read. Raise ValueError for the first thing
+    that is wrong.
+    """
     words = dict.fromkeys(GROUPS, False)
     output_dir, overrides = OUTPUT_DIR, []
     for argument in arguments:
         key, equals, text = argument.partition("=")
         group = key.split(".")[0]
         if not equals or (group not in GROUPS and key != "output_dir") or not text:
-            raise ValueError(f"{argument!r} is no key=value of predictor, trace or output_dir; leave it out")
+            raise ValueError(
+                f"{argument!r} is no key=value of predictor, trace or output_dir; leave it out"
+            )
         if key == "output_dir":
             output_dir = text
             continue
         words[group] = True
         overrides.append(argument)
     if not words["predictor"]:
-        raise ValueError("missing predictor=NAME (a file of conf/predictor) or cache=weighted_score")
+        raise ValueError(
+            "missing predictor=NAME (a file of conf/predictor) or cache=weighted_score"
+        )
     part = _parts(overrides)
     predictor, choice = part["predictor"], part["trace"]
     if not isinstance(predictor, FittedPredictor) or not predictor.needs_artefact:
-        raise ValueError(f"{type(predictor).__name__} has nothing to fit; run it with python -m sim as it is")
+        raise ValueError(
+            f"{type(predictor).__name__} has nothing to fit; run it with python -m sim as it is"
+        )
     trace = load_trace(choice.path, predictor.lookahead_sites)
     return FitRequest(
-        predictor, choice, trace, fit_sequences(trace, choice.exclude, choice.max_sequences), Path(output_dir)
+        predictor,
+        choice,
+        trace,
+        fit_sequences(trace, choice.exclude, choice.max_sequences),
+        Path(output_dir),
     )
 
 

@@ -1,4 +1,6 @@
-"""What a configuration is refused for before anything is built: settings, and parts that do not go together."""
+"""What a configuration is refused for before anything is built: settings, and parts that do not
+go together.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,19 @@ SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
 MISSING = "???"
 """What a file of ``conf/`` leaves to be set."""
-PARTS = ("model", "hardware", "trace", "workload", "predictor", "cache", "ram_cache", "precision", "placement",
-         "payload", "loader")  # fmt: skip
+PARTS = (
+    "model",
+    "hardware",
+    "trace",
+    "workload",
+    "predictor",
+    "cache",
+    "ram_cache",
+    "precision",
+    "placement",
+    "payload",
+    "loader",
+)
 
 
 def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -29,7 +42,10 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     config = {str(name): value for name, value in dict(plain).items()}  # type: ignore[arg-type]
     if _lacks_values(config):
         missing = [key for key, value in _leaves(config) if value == MISSING]
-        raise ValueError(f"configuration values not set: {', '.join(sorted(missing))}; give them on the command line")
+        raise ValueError(
+            f"configuration values not set: {', '.join(sorted(missing))}; give them on the command"
+            " line"
+        )
     if config["outputs"] not in OUTPUTS:
         raise ValueError(f"unknown outputs={config['outputs']}; allowed: {', '.join(OUTPUTS)}")
     if config["timeline_steps"] is not None:
@@ -37,13 +53,18 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     require_number("seed", config["seed"], whole=True)
     known = {*PARTS, *SETTINGS}
     if unknown := [name for name in config if name not in known]:
-        raise ValueError(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise ValueError(
+            f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+        )
     if unknown := [f"budget.{name}" for name in config["budget"] or () if name not in BUDGET]:
-        raise ValueError(f"unknown settings {', '.join(unknown)}; known: budget.{', budget.'.join(BUDGET)}")
+        raise ValueError(
+            f"unknown settings {', '.join(unknown)}; known: budget.{', budget.'.join(BUDGET)}"
+        )
     for name in (*PARTS, "budget"):
         if not isinstance(config.get(name), dict):
             raise ValueError(
-                f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or set a value in it"
+                f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or"
+                " set a value in it"
             )
     return config
 
@@ -67,47 +88,66 @@ def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 def _check_unpacking(part: Mapping[str, Any]) -> None:
     """Raise ValueError for what a link that writes experts out cannot tell apart by its bytes."""
     loader = part["loader"]
-    if any(link.unpack is not None for link in part["hardware"].links) and (loader.chunk_bytes or loader.dense_slots):
+    if any(link.unpack is not None for link in part["hardware"].links) and (
+        loader.chunk_bytes or loader.dense_slots
+    ):
         raise ValueError(
-            f"loader.chunk_bytes={loader.chunk_bytes}, dense_slots={loader.dense_slots} do not go with "
-            f"hardware.links.*.unpack, which is of whole experts; set chunk_bytes=null, dense_slots=0 or unpack=null"
+            f"loader.chunk_bytes={loader.chunk_bytes}, dense_slots={loader.dense_slots} do not go"
+            " with hardware.links.*.unpack, which is of whole experts; set chunk_bytes=null,"
+            " dense_slots=0 or unpack=null"
         )
 
 
 def check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
-    """Raise ValueError where a part would need what the trace's header says that its recording lacks."""
+    """Raise ValueError where a part would need what the trace's header says that its recording
+    lacks.
+    """
     header = workload.trace.header
     lacks = header.lacks
     told = f"trace {header.name} ({header.provenance.get('format')}) does not tell"
     if precision is None and lacks & {"weights", "rows"}:
         what = "gate weights" if "weights" in lacks else "which token of a batch chose which expert"
         raise ValueError(
-            f"{told} {what}, which precision weighs experts by; choose precision=fp16 or another fixed one"
+            f"{told} {what}, which precision weighs experts by; choose precision=fp16 or another"
+            " fixed one"
         )
     if workload.batching != "recorded" and lacks & {"rows", "sequences"}:
-        what = "which sequence a token belongs to" if "sequences" in lacks else "which token chose which expert"
+        what = (
+            "which sequence a token belongs to"
+            if "sequences" in lacks
+            else "which token chose which expert"
+        )
         raise ValueError(
-            f"{told} {what}, so workload.batching={workload.batching} cannot compose its steps; choose "
-            f"workload=recorded, its own steps"
+            f"{told} {what}, so workload.batching={workload.batching} cannot compose its steps;"
+            " choose workload=recorded, its own steps"
         )
     if header.prefill == "counts":
         _check_counts(header.name, config, precision, workload)
     if "rows" in lacks and config["cache"].get("recency") == "rows":
         raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
-    if "weights" in lacks and not header.stands_in_order and config["cache"].get("recency") == "rows":
+    if (
+        "weights" in lacks
+        and not header.stands_in_order
+        and config["cache"].get("recency") == "rows"
+    ):
         raise ValueError(
-            f"{told} the rank of a token's experts, which cache.recency=rows goes by; choose cache.recency=needs, or "
-            f"import it again with order=rank if its experts stand in that order"
+            f"{told} the rank of a token's experts, which cache.recency=rows goes by; choose"
+            " cache.recency=needs, or import it again with order=rank if its experts stand in that"
+            " order"
         )
 
 
-def _check_counts(name: str, config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
-    """Raise ValueError where a part would need single rows of prompts of which the trace keeps counts."""
+def _check_counts(
+    name: str, config: Mapping[str, Any], precision: int | None, workload: Workload
+) -> None:
+    """Raise ValueError where a part would need single rows of prompts of which the trace keeps
+    counts.
+    """
     told = f"trace {name} keeps prompts as counts of tokens, not"
     if precision is None:
         raise ValueError(
-            f"{told} each token's weights, which precision goes by; choose precision=fp16 or another fixed one, or "
-            f"capture with prefill=rows"
+            f"{told} each token's weights, which precision goes by; choose precision=fp16 or"
+            " another fixed one, or capture with prefill=rows"
         )
     if workload.prefill_chunk is not None:
         raise ValueError(f"{told} which token chose which expert; set workload.prefill_chunk=null")
@@ -121,32 +161,34 @@ def check_parts(part: Mapping[str, Any], workload: Workload) -> None:
     hardware = part["hardware"]
     if part["placement"].uses_cpu and hardware.cpu is None:
         raise ValueError(
-            f"this placement may compute experts on the CPU, but hardware {hardware.name} has no cpu section; choose "
-            f"placement=load, or a machine whose file has one"
+            f"this placement may compute experts on the CPU, but hardware {hardware.name} has no"
+            " cpu section; choose placement=load, or a machine whose file has one"
         )
     kept = [link.name for link in hardware.links if link.page_cache is not None]
     if kept and part["loader"].chunk_bytes is not None:
         raise ValueError(
-            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with hardware.links.{kept[0]}.page_cache: "
-            f"what is kept of a read that was cut is not modelled; set one of them to null"
+            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with"
+            f" hardware.links.{kept[0]}.page_cache: what is kept of a read that was cut is not"
+            " modelled; set one of them to null"
         )
     _check_unpacking(part)
     encoders = part["model"].encoder_sites, workload.trace.header.encoder_sites
     if encoders[0] != encoders[1]:
         raise ValueError(
-            f"model {part['model'].name} has its first {encoders[0]} sites in an encoder, but trace "
-            f"{workload.trace.header.name} {encoders[1]}; choose a model that goes with it, or set model.encoder_sites"
+            f"model {part['model'].name} has its first {encoders[0]} sites in an encoder, but trace"
+            f" {workload.trace.header.name} {encoders[1]}; choose a model that goes with it, or set"
+            " model.encoder_sites"
         )
     if part["loader"].dense_slots and workload.trace.header.encoder_sites:
         raise ValueError(
-            f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder model are not "
-            f"streamed; set loader.dense_slots=0"
+            f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder"
+            " model are not streamed; set loader.dense_slots=0"
         )
     payload, trace = part["payload"], workload.trace
     if payload.needs_shares and trace.active_shares is None:
         raise ValueError(
-            f"trace {trace.header.name} records no active shares of experts' channels, which this payload moves by; "
-            f"capture it with them, or choose payload.shares=nominal"
+            f"trace {trace.header.name} records no active shares of experts' channels, which this"
+            " payload moves by; capture it with them, or choose payload.shares=nominal"
         )
     if getattr(part["precision"], "needs_preferences", False):
         _check_preferences(trace)
@@ -160,8 +202,9 @@ def _check_preferences(trace: Trace) -> None:
     if trace.logits is None or without:
         what = "no logits" if trace.logits is None else f"no routing rule of sites {without}"
         raise ValueError(
-            f"trace {trace.header.name} has {what}, by which this gate chooses among the experts in memory; capture it "
-            f"with logits, or choose another precision (precision=fp16 placement=skip_absent leaves absent ones out)"
+            f"trace {trace.header.name} has {what}, by which this gate chooses among the experts in"
+            " memory; capture it with logits, or choose another precision (precision=fp16"
+            " placement=skip_absent leaves absent ones out)"
         )
 
 
@@ -169,13 +212,22 @@ def _check_caches(part: Mapping[str, Any], workload: Workload) -> None:
     for name in ("cache", "ram_cache"):
         shares = getattr(part[name], "shares", ())
         if shares and abs(sum(shares) - 1) > 1e-9:
-            raise ValueError(f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make it 1")
+            raise ValueError(
+                f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make"
+                " it 1"
+            )
     if isinstance(part["cache"], Foreseeing):
         if part["precision"].constant is None:
             raise ValueError(
-                "cache=belady needs one precision for all experts; choose precision=fp16 or another fixed one"
+                "cache=belady needs one precision for all experts; choose precision=fp16 or another"
+                " fixed one"
             )
         if workload.is_timed:
-            raise ValueError(f"cache=belady knows the future only where steps do not depend on time; {NO_ARRIVALS}")
+            raise ValueError(
+                "cache=belady knows the future only where steps do not depend on time;"
+                f" {NO_ARRIVALS}"
+            )
     if isinstance(part["ram_cache"], Foreseeing):
-        raise ValueError("ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru")
+        raise ValueError(
+            "ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru"
+        )

@@ -1,5 +1,5 @@
-"""From the words of a command to values, and from the plain values of a configuration to objects, with a refusal that
-names what nothing can take.
+"""From the words of a command to values, and from the plain values of a configuration to objects,
+with a refusal that names what nothing can take.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 def words_of(arguments: Iterable[str], known: Collection[str], refusal: str) -> dict[str, str]:
     """What KEY=VALUE words give, by key; the last of several counts.
 
-    Raise ValueError, the word and ``refusal``, for the first that is none, has no value, or whose key is not known.
+    Raise ValueError, the word and ``refusal``, for the first that is none, has no value, or whose
+    key is not known.
     """
     given: dict[str, str] = {}
     for argument in arguments:
@@ -29,16 +30,20 @@ def words_of(arguments: Iterable[str], known: Collection[str], refusal: str) -> 
 def make_object(node: Any, place: str = "") -> Any:
     """Plain values with every section that has a ``_target_`` made by it, innermost first.
 
-    What ``hydra.utils.instantiate`` does with such values, without their detour over OmegaConf, which is most of the
-    time that a short run takes to build. ``place``: the section's dotted key, for messages. Raise ValueError for a key
-    that its target does not know, one that it needs and does not get, and a target that there is not.
+    What ``hydra.utils.instantiate`` does with such values, without their detour over OmegaConf,
+    which is most of the time that a short run takes to build. ``place``: the section's dotted key,
+    for messages. Raise ValueError for a key that its target does not know, one that it needs and
+    does not get, and a target that there is not.
     """
     if isinstance(node, list):
         return [make_object(item, f"{place}.{number}") for number, item in enumerate(node)]
     if not isinstance(node, dict):
         return node
-    made = {name: make_object(value, f"{place}.{name}" if place else str(name))
-            for name, value in node.items() if name != "_target_"}  # fmt: skip
+    made = {
+        name: make_object(value, f"{place}.{name}" if place else str(name))
+        for name, value in node.items()
+        if name != "_target_"
+    }
     if "_target_" not in node:
         return made
     target = _target(node["_target_"], place)
@@ -57,14 +62,28 @@ def _check_keys(target: Callable[..., Any], node: Mapping[str, Any], place: str)
     given = {str(name): value for name, value in node.items() if name != "_target_"}
     where = f"{place}." if place else ""
     if unknown := [name for name in given if name not in parameters]:
-        like = [f"did you mean {where}{near}?" for name in unknown for near in get_close_matches(name, parameters, 1)]
+        like = [
+            f"did you mean {where}{near}?"
+            for name in unknown
+            for near in get_close_matches(name, parameters, 1)
+        ]
         told = ", ".join(f"{where}{name}={given[name]!r}" for name in unknown)
         kind = node["_target_"].rpartition(".")[2]
-        raise ValueError(f"{told}: unknown; {kind} knows {', '.join(parameters)}{''.join(f'; {one}' for one in like)}")
+        raise ValueError(
+            f"{told}: unknown; {kind} knows"
+            f" {', '.join(parameters)}{''.join(f'; {one}' for one in like)}"
+        )
     needed = [name for name, one in parameters.items() if one.default is one.empty]
     if missing := [name for name in needed if name not in given]:
-        has = ", ".join(f"{name}={value!r}" for name, value in given.items() if not isinstance(value, dict | list))
-        raise ValueError(f"not given: {', '.join(where + name for name in missing)} (there is {has or 'nothing'})")
+        has = ", ".join(
+            f"{name}={value!r}"
+            for name, value in given.items()
+            if not isinstance(value, dict | list)
+        )
+        raise ValueError(
+            f"not given: {', '.join(where + name for name in missing)} (there is"
+            f" {has or 'nothing'})"
+        )
 
 
 @cache
@@ -80,4 +99,6 @@ def _target(path: object, place: str) -> Any:
         try:
             return get_object(str(path))
         except Exception as error:
-            raise ValueError(f"{place}._target_={path!r} names nothing that can be imported") from error
+            raise ValueError(
+                f"{place}._target_={path!r} names nothing that can be imported"
+            ) from error

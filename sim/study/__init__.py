@@ -1,1 +1,3 @@
-"""Many configurations in one job: a grid, a list or a search, whose results are one parquet dataset."""
+"""Many configurations in one job: a grid, a list or a search, whose results are one parquet
+dataset.
+"""

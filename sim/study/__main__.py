@@ -1,8 +1,10 @@
-"""``python -m sim.study name=NAME [launcher=pool] [workers=N] [output_dir=DIR] [retry=yes] [OVERRIDES...]``
+"""``python -m sim.study name=NAME [launcher=pool] [workers=N] [output_dir=DIR] [retry=yes]
+[OVERRIDES...]``
 
-``name``: a file of conf/study, or a path to one (docs/studies.md). Other words are overrides of every cell, as for
-``python -m sim``. The same words again go on where a study was stopped. Exit status: 0, 2 for what cannot be run or
-written, 3 where a cell was refused or failed, 130 and 143 where it was interrupted.
+``name``: a file of conf/study, or a path to one (docs/studies.md). Other words are overrides of
+every cell, as for ``python -m sim``. The same words again go on where a study was stopped. Exit
+status: 0, 2 for what cannot be run or written, 3 where a cell was refused or failed, 130 and 143
+where it was interrupted.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def main(words: Sequence[str]) -> int:
         if plan.search:
             print(told(plan.name, run_search(plan, launcher, output_dir, say)))
             return 0
-        counts = conduct(plan.name, plan_cells(plan), launcher, output_dir, options.get("retry") == "yes", say)
+        counts = conduct(
+            plan.name, plan_cells(plan), launcher, output_dir, options.get("retry") == "yes", say
+        )
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -62,8 +66,8 @@ def sort_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         else:
             known = (*OWN, *OF_LAUNCHERS, *TOP_LEVEL)
             raise ValueError(
-                f"{word} is no option{nearest(key, known)}; a study has {', '.join((*OWN, *OF_LAUNCHERS))}, and every "
-                f"override of python -m sim"
+                f"{word} is no option{nearest(key, known)}; a study has"
+                f" {', '.join((*OWN, *OF_LAUNCHERS))}, and every override of python -m sim"
             )
     if "name" not in options:
         raise ValueError("which study? name=NAME of conf/study, or name=PATH of a file")

@@ -1,7 +1,9 @@
-"""From overrides to cells: configurations composed once for every choice of files, values set in them, and their keys.
+"""From overrides to cells: configurations composed once for every choice of files, values set in
+them, and their keys.
 
-What chooses files is composed as hydra does it; plain values are then set in a copy of the result, with hydra's own
-rules (a key must be there, a section is merged), in a hundredth of the time. What is not plain goes through hydra.
+What chooses files is composed as hydra does it; plain values are then set in a copy of the result,
+with hydra's own rules (a key must be there, a section is merged), in a hundredth of the time. What
+is not plain goes through hydra.
 """
 
 from __future__ import annotations
@@ -30,13 +32,19 @@ NOT_IN_KEY = ("output_dir", "outputs", "timeline_steps")
 KEY_DIGITS = 20
 WHOLE, NUMBER = r"-?(?:0|[1-9]\d*)", r"-?(?:0|[1-9]\d*)\.\d+"
 TEXT = r"(?!(?:true|false|null|nan|inf)$)[a-z_]\w*"
-PLAIN = re.compile(rf"([a-z_]\w*(?:\.[a-z_]\w*)*)=(?:({WHOLE})|({NUMBER})|({TEXT}))", re.ASCII | re.IGNORECASE)
-"""Overrides that hydra reads as a key and a whole number, a number or text: most of them, and hydra is slow to load."""
+PLAIN = re.compile(
+    rf"([a-z_]\w*(?:\.[a-z_]\w*)*)=(?:({WHOLE})|({NUMBER})|({TEXT}))", re.ASCII | re.IGNORECASE
+)
+"""Overrides that hydra reads as a key and a whole number, a number or text: most of them, and
+hydra is slow to load.
+"""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration to run. ``axes``: the values that the study varies, by key; ``config``: all, resolved."""
+    """One configuration to run. ``axes``: the values that the study varies, by key; ``config``:
+    all, resolved.
+    """
 
     key: str
     system: str
@@ -47,7 +55,9 @@ class Cell:
 
 
 def plan_cells(plan: Plan) -> list[Cell]:
-    """Every cell of a grid and a list, each configuration once. Raise ValueError for overrides that cannot be."""
+    """Every cell of a grid and a list, each configuration once. Raise ValueError for overrides
+    that cannot be.
+    """
     found: dict[str, Cell] = {}
     for values, words in plan.cells():
         cell = make_cell(plan, values, words)
@@ -56,12 +66,22 @@ def plan_cells(plan: Plan) -> list[Cell]:
 
 
 def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
-    """A cell of ``plan``: the base's overrides, then these values by key, these words, and the plan's last."""
+    """A cell of ``plan``: the base's overrides, then these values by key, these words, and the
+    plan's last.
+    """
     settings: dict[str, Any] = {}
     choices: dict[str, str] = {}
-    told = (*plan.base, *(f"{key}={_text(value)}" for key, value in values.items()), *words, *plan.last)
-    for key, value, word in (*map(_taken_apart, plan.base), *((key, value, None) for key, value in values.items()),
-                             *map(_taken_apart, (*words, *plan.last))):  # fmt: skip
+    told = (
+        *plan.base,
+        *(f"{key}={_text(value)}" for key, value in values.items()),
+        *words,
+        *plan.last,
+    )
+    for key, value, word in (
+        *map(_taken_apart, plan.base),
+        *((key, value, None) for key, value in values.items()),
+        *map(_taken_apart, (*words, *plan.last)),
+    ):
         if word is None and not _is_group(key):
             settings[key] = value
         else:
@@ -117,7 +137,9 @@ def _parse(word: str) -> Any:
 
 
 def _taken_apart(word: str) -> tuple[str, Any, str | None]:
-    """Key and value of an override, and the word itself where hydra must have it: it is no plain value."""
+    """Key and value of an override, and the word itself where hydra must have it: it is no plain
+    value.
+    """
     if plain := PLAIN.fullmatch(word):
         key, whole, number, text = plain.groups()
         value = int(whole) if whole else float(number) if number else text
@@ -138,7 +160,8 @@ def _is_group(key: str) -> bool:
 
 
 def _with(node: Any, names: Sequence[str], value: Any, depth: int = 0) -> dict[str, Any]:
-    """The section with a value set that is there; sections that it does not lie in are shared, not copied.
+    """The section with a value set that is there; sections that it does not lie in are shared, not
+    copied.
 
     Raise ValueError for a key that is not there, with the nearest.
     """
@@ -158,7 +181,10 @@ def _child(node: Any, name: str, path: Iterable[str], key: str) -> Any:
     if not isinstance(node, dict) or name not in node:
         place = ".".join(path) or "the configuration"
         has = sorted(map(str, node)) if isinstance(node, dict) else []
-        raise ValueError(f"{key} is no setting: {place} has no {name}{nearest(name, has)}; it has {', '.join(has)}")
+        raise ValueError(
+            f"{key} is no setting: {place} has no {name}{nearest(name, has)}; it has"
+            f" {', '.join(has)}"
+        )
     return node[name]
 
 

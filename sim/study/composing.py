@@ -1,7 +1,9 @@
-"""Compositions of ``conf/`` without hydra's machinery, in a twentieth of its time, where files are as plain as there.
+"""Compositions of ``conf/`` without hydra's machinery, in a twentieth of its time, where files are
+as plain as there.
 
-Plain is: a choice names a file of a group; a group's file has values, maybe on top of other files of its group; a
-system has nothing but choices. Whatever is not is left to hydra, and what comes out is hydra's, to the order of keys.
+Plain is: a choice names a file of a group; a group's file has values, maybe on top of other files
+of its group; a system has nothing but choices. Whatever is not is left to hydra, and what comes out
+is hydra's, to the order of keys.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class NotPlain(Exception):
 
 
 def compose_plainly(words: Sequence[str]) -> tuple[Values, str] | None:
-    """The values of ``python -m sim`` with these choices of files, and the system; None where hydra must be asked.
+    """The values of ``python -m sim`` with these choices of files, and the system; None where hydra
+    must be asked.
 
     >>> values, system = compose_plainly(["system=lru", "cache=lfu"])
     >>> system, values["cache"]["_target_"]
@@ -51,7 +54,9 @@ def _compose(words: Sequence[str]) -> tuple[Values, str]:
     assert system is not None
     chosen |= {**_mechanisms(system), **asked}
     composed = deepcopy(values) | {
-        group: deepcopy(_option(group, name)) for group, name in chosen.items() if group != SYSTEM and name is not None
+        group: deepcopy(_option(group, name))
+        for group, name in chosen.items()
+        if group != SYSTEM and name is not None
     }
     return composed, system
 
@@ -67,14 +72,18 @@ def _choice(word: str, groups: dict[str, str | None]) -> tuple[str, str]:
 
 @cache
 def _whole() -> tuple[Values, dict[str, str | None]]:
-    """Of ``config.yaml`` its own values, but for what is hydra's, and the file that it chooses of every group."""
+    """Of ``config.yaml`` its own values, but for what is hydra's, and the file that it chooses
+    of every group.
+    """
     (own, *defaults), values = _read(CONF / "config.yaml", replaced=OF_HYDRA)
     del values["hydra"]
     chosen: dict[str, str | None] = {}
     for item in defaults:
         if not isinstance(item, dict):
             raise NotPlain
-        chosen |= {group: name for group, name in item.items() if not group.startswith("override hydra/")}
+        chosen |= {
+            group: name for group, name in item.items() if not group.startswith("override hydra/")
+        }
     if own != SELF or set(values) & set(chosen) or not isinstance(chosen.get(SYSTEM), str):
         raise NotPlain
     return values, chosen
@@ -106,14 +115,20 @@ def _option(group: str, name: str) -> Values:
     return found
 
 
-def _read(place: Path, head: str = "", replaced: Mapping[str, Any] = {}) -> tuple[list[Any], Values]:
+def _read(
+    place: Path, head: str = "", replaced: Mapping[str, Any] = {}
+) -> tuple[list[Any], Values]:
     """The defaults list of a file, and its values."""
     try:
         text = place.read_text(encoding="utf-8")
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         raise NotPlain from None
-    if not isinstance(found, dict) or not text.startswith(head) or PACKAGE in text.removeprefix(head):
+    if (
+        not isinstance(found, dict)
+        or not text.startswith(head)
+        or PACKAGE in text.removeprefix(head)
+    ):
         raise NotPlain
     values = {str(key): value for key, value in {**found, **replaced}.items() if key != DEFAULTS}
     defaults = found.get(DEFAULTS, [])
@@ -126,4 +141,6 @@ def _merged(below: Any, above: Any) -> Any:
     """Sections are merged; of anything else the upper one holds."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
-    return below | {key: _merged(below[key], value) if key in below else value for key, value in above.items()}
+    return below | {
+        key: _merged(below[key], value) if key in below else value for key, value in above.items()
+    }

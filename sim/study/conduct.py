@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from sim.study.cells import Cell
 from sim.study.dataset import Dataset
@@ -21,11 +28,18 @@ LINE_EVERY_S = 10.0
 """Where progress goes to no terminal, a line so often."""
 
 
-def conduct(study: str, cells: Sequence[Cell], launcher: Launcher, output_dir: Path, retry: bool = False,
-            tell: Callable[[str], None] = print) -> Counter[str]:  # fmt: skip
+def conduct(
+    study: str,
+    cells: Sequence[Cell],
+    launcher: Launcher,
+    output_dir: Path,
+    retry: bool = False,
+    tell: Callable[[str], None] = print,
+) -> Counter[str]:
     """Run the cells that are not recorded in ``output_dir`` yet; how many of all have each status.
 
-    ``retry``: those that were refused or failed are run again. Raise DatasetError where they cannot be recorded.
+    ``retry``: those that were refused or failed are run again. Raise DatasetError where they cannot
+    be recorded.
     """
     with launcher, Dataset(output_dir, axes_of(cells), tell) as dataset:
         if retry and (again := dataset.forget((REFUSED, FAILED))):
@@ -50,14 +64,26 @@ def axes_of(cells: Iterable[Cell]) -> dict[str, object]:
 
 
 @contextmanager
-def showing_progress(study: str, total: int, tell: Callable[[str], None]) -> Iterator[Callable[[Row], None]]:
-    """What is to be given every row: a bar with rate and remaining time on a terminal, else a line now and then."""
+def showing_progress(
+    study: str, total: int, tell: Callable[[str], None]
+) -> Iterator[Callable[[Row], None]]:
+    """What is to be given every row: a bar with rate and remaining time on a terminal, else a
+    line now and then.
+    """
     console = Console(stderr=True)
     counts: Counter[str] = Counter()
     started = shown = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-               TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(study, total=total, note="")
 
         def report(row: Row) -> None:
@@ -65,7 +91,9 @@ def showing_progress(study: str, total: int, tell: Callable[[str], None]) -> Ite
             counts[row["status"]] += 1
             now, done = time.monotonic(), counts.total()
             rate = done / max(now - started, 1e-9)
-            bad = ", ".join(f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status])
+            bad = ", ".join(
+                f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status]
+            )
             note = f"{rate:.3g} cells/s" + (f", {bad}" if bad else "")
             bar.update(task, completed=done, note=note)
             if not console.is_terminal and now > shown + LINE_EVERY_S:
@@ -79,8 +107,10 @@ def answer(study: str, counts: Counter[str], output_dir: Path) -> str:
     """What came of it, and how to read it."""
     bad = [f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status]]
     told = f" ({', '.join(bad)}: column error says why)" if bad else ""
-    return (f"{study}: {counts.total()} cells, {counts[DONE]} done{told}. "
-            f"polars.read_parquet(\"{output_dir}/cells/*.parquet\") reads them.")  # fmt: skip
+    return (
+        f"{study}: {counts.total()} cells, {counts[DONE]} done{told}. "
+        f'polars.read_parquet("{output_dir}/cells/*.parquet") reads them.'
+    )
 
 
 def say(text: str) -> None:

@@ -1,8 +1,10 @@
-"""The rows of a study on disk: parquet parts that appear whole or not at all, and a journal of what they lack.
+"""The rows of a study on disk: parquet parts that appear whole or not at all, and a journal of what
+they lack.
 
-A finished cell is appended to ``journal.jsonl`` at once, and with others written to ``cells/part-N.parquet`` now and
-then: made under another name and moved into place, whereupon the journal begins anew. Killed at any moment, a study
-finds each finished cell in a part or in the journal. One process writes a dataset at a time; who reads takes the parts.
+A finished cell is appended to ``journal.jsonl`` at once, and with others written to
+``cells/part-N.parquet`` now and then: made under another name and moved into place, whereupon the
+journal begins anew. Killed at any moment, a study finds each finished cell in a part or in the
+journal. One process writes a dataset at a time; who reads takes the parts.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ class DatasetError(OSError):
 class Dataset:
     """The dataset in ``directory``, held for writing: use it in a ``with``.
 
-    ``axes``: types of the varied keys' columns. ``tell`` is given what the user should know. Raise DatasetError where
-    another process writes it or nothing can be written there.
+    ``axes``: types of the varied keys' columns. ``tell`` is given what the user should know. Raise
+    DatasetError where another process writes it or nothing can be written there.
     """
 
-    def __init__(self, directory: Path, axes: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, axes: Mapping[str, Any], tell: Callable[[str], None]
+    ) -> None:
         self.directory, self._axes, self._tell = directory, dict(axes), tell
         self.statuses: dict[str, str] = {}
         """Of every recorded cell, by key: done, refused or failed."""
@@ -62,8 +66,12 @@ class Dataset:
             raise self._cannot_write(error) from error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 where: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
         try:
             # What cannot be written as a part is in the journal.
             if not isinstance(error, DatasetError):
@@ -87,7 +95,10 @@ class Dataset:
             raise self._cannot_write(error) from error
         self.statuses[row["key"]] = row["status"]
         self._pending.append(row)
-        if len(self._pending) >= ROWS_A_PART or time.monotonic() > self._written_at + SECONDS_A_PART:
+        if (
+            len(self._pending) >= ROWS_A_PART
+            or time.monotonic() > self._written_at + SECONDS_A_PART
+        ):
             self.flush()
 
     def flush(self) -> None:
@@ -98,7 +109,10 @@ class Dataset:
         assert self._journal is not None
         numbers = [int(part.stem.partition("-")[2]) for part in self._parts()]
         try:
-            self._publish(to_frame(self._pending, self._axes), f"part-{max(numbers, default=0) + 1:06d}.parquet")
+            self._publish(
+                to_frame(self._pending, self._axes),
+                f"part-{max(numbers, default=0) + 1:06d}.parquet",
+            )
             self._journal.truncate(0)
         except OSError as error:
             raise self._cannot_write(error) from error
@@ -137,13 +151,14 @@ class Dataset:
                 frames[part] = pl.read_parquet(part)
                 self.statuses |= dict(frames[part].select("key", "status").iter_rows())
             except (PolarsError, OSError) as error:
-                # Beside the parts it would be in the way of those who read their whole folder, as pandas does.
+                # Beside the parts it would be in the way of those who read their whole folder, as
+                # pandas does.
                 aside = self.directory / (part.name + BROKEN)
                 part.rename(aside)
                 reason = str(error).splitlines()[0]
                 self._tell(
-                    f"{part} cannot be read ({reason}); it is kept as {aside.name}, and the cells that it held run "
-                    f"again"
+                    f"{part} cannot be read ({reason}); it is kept as {aside.name}, and the cells"
+                    " that it held run again"
                 )
         self._agree(frames)
 
@@ -156,10 +171,14 @@ class Dataset:
                     self._axes[key] = kind if self._axes.get(key, kind) == kind else pl.String
         wanted = {**SCHEMA, **{AXIS + key: kind for key, kind in self._axes.items()}}
         for part, frame in frames.items():
-            if dict(frame.schema) != {name: pl.Schema({name: kind})[name] for name, kind in wanted.items()}:
+            if dict(frame.schema) != {
+                name: pl.Schema({name: kind})[name] for name, kind in wanted.items()
+            }:
                 there = set(frame.columns)
                 columns = [
-                    (pl.col(name) if name in there else pl.lit(None)).cast(kind, strict=False).alias(name)
+                    (pl.col(name) if name in there else pl.lit(None))
+                    .cast(kind, strict=False)
+                    .alias(name)
                     for name, kind in wanted.items()
                 ]
                 self._publish(frame.select(columns), part.name)
@@ -178,14 +197,19 @@ class Dataset:
             except (ValueError, KeyError, TypeError):
                 lost += 1
         if lost:
-            self._tell(f"{place} has {lost} line{'s' * (lost > 1)} that cannot be read; those cells run again")
+            self._tell(
+                f"{place} has {lost} line{'s' * (lost > 1)} that cannot be read; those cells run"
+                " again"
+            )
         for row in good:
             if row["key"] not in self.statuses:
                 self.statuses[row["key"]] = row["status"]
                 self._pending.append(row)
         # What is torn must not be glued to what follows.
         temporary = place.with_name("." + JOURNAL)
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in self._pending), encoding="utf-8")
+        temporary.write_text(
+            "".join(json.dumps(row) + "\n" for row in self._pending), encoding="utf-8"
+        )
         os.replace(temporary, place)
 
     # ---- writing
@@ -208,7 +232,9 @@ class Dataset:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Who held it may have taken the file away with an empty dataset.
-            is_mine = place.exists() and os.path.samestat(os.fstat(self._lock.fileno()), place.stat())
+            is_mine = place.exists() and os.path.samestat(
+                os.fstat(self._lock.fileno()), place.stat()
+            )
         except BlockingIOError:
             is_mine = False
         if not is_mine:
@@ -217,7 +243,8 @@ class Dataset:
             self._lock.close()
             self._lock = None
             raise DatasetError(
-                f"output_dir={self.directory} is being written by {who}; wait for it, or choose another output_dir"
+                f"output_dir={self.directory} is being written by {who}; wait for it, or choose"
+                " another output_dir"
             )
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -234,8 +261,8 @@ class Dataset:
     def _cannot_write(self, error: OSError) -> DatasetError:
         kept = f"; {len(self.statuses)} cells are recorded and stay" if self.statuses else ""
         return DatasetError(
-            f"output_dir={self.directory} cannot be written ({error}){kept}: make room or choose another place, and "
-            f"start again with the same words"
+            f"output_dir={self.directory} cannot be written ({error}){kept}: make room or choose"
+            " another place, and start again with the same words"
         )
 
 
@@ -248,7 +275,9 @@ def _parquet(frame: pl.DataFrame) -> bytes:
 
 
 def read_cells(directory: str | Path) -> pl.DataFrame:
-    """The recorded cells of a study: what ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads."""
+    """The recorded cells of a study: what ``polars.read_parquet("DIRECTORY/cells/*.parquet")``
+    reads.
+    """
     parts = sorted((Path(directory) / CELLS).glob("part-*.parquet"))
     if not parts:
         return to_frame([], {})

@@ -1,7 +1,8 @@
-"""Where cells run: a pool of processes here, Ray, or Slurm by submitit. Each answers with rows as they come.
+"""Where cells run: a pool of processes here, Ray, or Slurm by submitit. Each answers with rows as
+they come.
 
-All three call the same function of `sim.study.worker`. A few cells at a time are on their way, so that what is finished
-is recorded at once and what is left can be given up at any moment.
+All three call the same function of `sim.study.worker`. A few cells at a time are on their way, so
+that what is finished is recorded at once and what is left can be given up at any moment.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from sim.study.worker import begin_work, run_cell, run_cells
 OPTIONS = {
     "pool": ("workers",),
     "ray": ("workers", "address", "batch"),
-    "submitit": ("workers", "cluster", "batch", "partition", "timeout_min", "mem_gb", "account", "qos"),
+    "submitit": (
+        "workers",
+        "cluster",
+        "batch",
+        "partition",
+        "timeout_min",
+        "mem_gb",
+        "account",
+        "qos",
+    ),
 }
 """Launchers and the options that each takes."""
 ON_THE_WAY = 3
@@ -51,14 +61,20 @@ def make_launcher(name: str, options: Mapping[str, str]) -> Launcher:
     if name not in OPTIONS:
         raise ValueError(f"unknown launcher={name}; choose {', '.join(OPTIONS)}")
     if foreign := [key for key in options if key not in OPTIONS[name]]:
-        raise ValueError(f"launcher={name} has no option {', '.join(foreign)}; it has {', '.join(OPTIONS[name])}")
-    workers = _count(options, "workers", len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        raise ValueError(
+            f"launcher={name} has no option {', '.join(foreign)}; it has {', '.join(OPTIONS[name])}"
+        )
+    workers = _count(
+        options, "workers", len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    )
     if name == "pool":
         return Pool(workers)
     batch = _count(options, "batch", 8)
     if name == "ray":
         return OnRay(workers, options.get("address"), batch)
-    rest = {key: value for key, value in options.items() if key not in ("workers", "cluster", "batch")}
+    rest = {
+        key: value for key, value in options.items() if key not in ("workers", "cluster", "batch")
+    }
     return OnSubmitit(options.get("cluster", "slurm"), workers, batch, rest)
 
 
@@ -72,8 +88,8 @@ def _count(options: Mapping[str, str], name: str, default: int) -> int:
 class Pool:
     """Processes of this machine, each of which reads a trace once.
 
-    A worker that dies takes the pool with it: what it left is run again, one cell at a time, until it is known which
-    cell it was.
+    A worker that dies takes the pool with it: what it left is run again, one cell at a time, until
+    it is known which cell it was.
     """
 
     def __init__(self, workers: int) -> None:
@@ -84,7 +100,8 @@ class Pool:
         context = _context()
         self._pool = ProcessPoolExecutor(self.workers, context, begin_work)
         if context.get_start_method() == "fork":
-            # Now, before this process has threads of its own, or holds locks and files that workers must not.
+            # Now, before this process has threads of its own, or holds locks and files that workers
+            # must not.
             with warnings.catch_warnings():
                 # Python warns of any thread; these are known.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -109,7 +126,9 @@ class Pool:
                 if not lost:
                     return
 
-    def _run_pool(self, study: str, cells: Iterator[Cell], output_dir: Path, lost: list[Cell]) -> Iterator[Row]:
+    def _run_pool(
+        self, study: str, cells: Iterator[Cell], output_dir: Path, lost: list[Cell]
+    ) -> Iterator[Row]:
         """Until the cells or the pool are at their end. ``lost`` takes what a broken pool left."""
         self._pool = pool = self._pool or ProcessPoolExecutor(self.workers, _server(), begin_work)
         running: dict[Future[Row], Cell] = {}
@@ -117,7 +136,9 @@ class Pool:
         is_over = False
         try:
             while not is_over:
-                while len(running) < self.workers * ON_THE_WAY and (handed := list(islice(cells, 1))):
+                while len(running) < self.workers * ON_THE_WAY and (
+                    handed := list(islice(cells, 1))
+                ):
                     future = pool.submit(run_cell, study, handed[0], str(output_dir))
                     running[future] = handed.pop()
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -125,7 +146,8 @@ class Pool:
                     row = future.result()
                     del running[future]
                     yield row
-                # Nothing was running: nothing is left. What ran may all have ended at once, and others wait.
+                # Nothing was running: nothing is left. What ran may all have ended at once, and
+                # others wait.
                 is_over = not done
         except BrokenProcessPool:
             is_over = True
@@ -150,8 +172,8 @@ class Pool:
 
 
 def _context() -> Any:
-    """Workers are copies of this process, which has imported what they need, where it has no thread that they would
-    miss; else they come from a process of their own that has.
+    """Workers are copies of this process, which has imported what they need, where it has no thread
+    that they would miss; else they come from a process of their own that has.
     """
     return multiprocessing.get_context("fork") if has_no_threads_of_work() else _server()
 
@@ -165,13 +187,15 @@ def _server() -> Any:
 
 
 def has_no_threads_of_work() -> bool:
-    """Whether this process is as its imports left it: polars starts its threads of work, and cannot be copied any more,
-    when it is first used. Known on Linux.
+    """Whether this process is as its imports left it: polars starts its threads of work, and cannot
+    be copied any more, when it is first used. Known on Linux.
     """
     if threading.active_count() > 1 or not THREADS.is_dir():
         return False
     try:
-        names = [(place / "comm").read_text(encoding="utf-8").strip() for place in THREADS.iterdir()]
+        names = [
+            (place / "comm").read_text(encoding="utf-8").strip() for place in THREADS.iterdir()
+        ]
     except OSError:
         return False
     own = (THREADS / str(os.getpid()) / "comm").read_text(encoding="utf-8").strip()
@@ -180,7 +204,9 @@ def has_no_threads_of_work() -> bool:
 
 THREADS = Path("/proc/self/task")
 IDLE_THREADS = ("jemalloc_bg_thd", "polars-ooc-clea")
-"""What importing polars starts: an allocator's, which knows of copies, and one that tidies what polars has used."""
+"""What importing polars starts: an allocator's, which knows of copies, and one that tidies what
+polars has used.
+"""
 
 
 class OnRay:
@@ -192,7 +218,13 @@ class OnRay:
 
     def __enter__(self) -> Self:
         local = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
-        self._ray.init(self.address, log_to_driver=False, logging_level="error", ignore_reinit_error=True, **local)
+        self._ray.init(
+            self.address,
+            log_to_driver=False,
+            logging_level="error",
+            ignore_reinit_error=True,
+            **local,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -203,7 +235,9 @@ class OnRay:
         remote = ray.remote(run_cells)
         batches = _batches(cells, self.batch)
         room = ON_THE_WAY * max(1, int(ray.cluster_resources().get("CPU", self.workers)))
-        running = {remote.remote(study, batch, str(output_dir)): batch for batch in islice(batches, room)}
+        running = {
+            remote.remote(study, batch, str(output_dir)): batch for batch in islice(batches, room)
+        }
         while running:
             done, _ = ray.wait(list(running))
             for reference in done:
@@ -217,7 +251,8 @@ class OnRay:
 
 
 class OnSubmitit:
-    """Slurm through submitit (``cluster=local``: processes here, to try it out), ``workers`` jobs at a time.
+    """Slurm through submitit (``cluster=local``: processes here, to try it out), ``workers`` jobs
+    at a time.
 
     Every job runs a batch of cells; ``options`` are Slurm's (partition, timeout_min, ..).
     """
@@ -238,7 +273,9 @@ class OnSubmitit:
 
     def run(self, study: str, cells: Iterable[Cell], output_dir: Path) -> Iterator[Row]:
         try:
-            executor = self._submitit.AutoExecutor(folder=output_dir / "slurm" / "%j", cluster=self._cluster)
+            executor = self._submitit.AutoExecutor(
+                folder=output_dir / "slurm" / "%j", cluster=self._cluster
+            )
         except RuntimeError as error:
             raise ValueError(
                 f"launcher=submitit cluster={self._cluster}: {error}; to try it out: cluster=local"
@@ -256,7 +293,8 @@ class OnSubmitit:
                 batch = running.pop(job)
                 try:
                     yield from job.result()
-                # Whatever a job dies of (its time, its node, the workers' own errors) is what its cells failed by.
+                # Whatever a job dies of (its time, its node, the workers' own errors) is what its
+                # cells failed by.
                 except Exception as error:
                     yield from _failed(study, batch, error)
             if not ended:
@@ -283,5 +321,6 @@ def _installed(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError:
         raise ValueError(
-            f"{module} is not installed; pip install -e '.[{extra}]' (or choose launcher=pool, which needs nothing)"
+            f"{module} is not installed; pip install -e '.[{extra}]' (or choose launcher=pool,"
+            " which needs nothing)"
         ) from None

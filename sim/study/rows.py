@@ -1,4 +1,6 @@
-"""A finished cell as one row: what was asked, what came out, and by sequence what paired comparisons need."""
+"""A finished cell as one row: what was asked, what came out, and by sequence what paired
+comparisons need.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,61 @@ from sim.values.version import VERSION
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
 NUMBERS = (
-    "decode_tokens_per_s", "prefill_tokens_per_s", "makespan_s", "ttft_s.mean", "ttft_s.p95", "tpot_s.mean",
-    "tpot_s.p95", "itl_s.mean", "itl_s.p95", "itl_s.p99", "latency_s.mean", "compute_busy_s", "stall_s.demand",
-    "stall_s.behind_demand", "stall_s.behind_prefetch", "stall_s.late_prefetch", "stall_s.storage", "stall_s.no_slot",
-    "stall_s.dense", "stall_s.cpu_join", "stall_s.host", "stall_s.predictor", "stall_s.no_request", "hit_ratio",
-    "hit_ratio_prefill", "miss_penalty", "prefetch.started", "prefetch.used", "prefetch.wasted_bytes",
-    "prediction.top1", "prediction.recall_at_issued", "prediction.precision", "quality_proxy.low_share",
-    "quality_proxy.skip_share", "quality_proxy.low_mass", "quality_proxy.skip_mass", "bounds.lower_s", "gap",
-    "budget.device_bytes", "budget.resident_share", "peak_bytes.device", "load_s", "wall_s",
-)  # fmt: skip
+    "decode_tokens_per_s",
+    "prefill_tokens_per_s",
+    "makespan_s",
+    "ttft_s.mean",
+    "ttft_s.p95",
+    "tpot_s.mean",
+    "tpot_s.p95",
+    "itl_s.mean",
+    "itl_s.p95",
+    "itl_s.p99",
+    "latency_s.mean",
+    "compute_busy_s",
+    "stall_s.demand",
+    "stall_s.behind_demand",
+    "stall_s.behind_prefetch",
+    "stall_s.late_prefetch",
+    "stall_s.storage",
+    "stall_s.no_slot",
+    "stall_s.dense",
+    "stall_s.cpu_join",
+    "stall_s.host",
+    "stall_s.predictor",
+    "stall_s.no_request",
+    "hit_ratio",
+    "hit_ratio_prefill",
+    "miss_penalty",
+    "prefetch.started",
+    "prefetch.used",
+    "prefetch.wasted_bytes",
+    "prediction.top1",
+    "prediction.recall_at_issued",
+    "prediction.precision",
+    "quality_proxy.low_share",
+    "quality_proxy.skip_share",
+    "quality_proxy.low_mass",
+    "quality_proxy.skip_mass",
+    "bounds.lower_s",
+    "gap",
+    "budget.device_bytes",
+    "budget.resident_share",
+    "peak_bytes.device",
+    "load_s",
+    "wall_s",
+)
 """Numbers of a summary that are columns; ``summary`` has all."""
-TEXTS = ("model", "hardware", "preset", "workload", "trace.name", "trace.gates", "trace.split", "bounds.method")
+TEXTS = (
+    "model",
+    "hardware",
+    "preset",
+    "workload",
+    "trace.name",
+    "trace.gates",
+    "trace.split",
+    "bounds.method",
+)
 INTERVALS = ("decode_tokens_per_s", "ttft_s", "tpot_s", "hit_ratio")
 """Their 95 % intervals are ``ci95.NAME.low`` and ``ci95.NAME.high``."""
 LISTS = {"sequence": pl.Int64, "decode_ns": pl.Float64, "decode_tokens": pl.Float64}
@@ -33,29 +79,55 @@ AXIS = "axis."
 """Before the key of a value that the study varies."""
 
 SCHEMA: dict[str, Any] = {
-    "key": pl.String, "study": pl.String, "status": pl.String, "error": pl.String, "system": pl.String,
-    "overrides": pl.String, "version": pl.String, "trace_sha256": pl.String,
-    **dict.fromkeys(TEXTS, pl.String), **dict.fromkeys(NUMBERS, pl.Float64),
+    "key": pl.String,
+    "study": pl.String,
+    "status": pl.String,
+    "error": pl.String,
+    "system": pl.String,
+    "overrides": pl.String,
+    "version": pl.String,
+    "trace_sha256": pl.String,
+    **dict.fromkeys(TEXTS, pl.String),
+    **dict.fromkeys(NUMBERS, pl.Float64),
     **{f"ci95.{name}.{end}": pl.Float64 for name in INTERVALS for end in ("low", "high")},
     **{name: pl.List(kind) for name, kind in LISTS.items()},
-    "labels": pl.String, "summary": pl.String, "config": pl.String,
-}  # fmt: skip
+    "labels": pl.String,
+    "summary": pl.String,
+    "config": pl.String,
+}
 
 Row = dict[str, Any]
 
 
-def make_row(study: str, cell: Cell, status: str, error: str | None = None, summary: Mapping[str, Any] | None = None,
-             by_sequence: Mapping[str, Sequence[float]] | None = None) -> Row:  # fmt: skip
+def make_row(
+    study: str,
+    cell: Cell,
+    status: str,
+    error: str | None = None,
+    summary: Mapping[str, Any] | None = None,
+    by_sequence: Mapping[str, Sequence[float]] | None = None,
+) -> Row:
     """``summary`` and ``by_sequence`` (`LISTS`) of a cell that is done; ``error`` of another."""
     row: Row = dict.fromkeys(SCHEMA)
-    row |= {"key": cell.key, "study": study, "status": status, "error": error, "system": cell.system,
-            "overrides": " ".join(cell.words), "version": VERSION, "trace_sha256": cell.trace_sha256,
-            "config": json.dumps(cell.config, sort_keys=True)}  # fmt: skip
+    row |= {
+        "key": cell.key,
+        "study": study,
+        "status": status,
+        "error": error,
+        "system": cell.system,
+        "overrides": " ".join(cell.words),
+        "version": VERSION,
+        "trace_sha256": cell.trace_sha256,
+        "config": json.dumps(cell.config, sort_keys=True),
+    }
     row |= {AXIS + key: value for key, value in cell.axes.items()}
     if summary is not None:
         row |= {name: _at(summary, name) for name in (*TEXTS, *NUMBERS)}
         for name in INTERVALS:
-            row[f"ci95.{name}.low"], row[f"ci95.{name}.high"] = summary["ci95"][name] or (None, None)
+            row[f"ci95.{name}.low"], row[f"ci95.{name}.high"] = summary["ci95"][name] or (
+                None,
+                None,
+            )
         row |= {name: list(values) for name, values in (by_sequence or {}).items()}
         row |= {"labels": caption([("", labels_in(summary))]), "summary": json.dumps(summary)}
     return row
@@ -80,13 +152,17 @@ def to_frame(rows: Sequence[Row], axes: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def axis_types(values_by_key: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Float64 for numbers, Boolean for truths, else String, as JSON where it is a list or a section."""
+    """Float64 for numbers, Boolean for truths, else String, as JSON where it is a list or a
+    section.
+    """
     types: dict[str, Any] = {}
     for key, values in values_by_key.items():
         given = [value for value in values if value is not None]
         if given and all(isinstance(value, bool) for value in given):
             types[key] = pl.Boolean
-        elif given and all(isinstance(value, int | float) and not isinstance(value, bool) for value in given):
+        elif given and all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in given
+        ):
             types[key] = pl.Float64
         else:
             types[key] = pl.String

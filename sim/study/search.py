@@ -1,8 +1,9 @@
-"""Search: Optuna proposes configurations, a study's launcher runs them on ``fit`` sequences, ``eval`` judges the best.
+"""Search: Optuna proposes configurations, a study's launcher runs them on ``fit`` sequences,
+``eval`` judges the best.
 
-Every trial is a cell of the study's dataset, and Optuna's own state is ``search.db`` (SQLite) beside it: a search that
-was stopped goes on. What is reported is measured on sequences that the search has never seen, against the same system
-as it stands in ``conf/``, paired.
+Every trial is a cell of the study's dataset, and Optuna's own state is ``search.db`` (SQLite)
+beside it: a search that was stopped goes on. What is reported is measured on sequences that the
+search has never seen, against the same system as it stands in ``conf/``, paired.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ RANGE_KEYS = ("low", "high", "whole", "log")
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: ``parameters`` by key (a list of values, or a range), ``objectives`` with their directions."""
+    """What is searched: ``parameters`` by key (a list of values, or a range), ``objectives``
+    with their directions.
+    """
 
     parameters: Mapping[str, Sequence[Any] | Mapping[str, Any]]
     objectives: Mapping[str, str]
@@ -54,7 +57,9 @@ class Search:
 
 @dataclass(frozen=True)
 class Found:
-    """One of the best trials: its values, its objectives on ``fit`` and ``eval``, and how it compares on ``eval``."""
+    """One of the best trials: its values, its objectives on ``fit`` and ``eval``, and how it
+    compares on ``eval``.
+    """
 
     values: Mapping[str, Any]
     fit: tuple[float, ...]
@@ -64,8 +69,8 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """``found``: the best trial, or the Pareto front on ``fit``, best first objective first. ``baseline``: of the
-    study without any parameter, its objectives on ``fit`` and ``eval``."""
+    """``found``: the best trial, or the Pareto front on ``fit``, best first objective first.
+    ``baseline``: of the study without any parameter, its objectives on ``fit`` and ``eval``."""
 
     search: Search
     found: tuple[Found, ...]
@@ -79,9 +84,14 @@ class SearchResult:
 def make_search(plan: Plan) -> Search:
     """Raise ValueError, naming the key, for what cannot be searched."""
     asked, place = plan.search, f"study {plan.name}: search"
-    parameters, objectives = asked.get("parameters"), asked.get("objectives", {"decode_tokens_per_s": "maximize"})
+    parameters, objectives = (
+        asked.get("parameters"),
+        asked.get("objectives", {"decode_tokens_per_s": "maximize"}),
+    )
     if not isinstance(parameters, dict) or not parameters:
-        raise ValueError(f"{place}.parameters must hold values or a range by key, got {parameters!r}")
+        raise ValueError(
+            f"{place}.parameters must hold values or a range by key, got {parameters!r}"
+        )
     for key, values in parameters.items():
         _check_parameter(f"{place}.parameters.{key}", values)
     if not isinstance(objectives, dict) or not objectives:
@@ -89,17 +99,26 @@ def make_search(plan: Plan) -> Search:
     for name, direction in objectives.items():
         if name not in NUMBERS or direction not in DIRECTIONS:
             raise ValueError(
-                f"{place}.objectives.{name}={direction}: choose {' or '.join(DIRECTIONS)} of {', '.join(NUMBERS)}"
+                f"{place}.objectives.{name}={direction}: choose {' or '.join(DIRECTIONS)} of"
+                f" {', '.join(NUMBERS)}"
             )
     for name, least in (("trials", 1), ("together", 1), ("seed", 0)):
         if name in asked:
             require_number(f"{place}.{name}", asked[name], minimum=least, whole=True)
     if asked.get("sampler", "tpe") not in SAMPLERS:
-        raise ValueError(f"{place}.sampler={asked['sampler']} is unknown; choose {', '.join(SAMPLERS)}")
+        raise ValueError(
+            f"{place}.sampler={asked['sampler']} is unknown; choose {', '.join(SAMPLERS)}"
+        )
     if clash := [word for word in (*plan.base, *plan.last) if word.startswith("trace.split=")]:
-        raise ValueError(f"{clash[0]}: a search runs on trace.split=fit and is judged on eval; leave it out")
+        raise ValueError(
+            f"{clash[0]}: a search runs on trace.split=fit and is judged on eval; leave it out"
+        )
     known = ("trials", "sampler", "seed", "together")
-    return Search(parameters, objectives, **{"trials": 50, **{key: asked[key] for key in known if key in asked}})
+    return Search(
+        parameters,
+        objectives,
+        **{"trials": 50, **{key: asked[key] for key in known if key in asked}},
+    )
 
 
 def _check_parameter(place: str, values: object) -> None:
@@ -114,8 +133,12 @@ def _check_parameter(place: str, values: object) -> None:
         raise ValueError(f"{place}: low={fields['low']} must be below high={fields['high']}")
 
 
-def run_search(plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[[str], None]) -> SearchResult:
-    """Search until all trials are through, then judge the best. Raise ValueError for what cannot be searched."""
+def run_search(
+    plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[[str], None]
+) -> SearchResult:
+    """Search until all trials are through, then judge the best. Raise ValueError for what cannot
+    be searched.
+    """
     search, optuna = make_search(plan), _optuna()
     cells = [_cell(plan, {}, split) for split in ("fit", "eval")]
     # A misspelt key is told before anything runs.
@@ -142,18 +165,30 @@ def run_search(plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[
         best = [study.best_trial] if search.is_single else study.best_trials
         judged = run([_cell(plan, trial.params, "eval") for trial in best])
         found = [
-            Found(trial.params, tuple(trial.values), _objectives(search, row), _compare(row, base[1]))
-            for trial, row in zip(best, judged, strict=True) if row["status"] == DONE
-        ]  # fmt: skip
+            Found(
+                trial.params, tuple(trial.values), _objectives(search, row), _compare(row, base[1])
+            )
+            for trial, row in zip(best, judged, strict=True)
+            if row["status"] == DONE
+        ]
         failed = sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials)
         at = (_objectives(search, base[0]), _objectives(search, base[1]))
-        done = [("as it stands", base[1]), *(("found", row) for row in judged if row["status"] == DONE)]
+        done = [
+            ("as it stands", base[1]),
+            *(("found", row) for row in judged if row["status"] == DONE),
+        ]
         labels = tuple((name, labels_in(json.loads(row["summary"]))) for name, row in done)
         return SearchResult(search, tuple(found), at, len(study.trials), failed, labels)
 
 
-def _trials(optuna: Any, study: Any, search: Search, plan: Plan, run: Callable[[Sequence[Cell]], list[Row]],
-            tell: Callable[[str], None]) -> None:  # fmt: skip
+def _trials(
+    optuna: Any,
+    study: Any,
+    search: Search,
+    plan: Plan,
+    run: Callable[[Sequence[Cell]], list[Row]],
+    tell: Callable[[str], None],
+) -> None:
     state = optuna.trial.TrialState
     over = [trial for trial in study.trials if trial.state.is_finished()]
     for trial in study.trials:
@@ -170,14 +205,18 @@ def _trials(optuna: Any, study: Any, search: Search, plan: Plan, run: Callable[[
             cells = [_cell(plan, _values(search, trial), "fit") for trial in trials]
             # Told in the order in which they were asked for, so that a search is the same again.
             for trial, row in zip(trials, run(cells), strict=True):
-                if row["status"] == DONE and all(row[name] is not None for name in search.objectives):
+                if row["status"] == DONE and all(
+                    row[name] is not None for name in search.objectives
+                ):
                     study.tell(trial, list(_objectives(search, row)))
                 else:
                     study.tell(trial, state=state.FAIL)
                 report(row)
             left -= len(trials)
     if not any(trial.state == state.COMPLETE for trial in study.trials):
-        raise ValueError(f"all {len(study.trials)} trials were refused; column error of the dataset says why")
+        raise ValueError(
+            f"all {len(study.trials)} trials were refused; column error of the dataset says why"
+        )
 
 
 def _values(search: Search, trial: Any) -> dict[str, Any]:
@@ -187,15 +226,20 @@ def _values(search: Search, trial: Any) -> dict[str, Any]:
         if not isinstance(values, Mapping):
             found[key] = trial.suggest_categorical(key, values)
         elif values.get("whole"):
-            found[key] = trial.suggest_int(key, values["low"], values["high"], log=bool(values.get("log")))
+            found[key] = trial.suggest_int(
+                key, values["low"], values["high"], log=bool(values.get("log"))
+            )
         else:
-            found[key] = trial.suggest_float(key, values["low"], values["high"], log=bool(values.get("log")))
+            found[key] = trial.suggest_float(
+                key, values["low"], values["high"], log=bool(values.get("log"))
+            )
     return found
 
 
 def _first_values(search: Search) -> dict[str, Any]:
     return {
-        key: values["low"] if isinstance(values, Mapping) else values[0] for key, values in search.parameters.items()
+        key: values["low"] if isinstance(values, Mapping) else values[0]
+        for key, values in search.parameters.items()
     }
 
 
@@ -217,9 +261,11 @@ def _compare(ours: Row, theirs: Row) -> Paired:
 def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
     """The search's state, begun or gone on with."""
     study = optuna.create_study(
-        storage=f"sqlite:///{output_dir / STORAGE}", study_name="search", load_if_exists=True,
+        storage=f"sqlite:///{output_dir / STORAGE}",
+        study_name="search",
+        load_if_exists=True,
         directions=list(search.objectives.values()),
-    )  # fmt: skip
+    )
     # One that goes on would otherwise propose again what it has proposed.
     seed = int(np.random.SeedSequence([search.seed, len(study.trials)]).generate_state(1)[0])
     samplers = {
@@ -231,7 +277,10 @@ def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
     asked = {"parameters": dict(search.parameters), "objectives": dict(search.objectives)}
     kept = study.user_attrs.get("asked", asked)
     if kept != asked:
-        raise ValueError(f"{output_dir} holds a search of {kept}, this one is of {asked}; choose another output_dir")
+        raise ValueError(
+            f"{output_dir} holds a search of {kept}, this one is of {asked}; choose another"
+            " output_dir"
+        )
     study.set_user_attr("asked", asked)
     return study
 
@@ -248,15 +297,26 @@ def _optuna() -> Any:
 def told(study: str, result: SearchResult) -> str:
     """The answer: what was found, on the sequences it was found on and on those that judge it."""
     names = list(result.search.objectives)
-    lines = [f"{study}: {result.trials} trials ({result.failed} refused), {len(names)} objectives: {', '.join(names)}"]
+    lines = [
+        f"{study}: {result.trials} trials ({result.failed} refused), {len(names)} objectives:"
+        f" {', '.join(names)}"
+    ]
     base = "  ".join(
-        f"{name} {fit:.4g} / {judged:.4g}" for name, fit, judged in zip(names, *result.baseline, strict=True)
+        f"{name} {fit:.4g} / {judged:.4g}"
+        for name, fit, judged in zip(names, *result.baseline, strict=True)
     )
     lines.append(f"as it stands (fit / eval): {base}")
     for found in result.found:
-        words = " ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-                         for key, value in found.values.items())  # fmt: skip
-        got = "  ".join(f"{name} {fit:.4g} / {judged:.4g}"
-                        for name, fit, judged in zip(names, found.fit, found.eval, strict=True))  # fmt: skip
-        lines.append(f"{words}\n  {got}; on eval it decodes {found.speedup} as fast ({found.speedup.verdict})")
+        words = " ".join(
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in found.values.items()
+        )
+        got = "  ".join(
+            f"{name} {fit:.4g} / {judged:.4g}"
+            for name, fit, judged in zip(names, found.fit, found.eval, strict=True)
+        )
+        lines.append(
+            f"{words}\n  {got}; on eval it decodes {found.speedup} as fast"
+            f" ({found.speedup.verdict})"
+        )
     return "\n".join([*lines, *labels_told(result.labels), OVER])

@@ -1,4 +1,6 @@
-"""Runs made inside a larger question: composed from words, built on traces that are read once, measured in short."""
+"""Runs made inside a larger question: composed from words, built on traces that are read once,
+measured in short.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ TABLES = ("tokens", "sequences")
 
 @dataclass(frozen=True)
 class Trial:
-    """One run's summary and configuration, and its tables of tokens and sequences. Small enough to send around."""
+    """One run's summary and configuration, and its tables of tokens and sequences. Small enough
+    to send around.
+    """
 
     summary: dict[str, Any]
     config: dict[str, Any]
@@ -36,7 +40,9 @@ class Trial:
 
 
 def prepared(words: Sequence[str]) -> Run:
-    """A fresh run of these overrides. Raise ValueError for what cannot run, and for what hydra refuses."""
+    """A fresh run of these overrides. Raise ValueError for what cannot run, and for what hydra
+    refuses.
+    """
     cfg, system = _composed(words)
     return build(cfg, system, _trace(str(cfg.trace.path)), changed=changes(words))
 
@@ -56,8 +62,8 @@ def trial(words: Sequence[str]) -> Trial:
 
 
 def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
-    """``trial``, or what is kept of it in ``directory`` by the digest of all that its numbers depend on (None: no such
-    place). A file that is no whole trial is written anew.
+    """``trial``, or what is kept of it in ``directory`` by the digest of all that its numbers
+    depend on (None: no such place). A file that is no whole trial is written anew.
     """
     if directory is None:
         return trial(words)
@@ -65,13 +71,19 @@ def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
     try:
         # It is written last: where it is whole, all is.
         told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        return Trial(told["summary"], told["config"], *(pl.read_parquet(f"{path}.{name}.parquet") for name in TABLES))
+        return Trial(
+            told["summary"],
+            told["config"],
+            *(pl.read_parquet(f"{path}.{name}.parquet") for name in TABLES),
+        )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
         found = trial(words)
     for name in TABLES:
         getattr(found, name).write_parquet(f"{path}.{name}.parquet")
     part = path.with_suffix(".part")
-    part.write_text(json.dumps({"summary": found.summary, "config": found.config}), encoding="utf-8")
+    part.write_text(
+        json.dumps({"summary": found.summary, "config": found.config}), encoding="utf-8"
+    )
     part.replace(path.with_suffix(".json"))
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import numpy.ma  # noqa: F401  (numpy imports it when first asked for unique values: once, before workers are copied)
+import numpy.ma  # noqa: F401
 
 from sim.process.orphans import leave_with_parent
 from sim.process.shared import Shared
@@ -33,7 +33,9 @@ def shared() -> Shared:
 
 
 def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
-    """Simulate one cell. What cannot run is ``refused``, what breaks is ``failed``; neither raises."""
+    """Simulate one cell. What cannot run is ``refused``, what breaks is ``failed``; neither
+    raises.
+    """
     started = time.perf_counter()
     try:
         run = build(cell.config, cell.system, shared=shared(), changed=changes(cell.words))
@@ -45,11 +47,20 @@ def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
         result = execute(run)
         summary = {**result.summary, "wall_s": round(time.perf_counter() - started, 4)}
         decode_ns, tokens = decode_time_and_tokens(result.frames)
-        by_sequence = {"sequence": result.frames.sequences["sequence"].to_list(), "decode_ns": decode_ns.tolist(),
-                       "decode_tokens": tokens.tolist()}  # fmt: skip
+        by_sequence = {
+            "sequence": result.frames.sequences["sequence"].to_list(),
+            "decode_ns": decode_ns.tolist(),
+            "decode_tokens": tokens.tolist(),
+        }
         if cell.config["outputs"] == "all":
-            write_outputs(Path(output_dir) / RUNS / cell.key, summary, run.config, result.frames,
-                          run.controller.loader.wait, cell.config["timeline_steps"])  # fmt: skip
+            write_outputs(
+                Path(output_dir) / RUNS / cell.key,
+                summary,
+                run.config,
+                result.frames,
+                run.controller.loader.wait,
+                cell.config["timeline_steps"],
+            )
         return make_row(study, cell, DONE, None, summary, by_sequence)
     except Exception as error:
         return make_row(study, cell, FAILED, _reason(error))
@@ -62,13 +73,17 @@ def run_cells(study: str, cells: Sequence[Cell], output_dir: str) -> list[Row]:
 def _reason(error: Exception) -> str:
     """Kind, text and place of an error, in one line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(last.filename).name}:{last.lineno})"
+    return (
+        f"{type(error).__name__}: {' '.join(str(error).split())}"
+        f" ({Path(last.filename).name}:{last.lineno})"
+    )
 
 
 def begin_work() -> None:
     """In a process that is to run cells, before the first."""
     # A process that was copied would take its parent's way out.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # What is imported stays; to look through it again and again would take longer than what a cell leaves.
+    # What is imported stays; to look through it again and again would take longer than what a cell
+    # leaves.
     gc.freeze()
     leave_with_parent()

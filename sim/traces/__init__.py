@@ -1,1 +1,3 @@
-"""Traces: what a model's routers saw and chose. Reading, checking, writing and synthesising them."""
+"""Traces: what a model's routers saw and chose. Reading, checking, writing and synthesising
+them.
+"""

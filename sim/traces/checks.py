@@ -1,4 +1,6 @@
-"""What makes the rows of a trace consistent with each other and with the header: shapes, ranges, order, sums."""
+"""What makes the rows of a trace consistent with each other and with the header: shapes, ranges,
+order, sums.
+"""
 
 from typing import Any
 
@@ -16,7 +18,9 @@ SUMS = ("norm", "softmax_topk")
 
 
 def check_rows(trace: Trace) -> None:
-    """Raise `TraceError` unless every column has its shape, dtype and range and agrees with the header."""
+    """Raise `TraceError` unless every column has its shape, dtype and range and agrees with the
+    header.
+    """
     _check_shapes(trace)
     _check_choices(trace)
     _check_tokens(trace)
@@ -65,29 +69,50 @@ def _check_choices(trace: Trace) -> None:
     _refuse("ids", (ids < -1) | (ids >= experts), ids, f"must lie in -1..{experts - 1}")
     ordered = np.sort(ids, axis=-1)
     repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    _refuse("ids", repeated, ordered, "must not repeat in a row (the id follows in ascending order)")
+    _refuse(
+        "ids", repeated, ordered, "must not repeat in a row (the id follows in ascending order)"
+    )
     _refuse("weights", ~np.isfinite(weights) | (weights < 0), weights, "must be finite and >= 0")
     _refuse("weights", (ids < 0) & (weights != 0), weights, "must be 0 where the id is -1")
     if trace.logits is not None:
         recorded = _visited(trace) & _kept_rows(trace)[:, None]
-        _refuse("logits", ~np.isfinite(trace.logits) & recorded[..., None], trace.logits, "must be finite")
+        _refuse(
+            "logits",
+            ~np.isfinite(trace.logits) & recorded[..., None],
+            trace.logits,
+            "must be finite",
+        )
     if trace.expert_norms is not None:
         wrong = (trace.expert_norms < 0) | np.isinf(trace.expert_norms)
-        _refuse("expert_norms", wrong, trace.expert_norms, "must be >= 0, or NaN where not recorded")
+        _refuse(
+            "expert_norms", wrong, trace.expert_norms, "must be >= 0, or NaN where not recorded"
+        )
     if trace.active_shares is not None:
         wrong = (trace.active_shares < 0) | (trace.active_shares > 1)
         _refuse("active_shares", wrong, trace.active_shares, "must lie in 0..1")
 
 
 def _check_tokens(trace: Trace) -> None:
-    _refuse("phase", trace.phase > CHUNK, trace.phase, "must be 0 (prefill), 1 (decode) or 2 (chunk)")
-    _refuse("step", np.diff(trace.step, prepend=trace.step[:1]) < 0, trace.step, "must not decrease")
+    _refuse(
+        "phase", trace.phase > CHUNK, trace.phase, "must be 0 (prefill), 1 (decode) or 2 (chunk)"
+    )
+    _refuse(
+        "step", np.diff(trace.step, prepend=trace.step[:1]) < 0, trace.step, "must not decrease"
+    )
     _refuse("token", trace.token < -1, trace.token, "must be >= -1")
-    _refuse("position", trace.valid & (trace.position < 0), trace.position, "must be >= 0 in a valid row")
+    _refuse(
+        "position",
+        trace.valid & (trace.position < 0),
+        trace.position,
+        "must be >= 0 in a valid row",
+    )
     known = np.array([item.sequence for item in trace.header.sequences], dtype=np.int64)
-    _refuse("sequence", ~np.isin(trace.sequence, known), trace.sequence, f"must be in {HEADER_FILE}")
+    _refuse(
+        "sequence", ~np.isin(trace.sequence, known), trace.sequence, f"must be in {HEADER_FILE}"
+    )
     rows = np.flatnonzero(trace.valid)
-    # A stable sort keeps the file's order inside a sequence, so each neighbour pair is one step onwards.
+    # A stable sort keeps the file's order inside a sequence, so each neighbour pair is one step
+    # onwards.
     rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
     same = np.diff(trace.sequence[rows]) == 0
     back = np.zeros(len(trace.position), dtype=bool)
@@ -102,7 +127,13 @@ def _check_counts(trace: Trace) -> None:
     place = np.searchsorted(numbers, trace.sequence)
     decoding = trace.phase == DECODE
     found = [
-        dict(zip(numbers.tolist(), np.bincount(place[rows], minlength=len(numbers)).tolist(), strict=True))
+        dict(
+            zip(
+                numbers.tolist(),
+                np.bincount(place[rows], minlength=len(numbers)).tolist(),
+                strict=True,
+            )
+        )
         for rows in (trace.valid & ~decoding, trace.valid & decoding)
     ]
     for item in trace.header.sequences:
@@ -116,8 +147,8 @@ def _check_counts(trace: Trace) -> None:
 
 
 def _check_sums(trace: Trace) -> None:
-    """Where a rule reproduces every selection and makes the weights sum to its scale, the recorded ones do, too: a
-    wrong step in the header would scale them all.
+    """Where a rule reproduces every selection and makes the weights sum to its scale, the recorded
+    ones do, too: a wrong step in the header would scale them all.
     """
     top_k, step = trace.header.model.top_k, trace.header.steps.get("weights", 0.0)
     for site in trace.header.sites:
@@ -137,7 +168,12 @@ def _check_lookahead(trace: Trace) -> None:
     num_sites, encoder = trace.header.model.sites, trace.header.encoder_sites
     ends = np.where(np.arange(num_sites) < encoder, encoder, num_sites)
     for norm, scores in trace.lookahead.items():
-        _refuse(f"lookahead_{norm}", np.isinf(scores), scores, "must be finite, or NaN where not recorded")
+        _refuse(
+            f"lookahead_{norm}",
+            np.isinf(scores),
+            scores,
+            "must be finite, or NaN where not recorded",
+        )
         for ahead in range(1, scores.shape[2] + 1):
             beyond = np.arange(num_sites) + ahead >= ends
             wrong = ~np.isnan(scores[:, :, ahead - 1]) & beyond[:, None]
@@ -146,8 +182,14 @@ def _check_lookahead(trace: Trace) -> None:
 
 
 def _kept_rows(trace: Trace) -> NDArray[np.bool_]:
-    """Rows that were recorded as such, [N]: all, or where prompts are counts, those that were decoded."""
-    return np.ones(len(trace.phase), np.bool_) if trace.header.prefill == "rows" else trace.phase == DECODE
+    """Rows that were recorded as such, [N]: all, or where prompts are counts, those that were
+    decoded.
+    """
+    return (
+        np.ones(len(trace.phase), np.bool_)
+        if trace.header.prefill == "rows"
+        else trace.phase == DECODE
+    )
 
 
 def _visited(trace: Trace) -> NDArray[np.bool_]:
@@ -166,11 +208,22 @@ def _check_stacks(trace: Trace) -> None:
     _refuse("phase", phase == CHUNK, phase, rule)
     mixed = np.zeros(len(phase), np.bool_)
     mixed[1:] = (np.diff(trace.step) == 0) & np.diff(decoding)
-    _refuse("phase", mixed, phase, "must be the same in the whole step: prompts visit the encoder, decoded rows do not")
+    _refuse(
+        "phase",
+        mixed,
+        phase,
+        "must be the same in the whole step: prompts visit the encoder, decoded rows do not",
+    )
     away = ~_visited(trace)[..., None]
-    rule = "at a site that the row does not visit (prompts visit the encoder's, decoded rows the decoder's)"
+    rule = (
+        "at a site that the row does not visit (prompts visit the encoder's, decoded rows the"
+        " decoder's)"
+    )
     _refuse("ids", (trace.ids >= 0) & away, trace.ids, f"must be -1 {rule}")
-    columns: dict[str, Float32s | None] = {"logits": trace.logits, "expert_norms": trace.expert_norms}
+    columns: dict[str, Float32s | None] = {
+        "logits": trace.logits,
+        "expert_norms": trace.expert_norms,
+    }
     columns |= {f"lookahead_{norm}": scores for norm, scores in trace.lookahead.items()}
     columns["active_shares"] = trace.active_shares
     for name, values in columns.items():

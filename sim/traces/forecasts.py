@@ -1,8 +1,8 @@
 """What the rows of prompts are forecast to choose together (docs/design.md section 11).
 
-A trace keeps the lookahead scores of decoded rows. Of a prompt it may keep these cells instead, in a file for each
-norm. They are exact for the union of a whole prompt. The rows that `deal` makes of them have these unions; *which* row
-is forecast to choose what is dealt, not recorded.
+A trace keeps the lookahead scores of decoded rows. Of a prompt it may keep these cells instead, in
+a file for each norm. They are exact for the union of a whole prompt. The rows that `deal` makes of
+them have these unions; *which* row is forecast to choose what is dealt, not recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,18 @@ from sim.traces.rows import DECODE, Trace
 from sim.values.fields import TraceError
 
 FORECAST_DTYPES: dict[str, Any] = {
-    "step": pl.Int32, "sequence": pl.Int32, "site": pl.Int16, "ahead": pl.Int16, "expert": pl.Int16,
-    "tokens": pl.Int32, "weight": pl.Float32, "score": pl.Float32,
-}  # fmt: skip
-"""``tokens``: rows forecast at ``site`` to choose ``expert`` (-1: a null one) at site + ``ahead``. ``weight``: the sum
-of their gate weights there, 0 or more. ``score``: the smallest of their eq. 2 scores, 0 to 1.
+    "step": pl.Int32,
+    "sequence": pl.Int32,
+    "site": pl.Int16,
+    "ahead": pl.Int16,
+    "expert": pl.Int16,
+    "tokens": pl.Int32,
+    "weight": pl.Float32,
+    "score": pl.Float32,
+}
+"""``tokens``: rows forecast at ``site`` to choose ``expert`` (-1: a null one) at site + ``ahead``.
+``weight``: the sum of their gate weights there, 0 or more. ``score``: the smallest of their eq. 2
+scores, 0 to 1.
 """
 PLACE = ("step", "sequence", "site", "ahead")
 
@@ -33,7 +40,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class DealtForecasts:
-    """Rows of one prompt: ``experts`` and ``weights`` and ``scores`` [R, S, J, K], -1 with 0 where there is none."""
+    """Rows of one prompt: ``experts`` and ``weights`` and ``scores`` [R, S, J, K], -1 with 0
+    where there is none.
+    """
 
     experts: Array
     weights: Array
@@ -41,36 +50,58 @@ class DealtForecasts:
 
 
 def forecast_cells(
-    rules: Sequence[RoutingRule | None], top_k: int, step: Array, sequence: Array, scores: NDArray[np.float32]
+    rules: Sequence[RoutingRule | None],
+    top_k: int,
+    step: Array,
+    sequence: Array,
+    scores: NDArray[np.float32],
 ) -> pl.DataFrame:
-    """The cells of prompts from the lookahead scores [R, S, J, E] of all their rows, NaN where there are none.
+    """The cells of prompts from the lookahead scores [R, S, J, E] of all their rows, NaN where
+    there are none.
 
-    ``rules``, by site, select. A prompt is left out where one of its rows has no scores, and where no rule is known.
+    ``rules``, by site, select. A prompt is left out where one of its rows has no scores, and where
+    no rule is known.
     """
     rows = prompt_rows(step, sequence, np.arange(len(step)))
     order = np.concatenate([np.zeros(0, np.int64), *rows.values()])
     group = np.repeat(np.arange(len(rows)), [len(part) for part in rows.values()])
     parts = [
         _cells_at(rules[site + ahead], top_k, group, scores[order, site, ahead - 1], site, ahead)
-        for site in range(scores.shape[1]) for ahead in range(1, scores.shape[2] + 1) if site + ahead < len(rules)
-    ]  # fmt: skip
+        for site in range(scores.shape[1])
+        for ahead in range(1, scores.shape[2] + 1)
+        if site + ahead < len(rules)
+    ]
     cells = pl.concat([part for part in parts if part is not None] or [pl.DataFrame(schema=_CELLS)])
     pairs = np.array(list(rows), np.int64).reshape(-1, 2)[cells["group"].to_numpy()]
     named = cells.with_columns(step=pl.Series(pairs[:, 0]), sequence=pl.Series(pairs[:, 1]))
     last = pl.when(pl.col("expert") < 0).then(1 << 16).otherwise(pl.col("expert"))
-    return named.sort(*PLACE, last).select(pl.col(name).cast(dtype) for name, dtype in FORECAST_DTYPES.items())
+    return named.sort(*PLACE, last).select(
+        pl.col(name).cast(dtype) for name, dtype in FORECAST_DTYPES.items()
+    )
 
 
 _CELLS: dict[str, Any] = {
-    "group": pl.Int64, "site": pl.Int64, "ahead": pl.Int64, "expert": pl.Int64, "tokens": pl.Int64,
-    "weight": pl.Float64, "score": pl.Float64,
-}  # fmt: skip
+    "group": pl.Int64,
+    "site": pl.Int64,
+    "ahead": pl.Int64,
+    "expert": pl.Int64,
+    "tokens": pl.Int64,
+    "weight": pl.Float64,
+    "score": pl.Float64,
+}
 
 
 def _cells_at(
-    rule: RoutingRule | None, top_k: int, group: Array, scores: NDArray[np.float32], site: int, ahead: int
+    rule: RoutingRule | None,
+    top_k: int,
+    group: Array,
+    scores: NDArray[np.float32],
+    site: int,
+    ahead: int,
 ) -> pl.DataFrame | None:
-    """The cells of one place; None where nothing is forecast there. ``group``: the prompt of each row, ascending."""
+    """The cells of one place; None where nothing is forecast there. ``group``: the prompt of
+    each row, ascending.
+    """
     known = np.isfinite(scores).all(-1)
     known &= ~np.isin(group, group[~known])
     if rule is None or not known.any():
@@ -78,22 +109,33 @@ def _cells_at(
     experts, weights = rule.route(scores[known], top_k)
     wide = experts.shape[-1] * [group[known]]
     num = scores.shape[-1] + 1
-    cell = np.stack(wide, -1) * num + (experts.astype(np.int64) + num) % num  # -1 is the last of its prompt
+    cell = (
+        np.stack(wide, -1) * num + (experts.astype(np.int64) + num) % num
+    )  # -1 is the last of its prompt
     found, inverse, tokens = np.unique(cell, return_inverse=True, return_counts=True)
     inverse = inverse.ravel()
     chosen = np.where(found % num == num - 1, -1, found % num)
     lowest = np.full(len(found), np.inf)
     np.minimum.at(lowest, inverse, shares_above(weights).ravel())
     sums = np.bincount(inverse, weights.ravel().astype(np.float64), len(found))
-    return pl.DataFrame({
-        "group": found // num, "site": np.full(len(found), site), "ahead": np.full(len(found), ahead),
-        "expert": chosen, "tokens": tokens, "weight": np.where(chosen < 0, 0.0, sums),
-        "score": np.where(chosen < 0, 0.0, np.minimum(lowest, 1.0)),
-    }, schema=_CELLS)  # fmt: skip
+    return pl.DataFrame(
+        {
+            "group": found // num,
+            "site": np.full(len(found), site),
+            "ahead": np.full(len(found), ahead),
+            "expert": chosen,
+            "tokens": tokens,
+            "weight": np.where(chosen < 0, 0.0, sums),
+            "score": np.where(chosen < 0, 0.0, np.minimum(lowest, 1.0)),
+        },
+        schema=_CELLS,
+    )
 
 
 def read_forecasts(root: Path, norm: str, header: Header) -> pl.DataFrame:
-    """The cells of one norm, of a file that the header lists. Raise `TraceError` where it is no such table."""
+    """The cells of one norm, of a file that the header lists. Raise `TraceError` where it is no
+    such table.
+    """
     name, model = forecasts_file(norm), header.model
     depth = 0 if header.lookahead is None else header.lookahead.depth
     most = sum(item.prompt_tokens for item in header.sequences) * model.sites * depth * model.top_k
@@ -102,10 +144,14 @@ def read_forecasts(root: Path, norm: str, header: Header) -> pl.DataFrame:
             raise TraceError(name, "columns", str(found), f"must be {FORECAST_DTYPES}")
         # A parquet file of a few bytes can claim any number of rows.
         if (rows := pl.scan_parquet(root / name).select(pl.len()).collect().item()) > most:
-            raise TraceError(name, "rows", rows, f"must be at most {most}, the forecasts of all prompts")
+            raise TraceError(
+                name, "rows", rows, f"must be at most {most}, the forecasts of all prompts"
+            )
         return pl.read_parquet(root / name)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise TraceError(name, "content", str(error), "must be a parquet file that polars reads") from None
+        raise TraceError(
+            name, "content", str(error), "must be a parquet file that polars reads"
+        ) from None
 
 
 def check_forecasts(trace: Trace) -> None:
@@ -123,7 +169,9 @@ class _Check:
         if ahead is None or norm not in ahead.norms:
             raise TraceError(self._file, "norm", norm, "must be one of the trace's lookahead")
         if dict(frame.schema) != FORECAST_DTYPES:
-            raise TraceError(self._file, "columns", str(dict(frame.schema)), f"must be {FORECAST_DTYPES}")
+            raise TraceError(
+                self._file, "columns", str(dict(frame.schema)), f"must be {FORECAST_DTYPES}"
+            )
         if any(frame[name].null_count() for name in FORECAST_DTYPES):
             raise TraceError(self._file, "content", "null", "must hold no null")
         self._depth = ahead.depth
@@ -137,21 +185,38 @@ class _Check:
     def _refuse(self, name: str, wrong: Array, rule: str) -> None:
         if wrong.any():
             place = int(np.flatnonzero(wrong)[0])
-            raise TraceError(self._file, f"{name}[{place}]", self._columns[name][place].item(), rule)
+            raise TraceError(
+                self._file, f"{name}[{place}]", self._columns[name][place].item(), rule
+            )
 
     def _check_values(self) -> None:
         header, columns = self._trace.header, self._columns
         model, end = header.model, header.encoder_sites or header.model.sites
-        site, ahead, expert = (columns[name].astype(np.int64) for name in ("site", "ahead", "expert"))
+        site, ahead, expert = (
+            columns[name].astype(np.int64) for name in ("site", "ahead", "expert")
+        )
         self._refuse("ahead", (ahead < 1) | (ahead > self._depth), f"must lie in 1..{self._depth}")
         rule = f"must lie in 0..{end - 1}, the sites that prompts visit, with the site ahead of it"
         self._refuse("site", (site < 0) | (site + ahead >= end), rule)
-        self._refuse("expert", (expert < -1) | (expert >= model.experts), f"must lie in -1..{model.experts - 1}")
+        self._refuse(
+            "expert",
+            (expert < -1) | (expert >= model.experts),
+            f"must lie in -1..{model.experts - 1}",
+        )
         self._refuse("tokens", columns["tokens"] < 1, "must be at least 1")
         for name, most in (("weight", np.inf), ("score", 1.0)):
             values = columns[name]
-            wrong = ~np.isfinite(values) | (values < 0) | (values > most) | ((expert < 0) & (values != 0))
-            self._refuse(name, wrong, f"must be 0 or more{'' if most > 1 else ' and at most 1'}, and 0 of expert -1")
+            wrong = (
+                ~np.isfinite(values)
+                | (values < 0)
+                | (values > most)
+                | ((expert < 0) & (values != 0))
+            )
+            self._refuse(
+                name,
+                wrong,
+                f"must be 0 or more{'' if most > 1 else ' and at most 1'}, and 0 of expert -1",
+            )
 
     def _check_order(self) -> None:
         columns = self._columns
@@ -163,15 +228,25 @@ class _Check:
             back[1:] |= tied & (step < 0)
             tied &= step == 0
         back[1:] |= tied
-        self._refuse("step", back, "must stand in the order of step, sequence, site, ahead and expert, each once")
+        self._refuse(
+            "step",
+            back,
+            "must stand in the order of step, sequence, site, ahead and expert, each once",
+        )
 
     def _check_sums(self) -> None:
-        """Every row of a prompt is forecast to choose ``top_k`` experts at each place, each once."""
+        """Every row of a prompt is forecast to choose ``top_k`` experts at each place, each
+        once.
+        """
         trace, columns, top_k = self._trace, self._columns, self._trace.header.model.top_k
-        rows = prompt_rows(trace.step, trace.sequence, np.flatnonzero(trace.valid & (trace.phase != DECODE)))
+        rows = prompt_rows(
+            trace.step, trace.sequence, np.flatnonzero(trace.valid & (trace.phase != DECODE))
+        )
         pairs = zip(columns["step"].tolist(), columns["sequence"].tolist(), strict=True)
         count = np.array([len(rows.get(pair, ())) for pair in pairs], np.int64)
-        self._refuse("step", count == 0, "must be a step of a prompt of this sequence, with its sequence")
+        self._refuse(
+            "step", count == 0, "must be a step of a prompt of this sequence, with its sequence"
+        )
         tokens, expert = columns["tokens"].astype(np.int64), columns["expert"]
         starts = _starts(columns)
         totals = np.add.reduceat(tokens, starts) if len(starts) else tokens
@@ -179,9 +254,18 @@ class _Check:
         wrong[starts] = totals != top_k * count[starts]
         rule = f"must sum to {top_k} for each of the prompt's tokens in the step"
         self._refuse("tokens", wrong, rule)
-        self._refuse("tokens", (expert >= 0) & (tokens > count), "must be at most the prompt's tokens in the step")
+        self._refuse(
+            "tokens",
+            (expert >= 0) & (tokens > count),
+            "must be at most the prompt's tokens in the step",
+        )
         if (scores := trace.lookahead.get(self._norm)) is not None:
-            told = [rows[pair] for pair in dict.fromkeys(zip(*(columns[n].tolist() for n in PLACE[:2]), strict=True))]
+            told = [
+                rows[pair]
+                for pair in dict.fromkeys(
+                    zip(*(columns[n].tolist() for n in PLACE[:2]), strict=True)
+                )
+            ]
             known = bool(told) and bool((~np.isnan(scores[np.concatenate(told)])).any())
             if known:
                 rule = "must be absent where rows of prompts have lookahead of their own"
@@ -197,11 +281,13 @@ def prompt_rows(step: Array, sequence: Array, rows: Array) -> dict[tuple[int, in
     return {(int(step[part[0]]), int(sequence[part[0]])): part for part in np.split(order, cuts)}
 
 
-def deal(frame: pl.DataFrame, sites: int, depth: int, top_k: int) -> Mapping[tuple[int, int], DealtForecasts]:
+def deal(
+    frame: pl.DataFrame, sites: int, depth: int, top_k: int
+) -> Mapping[tuple[int, int], DealtForecasts]:
     """By (step, sequence) the rows that have the cells of ``frame``, up to ``depth`` sites ahead.
 
-    An expert's tokens are consecutive rows (round again after the last), so that no row names one twice. Each has the
-    expert's mean weight and its smallest score.
+    An expert's tokens are consecutive rows (round again after the last), so that no row names one
+    twice. Each has the expert's mean weight and its smallest score.
     """
     kept = frame.filter(pl.col("ahead") <= depth)
     columns = {name: kept[name].to_numpy() for name in FORECAST_DTYPES}
@@ -216,10 +302,16 @@ def deal(frame: pl.DataFrame, sites: int, depth: int, top_k: int) -> Mapping[tup
         if pair not in dealt:
             shape = (num_rows, sites, depth, top_k)
             experts = np.full(shape, -1, np.int16)
-            dealt[pair] = DealtForecasts(experts, np.zeros(shape, np.float32), np.zeros(shape, np.float64))
+            dealt[pair] = DealtForecasts(
+                experts, np.zeros(shape, np.float32), np.zeros(shape, np.float64)
+            )
         place = np.s_[:, columns["site"][begin], columns["ahead"][begin] - 1]
         rows = dealt[pair]
-        for whole, values in ((rows.experts, columns["expert"]), (rows.weights, mean), (rows.scores, columns["score"])):
+        for whole, values in (
+            (rows.experts, columns["expert"]),
+            (rows.weights, mean),
+            (rows.scores, columns["score"]),
+        ):
             whole[place] = np.repeat(values[begin:end], tokens).reshape(top_k, num_rows).T
     return dealt
 

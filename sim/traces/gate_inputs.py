@@ -1,6 +1,8 @@
-"""The gate inputs that a trace keeps of some of its sequences (``hidden/sequence_NNN.safetensors``).
+"""The gate inputs that a trace keeps of some of its sequences
+(``hidden/sequence_NNN.safetensors``).
 
-Read without the safetensors package, which the simulator does not need: a header of JSON, then plain arrays.
+Read without the safetensors package, which the simulator does not need: a header of JSON, then
+plain arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ LARGEST_FILE_BYTES = 1 << 32
 
 @dataclass(frozen=True, eq=False)
 class GateInputs:
-    """``values`` [M, S, H] of the rows that were kept; ``place`` [N], where in them each row of the trace is, or -1."""
+    """``values`` [M, S, H] of the rows that were kept; ``place`` [N], where in them each row of
+    the trace is, or -1.
+    """
 
     values: NDArray[np.float32]
     place: NDArray[np.int64]
@@ -47,21 +51,36 @@ def read_gate_inputs(directory: Path, trace: Trace, sequences: tuple[int, ...]) 
     """
     lacking = [number for number in sequences if hidden_path(number) not in trace.header.files]
     if lacking:
-        kept = [s.sequence for s in trace.header.sequences if hidden_path(s.sequence) in trace.header.files]
+        kept = [
+            s.sequence
+            for s in trace.header.sequences
+            if hidden_path(s.sequence) in trace.header.files
+        ]
         raise TraceError(
-            FOLDER, "sequences", lacking[:8], f"have no gate inputs (kept: {kept})",
-            "capture with hidden_sequences=all, run fewer sequences (trace.max_sequences), or choose another predictor",
-        )  # fmt: skip
+            FOLDER,
+            "sequences",
+            lacking[:8],
+            f"have no gate inputs (kept: {kept})",
+            "capture with hidden_sequences=all, run fewer sequences (trace.max_sequences), or"
+            " choose another predictor",
+        )
     model = trace.header.model
     place = np.full(len(trace.sequence), -1, np.int64)
     parts, start = [], 0
     for number in sequences:
-        values, position = _sequence_inputs(directory / hidden_path(number), model.sites, model.hidden)
+        values, position = _sequence_inputs(
+            directory / hidden_path(number), model.sites, model.hidden
+        )
         rows = np.flatnonzero((trace.sequence == number) & trace.valid)
         row_at = dict(zip(trace.position[rows].tolist(), rows.tolist(), strict=True))
-        if len(set(position.tolist())) < len(position) or not row_at.keys() >= set(position.tolist()):
+        if len(set(position.tolist())) < len(position) or not row_at.keys() >= set(
+            position.tolist()
+        ):
             raise TraceError(
-                hidden_path(number), "position", len(position), f"must be of its {len(rows)} rows, each once"
+                hidden_path(number),
+                "position",
+                len(position),
+                f"must be of its {len(rows)} rows, each once",
             )
         place[[row_at[at] for at in position.tolist()]] = start + np.arange(len(position))
         parts.append(values)
@@ -74,34 +93,60 @@ def hidden_path(sequence: int) -> str:
     return f"{FOLDER}/sequence_{sequence:03d}.safetensors"
 
 
-def _sequence_inputs(path: Path, sites: int, hidden: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
+def _sequence_inputs(
+    path: Path, sites: int, hidden: int
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Gate inputs [T, S, H] and positions [T]."""
     tensors = read_tensors(path, ("gate_in", "scale", "position"))
     position, values = tensors.get("position"), tensors.get("gate_in")
-    if position is None or values is None or position.ndim != 1 or values.shape != (len(position), sites, hidden):
+    if (
+        position is None
+        or values is None
+        or position.ndim != 1
+        or values.shape != (len(position), sites, hidden)
+    ):
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        raise TraceError(path.name, "tensors", str(shapes), f"must be position [T] and gate_in [T, {sites}, {hidden}]")
+        raise TraceError(
+            path.name,
+            "tensors",
+            str(shapes),
+            f"must be position [T] and gate_in [T, {sites}, {hidden}]",
+        )
     inputs = values.astype(np.float32)
     if "scale" in tensors:
         if tensors["scale"].shape != values.shape[:2]:
-            raise TraceError(path.name, "scale", list(tensors["scale"].shape), f"must be {list(values.shape[:2])}")
+            raise TraceError(
+                path.name,
+                "scale",
+                list(tensors["scale"].shape),
+                f"must be {list(values.shape[:2])}",
+            )
         inputs *= tensors["scale"][..., None]
     return inputs, position
 
 
 def read_tensors(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """The tensors of these names that a safetensors file has. Raise `TraceError` for one that is not as it claims."""
+    """The tensors of these names that a safetensors file has. Raise `TraceError` for one that is
+    not as it claims.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size > LARGEST_FILE_BYTES or length > min(LARGEST_HEADER_BYTES, size - 8):
-                rule = f"must be at most {LARGEST_FILE_BYTES} bytes with a header of at most {LARGEST_HEADER_BYTES}"
+                rule = (
+                    f"must be at most {LARGEST_FILE_BYTES} bytes with a header of at most"
+                    f" {LARGEST_HEADER_BYTES}"
+                )
                 raise TraceError(path.name, "size", size, rule)
             header = load_object(stream.read(length))
             if not isinstance(header, dict):
                 raise TraceError(path.name, "header", header, "must be a JSON object")
-            return {name: _tensor(path, name, header[name], 8 + length, size) for name in names if name in header}
+            return {
+                name: _tensor(path, name, header[name], 8 + length, size)
+                for name in names
+                if name in header
+            }
     except OSError as error:
         raise TraceError(path.name, "file", str(path), f"cannot be read ({error})") from None
 
@@ -114,8 +159,16 @@ def _tensor(path: Path, name: str, entry: object, start: int, size: int) -> NDAr
         isinstance(numbers, list) and all(type(n) is int and 0 <= n <= size for n in numbers)
         for numbers in (shape, span)
     )
-    if dtype is None or not isinstance(shape, list) or not isinstance(span, list) or not whole or len(span) != 2:
-        raise TraceError(path.name, name, entry, f"must have a dtype of {sorted(DTYPES)}, a shape and offsets")
+    if (
+        dtype is None
+        or not isinstance(shape, list)
+        or not isinstance(span, list)
+        or not whole
+        or len(span) != 2
+    ):
+        raise TraceError(
+            path.name, name, entry, f"must have a dtype of {sorted(DTYPES)}, a shape and offsets"
+        )
     count = math.prod(shape)
     if span[1] - span[0] != count * np.dtype(dtype).itemsize or start + span[1] > size:
         raise TraceError(path.name, name, span, f"must span {count} values inside the file")

@@ -1,4 +1,5 @@
-"""The header of a trace: what was recorded, from which model, how it is stored, and what was found wrong with it.
+"""The header of a trace: what was recorded, from which model, how it is stored, and what was found
+wrong with it.
 
 Plain frozen values and strict JSON. Reading trusts nothing: see `sim.values.fields`.
 """
@@ -41,7 +42,9 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Geometry of the recorded model. ``hidden`` and ``expert_intermediate`` are widths in channels."""
+    """Geometry of the recorded model. ``hidden`` and ``expert_intermediate`` are widths in
+    channels.
+    """
 
     name: str
     architecture: str
@@ -54,11 +57,13 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Site:
-    """One MoE block, in execution order: the encoder's first. ``layer`` is its number in the model, dense layers
-    counted; ``stack`` is `encoder` or `decoder` (of a model without an encoder: every block).
+    """One MoE block, in execution order: the encoder's first. ``layer`` is its number in the model,
+    dense layers counted; ``stack`` is `encoder` or `decoder` (of a model without an encoder: every
+    block).
 
-    ``rule_match`` is the share (0..1) of recorded selections that ``rule`` reproduces from the logits as the model
-    computed them, before any rounding; ``rule_weight_error`` is the largest absolute difference of a weight.
+    ``rule_match`` is the share (0..1) of recorded selections that ``rule`` reproduces from the
+    logits as the model computed them, before any rounding; ``rule_weight_error`` is the largest
+    absolute difference of a weight.
     """
 
     site: int
@@ -73,10 +78,11 @@ class Site:
 
 @dataclass(frozen=True)
 class TraceSequence:
-    """One request. ``split`` is `fit` (thresholds, predictors, profiles are fitted here) or `eval` (results).
+    """One request. ``split`` is `fit` (thresholds, predictors, profiles are fitted here) or `eval`
+    (results).
 
-    ``prompt_tokens`` counts its valid prefill and chunk rows, ``decode_tokens`` its valid decode rows. ``flags`` are
-    facts about the text, such as ``{"has_repetition": True}``.
+    ``prompt_tokens`` counts its valid prefill and chunk rows, ``decode_tokens`` its valid decode
+    rows. ``flags`` are facts about the text, such as ``{"has_repetition": True}``.
     """
 
     sequence: int
@@ -89,10 +95,11 @@ class TraceSequence:
 
 @dataclass(frozen=True)
 class Lookahead:
-    """What the lookahead columns hold: scores of routers 1..``depth`` sites ahead, fed with this site's input.
+    """What the lookahead columns hold: scores of routers 1..``depth`` sites ahead, fed with this
+    site's input.
 
-    ``position`` is where that input is read; ``norms`` are the recorded columns. ``step`` is the fixed-point step of
-    the stored scores, None for float32.
+    ``position`` is where that input is read; ``norms`` are the recorded columns. ``step`` is the
+    fixed-point step of the stored scores, None for float32.
     """
 
     position: str
@@ -103,11 +110,11 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a trace that a user of its numbers should know. ``check`` names what looked, ``text`` says what
-    was found, with values, and the way out.
+    """Something about a trace that a user of its numbers should know. ``check`` names what looked,
+    ``text`` says what was found, with values, and the way out.
 
-    ``serious``: statistics or simulations of these rows mislead. ``sequences`` and ``sites`` are those concerned, none
-    where it is the whole trace.
+    ``serious``: statistics or simulations of these rows mislead. ``sequences`` and ``sites`` are
+    those concerned, none where it is the whole trace.
     """
 
     check: str
@@ -118,19 +125,22 @@ class Finding:
 
 
 RANK = "rank"
-"""``provenance["order"]`` of a trace that has no weights, but each token's experts in the order of their rank."""
+"""``provenance["order"]`` of a trace that has no weights, but each token's experts in the order
+of their rank.
+"""
 
 
 @dataclass(frozen=True)
 class Header:
     """Everything about a trace but its rows.
 
-    ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`weights`, `logits`,
-    `expert_norms`, `active_shares`); a column without one is stored as float32. ``sparsities`` are the shares of
-    channels below the thresholds of `active_shares`. ``columns`` (the optional columns recorded) and ``files`` (sha256
-    by relative path) are filled when the trace is written. ``prefill``: prompts are kept as `rows`, or as `counts` of
-    tokens (see `sim.traces.prefill`). ``findings`` are what a check of the rows found, None where
-    none was made.
+    ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`weights`,
+    `logits`, `expert_norms`, `active_shares`); a column without one is stored as float32.
+    ``sparsities`` are the shares of channels below the thresholds of `active_shares`. ``columns``
+    (the optional columns recorded) and ``files`` (sha256 by relative path) are filled when the
+    trace is written. ``prefill``: prompts are kept as `rows`, or as `counts` of tokens (see
+    `sim.traces.prefill`). ``findings`` are what a check of the rows found, None where none was
+    made.
     """
 
     name: str
@@ -155,8 +165,8 @@ class Header:
 
     @property
     def encoder_sites(self) -> int:
-        """Sites of the encoder, the first ones. Where there are some, rows of a prompt visit them and decoded rows the
-        others; else every row visits every site.
+        """Sites of the encoder, the first ones. Where there are some, rows of a prompt visit them
+        and decoded rows the others; else every row visits every site.
         """
         return sum(site.stack == "encoder" for site in self.sites)
 
@@ -168,11 +178,15 @@ class Header:
     @property
     def null_experts(self) -> int:
         """How many of the model's experts, the last ones, compute nothing: as its rules say."""
-        return max((site.rule.null_experts for site in self.sites if site.rule is not None), default=0)
+        return max(
+            (site.rule.null_experts for site in self.sites if site.rule is not None), default=0
+        )
 
     @property
     def lacks(self) -> frozenset[str]:
-        """What the recording of an imported trace left out, in the words of `capture.importers.parts.LACKS`."""
+        """What the recording of an imported trace left out, in the words of
+        `capture.importers.parts.LACKS`.
+        """
         return frozenset(str(self.provenance.get("lacks", "")).split(", ")) - {""}
 
     @property
@@ -201,13 +215,17 @@ def forecasts_file(norm: str) -> str:
 
 
 def trace_sha256(header: Header) -> str:
-    """The identity of a trace: sha256 over its files' lines ``path sha256``, sorted, each ending in a newline."""
+    """The identity of a trace: sha256 over its files' lines ``path sha256``, sorted, each ending
+    in a newline.
+    """
     lines = "".join(f"{path} {digest}\n" for path, digest in sorted(header.files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def parse_header(text: str | bytes) -> Header:
-    """Header from the text of ``header.json``. Raise `TraceError` for anything that `Header.to_json` cannot write."""
+    """Header from the text of ``header.json``. Raise `TraceError` for anything that
+    `Header.to_json` cannot write.
+    """
     value = load_object(text)
     if isinstance(value, dict) and value.get("schema") != SCHEMA:
         remedy = "convert the trace, or use the version of this program that wrote it"
@@ -221,7 +239,9 @@ def check_header(header: Header) -> None:
     """Raise `TraceError` unless the parts of ``header`` agree with each other."""
     model = header.model
     if model.top_k > model.experts:
-        raise TraceError(HEADER_FILE, "model.top_k", model.top_k, f"must be <= model.experts={model.experts}")
+        raise TraceError(
+            HEADER_FILE, "model.top_k", model.top_k, f"must be <= model.experts={model.experts}"
+        )
     numbers = [site.site for site in header.sites]
     if numbers != list(range(model.sites)):
         rule = f"must be 0..{model.sites - 1} in order, one for each of model.sites"
@@ -235,7 +255,9 @@ def check_header(header: Header) -> None:
             if site.rule is not None:
                 site.rule.check_experts(model.experts, model.top_k)
         except ValueError as error:
-            raise TraceError(HEADER_FILE, f"sites[{site.site}].rule", site.rule, str(error)) from None
+            raise TraceError(
+                HEADER_FILE, f"sites[{site.site}].rule", site.rule, str(error)
+            ) from None
     sequences = [item.sequence for item in header.sequences]
     if len(set(sequences)) != len(sequences):
         raise TraceError(HEADER_FILE, "sequences[].sequence", sequences, "must be distinct")
@@ -245,11 +267,20 @@ def check_header(header: Header) -> None:
     if len(set(header.columns)) != len(header.columns):
         raise TraceError(HEADER_FILE, "columns", header.columns, "must be distinct")
     if ("lookahead" in header.columns) != (header.lookahead is not None):
-        raise TraceError(HEADER_FILE, "lookahead", header.lookahead, "must come with its column, and only then")
+        raise TraceError(
+            HEADER_FILE, "lookahead", header.lookahead, "must come with its column, and only then"
+        )
     if ("active_shares" in header.columns) != bool(header.sparsities):
-        raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must come with their column, and only then")
+        raise TraceError(
+            HEADER_FILE,
+            "sparsities",
+            header.sparsities,
+            "must come with their column, and only then",
+        )
     if list(header.sparsities) != sorted(set(header.sparsities)):
-        raise TraceError(HEADER_FILE, "sparsities", header.sparsities, "must be ascending and distinct")
+        raise TraceError(
+            HEADER_FILE, "sparsities", header.sparsities, "must be ascending and distinct"
+        )
     for norm in header.forecast_norms:
         if header.lookahead is None or norm not in header.lookahead.norms:
             rule = "must not be listed where the lookahead has no such norm"
@@ -258,13 +289,20 @@ def check_header(header: Header) -> None:
         for name, among in (("sequences", set(sequences)), ("sites", set(numbers))):
             if not among.issuperset(getattr(finding, name)):
                 rule = f"must be among those of this {HEADER_FILE}"
-                raise TraceError(HEADER_FILE, f"findings[{index}].{name}", getattr(finding, name), rule)
+                raise TraceError(
+                    HEADER_FILE, f"findings[{index}].{name}", getattr(finding, name), rule
+                )
 
 
 def check_path(path: str) -> None:
     """Raise `TraceError` unless ``path`` stays inside the trace and is not the header itself."""
     plain = PurePosixPath(path)
-    inside = not plain.is_absolute() and ".." not in plain.parts and str(plain) == path and path.isprintable()
+    inside = (
+        not plain.is_absolute()
+        and ".." not in plain.parts
+        and str(plain) == path
+        and path.isprintable()
+    )
     if not inside or "\\" in path or path in (HEADER_FILE, "."):
         rule = f"must be a plain relative path inside the trace, not {HEADER_FILE}"
         raise TraceError(HEADER_FILE, "files", path, rule)
@@ -278,7 +316,9 @@ def _header(fields: Fields) -> Header:
         raise fields.refusal("files", f"must list {ROUTES_FILE}")
     prefill = fields.text("prefill", PREFILLS)
     if (COUNTS_FILE in files) != (prefill == "counts"):
-        raise fields.refusal("prefill", f"must be counts where files list {COUNTS_FILE}, and only there")
+        raise fields.refusal(
+            "prefill", f"must be counts where files list {COUNTS_FILE}, and only there"
+        )
     lookahead = fields.value["lookahead"]
     return Header(
         name=fields.text("name"),
@@ -287,10 +327,16 @@ def _header(fields: Fields) -> Header:
         model=_model(Fields(fields.value["model"], "model", ModelShape)),
         dtype=fields.text("dtype"),
         experts_implementation=fields.text("experts_implementation"),
-        sites=fields.array("sites", lambda value, path: _site(Fields(value, path, Site, {"stack": "decoder"}))),
-        sequences=fields.array("sequences", lambda value, path: _sequence(Fields(value, path, TraceSequence))),
+        sites=fields.array(
+            "sites", lambda value, path: _site(Fields(value, path, Site, {"stack": "decoder"}))
+        ),
+        sequences=fields.array(
+            "sequences", lambda value, path: _sequence(Fields(value, path, TraceSequence))
+        ),
         licence=fields.text("licence"),
-        lookahead=None if lookahead is None else _lookahead(Fields(lookahead, "lookahead", Lookahead)),
+        lookahead=None
+        if lookahead is None
+        else _lookahead(Fields(lookahead, "lookahead", Lookahead)),
         steps=fields.table("steps", "positive numbers", lambda value: is_number(value, 1e6, 0.0)),
         sparsities=fields.array("sparsities", _sparsity),
         versions=fields.table("versions", "text", is_text),

@@ -1,7 +1,8 @@
-"""Writes a trace that is larger than memory: part by part, where a part is some of its sequences with all their rows.
+"""Writes a trace that is larger than memory: part by part, where a part is some of its sequences
+with all their rows.
 
-Each part is checked as a whole trace is. Its columns are spread over a scratch file for each column, ordered by site,
-from which the parquet file is then made one site at a time.
+Each part is checked as a whole trace is. Its columns are spread over a scratch file for each
+column, ordered by site, from which the parquet file is then made one site at a time.
 """
 
 import tempfile
@@ -36,12 +37,13 @@ def write_trace_parts(
     compression: Literal["zstd", "brotli"] = "zstd",
     compression_level: int = 9,
 ) -> Header:
-    """Write ``parts``, in order, as one trace to the new ``directory``; else as `sim.traces.trace.write_trace`.
+    """Write ``parts``, in order, as one trace to the new ``directory``; else as
+    `sim.traces.trace.write_trace`.
 
-    ``header`` is that of the whole trace, with ``columns`` filled; a part's header has those of the sequences that the
-    part holds. The parts have ``num_rows`` token-rows together, of which a header with ``prefill: counts`` keeps the
-    decoded ones. Of ``forecast_norms`` every part brings its prompts' forecasts. Memory: one part, and one site of the
-    whole.
+    ``header`` is that of the whole trace, with ``columns`` filled; a part's header has those of the
+    sequences that the part holds. The parts have ``num_rows`` token-rows together, of which a
+    header with ``prefill: counts`` keeps the decoded ones. Of ``forecast_norms`` every part brings
+    its prompts' forecasts. Memory: one part, and one site of the whole.
     """
     check_new(directory)
     check_header(header)
@@ -50,7 +52,9 @@ def write_trace_parts(
         tables[forecasts_file(norm)] = []
 
     def write_routes(place: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=f".{Path(directory).name}.", dir=place.parent.parent) as scratch:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{Path(directory).name}.", dir=place.parent.parent
+        ) as scratch:
             columns = _Columns(Path(scratch), header, num_rows)
             for part in parts:
                 columns.add(part)
@@ -60,7 +64,10 @@ def write_trace_parts(
                     tables[forecasts_file(norm)].append(frame)
             frames = columns.site_files()
             pl.scan_ipc(frames).sink_parquet(
-                place, compression=compression, compression_level=compression_level, maintain_order=True
+                place,
+                compression=compression,
+                compression_level=compression_level,
+                maintain_order=True,
             )
 
     files = dict(extra_files or {})
@@ -79,12 +86,15 @@ class _Columns:
         self._sites, self._num_rows, self._filled = header.model.sites, num_rows, 0
         self._last_step = -1
         self._rows = {
-            name: np.empty(num_rows, pl.Series([], dtype=dtype).to_numpy().dtype) for name, dtype in ROW_DTYPES.items()
+            name: np.empty(num_rows, pl.Series([], dtype=dtype).to_numpy().dtype)
+            for name, dtype in ROW_DTYPES.items()
         }
         self._wide = {"ids": self._file("ids", np.int16, header.model.top_k)}
         self._largest: dict[str, int] = {}
         for name, stored in self._stored.items():
-            self._wide[name] = self._file(name, np.float32 if stored.step is None else np.int16, stored.width)
+            self._wide[name] = self._file(
+                name, np.float32 if stored.step is None else np.int16, stored.width
+            )
 
     def _file(self, name: str, dtype: type, width: int) -> Array:
         shape = (self._sites, max(self._num_rows, 1), width)
@@ -100,7 +110,13 @@ class _Columns:
             raise ValueError(f"parts have more than the num_rows={self._num_rows} that were told")
         if len(part.step) and part.step[0] < self._last_step:
             rule = f"must not be below the {self._last_step} of the part before"
-            raise TraceError(ROUTES_FILE, "step", int(part.step[0]), rule, "give the parts in order of their steps")
+            raise TraceError(
+                ROUTES_FILE,
+                "step",
+                int(part.step[0]),
+                rule,
+                "give the parts in order of their steps",
+            )
         self._last_step = int(part.step[-1]) if len(part.step) else self._last_step
         for name, values in self._rows.items():
             values[begin:end] = getattr(part, name)
@@ -127,19 +143,30 @@ class _Columns:
         for site in range(self._sites):
             columns = {"site": pl.Series(np.full(self._num_rows, site, np.int16))}
             columns |= {name: pl.Series(values) for name, values in self._rows.items()}
-            columns |= {name: pl.Series(self._narrow(name, values[site])) for name, values in self._wide.items()}
+            columns |= {
+                name: pl.Series(self._narrow(name, values[site]))
+                for name, values in self._wide.items()
+            }
             files.append(self._scratch / f"{site:05d}.arrow")
             pl.DataFrame(columns).write_ipc(files[-1])
         return files
 
     def _narrow(self, name: str, values: Array) -> Array:
         """Eight bits where they suffice at every site."""
-        if name == "ids" or self._stored[name].step is None or self._largest.get(name, 0) > np.iinfo(np.int8).max:
+        if (
+            name == "ids"
+            or self._stored[name].step is None
+            or self._largest.get(name, 0) > np.iinfo(np.int8).max
+        ):
             return np.array(values)
-        return np.where(values == np.iinfo(np.int16).min, np.iinfo(np.int8).min, values).astype(np.int8)
+        return np.where(values == np.iinfo(np.int16).min, np.iinfo(np.int8).min, values).astype(
+            np.int8
+        )
 
 
 def header_of_part(header: Header, sequences: Iterable[int]) -> Header:
     """The header of a part that holds only these ``sequences``."""
     kept = set(sequences)
-    return replace(header, sequences=tuple(item for item in header.sequences if item.sequence in kept))
+    return replace(
+        header, sequences=tuple(item for item in header.sequences if item.sequence in kept)
+    )

@@ -1,10 +1,12 @@
-"""Prompts of which a trace keeps only how many of their tokens chose each expert, with what weight together.
+"""Prompts of which a trace keeps only how many of their tokens chose each expert, with what weight
+together.
 
-Where the header says ``prefill: counts``, ``routes.parquet`` has decoded rows only, and ``prefill_counts.parquet`` a
-row for each step, sequence, site and expert that at least one token of a prompt chose (expert -1: choices that were
-dropped or null). Read back, a prompt has as many rows as tokens and these rows have the counts, so unions, tokens per
-expert and their weights are those of the recording. *Which* row chose what is dealt, not recorded: nothing may be
-computed from single rows of such a prompt, from its rows at several sites, or from part of it.
+Where the header says ``prefill: counts``, ``routes.parquet`` has decoded rows only, and
+``prefill_counts.parquet`` a row for each step, sequence, site and expert that at least one token of
+a prompt chose (expert -1: choices that were dropped or null). Read back, a prompt has as many rows
+as tokens and these rows have the counts, so unions, tokens per expert and their weights are those
+of the recording. *Which* row chose what is dealt, not recorded: nothing may be computed from single
+rows of such a prompt, from its rows at several sites, or from part of it.
 """
 
 from dataclasses import replace
@@ -19,10 +21,18 @@ from sim.traces.rows import DECODE, Float32s, Trace
 from sim.values.fields import HEADER_FILE, TraceError
 
 COUNT_DTYPES: dict[str, Any] = {
-    "step": pl.Int32, "sequence": pl.Int32, "phase": pl.UInt8, "position": pl.Int32, "site": pl.Int16,
-    "expert": pl.Int16, "tokens": pl.Int32, "weight": pl.Float32,
-}  # fmt: skip
-"""``position``: of the first token in the step. ``weight``: the sum of the tokens' gate weights for the expert."""
+    "step": pl.Int32,
+    "sequence": pl.Int32,
+    "phase": pl.UInt8,
+    "position": pl.Int32,
+    "site": pl.Int16,
+    "expert": pl.Int16,
+    "tokens": pl.Int32,
+    "weight": pl.Float32,
+}
+"""``position``: of the first token in the step. ``weight``: the sum of the tokens' gate weights
+for the expert.
+"""
 GROUP = ("step", "sequence", "phase", "position")
 PER_ROW = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
 
@@ -35,7 +45,9 @@ def decoded_part(trace: Trace) -> Trace:
 
 
 def count_prompts(trace: Trace) -> pl.DataFrame:
-    """What ``prefill_counts.parquet`` holds of a trace's prompts: of valid rows, in order of steps and sequences."""
+    """What ``prefill_counts.parquet`` holds of a trace's prompts: of valid rows, in order of
+    steps and sequences.
+    """
     rows = np.flatnonzero((trace.phase != DECODE) & trace.valid)
     rows = rows[np.lexsort((trace.position[rows], trace.sequence[rows], trace.step[rows]))]
     step, sequence, position = trace.step[rows], trace.sequence[rows], trace.position[rows]
@@ -43,7 +55,9 @@ def count_prompts(trace: Trace) -> pl.DataFrame:
     begins[1:] = (np.diff(step) != 0) | (np.diff(sequence) != 0)
     if (np.diff(position)[~begins[1:]] != 1).any():
         rule = "must count up by 1 inside a prompt whose tokens are counted"
-        raise TraceError(HEADER_FILE, "prefill", "counts", rule, "keep the rows of its prompts (prefill=rows)")
+        raise TraceError(
+            HEADER_FILE, "prefill", "counts", rule, "keep the rows of its prompts (prefill=rows)"
+        )
     first, group = rows[begins], np.cumsum(begins) - 1
     sites, experts = trace.ids.shape[1], trace.header.model.experts
     ids = trace.ids[rows].astype(np.int64)
@@ -51,7 +65,9 @@ def count_prompts(trace: Trace) -> pl.DataFrame:
     expert = np.where(ids < 0, experts, ids)
     cell = (group[:, None, None] * sites + np.arange(sites)[:, None]) * (experts + 1) + expert
     cells, inverse, tokens = np.unique(cell, return_inverse=True, return_counts=True)
-    weight = np.bincount(inverse.ravel(), trace.weights[rows].ravel().astype(np.float64), len(cells))
+    weight = np.bincount(
+        inverse.ravel(), trace.weights[rows].ravel().astype(np.float64), len(cells)
+    )
     chosen = cells % (experts + 1)
     place = cells // (experts + 1)
     of_group = first[place // sites]
@@ -62,9 +78,11 @@ def count_prompts(trace: Trace) -> pl.DataFrame:
 
 
 def deal_prompts(trace: Trace, counts: pl.DataFrame) -> Trace:
-    """``trace`` with its prompts' rows, dealt from ``counts``. Raise `TraceError` where they are none of this trace.
+    """``trace`` with its prompts' rows, dealt from ``counts``. Raise `TraceError` where they are
+    none of this trace.
 
-    An expert's tokens are consecutive rows (round again after the last), so that no row chooses one twice.
+    An expert's tokens are consecutive rows (round again after the last), so that no row chooses one
+    twice.
     """
     if (trace.phase != DECODE).any():
         raise TraceError(HEADER_FILE, "prefill", "counts", "must have decoded rows only beside it")
@@ -79,7 +97,9 @@ def deal_prompts(trace: Trace, counts: pl.DataFrame) -> Trace:
         mean = (columns["weight"][begin:end] / tokens).astype(np.float32)
 
         def dealt(
-            values: Array, tokens: Array = tokens, shape: tuple[int, ...] = (len(visited), top_k, num_rows)
+            values: Array,
+            tokens: Array = tokens,
+            shape: tuple[int, ...] = (len(visited), top_k, num_rows),
         ) -> Array:
             return np.repeat(values, tokens).reshape(shape).transpose(2, 0, 1)
 
@@ -97,8 +117,15 @@ def deal_prompts(trace: Trace, counts: pl.DataFrame) -> Trace:
 
 
 def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
-    """Where each step's part of a prompt begins; refuses counts that no rows can have, before any are made."""
-    model, tokens, expert, site = header.model, columns["tokens"], columns["expert"], columns["site"]
+    """Where each step's part of a prompt begins; refuses counts that no rows can have, before
+    any are made.
+    """
+    model, tokens, expert, site = (
+        header.model,
+        columns["tokens"],
+        columns["expert"],
+        columns["site"],
+    )
 
     def refuse(name: str, wrong: Array, rule: str) -> None:
         if wrong.any():
@@ -110,10 +137,16 @@ def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
     refuse("phase", columns["phase"] == DECODE, "must not be 1: decoded rows are no prompt")
     refuse("position", columns["position"] < 0, "must be >= 0")
     refuse("site", (site < 0) | (site >= model.sites), f"must lie in 0..{model.sites - 1}")
-    refuse("expert", (expert < -1) | (expert >= model.experts), f"must lie in -1..{model.experts - 1}")
+    refuse(
+        "expert", (expert < -1) | (expert >= model.experts), f"must lie in -1..{model.experts - 1}"
+    )
     refuse("tokens", tokens < 1, "must be at least 1")
     weight = columns["weight"]
-    refuse("weight", ~np.isfinite(weight) | (weight < 0) | ((expert < 0) & (weight != 0)), "must be >= 0, of -1 be 0")
+    refuse(
+        "weight",
+        ~np.isfinite(weight) | (weight < 0) | ((expert < 0) & (weight != 0)),
+        "must be >= 0, of -1 be 0",
+    )
     last = np.where(expert < 0, model.experts, expert)
     order = (columns["step"], columns["sequence"], site, last)
     back = np.zeros(len(tokens), np.bool_)
@@ -130,15 +163,23 @@ def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
     new_site = begins.copy()
     new_site[1:] |= np.diff(site) != 0
     cells = np.flatnonzero(new_site)
-    totals = np.add.reduceat(tokens.astype(np.int64), cells) if len(cells) else np.zeros(0, np.int64)
+    totals = (
+        np.add.reduceat(tokens.astype(np.int64), cells) if len(cells) else np.zeros(0, np.int64)
+    )
     group = np.cumsum(begins) - 1
     rows_of = totals // model.top_k
     whole = rows_of[np.searchsorted(cells, starts)] if len(starts) else rows_of
     wrong = np.zeros(len(tokens), np.bool_)
     wrong[cells] = (totals % model.top_k != 0) | (rows_of != whole[group[cells]])
-    refuse("tokens", wrong, f"must sum to {model.top_k} choices of every token, at each site of the step")
     refuse(
-        "tokens", (expert >= 0) & (tokens > whole[group]) if len(tokens) else wrong, "must be at most the step's tokens"
+        "tokens",
+        wrong,
+        f"must sum to {model.top_k} choices of every token, at each site of the step",
+    )
+    refuse(
+        "tokens",
+        (expert >= 0) & (tokens > whole[group]) if len(tokens) else wrong,
+        "must be at most the step's tokens",
     )
     _check_totals(header, columns["sequence"][starts], whole)
     return [int(start) for start in starts]
@@ -149,7 +190,9 @@ def _check_totals(header: Header, sequence: Array, rows: Array) -> None:
         found = int(rows[sequence == item.sequence].sum())
         if found != item.prompt_tokens:
             rule = f"must be {found}, the tokens of {COUNTS_FILE}"
-            raise TraceError(HEADER_FILE, f"prompt_tokens of sequence {item.sequence}", item.prompt_tokens, rule)
+            raise TraceError(
+                HEADER_FILE, f"prompt_tokens of sequence {item.sequence}", item.prompt_tokens, rule
+            )
 
 
 def _joined(trace: Trace, parts: dict[str, list[Array]]) -> Trace:
@@ -164,17 +207,25 @@ def _joined(trace: Trace, parts: dict[str, list[Array]]) -> Trace:
     added = len(order) - len(trace.step)
 
     def wide(values: Float32s) -> Float32s:
-        return np.concatenate([np.full((added, *values.shape[1:]), np.nan, np.float32), values])[order]
+        return np.concatenate([np.full((added, *values.shape[1:]), np.nan, np.float32), values])[
+            order
+        ]
 
     for name in ("logits", "expert_norms", "active_shares"):
         values = getattr(trace, name)
         columns[name] = None if values is None else wide(values)
-    columns = {name: values[order] if name in PER_ROW else values for name, values in columns.items()}
-    return replace(trace, **columns, lookahead={norm: wide(scores) for norm, scores in trace.lookahead.items()})
+    columns = {
+        name: values[order] if name in PER_ROW else values for name, values in columns.items()
+    }
+    return replace(
+        trace, **columns, lookahead={norm: wide(scores) for norm, scores in trace.lookahead.items()}
+    )
 
 
 def _rows(trace: Trace, rows: Array) -> Trace:
     columns: dict[str, Any] = {
         name: value[rows] for name, value in vars(trace).items() if isinstance(value, np.ndarray)
     }
-    return replace(trace, **columns, lookahead={norm: scores[rows] for norm, scores in trace.lookahead.items()})
+    return replace(
+        trace, **columns, lookahead={norm: scores[rows] for norm, scores in trace.lookahead.items()}
+    )

@@ -1,11 +1,13 @@
-"""What a foreign engine's cache held, lookup by lookup: two files beside a trace's routes, and the checks on them.
+"""What a foreign engine's cache held, lookup by lookup: two files beside a trace's routes, and the
+checks on them.
 
-``RESIDENCY_FILE``: a row is a lookup, an expert that a token's router chose at a site, in the order of the engine's own
-log, batch by batch: ``site``, ``step``, ``sequence`` and ``position`` as in the trace, ``slot`` (its rank among the
-token's choices), ``expert``, ``resident`` (it was there when the site's batch of that step began), ``prefetched``
-(resident because it was prefetched and not looked up since), ``loaded_bytes`` (what was read for this lookup; repeats
-in a batch carry 0), ``dropped`` (absent, not read, not applied; the trace then has -1).
-``EXPERT_BYTES_FILE``: by site, the layer's number in the model and the bytes of one expert and of the dense part.
+``RESIDENCY_FILE``: a row is a lookup, an expert that a token's router chose at a site, in the order
+of the engine's own log, batch by batch: ``site``, ``step``, ``sequence`` and ``position`` as in the
+trace, ``slot`` (its rank among the token's choices), ``expert``, ``resident`` (it was there when
+the site's batch of that step began), ``prefetched`` (resident because it was prefetched and not
+looked up since), ``loaded_bytes`` (what was read for this lookup; repeats in a batch carry 0),
+``dropped`` (absent, not read, not applied; the trace then has -1). ``EXPERT_BYTES_FILE``: by site,
+the layer's number in the model and the bytes of one expert and of the dense part.
 """
 
 from __future__ import annotations
@@ -27,10 +29,17 @@ from sim.traces.trace import Trace, TraceError, read_trace
 RESIDENCY_FILE = "residency.parquet"
 EXPERT_BYTES_FILE = "expert_bytes.json"
 COLUMNS: Mapping[str, Any] = {
-    "site": pl.Int16, "step": pl.Int32, "sequence": pl.Int32, "position": pl.Int32, "slot": pl.Int16,
-    "expert": pl.Int16, "resident": pl.Boolean, "prefetched": pl.Boolean, "loaded_bytes": pl.Int64,
+    "site": pl.Int16,
+    "step": pl.Int32,
+    "sequence": pl.Int32,
+    "position": pl.Int32,
+    "slot": pl.Int16,
+    "expert": pl.Int16,
+    "resident": pl.Boolean,
+    "prefetched": pl.Boolean,
+    "loaded_bytes": pl.Int64,
     "dropped": pl.Boolean,
-}  # fmt: skip
+}
 BYTES_KEYS = ("site", "layer", "expert_bytes", "dense_bytes")
 LARGEST_BYTES = 10**15
 LARGEST_JSON_BYTES = 1 << 24
@@ -39,10 +48,12 @@ IMPORT_AGAIN = "import the engine's log again (python -m capture.import_trace fo
 
 @dataclass(frozen=True)
 class ResidencyLog:
-    """A trace and what the engine's cache held at each lookup: N applied lookups, in the log's order.
+    """A trace and what the engine's cache held at each lookup: N applied lookups, in the log's
+    order.
 
-    ``line`` [N] is the row of ``RESIDENCY_FILE`` (dropped lookups have one, but are none of these); ``row`` [N] the
-    trace's token-row; ``loaded_bytes`` [N] what was read for it. ``layers`` and ``expert_bytes`` are by site.
+    ``line`` [N] is the row of ``RESIDENCY_FILE`` (dropped lookups have one, but are none of these);
+    ``row`` [N] the trace's token-row; ``loaded_bytes`` [N] what was read for it. ``layers`` and
+    ``expert_bytes`` are by site.
     """
 
     trace: Trace
@@ -72,8 +83,8 @@ class ResidencyLog:
 
     @cached_property
     def at_odds(self) -> NDArray[np.bool_]:
-        """[N], of each lookup whether its flag is not what was read in its batch for its expert: there, yet read; or
-        absent, yet nothing read."""
+        """[N], of each lookup whether its flag is not what was read in its batch for its expert:
+        there, yet read; or absent, yet nothing read."""
         sites, experts = len(self.layers), self.trace.header.model.experts
         cell = (self.step * sites + self.site) * experts + self.expert
         _, group = np.unique(cell, return_inverse=True)
@@ -83,23 +94,43 @@ class ResidencyLog:
 
 
 def read_log(directory: str | Path) -> ResidencyLog:
-    """The trace at ``directory`` and its log. Raise `TraceError` unless the lookups are the choices of the trace."""
+    """The trace at ``directory`` and its log. Raise `TraceError` unless the lookups are the
+    choices of the trace.
+    """
     root = Path(directory)
     trace = read_trace(root)
     for name in (RESIDENCY_FILE, EXPERT_BYTES_FILE):
         if name not in trace.header.files:
-            raise TraceError(name, "file", "absent", "must be one of the trace's files: it says what a cache held",
-                             "name a trace imported from an engine that logs residency (format=bigmoe)")  # fmt: skip
+            raise TraceError(
+                name,
+                "file",
+                "absent",
+                "must be one of the trace's files: it says what a cache held",
+                "name a trace imported from an engine that logs residency (format=bigmoe)",
+            )
     layers, expert_bytes = read_expert_bytes(root / EXPERT_BYTES_FILE, trace.header.model.sites)
     table = _read_table(root / RESIDENCY_FILE, trace.ids.size)
     applied = table.filter(~pl.col("dropped"))
-    site, slot, expert = (applied[name].to_numpy().astype(np.int64) for name in ("site", "slot", "expert"))
+    site, slot, expert = (
+        applied[name].to_numpy().astype(np.int64) for name in ("site", "slot", "expert")
+    )
     line = np.flatnonzero(~table["dropped"].to_numpy())
     row = _rows(trace, applied, line)
     _check_choices(trace, line, row, site, slot, expert)
     resident, loaded_bytes = applied["resident"].to_numpy(), applied["loaded_bytes"].to_numpy()
-    return ResidencyLog(trace, line, row, site, slot, expert, resident, loaded_bytes,
-                        int(applied["prefetched"].sum()), layers, expert_bytes)  # fmt: skip
+    return ResidencyLog(
+        trace,
+        line,
+        row,
+        site,
+        slot,
+        expert,
+        resident,
+        loaded_bytes,
+        int(applied["prefetched"].sum()),
+        layers,
+        expert_bytes,
+    )
 
 
 def _refuse(file: str, name: str, value: object, rule: str) -> NoReturn:
@@ -107,7 +138,9 @@ def _refuse(file: str, name: str, value: object, rule: str) -> NoReturn:
 
 
 def read_expert_bytes(path: Path, sites: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Layer and expert bytes by site, of an ``EXPERT_BYTES_FILE``. Raise `TraceError` for what cannot be one."""
+    """Layer and expert bytes by site, of an ``EXPERT_BYTES_FILE``. Raise `TraceError` for what
+    cannot be one.
+    """
     if (size := path.stat().st_size) > LARGEST_JSON_BYTES:
         _refuse(path.name, "size", size, f"must be at most {LARGEST_JSON_BYTES} bytes")
     try:
@@ -115,14 +148,24 @@ def read_expert_bytes(path: Path, sites: int) -> tuple[tuple[int, ...], tuple[in
     except (ValueError, RecursionError) as error:
         raise TraceError(path.name, "text", str(error), "must be JSON", IMPORT_AGAIN) from None
     if not isinstance(rows, list) or len(rows) != sites:
-        _refuse(path.name, "rows", len(rows) if isinstance(rows, list) else rows, f"must be a list of {sites} sites")
+        _refuse(
+            path.name,
+            "rows",
+            len(rows) if isinstance(rows, list) else rows,
+            f"must be a list of {sites} sites",
+        )
     for site, row in enumerate(rows):
         if not isinstance(row, dict) or set(row) != set(BYTES_KEYS):
             _refuse(path.name, f"[{site}]", row, f"must have {', '.join(BYTES_KEYS)}")
         for key in BYTES_KEYS:
             least = 1 if key == "expert_bytes" else 0
             if type(row[key]) is not int or not least <= row[key] <= LARGEST_BYTES:
-                _refuse(path.name, f"[{site}].{key}", row[key], f"must be a whole number, {least} to {LARGEST_BYTES}")
+                _refuse(
+                    path.name,
+                    f"[{site}].{key}",
+                    row[key],
+                    f"must be a whole number, {least} to {LARGEST_BYTES}",
+                )
         if row["site"] != site:
             _refuse(path.name, f"[{site}].site", row["site"], f"must be {site}: sites in order")
     return tuple(row["layer"] for row in rows), tuple(row["expert_bytes"] for row in rows)
@@ -133,7 +176,9 @@ def _read_table(path: Path, cells: int) -> pl.DataFrame:
     try:
         schema = pl.read_parquet_schema(path)
         if dict(schema) != dict(COLUMNS):
-            _refuse(path.name, "columns", list(schema), f"must be {', '.join(COLUMNS)}, of their types")
+            _refuse(
+                path.name, "columns", list(schema), f"must be {', '.join(COLUMNS)}, of their types"
+            )
         rows = pl.scan_parquet(path).select(pl.len()).collect().item()
         if not 0 < rows <= cells:
             _refuse(path.name, "rows", rows, f"must be 1 to {cells}, the choices of the trace")
@@ -148,40 +193,74 @@ def _read_table(path: Path, cells: int) -> pl.DataFrame:
 
 def _rows(trace: Trace, table: pl.DataFrame, line: NDArray[np.int64]) -> NDArray[np.int64]:
     """The trace's token-row of each lookup, by sequence and position."""
-    places = pl.DataFrame({
-        "sequence": trace.sequence, "position": trace.position, "row": np.arange(len(trace.step)),
-    }).filter(trace.valid).unique(("sequence", "position"), keep="first")  # fmt: skip
+    places = (
+        pl.DataFrame(
+            {
+                "sequence": trace.sequence,
+                "position": trace.position,
+                "row": np.arange(len(trace.step)),
+            }
+        )
+        .filter(trace.valid)
+        .unique(("sequence", "position"), keep="first")
+    )
     found = table.select("sequence", "position").join(
         places, on=["sequence", "position"], how="left", maintain_order="left"
     )
     if (missing := found["row"].is_null()).any():
         first = int(missing.arg_max() or 0)
         _refuse(
-            RESIDENCY_FILE, f"row {line[first]}", found.row(first)[:2], "must be a (sequence, position) of the trace"
+            RESIDENCY_FILE,
+            f"row {line[first]}",
+            found.row(first)[:2],
+            "must be a (sequence, position) of the trace",
         )
     row = found["row"].to_numpy().astype(np.int64)
     wrong = np.flatnonzero(trace.step[row] != table["step"].to_numpy())
     if len(wrong):
         first = int(wrong[0])
-        _refuse(RESIDENCY_FILE, f"row {line[first]}, step", table["step"][first],
-                f"must be {trace.step[row[first]]}, the trace's step of that token")  # fmt: skip
+        _refuse(
+            RESIDENCY_FILE,
+            f"row {line[first]}, step",
+            table["step"][first],
+            f"must be {trace.step[row[first]]}, the trace's step of that token",
+        )
     return row
 
 
-def _check_choices(trace: Trace, line: NDArray[np.int64], row: NDArray[np.int64], site: NDArray[np.int64],
-                   slot: NDArray[np.int64], expert: NDArray[np.int64]) -> None:  # fmt: skip
+def _check_choices(
+    trace: Trace,
+    line: NDArray[np.int64],
+    row: NDArray[np.int64],
+    site: NDArray[np.int64],
+    slot: NDArray[np.int64],
+    expert: NDArray[np.int64],
+) -> None:
     """Raise unless the lookups are the trace's choices, each once."""
     sites, top_k = trace.ids.shape[1:]
     for name, values, count in (("site", site, sites), ("slot", slot, top_k)):
         if len(wrong := np.flatnonzero((values < 0) | (values >= count))):
-            _refuse(RESIDENCY_FILE, f"row {line[wrong[0]]}, {name}", int(values[wrong[0]]), f"must be 0 to {count - 1}")
+            _refuse(
+                RESIDENCY_FILE,
+                f"row {line[wrong[0]]}, {name}",
+                int(values[wrong[0]]),
+                f"must be 0 to {count - 1}",
+            )
     chosen = trace.ids[row, site, slot]
     if len(wrong := np.flatnonzero((chosen != expert) | (expert < 0))):
         first = int(wrong[0])
-        _refuse(RESIDENCY_FILE, f"row {line[first]}, expert", int(expert[first]),
-                f"must be {chosen[first]}, what {ROUTES_FILE} has for that token, site and slot")  # fmt: skip
+        _refuse(
+            RESIDENCY_FILE,
+            f"row {line[first]}, expert",
+            int(expert[first]),
+            f"must be {chosen[first]}, what {ROUTES_FILE} has for that token, site and slot",
+        )
     cell = (row * sites + site) * top_k + slot
     whole = int((trace.ids >= 0).sum())
     if (count := len(np.unique(cell))) != len(cell) or count != whole:
-        _refuse(RESIDENCY_FILE, "rows", f"{len(cell)}, {count} of them different",
-                f"must be the {whole} choices of the trace, each once")  # fmt: skip
+        _refuse(
+            RESIDENCY_FILE,
+            "rows",
+            f"{len(cell)}, {count} of them different",
+            f"must be the {whole} choices of the trace, each once",
+        )

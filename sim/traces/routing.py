@@ -1,13 +1,14 @@
-"""Routing as data: which experts a router's logits select, and with which weights, without the model.
+"""Routing as data: which experts a router's logits select, and with which weights, without the
+model.
 
-A `RoutingRule` re-states a model's top-k rule in numpy, so that a simulator can turn recorded or forecast logits into
-selections. A capture fits the rule and counts how many recorded selections it reproduces; the trace header carries
-both.
+A `RoutingRule` re-states a model's top-k rule in numpy, so that a simulator can turn recorded or
+forecast logits into selections. A capture fits the rule and counts how many recorded selections it
+reproduces; the trace header carries both.
 
-Order is total. Among equal selection scores the lower expert id is selected first; the selected experts are returned
-by descending float32 weight, equal weights by ascending id. Scores are computed in float64, so two logits that differ
-are seldom made equal by rounding; frameworks leave the order of equal scores open, hence a rule can differ from a
-model only where scores (nearly) tie.
+Order is total. Among equal selection scores the lower expert id is selected first; the selected
+experts are returned by descending float32 weight, equal weights by ascending id. Scores are
+computed in float64, so two logits that differ are seldom made equal by rounding; frameworks leave
+the order of equal scores open, hence a rule can differ from a model only where scores (nearly) tie.
 """
 
 from collections.abc import Mapping
@@ -24,22 +25,27 @@ GROUPS = (None, "max", "top2sum")
 WEIGHTS = ("gather", "norm", "softmax_topk", "sigmoid_topk", "sparsemixer")
 _FIELDS = ("score", "bias", "group", "n_group", "topk_group", "weight", "scale")
 _RARE = {"band": 0.0, "null_experts": 0}
-"""Fields that few rules need, with what they are elsewhere; they are written only where they differ."""
+"""Fields that few rules need, with what they are elsewhere; they are written only where they
+differ.
+"""
 
 
 @dataclass(frozen=True)
 class RoutingRule:
     """Top-k selection and weighting of one router.
 
-    ``score`` maps logits to scores over all experts. ``score + bias`` chooses (``bias``: one value per expert, never
-    part of a weight). With ``group`` set, the experts form ``n_group`` equal runs of ids; only the ``topk_group``
-    best runs, by their largest score or by the sum of their two largest, may be chosen from. ``weight`` says how the
-    chosen are weighted: their score (`gather`), their score over the sum of the chosen scores (`norm`), the softmax or
-    sigmoid of their logits, or PhiMoE's `sparsemixer`: the r-th chosen one has its share in a softmax over the logits
-    that are left after the first r - 1 and lie no more than the relative ``band`` below the largest of them; then
-    times ``scale``. The last ``null_experts`` compute nothing (identity or skip): choosing one gives -1, weight 0.
+    ``score`` maps logits to scores over all experts. ``score + bias`` chooses (``bias``: one value
+    per expert, never part of a weight). With ``group`` set, the experts form ``n_group`` equal runs
+    of ids; only the ``topk_group`` best runs, by their largest score or by the sum of their two
+    largest, may be chosen from. ``weight`` says how the chosen are weighted: their score
+    (`gather`), their score over the sum of the chosen scores (`norm`), the softmax or sigmoid of
+    their logits, or PhiMoE's `sparsemixer`: the r-th chosen one has its share in a softmax over the
+    logits that are left after the first r - 1 and lie no more than the relative ``band`` below the
+    largest of them; then times ``scale``. The last ``null_experts`` compute nothing (identity or
+    skip): choosing one gives -1, weight 0.
 
-    Raise a :exc:`ValueError` that names the field when a value is unknown, not finite or inconsistent.
+    Raise a :exc:`ValueError` that names the field when a value is unknown, not finite or
+    inconsistent.
 
     Source: the routers of transformers 5, compared rule by rule.
     """
@@ -60,10 +66,25 @@ class RoutingRule:
         _require(self.weight in WEIGHTS, "weight", self.weight, f"must be one of {WEIGHTS}")
         for field in ("n_group", "topk_group"):
             value = getattr(self, field)
-            _require(type(value) is int and 1 <= value <= 1 << 15, field, value, "must be an int of 1 or more")
-        _require(self.topk_group <= self.n_group, "topk_group", self.topk_group, f"must be <= n_group={self.n_group}")
+            _require(
+                type(value) is int and 1 <= value <= 1 << 15,
+                field,
+                value,
+                "must be an int of 1 or more",
+            )
+        _require(
+            self.topk_group <= self.n_group,
+            "topk_group",
+            self.topk_group,
+            f"must be <= n_group={self.n_group}",
+        )
         _require(_is_finite(self.scale), "scale", self.scale, "must be a finite number")
-        _require(_is_finite(self.band) and self.band >= 0, "band", self.band, "must be a finite number of 0 or more")
+        _require(
+            _is_finite(self.band) and self.band >= 0,
+            "band",
+            self.band,
+            "must be a finite number of 0 or more",
+        )
         valid = type(self.null_experts) is int and 0 <= self.null_experts < 1 << 15
         _require(valid, "null_experts", self.null_experts, "must be an int of 0 or more")
         if self.bias is not None:
@@ -71,28 +92,50 @@ class RoutingRule:
             _require(valid, "bias", self.bias, "must be a tuple of finite numbers, one per expert")
 
     def check_experts(self, num_experts: int, top_k: int) -> None:
-        """Raise a :exc:`ValueError` if this rule cannot select ``top_k`` of ``num_experts`` experts."""
+        """Raise a :exc:`ValueError` if this rule cannot select ``top_k`` of ``num_experts``
+        experts.
+        """
         if self.bias is not None:
-            _require(len(self.bias) == num_experts, "bias", f"{len(self.bias)} values", f"must have {num_experts}")
+            _require(
+                len(self.bias) == num_experts,
+                "bias",
+                f"{len(self.bias)} values",
+                f"must have {num_experts}",
+            )
         eligible = num_experts
         if self.group is not None:
-            _require(num_experts % self.n_group == 0, "n_group", self.n_group, f"must divide {num_experts} experts")
+            _require(
+                num_experts % self.n_group == 0,
+                "n_group",
+                self.n_group,
+                f"must divide {num_experts} experts",
+            )
             eligible = num_experts // self.n_group * self.topk_group
         rule = f"must be below {num_experts}, the number of experts"
         _require(self.null_experts < num_experts, "null_experts", self.null_experts, rule)
-        _require(1 <= top_k <= eligible, "top_k", top_k, f"must lie in 1..{eligible}, the experts that may be chosen")
+        _require(
+            1 <= top_k <= eligible,
+            "top_k",
+            top_k,
+            f"must lie in 1..{eligible}, the experts that may be chosen",
+        )
 
-    def route(self, logits: NDArray[Any], top_k: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-        """Selected experts and their weights, ``(ids int16 [..., K], weights float32 [..., K])``, for ``logits [...,
-        E]``.
+    def route(
+        self, logits: NDArray[Any], top_k: int
+    ) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+        """Selected experts and their weights, ``(ids int16 [..., K], weights float32 [..., K])``,
+        for ``logits [..., E]``.
 
-        Order: descending weight, then ascending id; null experts last. Raise a :exc:`ValueError` if a logit is not
-        finite or the rule does not fit E.
+        Order: descending weight, then ascending id; null experts last. Raise a :exc:`ValueError` if
+        a logit is not finite or the rule does not fit E.
         """
         values = np.asarray(logits, dtype=np.float64)
         self.check_experts(values.shape[-1], top_k)
         if not np.isfinite(values).all():
-            raise ValueError("logits must be finite: leave out the rows that were not recorded (NaN) before routing")
+            raise ValueError(
+                "logits must be finite: leave out the rows that were not recorded (NaN) before"
+                " routing"
+            )
         flat = values.reshape(-1, values.shape[-1])
         scores = _scores(flat, self.score)
         ids = _largest(self._eligible(scores), top_k)
@@ -140,11 +183,17 @@ class RoutingRule:
         """Plain values for ``json.dumps``; `from_json` gives an equal rule back."""
         plain: dict[str, Any] = {field: getattr(self, field) for field in _FIELDS}
         plain["bias"] = None if self.bias is None else list(self.bias)
-        return plain | {name: getattr(self, name) for name, usual in _RARE.items() if getattr(self, name) != usual}
+        return plain | {
+            name: getattr(self, name)
+            for name, usual in _RARE.items()
+            if getattr(self, name) != usual
+        }
 
     @classmethod
     def from_json(cls, value: object) -> "RoutingRule":
-        """Inverse of `to_json`. Raise a :exc:`ValueError` that names the field for anything else."""
+        """Inverse of `to_json`. Raise a :exc:`ValueError` that names the field for anything
+        else.
+        """
         if not isinstance(value, Mapping):
             raise ValueError(f"routing rule must be an object, not {type(value).__name__}")
         if not set(_FIELDS) <= set(value) <= {*_FIELDS, *_RARE}:
@@ -195,7 +244,8 @@ def _sparsemixer(logits: Floats, ids: NDArray[np.int64], band: float) -> Floats:
 def _largest(values: Floats, count: int) -> NDArray[np.int64]:
     """Indices ``[R, count]`` of the largest values, best first, the lower index first among equals.
 
-    ``count`` passes of argmax: argmax returns the first of equal values, and k is small beside a sort of all experts.
+    ``count`` passes of argmax: argmax returns the first of equal values, and k is small beside a
+    sort of all experts.
     """
     left = values.copy()
     rows = np.arange(len(values))
@@ -208,7 +258,8 @@ def _largest(values: Floats, count: int) -> NDArray[np.int64]:
 
 
 def shares_above(weights: NDArray[np.floating]) -> Floats:
-    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the selected experts).
+    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the
+    selected experts).
 
     ``weights`` [.., K], in descending order.
     """

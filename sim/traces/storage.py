@@ -1,4 +1,6 @@
-"""How the columns of a trace lie in its parquet file: site by site, floats as they are or as multiples of a step."""
+"""How the columns of a trace lie in its parquet file: site by site, floats as they are or as
+multiples of a step.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +17,9 @@ from sim.values.fields import TraceError
 
 @dataclass(frozen=True)
 class Stored:
-    """A column of floats in the file: values per row and site, and their fixed-point step (None: float32)."""
+    """A column of floats in the file: values per row and site, and their fixed-point step (None:
+    float32).
+    """
 
     width: int
     step: float | None
@@ -34,18 +38,26 @@ def stored_columns(header: Header, columns: Collection[str]) -> dict[str, Stored
     if "logits" in columns:
         stored["logits"] = Stored(model.experts, steps.get("logits"))
     if ahead is not None:
-        asked = [name for name in lookahead_columns(header) if "lookahead" in columns or name in columns]
+        asked = [
+            name for name in lookahead_columns(header) if "lookahead" in columns or name in columns
+        ]
         stored |= {name: Stored(ahead.depth * model.experts, ahead.step) for name in asked}
     if "expert_norms" in columns:
         stored["expert_norms"] = Stored(model.top_k, steps.get("expert_norms"))
     if "active_shares" in columns:
-        stored["active_shares"] = Stored(model.top_k * len(header.sparsities), steps.get("active_shares"))
+        stored["active_shares"] = Stored(
+            model.top_k * len(header.sparsities), steps.get("active_shares")
+        )
     return stored
 
 
 def lookahead_columns(header: Header) -> tuple[str, ...]:
     """The file's columns of lookahead scores, one for each norm."""
-    return () if header.lookahead is None else tuple(f"lookahead_{norm}" for norm in header.lookahead.norms)
+    return (
+        ()
+        if header.lookahead is None
+        else tuple(f"lookahead_{norm}" for norm in header.lookahead.norms)
+    )
 
 
 def trace_frame(trace: Trace) -> pl.DataFrame:
@@ -55,7 +67,9 @@ def trace_frame(trace: Trace) -> pl.DataFrame:
     columns["ids"] = pl.Series(by_site(trace.ids))
     for name, stored in stored_columns(trace.header, trace.header.columns).items():
         values = by_site(column_of(trace, name))
-        columns[name] = pl.Series(values if stored.step is None else fixed_point(name, values, stored.step))
+        columns[name] = pl.Series(
+            values if stored.step is None else fixed_point(name, values, stored.step)
+        )
     return pl.DataFrame(columns)
 
 
@@ -67,13 +81,17 @@ def column_of(trace: Trace, name: str) -> NDArray[Any]:
 
 
 def by_site(values: NDArray[Any]) -> NDArray[Any]:
-    """``[N, S, ...]`` to ``[S * N, width]``: neighbours in a file column then belong to one router, and compress."""
+    """``[N, S, ...]`` to ``[S * N, width]``: neighbours in a file column then belong to one
+    router, and compress.
+    """
     num_rows, num_sites = values.shape[:2]
     return values.reshape(num_rows, num_sites, -1).swapaxes(0, 1).reshape(num_sites * num_rows, -1)
 
 
 def fixed_point(name: str, values: Float32s, step: float) -> NDArray[Any]:
-    """``round(values / step)`` in the smallest integer type that holds them; its lowest value stands for NaN."""
+    """``round(values / step)`` in the smallest integer type that holds them; its lowest value
+    stands for NaN.
+    """
     recorded = np.isfinite(values)
     multiples = np.rint(np.where(recorded, values, 0.0) / np.float64(step))
     largest = float(np.abs(multiples).max(initial=0.0))

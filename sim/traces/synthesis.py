@@ -1,13 +1,15 @@
 """Plausible router load from a few numbers, for benchmarks and tests, as a synthetic trace.
 
-The logit of an expert is a popularity that never changes plus a state that persists from token to token (an AR(1)
-process whose innovations are Gumbel distributed, so that without persistence the first choice is drawn in proportion
-to ``exp(popularity)``). Sequences are independent of each other, sites too.
+The logit of an expert is a popularity that never changes plus a state that persists from token to
+token (an AR(1) process whose innovations are Gumbel distributed, so that without persistence the
+first choice is drawn in proportion to ``exp(popularity)``). Sequences are independent of each
+other, sites too.
 
-This is a generator of plausible load, not of calibrated statistics: no number of it was fitted to a real model, and it
-knows no layers that depend on each other, no prompts with a topic and no routers balanced by a loss. What is found on
-it says how a program behaves under such load, not how a policy fares on a model: capture a trace for that, or
-synthesise one that is fitted to what is published of a model (`capture.synthesize`).
+This is a generator of plausible load, not of calibrated statistics: no number of it was fitted to a
+real model, and it knows no layers that depend on each other, no prompts with a topic and no routers
+balanced by a loss. What is found on it says how a program behaves under such load, not how a policy
+fares on a model: capture a trace for that, or synthesise one that is fitted to what is published of
+a model (`capture.synthesize`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Float32s = NDArray[np.float32]
 
 RULE = RoutingRule(score="softmax", weight="norm")
 SCORE_STEP = 1 / 64
-"""Logits and lookahead scores are multiples of this, in memory too, so that a trace survives writing unchanged."""
+"""Logits and lookahead scores are multiples of this, in memory too, so that a trace survives
+writing unchanged.
+"""
 UNDATED = "1970-01-01T00:00:00+00:00"
 MOST_SKEW = 8.0
 
@@ -40,25 +44,43 @@ PRESETS: Mapping[str, ModelShape] = {
 """Shapes of known models. Only the shape is theirs: the load is synthetic, and the names say so."""
 
 
-def synthesize(shape: ModelShape, *, tokens: int, sequences: int = 1, prompt_tokens: int = 0, seed: int = 0,
-               persistence: float = 0.6, skew: float = 0.6, lookahead: int = 1, lookahead_accuracy: float = 0.9,
-               created: str = UNDATED) -> Trace:  # fmt: skip
-    """A trace of ``sequences`` requests, one after another: the same arguments give the same arrays.
+def synthesize(
+    shape: ModelShape,
+    *,
+    tokens: int,
+    sequences: int = 1,
+    prompt_tokens: int = 0,
+    seed: int = 0,
+    persistence: float = 0.6,
+    skew: float = 0.6,
+    lookahead: int = 1,
+    lookahead_accuracy: float = 0.9,
+    created: str = UNDATED,
+) -> Trace:
+    """A trace of ``sequences`` requests, one after another: the same arguments give the same
+    arrays.
 
-    Each request has ``tokens`` decode tokens, a step each, after ``prompt_tokens`` in one prefill step. Even sequences
-    are for evaluation, odd ones for fitting.
+    Each request has ``tokens`` decode tokens, a step each, after ``prompt_tokens`` in one prefill
+    step. Even sequences are for evaluation, odd ones for fitting.
 
-    ``persistence`` (0 to below 1) is the correlation of a state with that of the token before. ``skew`` is the Zipf
-    exponent of popularity; the ranks are shuffled at each site. ``lookahead`` sites ahead are forecast: a score is the
-    popularity plus a state that correlates with the true one by ``lookahead_accuracy ** distance``, so that a forecast
-    is as spread as the truth, exact at 1, and no better than popularity at 0.
+    ``persistence`` (0 to below 1) is the correlation of a state with that of the token before.
+    ``skew`` is the Zipf exponent of popularity; the ranks are shuffled at each site. ``lookahead``
+    sites ahead are forecast: a score is the popularity plus a state that correlates with the true
+    one by ``lookahead_accuracy ** distance``, so that a forecast is as spread as the truth, exact
+    at 1, and no better than popularity at 0.
 
     Raise ValueError for a value out of its range.
     """
     given = {
-        "tokens": tokens, "sequences": sequences, "prompt_tokens": prompt_tokens, "seed": seed,
-        "persistence": persistence, "skew": skew, "lookahead": lookahead, "lookahead_accuracy": lookahead_accuracy,
-    }  # fmt: skip
+        "tokens": tokens,
+        "sequences": sequences,
+        "prompt_tokens": prompt_tokens,
+        "seed": seed,
+        "persistence": persistence,
+        "skew": skew,
+        "lookahead": lookahead,
+        "lookahead_accuracy": lookahead_accuracy,
+    }
     _check(shape, given)
     rng = np.random.default_rng(seed)
     popularity = _popularity(rng, shape, skew)
@@ -68,9 +90,15 @@ def synthesize(shape: ModelShape, *, tokens: int, sequences: int = 1, prompt_tok
     return Trace(
         header=_header(shape, given, created),
         **sequence_rows(sequences, prompt_tokens, tokens),
-        ids=ids, weights=weights, logits=logits,
-        lookahead={"raw": _lookahead(rng, popularity, state, lookahead, lookahead_accuracy)} if lookahead else {},
-    )  # fmt: skip
+        ids=ids,
+        weights=weights,
+        logits=logits,
+        lookahead=(
+            {"raw": _lookahead(rng, popularity, state, lookahead, lookahead_accuracy)}
+            if lookahead
+            else {}
+        ),
+    )
 
 
 def _check(shape: ModelShape, given: Mapping[str, float]) -> None:
@@ -85,14 +113,21 @@ def _check(shape: ModelShape, given: Mapping[str, float]) -> None:
     for name in ("persistence", "skew", "lookahead_accuracy"):
         require_number(name, given[name])
     if given["persistence"] >= 1:
-        raise ValueError(f"persistence={given['persistence']} must be below 1: at 1 no token differs from the first")
+        raise ValueError(
+            f"persistence={given['persistence']} must be below 1: at 1 no token differs from the"
+            " first"
+        )
     if given["skew"] > MOST_SKEW:
         raise ValueError(f"skew={given['skew']} must be at most {MOST_SKEW:g}")
     if given["lookahead_accuracy"] > 1:
-        raise ValueError(f"lookahead_accuracy={given['lookahead_accuracy']} must be at most 1: it is a correlation")
+        raise ValueError(
+            f"lookahead_accuracy={given['lookahead_accuracy']} must be at most 1: it is a"
+            " correlation"
+        )
     if given["lookahead"] >= shape.sites:
         raise ValueError(
-            f"lookahead={given['lookahead']} must be below sites={shape.sites}: no site lies further ahead"
+            f"lookahead={given['lookahead']} must be below sites={shape.sites}: no site lies"
+            " further ahead"
         )
 
 
@@ -102,8 +137,12 @@ def _popularity(rng: np.random.Generator, shape: ModelShape, skew: float) -> Flo
     return np.asarray(-skew * np.log(rng.permuted(ranks, axis=1)), dtype=np.float32)
 
 
-def _state(rng: np.random.Generator, shape: ModelShape, sequences: int, length: int, persistence: float) -> Float32s:
-    """The persistent part of the logits, [N, S, E], sequence by sequence; its variance is the same at every token."""
+def _state(
+    rng: np.random.Generator, shape: ModelShape, sequences: int, length: int, persistence: float
+) -> Float32s:
+    """The persistent part of the logits, [N, S, E], sequence by sequence; its variance is the
+    same at every token.
+    """
     state = _gumbel(rng, (length, sequences, shape.sites, shape.experts))
     fresh = np.float32(math.sqrt(1 - persistence**2))
     for token in range(1, length):
@@ -113,13 +152,17 @@ def _state(rng: np.random.Generator, shape: ModelShape, sequences: int, length: 
 
 
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Float32s:
-    """Standard Gumbel noise moved to mean 0: sums of it then keep their mean whatever their factors."""
+    """Standard Gumbel noise moved to mean 0: sums of it then keep their mean whatever their
+    factors.
+    """
     return np.asarray(rng.gumbel(-np.euler_gamma, 1.0, shape), dtype=np.float32)
 
 
 def rounded(scores: Float32s) -> Float32s:
     """Scores as multiples of `SCORE_STEP`."""
-    return np.asarray(np.rint(scores / np.float32(SCORE_STEP)) * np.float32(SCORE_STEP), dtype=np.float32)
+    return np.asarray(
+        np.rint(scores / np.float32(SCORE_STEP)) * np.float32(SCORE_STEP), dtype=np.float32
+    )
 
 
 def _route(logits: Float32s, top_k: int) -> tuple[NDArray[np.int16], Float32s]:
@@ -141,12 +184,16 @@ def _lookahead(
     for distance in range(1, depth + 1):
         true, correlation = state[:, distance:], accuracy**distance
         noise = _gumbel(rng, true.shape) * np.float32(math.sqrt(1 - correlation**2))
-        scores[:, :-distance, distance - 1] = rounded(popularity[distance:] + (np.float32(correlation) * true + noise))
+        scores[:, :-distance, distance - 1] = rounded(
+            popularity[distance:] + (np.float32(correlation) * true + noise)
+        )
     return scores
 
 
 def sequence_rows(sequences: int, prompt_tokens: int, tokens: int) -> dict[str, Any]:
-    """The columns of the token-rows: of each sequence a prefill step, if it has a prompt, then a step a token."""
+    """The columns of the token-rows: of each sequence a prefill step, if it has a prompt, then a
+    step a token.
+    """
     length = prompt_tokens + tokens
     steps_each = tokens + (prompt_tokens > 0)
     position = np.arange(length, dtype=np.int32)
@@ -154,7 +201,9 @@ def sequence_rows(sequences: int, prompt_tokens: int, tokens: int) -> dict[str, 
     first_steps = np.arange(sequences, dtype=np.int32) * steps_each
     return {
         "step": (first_steps[:, None] + step).reshape(-1).astype(np.int32),
-        "phase": np.tile(np.where(position < prompt_tokens, PREFILL, DECODE).astype(np.uint8), sequences),
+        "phase": np.tile(
+            np.where(position < prompt_tokens, PREFILL, DECODE).astype(np.uint8), sequences
+        ),
         "sequence": np.repeat(np.arange(sequences, dtype=np.int32), length),
         "position": np.tile(position, sequences),
         "token": np.full(sequences * length, -1, np.int32),
@@ -163,7 +212,11 @@ def sequence_rows(sequences: int, prompt_tokens: int, tokens: int) -> dict[str, 
 
 
 def _header(shape: ModelShape, given: Mapping[str, float], created: str) -> Header:
-    tokens, prompt_tokens, lookahead = int(given["tokens"]), int(given["prompt_tokens"]), int(given["lookahead"])
+    tokens, prompt_tokens, lookahead = (
+        int(given["tokens"]),
+        int(given["prompt_tokens"]),
+        int(given["lookahead"]),
+    )
     return Header(
         name=shape.name,
         created=created,
@@ -173,7 +226,9 @@ def _header(shape: ModelShape, given: Mapping[str, float], created: str) -> Head
         experts_implementation="none",
         sites=tuple(Site(site, f"site.{site}", site, "ffn", RULE) for site in range(shape.sites)),
         sequences=tuple(
-            TraceSequence(number, "fit" if number % 2 else "eval", "synthetic", prompt_tokens, tokens)
+            TraceSequence(
+                number, "fit" if number % 2 else "eval", "synthetic", prompt_tokens, tokens
+            )
             for number in range(int(given["sequences"]))
         ),
         licence="CC0-1.0",
@@ -181,7 +236,10 @@ def _header(shape: ModelShape, given: Mapping[str, float], created: str) -> Head
         steps={"logits": SCORE_STEP},
         versions={"numpy": np.__version__},
         provenance={
-            "generator": "sim.traces.synthesis: fixed Zipf popularity + AR(1) state with Gumbel innovations, per expert",
+            "generator": (
+                "sim.traces.synthesis: fixed Zipf popularity + AR(1) state with Gumbel innovations,"
+                " per expert"
+            ),
             "calibrated": False,
             "split": "even sequences eval, odd sequences fit",
             **given,

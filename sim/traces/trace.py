@@ -1,16 +1,17 @@
 """Traces: what a model's routers saw and chose, as a directory of a header and columns.
 
-A *token-row* is one token of one forward step; a *site* is one MoE block. In memory a trace is a set of numpy arrays
-over token-rows and sites. On disk it is ``header.json``, ``routes.parquet`` (a row is a site x token-row, ordered by
-site, then step and row in the step) and other files that the header lists; prompts may be kept as counts of tokens
-(`sim.traces.prefill`). Weights and wide columns (logits, lookahead, norms, activation shares) may be stored as small
-integers times a step that the header states, and always come back as float32; wide columns are read only when asked
-for. In an encoder-decoder model a row visits the sites of one stack only; its rows at the other sites hold ids of -1,
-weights of 0 and NaN.
+A *token-row* is one token of one forward step; a *site* is one MoE block. In memory a trace is a
+set of numpy arrays over token-rows and sites. On disk it is ``header.json``, ``routes.parquet`` (a
+row is a site x token-row, ordered by site, then step and row in the step) and other files that the
+header lists; prompts may be kept as counts of tokens (`sim.traces.prefill`). Weights and wide
+columns (logits, lookahead, norms, activation shares) may be stored as small integers times a step
+that the header states, and always come back as float32; wide columns are read only when asked for.
+In an encoder-decoder model a row visits the sites of one stack only; its rows at the other sites
+hold ids of -1, weights of 0 and NaN.
 
-Reading checks every byte against the header's sha256, and every column against the header, before anything is used;
-nothing is ever evaluated. One limit: whoever forges a parquet file *and* its sha256 can make the parquet parser
-itself run out of memory.
+Reading checks every byte against the header's sha256, and every column against the header, before
+anything is used; nothing is ever evaluated. One limit: whoever forges a parquet file *and* its
+sha256 can make the parquet parser itself run out of memory.
 """
 
 import hashlib
@@ -56,13 +57,29 @@ from sim.traces.storage import (
 from sim.values.fields import HEADER_FILE, TraceError
 
 __all__ = [
-    "CHUNK", "DECODE", "PREFILL", "Finding", "Header", "Lookahead", "ModelShape", "Site", "Trace", "TraceError",
-    "TraceSequence", "read_header", "read_trace", "trace_sha256", "write_findings", "write_trace",
-]  # fmt: skip
+    "CHUNK",
+    "DECODE",
+    "PREFILL",
+    "Finding",
+    "Header",
+    "Lookahead",
+    "ModelShape",
+    "Site",
+    "Trace",
+    "TraceError",
+    "TraceSequence",
+    "read_header",
+    "read_trace",
+    "trace_sha256",
+    "write_findings",
+    "write_trace",
+]
 
 LARGEST_HEADER_BYTES = 1 << 28
 LARGEST_ROWS_BYTES = 1 << 35
-"""What the columns of a trace may take in memory: a parquet file of a few bytes can claim any number of rows."""
+"""What the columns of a trace may take in memory: a parquet file of a few bytes can claim any
+number of rows.
+"""
 VALUE_BYTES = 4
 
 Content = bytes | Callable[[Path], None]
@@ -76,12 +93,14 @@ def write_trace(
     compression: Literal["zstd", "brotli"] = "zstd",
     compression_level: int = 9,
 ) -> Header:
-    """Write ``trace`` to the new ``directory`` and return its header, with the sha256 of every file.
+    """Write ``trace`` to the new ``directory`` and return its header, with the sha256 of every
+    file.
 
-    ``extra_files`` maps relative paths to bytes, or to a function that writes the file it is given. The directory
-    appears complete or not at all: it is built beside its destination and renamed. Raise `TraceError` if the trace is
-    inconsistent or ``directory`` is not empty; fixed-point columns are rounded to the steps in the header.
-    ``compression_level`` is 1..22 for zstd, 0..11 for brotli, which is slower and tighter.
+    ``extra_files`` maps relative paths to bytes, or to a function that writes the file it is given.
+    The directory appears complete or not at all: it is built beside its destination and renamed.
+    Raise `TraceError` if the trace is inconsistent or ``directory`` is not empty; fixed-point
+    columns are rounded to the steps in the header. ``compression_level`` is 1..22 for zstd, 0..11
+    for brotli, which is slower and tighter.
     """
     check_new(directory)
     trace = replace(trace, header=replace(trace.header, columns=recorded_columns(trace)))
@@ -107,16 +126,25 @@ def table_file(path: str, frames: Sequence[pl.DataFrame]) -> dict[str, Content]:
 
 
 def check_new(directory: str | Path) -> None:
-    """Raise `TraceError` unless a trace can be written to ``directory``: it must not exist, or be empty."""
+    """Raise `TraceError` unless a trace can be written to ``directory``: it must not exist, or
+    be empty.
+    """
     target = Path(directory)
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise TraceError(str(target), "directory", "not empty", "must be new", "choose another one, or remove it")
+        raise TraceError(
+            str(target), "directory", "not empty", "must be new", "choose another one, or remove it"
+        )
 
 
 def publish(
-    directory: str | Path, header: Header, write_routes: Callable[[Path], None], extra_files: Mapping[str, Content]
+    directory: str | Path,
+    header: Header,
+    write_routes: Callable[[Path], None],
+    extra_files: Mapping[str, Content],
 ) -> Header:
-    """Build a trace's directory beside its destination, then rename it; ``write_routes`` writes the parquet file."""
+    """Build a trace's directory beside its destination, then rename it; ``write_routes`` writes
+    the parquet file.
+    """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -140,9 +168,9 @@ def publish(
 def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] = ()) -> Trace:
     """The trace in ``directory``, validated; its arrays are read-only.
 
-    ``columns`` names the optional columns to load (`logits`, `lookahead`, or one norm of it: `lookahead_raw`;
-    `expert_norms`, `active_shares`), or is "all" for every one that was recorded. Raise `TraceError` when a file or
-    value breaks a rule, or a named column was not recorded.
+    ``columns`` names the optional columns to load (`logits`, `lookahead`, or one norm of it:
+    `lookahead_raw`; `expert_norms`, `active_shares`), or is "all" for every one that was recorded.
+    Raise `TraceError` when a file or value breaks a rule, or a named column was not recorded.
     """
     root = Path(directory)
     header = read_header(root)
@@ -152,30 +180,43 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
     for name in asked:
         if name not in (*header.columns, *lookahead_columns(header)):
             rule = f"was not recorded in this trace (recorded: {list(header.columns)})"
-            raise TraceError(HEADER_FILE, "columns", name, rule, "choose another trace, or capture it with this column")
+            raise TraceError(
+                HEADER_FILE,
+                "columns",
+                name,
+                rule,
+                "choose another trace, or capture it with this column",
+            )
     stored = stored_columns(header, asked)
     recorded = _expected(header, stored_columns(header, header.columns))
-    trace = _build(header, _load_arrays(root / ROUTES_FILE, recorded, _expected(header, stored)), stored)
+    trace = _build(
+        header, _load_arrays(root / ROUTES_FILE, recorded, _expected(header, stored)), stored
+    )
     if header.prefill == "counts":
         trace = deal_prompts(trace, _load_counts(root / COUNTS_FILE, header, stored))
     norms = [norm for norm in header.forecast_norms if f"lookahead_{norm}" in stored]
-    trace = replace(trace, prompt_forecasts={norm: read_forecasts(root, norm, header) for norm in norms})
+    trace = replace(
+        trace, prompt_forecasts={norm: read_forecasts(root, norm, header) for norm in norms}
+    )
     check_rows(trace)
     return _freeze(trace)
 
 
 def write_findings(directory: str | Path, findings: Sequence[Finding]) -> Header:
-    """Put ``findings`` in place of those in the header of the trace in ``directory``, and return it.
+    """Put ``findings`` in place of those in the header of the trace in ``directory``, and return
+    it.
 
-    Everything else stays as it is, `trace_sha256` too. Raise `TraceError` if the header is none, or a finding names a
-    sequence or site that the trace has not; OSError where it cannot be written.
+    Everything else stays as it is, `trace_sha256` too. Raise `TraceError` if the header is none, or
+    a finding names a sequence or site that the trace has not; OSError where it cannot be written.
     """
     root = Path(directory)
     header = replace(read_header(root), findings=tuple(findings))
     text = header.to_json()
     parse_header(text)
     place = root / HEADER_FILE
-    with tempfile.NamedTemporaryFile("w", dir=root, prefix=f".{HEADER_FILE}.", encoding="utf-8", delete=False) as draft:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=root, prefix=f".{HEADER_FILE}.", encoding="utf-8", delete=False
+    ) as draft:
         try:
             draft.write(text)
             draft.close()
@@ -233,13 +274,17 @@ def read_header(directory: str | Path) -> Header:
             raise TraceError(HEADER_FILE, "file", str(place), rule, "name the directory of a trace")
         size = place.stat().st_size
         if size > LARGEST_HEADER_BYTES:
-            raise TraceError(HEADER_FILE, "size", size, f"must be at most {LARGEST_HEADER_BYTES} bytes")
+            raise TraceError(
+                HEADER_FILE, "size", size, f"must be at most {LARGEST_HEADER_BYTES} bytes"
+            )
         text = place.read_bytes()
     except (OSError, ValueError) as error:
         if isinstance(error, TraceError):
             raise
         rule = f"cannot be read ({error})"
-        raise TraceError(HEADER_FILE, "file", str(place), rule, "name the directory of a trace") from None
+        raise TraceError(
+            HEADER_FILE, "file", str(place), rule, "name the directory of a trace"
+        ) from None
     return parse_header(text)
 
 
@@ -252,18 +297,26 @@ def _check_file(root: Path, path: str, digest: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         raise TraceError(path, "file", str(place), f"cannot be read ({error})") from None
     if found is None:
-        raise TraceError(path, "file", str(place), "is missing, or is no plain file inside the trace")
+        raise TraceError(
+            path, "file", str(place), "is missing, or is no plain file inside the trace"
+        )
     if found != digest:
-        raise TraceError(path, "sha256", found, f"must be {digest}: the file was altered or truncated")
+        raise TraceError(
+            path, "sha256", found, f"must be {digest}: the file was altered or truncated"
+        )
 
 
 def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, NDArray[Any]]:
-    """The ``wanted`` columns of the file as arrays; the file must have exactly the ``recorded`` ones, as expected."""
+    """The ``wanted`` columns of the file as arrays; the file must have exactly the ``recorded``
+    ones, as expected.
+    """
     try:
         found = pl.read_parquet_schema(path)
         for name, (dtypes, width) in recorded.items():
             if name not in found:
-                raise TraceError(ROUTES_FILE, name, "absent", f"must be a column (found {sorted(found)})")
+                raise TraceError(
+                    ROUTES_FILE, name, "absent", f"must be a column (found {sorted(found)})"
+                )
             _check_dtype(name, found[name], dtypes, width)
         if unknown := sorted(set(found) - set(recorded)):
             raise TraceError(ROUTES_FILE, "columns", unknown, f"must be listed in {HEADER_FILE}")
@@ -271,11 +324,19 @@ def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, 
         num_rows = pl.scan_parquet(path).select(pl.len()).collect().item()
         if num_rows * row_bytes > LARGEST_ROWS_BYTES:
             rule = f"must be at most {LARGEST_ROWS_BYTES // row_bytes} with these columns"
-            raise TraceError(ROUTES_FILE, "rows", num_rows, rule, "ask for fewer columns, or capture less at a time")
+            raise TraceError(
+                ROUTES_FILE,
+                "rows",
+                num_rows,
+                rule,
+                "ask for fewer columns, or capture less at a time",
+            )
         frame = pl.read_parquet(path, columns=list(wanted))
         return {name: _array(frame[name]) for name in wanted}
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise TraceError(ROUTES_FILE, "content", str(error), "must be a parquet file that polars reads") from None
+        raise TraceError(
+            ROUTES_FILE, "content", str(error), "must be a parquet file that polars reads"
+        ) from None
 
 
 def _load_counts(path: Path, header: Header, stored: Mapping[str, Stored]) -> pl.DataFrame:
@@ -283,16 +344,22 @@ def _load_counts(path: Path, header: Header, stored: Mapping[str, Stored]) -> pl
     num_rows = sum(item.prompt_tokens for item in header.sequences)
     if num_rows * row_bytes > LARGEST_ROWS_BYTES:
         rule = f"must be at most {LARGEST_ROWS_BYTES // row_bytes} in all with these columns"
-        raise TraceError(HEADER_FILE, "prompt_tokens", num_rows, rule, "ask for fewer columns, or capture less")
+        raise TraceError(
+            HEADER_FILE, "prompt_tokens", num_rows, rule, "ask for fewer columns, or capture less"
+        )
     try:
         if (found := dict(pl.read_parquet_schema(path))) != COUNT_DTYPES:
             raise TraceError(COUNTS_FILE, "columns", str(found), f"must be {COUNT_DTYPES}")
         cells = num_rows * header.model.sites * header.model.top_k
         if (rows := pl.scan_parquet(path).select(pl.len()).collect().item()) > cells:
-            raise TraceError(COUNTS_FILE, "rows", rows, f"must be at most {cells}, the choices of all prompts")
+            raise TraceError(
+                COUNTS_FILE, "rows", rows, f"must be at most {cells}, the choices of all prompts"
+            )
         frame = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise TraceError(COUNTS_FILE, "content", str(error), "must be a parquet file that polars reads") from None
+        raise TraceError(
+            COUNTS_FILE, "content", str(error), "must be a parquet file that polars reads"
+        ) from None
     if any(frame[name].null_count() for name in COUNT_DTYPES):
         raise TraceError(COUNTS_FILE, "content", "null", "must hold no null")
     return frame
@@ -315,8 +382,12 @@ def _array(column: pl.Series) -> NDArray[Any]:
     return values
 
 
-def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[str, Stored]) -> Trace:
-    """The trace from the file's columns [S * N]; refuses rows that are not the same for each site, in order."""
+def _build(
+    header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[str, Stored]
+) -> Trace:
+    """The trace from the file's columns [S * N]; refuses rows that are not the same for each
+    site, in order.
+    """
     model = header.model
     num_rows, rest = divmod(len(loaded["site"]), model.sites)
     sites = np.repeat(np.arange(model.sites), num_rows)
@@ -329,7 +400,9 @@ def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[s
         by_site = loaded[name].reshape(model.sites, num_rows)
         if not (by_site == by_site[0]).all():
             site = int((by_site != by_site[0]).any(1).argmax())
-            raise TraceError(ROUTES_FILE, name, f"site {site}", "must have the same token-rows as site 0")
+            raise TraceError(
+                ROUTES_FILE, name, f"site {site}", "must have the same token-rows as site 0"
+            )
         rows[name] = by_site[0].copy()
 
     def by_row(values: NDArray[Any], *shape: int) -> NDArray[Any]:
@@ -337,19 +410,27 @@ def _build(header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[s
 
     wide = {name: floats_of(how, loaded[name]) for name, how in stored.items()}
     shares = wide.get("active_shares")
-    ahead = {} if header.lookahead is None else {
-        norm: by_row(wide[f"lookahead_{norm}"], header.lookahead.depth, model.experts)
-        for norm in header.lookahead.norms if f"lookahead_{norm}" in wide
-    }  # fmt: skip
+    ahead = (
+        {}
+        if header.lookahead is None
+        else {
+            norm: by_row(wide[f"lookahead_{norm}"], header.lookahead.depth, model.experts)
+            for norm in header.lookahead.norms
+            if f"lookahead_{norm}" in wide
+        }
+    )
     return Trace(
-        header=header, **rows,
+        header=header,
+        **rows,
         ids=by_row(loaded["ids"], model.top_k),
         weights=by_row(wide["weights"], model.top_k),
         logits=by_row(wide["logits"], model.experts) if "logits" in wide else None,
         lookahead=ahead,
         expert_norms=by_row(wide["expert_norms"], model.top_k) if "expert_norms" in wide else None,
-        active_shares=None if shares is None else by_row(shares, model.top_k, len(header.sparsities)),
-    )  # fmt: skip
+        active_shares=None
+        if shares is None
+        else by_row(shares, model.top_k, len(header.sparsities)),
+    )
 
 
 def _freeze(trace: Trace) -> Trace:

@@ -1,1 +1,3 @@
-"""What every layer exchanges: shared types, units, checked fields, recorded columns and the project's places."""
+"""What every layer exchanges: shared types, units, checked fields, recorded columns and the
+project's places.
+"""

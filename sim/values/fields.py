@@ -1,4 +1,5 @@
-"""One JSON object, taken field by field: every value has a type and a range, unknown fields are refused.
+"""One JSON object, taken field by field: every value has a type and a range, unknown fields are
+refused.
 
 Each refusal is a `TraceError` that names the file, the field, the value, the rule and the way out.
 """
@@ -15,9 +16,13 @@ T = TypeVar("T")
 
 
 class TraceError(ValueError):
-    """A trace that is not what it claims. The message names file, field, value, rule and the way out."""
+    """A trace that is not what it claims. The message names file, field, value, rule and the way
+    out.
+    """
 
-    def __init__(self, file: str, name: str, value: object, rule: str, remedy: str = RECAPTURE) -> None:
+    def __init__(
+        self, file: str, name: str, value: object, rule: str, remedy: str = RECAPTURE
+    ) -> None:
         shown = _shown(value)
         super().__init__(f"{file}: {name} is {shown}, {rule}; {remedy}")
         self.file = file
@@ -26,13 +31,18 @@ class TraceError(ValueError):
 
 
 class Fields:
-    """The fields of one JSON object, taken one by one with their types; ``path`` names the object in errors.
+    """The fields of one JSON object, taken one by one with their types; ``path`` names the object
+    in errors.
 
     Fields in ``optional`` may be absent and then have the value given there.
     """
 
     def __init__(
-        self, value: object, path: str, shape: type[Any], optional: Mapping[str, object] | None = None
+        self,
+        value: object,
+        path: str,
+        shape: type[Any],
+        optional: Mapping[str, object] | None = None,
     ) -> None:
         self.path = path
         known = set(shape.__dataclass_fields__)
@@ -41,7 +51,9 @@ class Fields:
         whole = dict(optional or {}) | value
         if set(whole) != known:
             missing, unknown = sorted(known - set(whole)), sorted(set(value) - known)
-            rule = f"must have exactly the known fields (missing {missing}, unknown {_shown(unknown)})"
+            rule = (
+                f"must have exactly the known fields (missing {missing}, unknown {_shown(unknown)})"
+            )
             raise TraceError(HEADER_FILE, path or "fields", sorted(value), rule)
         self.value: dict[str, object] = whole
 
@@ -52,8 +64,14 @@ class Fields:
     def text(self, key: str, among: Collection[str] | None = None) -> str:
         value = self.value[key]
         # Lone surrogates survive JSON but no file name, hash or output can hold them.
-        if not isinstance(value, str) or not is_text(value) or (among is not None and value not in among):
-            raise self.refusal(key, f"must be one of {tuple(among)}" if among is not None else "must be text")
+        if (
+            not isinstance(value, str)
+            or not is_text(value)
+            or (among is not None and value not in among)
+        ):
+            raise self.refusal(
+                key, f"must be one of {tuple(among)}" if among is not None else "must be text"
+            )
         return value
 
     def integer(self, key: str, minimum: int, maximum: int = INT32_MAX) -> int:
@@ -65,7 +83,9 @@ class Fields:
     def number(self, key: str, maximum: float, above: float | None = None) -> float:
         """A number in 0..``maximum``, and greater than ``above`` if given."""
         if not is_number(self.value[key], maximum, above):
-            raise self.refusal(key, f"must be a number in 0..{maximum}" + ("" if above is None else f", > {above}"))
+            raise self.refusal(
+                key, f"must be a number in 0..{maximum}" + ("" if above is None else f", > {above}")
+            )
         return float(self.value[key])  # type: ignore[arg-type]
 
     def flag(self, key: str) -> bool:
@@ -78,7 +98,8 @@ class Fields:
         """A list of whole numbers of 0 or more."""
         value = self.value[key]
         whole = isinstance(value, list) and all(
-            isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= INT32_MAX for item in value
+            isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= INT32_MAX
+            for item in value
         )
         if not isinstance(value, list) or not whole:
             raise self.refusal(key, f"must be a list of ints in 0..{INT32_MAX}")
@@ -93,13 +114,17 @@ class Fields:
 
     def table(self, key: str, rule: str, accepts: Callable[[object], bool]) -> dict[str, Any]:
         value = self.value[key]
-        if not isinstance(value, dict) or not all(is_text(name) and accepts(item) for name, item in value.items()):
+        if not isinstance(value, dict) or not all(
+            is_text(name) and accepts(item) for name, item in value.items()
+        ):
             raise self.refusal(key, f"must be an object of {rule}")
         return dict(value)
 
 
 def load_object(text: str | bytes) -> object:
-    """The value of a JSON ``text``. Raise `TraceError` for what is no JSON, NaN, infinity, and a key given twice."""
+    """The value of a JSON ``text``. Raise `TraceError` for what is no JSON, NaN, infinity, and a
+    key given twice.
+    """
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
@@ -129,7 +154,11 @@ def is_text(value: object) -> bool:
 
 
 def is_scalar(value: object) -> bool:
-    return is_text(value) or isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) < 1e300)
+    return (
+        is_text(value)
+        or isinstance(value, bool)
+        or (isinstance(value, (int, float)) and abs(value) < 1e300)
+    )
 
 
 def is_sha256(value: object) -> bool:

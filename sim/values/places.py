@@ -9,7 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 
 ROOT = Path(str(files("sim"))).parent
-"""The folder of the packages. Relative paths that do not exist below the working directory are looked up here."""
+"""The folder of the packages. Relative paths that do not exist below the working directory are
+looked up here.
+"""
 _CARRIED = ROOT / "sim" / "conf"
 CONF = _CARRIED if _CARRIED.is_dir() else ROOT / "conf"
 """The configuration: a folder for each group."""

@@ -13,7 +13,9 @@ from functools import cached_property
 SKIP = -1
 """A selector's answer for an expert that is not served at all."""
 REROUTE = -2
-"""Of what a selector permits: that another expert serves. Its answer then names which (`rerouted`)."""
+"""Of what a selector permits: that another expert serves. Its answer then names which
+(`rerouted`).
+"""
 
 
 def rerouted(expert: int, precision: int, precisions: int) -> int:
@@ -22,7 +24,9 @@ def rerouted(expert: int, precision: int, precisions: int) -> int:
 
 
 class Outcome(IntEnum):
-    """What a lookup found. ``HIT`` is 0 so that ``any(outcomes)`` means: something is not a plain hit."""
+    """What a lookup found. ``HIT`` is 0 so that ``any(outcomes)`` means: something is not a
+    plain hit.
+    """
 
     HIT = 0
     HIGH_FOR_LOW = 1
@@ -51,7 +55,8 @@ class PrefetchOutcome(IntEnum):
 class Event(IntEnum):
     """Kinds of the rows (call, kind, key, value) in a controller's ``events``.
 
-    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key it made room for, or -1.
+    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key it made
+    room for, or -1.
     """
 
     QUEUE_PREFETCH = 0
@@ -81,16 +86,17 @@ class Place(IntEnum):
 class Geometry:
     """The experts of a run as keys and bytes.
 
-    ``precisions`` names the variants in play, highest first; ``bits`` and ``variant_bytes`` go with it (bits a
-    weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the expert slots of the device may
-    hold in all.
-    ``site_bytes[precision][site]`` where bytes differ from site to site; None where they do not.
-    ``held_bytes``: by precision, what a slot of the device holds of a variant where that is more than is moved (what
-    arrives quantised is written out); () where slots hold variants as they are moved. Other tiers do.
-    ``missing``: keys of variants that do not exist, so that no pool is filled with them at the start; those of the last
-    ``null_experts`` of a site's experts, which have no weights, are among them.
-    ``keeps_copies``: a tier that begins with lower copies, too, of what it holds at a higher precision.
-    ``key = (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense block.
+    ``precisions`` names the variants in play, highest first; ``bits`` and ``variant_bytes`` go with
+    it (bits a weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the
+    expert slots of the device may hold in all. ``site_bytes[precision][site]`` where bytes differ
+    from site to site; None where they do not. ``held_bytes``: by precision, what a slot of the
+    device holds of a variant where that is more than is moved (what arrives quantised is written
+    out); () where slots hold variants as they are moved. Other tiers do. ``missing``: keys of
+    variants that do not exist, so that no pool is filled with them at the start; those of the last
+    ``null_experts`` of a site's experts, which have no weights, are among them. ``keeps_copies``: a
+    tier that begins with lower copies, too, of what it holds at a higher precision. ``key =
+    (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense
+    block.
     """
 
     sites: int
@@ -107,10 +113,21 @@ class Geometry:
     keeps_copies: bool = False
 
     def __post_init__(self) -> None:
-        if self.held_bytes and any(held < size for held, size in zip(self.held_bytes, self.variant_bytes, strict=True)):
-            raise ValueError(f"held_bytes {self.held_bytes} must be no less than variant_bytes {self.variant_bytes}")
-        if self.site_bytes is not None and tuple(max(sizes) for sizes in self.site_bytes) != self.variant_bytes:
-            raise ValueError(f"variant_bytes {self.variant_bytes} must be the largest of site_bytes, by precision")
+        if self.held_bytes and any(
+            held < size for held, size in zip(self.held_bytes, self.variant_bytes, strict=True)
+        ):
+            raise ValueError(
+                f"held_bytes {self.held_bytes} must be no less than variant_bytes"
+                f" {self.variant_bytes}"
+            )
+        if (
+            self.site_bytes is not None
+            and tuple(max(sizes) for sizes in self.site_bytes) != self.variant_bytes
+        ):
+            raise ValueError(
+                f"variant_bytes {self.variant_bytes} must be the largest of site_bytes, by"
+                " precision"
+            )
 
     @property
     def units(self) -> int:
@@ -160,15 +177,18 @@ class Geometry:
 
     def name_of(self, key: int) -> str:
         """``site 3 expert 5 fp16``, for messages."""
-        return f"site {self.site_of(key)} expert {self.expert_of(key)} {self.precisions[self.precision_of(key)]}"
+        return (
+            f"site {self.site_of(key)} expert {self.expert_of(key)}"
+            f" {self.precisions[self.precision_of(key)]}"
+        )
 
 
 @dataclass(frozen=True)
 class PoolPlan:
     """How a cache policy divides the device's expert bytes.
 
-    ``pool_of[key]`` is the pool a key lives in; ``initial`` are the keys resident before the first gate, in the
-    order in which the policy is told of them.
+    ``pool_of[key]`` is the pool a key lives in; ``initial`` are the keys resident before the first
+    gate, in the order in which the policy is told of them.
     """
 
     capacity_bytes: tuple[int, ...]
@@ -180,9 +200,10 @@ class PoolPlan:
 class Step:
     """One forward call: token-rows ``start .. stop`` of the workload.
 
-    ``token`` is the number of tokens of its sequence so far, itself included (of several: the largest); ``begins`` and
-    ``ends`` are the sequences whose first and last step this is. ``decode`` is true where every row is a decoded one.
-    ``sites`` are those that the step visits, ascending.
+    ``token`` is the number of tokens of its sequence so far, itself included (of several: the
+    largest); ``begins`` and ``ends`` are the sequences whose first and last step this is.
+    ``decode`` is true where every row is a decoded one. ``sites`` are those that the step visits,
+    ascending.
     """
 
     index: int
@@ -204,9 +225,9 @@ class Step:
 class Route:
     """The links between the experts' home and the device, as far as decisions depend on them.
 
-    ``engines`` and ``head_bytes`` are by link, link 0 at the device; a link with ``head_bytes`` above 0 hands on to the
-    next link inwards from that head (cut-through). ``ram_link`` is the link at whose inner end a managed RAM tier of
-    ``ram_bytes`` lies, or None.
+    ``engines`` and ``head_bytes`` are by link, link 0 at the device; a link with ``head_bytes``
+    above 0 hands on to the next link inwards from that head (cut-through). ``ram_link`` is the link
+    at whose inner end a managed RAM tier of ``ram_bytes`` lies, or None.
     """
 
     engines: tuple[int, ...] = (1,)
@@ -218,12 +239,17 @@ class Route:
         if not self.engines or min(self.engines) < 1 or len(self.head_bytes) != len(self.engines):
             raise ValueError(f"a route needs engines >= 1 and head_bytes for each link, got {self}")
         if min(self.head_bytes) < 0 or self.head_bytes[0]:
-            raise ValueError(f"head_bytes must be >= 0, and 0 for link 0, which ends at the device: {self.head_bytes}")
+            raise ValueError(
+                "head_bytes must be >= 0, and 0 for link 0, which ends at the device:"
+                f" {self.head_bytes}"
+            )
         for link, (engines, head) in enumerate(zip(self.engines, self.head_bytes, strict=True)):
             if head and engines > 1:
                 raise ValueError(f"link {link} has {engines} engines: cut-through needs one")
         if self.ram_link is not None and not 1 <= self.ram_link < len(self.engines):
-            raise ValueError(f"ram_link={self.ram_link} must be a link from 1 to {len(self.engines) - 1}")
+            raise ValueError(
+                f"ram_link={self.ram_link} must be a link from 1 to {len(self.engines) - 1}"
+            )
 
     @property
     def links(self) -> int:
@@ -232,7 +258,9 @@ class Route:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Host time in ns: before a gate (sync), after it (issue), after an idle wait (wake), at a site's end (post)."""
+    """Host time in ns: before a gate (sync), after it (issue), after an idle wait (wake), at a
+    site's end (post).
+    """
 
     sync_ns: int = 0
     issue_ns: int = 0

@@ -29,12 +29,16 @@ def gib(value: float) -> int:
 
 
 def as_written(share: float) -> Fraction:
-    """The number that its shortest decimal text says: 0.575 is 575 / 1000, not the binary fraction a little below."""
+    """The number that its shortest decimal text says: 0.575 is 575 / 1000, not the binary
+    fraction a little below.
+    """
     return Fraction(repr(float(share)))
 
 
 def part_of(whole: int, share: float | Fraction, *, up: bool = False) -> int:
-    """``share`` of a count or of bytes, rounded down (or up): 0.575 of 1,440 is 828, where floats would make it 827."""
+    """``share`` of a count or of bytes, rounded down (or up): 0.575 of 1,440 is 828, where
+    floats would make it 827.
+    """
     part = whole * (share if isinstance(share, Fraction) else as_written(share))
     return ceil(part) if up else floor(part)
 
@@ -61,17 +65,23 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_number(name: str, value: object, *, minimum: float = 0.0, whole: bool = False) -> None:
-    """Raise ValueError unless ``value`` is a finite number of at least ``minimum`` (a whole one, if asked)."""
+    """Raise ValueError unless ``value`` is a finite number of at least ``minimum`` (a whole one,
+    if asked).
+    """
     kind = "a whole number" if whole else "a number"
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise ValueError(f"{name}={value!r} must be {kind} in the unit of its name, without a suffix")
+        raise ValueError(
+            f"{name}={value!r} must be {kind} in the unit of its name, without a suffix"
+        )
     assert isinstance(value, int | float)
     if not minimum <= value < float("inf"):
         raise ValueError(f"{name}={value!r} must be {kind} >= {minimum:g}")
 
 
 def require_range(name: str, value: object, low: float, high: float, unit: str) -> None:
-    """Raise ValueError, with the unit to give, unless ``value`` is a number from ``low`` to ``high``."""
+    """Raise ValueError, with the unit to give, unless ``value`` is a number from ``low`` to
+    ``high``.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         require_number(name, value)
     assert isinstance(value, int | float)

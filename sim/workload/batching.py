@@ -1,6 +1,7 @@
 """Steps from sequences: which rows of which requests run together, first come first served.
 
-Pure bookkeeping, without trace, tensor or clock: the driver says what time it is when it asks for the next step.
+Pure bookkeeping, without trace, tensor or clock: the driver says what time it is when it asks for
+the next step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from sim.values.units import NS_PER_S, require_number
 COMPOSED = ("static", "continuous")
 SLOWEST_PER_S = 1e-6
 LATEST_S = 4e6
-"""The latest arrival: 46 days. A summary's seconds tell whole ns apart up to 2^52 ns, which is 52 days."""
+"""The latest arrival: 46 days. A summary's seconds tell whole ns apart up to 2^52 ns, which is
+52 days.
+"""
 NO_ARRIVALS = "set workload.arrivals_per_s=null and workload.arrivals_s=null"
 """The way out for what does not go with arrivals."""
 FROM_FIRST = "count seconds from the first request (subtract the first time of a log)"
@@ -26,7 +29,9 @@ FROM_FIRST = "count seconds from the first request (subtract the first time of a
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to run: ``prompt_rows`` token-rows, then ``decode_rows`` of one step each. Either may be 0."""
+    """One sequence to run: ``prompt_rows`` token-rows, then ``decode_rows`` of one step each.
+    Either may be 0.
+    """
 
     sequence: int
     prompt_rows: int
@@ -35,7 +40,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if min(self.prompt_rows, self.decode_rows, self.arrival_ns) < 0 or not self.rows:
-            raise ValueError(f"{self} must have rows, and nothing below 0; leave out a sequence without rows")
+            raise ValueError(
+                f"{self} must have rows, and nothing below 0; leave out a sequence without rows"
+            )
 
     @property
     def rows(self) -> int:
@@ -44,7 +51,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Part:
-    """What a request gives to a step: its rows ``first .. first + count``, counted from its first prompt row.
+    """What a request gives to a step: its rows ``first .. first + count``, counted from its first
+    prompt row.
 
     ``decode`` says which they are: one decoded row, or rows of the prompt.
     """
@@ -85,18 +93,25 @@ class _Turn:
 class Batcher:
     """Composes the steps of ``requests``, at most ``together`` of which run at once.
 
-    ``static``: a group of those that have arrived is formed when nothing runs; its prompts are one step, then each
-    step has one row of every request that is not finished. ``continuous``: requests join as soon as there is room;
-    the prompts of newcomers are a step of their own. ``prefill_chunk``, in rows, cuts prompts instead: a step takes up
-    to so many prompt rows in all, and (continuous) one row of each request that decodes. Requests take their turns by
-    arrival, then number; the parts of a step stand in that order. ``separate_prompts``: prompts and decoded rows visit
-    different sites (encoder-decoder), and a prompt is read whole.
+    ``static``: a group of those that have arrived is formed when nothing runs; its prompts are one
+    step, then each step has one row of every request that is not finished. ``continuous``: requests
+    join as soon as there is room; the prompts of newcomers are a step of their own.
+    ``prefill_chunk``, in rows, cuts prompts instead: a step takes up to so many prompt rows in all,
+    and (continuous) one row of each request that decodes. Requests take their turns by arrival,
+    then number; the parts of a step stand in that order. ``separate_prompts``: prompts and decoded
+    rows visit different sites (encoder-decoder), and a prompt is read whole.
 
     Raise ValueError for a choice that cannot be.
     """
 
-    def __init__(self, requests: Iterable[Request], batching: str = "continuous", together: int = 1,
-                 prefill_chunk: int | None = None, separate_prompts: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        batching: str = "continuous",
+        together: int = 1,
+        prefill_chunk: int | None = None,
+        separate_prompts: bool = False,
+    ) -> None:
         if batching not in COMPOSED:
             raise ValueError(f"unknown batching={batching}; allowed: {', '.join(COMPOSED)}")
         require_number("workload.together", together, minimum=1, whole=True)
@@ -104,13 +119,17 @@ class Batcher:
             require_number("workload.prefill_chunk", prefill_chunk, minimum=1, whole=True)
             if separate_prompts:
                 raise ValueError(
-                    f"workload.prefill_chunk={prefill_chunk} would cut a prompt, but an encoder reads a prompt whole; "
-                    f"set workload.prefill_chunk=null"
+                    f"workload.prefill_chunk={prefill_chunk} would cut a prompt, but an encoder"
+                    " reads a prompt whole; set workload.prefill_chunk=null"
                 )
-        self.requests = tuple(sorted(requests, key=lambda request: (request.arrival_ns, request.sequence)))
+        self.requests = tuple(
+            sorted(requests, key=lambda request: (request.arrival_ns, request.sequence))
+        )
         numbers = sorted(request.sequence for request in self.requests)
         if twice := [one for one, other in pairwise(numbers) if one == other]:
-            raise ValueError(f"sequence {twice[0]} is requested twice; give every request a number of its own")
+            raise ValueError(
+                f"sequence {twice[0]} is requested twice; give every request a number of its own"
+            )
         self.batching, self.together, self.prefill_chunk = batching, together, prefill_chunk
         self._waiting = deque(self.requests)
         self._running: list[_Turn] = []
@@ -127,8 +146,8 @@ class Batcher:
         return max(min(prefill, self.prefill_chunk) + beside, decoding)
 
     def next(self, now_ns: int) -> tuple[Part, ...] | int | None:
-        """The parts of the step that begins at ``now_ns``, in the order of their rows; all of it will have run by the
-        next call.
+        """The parts of the step that begins at ``now_ns``, in the order of their rows; all of it
+        will have run by the next call.
 
         If nothing can run yet, the time of the next arrival, in ns; None when everything has run.
         """
@@ -158,7 +177,8 @@ class Batcher:
 
 
 def is_timed(per_s: float | None, given: object) -> bool:
-    """Whether requests arrive at times that somebody asked for (open loop), all of them at 0 included.
+    """Whether requests arrive at times that somebody asked for (open loop), all of them at 0
+    included.
 
     Otherwise the loop is closed: a request arrives when its first step can begin.
     """
@@ -170,14 +190,19 @@ def arrival_times(
 ) -> tuple[int, ...]:
     """When ``count`` requests arrive, in ns, not descending unless given so.
 
-    All at 0 (closed loop); or as a Poisson process of ``per_s`` requests a second that begins at 0, drawn from
-    ``seed``; or as ``given_ns`` says, of which there may be more. Raise ValueError for what is no such choice.
+    All at 0 (closed loop); or as a Poisson process of ``per_s`` requests a second that begins at 0,
+    drawn from ``seed``; or as ``given_ns`` says, of which there may be more. Raise ValueError for
+    what is no such choice.
     """
     if per_s is not None and given_ns is not None:
-        raise ValueError(f"workload.arrivals_per_s={per_s} and given arrivals exclude each other; leave one out")
+        raise ValueError(
+            f"workload.arrivals_per_s={per_s} and given arrivals exclude each other; leave one out"
+        )
     if given_ns is not None:
         if len(given_ns) < count:
-            raise ValueError(f"{len(given_ns)} arrivals are given for {count} sequences; give one for each")
+            raise ValueError(
+                f"{len(given_ns)} arrivals are given for {count} sequences; give one for each"
+            )
         for time_ns in given_ns:
             require_number("arrivals_ns", time_ns, whole=True)
             _check_latest(f"arrivals_ns={time_ns}", time_ns / NS_PER_S, FROM_FIRST)
@@ -188,26 +213,34 @@ def arrival_times(
     require_number("workload.arrival_seed", seed, whole=True)
     if per_s < SLOWEST_PER_S:
         raise ValueError(
-            f"workload.arrivals_per_s={per_s} must be {SLOWEST_PER_S:g} or more; null: every sequence is there at 0"
+            f"workload.arrivals_per_s={per_s} must be {SLOWEST_PER_S:g} or more; null: every"
+            " sequence is there at 0"
         )
     # Only random() is promised to be the same in every version of Python.
     draw, time_s, times = random.Random(seed), 0.0, []
     for _ in range(count):
         time_s -= math.log(1.0 - draw.random()) / per_s
         times.append(round(time_s * NS_PER_S))
-    _check_latest(f"workload.arrivals_per_s={per_s} for {count} sequences", time_s,
-                  "raise it, or run fewer with trace.max_sequences")  # fmt: skip
+    _check_latest(
+        f"workload.arrivals_per_s={per_s} for {count} sequences",
+        time_s,
+        "raise it, or run fewer with trace.max_sequences",
+    )
     return tuple(times)
 
 
 def _check_latest(what: str, time_s: float, way: str) -> None:
     """Raise ValueError, with the ``way`` out, for a time past ``LATEST_S``."""
     if time_s > LATEST_S:
-        raise ValueError(f"{what}: a request would arrive after {time_s:g} s, the latest is {LATEST_S:,.0f} s; {way}")
+        raise ValueError(
+            f"{what}: a request would arrive after {time_s:g} s, the latest is {LATEST_S:,.0f} s;"
+            f" {way}"
+        )
 
 
 def given_arrivals(given: Sequence[float] | str) -> tuple[int, ...]:
-    """Arrivals in ns from seconds: a list, or the path of a text file with one a line (``#`` begins a comment).
+    """Arrivals in ns from seconds: a list, or the path of a text file with one a line (``#`` begins
+    a comment).
 
     Raise ValueError for a time that is none or too late, OSError for a file that cannot be read.
     """
@@ -221,7 +254,10 @@ def _times_of(given: Sequence[float] | str) -> Iterable[float]:
     elif hasattr(given, "__iter__"):
         named = ((f"workload.arrivals_s[{index}]", time_s) for index, time_s in enumerate(given))
     else:
-        raise ValueError(f"workload.arrivals_s={given!r} must be a list of seconds, or a text file with one a line")
+        raise ValueError(
+            f"workload.arrivals_s={given!r} must be a list of seconds, or a text file with one a"
+            " line"
+        )
     for name, time_s in named:
         require_number(name, time_s)
         _check_latest(f"{name}={time_s!r}", time_s, FROM_FIRST)
@@ -237,4 +273,6 @@ def _lines_of(file: Path) -> Iterable[tuple[str, float]]:
         try:
             yield f"{file}, line {number}: time", float(text)
         except ValueError:
-            raise ValueError(f"{file}, line {number}: {text[:40]!r} is no time in seconds") from None
+            raise ValueError(
+                f"{file}, line {number}: {text[:40]!r} is no time in seconds"
+            ) from None

@@ -1,7 +1,8 @@
-"""What token-rows chose, what was forecast for them, and the unions of rows, in need order (docs/design.md section 2).
+"""What token-rows chose, what was forecast for them, and the unions of rows, in need order
+(docs/design.md section 2).
 
-Everything that can be computed for all rows at once in numpy is computed once; a step's lists of Python ints are made
-when somebody asks for them.
+Everything that can be computed for all rows at once in numpy is computed once; a step's lists of
+Python ints are made when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Rows = slice | NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Needs:
-    """Columns over needs: gate, expert, rows that chose it, sum of their weights, smallest score."""
+    """Columns over needs: gate, expert, rows that chose it, sum of their weights, smallest
+    score.
+    """
 
     tick: IntArray
     expert: IntArray
@@ -38,7 +41,9 @@ class Union:
     """The needs of S sites by one row or several: a list for each site, in need order."""
 
     def __init__(self, needs: Needs, sites: int, units: int, ahead: int = 0) -> None:
-        """``needs.tick`` is the site; the experts are those of the site ``ahead`` of it, with ``units`` keys a site."""
+        """``needs.tick`` is the site; the experts are those of the site ``ahead`` of it, with
+        ``units`` keys a site.
+        """
         self._needs, self._units, self._ahead = needs, units, ahead
         self._cuts: list[int] = np.searchsorted(needs.tick, np.arange(sites + 1)).tolist()
 
@@ -50,7 +55,9 @@ class Union:
     @cached_property
     def keys(self) -> list[list[int]]:
         """The same as keys of precision 0."""
-        key: list[int] = (self._needs.expert + (self._needs.tick + self._ahead) * self._units).tolist()
+        key: list[int] = (
+            self._needs.expert + (self._needs.tick + self._ahead) * self._units
+        ).tolist()
         return [key[start:stop] for start, stop in pairwise(self._cuts)]
 
     @cached_property
@@ -65,22 +72,38 @@ class Union:
 
 
 class Choices:
-    """The choices of ``row`` (trace rows, N of them in any order) at S sites, and their forecasts ``depth`` sites
-    ahead from the lookahead scores of ``norm``. Prompts of the sequences ``whole`` are read whole: of what the trace
-    keeps of their forecasts together their rows are dealt.
+    """The choices of ``row`` (trace rows, N of them in any order) at S sites, and their forecasts
+    ``depth`` sites ahead from the lookahead scores of ``norm``. Prompts of the sequences ``whole``
+    are read whole: of what the trace keeps of their forecasts together their rows are dealt.
     """
 
-    def __init__(self, trace: Trace, row: IntArray, depth: int, norm: str, whole: Collection[int] = ()) -> None:
-        self.trace, self.row, self.depth, self.norm, self.whole = trace, row, depth, norm, frozenset(whole)
-        self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
+    def __init__(
+        self, trace: Trace, row: IntArray, depth: int, norm: str, whole: Collection[int] = ()
+    ) -> None:
+        self.trace, self.row, self.depth, self.norm, self.whole = (
+            trace,
+            row,
+            depth,
+            norm,
+            frozenset(whole),
+        )
+        self.sites, self.experts, self.top_k = (
+            trace.ids.shape[1],
+            trace.header.model.experts,
+            trace.ids.shape[2],
+        )
         self.units = self.experts + 1
         encoder = trace.header.encoder_sites
-        self.reach = tuple(min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites))
+        self.reach = tuple(
+            min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites)
+        )
         """By site, how far its forecasts go: they end with its stack."""
 
     @cached_property
     def chosen(self) -> tuple[IntArray, FloatArray]:
-        """Experts and weights [N, S, K], each row in need order (dropped choices last, as -1 with weight 0)."""
+        """Experts and weights [N, S, K], each row in need order (dropped choices last, as -1
+        with weight 0).
+        """
         ids = self.trace.ids[self.row]
         weights = np.where(ids < 0, np.float32(0), self.trace.weights[self.row])
         order = need_order(ids, weights, self.trace.header.stands_in_order)
@@ -93,7 +116,9 @@ class Choices:
 
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
-        """What each target site's rule selects from the lookahead: experts and weights [N, S, J, K], -1 where none."""
+        """What each target site's rule selects from the lookahead: experts and weights [N, S, J,
+        K], -1 where none.
+        """
         return self._forecast[0], self._forecast[1]
 
     @cached_property
@@ -107,7 +132,11 @@ class Choices:
         scores = shares_above(weights)
         for places, rows in self._dealt_prompts():
             order = need_order(rows.experts, rows.weights)
-            for column, values in ((experts, rows.experts), (weights, rows.weights), (scores, rows.scores)):
+            for column, values in (
+                (experts, rows.experts),
+                (weights, rows.weights),
+                (scores, rows.scores),
+            ):
                 column[places] = np.take_along_axis(values, order, -1)
         return experts, weights, scores
 
@@ -133,12 +162,14 @@ class Choices:
                 rule = self.trace.header.sites[site + j].rule
                 if rule is None:
                     raise ValueError(
-                        f"trace {name} has no routing rule for site {site + j}, so lookahead scores "
-                        f"cannot be turned into experts; choose predictor=none"
+                        f"trace {name} has no routing rule for site {site + j}, so lookahead scores"
+                        " cannot be turned into experts; choose predictor=none"
                     )
                 scores = lookahead[self.row, site, j - 1]
                 known = np.flatnonzero(np.isfinite(scores).all(axis=1))
-                experts[known, site, j - 1], weights[known, site, j - 1] = rule.route(scores[known], self.top_k)
+                experts[known, site, j - 1], weights[known, site, j - 1] = rule.route(
+                    scores[known], self.top_k
+                )
         return experts, weights
 
     def union(self, rows: Rows) -> Union:
@@ -146,16 +177,21 @@ class Choices:
         return Union(self.needs(rows, np.zeros(1, np.int64), self.sites), self.sites, self.units)
 
     def forecast_union(self, rows: Rows, j: int) -> Union:
-        """What site + j is forecast to need by those of ``rows`` that have a forecast, listed by the site that
-        forecasts.
+        """What site + j is forecast to need by those of ``rows`` that have a forecast, listed by
+        the site that forecasts.
         """
         of_j = rows, slice(None), j - 1
-        experts, weights, scores = self.forecasts[0][of_j], self.forecasts[1][of_j], self.forecast_scores[of_j]
+        experts, weights, scores = (
+            self.forecasts[0][of_j],
+            self.forecasts[1][of_j],
+            self.forecast_scores[of_j],
+        )
         needs = _merged(experts, weights, scores, np.zeros(1, np.int64), self.sites, self.experts)
         return Union(needs, self.sites, self.units, j)
 
     def needs(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
-        """The needs of ``rows``, whose gates are ``first`` (of each row, or one for all) + site, below ``gates``.
+        """The needs of ``rows``, whose gates are ``first`` (of each row, or one for all) + site,
+        below ``gates``.
 
         Rows with the same gates are united.
         """
@@ -172,7 +208,8 @@ class Choices:
         return keys if self._is_whole[row] else _without_dropped(keys)
 
     def forecast_keys(self, row: int) -> list[list[list[int]]]:
-        """What one row is forecast to need, as keys: by distance (from 1 on), then by the site that forecasts.
+        """What one row is forecast to need, as keys: by distance (from 1 on), then by the site that
+        forecasts.
 
         Up to the ``reach`` of a site; what stands beyond it means nothing.
         """
@@ -182,7 +219,9 @@ class Choices:
     @cached_property
     def _chosen_keys(self) -> IntArray:
         experts = self.chosen[0]
-        return np.where(experts < 0, -1, experts + np.arange(self.sites)[:, None] * self.units).astype(np.int32)
+        return np.where(
+            experts < 0, -1, experts + np.arange(self.sites)[:, None] * self.units
+        ).astype(np.int32)
 
     @cached_property
     def _forecast_keys(self) -> IntArray:
@@ -203,8 +242,8 @@ class Choices:
 
 
 def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -> NDArray[np.intp]:
-    """The places of each row's choices by descending weight, then ascending id (``as_it_stands``: in the order that
-    they have, which is that of their rank where nothing tells weights); -1 last.
+    """The places of each row's choices by descending weight, then ascending id (``as_it_stands``:
+    in the order that they have, which is that of their rank where nothing tells weights); -1 last.
     """
     if as_it_stands:
         return np.argsort(ids < 0, axis=-1, kind="stable")
@@ -213,7 +252,9 @@ def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -
 
 @dataclass(frozen=True)
 class SiteChoice:
-    """What rows chose at one site: ``experts`` and ``weights`` [R, K], each row in need order, and their union."""
+    """What rows chose at one site: ``experts`` and ``weights`` [R, K], each row in need order,
+    and their union.
+    """
 
     experts: IntArray
     weights: FloatArray
@@ -221,7 +262,9 @@ class SiteChoice:
 
 
 def choice_at_site(ids: IntArray, weights: FloatArray, num_experts: int) -> SiteChoice:
-    """The choices [R, K] of a step's rows at one site, as `Choices` would have them; -1 is no choice."""
+    """The choices [R, K] of a step's rows at one site, as `Choices` would have them; -1 is no
+    choice.
+    """
     weights = np.where(ids < 0, np.float32(0), weights)
     order = need_order(ids, weights)
     experts, weights = np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
@@ -233,18 +276,33 @@ def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
     return [[key for key in row if key >= 0] for row in keys]
 
 
-def _apart(experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64]) -> Needs:
+def _apart(
+    experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64]
+) -> Needs:
     """Rows [R, S, K] that share no gate keep their own order."""
-    gate = np.broadcast_to(first[:, None, None] + np.arange(experts.shape[1])[:, None], experts.shape)
+    gate = np.broadcast_to(
+        first[:, None, None] + np.arange(experts.shape[1])[:, None], experts.shape
+    )
     chosen = experts >= 0
     kept = slice(None) if chosen.all() else chosen
     tick = gate[kept].ravel()
-    return Needs(tick, experts[kept].ravel().astype(np.int64), np.ones(len(tick), np.int64),
-                 weights[kept].ravel().astype(np.float64), scores[kept].ravel())  # fmt: skip
+    return Needs(
+        tick,
+        experts[kept].ravel().astype(np.int64),
+        np.ones(len(tick), np.int64),
+        weights[kept].ravel().astype(np.float64),
+        scores[kept].ravel(),
+    )
 
 
-def _merged(experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64], gates: int,
-            num_experts: int) -> Needs:  # fmt: skip
+def _merged(
+    experts: IntArray,
+    weights: FloatArray,
+    scores: FloatArray,
+    first: NDArray[np.int64],
+    gates: int,
+    num_experts: int,
+) -> Needs:
     """The unions of rows [R, S, K] gate by gate; one row keeps its own order."""
     apart = _apart(experts, weights, scores, first)
     if len(experts) == 1:
@@ -256,4 +314,6 @@ def _merged(experts: IntArray, weights: FloatArray, scores: FloatArray, first: N
     np.minimum.at(lowest, cell, apart.score)
     found = np.flatnonzero(tokens)
     found = found[np.lexsort((-tokens[found], found // num_experts))]
-    return Needs(found // num_experts, found % num_experts, tokens[found], weight[found], lowest[found])
+    return Needs(
+        found // num_experts, found % num_experts, tokens[found], weight[found], lowest[found]
+    )

@@ -54,21 +54,43 @@ class RoutedChoice:
 
 
 class StepGate:
-    """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order. Implements ``Gate``."""
+    """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order.
+    Implements ``Gate``.
+    """
 
     __slots__ = (
-        "_ahead", "_by_distance", "_choices", "_forecast_unions", "_is_single", "_keys", "_routes", "_rows", "_step",
-        "_tokens", "_union", "keys", "site", "step", "tick", "token", "units", "workload",
-    )  # fmt: skip
+        "_ahead",
+        "_by_distance",
+        "_choices",
+        "_forecast_unions",
+        "_is_single",
+        "_keys",
+        "_routes",
+        "_rows",
+        "_step",
+        "_tokens",
+        "_union",
+        "keys",
+        "site",
+        "step",
+        "tick",
+        "token",
+        "units",
+        "workload",
+    )
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self._choices = workload.choices
         self.units = self._choices.units
-        self._by_distance = [[RoutedChoice(self, site + j, j) for site in range(self._choices.sites)]
-                             for j in range(1, self._choices.depth + 1)]  # fmt: skip
-        self._routes = [[choices[site] for choices in self._by_distance[:reach]]
-                        for site, reach in enumerate(self._choices.reach)]  # fmt: skip
+        self._by_distance = [
+            [RoutedChoice(self, site + j, j) for site in range(self._choices.sites)]
+            for j in range(1, self._choices.depth + 1)
+        ]
+        self._routes = [
+            [choices[site] for choices in self._by_distance[:reach]]
+            for site, reach in enumerate(self._choices.reach)
+        ]
         self.tick = -1
         self.site = 0
         self.keys: list[int] = []
@@ -208,5 +230,7 @@ class StepGate:
     def lookahead(self, j: int) -> FloatArray | None:
         if j > self._choices.reach[self.site]:
             return None
-        scores = self.workload.trace.lookahead[self.workload.norm][self._trace_rows(), self.site, j - 1]
+        scores = self.workload.trace.lookahead[self.workload.norm][
+            self._trace_rows(), self.site, j - 1
+        ]
         return scores if np.isfinite(scores).all() else None

@@ -1,8 +1,8 @@
 """Requests of given lengths, cut from the sequences of a trace.
 
-The first ``prompt_tokens`` rows of a sequence are its prompt and the next ``decode_tokens`` are decoded, however the
-trace divides them: what a causal model's gate chooses for a token depends on the tokens before it, not on whether they
-were read or written.
+The first ``prompt_tokens`` rows of a sequence are its prompt and the next ``decode_tokens`` are
+decoded, however the trace divides them: what a causal model's gate chooses for a token depends on
+the tokens before it, not on whether they were read or written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ SHORT = ("refuse", "drop")
 
 @dataclass(frozen=True)
 class Lengths:
-    """``prompt_tokens`` and ``decode_tokens`` of every request; None: as the trace has them (decoding: all that are
-    left). ``short``: what becomes of a sequence that has fewer: ``refuse`` the run, or ``drop`` the sequence.
+    """``prompt_tokens`` and ``decode_tokens`` of every request; None: as the trace has them
+    (decoding: all that are left). ``short``: what becomes of a sequence that has fewer: ``refuse``
+    the run, or ``drop`` the sequence.
     """
 
     prompt_tokens: int | None = None
@@ -35,15 +36,17 @@ class Lengths:
         if self.decode_tokens is not None:
             require_number("workload.decode_tokens", self.decode_tokens, whole=True)
         if self.short not in SHORT:
-            raise ValueError(f"unknown workload.short_sequences={self.short}; allowed: {', '.join(SHORT)}")
+            raise ValueError(
+                f"unknown workload.short_sequences={self.short}; allowed: {', '.join(SHORT)}"
+            )
 
     @property
     def asked(self) -> bool:
         return self.prompt_tokens is not None or self.decode_tokens is not None
 
     def fit(self, trace: Trace, sequences: Sequence[TraceSequence]) -> tuple[TraceSequence, ...]:
-        """The sequences that are long enough, with the lengths that they are cut to. Raise ValueError if one is not
-        (and is not to be dropped), or if none is.
+        """The sequences that are long enough, with the lengths that they are cut to. Raise
+        ValueError if one is not (and is not to be dropped), or if none is.
         """
         if not self.asked:
             return tuple(sequences)
@@ -52,11 +55,16 @@ class Lengths:
         kept = [s for s in sequences if self._rows(s) <= s.prompt_tokens + s.decode_tokens]
         if not kept or (self.short == "refuse" and len(kept) < len(sequences)):
             short = min(sequences, key=lambda s: s.prompt_tokens + s.decode_tokens - self._rows(s))
-            way = f"choose shorter ones, or workload.short_sequences=drop, which keeps {len(kept)} of {len(sequences)}"
+            way = (
+                f"choose shorter ones, or workload.short_sequences=drop, which keeps {len(kept)} of"
+                f" {len(sequences)}"
+            )
             raise ValueError(
-                f"trace {trace.header.name} is too short for workload.prompt_tokens={self.prompt_tokens} and "
-                f"decode_tokens={self.decode_tokens}: sequence {short.sequence} has {short.prompt_tokens} prompt and "
-                f"{short.decode_tokens} decoded tokens; {way if kept else 'choose shorter ones, or another trace'}"
+                f"trace {trace.header.name} is too short for"
+                f" workload.prompt_tokens={self.prompt_tokens} and"
+                f" decode_tokens={self.decode_tokens}: sequence {short.sequence} has"
+                f" {short.prompt_tokens} prompt and {short.decode_tokens} decoded tokens;"
+                f" {way if kept else 'choose shorter ones, or another trace'}"
             )
         return tuple(self._cut(s) for s in kept)
 
@@ -74,29 +82,32 @@ class Lengths:
         name = trace.header.name
         if trace.header.prefill == "counts":
             raise ValueError(
-                f"trace {name} keeps prompts as counts of tokens, of which workload.prompt_tokens={self.prompt_tokens} "
-                f"cannot cut a part; set it to null, or capture with prefill=rows"
+                f"trace {name} keeps prompts as counts of tokens, of which"
+                f" workload.prompt_tokens={self.prompt_tokens} cannot cut a part; set it to null,"
+                " or capture with prefill=rows"
             )
         if trace.header.encoder_sites:
             raise ValueError(
-                f"workload.prompt_tokens={self.prompt_tokens} would cut what an encoder has read as a whole (trace "
-                f"{name}); set it to null"
+                f"workload.prompt_tokens={self.prompt_tokens} would cut what an encoder has read as"
+                f" a whole (trace {name}); set it to null"
             )
         valid = trace.valid
         for one in sequences:
             first = int(trace.position[(trace.sequence == one.sequence) & valid].min())
             if first:
                 raise ValueError(
-                    f"trace {name}: sequence {one.sequence} begins at position {first}: its prompt is not recorded, so "
-                    f"workload.prompt_tokens={self.prompt_tokens} cannot be cut from it; set it to null"
+                    f"trace {name}: sequence {one.sequence} begins at position {first}: its prompt"
+                    f" is not recorded, so workload.prompt_tokens={self.prompt_tokens} cannot be"
+                    " cut from it; set it to null"
                 )
 
 
 def cut_rows(
     rows: NDArray[np.int64], trace: Trace, sequences: Sequence[TraceSequence]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Of ``rows`` of the trace (sequence by sequence, in order), those that ``sequences`` have; and the trace's phases
-    as they are then. Raise ValueError where a sequence's rows are not in the order of its tokens.
+    """Of ``rows`` of the trace (sequence by sequence, in order), those that ``sequences`` have; and
+    the trace's phases as they are then. Raise ValueError where a sequence's rows are not in the
+    order of its tokens.
     """
     numbers = trace.sequence[rows]
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -108,8 +119,8 @@ def cut_rows(
     position = trace.position[rows][kept]
     if ((position[1:] <= position[:-1]) & (numbers[kept][1:] == numbers[kept][:-1])).any():
         raise ValueError(
-            f"trace {trace.header.name} does not hold its tokens in order, so none can be cut to a length; set "
-            f"workload.prompt_tokens=null and workload.decode_tokens=null"
+            f"trace {trace.header.name} does not hold its tokens in order, so none can be cut to a"
+            " length; set workload.prompt_tokens=null and workload.decode_tokens=null"
         )
     phase = trace.phase.copy()
     phase[rows] = np.where(rank < prompt, PREFILL, DECODE)

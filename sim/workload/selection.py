@@ -1,4 +1,6 @@
-"""Which sequences of a trace a workload runs, and what it refuses of choices that cannot be or that no trace serves."""
+"""Which sequences of a trace a workload runs, and what it refuses of choices that cannot be or
+that no trace serves.
+"""
 
 from __future__ import annotations
 
@@ -15,54 +17,74 @@ BATCHINGS = ("recorded", "sequential", "static", "continuous")
 SPLITS = ("fit", "eval", "all")
 
 
-def check_batching(batching: str, together: int, prefill_chunk: int | None, arrivals_per_s: float | None,
-                   arrivals: Sequence[int] | None, lengths: Lengths) -> None:  # fmt: skip
-    """Raise ValueError for a way of composing steps that there is none, or for options that do not go with it."""
+def check_batching(
+    batching: str,
+    together: int,
+    prefill_chunk: int | None,
+    arrivals_per_s: float | None,
+    arrivals: Sequence[int] | None,
+    lengths: Lengths,
+) -> None:
+    """Raise ValueError for a way of composing steps that there is none, or for options that do
+    not go with it.
+    """
     if batching not in BATCHINGS:
         raise ValueError(f"unknown workload.batching={batching}; allowed: {', '.join(BATCHINGS)}")
     require_number("workload.together", together, minimum=1, whole=True)
     if batching == "sequential" and together != 1:
         raise ValueError(
-            f"workload.together={together} does not go with workload.batching=sequential, which runs one sequence at a "
-            f"time; choose workload.batching=static or continuous"
+            f"workload.together={together} does not go with workload.batching=sequential, which"
+            " runs one sequence at a time; choose workload.batching=static or continuous"
         )
     if batching != "recorded":
         return
     arrivals_s = None if arrivals is None else [seconds(time_ns) for time_ns in arrivals]
-    given = {"together": together if together != 1 else None, "prefill_chunk": prefill_chunk,
-             "arrivals_per_s": arrivals_per_s, "arrivals_s": arrivals_s, "prompt_tokens": lengths.prompt_tokens,
-             "decode_tokens": lengths.decode_tokens}  # fmt: skip
+    given = {
+        "together": together if together != 1 else None,
+        "prefill_chunk": prefill_chunk,
+        "arrivals_per_s": arrivals_per_s,
+        "arrivals_s": arrivals_s,
+        "prompt_tokens": lengths.prompt_tokens,
+        "decode_tokens": lengths.decode_tokens,
+    }
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"workload.{name}={value} does not go with workload.batching=recorded, which keeps the trace's steps; "
-                f"choose workload.batching=sequential, static or continuous"
+                f"workload.{name}={value} does not go with workload.batching=recorded, which keeps"
+                " the trace's steps; choose workload.batching=sequential, static or continuous"
             )
 
 
 def check_lookahead(trace: Trace, depth: int, norm: str) -> None:
-    """Raise ValueError where a trace does not record lookahead so many sites deep, with this norm."""
+    """Raise ValueError where a trace does not record lookahead so many sites deep, with this
+    norm.
+    """
     have, name = trace.header.lookahead, trace.header.name
     if depth == 0:
         return
     if have is None or have.depth < depth:
         raise ValueError(
-            f"trace {name} records lookahead for {have.depth if have else 0} sites, but the predictor needs {depth}; "
-            f"capture with lookahead={depth}, or choose predictor=none or fewer predictor.sites"
+            f"trace {name} records lookahead for {have.depth if have else 0} sites, but the"
+            f" predictor needs {depth}; capture with lookahead={depth}, or choose predictor=none or"
+            " fewer predictor.sites"
         )
     if norm not in have.norms:
         raise ValueError(
-            f"trace {name} has lookahead norms {', '.join(have.norms)}, not {norm!r}; set workload.lookahead_norm to "
-            f"one of these, or capture the trace anew"
+            f"trace {name} has lookahead norms {', '.join(have.norms)}, not {norm!r}; set"
+            " workload.lookahead_norm to one of these, or capture the trace anew"
         )
     if not trace.lookahead:
-        raise ValueError(f"trace {name} was read without its lookahead columns; read_trace(..., columns=['lookahead'])")
+        raise ValueError(
+            f"trace {name} was read without its lookahead columns; read_trace(...,"
+            " columns=['lookahead'])"
+        )
 
 
 def chosen_sequences(
     trace: Trace, split: str, exclude: Sequence[str], rows: NDArray[np.int32]
 ) -> tuple[TraceSequence, ...]:
-    """The sequences to run, in the header's order; ``rows`` are the sequences of the rows that can take part.
+    """The sequences to run, in the header's order; ``rows`` are the sequences of the rows that can
+    take part.
 
     Raise ValueError where there are none, and for a split or a flag that the trace does not have.
     """
@@ -72,12 +94,16 @@ def chosen_sequences(
     known = sorted({flag for sequence in trace.header.sequences for flag in sequence.flags})
     if unknown := [flag for flag in exclude if flag not in known]:
         raise ValueError(
-            f"trace.exclude names {', '.join(unknown)}, but the sequences of trace {name} have the flags "
-            f"{', '.join(known) or '(none)'}; leave it out, or name one of these"
+            f"trace.exclude names {', '.join(unknown)}, but the sequences of trace {name} have the"
+            f" flags {', '.join(known) or '(none)'}; leave it out, or name one of these"
         )
     present = set(np.unique(rows).tolist())
-    chosen = [s for s in trace.header.sequences if split in ("all", s.split) and s.sequence in present]
+    chosen = [
+        s for s in trace.header.sequences if split in ("all", s.split) and s.sequence in present
+    ]
     chosen = [s for s in chosen if not any(s.flags.get(flag) for flag in exclude)]
     if not chosen:
-        raise ValueError(f"trace {name} has no sequences for split={split} without flags {list(exclude)}")
+        raise ValueError(
+            f"trace {name} has no sequences for split={split} without flags {list(exclude)}"
+        )
     return tuple(chosen)

@@ -1,7 +1,9 @@
-"""From a trace to the steps of a run: which rows run together, in which order, and what each gate offers.
+"""From a trace to the steps of a run: which rows run together, in which order, and what each gate
+offers.
 
-Steps are the trace's own, or composed from its sequences (docs/design.md section 7). Where composition depends on
-time, steps come into being while the run goes on. Both drivers walk the same workload with one reused gate object.
+Steps are the trace's own, or composed from its sequences (docs/design.md section 7). Where
+composition depends on time, steps come into being while the run goes on. Both drivers walk the same
+workload with one reused gate object.
 """
 
 from __future__ import annotations
@@ -27,8 +29,18 @@ from sim.workload.selection import check_batching, check_lookahead, chosen_seque
 
 __all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
 
-GROWING = ("row", "chosen", "scores", "forecasts", "needs", "gate_step", "gate_site", "num_gates", "_first_gates",
-           "_places")  # fmt: skip
+GROWING = (
+    "row",
+    "chosen",
+    "scores",
+    "forecasts",
+    "needs",
+    "gate_step",
+    "gate_site",
+    "num_gates",
+    "_first_gates",
+    "_places",
+)
 """What is computed from the steps there are, and anew once there are more."""
 BLOCK_CELLS = 1 << 20
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -38,7 +50,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 class Limits:
     """What a machine must hold at most, whenever the requests arrive.
 
-    ``tokens``: of all sequences that run at the same time, up to the latest of each; ``rows`` of a step.
+    ``tokens``: of all sequences that run at the same time, up to the latest of each; ``rows`` of a
+    step.
     """
 
     tokens: int
@@ -53,8 +66,8 @@ class Schedule:
         self._index = 0
 
     def next(self, now_ns: int) -> Step | int | None:
-        """The step that begins at ``now_ns``, when all before it have ended. If nothing can run yet, the time of the
-        next arrival, in ns; None at the end.
+        """The step that begins at ``now_ns``, when all before it have ended. If nothing can run
+        yet, the time of the next arrival, in ns; None at the end.
         """
         if self._batcher is None:
             if self._index == len(self._workload.steps):
@@ -68,30 +81,46 @@ class Schedule:
 class Workload:
     """The steps of a run over ``trace``, and their gates.
 
-    ``split`` picks the sequences (``all``: every one), ``exclude`` drops some by flags of the trace's header.
-    ``batching``: ``recorded`` keeps the trace's steps, padding included; the others compose them from the valid rows of
-    single sequences, of which at most ``together`` run at once: ``sequential`` (one), ``static`` or ``continuous``,
-    with prompts cut to ``prefill_chunk`` rows a step if given (see `Batcher`). Requests arrive, in the order of their
-    sequences' numbers, at 0, or as a Poisson process of ``arrivals_per_s`` drawn from ``arrival_seed``, or at
-    ``arrivals`` (ns).
-    ``lengths`` cut every sequence to a prompt and decoded tokens of given numbers (`sim.workload.lengths`).
-    ``lookahead`` sites are forecast with ``norm`` (``raw`` or ``renormed``). ``gate_inputs`` may be put in, for
-    predictors that read them.
+    ``split`` picks the sequences (``all``: every one), ``exclude`` drops some by flags of the
+    trace's header. ``batching``: ``recorded`` keeps the trace's steps, padding included; the others
+    compose them from the valid rows of single sequences, of which at most ``together`` run at once:
+    ``sequential`` (one), ``static`` or ``continuous``, with prompts cut to ``prefill_chunk`` rows a
+    step if given (see `Batcher`). Requests arrive, in the order of their sequences' numbers, at 0,
+    or as a Poisson process of ``arrivals_per_s`` drawn from ``arrival_seed``, or at ``arrivals``
+    (ns). ``lengths`` cut every sequence to a prompt and decoded tokens of given numbers
+    (`sim.workload.lengths`). ``lookahead`` sites are forecast with ``norm`` (``raw`` or
+    ``renormed``). ``gate_inputs`` may be put in, for predictors that read them.
 
-    ``steps`` are there from the start, unless the run ``is_timed`` (it was given arrivals, be they all at 0): then they
-    grow as the `Schedule` of the latest ``start`` composes them, and everything computed from them is of the steps
-    there are.
+    ``steps`` are there from the start, unless the run ``is_timed`` (it was given arrivals, be they
+    all at 0): then they grow as the `Schedule` of the latest ``start`` composes them, and
+    everything computed from them is of the steps there are.
 
     Raise ValueError for a choice that cannot be or that the trace cannot serve.
     """
 
-    def __init__(self, trace: Trace, *, split: str = "eval", batching: str = "recorded", together: int = 1,
-                 prefill_chunk: int | None = None, arrivals_per_s: float | None = None, arrival_seed: int = 0,
-                 arrivals: Sequence[int] | None = None, lookahead: int = 0, norm: str = "raw",
-                 exclude: Sequence[str] = (), max_sequences: int | None = None,
-                 lengths: Lengths | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        split: str = "eval",
+        batching: str = "recorded",
+        together: int = 1,
+        prefill_chunk: int | None = None,
+        arrivals_per_s: float | None = None,
+        arrival_seed: int = 0,
+        arrivals: Sequence[int] | None = None,
+        lookahead: int = 0,
+        norm: str = "raw",
+        exclude: Sequence[str] = (),
+        max_sequences: int | None = None,
+        lengths: Lengths | None = None,
+    ) -> None:
         self.trace = trace
-        self.sites, self.experts, self.top_k = trace.ids.shape[1], trace.header.model.experts, trace.ids.shape[2]
+        self.sites, self.experts, self.top_k = (
+            trace.ids.shape[1],
+            trace.header.model.experts,
+            trace.ids.shape[2],
+        )
         self.split, self.batching, self.depth, self.norm = split, batching, lookahead, norm
         self.together, self.prefill_chunk = together, prefill_chunk
         self.gate_inputs: GateInputs | None = None
@@ -101,7 +130,9 @@ class Workload:
         # Padding stands beside other sequences: where steps are composed there is none.
         takes_part = trace.valid | (batching == "recorded")
         chosen = chosen_sequences(trace, split, exclude, trace.sequence[takes_part])
-        self.sequences = self.lengths.fit(trace, chosen[:max_sequences] if self.lengths.short == "refuse" else chosen)
+        self.sequences = self.lengths.fit(
+            trace, chosen[:max_sequences] if self.lengths.short == "refuse" else chosen
+        )
         self.sequences = self.sequences[:max_sequences]
         self.arrivals_ns = dict.fromkeys((s.sequence for s in self.sequences), 0)
         self.is_timed = is_timed(arrivals_per_s, arrivals)
@@ -109,10 +140,15 @@ class Workload:
         self.phase = trace.phase
         """By row of the trace: what it is in this run, which lengths may change."""
         self._schedule: Schedule | None = None
-        self._place: list[int] | None = None  # of each run row among those of ``choices``; None: the same
+        self._place: list[int] | None = (
+            None  # of each run row among those of ``choices``; None: the same
+        )
         encoder = trace.header.encoder_sites
         self._all_sites = tuple(range(self.sites))
-        self._sites_by_decode = (self._all_sites[:encoder] or self._all_sites, self._all_sites[encoder:])
+        self._sites_by_decode = (
+            self._all_sites[:encoder] or self._all_sites,
+            self._all_sites[encoder:],
+        )
         if batching == "recorded":
             self._take_recorded_steps()
         else:
@@ -123,7 +159,9 @@ class Workload:
     # ---- steps
 
     def start(self) -> Schedule:
-        """Begin a run anew: the steps of an earlier one are forgotten, where they depended on time."""
+        """Begin a run anew: the steps of an earlier one are forgotten, where they depended on
+        time.
+        """
         if not self.is_timed:
             return Schedule(self, None)
         self.steps.clear()
@@ -138,14 +176,16 @@ class Workload:
         rows = np.flatnonzero(touched)
         if np.isin(trace.step[~touched], trace.step[rows]).any():
             raise ValueError(
-                f"trace {trace.header.name} recorded steps that mix sequences of split={self.split} with others; "
-                f"use workload.batching=sequential or trace.split=all"
+                f"trace {trace.header.name} recorded steps that mix sequences of split={self.split}"
+                " with others; use workload.batching=sequential or trace.split=all"
             )
         self._use_rows(rows)
         step, sequence = trace.step[rows], trace.sequence[rows]
         starts = np.flatnonzero(np.diff(step, prepend=step[:1] - 1)).tolist()
         stops = [*starts[1:], len(rows)]
-        groups = [tuple(dict.fromkeys(sequence[a:b].tolist())) for a, b in zip(starts, stops, strict=True)]
+        groups = [
+            tuple(dict.fromkeys(sequence[a:b].tolist())) for a, b in zip(starts, stops, strict=True)
+        ]
         numbered = [(number, index) for index, group in enumerate(groups) for number in group]
         first, last = dict(reversed(numbered)), dict(numbered)
         tokens = np.maximum.reduceat(self._tokens_so_far, starts).tolist()
@@ -154,12 +194,24 @@ class Workload:
             begins = tuple(sorted(s for s in group if first[s] == i))
             ends = tuple(sorted(s for s in group if last[s] == i))
             self.steps.append(
-                Step(i, a, b, group, tokens[i], decode[i], begins, ends, self._sites_by_decode[decode[i]])
+                Step(
+                    i,
+                    a,
+                    b,
+                    group,
+                    tokens[i],
+                    decode[i],
+                    begins,
+                    ends,
+                    self._sites_by_decode[decode[i]],
+                )
             )
         self.limits = self._limits_of_steps()
 
     def _prepare_composing(self) -> None:
-        """Rows sequence by sequence; where nothing depends on time all steps at once, and rows in their order."""
+        """Rows sequence by sequence; where nothing depends on time all steps at once, and rows
+        in their order.
+        """
         trace = self.trace
         rows = np.flatnonzero(np.isin(trace.sequence, list(self.arrivals_ns)) & trace.valid)
         rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
@@ -170,15 +222,18 @@ class Workload:
         sequence = trace.sequence[rows]
         if (back := (sequence[1:] == sequence[:-1]) & decode[:-1] & ~decode[1:]).any():
             raise ValueError(
-                f"trace {trace.header.name} has prompt rows after decoded ones in sequence {sequence[1:][back][0]}, so "
-                f"workload.batching={self.batching} cannot compose its steps; use workload.batching=recorded"
+                f"trace {trace.header.name} has prompt rows after decoded ones in sequence"
+                f" {sequence[1:][back][0]}, so workload.batching={self.batching} cannot compose its"
+                " steps; use workload.batching=recorded"
             )
         numbers, first, count = np.unique(sequence, return_index=True, return_counts=True)
         decoded = np.add.reduceat(decode, first, dtype=np.int64)
         self._first_row = dict(zip(numbers.tolist(), first.tolist(), strict=True))
         self._requests = [
             Request(number, rows - decode_rows, decode_rows, self.arrivals_ns[number])
-            for number, rows, decode_rows in zip(numbers.tolist(), count.tolist(), decoded.tolist(), strict=True)
+            for number, rows, decode_rows in zip(
+                numbers.tolist(), count.tolist(), decoded.tolist(), strict=True
+            )
         ]
         batcher = self._batcher()
         if self.is_timed:
@@ -202,7 +257,8 @@ class Workload:
         """The next step of a run that is timed."""
         if schedule is not self._schedule or self._place is None:
             raise RuntimeError(
-                "another run of this workload has started; go on with the schedule of the latest start()"
+                "another run of this workload has started; go on with the schedule of the latest"
+                " start()"
             )
         self._forget()
         return self._append(parts, self._place)
@@ -215,10 +271,16 @@ class Workload:
             tokens.append(self._tokens_so_far[place[-1]])
         decode = all(part.decode for part in parts)
         step = Step(
-            len(self.steps), start, len(place), tuple([part.request.sequence for part in parts]), int(max(tokens)),
-            decode, tuple(sorted(part.request.sequence for part in parts if part.begins)),
-            tuple(sorted(part.request.sequence for part in parts if part.ends)), self._sites_by_decode[decode],
-        )  # fmt: skip
+            len(self.steps),
+            start,
+            len(place),
+            tuple([part.request.sequence for part in parts]),
+            int(max(tokens)),
+            decode,
+            tuple(sorted(part.request.sequence for part in parts if part.begins)),
+            tuple(sorted(part.request.sequence for part in parts if part.ends)),
+            self._sites_by_decode[decode],
+        )
         self.steps.append(step)
         return step
 
@@ -231,16 +293,23 @@ class Workload:
         self._tokens_so_far = _tokens_so_far(self.trace, rows)
 
     def take(self, trace: Trace) -> None:
-        """Go on with another trace of the same rows, or with this one when its values have been written over."""
+        """Go on with another trace of the same rows, or with this one when its values have been
+        written over.
+        """
         self.trace = trace
         self.choices = Choices(trace, self.choices.row, self.depth, self.norm, self.whole_prompts)
         self._forget()
 
     def _limits_of_steps(self) -> Limits:
-        """Whenever a sequence runs it holds its tokens so far; those of steps that it sits out, too."""
+        """Whenever a sequence runs it holds its tokens so far; those of steps that it sits out,
+        too.
+        """
         counts = [step.rows for step in self.steps]
         step = np.repeat(np.arange(len(self.steps)), counts)
-        sequence, tokens = self._by_run(self.trace.sequence[self.choices.row]), self._by_run(self._tokens_so_far)
+        sequence, tokens = (
+            self._by_run(self.trace.sequence[self.choices.row]),
+            self._by_run(self._tokens_so_far),
+        )
         order = np.lexsort((tokens, step, sequence))
         step, sequence, tokens = step[order], sequence[order], tokens[order]
         is_first = np.diff(sequence, prepend=-1) != 0
@@ -252,11 +321,17 @@ class Workload:
 
     @cached_property
     def whole_prompts(self) -> frozenset[int]:
-        """The sequences of the run whose recorded prompt is read in one piece, or in the pieces of its recording."""
+        """The sequences of the run whose recorded prompt is read in one piece, or in the pieces
+        of its recording.
+        """
         if self.prefill_chunk is not None:
             return frozenset()
         recorded = {item.sequence: item.prompt_tokens for item in self.trace.header.sequences}
-        return frozenset(item.sequence for item in self.sequences if item.prompt_tokens >= recorded[item.sequence])
+        return frozenset(
+            item.sequence
+            for item in self.sequences
+            if item.prompt_tokens >= recorded[item.sequence]
+        )
 
     # ---- rows, in the order of the run
 
@@ -284,7 +359,9 @@ class Workload:
 
     @cached_property
     def chosen(self) -> tuple[IntArray, FloatArray]:
-        """Experts and weights [N, S, K] of the run's rows, each row in need order (dropped choices last, as -1)."""
+        """Experts and weights [N, S, K] of the run's rows, each row in need order (dropped
+        choices last, as -1).
+        """
         experts, weights = self.choices.chosen
         return self._by_run(experts), self._by_run(weights)
 
@@ -295,7 +372,9 @@ class Workload:
 
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
-        """What each target site's rule selects from the lookahead: experts and weights [N, S, J, K], -1 where none."""
+        """What each target site's rule selects from the lookahead: experts and weights [N, S, J,
+        K], -1 where none.
+        """
         experts, weights = self.choices.forecasts
         return self._by_run(experts), self._by_run(weights)
 
@@ -322,13 +401,17 @@ class Workload:
     @cached_property
     def gate_site(self) -> NDArray[np.int64]:
         """The site of each gate, by tick."""
-        return np.fromiter(chain.from_iterable(step.sites for step in self.steps), np.int64, self.num_gates)
+        return np.fromiter(
+            chain.from_iterable(step.sites for step in self.steps), np.int64, self.num_gates
+        )
 
     @cached_property
     def needs(self) -> Needs:
         """Every need of the run, by tick, then in need order."""
         if not self.steps:
-            raise RuntimeError("where sequences arrive over time there are no steps, and no needs, before the run")
+            raise RuntimeError(
+                "where sequences arrive over time there are no steps, and no needs, before the run"
+            )
         single = [step for step in self.steps if step.rows == 1]
         parts = [self._needs_of(single, self.choices.needs_apart)] if single else []
         parts += [self._needs_of(block, self.choices.needs) for block in self._blocks()]
@@ -338,8 +421,11 @@ class Workload:
         order = np.argsort(tick, kind="stable")
         return Needs(tick[order], expert[order], tokens[order], weight[order], score[order])
 
-    def _needs_of(self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]) -> Needs:
-        # Gates are numbered within these steps first. A step's sites are consecutive: its gate there is base + site.
+    def _needs_of(
+        self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]
+    ) -> Needs:
+        # Gates are numbered within these steps first. A step's sites are consecutive: its gate
+        # there is base + site.
         first = np.cumsum([0, *(len(step.sites) for step in steps)])
         base = first[:-1] - np.array([step.sites[0] for step in steps])
         rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
@@ -348,7 +434,9 @@ class Workload:
             np.repeat(base, [step.rows for step in steps]),
             int(first[-1]),
         )
-        ticks = np.concatenate([np.arange(*self._first_gates[step.index : step.index + 2]) for step in steps])
+        ticks = np.concatenate(
+            [np.arange(*self._first_gates[step.index : step.index + 2]) for step in steps]
+        )
         return replace(found, tick=ticks[found.tick])
 
     def _blocks(self) -> Iterator[list[Step]]:
@@ -368,11 +456,13 @@ class Workload:
             yield block
 
     def experts_by_gate(self) -> list[list[int]]:
-        """The experts each gate needs, by tick, in need order. Raise ValueError where the steps depend on time."""
+        """The experts each gate needs, by tick, in need order. Raise ValueError where the steps
+        depend on time.
+        """
         if self.is_timed:
             raise ValueError(
-                "sequences arrive over time, so what each gate will need is not known before the run; "
-                f"{NO_ARRIVALS}, or choose a cache that does not look ahead"
+                "sequences arrive over time, so what each gate will need is not known before the"
+                f" run; {NO_ARRIVALS}, or choose a cache that does not look ahead"
             )
         cuts = np.searchsorted(self.needs.tick, np.arange(1, self.num_gates))
         return [experts.tolist() for experts in np.split(self.needs.expert, cuts)]
@@ -383,7 +473,9 @@ def _tokens_so_far(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     order = np.argsort(trace.sequence[rows], kind="stable")
     tokens = trace.position[rows][order].astype(np.int64) + 1
     # Each sequence is lifted above those before it, so that one running maximum serves all.
-    lift = np.cumsum(np.diff(trace.sequence[rows][order], prepend=-1) != 0) * (tokens.max(initial=0) + 1)
+    lift = np.cumsum(np.diff(trace.sequence[rows][order], prepend=-1) != 0) * (
+        tokens.max(initial=0) + 1
+    )
     so_far = np.empty_like(tokens)
     so_far[order] = np.maximum.accumulate(tokens + lift) - lift
     return so_far

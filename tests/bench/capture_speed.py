@@ -1,4 +1,5 @@
-"""What recording costs: the hooks, a layer call at a time, and writing and reading a trace. Prints; asserts nothing.
+"""What recording costs: the hooks, a layer call at a time, and writing and reading a trace. Prints;
+asserts nothing.
 
 python -m tests.bench.capture_speed
 """
@@ -21,7 +22,16 @@ from capture.recording.hooks import RouterHooks
 from sim.traces.parts import header_of_part, write_trace_parts
 from sim.traces.routing import RoutingRule
 from sim.traces.storage import recorded_columns
-from sim.traces.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence, read_trace, write_trace
+from sim.traces.trace import (
+    DECODE,
+    Header,
+    ModelShape,
+    Site,
+    Trace,
+    TraceSequence,
+    read_trace,
+    write_trace,
+)
 
 HIDDEN, EXPERTS, TOP_K, LAYERS, TOKENS = 4096, 8, 2, 32, 10_000
 REPEATS = 100
@@ -39,8 +49,10 @@ class Router(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(EXPERTS, 1))
         self.answer = (
-            torch.zeros(tokens, EXPERTS), torch.full((tokens, TOP_K), 0.5), torch.arange(TOP_K).repeat(tokens, 1)
-        )  # fmt: skip
+            torch.zeros(tokens, EXPERTS),
+            torch.full((tokens, TOP_K), 0.5),
+            torch.arange(TOP_K).repeat(tokens, 1),
+        )
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.answer
@@ -49,7 +61,9 @@ class Router(nn.Module):
 class Experts(nn.Module):
     num_experts = EXPERTS
 
-    def forward(self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
         return hidden
 
 
@@ -78,8 +92,12 @@ class Tower(nn.Module):
         return hidden
 
 
-def shortest_s(work: Callable[[], object], repeats: int, after: Callable[[], object] = lambda: None) -> float:
-    """The shortest of ``repeats`` times: what else runs on the machine only adds. ``after`` each it is not counted."""
+def shortest_s(
+    work: Callable[[], object], repeats: int, after: Callable[[], object] = lambda: None
+) -> float:
+    """The shortest of ``repeats`` times: what else runs on the machine only adds. ``after`` each
+    it is not counted.
+    """
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
@@ -113,15 +131,23 @@ def trace(sequences: int = 10) -> Trace:
         dtype="float32",
         experts_implementation="none",
         sites=tuple(Site(site, f"layers.{site}", site, "ffn", rule) for site in range(LAYERS)),
-        sequences=tuple(TraceSequence(number, "eval", "none", 0, each) for number in range(sequences)),
+        sequences=tuple(
+            TraceSequence(number, "eval", "none", 0, each) for number in range(sequences)
+        ),
         licence="CC0-1.0",
     )
     made = Trace(
-        header, step=np.arange(TOKENS, dtype=np.int32), phase=np.full(TOKENS, DECODE, np.uint8),
+        header,
+        step=np.arange(TOKENS, dtype=np.int32),
+        phase=np.full(TOKENS, DECODE, np.uint8),
         sequence=np.repeat(np.arange(sequences, dtype=np.int32), each),
-        position=np.tile(np.arange(each, dtype=np.int32), sequences), token=np.zeros(TOKENS, np.int32),
-        valid=np.ones(TOKENS, bool), ids=ids, weights=weights, logits=logits,
-    )  # fmt: skip
+        position=np.tile(np.arange(each, dtype=np.int32), sequences),
+        token=np.zeros(TOKENS, np.int32),
+        valid=np.ones(TOKENS, bool),
+        ids=ids,
+        weights=weights,
+        logits=logits,
+    )
     return replace(made, header=replace(header, columns=recorded_columns(made)))
 
 
@@ -129,8 +155,23 @@ def parts_of(whole: Trace) -> list[Trace]:
     parts = []
     for item in whole.header.sequences:
         own = whole.sequence == item.sequence
-        names = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights", "logits")
-        parts.append(Trace(header_of_part(whole.header, [item.sequence]), **{n: getattr(whole, n)[own] for n in names}))
+        names = (
+            "step",
+            "phase",
+            "sequence",
+            "position",
+            "token",
+            "valid",
+            "ids",
+            "weights",
+            "logits",
+        )
+        parts.append(
+            Trace(
+                header_of_part(whole.header, [item.sequence]),
+                **{n: getattr(whole, n)[own] for n in names},
+            )
+        )
     return parts
 
 
@@ -141,15 +182,24 @@ def storage_s() -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, write in (
         ("write", lambda place: write_trace(place, whole, compression_level=3)),
-        ("write_parts", lambda place: write_trace_parts(place, whole.header, parts, TOKENS, compression_level=3)),
-    ):  # fmt: skip
+        (
+            "write_parts",
+            lambda place: write_trace_parts(
+                place, whole.header, parts, TOKENS, compression_level=3
+            ),
+        ),
+    ):
         with tempfile.TemporaryDirectory() as scratch:
             begun = time.perf_counter()
             write(Path(scratch) / "trace")
             figures[f"{name}_s"] = time.perf_counter() - begun
-            figures["megabytes"] = sum(path.stat().st_size for path in (Path(scratch) / "trace").iterdir()) / 1e6
+            figures["megabytes"] = (
+                sum(path.stat().st_size for path in (Path(scratch) / "trace").iterdir()) / 1e6
+            )
             figures["read_s"] = shortest_s(lambda: read_trace(Path(scratch) / "trace"), 3)
-            figures["read_all_s"] = shortest_s(lambda: read_trace(Path(scratch) / "trace", "all"), 3)
+            figures["read_all_s"] = shortest_s(
+                lambda: read_trace(Path(scratch) / "trace", "all"), 3
+            )
     return figures
 
 
@@ -158,8 +208,13 @@ def main() -> None:
     figures: dict[str, float] = {}
     values = torch.zeros(8)
     figures["clone_us"] = shortest_s(lambda: [values.clone() for _ in range(100)], REPEATS) * 1e4
-    print(f"a clone of 8 floats takes {figures['clone_us']:.2f} us here: about 1 on an idle machine")
-    print("hooks, us added to a layer call (target: at most 20 for ids, weights and logits of one token)")
+    print(
+        f"a clone of 8 floats takes {figures['clone_us']:.2f} us here: about 1 on an idle machine"
+    )
+    print(
+        "hooks, us added to a layer call (target: at most 20 for ids, weights and logits of one"
+        " token)"
+    )
     for tokens in (1, 512):
         for kind, keep in KINDS.items():
             us = hook_us(keep, tokens)

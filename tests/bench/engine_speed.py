@@ -1,8 +1,10 @@
-"""Token-layers a second of the engine, beside this machine's SimPy timeouts a second. Measures, asserts nothing.
+"""Token-layers a second of the engine, beside this machine's SimPy timeouts a second. Measures,
+asserts nothing.
 
-Each shape: one synthetic sequence, half of the experts resident, gate lookahead of one site, lookup, transfer and
-decision columns on, derived tables and bounds outside, one core, CPU time, medians of pairs; then the first shape with
-LRU on other machines. The last line is one JSON document.
+Each shape: one synthetic sequence, half of the experts resident, gate lookahead of one site,
+lookup, transfer and decision columns on, derived tables and bounds outside, one core, CPU time,
+medians of pairs; then the first shape with LRU on other machines. The last line is one JSON
+document.
 """
 
 from __future__ import annotations
@@ -38,8 +40,13 @@ from sim.values.types import Geometry, Route
 from sim.values.units import ms
 from sim.workload.steps import Workload
 
-# Shape: (MB an expert, ms of dense work a site, ms an expert), a link of 25 GB/s with 10 us a transfer.
-TIMES = {"mixtral_8x7b": (352.0, 0.7, 0.4), "qwen15_moe": (17.3, 0.35, 0.05), "qwen3_30b": (9.4, 0.25, 0.03)}
+# Shape: (MB an expert, ms of dense work a site, ms an expert), a link of 25 GB/s with 10 us a
+# transfer.
+TIMES = {
+    "mixtral_8x7b": (352.0, 0.7, 0.4),
+    "qwen15_moe": (17.3, 0.35, 0.05),
+    "qwen3_30b": (9.4, 0.25, 0.03),
+}
 GATES = {"mixtral_8x7b": 0.11, "qwen15_moe": 0.075, "qwen3_30b": 0.045}
 EQ3 = {"lru": 0.3, "lfu": 0.2, "lhu": 0.4, "fld": 0.1}
 TOKENS = 300
@@ -52,7 +59,9 @@ CACHES: dict[str, Callable[[], CachePolicy]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Links, and what the loader does with them. ``ram``: a managed tier that holds this share of all experts."""
+    """Links, and what the loader does with them. ``ram``: a managed tier that holds this share
+    of all experts.
+    """
 
     engines: tuple[int, ...] = (1,)
     head_bytes: tuple[int, ...] = (0,)
@@ -93,23 +102,37 @@ def timeouts_per_s(count: int = 100_000) -> float:
     return count / (time.process_time() - start)
 
 
-def token_layers_per_s(name: str, trace: Trace, make: Callable[[], CachePolicy], machine: Machine = ONE_LINK) -> float:
+def token_layers_per_s(
+    name: str, trace: Trace, make: Callable[[], CachePolicy], machine: Machine = ONE_LINK
+) -> float:
     shape = PRESETS[name]
     megabytes, dense_ms, expert_ms = TIMES[name]
     size = round(megabytes * 1e6)
     experts = shape.sites * shape.experts
-    geometry = Geometry(shape.sites, shape.experts, shape.top_k, ("fp16",), (16.0,), (size,), experts // 2 * size)
+    geometry = Geometry(
+        shape.sites, shape.experts, shape.top_k, ("fp16",), (16.0,), (size,), experts // 2 * size
+    )
     workload = Workload(trace, split="all", batching="sequential", lookahead=1)
-    _ = workload.choices.keys(0), workload.choices.forecast_keys(0)  # numpy, once a trace: not the engine
+    _ = (
+        workload.choices.keys(0),
+        workload.choices.forecast_keys(0),
+    )  # numpy, once a trace: not the engine
     loader = Loader(wait="as_ready", depth="first_missing", chunk_bytes=machine.chunk_bytes)
     ram = {"ram_link": 1, "ram_bytes": round(machine.ram * experts) * size} if machine.ram else {}
     controller = Controller(
-        geometry, GateLookahead(1), make(), Fixed("fp16"), Load(), loader,
-        route=Route(machine.engines, machine.head_bytes, **ram), ram_cache=LRU() if machine.ram else None,
-    )  # fmt: skip
+        geometry,
+        GateLookahead(1),
+        make(),
+        Fixed("fp16"),
+        Load(),
+        loader,
+        route=Route(machine.engines, machine.head_bytes, **ram),
+        ram_cache=LRU() if machine.ram else None,
+    )
     links = [Linear() for _ in machine.engines]
-    durations = FixedDurations([ms(dense_ms)] * shape.sites, 0, [ms(expert_ms)], links,
-                               latency_ns=[10_000] * len(links))  # fmt: skip
+    durations = FixedDurations(
+        [ms(dense_ms)] * shape.sites, 0, [ms(expert_ms)], links, latency_ns=[10_000] * len(links)
+    )
     gc.collect()
     start = time.process_time()
     simulate(controller, workload, durations)
@@ -118,8 +141,9 @@ def token_layers_per_s(name: str, trace: Trace, make: Callable[[], CachePolicy],
 
 @dataclass(frozen=True)
 class Found:
-    """Medians of repeats: token-layers a second; their ratio to the timeouts a second just before and after, and the
-    ratio's quartiles: machines that others share change their pace within seconds.
+    """Medians of repeats: token-layers a second; their ratio to the timeouts a second just before
+    and after, and the ratio's quartiles: machines that others share change their pace within
+    seconds.
     """
 
     rate: float
@@ -127,10 +151,15 @@ class Found:
     quartiles: tuple[float, float]
 
     def __str__(self) -> str:
-        return f"{self.rate / 1e3:.0f}k, {self.ratio:.3f}, {self.quartiles[0]:.3f} to {self.quartiles[1]:.3f}"
+        return (
+            f"{self.rate / 1e3:.0f}k, {self.ratio:.3f}, {self.quartiles[0]:.3f} to"
+            f" {self.quartiles[1]:.3f}"
+        )
 
 
-def measure(repeats: int, runs: Mapping[str, Callable[[], float]]) -> tuple[float, dict[str, Found]]:
+def measure(
+    repeats: int, runs: Mapping[str, Callable[[], float]]
+) -> tuple[float, dict[str, Found]]:
     """The median of timeouts a second, and what each run gives; runs take turns."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     ratios: dict[str, list[float]] = {name: [] for name in runs}
@@ -152,17 +181,30 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats
     console, results = Console(width=160), dict[str, Any]()
-    table = Table("shape", "timeouts/s", *(f"{name} (TL/s, ratio, its quartiles)" for name in CACHES), "goal (LRU)")
+    table = Table(
+        "shape",
+        "timeouts/s",
+        *(f"{name} (TL/s, ratio, its quartiles)" for name in CACHES),
+        "goal (LRU)",
+    )
     for name in TIMES:
         trace = synthesize(PRESETS[name], tokens=TOKENS, skew=1.2)
-        runs = {cache: partial(token_layers_per_s, name, trace, make) for cache, make in CACHES.items()}
+        runs = {
+            cache: partial(token_layers_per_s, name, trace, make) for cache, make in CACHES.items()
+        }
         timeouts, found = measure(repeats, runs)
         table.add_row(name, f"{timeouts / 1e6:.2f}M", *map(str, found.values()), f"{GATES[name]}")
-        results[name] = {"timeouts_per_s": timeouts, **{cache: one.ratio for cache, one in found.items()}}
+        results[name] = {
+            "timeouts_per_s": timeouts,
+            **{cache: one.ratio for cache, one in found.items()},
+        }
     console.print(table)
     name = next(iter(TIMES))
     trace = synthesize(PRESETS[name], tokens=TOKENS, skew=1.2)
-    runs = {machine: partial(token_layers_per_s, name, trace, LRU, of) for machine, of in MACHINES.items()}
+    runs = {
+        machine: partial(token_layers_per_s, name, trace, LRU, of)
+        for machine, of in MACHINES.items()
+    }
     _, found = measure(repeats, runs)
     table = Table(f"{name}, LRU", "TL/s, ratio, its quartiles")
     for machine, one in found.items():

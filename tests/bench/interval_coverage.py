@@ -1,7 +1,8 @@
 """Prints what the 95 % intervals cover, by simulation: ``python tests/bench/interval_coverage.py``.
 
-Rows are numbers of sequences. A column takes all lengths of sequences (equal to very unequal) and tells the lowest and
-the highest coverage, in per cent. Last comes what a percentile bootstrap covers.
+Rows are numbers of sequences. A column takes all lengths of sequences (equal to very unequal) and
+tells the lowest and the highest coverage, in per cent. Last comes what a percentile bootstrap
+covers.
 """
 
 from __future__ import annotations
@@ -19,17 +20,28 @@ TRIALS = 20_000
 
 def main() -> None:
     """One line for each number of sequences."""
-    print("sequences | both systems vary: " + " | ".join(TAILS) + " | one alone varies: " + " | ".join(SKEWED))
+    print(
+        "sequences | both systems vary: "
+        + " | ".join(TAILS)
+        + " | one alone varies: "
+        + " | ".join(SKEWED)
+    )
     for count in COUNTS:
         cells = []
         for kinds, one_sided in ((TAILS, False), (SKEWED, True)):
             for tail in kinds.values():
-                found = [100 * coverage(size, tail, count, TRIALS, count, one_sided) for size in SIZES.values()]
+                found = [
+                    100 * coverage(size, tail, count, TRIALS, count, one_sided)
+                    for size in SIZES.values()
+                ]
                 cells.append(f"{min(found):.1f} to {max(found):.1f}")
         print(f"{count} | {' | '.join(cells)}", flush=True)
     for count in COUNTS:
         share = bootstrap_coverage(SIZES["lognormal .5"], TAILS["5 %"], count, 2000, count)
-        print(f"a percentile bootstrap at {count} sequences, both by 5 %, lengths lognormal .5: {100 * share:.0f} %")
+        print(
+            f"a percentile bootstrap at {count} sequences, both by 5 %, lengths lognormal .5:"
+            f" {100 * share:.0f} %"
+        )
 
 
 if __name__ == "__main__":

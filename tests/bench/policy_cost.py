@@ -1,12 +1,15 @@
-"""What each cache policy costs a token-layer at 48 x 128 top-8, in SimPy timeouts. Measures, asserts nothing.
+"""What each cache policy costs a token-layer at 48 x 128 top-8, in SimPy timeouts. Measures,
+asserts nothing.
 
-LRU decides, half of the experts resident, forecasts of one site; the policy beside it is told the same and asked for a
-victim at every claim, so that all serve the same requests, inserts and evictions. What a run takes longer than one
-beside which nothing is told is the policy's cost: CPU time, the median of pairs, with the timeouts between the two.
+LRU decides, half of the experts resident, forecasts of one site; the policy beside it is told the
+same and asked for a victim at every claim, so that all serve the same requests, inserts and
+evictions. What a run takes longer than one beside which nothing is told is the policy's cost: CPU
+time, the median of pairs, with the timeouts between the two.
 
-What a kind may cost is what its first member cost, over one pool, when the kinds were first measured at this shape, on
-a machine of 2.29 million timeouts a second: 151 thousand token-layers a second with LRU, 12 % of that time in LRU; 75
-thousand with LFU, 55 thousand with scores over arrays, the difference to LRU's time on top of LRU's own.
+What a kind may cost is what its first member cost, over one pool, when the kinds were first
+measured at this shape, on a machine of 2.29 million timeouts a second: 151 thousand token-layers a
+second with LRU, 12 % of that time in LRU; 75 thousand with LFU, 55 thousand with scores over
+arrays, the difference to LRU's time on top of LRU's own.
 """
 
 from __future__ import annotations
@@ -35,21 +38,37 @@ from sim.traces.trace import Trace
 from sim.values.places import ROOT
 from sim.values.types import Cause
 
-WORDS = ("output_dir=unused", "model=qwen3_30b_a3b", "hardware.memory_gib=192", "trace.split=all", "system=lru",
-         "predictor=gate_lookahead_1")  # fmt: skip
+WORDS = (
+    "output_dir=unused",
+    "model=qwen3_30b_a3b",
+    "hardware.memory_gib=192",
+    "trace.split=all",
+    "system=lru",
+    "predictor=gate_lookahead_1",
+)
 MEASURED_TIMEOUTS_PER_S = 2.29e6
 LRU_S = 0.12 / 151e3
-MAY_TAKE_S = {"order": LRU_S, "count": LRU_S + 1 / 75e3 - 1 / 151e3, "score": LRU_S + 1 / 55e3 - 1 / 151e3}
+MAY_TAKE_S = {
+    "order": LRU_S,
+    "count": LRU_S + 1 / 75e3 - 1 / 151e3,
+    "score": LRU_S + 1 / 55e3 - 1 / 151e3,
+}
 KINDS: dict[type, str] = {Scored: "score", LFU: "count", ARC: "count", LRU: "order", FIFO: "order"}
-"""ARC keeps more than one order, as LFU does. Of other kinds (Belady, who sorts by the future) nothing was measured."""
+"""ARC keeps more than one order, as LFU does. Of other kinds (Belady, who sorts by the future)
+nothing was measured.
+"""
 
 
 class Beside:
-    """A policy that decides, and another that is told and asked the same, whose answers nobody heeds."""
+    """A policy that decides, and another that is told and asked the same, whose answers nobody
+    heeds.
+    """
 
     admits_all = True
 
-    def __init__(self, decides: CachePolicy, other: CachePolicy | None, pool_of: Sequence[int]) -> None:
+    def __init__(
+        self, decides: CachePolicy, other: CachePolicy | None, pool_of: Sequence[int]
+    ) -> None:
         self.decides, self.other, self.pool_of = decides, other, pool_of
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
@@ -60,7 +79,9 @@ class Beside:
                 other.admit(incoming, (victim,))
         return self.decides.victims(pool, incoming, blocked)
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         self.decides.on_requests(keys, wanted, outcomes, gate)
         if self.other is not None:
             self.other.on_requests(keys, wanted, outcomes, gate)
@@ -107,7 +128,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--caches", nargs="*", default=sorted(p.stem for p in (ROOT / "conf" / "cache").glob("*.yaml")))
+    parser.add_argument(
+        "--caches",
+        nargs="*",
+        default=sorted(p.stem for p in (ROOT / "conf" / "cache").glob("*.yaml")),
+    )
     arguments = parser.parse_args()
     trace = synthesize(PRESETS["qwen3_30b"], tokens=arguments.tokens, skew=1.2)
     results = dict[str, float]()
@@ -122,9 +147,14 @@ def main() -> None:
         except ValueError as error:
             print(f"{name:34}{' '.join(str(error).split())[:85]}", flush=True)
             continue
-        results[name], may = statistics.median(costs), MAY_TAKE_S.get(kind, math.inf) * MEASURED_TIMEOUTS_PER_S
+        results[name], may = (
+            statistics.median(costs),
+            MAY_TAKE_S.get(kind, math.inf) * MEASURED_TIMEOUTS_PER_S,
+        )
         print(
-            f"{name:34}{results[name]:8.1f}  {kind}  {may:6.1f}{'' if results[name] <= may else '  more'}", flush=True
+            f"{name:34}{results[name]:8.1f}  {kind} "
+            f" {may:6.1f}{'' if results[name] <= may else '  more'}",
+            flush=True,
         )
     print(json.dumps(results))
 

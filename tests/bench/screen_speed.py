@@ -29,12 +29,23 @@ def main() -> None:
         began = time.process_time()
         second_pass(moves, durations)
         second_s.append(time.process_time() - began)
-    print(json.dumps({
-        "machines": MACHINES, "token_layers": token_layers, "gates": len(moves.kind), "kinds": len(moves.kinds),
-        "first_pass_token_layers_per_s": round(token_layers / first_s),
-        "second_pass_token_layers_x_machines_per_s": round(token_layers * MACHINES / min(second_s)),
-        "second_pass_gates_x_machines_per_s": round(len(moves.kind) * MACHINES / min(second_s)),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "machines": MACHINES,
+                "token_layers": token_layers,
+                "gates": len(moves.kind),
+                "kinds": len(moves.kinds),
+                "first_pass_token_layers_per_s": round(token_layers / first_s),
+                "second_pass_token_layers_x_machines_per_s": round(
+                    token_layers * MACHINES / min(second_s)
+                ),
+                "second_pass_gates_x_machines_per_s": round(
+                    len(moves.kind) * MACHINES / min(second_s)
+                ),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What a study costs beyond its simulations, in processor time a cell; run by hand (Linux):
 ``python tests/bench/study_overhead.py [cells]``.
 
-Configurations of one short sequence in a pool of two processes: the time of all processes, imports and all, less what
-``execute`` (simulating and measuring) takes in them. Beside it this machine's speed, as SimPy's timeouts a second.
+Configurations of one short sequence in a pool of two processes: the time of all processes, imports
+and all, less what ``execute`` (simulating and measuring) takes in them. Beside it this machine's
+speed, as SimPy's timeouts a second.
 """
 
 from __future__ import annotations
@@ -85,21 +86,35 @@ def main() -> None:
         times = Path(folder) / "times"
         times.mkdir()
         started = time.perf_counter()
-        os.spawnve(os.P_WAIT, sys.executable, [sys.executable, __file__, str(cells), folder],
-                   {**os.environ, TIMES: str(times)})  # fmt: skip
+        os.spawnve(
+            os.P_WAIT,
+            sys.executable,
+            [sys.executable, __file__, str(cells), folder],
+            {**os.environ, TIMES: str(times)},
+        )
         wall_s = time.perf_counter() - started
         try:
             while True:
                 os.wait()
         except ChildProcessError:
             whole_s = cpu_s()
-        executed = [float(line) for place in times.iterdir() for line in place.read_text(encoding="utf-8").split()]
-    print(json.dumps({
-        "cells": len(executed), "wall_s": round(wall_s, 2), "cpu_s": round(whole_s, 2),
-        "execute_cpu_s": round(sum(executed), 2),
-        "overhead_ms_a_cell": round(1e3 * (whole_s - sum(executed)) / len(executed), 2),
-        "simpy_timeouts_per_s": round(timeouts_per_s()),
-    }))  # fmt: skip
+        executed = [
+            float(line)
+            for place in times.iterdir()
+            for line in place.read_text(encoding="utf-8").split()
+        ]
+    print(
+        json.dumps(
+            {
+                "cells": len(executed),
+                "wall_s": round(wall_s, 2),
+                "cpu_s": round(whole_s, 2),
+                "execute_cpu_s": round(sum(executed), 2),
+                "overhead_ms_a_cell": round(1e3 * (whole_s - sum(executed)) / len(executed), 2),
+                "simpy_timeouts_per_s": round(timeouts_per_s()),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Token-layers a second of every system at 48 x 128 top-8. Measures, asserts nothing.
 
-CPU time of the simulation alone, best of the repeats; machine and loader as in conf/, half of the expert bytes resident
-on a device that holds them, one synthetic trace with tokens drawn at random. What a system's predictor needs is fitted
-on two of its four sequences first (networks with torch, if it is installed). A run that is slow is not repeated.
+CPU time of the simulation alone, best of the repeats; machine and loader as in conf/, half of the
+expert bytes resident on a device that holds them, one synthetic trace with tokens drawn at random.
+What a system's predictor needs is fitted on two of its four sequences first (networks with torch,
+if it is installed). A run that is slow is not repeated.
 """
 
 from __future__ import annotations
@@ -39,8 +40,15 @@ LONG_S = 0.5
 
 def drawn_trace(folder: Path, tokens: int) -> Trace:
     """Four sequences, written to ``folder`` for the commands that fit."""
-    trace = synthesize(PRESETS["qwen3_30b"], tokens=tokens, sequences=4, prompt_tokens=1, lookahead=3,
-                       lookahead_accuracy=0.8, skew=1.2)  # fmt: skip
+    trace = synthesize(
+        PRESETS["qwen3_30b"],
+        tokens=tokens,
+        sequences=4,
+        prompt_tokens=1,
+        lookahead=3,
+        lookahead_accuracy=0.8,
+        skew=1.2,
+    )
     drawn = np.random.default_rng(0).integers(0, 100, len(trace.token), dtype=np.int32)
     write_trace(folder, replace(trace, token=drawn))
     return read_trace(folder, columns="all")
@@ -59,7 +67,9 @@ def words_of(name: str, folder: Path, fits: Path) -> list[str]:
     command, place = FITTED_BY.get(option, sim.fit), fits / option
     told = io.StringIO()
     with redirect_stderr(told), redirect_stdout(io.StringIO()):
-        failed = command.main([f"predictor={option}", f"trace.path={folder}", f"output_dir={place}"])
+        failed = command.main(
+            [f"predictor={option}", f"trace.path={folder}", f"output_dir={place}"]
+        )
     if failed:
         raise ValueError(told.getvalue())
     (artefact,) = place.glob("*.json")
@@ -67,7 +77,9 @@ def words_of(name: str, folder: Path, fits: Path) -> list[str]:
 
 
 def token_layers_per_s(name: str, words: Sequence[str], trace: Trace, repeats: int) -> float:
-    """Gates a second, the best of so many fresh runs. Raise ValueError where it cannot run on this trace."""
+    """Gates a second, the best of so many fresh runs. Raise ValueError where it cannot run on
+    this trace.
+    """
     best, spent = 0.0, 0.0
     config, _ = configure(*words)
     for _ in range(repeats):
@@ -85,7 +97,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--systems", nargs="*", default=sorted(p.stem for p in (ROOT / "conf/system").glob("*.yaml")))
+    parser.add_argument(
+        "--systems",
+        nargs="*",
+        default=sorted(p.stem for p in (ROOT / "conf/system").glob("*.yaml")),
+    )
     arguments = parser.parse_args()
     results, timeouts = dict[str, float](), timeouts_per_s()
     print(f"{timeouts / 1e6:.2f} million SimPy timeouts/s\n{'':30}{'TL/s':>9}{'/timeout':>10}")
@@ -99,7 +115,9 @@ def main() -> None:
             except ValueError as error:
                 print(f"{name:30}{' '.join(str(error).split())}", flush=True)
                 continue
-            print(f"{name:30}{results[name] / 1e3:8.1f}k{results[name] / timeouts:10.3f}", flush=True)
+            print(
+                f"{name:30}{results[name] / 1e3:8.1f}k{results[name] / timeouts:10.3f}", flush=True
+            )
     print(json.dumps(results))
 
 

@@ -1,7 +1,8 @@
-"""A phone's residency log, altered: a flag, an expert, two lookups, or all flags since another budget holds.
+"""A phone's residency log, altered: a flag, an expert, two lookups, or all flags since another
+budget holds.
 
-The phone's rule in plain Python (`test_phone_trace` has it in words) says of each altered log at which lookup it first
-contradicts the contract, if at all.
+The phone's rule in plain Python (`test_phone_trace` has it in words) says of each altered log at
+which lookup it first contradicts the contract, if at all.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ from numpy.typing import NDArray
 from sim.checking.cache_replay import Contract
 from sim.traces.residency_log import ResidencyLog
 
-ROUTES = Path(__file__).parents[2] / ".." / "shared" / "traces" / "phone_qwen3_30b" / "qwen.route.csv"
+ROUTES = (
+    Path(__file__).parents[2] / ".." / "shared" / "traces" / "phone_qwen3_30b" / "qwen.route.csv"
+)
 BUDGET = 4000 << 20
-CONTRACT = Contract("lru", (("initial", "empty"), ("recency", "rows"), ("retention", "after_batch")))
+CONTRACT = Contract(
+    "lru", (("initial", "empty"), ("recency", "rows"), ("retention", "after_batch"))
+)
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Altered:
-    """``lookups`` of the log were altered; ``first``: the lookup that first contradicts the contract, or None."""
+    """``lookups`` of the log were altered; ``first``: the lookup that first contradicts the
+    contract, or None.
+    """
 
     kind: str
     log: ResidencyLog
@@ -44,7 +51,9 @@ def first_steps(log: ResidencyLog, decoded: int) -> ResidencyLog:
 
 
 def plain(log: ResidencyLog, budget_of: Callable[[int], int] = lambda batch: BUDGET) -> Flags:
-    """The phone's rule in plain Python: each lookup's flag, with the budget that holds after each batch."""
+    """The phone's rule in plain Python: each lookup's flag, with the budget that holds after
+    each batch.
+    """
     sites = len(log.layers)
     batch_of = log.step * sites + log.site
     starts = np.flatnonzero(np.diff(batch_of, prepend=-1)).tolist()
@@ -73,10 +82,21 @@ def contradiction(log: ResidencyLog) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def with_experts(log: ResidencyLog, experts: dict[int, int], resident: dict[int, bool],
-                 loaded_bytes: dict[int, int] | None = None) -> ResidencyLog:  # fmt: skip
-    """Other experts (and flags, and bytes) at some lookups, in the routes as in the residency log."""
-    expert, flags, ids, loaded = log.expert.copy(), log.resident.copy(), log.trace.ids.copy(), log.loaded_bytes.copy()
+def with_experts(
+    log: ResidencyLog,
+    experts: dict[int, int],
+    resident: dict[int, bool],
+    loaded_bytes: dict[int, int] | None = None,
+) -> ResidencyLog:
+    """Other experts (and flags, and bytes) at some lookups, in the routes as in the residency
+    log.
+    """
+    expert, flags, ids, loaded = (
+        log.expert.copy(),
+        log.resident.copy(),
+        log.trace.ids.copy(),
+        log.loaded_bytes.copy(),
+    )
     for lookup, other in experts.items():
         expert[lookup] = other
         ids[log.row[lookup], log.site[lookup], log.slot[lookup]] = other
@@ -84,7 +104,9 @@ def with_experts(log: ResidencyLog, experts: dict[int, int], resident: dict[int,
         flags[lookup] = flag
     for lookup, read in (loaded_bytes or {}).items():
         loaded[lookup] = read
-    return replace(log, expert=expert, resident=flags, loaded_bytes=loaded, trace=replace(log.trace, ids=ids))
+    return replace(
+        log, expert=expert, resident=flags, loaded_bytes=loaded, trace=replace(log.trace, ids=ids)
+    )
 
 
 def flip(log: ResidencyLog, rng: np.random.Generator) -> Altered:
@@ -95,7 +117,9 @@ def flip(log: ResidencyLog, rng: np.random.Generator) -> Altered:
 
 
 def exchange(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """One lookup has the id of an expert that its token did not choose there; the flag stays, and what was read."""
+    """One lookup has the id of an expert that its token did not choose there; the flag stays,
+    and what was read.
+    """
     lookup = int(rng.integers(len(log)))
     chosen = log.trace.ids[log.row[lookup], log.site[lookup]]
     others = np.setdiff1d(np.arange(log.trace.header.model.experts), chosen)
@@ -104,12 +128,14 @@ def exchange(log: ResidencyLog, rng: np.random.Generator) -> Altered:
 
 
 def move(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """A lookup stands, with its flag and what was read, with another decoded token, and that token's of the layer and
-    slot with its."""
+    """A lookup stands, with its flag and what was read, with another decoded token, and that
+    token's of the layer and slot with its."""
     prompt = int(np.flatnonzero(log.step == 0)[-1]) + 1
     while True:
         here = int(rng.integers(prompt, len(log)))
-        alike = np.flatnonzero((log.site == log.site[here]) & (log.slot == log.slot[here]) & (log.step > 0))
+        alike = np.flatnonzero(
+            (log.site == log.site[here]) & (log.slot == log.slot[here]) & (log.step > 0)
+        )
         there = int(rng.choice(alike[alike != here]))
         ids, site = log.trace.ids, log.site[here]
         a, b = int(log.expert[here]), int(log.expert[there])
@@ -122,7 +148,9 @@ def move(log: ResidencyLog, rng: np.random.Generator) -> Altered:
 
 
 def resize(log: ResidencyLog, rng: np.random.Generator) -> Altered:
-    """From some batch on the engine's budget is one expert more, or less: its flags and reads are what it finds."""
+    """From some batch on the engine's budget is one expert more, or less: its flags and reads
+    are what it finds.
+    """
     batches = len(np.unique(log.step * len(log.layers) + log.site))
     since, change = int(rng.integers(batches)), int(rng.choice([-1, 1])) * max(log.expert_bytes)
     altered = log_of(log, plain(log, lambda batch: BUDGET + change * (batch >= since)).tolist())

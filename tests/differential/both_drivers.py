@@ -1,4 +1,6 @@
-"""One run in the simulator and through the device's main loop: rows, tables and decisions must be equal."""
+"""One run in the simulator and through the device's main loop: rows, tables and decisions must
+be equal.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,23 @@ from sim.workload.steps import Workload
 
 
 def check_both_drivers(fresh: Callable[[], Run]) -> Mapping[str, pl.DataFrame]:
-    """Assert that both do the same with a fresh run each, and that a third one's controller, which hears the device's
-    calls again, answers the same. The tables, by name.
+    """Assert that both do the same with a fresh run each, and that a third one's controller, which
+    hears the device's calls again, answers the same. The tables, by name.
     """
     simulated, driven = fresh(), fresh()
-    in_sim, on_device = RecordedController(simulated.controller), RecordedController(driven.controller)
+    in_sim, on_device = (
+        RecordedController(simulated.controller),
+        RecordedController(driven.controller),
+    )
     steps = RecordedWorkload(driven.workload)
     of_sim = simulate(in_sim, simulated.workload, simulated.durations)
     of_device = drive(on_device, cast(Workload, steps), driven.durations, NullDevice())
     assert of_sim == of_device
     assert first_difference(in_sim.log, on_device.log) is None
     tables, others = (
-        Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names).tables()
+        Frames(
+            run.controller, run.workload, run.durations, record, run.hardware.link_names
+        ).tables()
         for run, record in ((simulated, of_sim), (driven, of_device))
     )
     assert tables.keys() == others.keys()

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from differential.rows import Timeline
-from differential.scenario import Forecast, Loader, Need, PoolSpec, Prediction, Scenario, Step, Thresholds
+from differential.scenario import (
+    Forecast,
+    Loader,
+    Need,
+    PoolSpec,
+    Prediction,
+    Scenario,
+    Step,
+    Thresholds,
+)
 
 WAITS = ("wait_all", "as_ready")
 
@@ -19,11 +28,22 @@ def foresee(*experts: int) -> Prediction:
     return tuple(Forecast(expert) for expert in experts)
 
 
-def token(*needs: tuple[Need, ...], ahead: Mapping[int, tuple[Prediction, ...]] | None = None, **rest: Any) -> Step:
+def token(
+    *needs: tuple[Need, ...], ahead: Mapping[int, tuple[Prediction, ...]] | None = None, **rest: Any
+) -> Step:
     """One step of a sequence, with the forecasts that are made at some of its sites."""
     forecasts = tuple((ahead or {}).get(site, ()) for site in range(len(needs)))
-    values: dict[str, Any] = {"sequence": 0, "begins": True, "ends": True, "rows": 1, "token": 1, "tail_ns": 0}
-    return Step(needs=needs, forecasts=forecasts, **(values | {"dense_ns": (1,) * len(needs)} | rest))
+    values: dict[str, Any] = {
+        "sequence": 0,
+        "begins": True,
+        "ends": True,
+        "rows": 1,
+        "token": 1,
+        "tail_ns": 0,
+    }
+    return Step(
+        needs=needs, forecasts=forecasts, **(values | {"dense_ns": (1,) * len(needs)} | rest)
+    )
 
 
 def sequence(*orders: tuple[Need, ...], **rest: Any) -> tuple[Step, ...]:
@@ -35,8 +55,12 @@ def sequence(*orders: tuple[Need, ...], **rest: Any) -> tuple[Step, ...]:
     )
 
 
-def machine(*steps: Step, capacity: int = 99, initial: tuple[tuple[int, int, int], ...] = (), **rest: Any) -> Scenario:
-    """One pool, one precision of one byte, transfers of 10, experts of 1, dense work of 1 a site."""
+def machine(
+    *steps: Step, capacity: int = 99, initial: tuple[tuple[int, int, int], ...] = (), **rest: Any
+) -> Scenario:
+    """One pool, one precision of one byte, transfers of 10, experts of 1, dense work of 1 a
+    site.
+    """
     values: dict[str, Any] = {
         "variant_bytes": (1,),
         "service_ns": (10,),
@@ -49,7 +73,9 @@ def machine(*steps: Step, capacity: int = 99, initial: tuple[tuple[int, int, int
 
 
 def service(timeline: Timeline, *names: str) -> list[tuple[Any, ...]]:
-    """Columns of the transfers of a single link that are served once each; what the run's end cuts ends there."""
+    """Columns of the transfers of a single link that are served once each; what the run's end
+    cuts ends there.
+    """
     found = []
     for row, transfer in zip(timeline.services, timeline.transfers, strict=True):
         assert row.number == transfer.number
@@ -76,7 +102,9 @@ SERVED = ("number", "link", "start_ns", "end_ns")
 
 
 def figure_9(wait: str, forecast: Prediction, second_score: float) -> Scenario:
-    """HOBBIT, Fig. 9: two layers of two experts, top-1; attention 3, load 14 (low 3.5), expert 2 ms."""
+    """HOBBIT, Fig. 9: two layers of two experts, top-1; attention 3, load 14 (low 3.5), expert 2
+    ms.
+    """
     return Scenario(
         sites=2,
         experts=2,

@@ -1,4 +1,6 @@
-"""The dice of random scenarios with features: durations, links, and rows that are recorded or asked for."""
+"""The dice of random scenarios with features: durations, links, and rows that are recorded or
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Draw:
     def between(self, low: int, high: int) -> int:
         return int(self.rng.integers(low, high + 1))
 
-    # ---- links -----------------------------------------------------------------------------------------------------
+    # ---- links
+    # -----------------------------------------------------------------------------------------------------
 
     def with_links(self, scenario: Scenario, names: set[str]) -> Scenario:
         count = 1
@@ -64,15 +67,22 @@ class Draw:
                 Link(
                     overhead_ns=self.below(3, 400),
                     ns_per_byte=max(least, slowness * self.below(3, 300)),
-                    engines=self.between(2, 3) if "engines" in names and not head and self.coin(0.8) else 1,
-                    head_bytes=self.between(1, max(2, max(scenario.variant_bytes) // 2)) if head else 0,
+                    engines=(
+                        self.between(2, 3)
+                        if "engines" in names and not head and self.coin(0.8)
+                        else 1
+                    ),
+                    head_bytes=(
+                        self.between(1, max(2, max(scenario.variant_bytes) // 2)) if head else 0
+                    ),
                 )
             )
         if "engines" in names and count == 1:
             links[0] = replace(links[0], engines=self.between(2, 3))
         return replace(scenario, links=tuple(links))
 
-    # ---- rows, recorded or in requests -------------------------------------------------------------------------------
+    # ---- rows, recorded or in requests
+    # -------------------------------------------------------------------------------
 
     def with_rows(self, scenario: Scenario, names: set[str]) -> Scenario:
         first = scenario.steps[0]
@@ -98,8 +108,12 @@ class Draw:
         )
         return replace(scenario, steps=(), requests=tuple(requests), batching=batching)
 
-    def record(self, scenario: Scenario, requests: list[Request], many: bool, encoder: int) -> tuple[Step, ...]:
-        """Steps of one sequence after another, or of several at once, each going on at its own pace."""
+    def record(
+        self, scenario: Scenario, requests: list[Request], many: bool, encoder: int
+    ) -> tuple[Step, ...]:
+        """Steps of one sequence after another, or of several at once, each going on at its own
+        pace.
+        """
         left = [list(request.decode) for request in requests]
         prompts = [request.prompt for request in requests]
         done = [0] * len(requests)
@@ -116,7 +130,9 @@ class Draw:
                 done[s] += len(prompts[s]) or 1
                 prompts[s] = ()
             sites = range(scenario.sites)
-            visits = tuple(sites[:encoder] if reading else sites[encoder:]) if encoder else tuple(sites)
+            visits = (
+                tuple(sites[:encoder] if reading else sites[encoder:]) if encoder else tuple(sites)
+            )
             first = scenario.steps[0]
             ranked = [[scored(row.routed[site]) for row in rows] for site in sites]
             steps.append(
@@ -129,10 +145,14 @@ class Draw:
                     dense_ns=first.dense_ns,
                     tail_ns=first.tail_ns,
                     needs=tuple(union(ranked[site]) if site in visits else () for site in sites),
-                    forecasts=tuple(rows[0].forecasts[site] if len(rows) == 1 else () for site in sites),
+                    forecasts=tuple(
+                        rows[0].forecasts[site] if len(rows) == 1 else () for site in sites
+                    ),
                     sequences=tuple(members),
                     visits=visits,
-                    ranks=tuple(tuple(tuple(e for e, _ in row) for row in ranked[site]) for site in sites),
+                    ranks=tuple(
+                        tuple(tuple(e for e, _ in row) for row in ranked[site]) for site in sites
+                    ),
                 )
             )
         return tuple(steps)
@@ -142,9 +162,17 @@ class Rows:
     """Random routing, the weights in units of 1/1024, and forecasts of it."""
 
     def __init__(self, draw: Draw, scenario: Scenario, top_k: int, encoder: int) -> None:
-        self.draw, self.rng, self.scenario, self.top_k, self.encoder = draw, draw.rng, scenario, top_k, encoder
+        self.draw, self.rng, self.scenario, self.top_k, self.encoder = (
+            draw,
+            draw.rng,
+            scenario,
+            top_k,
+            encoder,
+        )
         sharpness = float(self.rng.choice([0.3, 1.0, 5.0]))
-        popularity = self.rng.dirichlet(np.full(scenario.experts, sharpness), size=scenario.sites) + 0.01
+        popularity = (
+            self.rng.dirichlet(np.full(scenario.experts, sharpness), size=scenario.sites) + 0.01
+        )
         self.popularity = (popularity / popularity.sum(axis=1, keepdims=True)).tolist()
         self.accuracy = float(self.rng.choice([0.3, 0.7, 0.9, 1.0]))
 
@@ -153,16 +181,23 @@ class Rows:
         prompt = sites[: self.encoder] if self.encoder else sites
         return Request(
             prompt=tuple(self.row(prompt, foreseen=False) for _ in range(self.draw.between(1, 6))),
-            decode=tuple(self.row(sites[self.encoder :], foreseen=True) for _ in range(self.draw.between(0, 7))),
+            decode=tuple(
+                self.row(sites[self.encoder :], foreseen=True)
+                for _ in range(self.draw.between(0, 7))
+            ),
         )
 
     def row(self, visits: range, foreseen: bool) -> Row:
-        routed = tuple(self.routed(site) if site in visits else () for site in range(self.scenario.sites))
+        routed = tuple(
+            self.routed(site) if site in visits else () for site in range(self.scenario.sites)
+        )
         lookahead = range(1, self.scenario.loader.lookahead + 1)
         return Row(
             routed,
             tuple(
-                tuple(self.forecast(routed, site + ahead) if foreseen else None for ahead in lookahead)
+                tuple(
+                    self.forecast(routed, site + ahead) if foreseen else None for ahead in lookahead
+                )
                 for site in range(self.scenario.sites)
             ),
         )

@@ -1,4 +1,6 @@
-"""Defects that can be planted in what moves and computes: links, steps, the stream, and who holds up whom."""
+"""Defects that can be planted in what moves and computes: links, steps, the stream, and who
+holds up whom.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from sim.workload.batching import Batcher, Part
 Patch = pytest.MonkeyPatch
 
 
-# ---- links -----------------------------------------------------------------------------------------------------------
+# ---- links
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Full(list[Any]):
@@ -97,7 +100,8 @@ def dense_behind_prefetches(patch: Patch) -> None:
     patch.setattr(Controller, "_stream_dense", mutant)
 
 
-# ---- predictions, steps and the stream -------------------------------------------------------------------------------
+# ---- predictions, steps and the stream
+# -------------------------------------------------------------------------------
 
 
 def predictions_at_once(patch: Patch) -> None:
@@ -138,7 +142,9 @@ def chunks_for_each_prompt(patch: Patch) -> None:
     def mutant(self: Batcher, running: Sequence[Any]) -> Iterator[Part]:
         for turn in running:
             if turn.prompt_left > 0:
-                yield turn.take(min(self.prefill_chunk or turn.prompt_left, turn.prompt_left), False)
+                yield turn.take(
+                    min(self.prefill_chunk or turn.prompt_left, turn.prompt_left), False
+                )
             elif self.prefill_chunk is not None and self.batching == "continuous":
                 yield turn.take(1, True)
 
@@ -164,7 +170,8 @@ def waking_from_no_sleep(patch: Patch) -> None:
     patch.setattr(Engine, "_wake", mutant)
 
 
-# ---- who holds up whom -----------------------------------------------------------------------------------------------
+# ---- who holds up whom
+# -----------------------------------------------------------------------------------------------
 
 
 def links_left_alone(patch: Patch) -> None:
@@ -181,7 +188,9 @@ def latencies_draw(patch: Patch) -> None:
     """All of a service and of a CPU's need is work."""
     begin: Callable[..., Draw] = Contest.begin
 
-    def mutant(self: Contest, party: int, now: int, latency_ns: int, work_ns: int, *rest: Any) -> Draw:
+    def mutant(
+        self: Contest, party: int, now: int, latency_ns: int, work_ns: int, *rest: Any
+    ) -> Draw:
         return begin(self, party, now, 0, latency_ns + work_ns, *rest)
 
     patch.setattr(Contest, "begin", mutant)

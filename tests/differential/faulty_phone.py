@@ -1,8 +1,9 @@
-"""The phone's cache in plain Python, right or with one fault, and logs of such engines: the oracle of the fault search.
+"""The phone's cache in plain Python, right or with one fault, and logs of such engines: the oracle
+of the fault search.
 
-The engines share no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a batch refresh, then the
-batch's absent experts are there, then the least recent that are none of the batch's go while the bytes exceed the
-budget.
+The engines share no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a
+batch refresh, then the batch's absent experts are there, then the least recent that are none of the
+batch's go while the bytes exceed the budget.
 """
 
 from __future__ import annotations
@@ -19,16 +20,30 @@ from sim.traces.residency_log import ResidencyLog
 
 Key = tuple[int, int]
 """(site, expert)."""
-KINDS = ("wrong victim", "not refreshed", "not admitted", "never evicted", "spared once", "flag", "budget")
+KINDS = (
+    "wrong victim",
+    "not refreshed",
+    "not admitted",
+    "never evicted",
+    "spared once",
+    "flag",
+    "budget",
+)
 TOLD_AS = {
-    "wrong victim": VICTIM, "not refreshed": UNREFRESHED, "not admitted": LOST, "never evicted": PINNED,
-    "budget": BUDGET, "flag": FLAG,
-}  # fmt: skip
+    "wrong victim": VICTIM,
+    "not refreshed": UNREFRESHED,
+    "not admitted": LOST,
+    "never evicted": PINNED,
+    "budget": BUDGET,
+    "flag": FLAG,
+}
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """What goes wrong in a batch: ``key`` goes for ``other``, is not refreshed, or not kept; ``other`` stays."""
+    """What goes wrong in a batch: ``key`` goes for ``other``, is not refreshed, or not kept;
+    ``other`` stays.
+    """
 
     kind: str
     batch: int = -1
@@ -42,8 +57,8 @@ RIGHT = Wrong("none")
 
 @dataclass(frozen=True)
 class Course:
-    """What an engine did: a flag for each lookup; by batch its lookups, what was evicted and what it then held (of the
-    right engine)."""
+    """What an engine did: a flag for each lookup; by batch its lookups, what was evicted and what
+    it then held (of the right engine)."""
 
     flags: list[bool]
     batches: list[list[Key]]
@@ -72,9 +87,13 @@ def course(log: ResidencyLog, budget: int, wrong: Wrong = RIGHT) -> Course:
                 cache.move_to_end(key)
         if now.kind == "not admitted" and now.key is not None:
             used -= cache.pop(now.key)
-        limit = budget + (wrong.change_bytes if wrong.kind == "budget" and batch >= wrong.batch else 0)
+        limit = budget + (
+            wrong.change_bytes if wrong.kind == "budget" and batch >= wrong.batch else 0
+        )
         spared: set[Key | None] = {*mine}
-        if now.kind in ("wrong victim", "spared once") or (wrong.kind == "never evicted" and batch >= wrong.batch):
+        if now.kind in ("wrong victim", "spared once") or (
+            wrong.kind == "never evicted" and batch >= wrong.batch
+        ):
             spared.add(wrong.other)
         evicted: list[Key] = []
         while used > limit:
@@ -116,17 +135,23 @@ def log_of(log: ResidencyLog, flags: list[bool]) -> ResidencyLog:
     """The log as an engine that finds this writes it: what is absent is read, once a batch."""
     seen: set[tuple[int, int, int]] = set()
     read = []
-    for step, site, expert, flag in zip(log.step.tolist(), log.site.tolist(), log.expert.tolist(), flags, strict=True):
+    for step, site, expert, flag in zip(
+        log.step.tolist(), log.site.tolist(), log.expert.tolist(), flags, strict=True
+    ):
         read.append(0 if flag or (step, site, expert) in seen else log.expert_bytes[site])
         seen.add((step, site, expert))
     return replace(log, resident=np.array(flags), loaded_bytes=np.array(read))
 
 
 def stay(right: Course, wrong: Wrong) -> tuple[int, int]:
-    """The batches of the last lookup of the fault's expert at or before it, and of the first after it (or -1)."""
+    """The batches of the last lookup of the fault's expert at or before it, and of the first
+    after it (or -1).
+    """
     asked = [batch for batch, found in enumerate(right.found) if wrong.key in found]
-    return (max((at for at in asked if at <= wrong.batch), default=-1),
-            min((at for at in asked if at > wrong.batch), default=-1))  # fmt: skip
+    return (
+        max((at for at in asked if at <= wrong.batch), default=-1),
+        min((at for at in asked if at > wrong.batch), default=-1),
+    )
 
 
 @dataclass(frozen=True)
@@ -159,9 +184,12 @@ def draw_case(kind: str, seed: int, right: Course, log: ResidencyLog, budget: in
 
 
 def is_told(explanation: Explanation, wrong: Wrong, right: Course, units: int) -> bool:
-    """The explanation is the fault: its kind, its expert and that one's lookups around it, and its batch among those
-    that it leaves open."""
-    if explanation.kind != TOLD_AS[wrong.kind] or not explanation.first.tick <= wrong.batch <= explanation.last.tick:
+    """The explanation is the fault: its kind, its expert and that one's lookups around it, and its
+    batch among those that it leaves open."""
+    if (
+        explanation.kind != TOLD_AS[wrong.kind]
+        or not explanation.first.tick <= wrong.batch <= explanation.last.tick
+    ):
         return False
     if wrong.kind == "budget":
         return explanation.first.change_bytes == wrong.change_bytes
@@ -172,4 +200,7 @@ def is_told(explanation: Explanation, wrong: Wrong, right: Course, units: int) -
 
     if wrong.kind == "never evicted":
         return explanation.first.other == number(wrong.other)
-    return explanation.first.key == number(wrong.key) and (explanation.since, explanation.shown) == stay(right, wrong)
+    return explanation.first.key == number(wrong.key) and (
+        explanation.since,
+        explanation.shown,
+    ) == stay(right, wrong)

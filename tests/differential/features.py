@@ -1,6 +1,8 @@
-"""Random scenarios with one feature of docs/design.md switched on so that it matters, or with a random mixture of them.
+"""Random scenarios with one feature of docs/design.md switched on so that it matters, or with a
+random mixture of them.
 
-Every draw takes an otherwise random scenario (`random_scenario`) and changes what the features need.
+Every draw takes an otherwise random scenario (`random_scenario`) and changes what the features
+need.
 """
 
 from __future__ import annotations
@@ -63,18 +65,32 @@ FEATURES = (
     "spared_forecasts",
 )
 RIVALS = "rivals"
-"""Parties that hold each other up. Only the simulator is told of it: a device's own do so by themselves."""
+"""Parties that hold each other up. Only the simulator is told of it: a device's own do so by
+themselves.
+"""
 SIMULATED = (*FEATURES, RIVALS)
 COMPANIONS = ("engines", "cut_through", "chunks")
-"""What a service on a link does before its end, or beside another: among rivals when so much of its work is done."""
+"""What a service on a link does before its end, or beside another: among rivals when so much of
+its work is done.
+"""
 
 LOOKS_AHEAD = {
-    "chunks", "staging", "partial", "prediction_latency", "claim_at_queue", "forecast_routes", "likeliest", "own_site",
+    "chunks",
+    "staging",
+    "partial",
+    "prediction_latency",
+    "claim_at_queue",
+    "forecast_routes",
+    "likeliest",
+    "own_site",
     "spared_forecasts",
-}  # fmt: skip
+}
 CONFLICTS = (
     ("chunks", {"engines", "write_back"}),
-    ("write_back", {"staging", "refusals", "partial", "after_batch", "short_pools", "spared_forecasts"}),
+    (
+        "write_back",
+        {"staging", "refusals", "partial", "after_batch", "short_pools", "spared_forecasts"},
+    ),
     ("claim_at_queue", {"staging", "refusals", "partial", "short_pools", "spared_forecasts"}),
     ("after_batch", {"spared_forecasts"}),
     ("own_site", COMPOSED),
@@ -120,9 +136,15 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
     if {"prefill_chunk", "encoder_decoder"} <= names:
         names.discard("encoder_decoder")
     draw = Draw(rng, ties)
-    scenario = next(s for offset in range(1000) if _suits(s := random_scenario(seed + 10_007 * offset, ties), names))
+    scenario = next(
+        s
+        for offset in range(1000)
+        if _suits(s := random_scenario(seed + 10_007 * offset, ties), names)
+    )
     if names & LOOKS_AHEAD and scenario.loader.lookahead == 0:
-        scenario = draw.with_rows(replace(scenario, loader=replace(scenario.loader, lookahead=2)), names)
+        scenario = draw.with_rows(
+            replace(scenario, loader=replace(scenario.loader, lookahead=2)), names
+        )
     elif names & (COMPOSED | {"many_sequences", "encoder_decoder", "recency_rows"}):
         scenario = draw.with_rows(scenario, names)
     scenario = draw.with_links(scenario, names)
@@ -139,7 +161,8 @@ def _suits(scenario: Scenario, names: set[str]) -> bool:
     )
 
 
-# ---- what each feature changes ---------------------------------------------------------------------------------------
+# ---- what each feature changes
+# ---------------------------------------------------------------------------------------
 
 
 def _loader(scenario: Scenario, **switches: Any) -> Scenario:
@@ -147,7 +170,9 @@ def _loader(scenario: Scenario, **switches: Any) -> Scenario:
 
 
 def _ram_tier(draw: Draw, scenario: Scenario) -> Scenario:
-    """One RAM pool, or one a precision or a site; room for one variant or for most of them; empty or full."""
+    """One RAM pool, or one a precision or a site; room for one variant or for most of them;
+    empty or full.
+    """
     largest = max(scenario.variant_bytes)
     everything = tuple(range(scenario.precisions))
     shapes: list[tuple[tuple[int, ...], int | None]] = [(everything, None)]
@@ -213,7 +238,10 @@ def _partial(draw: Draw, scenario: Scenario) -> Scenario:
             step,
             needs=tuple(tuple(less(need) for need in needs) for needs in step.needs),
             forecasts=tuple(
-                tuple(None if forecast is None else tuple(less(one) for one in forecast) for forecast in forecasts)
+                tuple(
+                    None if forecast is None else tuple(less(one) for one in forecast)
+                    for forecast in forecasts
+                )
                 for forecasts in step.forecasts
             ),
         )
@@ -224,19 +252,27 @@ def _partial(draw: Draw, scenario: Scenario) -> Scenario:
 
 def _dense(draw: Draw, scenario: Scenario) -> Scenario:
     sizes = tuple(draw.between(1, 2 * max(scenario.variant_bytes)) for _ in range(scenario.sites))
-    return _loader(replace(scenario, dense_bytes=sizes), dense_slots=draw.between(1, scenario.sites - 1))
+    return _loader(
+        replace(scenario, dense_bytes=sizes), dense_slots=draw.between(1, scenario.sites - 1)
+    )
 
 
 def _site_bytes(draw: Draw, scenario: Scenario) -> Scenario:
     """Never more than the variant's bytes, for which there is room."""
-    sizes = tuple(tuple(draw.between(1, size) for _ in range(scenario.sites)) for size in scenario.variant_bytes)
+    sizes = tuple(
+        tuple(draw.between(1, size) for _ in range(scenario.sites))
+        for size in scenario.variant_bytes
+    )
     return replace(scenario, site_bytes=sizes)
 
 
 def _cpu(draw: Draw, scenario: Scenario) -> Scenario:
     def some(probability: float) -> frozenset[tuple[int, int]]:
         return frozenset(
-            (s, e) for s in range(scenario.sites) for e in range(scenario.experts) if draw.coin(probability)
+            (s, e)
+            for s in range(scenario.sites)
+            for e in range(scenario.experts)
+            if draw.coin(probability)
         )
 
     placement = Placement(
@@ -259,7 +295,10 @@ def _reroute(draw: Draw, scenario: Scenario) -> Scenario:
     share = float(draw.rng.choice([0.3, 0.6, 1.0]))
     hubs = [draw.between(0, scenario.experts - 1) for _ in range(draw.between(1, 3))]
     instead = tuple(
-        ((site, expert), (hubs[draw.between(0, len(hubs) - 1)], draw.between(0, scenario.precisions - 1)))
+        (
+            (site, expert),
+            (hubs[draw.between(0, len(hubs) - 1)], draw.between(0, scenario.precisions - 1)),
+        )
         for site in range(scenario.sites)
         for expert in range(scenario.experts)
         if draw.coin(share)
@@ -273,7 +312,9 @@ def _host(draw: Draw, scenario: Scenario) -> Scenario:
 
 
 def _rivals(draw: Draw, scenario: Scenario) -> Scenario:
-    """Compute leaves links a part of their pace, or those at work ask for more than their memory gives, or both."""
+    """Compute leaves links a part of their pace, or those at work ask for more than their memory
+    gives, or both.
+    """
     links = range(scenario.hops)
     overlapped = tuple(draw.between(1, 1000) * 1000 if draw.coin(0.6) else 10**6 for _ in links)
     draws = tuple(draw.between(1, 1000) if draw.coin(0.7) else 0 for _ in range(2 + len(links)))
@@ -282,7 +323,9 @@ def _rivals(draw: Draw, scenario: Scenario) -> Scenario:
 
 
 def _likeliest(draw: Draw, scenario: Scenario) -> Scenario:
-    """Every forecast has a likeliness, often the same one, and all sites' forecasts stand in one queue."""
+    """Every forecast has a likeliness, often the same one, and all sites' forecasts stand in one
+    queue.
+    """
     most = draw.between(1, 6)
 
     def likely(forecast: Prediction) -> Prediction:
@@ -295,7 +338,12 @@ def _likeliest(draw: Draw, scenario: Scenario) -> Scenario:
 
     steps = tuple(replace(step, forecasts=all_likely(step.forecasts)) for step in scenario.steps)
     requests = tuple(
-        replace(request, decode=tuple(replace(row, forecasts=all_likely(row.forecasts)) for row in request.decode))
+        replace(
+            request,
+            decode=tuple(
+                replace(row, forecasts=all_likely(row.forecasts)) for row in request.decode
+            ),
+        )
         for request in scenario.requests
     )
     return _loader(replace(scenario, steps=steps, requests=requests), prefetch_order="likeliest")
@@ -307,12 +355,20 @@ def _own_site(draw: Draw, scenario: Scenario) -> Scenario:
     def some() -> Prediction:
         chosen = draw.rng.permutation(scenario.experts)[: draw.between(1, scenario.experts)]
         likely = [draw.between(0, 8) / 8 for _ in chosen]
-        return tuple(Forecast(int(e), draw.between(0, 8) / 8, None, x) for e, x in zip(chosen, likely, strict=True))
+        return tuple(
+            Forecast(int(e), draw.between(0, 8) / 8, None, x)
+            for e, x in zip(chosen, likely, strict=True)
+        )
 
-    return replace(scenario, steps=tuple(
-        replace(step, own=tuple(some() if draw.coin(0.7) else None for _ in range(scenario.sites)))
-        for step in scenario.steps
-    ))  # fmt: skip
+    return replace(
+        scenario,
+        steps=tuple(
+            replace(
+                step, own=tuple(some() if draw.coin(0.7) else None for _ in range(scenario.sites))
+            )
+            for step in scenario.steps
+        ),
+    )
 
 
 def _as_fits(scenario: Scenario, pool: PoolSpec, capacity: int) -> PoolSpec:
@@ -339,12 +395,18 @@ def _short_pools(draw: Draw, scenario: Scenario) -> Scenario:
 
 
 def _held_bytes(draw: Draw, scenario: Scenario) -> Scenario:
-    """Slots hold up to three times what is moved; pools grow as much as the variant that grows most."""
+    """Slots hold up to three times what is moved; pools grow as much as the variant that grows
+    most.
+    """
     grown = [draw.between(1, 3) for _ in scenario.variant_bytes]
     held = tuple(size * times for size, times in zip(scenario.variant_bytes, grown, strict=True))
-    pools = tuple(replace(pool, capacity_bytes=pool.capacity_bytes * max(grown)) for pool in scenario.pools)
+    pools = tuple(
+        replace(pool, capacity_bytes=pool.capacity_bytes * max(grown)) for pool in scenario.pools
+    )
     scenario = replace(scenario, held_bytes=held, pools=pools)
-    return replace(scenario, pools=tuple(_as_fits(scenario, pool, pool.capacity_bytes) for pool in pools))
+    return replace(
+        scenario, pools=tuple(_as_fits(scenario, pool, pool.capacity_bytes) for pool in pools)
+    )
 
 
 def _spared_forecasts(draw: Draw, scenario: Scenario) -> Scenario:
@@ -366,7 +428,9 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "claim_at_queue": lambda draw, scenario: _loader(scenario, slot_claim="queue"),
     "per_access": lambda draw, scenario: _loader(scenario, replay_unit="access"),
     "host": _host,
-    "prediction_latency": lambda draw, scenario: replace(scenario, prediction_ns=1 + draw.below(5, 4000)),
+    "prediction_latency": lambda draw, scenario: replace(
+        scenario, prediction_ns=1 + draw.below(5, 4000)
+    ),
     "in_order": lambda draw, scenario: _loader(scenario, wait="in_order"),
     "arrivals": lambda draw, scenario: _without_future(scenario),
     "recency_rows": lambda draw, scenario: replace(scenario, cache=Cache("lru", recency="rows")),

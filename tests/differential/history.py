@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class History:
-    """What a tier's victim order looks at: when and how often keys were asked for, and when they came.
+    """What a tier's victim order looks at: when and how often keys were asked for, and when they
+    came.
 
     `future`: the keys that will be asked for, for Belady.
     """
@@ -46,9 +47,15 @@ class History:
             self.count.clear()
 
     def requested(
-        self, asked: Sequence[Asked], token: int, site: int, ranks: Sequence[Sequence[int]] | None = None
+        self,
+        asked: Sequence[Asked],
+        token: int,
+        site: int,
+        ranks: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """The requests of one call, in need order. Token count and site are those of the gate even if it skips all."""
+        """The requests of one call, in need order. Token count and site are those of the gate
+        even if it skips all.
+        """
         self.token, self.site = token, site
         self.asked_for(one.key for one in asked)
         for one in asked:
@@ -56,8 +63,17 @@ class History:
             self.last_use[expert] = token
             self.uses[expert] += one.need.tokens
             self.high_uses[expert] += one.need.tokens if one.wanted == 0 else 0
-        if self.cache.recency == "rows" and self.cache.name == "lru" and ranks is not None and len(ranks) > 1:
-            last = {expert: (row, rank) for row, experts in enumerate(ranks) for rank, expert in enumerate(experts)}
+        if (
+            self.cache.recency == "rows"
+            and self.cache.name == "lru"
+            and ranks is not None
+            and len(ranks) > 1
+        ):
+            last = {
+                expert: (row, rank)
+                for row, experts in enumerate(ranks)
+                for rank, expert in enumerate(experts)
+            }
             for one in sorted(asked, key=lambda one: last[one.need.expert]):
                 self.recency[one.key] = self._stamp()
 
@@ -100,7 +116,11 @@ class History:
         r, f, h = self.last_use[expert], self.uses[expert], self.high_uses[expert]
         sites = self.scenario.sites
         near: float = 1 - ((key[1] - self.site + sites) % sites) / sites
-        return ((cache.w_lru * r + cache.w_lfu * f) + cache.w_lhu * h) / self.token + cache.w_fld * near
+        return (
+            (cache.w_lru * r + cache.w_lfu * f) + cache.w_lhu * h
+        ) / self.token + cache.w_fld * near
 
     def next_request(self, key: Key) -> float:
-        return next((i for i in range(self.past, len(self.future)) if self.future[i] == key), math.inf)
+        return next(
+            (i for i in range(self.past, len(self.future)) if self.future[i] == key), math.inf
+        )

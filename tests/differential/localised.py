@@ -1,15 +1,17 @@
-"""How often `sim.check` finds what is wrong in a phone's log: of faulty engines, and of logs whose text was altered.
+"""How often `sim.check` finds what is wrong in a phone's log: of faulty engines, and of logs whose
+text was altered.
 
 ``python tests/differential/localised.py OUT.jsonl [engines=1000] [texts=1000] [ties=20]``
 
-Each log is one line of OUT.jsonl, written when it is done: a killed run goes on with the same command, and more logs
-are added to those that are there. The table is printed at the end (with the counts that are there, also on Ctrl-C).
-Logs are drawn by (kind, seed), seeds from 0 on, kind by kind in turn; one that no flag tells from the right engine's is
-kept as such, and the next seed is drawn. What is counted is defined in docs/check.md.
+Each log is one line of OUT.jsonl, written when it is done: a killed run goes on with the same
+command, and more logs are added to those that are there. The table is printed at the end (with the
+counts that are there, also on Ctrl-C). Logs are drawn by (kind, seed), seeds from 0 on, kind by
+kind in turn; one that no flag tells from the right engine's is kept as such, and the next seed is
+drawn. What is counted is defined in docs/check.md.
 
-``ties``: of so many engines whose fault is not decidable, kind by kind in turn, how many of `DROPPED` other experts
-leave the very same flags, each, if it is dropped in the batch of the fault (or is the wrong victim of the same other
-one): by plain Python alone.
+``ties``: of so many engines whose fault is not decidable, kind by kind in turn, how many of
+`DROPPED` other experts leave the very same flags, each, if it is dropped in the batch of the fault
+(or is the wrong victim of the same other one): by plain Python alone.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Checked:
         self._walk = CacheWalk(replayer, CONTRACT, BUDGET, self._replay)
 
     def search(self, log: ResidencyLog) -> tuple[CacheWalk, tuple[Explanation, ...], bool]:
-        """The contract's walk through a log, the faults that are told, and whether all were tried."""
+        """The contract's walk through a log, the faults that are told, and whether all were
+        tried.
+        """
         if log.trace is self._log.trace or np.array_equal(log.expert, self._log.expert):
             walk = self._walk.of(log, self._replay)
         else:
@@ -74,7 +78,9 @@ class Checked:
 
 
 def of_engine(kind: str, seed: int, right: Course, log: ResidencyLog, checked: Checked) -> Record:
-    """One faulty engine's log: whether its fault shows, is decidable, and is told of; and how many others are."""
+    """One faulty engine's log: whether its fault shows, is decidable, and is told of; and how
+    many others are.
+    """
     case = draw_case(kind, seed, right, log, BUDGET)
     if case is None:
         return {"shows": False}
@@ -85,10 +91,14 @@ def of_engine(kind: str, seed: int, right: Course, log: ResidencyLog, checked: C
     else:
         mine = [one for one in found if is_told(one, case.wrong, right, walk.replayer.units)]
     return {
-        "shows": True, "decidable": case.decidable, "told": bool(mine), "explanations": len(found),
-        "first": int(walk.wrong[0]) == first, "one_batch": bool(mine) and mine[0].first.tick == mine[0].last.tick,
+        "shows": True,
+        "decidable": case.decidable,
+        "told": bool(mine),
+        "explanations": len(found),
+        "first": int(walk.wrong[0]) == first,
+        "one_batch": bool(mine) and mine[0].first.tick == mine[0].last.tick,
         "complete": complete,
-    }  # fmt: skip
+    }
 
 
 def named(walk: CacheWalk, explanation: Explanation) -> set[int]:
@@ -96,50 +106,76 @@ def named(walk: CacheWalk, explanation: Explanation) -> set[int]:
     if explanation.kind == FLAG:
         tick, key = explanation.first.tick, explanation.first.key
         replayer = walk.replayer
-        return {int(one) for one in walk.wrong if replayer.tick[one] == tick and replayer.keys[one] == key}
+        return {
+            int(one)
+            for one in walk.wrong
+            if replayer.tick[one] == tick and replayer.keys[one] == key
+        }
     if explanation.kind == EXCHANGED:
         return {at.lookup for at in explanation.lookups}
     return {one for pair in explanation.pairs for one in (pair.lookup, pair.other)}
 
 
 def of_text(kind: str, seed: int, log: ResidencyLog, checked: Checked) -> Record:
-    """One altered log: whether a flag contradicts it, whether the first that does is told, whether the alteration
-    itself is (as what it is, and its lookup under any name), among how many lookups, and beside how many engines'
-    faults that give every flag as well."""
+    """One altered log: whether a flag contradicts it, whether the first that does is told, whether
+    the alteration itself is (as what it is, and its lookup under any name), among how many lookups,
+    and beside how many engines' faults that give every flag as well."""
     made: Altered = TEXTS[kind](log, np.random.default_rng((ALTERATIONS.index(TEXTS[kind]), seed)))
     if made.first is None:
         return {"shows": False}
     walk, found, complete = checked.search(made.log)
-    lookups = {lookup for one in found if one.kind in (FLAG, EXCHANGED, SWAPPED) for lookup in named(walk, one)}
+    lookups = {
+        lookup
+        for one in found
+        if one.kind in (FLAG, EXCHANGED, SWAPPED)
+        for lookup in named(walk, one)
+    }
     told = {
         "flip": any(one.kind == FLAG and set(made.lookups) <= named(walk, one) for one in found),
-        "exchange": any(at.lookup in made.lookups and int(log.expert[at.lookup]) in at.experts
-                        for one in found for at in one.lookups),
-        "move": any({pair.lookup, pair.other} == set(made.lookups) for one in found for pair in one.pairs),
+        "exchange": any(
+            at.lookup in made.lookups and int(log.expert[at.lookup]) in at.experts
+            for one in found
+            for at in one.lookups
+        ),
+        "move": any(
+            {pair.lookup, pair.other} == set(made.lookups) for one in found for pair in one.pairs
+        ),
         "resize": int(walk.wrong[0]) in made.lookups,
-    }[kind]  # fmt: skip
+    }[kind]
     own = {"flip": FLAG, "exchange": EXCHANGED, "move": SWAPPED}.get(kind)
     alike = sum(len(one.pairs) or len(one.lookups) or 1 for one in found if one.kind == own)
     return {
-        "shows": True, "first": int(walk.wrong[0]) == made.first, "told": told,
-        "lookup": told or bool(lookups & set(made.lookups)), "alike": alike, "lookups": len(lookups),
-        "engines": sum(one.kind not in (FLAG, EXCHANGED, SWAPPED) for one in found), "complete": complete,
+        "shows": True,
+        "first": int(walk.wrong[0]) == made.first,
+        "told": told,
+        "lookup": told or bool(lookups & set(made.lookups)),
+        "alike": alike,
+        "lookups": len(lookups),
+        "engines": sum(one.kind not in (FLAG, EXCHANGED, SWAPPED) for one in found),
+        "complete": complete,
         "deviations": len(walk.wrong),
-    }  # fmt: skip
+    }
 
 
 def of_ties(kind: str, seed: int, right: Course, log: ResidencyLog) -> Record:
-    """How many of some other experts that were there would leave the same flags, were they dropped instead (or evicted
-    for the same other one); and whether a cache would that has an expert's bytes fewer from that batch on."""
+    """How many of some other experts that were there would leave the same flags, were they dropped
+    instead (or evicted for the same other one); and whether a cache would that has an expert's
+    bytes fewer from that batch on."""
     case = draw_case(kind, seed, right, log, BUDGET)
     assert case is not None
     batch, flags = case.wrong.batch, case.log.resident.tolist()
     held = [key for key in right.held[batch] if key != case.wrong.key]
     some = np.random.default_rng(seed).choice(len(held), DROPPED, replace=False).tolist()
     other = (kind, case.wrong.other) if kind == "wrong victim" else ("not admitted", None)
-    alike = sum(course(log, BUDGET, Wrong(other[0], batch, held[place], other[1])).flags == flags for place in some)
+    alike = sum(
+        course(log, BUDGET, Wrong(other[0], batch, held[place], other[1])).flags == flags
+        for place in some
+    )
     sizes = sorted({-size for size in log.expert_bytes})
-    smaller = any(course(log, BUDGET, Wrong("budget", batch, change_bytes=change)).flags == flags for change in sizes)
+    smaller = any(
+        course(log, BUDGET, Wrong("budget", batch, change_bytes=change)).flags == flags
+        for change in sizes
+    )
     return {"shows": True, "alike": alike, "held": len(held), "smaller": smaller}
 
 
@@ -149,7 +185,9 @@ def undecidable(done: list[Record], number: int) -> list[tuple[str, str, int]]:
     for one in done:
         if one["what"] == "engine" and one["shows"] and not one["decidable"]:
             found.setdefault(one["kind"], []).append(one["seed"])
-    turns = chain.from_iterable(zip_longest(*([(kind, seed) for seed in seeds] for kind, seeds in found.items())))
+    turns = chain.from_iterable(
+        zip_longest(*([(kind, seed) for seed in seeds] for kind, seeds in found.items()))
+    )
     counted = {(one["kind"], one["seed"]) for one in done if one["what"] == "ties"}
     chosen = list(islice((turn for turn in turns if turn is not None), number))
     return [("ties", *turn) for turn in chosen if turn not in counted]
@@ -167,8 +205,8 @@ def read(path: Path) -> list[Record]:
 
 
 def wanted(done: list[Record], engines: int, texts: int) -> Iterator[tuple[str, str, int]]:
-    """What is left to do: which, kind and seed, kinds in turn, until so many logs of each show; the caller keeps
-    ``done``."""
+    """What is left to do: which, kind and seed, kinds in turn, until so many logs of each show; the
+    caller keeps ``done``."""
     which = [("engine", kind, engines / len(TOLD_AS)) for kind in TOLD_AS]
     which += [("text", kind, texts / len(TEXTS)) for kind in TEXTS]
     seeds = {(what, kind): count() for what, kind, _ in which}
@@ -193,42 +231,83 @@ def number(records: list[Record], name: str) -> int:
 
 def table(done: list[Record]) -> Iterator[str]:
     """The counts, kind by kind and in all."""
-    yield cells("engine's fault", "logs", "first deviation", "decidable", "told of these", "told of all", "seeds")
+    yield cells(
+        "engine's fault",
+        "logs",
+        "first deviation",
+        "decidable",
+        "told of these",
+        "told of all",
+        "seeds",
+    )
     yield cells(*["---"] * 7)
     for kind, mine in by_kind(done, "engine", list(TOLD_AS)):
         shown = [one for one in mine if one["shows"]]
         decidable = [one for one in shown if one["decidable"]]
-        yield cells(kind, len(shown), number(shown, "first"), len(decidable), number(decidable, "told"),
-                    number(shown, "told"), len(mine))  # fmt: skip
+        yield cells(
+            kind,
+            len(shown),
+            number(shown, "first"),
+            len(decidable),
+            number(decidable, "told"),
+            number(shown, "told"),
+            len(mine),
+        )
     yield ""
-    yield cells("text altered", "logs", "first deviation", "localised", "as the only place", "one of 2 to 10",
-                "one of 11 to 100", "one of more", "one guess", "seeds")  # fmt: skip
+    yield cells(
+        "text altered",
+        "logs",
+        "first deviation",
+        "localised",
+        "as the only place",
+        "one of 2 to 10",
+        "one of 11 to 100",
+        "one of more",
+        "one guess",
+        "seeds",
+    )
     yield cells(*["---"] * 10)
     for kind, mine in by_kind(done, "text", list(TEXTS)):
         shown = [one for one in mine if one["shows"]]
         told = [max(one["alike"], 1) for one in shown if one["told"]]
-        spans = [sum(low <= alike <= high for alike in told)
-                 for low, high in ((1, 1), (2, 10), (11, MOST_PLACES), (MOST_PLACES + 1, 10**9))]  # fmt: skip
+        spans = [
+            sum(low <= alike <= high for alike in told)
+            for low, high in ((1, 1), (2, 10), (11, MOST_PLACES), (MOST_PLACES + 1, 10**9))
+        ]
         guess = f"{100 * sum(1 / alike for alike in told) / len(shown):.1f} %" if shown else ""
-        yield cells(kind, len(shown), number(shown, "first"), sum(spans[:3]), *spans, guess, len(mine))
+        yield cells(
+            kind, len(shown), number(shown, "first"), sum(spans[:3]), *spans, guess, len(mine)
+        )
 
 
 def by_kind(done: list[Record], what: str, kinds: list[str]) -> list[tuple[str, list[Record]]]:
     """The records of each kind, and of all."""
-    rows = [(kind, [one for one in done if (one["what"], one["kind"]) == (what, kind)]) for kind in kinds]
+    rows = [
+        (kind, [one for one in done if (one["what"], one["kind"]) == (what, kind)])
+        for kind in kinds
+    ]
     return [*rows, ("all", [one for _, records in rows for one in records])]
 
 
 def tie_table(done: list[Record]) -> Iterator[str]:
     """Of faults that are not decidable, how many of `DROPPED` experts would do as well."""
-    mine = sorted((one for one in done if one["what"] == "ties"), key=lambda one: (one["kind"], one["seed"]))
+    mine = sorted(
+        (one for one in done if one["what"] == "ties"), key=lambda one: (one["kind"], one["seed"])
+    )
     if mine:
         yield ""
-        yield cells("not decidable", "seed", "others that were there", f"of {DROPPED} in its place, alike",
-                    "a smaller budget alike")  # fmt: skip
+        yield cells(
+            "not decidable",
+            "seed",
+            "others that were there",
+            f"of {DROPPED} in its place, alike",
+            "a smaller budget alike",
+        )
         yield cells(*["---"] * 5)
     for one in mine:
-        yield cells(one["kind"], one["seed"], one["held"], one["alike"], "yes" if one["smaller"] else "no")
+        yield cells(
+            one["kind"], one["seed"], one["held"], one["alike"], "yes" if one["smaller"] else "no"
+        )
 
 
 def classes(done: list[Record], right: Course, log: ResidencyLog) -> Iterator[str]:
@@ -242,15 +321,19 @@ def classes(done: list[Record], right: Course, log: ResidencyLog) -> Iterator[st
     most = max(left.values(), key=len, default=[])
     total = sum(map(len, left.values()))
     alike = sum(len(kinds) for kinds in left.values() if len(kinds) > 1)
-    yield (f"{total} engines whose fault is not decidable left {len(left)} different logs; {alike} left one that "
-           f"another of them left, too, {len(most)} of them the same one "
-           f"({', '.join(f'{kind} {count}' for kind, count in sorted(Counter(most).items()))})")  # fmt: skip
+    yield (
+        f"{total} engines whose fault is not decidable left {len(left)} different logs; {alike}"
+        f" left one that another of them left, too, {len(most)} of them the same one"
+        f" ({', '.join(f'{kind} {count}' for kind, count in sorted(Counter(most).items()))})"
+    )
 
 
 def main(arguments: list[str]) -> int:
     """Do what is left and print the table."""
     numbers = {"engines": 1000, "texts": 1000, "ties": 0}
-    numbers |= {name: int(value) for name, value in (argument.split("=") for argument in arguments[1:])}
+    numbers |= {
+        name: int(value) for name, value in (argument.split("=") for argument in arguments[1:])
+    }
     ties = numbers.pop("ties")
     path = Path(arguments[0])
     done = read(path)
@@ -262,13 +345,20 @@ def main(arguments: list[str]) -> int:
     try:
         with path.open("a") as journal:
             for what, kind, seed in shown:
-                found = (of_engine(kind, seed, right, log, checked) if what == "engine"
-                         else of_text(kind, seed, log, checked))  # fmt: skip
+                found = (
+                    of_engine(kind, seed, right, log, checked)
+                    if what == "engine"
+                    else of_text(kind, seed, log, checked)
+                )
                 done.append({"what": what, "kind": kind, "seed": seed, **found})
                 journal.write(json.dumps(done[-1]) + "\n")
                 journal.flush()
-            for what, kind, seed in track(undecidable(done, ties), "ties", console=Console(stderr=True)):
-                done.append({"what": what, "kind": kind, "seed": seed, **of_ties(kind, seed, right, log)})
+            for what, kind, seed in track(
+                undecidable(done, ties), "ties", console=Console(stderr=True)
+            ):
+                done.append(
+                    {"what": what, "kind": kind, "seed": seed, **of_ties(kind, seed, right, log)}
+                )
                 journal.write(json.dumps(done[-1]) + "\n")
                 journal.flush()
     except KeyboardInterrupt:

@@ -1,4 +1,6 @@
-"""Defects that can be planted in the decision core, and switches. A mutant changes public names where it can."""
+"""Defects that can be planted in the decision core, and switches. A mutant changes public names
+where it can.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def nothing(patch: Patch) -> None:
     """No defect."""
 
 
-# ---- switches and constants ------------------------------------------------------------------------------------------
+# ---- switches and constants
+# ------------------------------------------------------------------------------------------
 
 
 def switched(**switches: Any) -> Plant:
@@ -75,7 +78,8 @@ def always(value: Any) -> property:
     return property(lambda self: value, lambda self, new: None)
 
 
-# ---- reroutes --------------------------------------------------------------------------------------------------------
+# ---- reroutes
+# --------------------------------------------------------------------------------------------------------
 
 
 def served_otherwise(change: Callable[[Serving, Gate], dict[str, Any]]) -> Plant:
@@ -98,7 +102,8 @@ def nobody_joins(serving: Serving, gate: Gate) -> dict[str, Any]:
     return {"wanted": serving.told, "tokens": gate.tokens}
 
 
-# ---- slots -----------------------------------------------------------------------------------------------------------
+# ---- slots
+# -----------------------------------------------------------------------------------------------------------
 
 
 def pins_ignored(patch: Patch) -> None:
@@ -109,7 +114,9 @@ def pins_ignored(patch: Patch) -> None:
         blocked, pinned = slots.blocked, slots.pinned
         there = [state <= UNUSED for state in slots.state]
         slots.pinned = bytearray(p and not t for p, t in zip(pinned, there, strict=True))
-        slots.blocked = bytearray(b and not (p and t) for b, p, t in zip(blocked, pinned, there, strict=True))
+        slots.blocked = bytearray(
+            b and not (p and t) for b, p, t in zip(blocked, pinned, there, strict=True)
+        )
         victims = claim(slots, key, must)
         slots.blocked, slots.pinned = blocked, pinned
         return victims
@@ -136,7 +143,9 @@ def ram_pins_ignored(patch: Patch) -> None:
 
     def mutant(self: RamTier, key: int, must: bool, call: int) -> bool:
         pinned = self.pinned
-        self.pinned = bytearray(p and state != RESIDENT for p, state in zip(pinned, self.state, strict=True))
+        self.pinned = bytearray(
+            p and state != RESIDENT for p, state in zip(pinned, self.state, strict=True)
+        )
         self.blocked = self.pinned
         taken = take_in(self, key, must, call)
         self.pinned = self.blocked = pinned
@@ -151,8 +160,16 @@ def high_serves_no_low(patch: Patch) -> None:
 
     def mutant(self: Controller, gate: Gate) -> Answer:
         constant = self.selector.constant
-        wanted = [constant] * len(gate.needs) if constant is not None else self.selector.select(gate, self)
-        keys = [self.geometry.key(0, gate.site, e) for e, p in zip(gate.needs, wanted, strict=True) if p == 1]
+        wanted = (
+            [constant] * len(gate.needs)
+            if constant is not None
+            else self.selector.select(gate, self)
+        )
+        keys = [
+            self.geometry.key(0, gate.site, e)
+            for e, p in zip(gate.needs, wanted, strict=True)
+            if p == 1
+        ]
         hidden = {key: self.state[key] for key in keys if self.state[key] <= UNUSED}
         for key in hidden:
             self.state[key] = ABSENT
@@ -168,9 +185,17 @@ def recency_at_arrival(patch: Patch) -> None:
     """A missed key enters LRU's order when it arrives, not when it is asked for."""
     ask = LRU.on_requests
 
-    def mutant(self: LRU, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate) -> None:
+    def mutant(
+        self: LRU, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
         there = [index for index, outcome in enumerate(outcomes) if outcome in FOUND_RESIDENT]
-        ask(self, [keys[i] for i in there], [wanted[i] for i in there], [outcomes[i] for i in there], gate)
+        ask(
+            self,
+            [keys[i] for i in there],
+            [wanted[i] for i in there],
+            [outcomes[i] for i in there],
+            gate,
+        )
 
     insert = LRU.on_insert
     patch.setattr(LRU, "on_requests", mutant)
@@ -182,9 +207,13 @@ def waves_admitted_early(patch: Patch) -> None:
     for name in ("gate", "need_done"):
         answer = getattr(Controller, name)
 
-        def mutant(self: Controller, argument: Any, answer: Callable[..., Answer] = answer) -> Answer:
+        def mutant(
+            self: Controller, argument: Any, answer: Callable[..., Answer] = answer
+        ) -> Answer:
             slots, capacity = self.slots, self.slots.capacity_bytes
-            slots.capacity_bytes = tuple(size + max(self.geometry.variant_bytes) for size in capacity)
+            slots.capacity_bytes = tuple(
+                size + max(self.geometry.variant_bytes) for size in capacity
+            )
             outcomes = answer(self, argument)
             slots.capacity_bytes = capacity
             return outcomes
@@ -205,10 +234,15 @@ def two_at_a_time(patch: Patch) -> None:
 def policies_not_told(patch: Patch) -> None:
     """What the CPU computed, or nobody, stays in the order of the cache policy."""
     leave = Controller._leave
-    patch.setattr(Controller, "_leave", lambda self, key: leave(self, key) if self.staging.holds[key] else None)
+    patch.setattr(
+        Controller,
+        "_leave",
+        lambda self, key: leave(self, key) if self.staging.holds[key] else None,
+    )
 
 
-# ---- staging and partial moves ---------------------------------------------------------------------------------------
+# ---- staging and partial moves
+# ---------------------------------------------------------------------------------------
 
 
 def exchange_moves_bytes(patch: Patch) -> None:
@@ -225,7 +259,11 @@ def exchange_moves_bytes(patch: Patch) -> None:
 def staged_variants_kept(patch: Patch) -> None:
     """What is staged stays until somebody needs its slot."""
     drop = Controller._drop_staged
-    patch.setattr(Controller, "_drop_staged", lambda self, key: drop(self, key) if self.staging.is_full else None)
+    patch.setattr(
+        Controller,
+        "_drop_staged",
+        lambda self, key: drop(self, key) if self.staging.is_full else None,
+    )
 
 
 def partial_moves_hit_later(patch: Patch) -> None:
@@ -253,11 +291,15 @@ def everybody_enters(patch: Patch) -> None:
 
 
 def offered_while_pinned(patch: Patch) -> None:
-    """What was served from staging is offered to its pool while its gate's needs are still pinned."""
+    """What was served from staging is offered to its pool while its gate's needs are still
+    pinned.
+    """
     tidy = Controller._tidy
 
     def mutant(self: Controller) -> None:
-        for key in [key for key in self._outside if self.staging.holds[key] and self.state[key] == RESIDENT]:
+        for key in [
+            key for key in self._outside if self.staging.holds[key] and self.state[key] == RESIDENT
+        ]:
             if self._offer(key):
                 self._outside.remove(key)
         self._offer = lambda key: False  # type: ignore[method-assign]

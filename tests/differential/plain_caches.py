@@ -1,6 +1,8 @@
-"""Cache policies once more, in plain Python: whenever a victim is needed it is chosen from the whole history.
+"""Cache policies once more, in plain Python: whenever a victim is needed it is chosen from the
+whole history.
 
-Nothing is kept up to date here: recency, counts, scores and distances are counted anew from all requests so far.
+Nothing is kept up to date here: recency, counts, scores and distances are counted anew from all
+requests so far.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Stream:
-    """One request after another: step by step, in a step site by site, two sequences after one another."""
+    """One request after another: step by step, in a step site by site, two sequences after one
+    another.
+    """
 
     keys: Sequence[int]
     sites: int
@@ -35,7 +39,9 @@ class Stream:
 
 
 Victim = Callable[[Stream, int, Sequence[tuple[int, int]]], int]
-"""Of a stream, the request that misses, and what is held, (key, request that brought it), oldest first: what goes."""
+"""Of a stream, the request that misses, and what is held, (key, request that brought it), oldest
+first: what goes.
+"""
 
 
 def replay(stream: Stream, capacity: int, victim: Victim) -> list[int]:
@@ -68,11 +74,15 @@ def lfu_model(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
 
 def lfu_sequence(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
     begun = stream.begun(now)
-    return min((len(past(stream, now, key, begun)), last(stream, now, key), key) for key, _ in held)[2]
+    return min(
+        (len(past(stream, now, key, begun)), last(stream, now, key), key) for key, _ in held
+    )[2]
 
 
 def lfu_decayed(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
-    """By Horner's rule, so that the roundings are those of a count that loses its share with every step."""
+    """By Horner's rule, so that the roundings are those of a count that loses its share with
+    every step.
+    """
 
     def count(key: int) -> float:
         uses = [stream.step(when) for when in past(stream, now, key)]
@@ -93,8 +103,13 @@ def visit_count(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> in
     return min((-len(past(stream, now, key, came)), key) for key, came in held)[1]
 
 
-def frequency_over_distance(stream: Stream, now: int, held: Sequence[tuple[int, int]], since: bool = False,
-                            keep: bool = False) -> int:  # fmt: skip
+def frequency_over_distance(
+    stream: Stream,
+    now: int,
+    held: Sequence[tuple[int, int]],
+    since: bool = False,
+    keep: bool = False,
+) -> int:
     """Without a profile. Exact: frequencies and distances are whole numbers."""
     here = stream.site(stream.keys[now])
 
@@ -107,7 +122,9 @@ def frequency_over_distance(stream: Stream, now: int, held: Sequence[tuple[int, 
     return min(rank(key) for key, _ in held)[3]
 
 
-def frequency_over_distance_printed(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
+def frequency_over_distance_printed(
+    stream: Stream, now: int, held: Sequence[tuple[int, int]]
+) -> int:
     return frequency_over_distance(stream, now, held, since=True)
 
 
@@ -121,7 +138,9 @@ def activation_ratio(stream: Stream, now: int, held: Sequence[tuple[int, int]]) 
     def score(key: int) -> float:
         site = stream.site(key)
         of_site = sum(stream.site(other) == site for other in stream.keys[begun : now + 1])
-        return (len(past(stream, now, key, begun)) / max(of_site, 1) + 1e-8) * (1 - site / stream.sites)
+        return (len(past(stream, now, key, begun)) / max(of_site, 1) + 1e-8) * (
+            1 - site / stream.sites
+        )
 
     return min((score(key), key) for key, _ in held)[1]
 
@@ -144,7 +163,8 @@ def weighted_score(stream: Stream, now: int, held: Sequence[tuple[int, int]]) ->
     return min((score(key), key) for key, _ in held)[1]
 
 
-# ---- ARC, as its paper's figure 4 writes it --------------------------------------------------------------------------
+# ---- ARC, as its paper's figure 4 writes it
+# --------------------------------------------------------------------------
 
 
 def arc(requests: Sequence[int], c: int) -> list[int]:

@@ -1,4 +1,6 @@
-"""A scenario through the project's own controller and drivers: policies, workload and times in its words."""
+"""A scenario through the project's own controller and drivers: policies, workload and times in
+its words.
+"""
 
 from __future__ import annotations
 
@@ -83,19 +85,26 @@ class ScenarioGate:
 
     @property
     def experts(self) -> Any:
-        """The rows in rank order, where the scenario has them; else as many that all name every need."""
-        return np.array(self._step.ranks[self.site] if self._step.ranks else [self.needs] * self._step.rows)
+        """The rows in rank order, where the scenario has them; else as many that all name every
+        need.
+        """
+        return np.array(
+            self._step.ranks[self.site] if self._step.ranks else [self.needs] * self._step.rows
+        )
 
     def forecasts(self, sites: int) -> Sequence[Choice]:
         """Up to the first site that has none."""
         own = self._step.own[self.site : self.site + 1]
-        coming = enumerate((*own, *self._step.forecasts[self.site][:sites]), start=self.site + 1 - len(own))
+        coming = enumerate(
+            (*own, *self._step.forecasts[self.site][:sites]), start=self.site + 1 - len(own)
+        )
         known = takewhile(lambda pair: pair[1] is not None, coming)
         return [ScenarioChoice(site, site * self._units, prediction) for site, prediction in known]  # type: ignore[misc]
 
 
 class ScenarioWorkload:
-    """The steps of a scenario, given or composed, as ``sim.workload.steps.Workload`` offers them to a driver.
+    """The steps of a scenario, given or composed, as ``sim.workload.steps.Workload`` offers them to
+    a driver.
 
     ``told`` are the same steps in the scenario's words.
     """
@@ -118,8 +127,19 @@ class ScenarioWorkload:
         for step in steps:
             index = len(self.steps)
             self.told.append(step)
-            self.steps.append(RunStep(index, index, index + step.rows, step.members, step.token, step.rows == 1,
-                                      self._first(step, index), self._last(step, index), step.sites))  # fmt: skip
+            self.steps.append(
+                RunStep(
+                    index,
+                    index,
+                    index + step.rows,
+                    step.members,
+                    step.token,
+                    step.rows == 1,
+                    self._first(step, index),
+                    self._last(step, index),
+                    step.sites,
+                )
+            )
 
     def _first(self, step: Step, index: int) -> tuple[int, ...]:
         if not step.sequences:
@@ -151,10 +171,17 @@ class Schedule:
         self._batcher: Batcher | None = None
         batching = scenario.batching
         if batching is not None and scenario.requests:
-            requests = [Request(number, len(r.prompt), len(r.decode), r.arrival_ns)
-                        for number, r in enumerate(scenario.requests)]  # fmt: skip
-            self._batcher = Batcher(requests, batching.kind, batching.size, batching.prefill_chunk or None,
-                                    batching.encoder_sites > 0)  # fmt: skip
+            requests = [
+                Request(number, len(r.prompt), len(r.decode), r.arrival_ns)
+                for number, r in enumerate(scenario.requests)
+            ]
+            self._batcher = Batcher(
+                requests,
+                batching.kind,
+                batching.size,
+                batching.prefill_chunk or None,
+                batching.encoder_sites > 0,
+            )
 
     def next(self, now_ns: int) -> RunStep | int | None:
         if self._batcher is None:
@@ -181,16 +208,41 @@ class Schedule:
         needs = tuple(union([scored(row.routed[site]) for row in rows]) for site in every)
         ahead = scenario.loader.lookahead
         forecasts = tuple(
-            tuple(union_forecast([_forecast_of(row.forecasts[site], j) for row in rows]) for j in range(ahead))
+            tuple(
+                union_forecast([_forecast_of(row.forecasts[site], j) for row in rows])
+                for j in range(ahead)
+            )
             for site in every
         )
         dense = tuple(batching.dense_work_ns(site, len(rows)) for site in every)
-        ranks = tuple(tuple(tuple(e for e, _ in scored(row.routed[site])) for row in rows) for site in every)
-        told = Step(sequences[0], False, False, len(rows), token, dense, batching.tail_ns, needs, forecasts,
-                    sequences, sites, ranks)  # fmt: skip
-        step = RunStep(index, index, index + len(rows), sequences, token, decode,
-                       tuple(sorted(p.request.sequence for p in parts if p.begins)),
-                       tuple(sorted(p.request.sequence for p in parts if p.ends)), sites)  # fmt: skip
+        ranks = tuple(
+            tuple(tuple(e for e, _ in scored(row.routed[site])) for row in rows) for site in every
+        )
+        told = Step(
+            sequences[0],
+            False,
+            False,
+            len(rows),
+            token,
+            dense,
+            batching.tail_ns,
+            needs,
+            forecasts,
+            sequences,
+            sites,
+            ranks,
+        )
+        step = RunStep(
+            index,
+            index,
+            index + len(rows),
+            sequences,
+            token,
+            decode,
+            tuple(sorted(p.request.sequence for p in parts if p.begins)),
+            tuple(sorted(p.request.sequence for p in parts if p.ends)),
+            sites,
+        )
         workload.told.append(told)
         workload.steps.append(step)
         return step
@@ -210,7 +262,9 @@ class ScenarioDurations:
         self.cpu_latency_ns = rivalry.cpu_latency_ns if rivalry else 0
         if rivalry is not None:
             draws = {party: rate for party, rate in enumerate(rivalry.draws) if rate}
-            self.contention = Contention([share / 1e6 for share in rivalry.overlapped], rivalry.memory, draws)
+            self.contention = Contention(
+                [share / 1e6 for share in rivalry.overlapped], rivalry.memory, draws
+            )
 
     def dense_ns(self, step: RunStep) -> Sequence[int]:
         return self._workload.told[step.index].dense_ns
@@ -239,7 +293,9 @@ class ScenarioDurations:
 
 
 class FixedAt:
-    """Every need at one precision of several in play: the project's own ``Fixed`` knows only one."""
+    """Every need at one precision of several in play: the project's own ``Fixed`` knows only
+    one.
+    """
 
     reroutes = False
 
@@ -269,11 +325,17 @@ class Rerouting:
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
         fixed = self._selector.constant
-        plain = self._selector.select(choice, resident) if fixed is None else [fixed] * len(choice.needs)
+        plain = (
+            self._selector.select(choice, resident)
+            if fixed is None
+            else [fixed] * len(choice.needs)
+        )
         if not hasattr(choice, "tick"):
             return plain
-        found = [(self._instead.get((choice.site, expert)), answer)
-                 for expert, answer in zip(choice.needs, plain, strict=True)]  # fmt: skip
+        found = [
+            (self._instead.get((choice.site, expert)), answer)
+            for expert, answer in zip(choice.needs, plain, strict=True)
+        ]
         return [answer if to is None else rerouted(*to, self._count) for to, answer in found]
 
 
@@ -284,10 +346,14 @@ class ScenarioPlacement:
         assert scenario.placement is not None
         self._rule = scenario.placement
 
-    def place(self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued) -> Sequence[int]:
+    def place(
+        self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
+    ) -> Sequence[int]:
         tokens = dict(zip(gate.needs, gate.tokens, strict=True))
         experts = [resident.expert_of(key) for key in keys]
-        return [Place[self._rule.place(gate.site, expert, tokens[expert]).upper()] for expert in experts]
+        return [
+            Place[self._rule.place(gate.site, expert, tokens[expert]).upper()] for expert in experts
+        ]
 
 
 class ScenarioPayload:
@@ -312,7 +378,11 @@ class ScenarioPayload:
 def _selector(scenario: Scenario) -> PrecisionSelector:
     if scenario.reroute is None:
         return _plain_selector(scenario)
-    return ForecastRoutes("high") if scenario.reroute.by_forecast else Rerouting(scenario, _plain_selector(scenario))
+    return (
+        ForecastRoutes("high")
+        if scenario.reroute.by_forecast
+        else Rerouting(scenario, _plain_selector(scenario))
+    )
 
 
 def _plain_selector(scenario: Scenario) -> PrecisionSelector:
@@ -334,8 +404,13 @@ def _cache(scenario: Scenario, cache: Cache) -> Pooled:
         policy = Belady()
         assert isinstance(scenario.selector, Fixed)
         wanted = scenario.selector.precision
-        policy.foresee([[scenario.pack((wanted, site, need.expert)) for need in step.needs[site]]
-                        for step in ScenarioWorkload(scenario).foretold() for site in step.sites])  # fmt: skip
+        policy.foresee(
+            [
+                [scenario.pack((wanted, site, need.expert)) for need in step.needs[site]]
+                for step in ScenarioWorkload(scenario).foretold()
+                for site in step.sites
+            ]
+        )
         return policy
     if cache.name.startswith("lfu"):
         return LFU(counts=cache.name.removeprefix("lfu_"))
@@ -344,7 +419,12 @@ def _cache(scenario: Scenario, cache: Cache) -> Pooled:
 
 def _with_pools(policy: Pooled, scenario: Scenario, pools: Sequence[PoolSpec]) -> Pooled:
     units = scenario.experts + 1
-    keys = [(p, s, u) for p in range(scenario.precisions) for s in range(scenario.sites) for u in range(units)]
+    keys = [
+        (p, s, u)
+        for p in range(scenario.precisions)
+        for s in range(scenario.sites)
+        for u in range(units)
+    ]
     pool_of = [next(i for i, pool in enumerate(pools) if pool.covers(key)) for key in keys]
     initial = tuple(scenario.pack(key) for pool in pools for key in pool.initial)
     plan = PoolPlan(tuple(pool.capacity_bytes for pool in pools), pool_of, initial)
@@ -375,17 +455,29 @@ def controller_for(scenario: Scenario) -> Controller:
     switches["chunk_bytes"] = switches["chunk_bytes"] or None
     lookahead, ram = scenario.loader.lookahead, scenario.ram
     geometry = Geometry(
-        scenario.sites, scenario.experts, scenario.at_once, ("high", "low")[: scenario.precisions],
+        scenario.sites,
+        scenario.experts,
+        scenario.at_once,
+        ("high", "low")[: scenario.precisions],
         (16.0, 4.0)[: scenario.precisions],
         tuple(max(sizes) for sizes in scenario.site_bytes) or scenario.variant_bytes,
-        sum(pool.capacity_bytes for pool in scenario.pools), scenario.site_bytes or None,
+        sum(pool.capacity_bytes for pool in scenario.pools),
+        scenario.site_bytes or None,
         held_bytes=scenario.held_bytes,
-    )  # fmt: skip
-    options: dict[str, Any] = {"payload": ScenarioPayload(scenario)} if scenario.moves_partially else {}
+    )
+    options: dict[str, Any] = (
+        {"payload": ScenarioPayload(scenario)} if scenario.moves_partially else {}
+    )
     return Controller(
-        geometry, GateLookahead(lookahead) if lookahead else NoPrediction(), _device_cache(scenario),
-        _selector(scenario), ScenarioPlacement(scenario) if scenario.placement else Load(), Loader(**switches),
+        geometry,
+        GateLookahead(lookahead) if lookahead else NoPrediction(),
+        _device_cache(scenario),
+        _selector(scenario),
+        ScenarioPlacement(scenario) if scenario.placement else Load(),
+        Loader(**switches),
         route=_route(scenario),
         ram_cache=_with_pools(_cache(scenario, ram.cache), scenario, ram.pools) if ram else None,
-        predicts_later=scenario.prediction_ns > 0, dense_bytes=scenario.dense_bytes, **options,
-    )  # fmt: skip
+        predicts_later=scenario.prediction_ns > 0,
+        dense_bytes=scenario.dense_bytes,
+        **options,
+    )

@@ -1,8 +1,8 @@
 """The order of things at one instant, on SimPy's clock.
 
-Events of the contract carry their class and number as SimPy priority, far above SimPy's own URGENT and NORMAL: whatever
-SimPy does to resume processes and to hand over resources at an instant is over before the contract's next event of that
-instant.
+Events of the contract carry their class and number as SimPy priority, far above SimPy's own URGENT
+and NORMAL: whatever SimPy does to resume processes and to hand over resources at an instant is over
+before the contract's next event of that instant.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ Process = Generator[simpy.Event, Any, None]
 
 
 class Rank(IntEnum):
-    """The classes of section 3, in their order at equal times; 1 and up, as SimPy's own priorities are 0 and 1.
+    """The classes of section 3, in their order at equal times; 1 and up, as SimPy's own priorities
+    are 0 and 1.
 
-    The compute stream goes on of its own accord (after host time, say) in NEED_DONE: after all that arrives.
+    The compute stream goes on of its own accord (after host time, say) in NEED_DONE: after all that
+    arrives.
     """
 
     TRANSFER = 1
@@ -51,7 +53,9 @@ class Clock:
         return int(self.env.now)
 
     def at(self, rank: Rank, number: int = 0, delay: int = 0) -> simpy.Event:
-        """An event of the contract, which takes place after everything of a lower class or number at its instant."""
+        """An event of the contract, which takes place after everything of a lower class or
+        number at its instant.
+        """
         event = Moment(self.env)
         self.env.schedule(event, priority=rank << 48 | number, delay=delay)
         return event

@@ -1,4 +1,6 @@
-"""The controller of the reference: what is asked for, queued, issued, claimed and dropped (sections 3 to 6)."""
+"""The controller of the reference: what is asked for, queued, issued, claimed and dropped
+(sections 3 to 6).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from differential.scenario import SKIP, Fixed, Forecast, Key, Need, Prediction, 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A need that is not admitted yet: who serves it for how many rows, at which precision (or SKIP), or that another
-    need brings its expert; `chosen` by the router."""
+    """A need that is not admitted yet: who serves it for how many rows, at which precision (or
+    SKIP), or that another need brings its expert; `chosen` by the router."""
 
     need: Need
     wanted: int
@@ -37,7 +39,9 @@ class Control(Moves):
         cache = scenario.cache
         history = History(scenario, cache, future(scenario) if cache.name == "belady" else ())
         device = Tier(scenario, scenario.pools, history, scenario.slot)
-        ram = scenario.ram and Tier(scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size)
+        ram = scenario.ram and Tier(
+            scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size
+        )
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
         self.serves_from_staging = scenario.refuses or scenario.moves_partially
         self.serves_from_staging |= self.loader.demand_evicts == "unmasked"
@@ -52,7 +56,8 @@ class Control(Moves):
         self.predictions: dict[int, tuple[int, list[tuple[int, Prediction]]]] = {}
         self.lookups: list[Asked] = []
 
-    # ---- calls -----------------------------------------------------------------------------------------------------
+    # ---- calls
+    # -----------------------------------------------------------------------------------------------------
 
     def begin_sequence(self, sequence: int) -> None:
         self.clock.say("begin_sequence", sequence)
@@ -110,7 +115,8 @@ class Control(Moves):
         self.look_ahead(self.predictions.pop(tick)[1], tick)
         self.poll()
 
-    # ---- steps 1 to 7 ----------------------------------------------------------------------------------------------
+    # ---- steps 1 to 7
+    # ----------------------------------------------------------------------------------------------
 
     def trim(self) -> None:
         """Step 1: nothing outlives its batch beyond the capacity, but what is pinned."""
@@ -125,7 +131,9 @@ class Control(Moves):
                     self.trimmed.append((self.clock.now, self.scenario.pack(key)))
 
     def leave(self, key: Key) -> None:
-        """Step 2, and the end of a wave's need: it leaves staging, and what no pool holds is as good as evicted."""
+        """Step 2, and the end of a wave's need: it leaves staging, and what no pool holds is as
+        good as evicted.
+        """
         if key in self.unused and key in self.staging.staged:
             # A CPU computed the need, and a forecast of its own site has brought it since.
             self.drop_staged(key)
@@ -138,10 +146,14 @@ class Control(Moves):
             self.device.history.evicted(key)
 
     def choose(self, step: Step, site: int, foretold: list[int]) -> list[Waiting]:
-        """Step 4: of what one expert serves, its own need or the first brings it for all, at the highest precision."""
+        """Step 4: of what one expert serves, its own need or the first brings it for all, at the
+        highest precision.
+        """
         needs = step.needs[site]
         answers = self.answers(site, needs, foretold)
-        self.instead = {need.expert: expert for need, (expert, _) in zip(needs, answers, strict=True)}
+        self.instead = {
+            need.expert: expert for need, (expert, _) in zip(needs, answers, strict=True)
+        }
         found = []
         for index, (need, (expert, wanted)) in enumerate(zip(needs, answers, strict=True)):
             if wanted == SKIP:
@@ -151,10 +163,19 @@ class Control(Moves):
             own = [i for i in group if needs[i].expert == expert]
             rows = min(step.rows, sum(needs[i].tokens for i in group))
             served = replace(need, expert=expert, tokens=rows)
-            found.append(Waiting(served, min(answers[i][1] for i in group), need.expert, index != [*own, *group][0]))
+            found.append(
+                Waiting(
+                    served,
+                    min(answers[i][1] for i in group),
+                    need.expert,
+                    index != [*own, *group][0],
+                )
+            )
         return found
 
-    def answers(self, site: int, needs: tuple[Need, ...], foretold: list[int]) -> list[tuple[int, int]]:
+    def answers(
+        self, site: int, needs: tuple[Need, ...], foretold: list[int]
+    ) -> list[tuple[int, int]]:
         """Of each need who serves it, at which precision (or SKIP)."""
         plain = [(need.expert, self.select(site, need.expert, need.score)) for need in needs]
         rule = self.scenario.reroute
@@ -197,7 +218,11 @@ class Control(Moves):
         return own
 
     def unadmitted_keys(self) -> set[Key]:
-        return {self.serving(one.wanted, self.site, one.need.expert) for one in self.waiting if one.has_key}
+        return {
+            self.serving(one.wanted, self.site, one.need.expert)
+            for one in self.waiting
+            if one.has_key
+        }
 
     def admit(self) -> list[Asked]:
         """Step 6: needs come in, in need order, until one does not fit beside what is pinned."""
@@ -205,11 +230,17 @@ class Control(Moves):
         while self.waiting:
             one = self.waiting[0]
             need, wanted = one.need, one.wanted
-            key = self.serving(wanted, self.site, need.expert) if one.has_key else (wanted, self.site, need.expert)
+            key = (
+                self.serving(wanted, self.site, need.expert)
+                if one.has_key
+                else (wanted, self.site, need.expert)
+            )
             if one.has_key and not self.fits(key):
                 break
             self.waiting.pop(0)
-            admitted.append(Asked(need, wanted, key, self.tick, self.clock.now, one.chosen, one.joins))
+            admitted.append(
+                Asked(need, wanted, key, self.tick, self.clock.now, one.chosen, one.joins)
+            )
             if one.has_key:
                 self.pinned[key] = None
         self.lookups += admitted
@@ -224,7 +255,11 @@ class Control(Moves):
         is_held_to_it = not self.scenario.is_short(pool.spec) and not self.scenario.refuses
         if self.loader.retention == "strict" and is_full and is_held_to_it:
             return False
-        staged = [other for other in (*self.pinned, key) if self.may_stage(other) and not self.device.holds(other)]
+        staged = [
+            other
+            for other in (*self.pinned, key)
+            if self.may_stage(other) and not self.device.holds(other)
+        ]
         return not self.may_stage(key) or len(staged) <= self.staging.slots
 
     def may_stage(self, key: Key) -> bool:
@@ -232,19 +267,23 @@ class Control(Moves):
         return self.serves_from_staging or self.scenario.is_short(self.device.pool(key).spec)
 
     def cancel_stale(self, serving: set[Key]) -> None:
-        """Step 7: of what waits, and of what is staged for this site, only what serves a need stays."""
+        """Step 7: of what waits, and of what is staged for this site, only what serves a need
+        stays.
+        """
         everywhere = self.loader.prefetch_budget == "until_next_gate"
         here = self.loader.cancel_stale
         self.cancel(
             transfer
             for transfer in self.cancellable()
-            if transfer.key not in serving and (everywhere or (here and transfer.key[1] == self.site))
+            if transfer.key not in serving
+            and (everywhere or (here and transfer.key[1] == self.site))
         )
         for key in list(self.staging.staged):
             if key[1] == self.site and key not in self.pinned and key not in serving:
                 self.drop_staged(key)
 
-    # ---- steps 8 to 10 ---------------------------------------------------------------------------------------------
+    # ---- steps 8 to 10
+    # ---------------------------------------------------------------------------------------------
 
     def look_up(self, admitted: list[Asked]) -> None:
         """Look up, tell the policies, and let in what is staged."""
@@ -261,12 +300,18 @@ class Control(Moves):
             one.outcome = self.outcome(one)
             if one.outcome == "miss" and one.transfer:
                 told.append(one.key)
-            if one.outcome in ("hit", "high_for_low", "low_for_high") and one.need.expert != one.chosen:
+            if (
+                one.outcome in ("hit", "high_for_low", "low_for_high")
+                and one.need.expert != one.chosen
+            ):
                 one.outcome = "reroute"
         asked = [one for one in admitted if one.wanted != SKIP and not one.joins]
         ranks = None
         if self.step.ranks:
-            ranks = [[self.instead.get(expert, expert) for expert in row] for row in self.step.ranks[self.site]]
+            ranks = [
+                [self.instead.get(expert, expert) for expert in row]
+                for row in self.step.ranks[self.site]
+            ]
         self.device.history.requested(asked, self.step.token, self.site, ranks)
         if self.ram:
             self.ram.history.asked_for(told)
@@ -274,7 +319,9 @@ class Control(Moves):
             self.exchange(key)
 
     def outcome(self, one: Asked) -> str:
-        """Name the lookup's outcome; what is not there makes the need wait for a transfer, or for the CPU."""
+        """Name the lookup's outcome; what is not there makes the need wait for a transfer, or
+        for the CPU.
+        """
         key, need = one.key, one.need
         if self.is_there(key):
             return self.found(one)
@@ -321,7 +368,8 @@ class Control(Moves):
         self.make_demand(transfer)
         return "promoted"
 
-    # ---- steps 11 and 12 -------------------------------------------------------------------------------------------
+    # ---- steps 11 and 12
+    # -------------------------------------------------------------------------------------------
 
     def stream_dense(self) -> None:
         slots = self.loader.dense_slots
@@ -337,7 +385,9 @@ class Control(Moves):
         return [*own, *enumerate(step.forecasts[site][: self.loader.lookahead], start=site + 1)]
 
     def look_ahead(self, coming: list[tuple[int, Prediction]], tick: int) -> None:
-        """Step 12: nearest site first, as long as depth and budget let it; or all sites, and then likeliest first."""
+        """Step 12: nearest site first, as long as depth and budget let it; or all sites, and
+        then likeliest first.
+        """
         budget = self.loader.prefetch_budget
         left = budget if isinstance(budget, int) else math.inf
         ranked = self.loader.prefetch_order == "likeliest"
@@ -362,7 +412,9 @@ class Control(Moves):
                 named += foreseen
             else:
                 left -= self.prefetch_absent(foreseen, left)
-            if (left == 0 and not ranked) or (self.loader.depth == "first_missing" and not all_there):
+            if (left == 0 and not ranked) or (
+                self.loader.depth == "first_missing" and not all_there
+            ):
                 break
         self.prefetch_absent(sorted(named, key=lambda pair: pair[1].likeliness, reverse=True), left)
 
@@ -380,9 +432,14 @@ class Control(Moves):
 
     def foreseen(self, site: int, forecast: Iterable[Forecast]) -> list[tuple[Key, Forecast]]:
         wanted = [(self.select(site, one.expert, one.score), one) for one in forecast]
-        return [(self.serving(precision, site, one.expert), one) for precision, one in wanted if precision != SKIP]
+        return [
+            (self.serving(precision, site, one.expert), one)
+            for precision, one in wanted
+            if precision != SKIP
+        ]
 
-    # ---- afterwards ------------------------------------------------------------------------------------------------
+    # ---- afterwards
+    # ------------------------------------------------------------------------------------------------
 
     def finish(self) -> Counter[str]:
         """The end of the run: the outcomes of what still waits, moves, or was never asked for."""

@@ -1,4 +1,6 @@
-"""The links: engines that serve what was issued, sharing a link's bandwidth, in chunks, or handing on early."""
+"""The links: engines that serve what was issued, sharing a link's bandwidth, in chunks, or
+handing on early.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class Ends(Protocol):
 
 @dataclass(eq=False)
 class Service:
-    """A transfer on an engine. `work`: what is left of it beyond the latency, in ns of the whole link. `left`: when it
-    has left the engine."""
+    """A transfer on an engine. `work`: what is left of it beyond the latency, in ns of the whole
+    link. `left`: when it has left the engine."""
 
     transfer: Transfer
     engine: int
@@ -64,7 +66,8 @@ class Wire:
         self.outer: Wire | None = None
         """Where this link's transfers come from, if not from where the experts rest."""
 
-    # ---- asked by the controller ---------------------------------------------------------------------------------
+    # ---- asked by the controller
+    # ---------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -83,13 +86,21 @@ class Wire:
         self.issued.append(transfer)
         self.fill_engines()
 
-    # ---- services --------------------------------------------------------------------------------------------------
+    # ---- services
+    # --------------------------------------------------------------------------------------------------
 
     def fill_engines(self) -> None:
         while None in self.engines and self.next_issued:
             transfer, engine = self.next_issued, self.engines.index(None)
             moved = transfer.left.pop(self.link, self.whole_bytes(transfer))
-            service = Service(transfer, engine, transfer.urgent, self.clock.now, moved, left=self.clock.env.event())
+            service = Service(
+                transfer,
+                engine,
+                transfer.urgent,
+                self.clock.now,
+                moved,
+                left=self.clock.env.event(),
+            )
             self.engines[engine] = service
             self.log.append((self.link, service))
             self.clock.env.process(self.serve(service))
@@ -130,11 +141,15 @@ class Wire:
         if self.scenario.links and (room := self.scenario.links[self.link].page_cache_bytes):
             time = self.read(transfer, moved, time, room)
         if self.link == 0 and self.scenario.loader.write_back:
-            time += sum(self.scenario.hop_ns(0, self.scenario.size(victim)) for victim in transfer.victims)
+            time += sum(
+                self.scenario.hop_ns(0, self.scenario.size(victim)) for victim in transfer.victims
+            )
         return time
 
     def read(self, transfer: Transfer, moved: int, time: int, room: int) -> int:
-        """The time of a read. Of all reads the last ones are kept that fit, and nothing of one that never can."""
+        """The time of a read. Of all reads the last ones are kept that fit, and nothing of one
+        that never can.
+        """
         kept = max((size for key, size in self.pages if key == transfer.key), default=0)
         self.pages = [page for page in self.pages if page[0] != transfer.key]
         if moved <= room:
@@ -143,11 +158,12 @@ class Wire:
             self.pages.pop(0)
         return moved * self.scenario.links[self.link].kept_ns if kept >= moved else time
 
-    # ---- a link that others hold up ------------------------------------------------------------------------------
+    # ---- a link that others hold up
+    # ------------------------------------------------------------------------------
 
     def among_rivals(self, service: Service, rivals: Rivals) -> Process:
-        """After the latency it goes as fast as those at work, and the other engines, let it: each point of a service
-        is reached when so much of its work is done."""
+        """After the latency it goes as fast as those at work, and the other engines, let it: each
+        point of a service is reached when so much of its work is done."""
         transfer, time = service.transfer, self.duration(service.transfer, service.bytes)
         latency = min(time, self.scenario.latency_ns(self.link))
         order = self.order(transfer)
@@ -159,14 +175,22 @@ class Wire:
         piece = Piece(2 + self.link, Fraction(time - latency))
         rivals.join(piece)
         if self.scenario.head_bytes(self.link) and self.head_ns(service) < time:
-            self.clock.env.process(self.head_among_rivals(service, rivals, piece, time - self.head_ns(service)))
+            self.clock.env.process(
+                self.head_among_rivals(service, rivals, piece, time - self.head_ns(service))
+            )
         if source:
             head = min(self.scenario.head_bytes(self.link + 1), service.bytes)
             last = max(1, self.scenario.hop_ns(self.link, head))
-            self.clock.env.process(self.keep_behind(source, rivals, piece, min(last, time - latency)))
-        for end in range(self.chunk_bytes, service.bytes, self.chunk_bytes) if self.chunk_bytes else ():
+            self.clock.env.process(
+                self.keep_behind(source, rivals, piece, min(last, time - latency))
+            )
+        for end in (
+            range(self.chunk_bytes, service.bytes, self.chunk_bytes) if self.chunk_bytes else ()
+        ):
             later = time - self.duration(transfer, end)
-            yield from rivals.until(piece, Fraction(min(later, time - latency)), Rank.TRANSFER, order)
+            yield from rivals.until(
+                piece, Fraction(min(later, time - latency)), Rank.TRANSFER, order
+            )
             if piece.left > 0 and self.gives_way(service):
                 rivals.leave(piece)
                 self.cut(service, end)
@@ -175,24 +199,33 @@ class Wire:
         rivals.leave(piece)
         self.end(service)
 
-    def head_among_rivals(self, service: Service, rivals: Rivals, piece: Piece, left: int) -> Process:
-        """Hand on when only so much of the work is left; what is over at that instant has no head."""
+    def head_among_rivals(
+        self, service: Service, rivals: Rivals, piece: Piece, left: int
+    ) -> Process:
+        """Hand on when only so much of the work is left; what is over at that instant has no
+        head.
+        """
         yield from rivals.until(piece, Fraction(left), Rank.TRANSFER, self.order(service.transfer))
         if service.end_ns < 0 and piece.left > 0:
             self.ends.head_ends(self.link, service.transfer)
 
     def keep_behind(self, source: Service, rivals: Rivals, piece: Piece, left: int) -> Process:
-        """With a head's bytes left it waits for the outer link to be through: others may have held that up."""
+        """With a head's bytes left it waits for the outer link to be through: others may have
+        held that up.
+        """
         yield from rivals.until(piece, Fraction(left), Rank.TRANSFER)
         if piece in rivals.at_work and source.end_ns < 0:
             rivals.hold(piece, held=True)
             yield source.left
             rivals.hold(piece, held=False)
 
-    # ---- a link that is shared -----------------------------------------------------------------------------------
+    # ---- a link that is shared
+    # -----------------------------------------------------------------------------------
 
     def as_a_whole(self, service: Service) -> Process:
-        """The latency, in which nothing is drawn, and then a share of the link until nothing is left."""
+        """The latency, in which nothing is drawn, and then a share of the link until nothing is
+        left.
+        """
         time = self.duration(service.transfer, service.bytes)
         latency = min(time, self.scenario.latency_ns(self.link))
         service.work = Fraction(time - latency)
@@ -229,18 +262,23 @@ class Wire:
             self.expect_ends()
             self.end(service)
 
-    # ---- a link whose prefetches give way ------------------------------------------------------------------------
+    # ---- a link whose prefetches give way
+    # ------------------------------------------------------------------------
 
     @property
     def chunk_bytes(self) -> int:
         return 0 if self.scenario.head_bytes(self.link) else self.scenario.loader.chunk_bytes
 
     def in_chunks(self, service: Service) -> Process:
-        """One event a chunk. A chunk that ends now has ended before anything of this instant was submitted."""
+        """One event a chunk. A chunk that ends now has ended before anything of this instant was
+        submitted.
+        """
         transfer, moved = service.transfer, 0
         while True:
             before, moved = moved, min(moved + self.chunk_bytes, service.bytes)
-            time = self.duration(transfer, moved) - (self.duration(transfer, before) if before else 0)
+            time = self.duration(transfer, moved) - (
+                self.duration(transfer, before) if before else 0
+            )
             yield self.clock.at(Rank.TRANSFER, self.order(transfer), delay=time)
             if moved == service.bytes:
                 self.end(service)
@@ -269,10 +307,13 @@ class Wire:
             elif service.wants_cut_since is None:
                 service.wants_cut_since = self.clock.now
 
-    # ---- a link that hands on early ------------------------------------------------------------------------------
+    # ---- a link that hands on early
+    # ------------------------------------------------------------------------------
 
     def head(self, service: Service) -> Process:
-        """Cut-through: early enough that the next link never starves, and ends no sooner than a head after this one."""
+        """Cut-through: early enough that the next link never starves, and ends no sooner than a
+        head after this one.
+        """
         delay = self.head_ns(service)
         if delay < self.scenario.hop_ns(self.link, service.bytes):
             yield self.clock.at(Rank.TRANSFER, self.order(service.transfer), delay=delay)
@@ -287,7 +328,9 @@ class Wire:
         )
         enough = self.scenario.hop_ns(self.link, min(head_bytes, here))
         keeps_up = self.scenario.hop_ns(self.link - 1, min(head_bytes, there))
-        keeps_up += self.scenario.hop_ns(self.link, here) - self.scenario.hop_ns(self.link - 1, there)
+        keeps_up += self.scenario.hop_ns(self.link, here) - self.scenario.hop_ns(
+            self.link - 1, there
+        )
         return max(enough, keeps_up)
 
 
@@ -297,6 +340,14 @@ def service_rows(log: list[tuple[int, Service]]) -> tuple[ServiceRow, ...]:
         number = service.transfer.number
         assert number is not None
         rows.append(
-            ServiceRow(number, link, service.engine, service.urgent, service.start_ns, service.end_ns, service.bytes)
+            ServiceRow(
+                number,
+                link,
+                service.engine,
+                service.urgent,
+                service.start_ns,
+                service.end_ns,
+                service.bytes,
+            )
         )
     return tuple(rows)

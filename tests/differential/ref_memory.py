@@ -1,4 +1,6 @@
-"""Where variants are: pools, the tiers made of them, staging slots; and what is on its way between them."""
+"""Where variants are: pools, the tiers made of them, staging slots; and what is on its way
+between them.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ Place = Literal["pool", "staging", "dense", "ram", "nothing"]
 
 @dataclass(eq=False)
 class Transfer:
-    """A variant (or the part `moved` of it) on its way to the device, over some links, one hop after another.
+    """A variant (or the part `moved` of it) on its way to the device, over some links, one hop
+    after another.
 
-    It waits in a link's queue (`waits_on`), or it is issued on links (`hops_open`; on two of them with cut-through), or
-    it was handed on early and found no slot (`aside`).
+    It waits in a link's queue (`waits_on`), or it is issued on links (`hops_open`; on two of them
+    with cut-through), or it was handed on early and found no slot (`aside`).
     """
 
     key: Key
@@ -58,10 +61,12 @@ class Transfer:
 
 @dataclass(eq=False)
 class Asked:
-    """A need of a gate, as it was looked up: what serves it, and the transfer that it waits for, if any.
+    """A need of a gate, as it was looked up: what serves it, and the transfer that it waits for, if
+    any.
 
-    The selector's skip has no key of its own; `wanted` is SKIP, and so is the key's precision. `need` names the expert
-    that serves and the rows that it serves; `chosen` is the router's. What `joins` is served by another need's.
+    The selector's skip has no key of its own; `wanted` is SKIP, and so is the key's precision.
+    `need` names the expert that serves and the rows that it serves; `chosen` is the router's. What
+    `joins` is served by another need's.
     """
 
     need: Need
@@ -100,7 +105,11 @@ class Tier:
     """A memory of pools with one victim order."""
 
     def __init__(
-        self, scenario: Scenario, specs: Iterable[PoolSpec], history: History, size: Callable[[Key], int]
+        self,
+        scenario: Scenario,
+        specs: Iterable[PoolSpec],
+        history: History,
+        size: Callable[[Key], int],
     ) -> None:
         """`size`: the bytes that a key takes here."""
         self.scenario, self.size = scenario, size
@@ -126,9 +135,11 @@ class Tier:
         """By how much the pool holds more than its capacity."""
         return self.bytes(pool.resident | pool.claimed) - pool.spec.capacity_bytes
 
-    def victims(self, key: Key, pinned: Collection[Key], masked: Collection[Key], demand: bool) -> list[Key] | None:
-        """The keys that must go for it, in the order of their going; None if too few may go. A demand takes masked ones
-        last, a prefetch none."""
+    def victims(
+        self, key: Key, pinned: Collection[Key], masked: Collection[Key], demand: bool
+    ) -> list[Key] | None:
+        """The keys that must go for it, in the order of their going; None if too few may go. A
+        demand takes masked ones last, a prefetch none."""
         pool = self.pool(key)
         lacking = self.over(pool) + self.size(key)
         ordered = self.history.victims_first(pool.resident - set(pinned))
@@ -164,7 +175,9 @@ class Tier:
 
 @dataclass(eq=False)
 class Staging:
-    """Slots outside the pools. `staged`: what is there, in order of arrival, with the bytes that were moved."""
+    """Slots outside the pools. `staged`: what is there, in order of arrival, with the bytes that
+    were moved.
+    """
 
     slots: int
     claimed: int = 0

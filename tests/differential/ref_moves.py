@@ -19,12 +19,17 @@ from differential.scenario import Key, Scenario
 class Moves:
     """What waits on which link, what is issued next, and what becomes of it."""
 
-    def __init__(self, scenario: Scenario, clock: Clock, device: Tier, ram: Tier | None, staging: Staging) -> None:
+    def __init__(
+        self, scenario: Scenario, clock: Clock, device: Tier, ram: Tier | None, staging: Staging
+    ) -> None:
         self.scenario, self.loader, self.clock = scenario, scenario.loader, clock
         self.device, self.ram, self.staging = device, ram, staging
         self.log: list[tuple[int, Service]] = []
         self.rivals = Rivals(scenario.rivalry, clock) if scenario.rivalry else None
-        self.wires = [Wire(scenario, clock, link, self, self.log, self.rivals) for link in range(scenario.hops)]
+        self.wires = [
+            Wire(scenario, clock, link, self, self.log, self.rivals)
+            for link in range(scenario.hops)
+        ]
         for inner, outer in pairwise(self.wires):
             inner.outer = outer
         self.queues: list[list[Transfer]] = [[] for _ in self.wires]
@@ -45,7 +50,8 @@ class Moves:
         self.trimmed: list[tuple[int, int]] = []
         self.exchanged: list[tuple[int, int, tuple[int, ...]]] = []
 
-    # ---- what is where ---------------------------------------------------------------------------------------------
+    # ---- what is where
+    # ---------------------------------------------------------------------------------------------
 
     def is_there(self, key: Key) -> bool:
         return self.device.holds(key) or key in self.staging.staged
@@ -57,12 +63,17 @@ class Moves:
     def everything_masked(self) -> set[Key]:
         return set().union(*self.masked.values())
 
-    # ---- queues ----------------------------------------------------------------------------------------------------
+    # ---- queues
+    # ----------------------------------------------------------------------------------------------------
 
     def queue(self, key: Key, kind: Kind, moved: int) -> Transfer | None:
-        """A new transfer on its first link; None for a prefetch that claims when it is queued and finds no slot."""
+        """A new transfer on its first link; None for a prefetch that claims when it is queued
+        and finds no slot.
+        """
         whole = moved == self.scenario.size(key)
-        transfer = Transfer(key, kind, moved, whole, simpy.Event(self.clock.env), needed=kind != "prefetch")
+        transfer = Transfer(
+            key, kind, moved, whole, simpy.Event(self.clock.env), needed=kind != "prefetch"
+        )
         if kind == "dense":
             transfer.slot = "dense"
         elif self.loader.slot_claim == "queue":
@@ -76,12 +87,16 @@ class Moves:
         return transfer
 
     def queue_rest(self, key: Key, moved: int, completes: Transfer | None = None) -> Transfer:
-        """A demand for what a partial prefetch lacks; it goes into the same slot, which was staged or on its way."""
+        """A demand for what a partial prefetch lacks; it goes into the same slot, which was
+        staged or on its way.
+        """
         arrived = completes.arrived if completes else simpy.Event(self.clock.env)
         if completes is None:
             del self.staging.staged[key]
             self.staging.claimed += 1
-        rest = Transfer(key, "demand", moved, False, arrived, needed=True, slot="staging", completes=completes)
+        rest = Transfer(
+            key, "demand", moved, False, arrived, needed=True, slot="staging", completes=completes
+        )
         self.depart(rest)
         return rest
 
@@ -116,7 +131,9 @@ class Moves:
     def in_order(self, link: int) -> list[Transfer]:
         """The queue as the link sees it: demands before prefetches (or not), first in first out."""
         demand_first = self.loader.demand_first
-        return sorted(self.queues[link], key=lambda t: (demand_first and not t.ahead_of_prefetches, t.place))
+        return sorted(
+            self.queues[link], key=lambda t: (demand_first and not t.ahead_of_prefetches, t.place)
+        )
 
     def make_demand(self, transfer: Transfer) -> None:
         """Promotion of what never started."""
@@ -132,7 +149,9 @@ class Moves:
             transfer.place = self.next_place()
 
     def cancellable(self) -> list[Transfer]:
-        """Waiting prefetches that no need waits for, unless handed on early by a hop that has not ended."""
+        """Waiting prefetches that no need waits for, unless handed on early by a hop that has
+        not ended.
+        """
         return [
             transfer
             for queue in self.queues
@@ -170,11 +189,12 @@ class Moves:
             self.ram.history.evicted(transfer.key)
         self.ram_pinned.discard(transfer.key)
 
-    # ---- issuing ---------------------------------------------------------------------------------------------------
+    # ---- issuing
+    # ---------------------------------------------------------------------------------------------------
 
     def poll(self, but: int | None = None) -> None:
-        """After every call: each link, in order, is filled up. And again where a prefetch was given up on the way: for
-        what it had claimed another link may have waited."""
+        """After every call: each link, in order, is filled up. And again where a prefetch was given
+        up on the way: for what it had claimed another link may have waited."""
         given_up = -1
         while given_up < self.given_up:
             given_up = self.given_up
@@ -186,7 +206,8 @@ class Moves:
             wire.watch()
 
     def issue(self, link: int) -> bool:
-        """Issue the next transfer whose slots can be claimed; prefetches that find none are dropped on the way.
+        """Issue the next transfer whose slots can be claimed; prefetches that find none are dropped
+        on the way.
 
         Behind a needed one that finds none, only what has its claims already is issued.
         """
@@ -196,7 +217,9 @@ class Moves:
                 self.send(transfer, link, claim)
                 return True
             if transfer.needed:
-                ready = [other for other in self.in_order(link) if self.claim(other, link) is NOTHING]
+                ready = [
+                    other for other in self.in_order(link) if self.claim(other, link) is NOTHING
+                ]
                 if ready:
                     self.send(ready[0], link, NOTHING)
                 return bool(ready)
@@ -220,13 +243,21 @@ class Moves:
         transfer.hops_open.add(link)
         self.wires[link].issue(transfer)
 
-    # ---- claims ----------------------------------------------------------------------------------------------------
+    # ---- claims
+    # ----------------------------------------------------------------------------------------------------
 
     def claim(self, transfer: Transfer, link: int) -> Claim | None:
-        """What must be claimed for the transfer to be issued on the link; None where it cannot be."""
+        """What must be claimed for the transfer to be issued on the link; None where it cannot
+        be.
+        """
         if link == 0 and transfer.slot is None:
             return self.device_claim(transfer)
-        if self.scenario.ram and self.ram and link == self.scenario.ram.link and transfer.ram == "no":
+        if (
+            self.scenario.ram
+            and self.ram
+            and link == self.scenario.ram.link
+            and transfer.ram == "no"
+        ):
             victims = self.ram.victims(transfer.key, self.ram_pinned, (), demand=transfer.needed)
             return None if victims is None else Claim("ram", tuple(victims))
         return NOTHING
@@ -254,7 +285,9 @@ class Moves:
         if needed and self.loader.retention == "after_batch":
             return []
         spares = self.loader.demand_evicts == "unmasked"
-        return self.device.victims(key, self.pinned, self.everything_masked(), demand=needed and not spares)
+        return self.device.victims(
+            key, self.pinned, self.everything_masked(), demand=needed and not spares
+        )
 
     def take(self, transfer: Transfer, claim: Claim) -> None:
         if claim.place == "pool":
@@ -290,7 +323,8 @@ class Moves:
         self.unused.remove(key)
         self.prefetch["dropped"] += 1
 
-    # ---- ends of hops, heads and chunks ------------------------------------------------------------------------------
+    # ---- ends of hops, heads and chunks
+    # ------------------------------------------------------------------------------
 
     def hop_ends(self, link: int, transfer: Transfer) -> None:
         """`transfer_done`: the transfer goes on or lands; the next is issued in the same call."""
@@ -324,10 +358,16 @@ class Moves:
         if following:
             return following.ahead_of_prefetches
         waiting = self.in_order(link)
-        return bool(waiting) and waiting[0].ahead_of_prefetches and self.claim(waiting[0], link) is not None
+        return (
+            bool(waiting)
+            and waiting[0].ahead_of_prefetches
+            and self.claim(waiting[0], link) is not None
+        )
 
     def chunk_ends(self, link: int, transfer: Transfer) -> None:
-        """`chunk_done`: what is cut stands at the head of the prefetches, with its claims and its number."""
+        """`chunk_done`: what is cut stands at the head of the prefetches, with its claims and
+        its number.
+        """
         assert transfer.number is not None
         self.clock.say("chunk_done", transfer.number)
         transfer.hops_open.remove(link)
@@ -364,7 +404,9 @@ class Moves:
         transfer.arrived.succeed(transfer)
 
     def exchange(self, key: Key) -> None:
-        """What is staged and needed enters the pool, if a demand would find its slot. Who refuses is asked later."""
+        """What is staged and needed enters the pool, if a demand would find its slot. Who
+        refuses is asked later.
+        """
         victims = self.pool_victims(key, needed=True)
         if victims is not None and not self.scenario.refuses:
             self.enter(key, victims)
@@ -375,4 +417,6 @@ class Moves:
         del self.staging.staged[key]
         self.device.insert(key)
         pack = self.scenario.pack
-        self.exchanged.append((self.clock.now, pack(key), tuple(pack(victim) for victim in victims)))
+        self.exchanged.append(
+            (self.clock.now, pack(key), tuple(pack(victim) for victim in victims))
+        )

@@ -1,4 +1,6 @@
-"""Who works while others do: everybody's pace follows from who is at work, and ends follow from the paces."""
+"""Who works while others do: everybody's pace follows from who is at work, and ends follow from
+the paces.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from differential.scenario import Rivalry
 
 @dataclass(eq=False)
 class Piece:
-    """Work in progress of a party. `left`: in ns of the party's own pace. `held`: it stands still."""
+    """Work in progress of a party. `left`: in ns of the party's own pace. `held`: it stands
+    still.
+    """
 
     party: int
     left: Fraction
@@ -22,7 +26,9 @@ class Piece:
 
 
 class Rivals:
-    """Each at work is a process that waits until so much is left of its work, or for anybody to begin, end or stop."""
+    """Each at work is a process that waits until so much is left of its work, or for anybody to
+    begin, end or stop.
+    """
 
     def __init__(self, rivalry: Rivalry, clock: Clock) -> None:
         self.rivalry, self.clock = rivalry, clock
@@ -31,8 +37,8 @@ class Rivals:
         self.news: simpy.Event = clock.env.event()
 
     def pace(self, piece: Piece) -> Fraction:
-        """Of its own pace: what compute leaves of a link, its part of a memory from which more is asked, and of that
-        the part of one engine of several."""
+        """Of its own pace: what compute leaves of a link, its part of a memory from which more is
+        asked, and of that the part of one engine of several."""
         if piece.held:
             return Fraction(0)
         drawing = [other.party for other in self.at_work if not other.held]
@@ -42,7 +48,9 @@ class Rivals:
         asked = sum(self.rivalry.draws[party] for party in set(drawing))
         if self.rivalry.draws[piece.party] and asked > self.rivalry.memory:
             pace *= Fraction(self.rivalry.memory, asked)
-        return max(Fraction(1, 10**6), Fraction(math.floor(pace * 10**6), 10**6)) / drawing.count(piece.party)
+        return max(Fraction(1, 10**6), Fraction(math.floor(pace * 10**6), 10**6)) / drawing.count(
+            piece.party
+        )
 
     def settle(self) -> None:
         """What was done since the last change."""
@@ -77,7 +85,9 @@ class Rivals:
             if piece.held:
                 yield self.news
                 continue
-            end = self.clock.at(rank, number, delay=max(0, math.ceil((piece.left - left) / self.pace(piece))))
+            end = self.clock.at(
+                rank, number, delay=max(0, math.ceil((piece.left - left) / self.pace(piece)))
+            )
             yield end | self.news
             if end.processed:
                 self.settle()

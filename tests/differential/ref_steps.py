@@ -1,4 +1,6 @@
-"""The steps of a run: recorded ones as they are, others composed of single sequences (section 7)."""
+"""The steps of a run: recorded ones as they are, others composed of single sequences (section
+7).
+"""
 
 from __future__ import annotations
 
@@ -56,14 +58,18 @@ class Recorded:
 
 
 class Composed:
-    """First come first served. `running` stands in the order of turns; `done` counts a sequence's rows."""
+    """First come first served. `running` stands in the order of turns; `done` counts a
+    sequence's rows.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         assert scenario.batching is not None
         self.scenario = scenario
         self.batching = scenario.batching
         self.requests = scenario.requests
-        self.waiting = sorted(range(len(self.requests)), key=lambda s: (self.requests[s].arrival_ns, s))
+        self.waiting = sorted(
+            range(len(self.requests)), key=lambda s: (self.requests[s].arrival_ns, s)
+        )
         self.running: list[int] = []
         self.done: Counter[int] = Counter()
 
@@ -132,9 +138,15 @@ class Composed:
             token=max(self.done[s] for s in members),
             dense_ns=tuple(self.batching.dense_work_ns(site, len(rows)) for site in sites),
             tail_ns=self.batching.tail_ns,
-            needs=tuple(union([scored(row.routed[site]) for row in rows]) if site in visits else () for site in sites),
+            needs=tuple(
+                union([scored(row.routed[site]) for row in rows]) if site in visits else ()
+                for site in sites
+            ),
             forecasts=tuple(
-                tuple(union_forecast([row.forecasts[site][ahead] for row in rows]) for ahead in range(lookahead))
+                tuple(
+                    union_forecast([row.forecasts[site][ahead] for row in rows])
+                    for ahead in range(lookahead)
+                )
                 if site in visits
                 else ()
                 for site in sites
@@ -142,7 +154,9 @@ class Composed:
             sequences=members,
             visits=tuple(visits),
             ranks=tuple(
-                tuple(tuple(e for e, _ in scored(row.routed[site])) for row in rows) if site in visits else ()
+                tuple(tuple(e for e, _ in scored(row.routed[site])) for row in rows)
+                if site in visits
+                else ()
                 for site in sites
             ),
         )
@@ -153,11 +167,16 @@ def steps_of(scenario: Scenario) -> Steps:
 
 
 def future(scenario: Scenario) -> list[Key]:
-    """The wanted keys of the run, in the order in which they are asked for; without arrivals over time only."""
+    """The wanted keys of the run, in the order in which they are asked for; without arrivals
+    over time only.
+    """
     assert not any(request.arrival_ns for request in scenario.requests)
     assert isinstance(scenario.selector, Fixed)
     steps, keys = steps_of(scenario), []
     while planned := steps.next(0):
         for site in planned.step.sites:
-            keys += [(scenario.selector.precision, site, need.expert) for need in planned.step.needs[site]]
+            keys += [
+                (scenario.selector.precision, site, need.expert)
+                for need in planned.step.needs[site]
+            ]
     return keys

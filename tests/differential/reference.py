@@ -1,12 +1,14 @@
-"""An independent, idiomatic SimPy model of docs/design.md: slow, plain, and the judge of the production engine.
+"""An independent, idiomatic SimPy model of docs/design.md: slow, plain, and the judge of the
+production engine.
 
-Processes and resources, as a SimPy user would write them: the compute stream walks through steps and sites; every need
-is a process that waits for its variant; the CPU is a resource; every service of a link is a process. What SimPy cannot
-say (a claim at issue, a dropped prefetch, a queue place that survives promotion) is written beside it, as a list that
-is sorted when it is asked.
+Processes and resources, as a SimPy user would write them: the compute stream walks through steps
+and sites; every need is a process that waits for its variant; the CPU is a resource; every service
+of a link is a process. What SimPy cannot say (a claim at issue, a dropped prefetch, a queue place
+that survives promotion) is written beside it, as a list that is sorted when it is asked.
 
-This file is the compute stream (section 7). `ref_control` is the controller, `ref_moves` its transfers, `ref_links` the
-links, `ref_steps` the steps, `ref_memory` the tiers, `history` the victim orders, `stall` the idle time.
+This file is the compute stream (section 7). `ref_control` is the controller, `ref_moves` its
+transfers, `ref_links` the links, `ref_steps` the steps, `ref_memory` the tiers, `history` the
+victim orders, `stall` the idle time.
 
 READINGS lists where the page allows more than one reading, and which one this is.
 """
@@ -37,30 +39,58 @@ from differential.stall import split_stall
 from differential.timeline import check
 
 READINGS = (
-    "Section 3, polls: the link of a transfer_done or chunk_done is left out only if that call issued something, and "
-    "all links are polled again where a prefetch was given up on the way; else what it gives back may never be taken.",
-    "Section 3: of several sequences that begin or end at one instant the lower number comes first.",
+    (
+        "Section 3, polls: the link of a transfer_done or chunk_done is left out only if that call"
+        " issued something, and all links are polled again where a prefetch was given up on the"
+        " way; else what it gives back may never be taken."
+    ),
+    (
+        "Section 3: of several sequences that begin or end at one instant the lower number comes"
+        " first."
+    ),
     "Section 4, step 1: a pool holds what is resident and what is claimed in it.",
-    "Section 4, step 6: after_batch waives the capacity, not the staging slots; needs on the CPU and needs that are "
-    "left out count in both as long as they are pinned; `no pool holds` means not resident.",
-    "Section 4, step 9: RAM's policy is told of the misses (and the rests of staged partial moves), not of promotions.",
+    (
+        "Section 4, step 6: after_batch waives the capacity, not the staging slots; needs on the"
+        " CPU and needs that are left out count in both as long as they are pinned; `no pool holds`"
+        " means not resident."
+    ),
+    (
+        "Section 4, step 9: RAM's policy is told of the misses (and the rests of staged partial"
+        " moves), not of promotions."
+    ),
     "Section 4, step 12: all serving keys of a forecast are masked before the first is queued.",
-    "Section 5, staging: an urgent or waited-for prefetch that goes to staging claims there like a demand; what "
-    "arrives in staging is not told to the policy as an insert; what it displaces is no victim of the transfer.",
+    (
+        "Section 5, staging: an urgent or waited-for prefetch that goes to staging claims there"
+        " like a demand; what arrives in staging is not told to the policy as an insert; what it"
+        " displaces is no victim of the transfer."
+    ),
     "Section 5, RAM: masks do not hold there, pins do; promotion does not look up again.",
     "Section 5, engines: a service draws its share until the whole ns at which it ends.",
-    "Section 5, write-back: each victim costs its whole `hop`, overhead included; with engines the latency, in which "
-    "nothing is drawn, is that of one. In section 8 the first so many ns of the service are its write-back part.",
-    "Section 5, claims: a dense block has its claim from when it is queued, as has the rest of a partial move; both "
-    "pass a head that finds no slot.",
-    "Section 5, `queued: its bytes become those of the need` is said of partial prefetches; a whole one stays whole.",
+    (
+        "Section 5, write-back: each victim costs its whole `hop`, overhead included; with engines"
+        " the latency, in which nothing is drawn, is that of one. In section 8 the first so many ns"
+        " of the service are its write-back part."
+    ),
+    (
+        "Section 5, claims: a dense block has its claim from when it is queued, as has the rest of"
+        " a partial move; both pass a head that finds no slot."
+    ),
+    (
+        "Section 5, `queued: its bytes become those of the need` is said of partial prefetches; a"
+        " whole one stays whole."
+    ),
     "Section 5, recency of rows: within what one call admits.",
     "Section 5, weighted score: a gate's token count is the largest of its sequences'.",
-    "Section 7: who stands for 0 ns does not stand idle. Host time ends after all that arrives at its last instant. "
-    "in_order leaves out what the CPU computes. An arrival of a request wakes the stream, too, and the step is "
-    "composed from what has arrived when it is awake.",
-    "Section 8: an interval ends with the event that let the stream go on: of several needs that come at one instant "
-    "with as_ready, the first. A service that was urgent when it began counts as a demand's for those behind it, too.",
+    (
+        "Section 7: who stands for 0 ns does not stand idle. Host time ends after all that arrives"
+        " at its last instant. in_order leaves out what the CPU computes. An arrival of a request"
+        " wakes the stream, too, and the step is composed from what has arrived when it is awake."
+    ),
+    (
+        "Section 8: an interval ends with the event that let the stream go on: of several needs"
+        " that come at one instant with as_ready, the first. A service that was urgent when it"
+        " began counts as a demand's for those behind it, too."
+    ),
 )
 
 
@@ -94,7 +124,8 @@ class Reference:
     def now(self) -> int:
         return self.clock.now
 
-    # ---- the compute stream ----------------------------------------------------------------------------------------
+    # ---- the compute stream
+    # ----------------------------------------------------------------------------------------
 
     def machine(self) -> Process:
         while True:
@@ -105,7 +136,9 @@ class Reference:
             arrival = self.plan.next_arrival()
             if arrival is None:
                 return
-            yield from self.stand(self.clock.at(Rank.BEGIN_SEQUENCE, delay=arrival - self.now), "no_request")
+            yield from self.stand(
+                self.clock.at(Rank.BEGIN_SEQUENCE, delay=arrival - self.now), "no_request"
+            )
 
     def run_step(self, planned: Planned) -> Process:
         step = planned.step
@@ -173,7 +206,8 @@ class Reference:
             self.idle.append(IdleRow(self.now, self.now + duration, "host"))
             yield self.clock.at(Rank.NEED_DONE, delay=duration)
 
-    # ---- standing idle ---------------------------------------------------------------------------------------------
+    # ---- standing idle
+    # ---------------------------------------------------------------------------------------------
 
     def stand(self, event: simpy.Event, cause: Cause, transfer: Transfer | None = None) -> Process:
         """Idle until that event. Only who stood for some time must be woken."""
@@ -200,7 +234,8 @@ class Reference:
             self.idle.append(IdleRow(start_ns, self.now, cause, number))
             yield from self.host(self.hosts.wake_ns)
 
-    # ---- the needs of a gate ---------------------------------------------------------------------------------------
+    # ---- the needs of a gate
+    # ---------------------------------------------------------------------------------------
 
     def start(self, admitted: list[Asked]) -> None:
         """Set to work what one call admitted; what the placement leaves out has ended at once."""
@@ -272,7 +307,8 @@ class Reference:
         yield self.clock.at(Rank.PREDICTION, tick, delay=self.scenario.prediction_ns)
         self.control.prediction_ready(tick)
 
-    # ---- afterwards ------------------------------------------------------------------------------------------------
+    # ---- afterwards
+    # ------------------------------------------------------------------------------------------------
 
     def run(self) -> Timeline:
         self.env.run(until=self.env.process(self.machine()))
@@ -280,7 +316,14 @@ class Reference:
         control, pack = self.control, self.scenario.pack
         prefetch = control.finish()
         transfers = tuple(
-            TransferRow(_set(t.number), pack(t.key), t.kind, t.moved, tuple(map(pack, t.victims)), tuple(t.hops))
+            TransferRow(
+                _set(t.number),
+                pack(t.key),
+                t.kind,
+                t.moved,
+                tuple(map(pack, t.victims)),
+                tuple(t.hops),
+            )
             for t in control.transfers
         )
         lookups = tuple(
@@ -295,7 +338,9 @@ class Reference:
             for one in control.lookups
         )
         services = service_rows(control.log)
-        completes = {_set(t.number): _set(t.completes.number) for t in control.transfers if t.completes}
+        completes = {
+            _set(t.number): _set(t.completes.number) for t in control.transfers if t.completes
+        }
         return Timeline(
             gates=tuple(self.gates),
             lookups=lookups,

@@ -1,4 +1,6 @@
-"""What a run's timeline consists of: plain rows of numbers, which the reference and the production engine both give."""
+"""What a run's timeline consists of: plain rows of numbers, which the reference and the
+production engine both give.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from typing import Literal
 Kind = Literal["demand", "prefetch", "dense"]
 Cause = Literal["transfer", "dense", "cpu_join", "no_request", "host"]
 
-OUTCOMES = ("hit", "high_for_low", "low_for_high", "late", "promoted", "miss", "cpu", "skip", "reroute")
+OUTCOMES = (
+    "hit",
+    "high_for_low",
+    "low_for_high",
+    "late",
+    "promoted",
+    "miss",
+    "cpu",
+    "skip",
+    "reroute",
+)
 PREFETCH_OUTCOMES = (
     "queued",
     "started",
@@ -21,8 +33,8 @@ PREFETCH_OUTCOMES = (
     "cancelled",
     "dropped_no_slot",
 )
-"""`queued` counts every forecast key that was to be queued, `started` the prefetches that were issued while they were
-prefetches; the others are the outcomes of docs/design.md section 5."""
+"""`queued` counts every forecast key that was to be queued, `started` the prefetches that were
+issued while they were prefetches; the others are the outcomes of docs/design.md section 5."""
 STALL_PARTS = (
     "demand",
     "late_prefetch",
@@ -50,9 +62,10 @@ class GateRow:
 
 @dataclass(frozen=True)
 class LookupRow:
-    """A need; the key is the serving expert's, of one that joins another need what was wanted. The selector's skip has
-    key and wanted -1, the placement's has its own. `ready_ns`: when its transfer (or
-    the rest of a partial move) had arrived, the CPU's result was back, or else `lookup_ns`."""
+    """A need; the key is the serving expert's, of one that joins another need what was wanted. The
+    selector's skip has key and wanted -1, the placement's has its own. `ready_ns`: when its
+    transfer (or the rest of a partial move) had arrived, the CPU's result was back, or else
+    `lookup_ns`."""
 
     tick: int
     key: int
@@ -64,11 +77,12 @@ class LookupRow:
 
 @dataclass(frozen=True)
 class ServiceRow:
-    """A transfer, or after a cut what was left of it, on an engine of a link; in the order in which they began.
+    """A transfer, or after a cut what was left of it, on an engine of a link; in the order in which
+    they began.
 
-    `urgent`: whether it was a started prefetch that a need waited for, with `promote`, when this service began.
-    `end_ns`: -1 where the run's end cut it. `bytes`: what was to be moved, or what a cut (`chunk_done`) let it move;
-    without what is written back.
+    `urgent`: whether it was a started prefetch that a need waited for, with `promote`, when this
+    service began. `end_ns`: -1 where the run's end cut it. `bytes`: what was to be moved, or what a
+    cut (`chunk_done`) let it move; without what is written back.
     """
 
     number: int
@@ -82,9 +96,10 @@ class ServiceRow:
 
 @dataclass(frozen=True)
 class TransferRow:
-    """An issued transfer, by number. `kind`: when it first started; `moved_bytes`: at link 0; `victims`: of its claim
-    on the device. `hops`: (link, queued_ns) of every link that it was queued on, outermost first; where a transfer that
-    was handed on early left the queue again (cut-through) the later time counts."""
+    """An issued transfer, by number. `kind`: when it first started; `moved_bytes`: at link 0;
+    `victims`: of its claim on the device. `hops`: (link, queued_ns) of every link that it was
+    queued on, outermost first; where a transfer that was handed on early left the queue again
+    (cut-through) the later time counts."""
 
     number: int
     key: int
@@ -105,7 +120,8 @@ class StepRow:
 
 @dataclass(frozen=True)
 class IdleRow:
-    """An idle interval of the compute stream and what ended it; `transfer`: the number of that, or -1.
+    """An idle interval of the compute stream and what ended it; `transfer`: the number of that, or
+    -1.
 
     A waited rest of a partial move is the transfer. Host time has rows of its own.
     """
@@ -118,12 +134,12 @@ class IdleRow:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happened, in plain numbers. `idle`, `calls`, `trimmed` and `exchanged` help to find a difference; they need
-    not be compared.
+    """What happened, in plain numbers. `idle`, `calls`, `trimmed` and `exchanged` help to find a
+    difference; they need not be compared.
 
-    `ram_lookups`: (key, found) of every transfer when it was queued on its first link, dense blocks and promotions
-    aside. `ram_evictions`: keys, in order. `trimmed`: (time, key) that `retention: after_batch` let go. `exchanged`:
-    (time, key, victims) that entered the pool from staging.
+    `ram_lookups`: (key, found) of every transfer when it was queued on its first link, dense blocks
+    and promotions aside. `ram_evictions`: keys, in order. `trimmed`: (time, key) that `retention:
+    after_batch` let go. `exchanged`: (time, key, victims) that entered the pool from staging.
     """
 
     gates: tuple[GateRow, ...]

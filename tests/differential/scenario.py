@@ -1,4 +1,6 @@
-"""Random scenarios. What one is made of stands in `scenario_data`, `scenario_steps`, and can be had from here, too."""
+"""Random scenarios. What one is made of stands in `scenario_data`, `scenario_steps`, and can be
+had from here, too.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ __all__ = [
 
 
 def random_scenario(seed: int, ties: bool) -> Scenario:
-    """A random valid scenario; with `ties` all times are tiny, zero included, so that much happens at one instant."""
+    """A random valid scenario; with `ties` all times are tiny, zero included, so that much
+    happens at one instant.
+    """
     rng = np.random.default_rng([seed, int(ties)])
     sites = int(rng.choice([1, 2, 3, 4, 6], p=[0.1, 0.2, 0.25, 0.25, 0.2]))
     experts = int(rng.integers(2, 13))
@@ -92,14 +96,23 @@ def random_scenario(seed: int, ties: bool) -> Scenario:
     slowness = int(rng.choice([1, 1, 3, 10]))
     low_bytes = int(rng.integers(1, 6))
     variant_bytes = (int(rng.integers(low_bytes, 5 * low_bytes + 1)), low_bytes)[:precisions]
-    # Belady looks forward along the wanted variants: others are not in its future, so none is put into its pools.
-    allowed = (selector.precision,) if name == "belady" and isinstance(selector, Fixed) else tuple(range(precisions))
-    weights = [float(w) for w in rng.random(4) * rng.integers(0, 2, 4)] if name == "weighted" else []
+    # Belady looks forward along the wanted variants: others are not in its future, so none is put
+    # into its pools.
+    allowed = (
+        (selector.precision,)
+        if name == "belady" and isinstance(selector, Fixed)
+        else tuple(range(precisions))
+    )
+    weights = (
+        [float(w) for w in rng.random(4) * rng.integers(0, 2, 4)] if name == "weighted" else []
+    )
     return Scenario(
         sites=sites,
         experts=experts,
         variant_bytes=variant_bytes,
-        service_ns=_by_bytes(variant_bytes, [slowness * t for t in _times(rng, ties, precisions, 4, 3000)]),
+        service_ns=_by_bytes(
+            variant_bytes, [slowness * t for t in _times(rng, ties, precisions, 4, 3000)]
+        ),
         base_ns=tuple(_times(rng, ties, precisions, 3, 800)),
         per_token_ns=tuple(_times(rng, ties, precisions, 2, 200)),
         pools=_random_pools(rng, sites, experts, top_k, variant_bytes, allowed),
@@ -136,7 +149,14 @@ def _random_selector(rng: np.random.Generator, precisions: int, fixed: bool) -> 
 
 
 def _random_loader(rng: np.random.Generator) -> Loader:
-    budgets: tuple[int | Literal["all", "until_next_gate"], ...] = ("all", "all", "until_next_gate", 1, 2, 3)
+    budgets: tuple[int | Literal["all", "until_next_gate"], ...] = (
+        "all",
+        "all",
+        "until_next_gate",
+        1,
+        2,
+        3,
+    )
     return Loader(
         lookahead=int(rng.choice([0, 1, 2, 3], p=[0.1, 0.3, 0.3, 0.3])),
         depth="all" if _coin(rng, 0.6) else "first_missing",
@@ -159,7 +179,9 @@ def _random_pools(
     variant_bytes: tuple[int, ...],
     allowed: tuple[int, ...],
 ) -> tuple[PoolSpec, ...]:
-    """One pool, one per precision or per site; each holds one token's needs or more; empty, half full or full."""
+    """One pool, one per precision or per site; each holds one token's needs or more; empty, half
+    full or full.
+    """
     layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
     everything = tuple(range(len(variant_bytes)))
     shapes: list[tuple[tuple[int, ...], int | None]]
@@ -184,7 +206,11 @@ def _random_pools(
             if p in allowed and site in (None, s)
         ]
         ample = sum(variant_bytes[p] * experts * (sites if site is None else 1) for p in covered)
-        capacity = tokens * top_k * largest + int(rng.integers(largest)) + int(roominess * rng.random() * ample)
+        capacity = (
+            tokens * top_k * largest
+            + int(rng.integers(largest))
+            + int(roominess * rng.random() * ample)
+        )
         initial: list[Key] = []
         room = int(capacity * filled)
         for index in rng.permutation(len(keys)):
@@ -203,16 +229,24 @@ def _random_steps(
     dense = _times(rng, ties, sites, 3, 2000)
     tail = _times(rng, ties, 1, 3, 2000)[0]
     accuracy = float(rng.choice([0.0, 0.3, 0.7, 0.9, 1.0]))
-    popularity = rng.dirichlet(np.full(experts, float(rng.choice([0.3, 1.0, 5.0]))), size=sites) + 0.01
+    popularity = (
+        rng.dirichlet(np.full(experts, float(rng.choice([0.3, 1.0, 5.0]))), size=sites) + 0.01
+    )
     popular = (popularity / popularity.sum(axis=1, keepdims=True)).tolist()
     steps = []
     for sequence in range(int(rng.integers(1, 4))):
         decodes = int(rng.integers(0, 9))
         token = 0
         for index in range(1 + decodes):
-            rows = int(rng.integers(1, 9)) if (index == 0 and _coin(rng, 0.7)) or _coin(rng, 0.1) else 1
+            rows = (
+                int(rng.integers(1, 9))
+                if (index == 0 and _coin(rng, 0.7)) or _coin(rng, 0.1)
+                else 1
+            )
             token += rows
-            routed = [[_choose(rng, popular[site], top_k) for _ in range(rows)] for site in range(sites)]
+            routed = [
+                [_choose(rng, popular[site], top_k) for _ in range(rows)] for site in range(sites)
+            ]
             needs = tuple(union(routing) for routing in routed)
             steps.append(
                 Step(
@@ -221,12 +255,16 @@ def _random_steps(
                     ends=index == decodes,
                     rows=rows,
                     token=token,
-                    dense_ns=tuple(dense) if _coin(rng, 0.7) else tuple(_times(rng, ties, sites, 3, 2000)),
+                    dense_ns=tuple(dense)
+                    if _coin(rng, 0.7)
+                    else tuple(_times(rng, ties, sites, 3, 2000)),
                     tail_ns=tail,
                     needs=needs,
                     forecasts=tuple(
                         tuple(
-                            foresee(rng, needs[site + j], experts, accuracy) if rows == 1 and site + j < sites else None
+                            foresee(rng, needs[site + j], experts, accuracy)
+                            if rows == 1 and site + j < sites
+                            else None
                             for j in range(1, lookahead + 1)
                         )
                         for site in range(sites)
@@ -236,13 +274,17 @@ def _random_steps(
     return tuple(steps)
 
 
-def _choose(rng: np.random.Generator, popularity: Sequence[float], top_k: int) -> list[tuple[int, float]]:
+def _choose(
+    rng: np.random.Generator, popularity: Sequence[float], top_k: int
+) -> list[tuple[int, float]]:
     experts = draw_distinct(rng, popularity, top_k)
     return scored(tuple(zip(experts, rng.dirichlet([1.0] * top_k).tolist(), strict=True)))
 
 
 def draw_distinct(rng: np.random.Generator, popularity: Sequence[float], count: int) -> list[int]:
-    """The draws of `rng.choice(..., size=count, replace=False, p=popularity)`, five times as fast on so few experts."""
+    """The draws of `rng.choice(..., size=count, replace=False, p=popularity)`, five times as
+    fast on so few experts.
+    """
     left, drawn = list(popularity), []
     while len(drawn) < count:
         sums = list(accumulate(left))
@@ -255,8 +297,12 @@ def draw_distinct(rng: np.random.Generator, popularity: Sequence[float], count: 
     return drawn
 
 
-def foresee(rng: np.random.Generator, needs: tuple[Need, ...], experts: int, accuracy: float) -> tuple[Forecast, ...]:
-    """Each true expert is foreseen with probability `accuracy`, else another one is; the scores are the true ones."""
+def foresee(
+    rng: np.random.Generator, needs: tuple[Need, ...], experts: int, accuracy: float
+) -> tuple[Forecast, ...]:
+    """Each true expert is foreseen with probability `accuracy`, else another one is; the scores
+    are the true ones.
+    """
     chosen: list[Forecast] = []
     for need in needs:
         right = _coin(rng, accuracy)

@@ -1,8 +1,8 @@
 """One run of the simulator as plain frozen data.
 
-Nothing here decides anything: a scenario names the machine (sizes, times, pools), the policies (by name and numbers),
-the loader's switches and the routing (needs and forecasts of every gate: `scenario_steps`). The reference and the
-production engine are both given the same scenario.
+Nothing here decides anything: a scenario names the machine (sizes, times, pools), the policies (by
+name and numbers), the loader's switches and the routing (needs and forecasts of every gate:
+`scenario_steps`). The reference and the production engine are both given the same scenario.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ Key: TypeAlias = tuple[int, int, int]
 """A variant in words: (precision, site, expert)."""
 
 CACHES = ("lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady")
-CacheName: TypeAlias = Literal["lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady"]
+CacheName: TypeAlias = Literal[
+    "lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady"
+]
 LAYOUTS = ("global", "per_precision", "per_site")
 
 SKIP = -1
@@ -25,7 +27,9 @@ SKIP = -1
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A byte budget for variants of some precisions, at one site or at all (None). Initial keys came in this order."""
+    """A byte budget for variants of some precisions, at one site or at all (None). Initial keys
+    came in this order.
+    """
 
     capacity_bytes: int
     precisions: tuple[int, ...]
@@ -38,7 +42,8 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class Cache:
-    """A victim order by name. The weights are those of `weighted`; it is the only one that reads them.
+    """A victim order by name. The weights are those of `weighted`; it is the only one that reads
+    them.
 
     `recency`: how LRU orders the needs of a gate of several rows, by need order or by `Step.ranks`.
     """
@@ -53,9 +58,11 @@ class Cache:
 
 @dataclass(frozen=True)
 class Link:
-    """`hop(l, bytes)` is linear; `head_bytes` > 0 is cut-through (never on link 0) with a head of so many bytes.
+    """`hop(l, bytes)` is linear; `head_bytes` > 0 is cut-through (never on link 0) with a head of
+    so many bytes.
 
-    `page_cache_bytes` > 0: so many bytes of what was read last are kept, and read again in `kept_ns` a byte.
+    `page_cache_bytes` > 0: so many bytes of what was read last are kept, and read again in
+    `kept_ns` a byte.
     """
 
     overhead_ns: int
@@ -71,11 +78,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Rivalry:
-    """Who holds up whom while both are at work: parties are the compute stream, the CPU and the links, in this order.
+    """Who holds up whom while both are at work: parties are the compute stream, the CPU and the
+    links, in this order.
 
-    `overlapped`: by link, millionths of its pace while the compute stream is at work. `draws`: by party, bytes a second
-    of one memory that gives `memory` (0: a party that does not draw from it). `cpu_latency_ns`: of each CPU need's time
-    the part in which it holds up nobody.
+    `overlapped`: by link, millionths of its pace while the compute stream is at work. `draws`: by
+    party, bytes a second of one memory that gives `memory` (0: a party that does not draw from it).
+    `cpu_latency_ns`: of each CPU need's time the part in which it holds up nobody.
     """
 
     overlapped: tuple[int, ...]
@@ -102,7 +110,9 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Score up to low_above: precision 0; up to skip_above: 1; above: the lowest if any is there, else SKIP."""
+    """Score up to low_above: precision 0; up to skip_above: 1; above: the lowest if any is
+    there, else SKIP.
+    """
 
     low_above: float
     skip_above: float
@@ -110,9 +120,11 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Reroute:
-    """Who serves instead: of (site, expert) the (expert, precision) in `instead`; of the others what the selector says.
+    """Who serves instead: of (site, expert) the (expert, precision) in `instead`; of the others
+    what the selector says.
 
-    `by_forecast`: what was forecast for the site serves (one precision only); `instead` is empty then.
+    `by_forecast`: what was forecast for the site serves (one precision only); `instead` is empty
+    then.
     """
 
     instead: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
@@ -124,7 +136,9 @@ Place: TypeAlias = Literal["load", "cpu", "skip"]
 
 @dataclass(frozen=True)
 class Placement:
-    """The rule of an absent need: these (site, expert) go to the CPU (unless it has more rows), these are left out."""
+    """The rule of an absent need: these (site, expert) go to the CPU (unless it has more rows),
+    these are left out.
+    """
 
     cpu: frozenset[tuple[int, int]] = frozenset()
     skip: frozenset[tuple[int, int]] = frozenset()
@@ -144,7 +158,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class Host:
-    """Host time around the gate, before a stream that stood idle goes on, and at the end of a site."""
+    """Host time around the gate, before a stream that stood idle goes on, and at the end of a
+    site.
+    """
 
     sync_ns: int = 0
     issue_ns: int = 0
@@ -154,7 +170,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Loader:
-    """The loader's switches, by the names of docs/design.md. `lookahead`: the sites that the predictor sees ahead.
+    """The loader's switches, by the names of docs/design.md. `lookahead`: the sites that the
+    predictor sees ahead.
 
     `chunk_bytes`, `staging_slots` and `dense_slots` are off at 0.
     """
@@ -185,11 +202,13 @@ class Loader:
 class Scenario:
     """Everything that one run depends on. The defaults leave every feature off.
 
-    Without `links` there is one link of one engine, on which a whole variant takes `service_ns` of its precision. Steps
-    are those of `steps`, or composed of `requests` by `batching`. `variant_bytes` holds at all sites where `site_bytes`
-    (by precision, then site) is not given. The device's policy refuses if there are any experts that are `refused`,
-    at any site, or `displace_none`: admitted where nothing must go for them. `dense_bytes`: by site, for `dense_slots`.
-    `held_bytes`: by precision, what a slot of the device holds of a variant, where that is not what is moved.
+    Without `links` there is one link of one engine, on which a whole variant takes `service_ns` of
+    its precision. Steps are those of `steps`, or composed of `requests` by `batching`.
+    `variant_bytes` holds at all sites where `site_bytes` (by precision, then site) is not given.
+    The device's policy refuses if there are any experts that are `refused`, at any site, or
+    `displace_none`: admitted where nothing must go for them. `dense_bytes`: by site, for
+    `dense_slots`. `held_bytes`: by precision, what a slot of the device holds of a variant, where
+    that is not what is moved.
     """
 
     sites: int
@@ -222,14 +241,26 @@ class Scenario:
     def at_once(self) -> int:
         """Most needs of a gate of one row."""
         single = (len(needs) for step in self.steps if step.rows == 1 for needs in step.needs)
-        rows = (len(routed) for r in self.requests for row in (*r.prompt, *r.decode) for routed in row.routed)
+        rows = (
+            len(routed)
+            for r in self.requests
+            for row in (*r.prompt, *r.decode)
+            for routed in row.routed
+        )
         return max([*single, *rows], default=1)
 
     def is_short(self, pool: PoolSpec) -> bool:
-        """Whether a pool of the device holds less than the needs of one row, all of its largest variant, and there is
-        staging to serve them from."""
-        keys = ((p, site, 0) for p in pool.precisions for site in range(self.sites) if pool.site in (None, site))
-        return self.loader.staging_slots > 0 and pool.capacity_bytes < self.at_once * max(map(self.slot, keys))
+        """Whether a pool of the device holds less than the needs of one row, all of its largest
+        variant, and there is staging to serve them from."""
+        keys = (
+            (p, site, 0)
+            for p in pool.precisions
+            for site in range(self.sites)
+            if pool.site in (None, site)
+        )
+        return self.loader.staging_slots > 0 and pool.capacity_bytes < self.at_once * max(
+            map(self.slot, keys)
+        )
 
     @property
     def precisions(self) -> int:
@@ -245,7 +276,9 @@ class Scenario:
         precision, site, expert = key
         if expert == self.experts:
             return self.dense_bytes[site]
-        return self.site_bytes[precision][site] if self.site_bytes else self.variant_bytes[precision]
+        return (
+            self.site_bytes[precision][site] if self.site_bytes else self.variant_bytes[precision]
+        )
 
     def slot(self, key: Key) -> int:
         """The bytes that a variant takes in a slot of the device."""
@@ -272,10 +305,14 @@ class Scenario:
 
     def moved_bytes(self, key: Key, asked: Need | Forecast) -> int:
         """What a transfer for this need or forecast moves: `payload.moved_bytes`."""
-        return self.size(key) if asked.moved_bytes is None else min(asked.moved_bytes, self.size(key))
+        return (
+            self.size(key) if asked.moved_bytes is None else min(asked.moved_bytes, self.size(key))
+        )
 
     def missing_bytes(self, key: Key, need: Need, moved_bytes: int) -> int:
-        """What a need lacks that finds a partial prefetch of so many bytes: `payload.missing_bytes`."""
+        """What a need lacks that finds a partial prefetch of so many bytes:
+        `payload.missing_bytes`.
+        """
         return max(0, self.moved_bytes(key, need) - moved_bytes)
 
     @property
@@ -294,7 +331,10 @@ class Scenario:
             asked.moved_bytes is not None
             for step in self.steps
             for site in range(self.sites)
-            for asked in (*step.needs[site], *(f for forecast in step.forecasts[site] for f in forecast or ()))
+            for asked in (
+                *step.needs[site],
+                *(f for forecast in step.forecasts[site] for f in forecast or ()),
+            )
         )
 
     def pack(self, key: Key) -> int:

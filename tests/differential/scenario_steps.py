@@ -1,4 +1,6 @@
-"""What a scenario is asked for, as plain frozen data: needs and forecasts of steps, or requests that make steps."""
+"""What a scenario is asked for, as plain frozen data: needs and forecasts of steps, or requests
+that make steps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True)
 class Need:
-    """An expert that a gate asks for, the number of rows that ask for it, and its score (HOBBIT eq. 2).
+    """An expert that a gate asks for, the number of rows that ask for it, and its score (HOBBIT eq.
+    2).
 
     `moved_bytes`: what a load for it moves; None is the whole variant.
     """
@@ -22,7 +25,9 @@ class Need:
 
 @dataclass(frozen=True)
 class Forecast:
-    """An expert that a site is expected to ask for, its expected score, what a prefetch of it moves, its likeliness."""
+    """An expert that a site is expected to ask for, its expected score, what a prefetch of it
+    moves, its likeliness.
+    """
 
     expert: int
     score: float = 0.0
@@ -31,18 +36,21 @@ class Forecast:
 
 
 Prediction: TypeAlias = tuple[Forecast, ...] | None
-"""The forecast for one site, best first; None where there is none, and nothing is asked for the sites beyond."""
+"""The forecast for one site, best first; None where there is none, and nothing is asked for the
+sites beyond.
+"""
 
 
 @dataclass(frozen=True)
 class Step:
     """One forward call. `token` counts the sequence's tokens, prompt and this step's rows included.
 
-    Of one sequence (`sequence`, `begins`, `ends`), or, where `sequences` is given, of all of these: each then begins at
-    the first step and ends at the last one that names it. `visits`: the sites visited, ascending; empty: all of them.
-    `needs`, `forecasts` and `dense_ns` have an entry for every site, visited or not; `forecasts[s][j - 1]` is for site
-    s + j. `ranks[site][row]`: the row's experts, best first (for `recency: rows` only). `own[s]`, where given, is a
-    forecast for site s itself, for its next gate, which comes before the others.
+    Of one sequence (`sequence`, `begins`, `ends`), or, where `sequences` is given, of all of these:
+    each then begins at the first step and ends at the last one that names it. `visits`: the sites
+    visited, ascending; empty: all of them. `needs`, `forecasts` and `dense_ns` have an entry for
+    every site, visited or not; `forecasts[s][j - 1]` is for site s + j. `ranks[site][row]`: the
+    row's experts, best first (for `recency: rows` only). `own[s]`, where given, is a forecast for
+    site s itself, for its next gate, which comes before the others.
     """
 
     sequence: int
@@ -69,7 +77,9 @@ class Step:
 
 
 Routed: TypeAlias = tuple[tuple[int, float], ...]
-"""A row's experts at a site with their gate weights, best first; empty where the row does not come by."""
+"""A row's experts at a site with their gate weights, best first; empty where the row does not
+come by.
+"""
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Batching:
-    """How steps are composed, and what their dense work takes. `encoder_sites` > 0: an encoder-decoder model.
+    """How steps are composed, and what their dense work takes. `encoder_sites` > 0: an
+    encoder-decoder model.
 
-    A gate's `token` is the largest token count (prompt rows and this step's rows included) of the step's sequences.
+    A gate's `token` is the largest token count (prompt rows and this step's rows included) of the
+    step's sequences.
     """
 
     kind: Literal["static", "continuous"]
@@ -109,7 +121,9 @@ class Batching:
 
 
 def scored(routed: Routed) -> list[tuple[int, float]]:
-    """The experts of one row by descending weight, then id, each with the sum of the weights before it."""
+    """The experts of one row by descending weight, then id, each with the sum of the weights
+    before it.
+    """
     ranked = sorted(routed, key=lambda pair: (-pair[1], pair[0]))
     total = sum(weight for _, weight in ranked)
     before, found = 0.0, []
@@ -132,10 +146,11 @@ def union(routing: Sequence[Sequence[tuple[int, float]]]) -> tuple[Need, ...]:
 
 
 def union_forecast(rows: Sequence[Prediction]) -> Prediction:
-    """The forecast of a composed step, from those of all its rows: their experts in need order, as a union has them.
+    """The forecast of a composed step, from those of all its rows: their experts in need order, as
+    a union has them.
 
-    One row: its own. Several: by the number of rows that name an expert, then id, with the smallest score. None only
-    where no row has a forecast.
+    One row: its own. Several: by the number of rows that name an expert, then id, with the smallest
+    score. None only where no row has a forecast.
     """
     if len(rows) == 1:
         return rows[0]
@@ -143,6 +158,12 @@ def union_forecast(rows: Sequence[Prediction]) -> Prediction:
     if not there:
         return None
     needs = union([*([(one.expert, one.score) for one in row] for row in there), []])
-    likely = {need.expert: sum(one.likeliness for row in there for one in row if one.expert == need.expert)
-              for need in needs}  # fmt: skip
-    return tuple(Forecast(need.expert, need.score, likeliness=likely[need.expert]) for need in needs)
+    likely = {
+        need.expert: sum(
+            one.likeliness for row in there for one in row if one.expert == need.expert
+        )
+        for need in needs
+    }
+    return tuple(
+        Forecast(need.expert, need.score, likeliness=likely[need.expert]) for need in needs
+    )

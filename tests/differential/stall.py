@@ -1,4 +1,6 @@
-"""How idle time splits (section 8): walk back from the end of each interval, along what ended it, to its start."""
+"""How idle time splits (section 8): walk back from the end of each interval, along what ended
+it, to its start.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def split_stall(
     transfers: Sequence[TransferRow],
     completes: Mapping[int, int],
 ) -> dict[str, int]:
-    """`completes`: of the rest of a partial move, the prefetch that it completes (both by number)."""
+    """`completes`: of the rest of a partial move, the prefetch that it completes (both by
+    number).
+    """
     parts = dict.fromkeys(STALL_PARTS, 0)
     walk = Walk(scenario, services, transfers)
     for gap in idle:
@@ -36,7 +40,9 @@ def split_stall(
 class Walk:
     """Along the hops of a transfer, from its end to when it was queued first."""
 
-    def __init__(self, scenario: Scenario, services: Sequence[ServiceRow], transfers: Sequence[TransferRow]) -> None:
+    def __init__(
+        self, scenario: Scenario, services: Sequence[ServiceRow], transfers: Sequence[TransferRow]
+    ) -> None:
         self.scenario, self.transfers = scenario, transfers
         self.of_transfer: dict[tuple[int, int], list[ServiceRow]] = defaultdict(list)
         self.of_engine: dict[tuple[int, int], list[ServiceRow]] = defaultdict(list)
@@ -45,7 +51,9 @@ class Walk:
             self.of_engine[row.link, row.engine].append(row)
 
     def back(self, number: int, start: int, until: int, parts: dict[str, int]) -> int:
-        """Account for the time between `start` and `until`; answers how far back the transfer reaches."""
+        """Account for the time between `start` and `until`; answers how far back the transfer
+        reaches.
+        """
         for link, queued in reversed(self.transfers[number].hops):
             since = max(start, queued)
             if since < until:
@@ -64,23 +72,31 @@ class Walk:
                 continue
             late = 0
             if self.transfers[number].kind == "prefetch" and not service.urgent:
-                late = self.shared(service, max(since, service.start_ns + self.write_back_ns(number)), until)
+                late = self.shared(
+                    service, max(since, service.start_ns + self.write_back_ns(number)), until
+                )
             parts["late_prefetch"] += late
             parts["demand"] += share - late
         for other in self.during(link, own[-1].engine, since, until):
             if other.number != number:
                 shared = self.shared(other, since, until)
                 behind = (
-                    "prefetch" if self.transfers[other.number].kind == "prefetch" and not other.urgent else "demand"
+                    "prefetch"
+                    if self.transfers[other.number].kind == "prefetch" and not other.urgent
+                    else "demand"
                 )
                 parts[f"behind_{behind}"] += shared
                 waited -= shared
         parts["no_slot"] += waited
 
     def during(self, link: int, engine: int, since: int, until: int) -> Iterator[ServiceRow]:
-        """What an engine serves in that time, backwards. Its services follow each other (`timeline` checks that)."""
+        """What an engine serves in that time, backwards. Its services follow each other
+        (`timeline` checks that).
+        """
         services = self.of_engine[link, engine]
-        for place in reversed(range(bisect_left(services, until, key=lambda service: service.start_ns))):
+        for place in reversed(
+            range(bisect_left(services, until, key=lambda service: service.start_ns))
+        ):
             if 0 <= services[place].end_ns <= since:
                 return
             yield services[place]
@@ -90,7 +106,10 @@ class Walk:
         if not self.scenario.loader.write_back:
             return 0
         victims = self.transfers[number].victims
-        return sum(self.scenario.hop_ns(0, self.scenario.size(self.scenario.unpack(victim))) for victim in victims)
+        return sum(
+            self.scenario.hop_ns(0, self.scenario.size(self.scenario.unpack(victim)))
+            for victim in victims
+        )
 
     @staticmethod
     def shared(service: ServiceRow, since: int, until: int) -> int:

@@ -32,8 +32,9 @@ HEADER = synthesize(ModelShape("tiny", "none", 1, 2, 1, 8, 8), tokens=1, lookahe
 class MeasuredWorkload(ScenarioWorkload):
     """The steps of a scenario with what tables are made of: rows, needs, gates and requests.
 
-    Of a step of several sequences the scenario does not say which rows are whose: the first has what the others leave,
-    which have one each. Weights are not the scenario's either; some number stands for each.
+    Of a step of several sequences the scenario does not say which rows are whose: the first has
+    what the others leave, which have one each. Weights are not the scenario's either; some number
+    stands for each.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -48,8 +49,12 @@ class MeasuredWorkload(ScenarioWorkload):
     def _tell(self, steps: Sequence[Step]) -> None:
         """A prompt of one token is a prompt where its sites say so: an encoder's."""
         super()._tell(steps)
-        self.steps = [replace(step, decode=False) if step.sites[0] == 0 and len(step.sites) < self.sites else step
-                      for step in self.steps]  # fmt: skip
+        self.steps = [
+            replace(step, decode=False)
+            if step.sites[0] == 0 and len(step.sites) < self.sites
+            else step
+            for step in self.steps
+        ]
 
     def start(self) -> Schedule:
         self.parts = []
@@ -66,7 +71,9 @@ class MeasuredWorkload(ScenarioWorkload):
     @property
     def arrivals_ns(self) -> dict[int, int]:
         if self.scenario.requests:
-            return {number: request.arrival_ns for number, request in enumerate(self.scenario.requests)}
+            return {
+                number: request.arrival_ns for number, request in enumerate(self.scenario.requests)
+            }
         return {number: 0 for step in self.told for number in step.members}
 
     @property
@@ -87,17 +94,27 @@ class MeasuredWorkload(ScenarioWorkload):
         for number, _ in rows:
             positions.append(seen[number])
             seen[number] += 1
-        self.trace = SimpleNamespace(sequence=np.array([number for number, _ in rows]), position=np.array(positions))
+        self.trace = SimpleNamespace(
+            sequence=np.array([number for number, _ in rows]), position=np.array(positions)
+        )
         self.row, self.phase = np.arange(len(rows)), np.array([phase for _, phase in rows])
         of_phase = Counter(rows)
         self.sequences = [
-            TraceSequence(number, "eval", "none", of_phase[number, PREFILL], of_phase[number, DECODE])
+            TraceSequence(
+                number, "eval", "none", of_phase[number, PREFILL], of_phase[number, DECODE]
+            )
             for number in sorted(seen)
         ]
         gates = [(step.index, site) for step in self.steps for site in step.sites]
         self.num_gates = len(gates)
-        self.gate_step, self.gate_site = (np.array(column, np.int64) for column in zip(*gates, strict=True))
-        needs = [(tick, need) for tick, (step, site) in enumerate(gates) for need in self.told[step].needs[site]]
+        self.gate_step, self.gate_site = (
+            np.array(column, np.int64) for column in zip(*gates, strict=True)
+        )
+        needs = [
+            (tick, need)
+            for tick, (step, site) in enumerate(gates)
+            for need in self.told[step].needs[site]
+        ]
         self.needs = Needs(
             np.array([tick for tick, _ in needs], np.int64),
             np.array([need.expert for _, need in needs], np.int64),
@@ -110,8 +127,11 @@ class MeasuredWorkload(ScenarioWorkload):
         """Sequence and phase of the rows of a step."""
         step = self.steps[index]
         if self.parts:
-            return [(part.request.sequence, DECODE if part.decode else PREFILL)
-                    for part in self.parts[index] for _ in range(part.count)]  # fmt: skip
+            return [
+                (part.request.sequence, DECODE if part.decode else PREFILL)
+                for part in self.parts[index]
+                for _ in range(part.count)
+            ]
         first, *others = step.sequences
         members = [first] * (step.rows - len(others)) + others
         return [(number, DECODE if step.decode else PREFILL) for number in members]
@@ -127,13 +147,25 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
     links = tuple(f"link{link}" for link in range(scenario.hops))
     frames = Frames(controller, cast(Any, workload), durations, record, links)
     run = SimpleNamespace(
-        system="scenario", model=SimpleNamespace(name="tiny", transplant=None, part=None, keeps=lambda precision: True),
+        system="scenario",
+        model=SimpleNamespace(
+            name="tiny", transplant=None, part=None, keeps=lambda precision: True
+        ),
         hardware=SimpleNamespace(name="machine", preset="none", validated="none", link_names=links),
-        trace=SimpleNamespace(header=HEADER), workload=workload, controller=controller, durations=durations,
-        ledger=SimpleNamespace(dense_bytes=scenario.variant_bytes[0], total_bytes=1000, overflow_bytes=0),
-        resident_share=0.5, seed=0, fitted_on=0, changed=(), recorded_bytes=None,
+        trace=SimpleNamespace(header=HEADER),
+        workload=workload,
+        controller=controller,
+        durations=durations,
+        ledger=SimpleNamespace(
+            dense_bytes=scenario.variant_bytes[0], total_bytes=1000, overflow_bytes=0
+        ),
+        resident_share=0.5,
+        seed=0,
+        fitted_on=0,
+        changed=(),
+        recorded_bytes=None,
         config=_config(scenario, workload, controller, links),
-    )  # fmt: skip
+    )
     return cast(Run, run), frames
 
 
@@ -143,25 +175,48 @@ def files_of(run: Run, frames: Frames) -> RunFiles:
     return RunFiles(summary, json.loads(json.dumps(run.config)), **frames.tables())
 
 
-def _config(scenario: Scenario, workload: MeasuredWorkload, controller: Any, links: Sequence[str]) -> dict[str, Any]:
+def _config(
+    scenario: Scenario, workload: MeasuredWorkload, controller: Any, links: Sequence[str]
+) -> dict[str, Any]:
     pools = {"scope": "global" if len(scenario.pools) == 1 else "site", "initial": "ascending"}
     ram = scenario.ram
     machine: dict[str, Any] = {
-        "name": "machine", "preset": "none", "validated": "none", "links": {name: {} for name in links},
-        "host": {f"{name.removesuffix('_ns')}_us": ns / 1000 for name, ns in vars(scenario.host).items()},
-        "prediction_us": scenario.prediction_ns / 1000, "ram": None,
-    }  # fmt: skip
+        "name": "machine",
+        "preset": "none",
+        "validated": "none",
+        "links": {name: {} for name in links},
+        "host": {
+            f"{name.removesuffix('_ns')}_us": ns / 1000 for name, ns in vars(scenario.host).items()
+        },
+        "prediction_us": scenario.prediction_ns / 1000,
+        "ram": None,
+    }
     if ram is not None:
         capacity = sum(pool.capacity_bytes for pool in ram.pools)
         machine["ram"] = {"capacity_gib": capacity / GIB, "filled_by": links[ram.link]}
     return {
-        "seed": 0, "budget": {}, "trace": {"split": "all"}, "hardware": machine, "cache": pools, "ram_cache": pools,
-        "model": {"name": "tiny", "sites": scenario.sites, "experts": scenario.experts,
-                  "encoder_sites": workload.encoder_sites},
-        "workload": {"batching": workload.batching, "together": workload.together,
-                     "prefill_chunk": workload.prefill_chunk, "arrivals_per_s": None,
-                     "arrivals_s": [request.arrival_ns / 1e9 for request in scenario.requests] or None},
+        "seed": 0,
+        "budget": {},
+        "trace": {"split": "all"},
+        "hardware": machine,
+        "cache": pools,
+        "ram_cache": pools,
+        "model": {
+            "name": "tiny",
+            "sites": scenario.sites,
+            "experts": scenario.experts,
+            "encoder_sites": workload.encoder_sites,
+        },
+        "workload": {
+            "batching": workload.batching,
+            "together": workload.together,
+            "prefill_chunk": workload.prefill_chunk,
+            "arrivals_per_s": None,
+            "arrivals_s": [request.arrival_ns / 1e9 for request in scenario.requests] or None,
+        },
         "precision": {"held": "of the scenario"} if scenario.held_bytes else {},
-        "payload": {"_target_": "Partial" if scenario.moves_partially else "sim.policies.payloads.Whole"},
+        "payload": {
+            "_target_": "Partial" if scenario.moves_partially else "sim.policies.payloads.Whole"
+        },
         "loader": dict(vars(controller.loader)),
-    }  # fmt: skip
+    }

@@ -20,12 +20,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def seeds(kind: str, scenarios: int) -> Iterator[tuple[int, bool]]:
-    """Seed and ties of as many scenarios as asked for: one of a feature, more of those that any feature may be in."""
+    """Seed and ties of as many scenarios as asked for: one of a feature, more of those that any
+    feature may be in.
+    """
     count = -(-scenarios * (8 if kind in (PLAIN, MIXTURE) else 1) // USUALLY)
     yield from ((seed, seed % 2 == 0) for seed in range(count))
 
 
-def test_every_key_of_a_summary_is_what_its_tables_say(kind: str, request: pytest.FixtureRequest) -> None:
+def test_every_key_of_a_summary_is_what_its_tables_say(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     for seed, ties in seeds(kind, request.config.getoption("--scenarios")):
         found = audit(files_of(*measured_run(given(kind, seed, ties))))
         told = "\n".join(map(str, found.differences))

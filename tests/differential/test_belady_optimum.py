@@ -1,8 +1,10 @@
-"""Caches that know the future, against the fewest loads that any cache can make, found in two other ways.
+"""Caches that know the future, against the fewest loads that any cache can make, found in two other
+ways.
 
-Gates ask for several experts at once, of several sites, in pools shared or of their own. The fewest loads of the
-smallest cases come from trying every content of the cache; those of larger ones from a flow: each key between two of
-its requests is an interval that may hold a slot, and as many units as there are slots go through the gates.
+Gates ask for several experts at once, of several sites, in pools shared or of their own. The fewest
+loads of the smallest cases come from trying every content of the cache; those of larger ones from a
+flow: each key between two of its requests is an interval that may hold a slot, and as many units as
+there are slots go through the gates.
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ Gates = list[list[int]]
 SIZE = 1000
 
 
-def workload_of(rng: np.random.Generator, sites: int, experts: int, top_k: int, steps: int, rows: int) -> Workload:
-    """One sequence: a prompt of so many rows (0: none), then single tokens that are often like the one before."""
+def workload_of(
+    rng: np.random.Generator, sites: int, experts: int, top_k: int, steps: int, rows: int
+) -> Workload:
+    """One sequence: a prompt of so many rows (0: none), then single tokens that are often like
+    the one before.
+    """
     count = rows + steps
     ids = np.empty((count, sites, top_k), np.int16)
     popular = rng.dirichlet(np.full(experts, 0.7), size=sites) + 1e-3
@@ -39,20 +45,34 @@ def workload_of(rng: np.random.Generator, sites: int, experts: int, top_k: int, 
     for row in range(count):
         for site in range(sites):
             repeats = row > 0 and rng.random() < 0.3
-            ids[row, site] = ids[row - 1, site] if repeats else rng.choice(experts, top_k, False, popular[site])
+            ids[row, site] = (
+                ids[row - 1, site] if repeats else rng.choice(experts, top_k, False, popular[site])
+            )
     step = np.maximum(np.arange(count) - max(rows - 1, 0), 0).astype(np.int32)
     header = Header(
-        name="gates", created="", source="synthetic",
-        model=ModelShape("gates", "none", sites, experts, top_k, 1, 1), dtype="none", experts_implementation="none",
+        name="gates",
+        created="",
+        source="synthetic",
+        model=ModelShape("gates", "none", sites, experts, top_k, 1, 1),
+        dtype="none",
+        experts_implementation="none",
         sites=tuple(Site(site, f"site {site}", site) for site in range(sites)),
-        sequences=(TraceSequence(0, "eval", "", rows, steps),), licence="none",
-    )  # fmt: skip
-    return Workload(Trace(
-        header=header, step=step, phase=np.where(np.arange(count) < rows, PREFILL, DECODE).astype(np.uint8),
-        sequence=np.zeros(count, np.int32), position=np.arange(count, dtype=np.int32),
-        token=np.full(count, -1, np.int32), valid=np.ones(count, np.bool_), ids=ids,
-        weights=np.ones(ids.shape, np.float32),
-    ))  # fmt: skip
+        sequences=(TraceSequence(0, "eval", "", rows, steps),),
+        licence="none",
+    )
+    return Workload(
+        Trace(
+            header=header,
+            step=step,
+            phase=np.where(np.arange(count) < rows, PREFILL, DECODE).astype(np.uint8),
+            sequence=np.zeros(count, np.int32),
+            position=np.arange(count, dtype=np.int32),
+            token=np.full(count, -1, np.int32),
+            valid=np.ones(count, np.bool_),
+            ids=ids,
+            weights=np.ones(ids.shape, np.float32),
+        )
+    )
 
 
 def gates_of(workload: Workload) -> Gates:
@@ -69,12 +89,20 @@ def gates_of(workload: Workload) -> Gates:
 
 def run(policy: CachePolicy, workload: Workload, slots: int, **switches: int) -> Controller:
     shape = workload.trace.header.model
-    geometry = Geometry(shape.sites, shape.experts, shape.top_k, ("fp16",), (16.0,), (SIZE,), slots * SIZE)
+    geometry = Geometry(
+        shape.sites, shape.experts, shape.top_k, ("fp16",), (16.0,), (SIZE,), slots * SIZE
+    )
     if isinstance(policy, Foreseeing):
         policy.foresee(gates_of(workload))
-    controller = Controller(geometry, NoPrediction(), policy, Fixed("fp16"), Load(), Loader(**switches))
+    controller = Controller(
+        geometry, NoPrediction(), policy, Fixed("fp16"), Load(), Loader(**switches)
+    )
     rows = max(step.rows for step in workload.steps)
-    simulate(controller, workload, FixedDurations([5] * shape.sites, 3, [2] * rows, [{SIZE: 11}], latency_ns=[1]))
+    simulate(
+        controller,
+        workload,
+        FixedDurations([5] * shape.sites, 3, [2] * rows, [{SIZE: 11}], latency_ns=[1]),
+    )
     controller.check()
     assert set(controller.lookup_outcomes) <= {Outcome.HIT, Outcome.MISS}
     return controller
@@ -84,13 +112,17 @@ def loads(policy: CachePolicy, workload: Workload, slots: int, **switches: int) 
     return run(policy, workload, slots, **switches).lookup_outcomes.count(Outcome.MISS)
 
 
-# ---- the fewest loads, found in other ways ---------------------------------------------------------------------------
+# ---- the fewest loads, found in other ways
+# ---------------------------------------------------------------------------
 
 
-def fewest_by_trying(gates: Gates, slots: int, initial: Sequence[int] = (), must_enter: bool = False) -> int:
+def fewest_by_trying(
+    gates: Gates, slots: int, initial: Sequence[int] = (), must_enter: bool = False
+) -> int:
     """Of every content that the cache may have between two gates: the least loads so far.
 
-    ``must_enter``: what a gate asked for is there until the next; else it may be served without entering.
+    ``must_enter``: what a gate asked for is there until the next; else it may be served without
+    entering.
     """
     reached = {frozenset(initial): 0}
     for keys in gates:
@@ -107,10 +139,12 @@ def fewest_by_trying(gates: Gates, slots: int, initial: Sequence[int] = (), must
 
 
 def fewest_by_flow(gates: Gates, slots: int, initial: Sequence[int] = ()) -> int:
-    """All requests less the most intervals between two requests of a key that fit into so many slots.
+    """All requests less the most intervals between two requests of a key that fit into so many
+    slots.
 
-    A node is a gate, the first the start. A unit of flow goes from one to the next for nothing, or holds a key from one
-    of its requests to the next, and saves a load. Each unit takes the path that saves most of what is left.
+    A node is a gate, the first the start. A unit of flow goes from one to the next for nothing, or
+    holds a key from one of its requests to the next, and saves a load. Each unit takes the path
+    that saves most of what is left.
     """
     last = dict.fromkeys(initial, 0)
     arcs: list[tuple[int, int]] = []
@@ -122,7 +156,9 @@ def fewest_by_flow(gates: Gates, slots: int, initial: Sequence[int] = ()) -> int
 
 
 class Flow:
-    """Units from the first node to the last, over ``arcs`` of one unit each that save one, or from node to node."""
+    """Units from the first node to the last, over ``arcs`` of one unit each that save one, or
+    from node to node.
+    """
 
     def __init__(self, nodes: int, arcs: Sequence[tuple[int, int]]) -> None:
         self.nodes, self.arcs = nodes, arcs
@@ -130,7 +166,9 @@ class Flow:
         self.idle = [0] * (nodes - 1)
 
     def residual(self) -> list[tuple[int, int, int, int]]:
-        """(from, to, saving, arc) of all that a unit may do; undoing what others did, too. Arc -1: for nothing."""
+        """(from, to, saving, arc) of all that a unit may do; undoing what others did, too. Arc
+        -1: for nothing.
+        """
         steps = [(node, node + 1, 0, -1) for node in range(self.nodes - 1)]
         steps += [(node + 1, node, 0, -1) for node, units in enumerate(self.idle) if units]
         return steps + [
@@ -164,10 +202,14 @@ def pools_of(gates: Gates, by_site: bool, units: int) -> list[Gates]:
     """The gates as each pool sees them."""
     if not by_site:
         return [gates]
-    return [[keys for keys in gates if keys[0] // units == site] for site in sorted({k[0] // units for k in gates})]
+    return [
+        [keys for keys in gates if keys[0] // units == site]
+        for site in sorted({k[0] // units for k in gates})
+    ]
 
 
-# ---- the policies ----------------------------------------------------------------------------------------------------
+# ---- the policies
+# ----------------------------------------------------------------------------------------------------
 
 
 SMALL = ((1, 5, 2), (2, 4, 2), (3, 3, 1))
@@ -179,7 +221,9 @@ SMALL = ((1, 5, 2), (2, 4, 2), (3, 3, 1))
 def test_with_bypass_no_cache_makes_fewer_loads(shape: tuple[int, int, int], by_site: bool) -> None:
     sites, experts, top_k = shape
     for seed in range(40):
-        workload = workload_of(np.random.default_rng([seed, *shape]), sites, experts, top_k, 6, rows=seed % 3)
+        workload = workload_of(
+            np.random.default_rng([seed, *shape]), sites, experts, top_k, 6, rows=seed % 3
+        )
         gates = gates_of(workload)
         largest = max(map(len, gates))
         for slots in range(1, 4):
@@ -193,8 +237,12 @@ def test_with_bypass_no_cache_makes_fewer_loads(shape: tuple[int, int, int], by_
 
 @pytest.mark.parametrize("by_site", [False, True])
 @pytest.mark.parametrize("initial", ["empty", "ascending"])
-def test_with_bypass_loads_are_those_of_a_flow_through_the_gates(by_site: bool, initial: str) -> None:
-    """Larger than what can be tried: 3 sites of 8 experts, prompts of five tokens, 40 tokens more."""
+def test_with_bypass_loads_are_those_of_a_flow_through_the_gates(
+    by_site: bool, initial: str
+) -> None:
+    """Larger than what can be tried: 3 sites of 8 experts, prompts of five tokens, 40 tokens
+    more.
+    """
     sites, experts, top_k = 3, 8, 2
     for seed in range(3):
         workload = workload_of(np.random.default_rng(seed), sites, experts, top_k, 40, rows=5)
@@ -216,7 +264,9 @@ def test_with_bypass_loads_are_those_of_a_flow_through_the_gates(by_site: bool, 
 def test_where_all_must_enter_no_cache_makes_fewer_loads(shape: tuple[int, int, int]) -> None:
     sites, experts, top_k = shape
     for seed in range(40):
-        workload = workload_of(np.random.default_rng([seed, *shape]), sites, experts, top_k, 6, rows=0)
+        workload = workload_of(
+            np.random.default_rng([seed, *shape]), sites, experts, top_k, 6, rows=0
+        )
         for slots in range(top_k, 4):
             fewest = fewest_by_trying(gates_of(workload), slots, must_enter=True)
             assert loads(Belady(initial="empty"), workload, slots) == fewest, (seed, slots)
@@ -224,7 +274,9 @@ def test_where_all_must_enter_no_cache_makes_fewer_loads(shape: tuple[int, int, 
 
 @pytest.mark.parametrize("overhead_bytes", [0, 700])
 def test_in_waves_costs_change_nothing_where_sizes_are_equal(overhead_bytes: int) -> None:
-    """Prompts of 12 tokens ask for more than the pool holds, so that their needs are admitted one by one."""
+    """Prompts of 12 tokens ask for more than the pool holds, so that their needs are admitted
+    one by one.
+    """
     for seed in range(6):
         workload = workload_of(np.random.default_rng(seed), 2, 10, 2, 20, rows=12)
         assert max(map(len, gates_of(workload))) > 4

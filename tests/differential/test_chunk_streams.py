@@ -1,7 +1,8 @@
 """A chunked link, with its one event a cut, against a page that has an event for every chunk.
 
-Random streams of demands, prefetches, and needs for what was prefetched earlier; many of them come at the instant at
-which a chunk ends. Slots are plenty here: whether a demand could claim one is for the comparison with the reference.
+Random streams of demands, prefetches, and needs for what was prefetched earlier; many of them come
+at the instant at which a chunk ends. Slots are plenty here: whether a demand could claim one is for
+the comparison with the reference.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ Row = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Submission:
-    """``count`` variants of ``size`` bytes each are asked for, or the ones that submission ``of`` asked for."""
+    """``count`` variants of ``size`` bytes each are asked for, or the ones that submission
+    ``of`` asked for.
+    """
 
     at_ns: int
     kind: Literal["demand", "prefetch", "need"]
@@ -78,18 +81,28 @@ def random_stream(seed: int, ties: bool) -> Stream:
     submissions: list[Submission] = []
     for at_ns in times:
         asked = {submission.of for submission in submissions if submission.kind == "need"}
-        open_ones = [i for i, s in enumerate(submissions) if s.kind == "prefetch" and i not in asked]
-        kind = str(rng.choice(["demand", "prefetch", "need"], p=[0.5, 0.3, 0.2])) if open_ones else "prefetch"
+        open_ones = [
+            i for i, s in enumerate(submissions) if s.kind == "prefetch" and i not in asked
+        ]
+        kind = (
+            str(rng.choice(["demand", "prefetch", "need"], p=[0.5, 0.3, 0.2]))
+            if open_ones
+            else "prefetch"
+        )
         of = int(rng.choice(open_ones)) if kind == "need" else -1
         size = int(rng.integers(1, most + 1 if kind == "prefetch" else 2 + most // 4))
         count = int(rng.integers(1, 4))
         if kind == "need":
             size, count = submissions[of].size, int(rng.integers(1, submissions[of].count + 1))
         submissions.append(Submission(at_ns, kind, size, count, of))  # type: ignore[arg-type]
-    return Stream(tuple(submissions), **{name: value for name, value in vars(stream).items() if name != "submissions"})
+    return Stream(
+        tuple(submissions),
+        **{name: value for name, value in vars(stream).items() if name != "submissions"},
+    )
 
 
-# ---- an event a chunk ------------------------------------------------------------------------------------------------
+# ---- an event a chunk
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -122,7 +135,9 @@ class Plain:
         self.cuts = 0
         self.start_ns = self.moved = 0
         self.wish_ns: int | None = None
-        self.heap = [(submission.at_ns, 1, index) for index, submission in enumerate(stream.submissions)]
+        self.heap = [
+            (submission.at_ns, 1, index) for index, submission in enumerate(stream.submissions)
+        ]
         heapify(self.heap)
 
     def run(self) -> Plain:
@@ -214,7 +229,8 @@ def plain(seed: int, ties: bool) -> Plain:
     return Plain(random_stream(seed, ties)).run()
 
 
-# ---- the project's own link ------------------------------------------------------------------------------------------
+# ---- the project's own link
+# ------------------------------------------------------------------------------------------
 
 
 class Asked:
@@ -269,7 +285,9 @@ class NoSteps:
 
 
 class Machine:
-    """The engine with one link. Every submission asks at a site of its own; site 0 is for gates without needs."""
+    """The engine with one link. Every submission asks at a site of its own; site 0 is for gates
+    without needs.
+    """
 
     EXPERTS = 3
 
@@ -277,18 +295,34 @@ class Machine:
         self.stream, self.env = stream, CountingClock()
         sizes = (1, *(submission.size for submission in stream.submissions))
         experts, largest = self.EXPERTS, max(sizes)
-        geometry = Geometry(len(sizes), experts, experts, ("fp16",), (16.0,), (largest,),
-                            len(sizes) * experts * largest, (sizes,))  # fmt: skip
-        loader = Loader(chunk_bytes=stream.chunk, in_flight=stream.in_flight, promote=stream.promote,
-                        cancel_stale=False)  # fmt: skip
-        self.controller = Controller(geometry, AsTold(), FIFO(initial="empty"), Fixed("fp16"), Load(), loader)
+        geometry = Geometry(
+            len(sizes),
+            experts,
+            experts,
+            ("fp16",),
+            (16.0,),
+            (largest,),
+            len(sizes) * experts * largest,
+            (sizes,),
+        )
+        loader = Loader(
+            chunk_bytes=stream.chunk,
+            in_flight=stream.in_flight,
+            promote=stream.promote,
+            cancel_stale=False,
+        )
+        self.controller = Controller(
+            geometry, AsTold(), FIFO(initial="empty"), Fixed("fp16"), Load(), loader
+        )
         hops = {size: stream.hop(size) for size in range(1, largest + 1)}
         durations = FixedDurations([0] * len(sizes), 0, [0], hops, latency_ns=[stream.overhead_ns])
         self.engine = Engine(self.env, self.controller, NoSteps(), durations)  # type: ignore[arg-type]
 
     def run(self) -> Machine:
         for index, submission in enumerate(self.stream.submissions):
-            Alarm(self.env, lambda _, index=index: self.submit(index)).set(submission.at_ns, GATE + index)  # type: ignore[misc]
+            Alarm(self.env, lambda _, index=index: self.submit(index)).set(
+                submission.at_ns, GATE + index
+            )  # type: ignore[misc]
         self.env.alarms = 0
         self.env.run(until=self.env.timeout(LONG_NS))
         self.controller.finish()
@@ -330,7 +364,9 @@ def test_there_is_an_event_a_service_and_one_a_cut_asked_for(ties: bool) -> None
 
 
 def test_the_streams_hold_what_is_hard() -> None:
-    """Cuts, several of one transfer, wishes in vain, and submissions at the instant at which a chunk could end."""
+    """Cuts, several of one transfer, wishes in vain, and submissions at the instant at which a
+    chunk could end.
+    """
     cuts = again = vain = at_an_end = 0
     for seed in SEEDS:
         stream, model = random_stream(seed, True), plain(seed, True)

@@ -1,8 +1,10 @@
-"""The simulator replays what recorded runs took, and comes out where they did; what is not its own rules is found.
+"""The simulator replays what recorded runs took, and comes out where they did; what is not its own
+rules is found.
 
-On a null device a replay is exact, with no order forced, whatever the features. On a device that takes close things in
-any order the recorded order is forced. Drivers with one rule broken are found at a call. On paced threads the limits of
-docs/design.md hold; a machine that is too busy for them skips that part with the reason.
+On a null device a replay is exact, with no order forced, whatever the features. On a device that
+takes close things in any order the recorded order is forced. Drivers with one rule broken are found
+at a call. On paced threads the limits of docs/design.md hold; a machine that is too busy for them
+skips that part with the reason.
 """
 
 from __future__ import annotations
@@ -44,12 +46,18 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
 
 def record(scenario: Scenario, device: Device, factor: int = 1) -> Recording:
     workload = ScenarioWorkload(scenario)
-    return record_run(controller_for(scenario), workload, Slowed(scenario, workload, factor), device)  # type: ignore[arg-type]
+    return record_run(
+        controller_for(scenario), workload, Slowed(scenario, workload, factor), device
+    )  # type: ignore[arg-type]
 
 
-def replayed(recording: Recording, scenario: Scenario, factor: int = 1, **options: Any) -> Conformance:
+def replayed(
+    recording: Recording, scenario: Scenario, factor: int = 1, **options: Any
+) -> Conformance:
     workload = ScenarioWorkload(scenario)
-    return conform(recording, controller_for(scenario), workload, Slowed(scenario, workload, factor), **options)  # type: ignore[arg-type]
+    return conform(
+        recording, controller_for(scenario), workload, Slowed(scenario, workload, factor), **options
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,16 +68,27 @@ def test_a_run_on_the_null_device_is_replayed_exactly_and_nothing_is_forced(kind
             recording = record(scenario, NullDevice())
             found = replayed(recording, scenario, tie_ns=0)
             makespan_ns = recording.record.makespan_ns
-            expected = Conformance(len(recording.calls), 0, makespan_ns, makespan_ns, 0.0, found.gap_ns)
+            expected = Conformance(
+                len(recording.calls), 0, makespan_ns, makespan_ns, 0.0, found.gap_ns
+            )
             assert found == expected, (kind, seed, ties)
-            # Without host time the stream does something, or stands idle for something, all the time.
+            # Without host time the stream does something, or stands idle for something, all the
+            # time.
             assert found.gap_ns == 0 or any(vars(scenario.host).values()), (kind, seed, ties)
 
 
 def test_what_threads_might_have_done_in_another_order_is_forced_and_counted() -> None:
     """Durations of ms, of which what lies within 0.1 ms may change places."""
     forced = swapped = 0
-    for kind in ("engines", "cut_through", "three_hops", "prediction_latency", "cpu", "chunks", "mixture"):
+    for kind in (
+        "engines",
+        "cut_through",
+        "three_hops",
+        "prediction_latency",
+        "cpu",
+        "chunks",
+        "mixture",
+    ):
         for seed in range(6):
             scenario = slowed(given(kind, seed, ties=False), 100)
             device = Restless(seed, close_ns=100_000)
@@ -81,7 +100,8 @@ def test_what_threads_might_have_done_in_another_order_is_forced_and_counted() -
     assert swapped > 100
 
 
-# ---- drivers that break a rule ---------------------------------------------------------------------------------------
+# ---- drivers that break a rule
+# ---------------------------------------------------------------------------------------
 
 take, fill, on_cpu_result = Needs.take, Links.fill, Driver.on_cpu_result
 
@@ -140,7 +160,9 @@ BROKEN: dict[str, tuple[type, str, Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_driver_that_breaks_a_rule_is_found_at_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_breaks_a_rule_is_found_at_a_call(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Durations of ms, so that no tie excuses it."""
     owner, attribute, broken, kind = BROKEN[name]
     monkeypatch.setattr(owner, attribute, broken)
@@ -156,7 +178,9 @@ def test_a_driver_that_breaks_a_rule_is_found_at_a_call(name: str, monkeypatch: 
     assert all(error.startswith("call ") for error in found), found
 
 
-def test_a_stream_that_waits_where_it_need_not_is_found_or_shows_as_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_waits_where_it_need_not_is_found_or_shows_as_gaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where its calls come in an order that may be, only its times are wrong."""
     monkeypatch.setattr(Needs, "open_batch", compute_all_together)
     gaps = 0
@@ -173,49 +197,71 @@ def test_a_stream_that_waits_where_it_need_not_is_found_or_shows_as_gaps(monkeyp
     ("change", "why"),
     [
         ({"replayed_ns": 1_006_000}, r"the makespan differs by 0\.6 %, but may by 0\.5 %"),
-        ({"token_error": 0.011}, r"the 95th percentile of the steps' durations differs by 1\.1 %, but may by 1 %"),
+        (
+            {"token_error": 0.011},
+            r"the 95th percentile of the steps' durations differs by 1\.1 %, but may by 1 %",
+        ),
         ({"forced": 11}, r"the order was forced in 1\.1 %, but may by 1 %"),
     ],
 )
-def test_a_replay_that_is_too_far_off_is_refused_with_the_limit(change: dict[str, Any], why: str) -> None:
-    good = Conformance(1000, forced=10, recorded_ns=1_000_000, replayed_ns=1_005_000, token_error=0.01, gap_ns=0)
+def test_a_replay_that_is_too_far_off_is_refused_with_the_limit(
+    change: dict[str, Any], why: str
+) -> None:
+    good = Conformance(
+        1000, forced=10, recorded_ns=1_000_000, replayed_ns=1_005_000, token_error=0.01, gap_ns=0
+    )
     good.check()
     with pytest.raises(NonconformanceError, match=why):
         replace(good, **change).check()
 
 
-# ---- threads ---------------------------------------------------------------------------------------------------------
+# ---- threads
+# ---------------------------------------------------------------------------------------------------------
 
 
 def offloaded(loader: Loader, **rest: Any) -> Scenario:
     """40 tokens through 4 sites of 8 experts of 1 MiB, two a token, with room for 12; times in us.
 
-    A load takes 2 ms, an expert 0.3 and the dense work of a site 0.6 ms; the next site is foreseen, mostly rightly.
+    A load takes 2 ms, an expert 0.3 and the dense work of a site 0.6 ms; the next site is foreseen,
+    mostly rightly.
     """
     rng = np.random.default_rng(7)
     routed = rng.permuted(np.tile(np.arange(8), (40, 4, 1)), axis=2)[..., :2]
     foreseen = np.where(rng.random(routed.shape) < 0.8, routed, (routed + 1) % 8)
     steps = tuple(
-        token(*(gate(*site) for site in needs), ahead={s: (foresee(*ahead[s + 1]),) for s in range(3)},
-              begins=index == 0, ends=index == 39, token=index + 1, dense_ns=(600,) * 4, tail_ns=400)
+        token(
+            *(gate(*site) for site in needs),
+            ahead={s: (foresee(*ahead[s + 1]),) for s in range(3)},
+            begins=index == 0,
+            ends=index == 39,
+            token=index + 1,
+            dense_ns=(600,) * 4,
+            tail_ns=400,
+        )
         for index, (needs, ahead) in enumerate(zip(routed.tolist(), foreseen.tolist(), strict=True))
-    )  # fmt: skip
+    )
     values: dict[str, Any] = {"service_ns": (2000,)} | rest
-    return machine(*steps, capacity=12 << 20, variant_bytes=(1 << 20,), base_ns=(300,), loader=loader, **values)
+    return machine(
+        *steps, capacity=12 << 20, variant_bytes=(1 << 20,), base_ns=(300,), loader=loader, **values
+    )
 
 
 PACED = {
     "one link": offloaded(Loader(lookahead=1)),
     "two links, chunks, the CPU and host time": offloaded(
         Loader(lookahead=1, chunk_bytes=1 << 18, in_flight=2),
-        links=(Link(20, 0), Link(30, 0)), host=Host(20, 30, 40, 20), prediction_ns=100,
+        links=(Link(20, 0), Link(30, 0)),
+        host=Host(20, 30, 40, 20),
+        prediction_ns=100,
         placement=Placement(frozenset({(s, e) for s in range(4) for e in (0, 1)}), cpu_ns=900),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PACED)
-def test_a_run_on_paced_threads_that_copy_real_bytes_is_replayed_within_the_limits(name: str) -> None:
+def test_a_run_on_paced_threads_that_copy_real_bytes_is_replayed_within_the_limits(
+    name: str,
+) -> None:
     scenario = PACED[name]
     recording = record(scenario, PacedDevice(), US)
     found = replayed(recording, scenario, US)
@@ -223,5 +269,7 @@ def test_a_run_on_paced_threads_that_copy_real_bytes_is_replayed_within_the_limi
         found.check()
     except NonconformanceError as error:
         if (load := os.getloadavg()[0]) > (os.cpu_count() or 1):
-            pytest.skip(f"the machine is busy (load average {load:.1f} on {os.cpu_count()} cores): {error}")
+            pytest.skip(
+                f"the machine is busy (load average {load:.1f} on {os.cpu_count()} cores): {error}"
+            )
         raise

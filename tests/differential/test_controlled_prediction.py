@@ -1,8 +1,10 @@
-"""Real threads, real bytes and real experts at nominal times: the simulator says beforehand how long a run takes.
+"""Real threads, real bytes and real experts at nominal times: the simulator says beforehand how
+long a run takes.
 
-Links are paced and computations padded, so nominal times alone must predict the makespan within 1 % and 95 % of the
-steps within 2 %. A machine that other work keeps busy cannot show that, and skips with the reason. Its decisions must
-be right all the same, and a simulator with one rule broken is found at a call, whatever the machine does.
+Links are paced and computations padded, so nominal times alone must predict the makespan within 1 %
+and 95 % of the steps within 2 %. A machine that other work keeps busy cannot show that, and skips
+with the reason. Its decisions must be right all the same, and a simulator with one rule broken is
+found at a call, whatever the machine does.
 """
 
 from __future__ import annotations
@@ -33,21 +35,40 @@ from sim.policies.recency import LRU
 from sim.results.run import Run
 
 SLOW = (
-    "hardware.links.loader.peak_gb_per_s=0.005", "hardware.links.loader.overhead_us=2000",
-    "hardware.host.issue_us=2000", "hardware.compute.memory_gb_per_s=0.01",
-    "+workload.prompt_tokens=4", "+workload.decode_tokens=3", "predictor=next_site", "loader.prefetch_budget=4",
-)  # fmt: skip
-"""Twenty times as slow as the machine for demonstrations: a load takes 20 ms, an expert 9, a thread wakes 0.1 late."""
-TINY = ("cache=fifo", "cache.scope=site", "engine.compute=free", "+workload.prompt_tokens=4",
-        "+workload.decode_tokens=8")  # fmt: skip
+    "hardware.links.loader.peak_gb_per_s=0.005",
+    "hardware.links.loader.overhead_us=2000",
+    "hardware.host.issue_us=2000",
+    "hardware.compute.memory_gb_per_s=0.01",
+    "+workload.prompt_tokens=4",
+    "+workload.decode_tokens=3",
+    "predictor=next_site",
+    "loader.prefetch_budget=4",
+)
+"""Twenty times as slow as the machine for demonstrations: a load takes 20 ms, an expert 9, a
+thread wakes 0.1 late.
+"""
+TINY = (
+    "cache=fifo",
+    "cache.scope=site",
+    "engine.compute=free",
+    "+workload.prompt_tokens=4",
+    "+workload.decode_tokens=8",
+)
 """Three slots a site, of which two are a token's: what is needed now is often what came first."""
 
 
 class OnCpu:
-    """A system's run on the CPU device, and the same run made anew for the simulator, with other words if wanted."""
+    """A system's run on the CPU device, and the same run made anew for the simulator, with other
+    words if wanted.
+    """
 
     def __init__(self, stores: Path, system: str, share: float, *words: str) -> None:
-        self._words = [f"engine.store_dir={stores}", "output_dir=unused", "trace.max_sequences=1", *words]
+        self._words = [
+            f"engine.store_dir={stores}",
+            "output_dir=unused",
+            "trace.max_sequences=1",
+            *words,
+        ]
         self._system, self._share = system, share
         self._request = request_of(self._words, system, share)
         self.measured = measure_run(self._request, share, system)
@@ -87,8 +108,9 @@ def skip_if_busy(checked: Checked) -> None:
     if checked.controlled == "busy":
         delay = "unknown" if checked.delay is None else f"{checked.delay:.2%} of its time"
         pytest.skip(
-            f"the machine is busy (load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; the stream stood "
-            f"in the run queue for {delay}): makespan {checked.total_error:+.2%}, steps {checked.step_error:.2%}"
+            f"the machine is busy (load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores;"
+            f" the stream stood in the run queue for {delay}): makespan {checked.total_error:+.2%},"
+            f" steps {checked.step_error:.2%}"
         )
 
 
@@ -97,7 +119,9 @@ def test_a_run_at_nominal_times_takes_as_long_as_the_simulator_says(checked: Che
     assert checked.controlled == "holds", checked
 
 
-def test_its_calls_are_repeated_and_its_time_is_replayed_however_busy_the_machine(checked: Checked) -> None:
+def test_its_calls_are_repeated_and_its_time_is_replayed_however_busy_the_machine(
+    checked: Checked,
+) -> None:
     assert checked.first_difference is None
     assert checked.nonconformance is None
     assert checked.calls > 200
@@ -111,14 +135,19 @@ def test_its_calls_are_repeated_and_its_time_is_replayed_however_busy_the_machin
         pytest.param("loader.wait=wait_all", marks=pytest.mark.thorough),
     ],
 )
-def test_a_simulator_that_is_wrong_in_one_thing_would_miss(paced: OnCpu, checked: Checked, wrong: str) -> None:
-    """A link 6 % slower, a memory 6 % faster, or another rule: each leaves the limits that the right one keeps."""
+def test_a_simulator_that_is_wrong_in_one_thing_would_miss(
+    paced: OnCpu, checked: Checked, wrong: str
+) -> None:
+    """A link 6 % slower, a memory 6 % faster, or another rule: each leaves the limits that the
+    right one keeps.
+    """
     skip_if_busy(checked)
     total, step = paced.errors(wrong)
     assert abs(total) > MAX_TOTAL_ERROR or step > MAX_STEP_ERROR
 
 
-# ---- one rule broken -------------------------------------------------------------------------------------------------
+# ---- one rule broken
+# -------------------------------------------------------------------------------------------------
 
 Plant = Callable[[pytest.MonkeyPatch, Run, Recording], None]
 
@@ -179,7 +208,9 @@ def test_a_simulator_with_one_rule_broken_is_found_at_a_call(
     assert (refusal(paced, run) or "").startswith("call ")
 
 
-def test_pins_that_do_not_hold_are_found_where_the_cache_is_tiny(stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pins_that_do_not_hold_are_found_where_the_cache_is_tiny(
+    stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny = OnCpu(stores, "lru", 0.375, *TINY)
     assert refusal(tiny, tiny.anew()) is None
     run = tiny.anew()

@@ -1,7 +1,9 @@
-"""The engine and the driver of real runs are two programs around one controller: they do the same on a null device.
+"""The engine and the driver of real runs are two programs around one controller: they do the same
+on a null device.
 
-Every feature of docs/design.md, alone and mixed. Records are compared with ``==``, calls one by one, and each log is
-repeated by a fresh controller. The order of calls is also the reference's, which shares no code with either.
+Every feature of docs/design.md, alone and mixed. Records are compared with ``==``, calls one by
+one, and each log is repeated by a fresh controller. The order of calls is also the reference's,
+which shares no code with either.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from real.driver.loop import drive
 from sim.core.controller import Controller
 from sim.engine.engine import simulate
 from sim.machine.costs import Durations
-from sim.results.calls import Call, Difference, RecordedController, RecordedWorkload, first_difference, replay
+from sim.results.calls import (
+    Call,
+    Difference,
+    RecordedController,
+    RecordedWorkload,
+    first_difference,
+    replay,
+)
 from sim.values.record import Record
 from sim.workload.steps import Workload
 
@@ -48,7 +57,9 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
     return random_mixture(seed, ties) if kind == "mixture" else random_feature(kind, seed, ties)
 
 
-def on_the_null_device(controller: Controller, workload: ScenarioWorkload, durations: Durations) -> Record:
+def on_the_null_device(
+    controller: Controller, workload: ScenarioWorkload, durations: Durations
+) -> Record:
     return drive(controller, workload, durations, NullDevice())  # type: ignore[arg-type]
 
 
@@ -80,7 +91,9 @@ def driven(case: Case) -> Run:
 def repeat(done: Run, scenario: Scenario, calls: list[Call] | None = None) -> Difference | None:
     """The first call, if any, that a fresh controller answers otherwise."""
     workload = ScenarioWorkload(scenario)
-    return replay(done.calls if calls is None else calls, controller_for(scenario), workload, done.asked_ns)  # type: ignore[arg-type]
+    return replay(
+        done.calls if calls is None else calls, controller_for(scenario), workload, done.asked_ns
+    )  # type: ignore[arg-type]
 
 
 @ALL_KINDS
@@ -89,21 +102,30 @@ def test_both_drivers_write_the_same_record_and_make_the_same_calls(kind: str) -
         one, other = simulated(case), driven(case)
         assert first_difference(one.calls, other.calls) is None, case
         for column in fields(Record):
-            assert getattr(one.record, column.name) == getattr(other.record, column.name), (case, column.name)
+            assert getattr(one.record, column.name) == getattr(other.record, column.name), (
+                case,
+                column.name,
+            )
         assert one.asked_ns == other.asked_ns, case
 
 
 @ALL_KINDS
 def test_the_driver_calls_the_controller_in_the_order_of_the_page(kind: str) -> None:
-    """The reference has no polls; all its other calls must come at the same times, in the same order."""
+    """The reference has no polls; all its other calls must come at the same times, in the same
+    order.
+    """
     for case in cases(kind):
         done = driven(case)
-        assert without_polls(done.record, done.calls) == list(reference.run(given(*case)).calls), case
+        assert without_polls(done.record, done.calls) == list(reference.run(given(*case)).calls), (
+            case
+        )
 
 
 def without_polls(record: Record, calls: list[Call]) -> list[tuple[int, str, int]]:
     return [
-        (now, call.kind, call.argument) for now, call in zip(record.call_ns, calls, strict=True) if call.kind != "poll"
+        (now, call.kind, call.argument)
+        for now, call in zip(record.call_ns, calls, strict=True)
+        if call.kind != "poll"
     ]
 
 
@@ -115,13 +137,16 @@ def test_the_calls_of_either_driver_get_the_same_answers_from_a_fresh_controller
 
 
 def test_the_features_make_every_call_there_is() -> None:
-    made = Counter(call.kind for kind in KINDS for case in cases(kind) for call in driven(case).calls)
+    made = Counter(
+        call.kind for kind in KINDS for case in cases(kind) for call in driven(case).calls
+    )
     rare = {kind: count for kind, count in made.items() if count < 30}
     assert len(made) == 10
     assert not rare
 
 
-# ---- a log that is wrong is found to be ------------------------------------------------------------------------------
+# ---- a log that is wrong is found to be
+# ------------------------------------------------------------------------------
 
 
 def test_two_answers_that_changed_places_are_found_at_the_first() -> None:

@@ -1,4 +1,6 @@
-"""The production engine does what the reference does, row by row, on random scenarios of everything there is."""
+"""The production engine does what the reference does, row by row, on random scenarios of
+everything there is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any
 import pytest
 
 from differential import production_rows, reference
-from differential.features import COMPANIONS, SIMULATED, random_companions, random_feature, random_mixture
+from differential.features import (
+    COMPANIONS,
+    SIMULATED,
+    random_companions,
+    random_feature,
+    random_mixture,
+)
 from differential.rows import Timeline
 from differential.scenario import Scenario, random_scenario
 
@@ -19,7 +27,9 @@ RIVAL_MIXTURE = "mixture with rivals"
 AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
 KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, MIXTURE, RIVAL_MIXTURE)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
-"""Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where none are given."""
+"""Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where
+none are given.
+"""
 
 ROWS = (
     "gates",
@@ -39,15 +49,19 @@ HELPS = ("trimmed", "exchanged", "calls")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """As many scenarios as asked for; beside them a tenth as many of each feature, and half as many mixtures. Where
-    parties hold each other up the reference is slow: fewer."""
+    """As many scenarios as asked for; beside them a tenth as many of each feature, and half as many
+    mixtures. Where parties hold each other up the reference is slow: fewer."""
     if "seeds" in metafunc.fixturenames:
         plain = -(-metafunc.config.getoption("--scenarios") // 2)
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
-        cases = [(kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))]
+        cases = [
+            (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
+        ]
         metafunc.parametrize(
-            ("kind", "seeds"), cases, ids=[f"{kind} {seeds.start} to {seeds.stop - 1}" for kind, seeds in cases]
+            ("kind", "seeds"),
+            cases,
+            ids=[f"{kind} {seeds.start} to {seeds.stop - 1}" for kind, seeds in cases],
         )
 
 
@@ -70,7 +84,9 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
 
 
 def first_difference(got: Timeline, expected: Timeline) -> str | None:
-    """The first difference in words: where, what the engine has, what the reference has. Rows before sums."""
+    """The first difference in words: where, what the engine has, what the reference has. Rows
+    before sums.
+    """
     return next(_differences(got, expected), None)
 
 
@@ -79,7 +95,10 @@ def _differences(got: Timeline, expected: Timeline) -> Iterator[str]:
         rows = zip_longest(getattr(got, column), getattr(expected, column))
         for number, (ours, theirs) in enumerate(rows):
             if ours != theirs:
-                yield f"{column}[{number}]: engine {ours}, reference {theirs}{_fields_that_differ(ours, theirs)}"
+                yield (
+                    f"{column}[{number}]: engine {ours}, reference"
+                    f" {theirs}{_fields_that_differ(ours, theirs)}"
+                )
     for name in TIMES:
         ours, theirs = getattr(got, name), getattr(expected, name)
         if ours != theirs:
@@ -95,7 +114,9 @@ def _differences(got: Timeline, expected: Timeline) -> Iterator[str]:
 def _fields_that_differ(ours: Any, theirs: Any) -> str:
     if ours is None or theirs is None or isinstance(ours, int | tuple):
         return ""
-    names = ", ".join(f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name))
+    names = ", ".join(
+        f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name)
+    )
     return f" (differs in {names})"
 
 
@@ -107,7 +128,8 @@ def test_the_engine_does_what_the_reference_does(kind: str, seeds: range, ties: 
         assert difference is None, f"given({kind!r}, {seed}, ties={ties}): {difference}"
 
 
-# ---- the comparison itself -------------------------------------------------------------------------------------------
+# ---- the comparison itself
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +146,21 @@ def test_everything_is_compared_but_what_only_helps_to_find_a_difference() -> No
 def test_the_first_difference_names_the_row_and_both_values(timeline: Timeline) -> None:
     assert first_difference(timeline, timeline) is None
     late = replace(timeline.lookups[2], ready_ns=timeline.lookups[2].ready_ns + 1)
-    later = replace(timeline, lookups=(*timeline.lookups[:2], late, *timeline.lookups[3:]), makespan_ns=-1)
+    later = replace(
+        timeline, lookups=(*timeline.lookups[:2], late, *timeline.lookups[3:]), makespan_ns=-1
+    )
     found = first_difference(later, timeline)
-    assert found == f"lookups[2]: engine {late}, reference {timeline.lookups[2]} (differs in ready_ns)"
+    assert (
+        found == f"lookups[2]: engine {late}, reference {timeline.lookups[2]} (differs in ready_ns)"
+    )
 
 
 @pytest.mark.parametrize("column", ROWS)
 def test_a_row_that_is_missing_is_a_difference(timeline: Timeline, column: str) -> None:
     rows = getattr(timeline, column)
-    assert first_difference(replace(timeline, **{column: rows[:-1]}), timeline) == (
-        f"{column}[{len(rows) - 1}]: engine None, reference {rows[-1]}"
+    assert (
+        first_difference(replace(timeline, **{column: rows[:-1]}), timeline)
+        == f"{column}[{len(rows) - 1}]: engine None, reference {rows[-1]}"
     )
 
 
@@ -141,7 +168,10 @@ def test_a_row_that_is_missing_is_a_difference(timeline: Timeline, column: str) 
 def test_every_count_and_every_part_of_idle_time_is_compared(timeline: Timeline, name: str) -> None:
     for part, value in getattr(timeline, name).items():
         other = replace(timeline, **{name: getattr(timeline, name) | {part: value + 1}})
-        assert first_difference(other, timeline) == f"{name}.{part}: engine {value + 1}, reference {value}"
+        assert (
+            first_difference(other, timeline)
+            == f"{name}.{part}: engine {value + 1}, reference {value}"
+        )
     unknown = replace(timeline, **{name: getattr(timeline, name) | {"else": 3}})
     assert first_difference(unknown, timeline) == f"{name}.else: engine 3, reference 0"
 
@@ -149,6 +179,7 @@ def test_every_count_and_every_part_of_idle_time_is_compared(timeline: Timeline,
 @pytest.mark.parametrize("name", TIMES)
 def test_times_of_the_whole_run_are_compared(timeline: Timeline, name: str) -> None:
     value = getattr(timeline, name)
-    assert first_difference(replace(timeline, **{name: value + 1}), timeline) == (
-        f"{name}: engine {value + 1}, reference {value}"
+    assert (
+        first_difference(replace(timeline, **{name: value + 1}), timeline)
+        == f"{name}: engine {value + 1}, reference {value}"
     )

@@ -1,7 +1,8 @@
 """Lookups that may be written wrongly, in closed form, against trying each of them in plain Python.
 
-Small logs: two sites whose experts differ in size, a prompt of three rows, then one token a step. Every lookup with
-every other expert, and every two lookups in each other's place, go through the phone's rule (`altered_phone.plain`).
+Small logs: two sites whose experts differ in size, a prompt of three rows, then one token a step.
+Every lookup with every other expert, and every two lookups in each other's place, go through the
+phone's rule (`altered_phone.plain`).
 """
 
 from __future__ import annotations
@@ -28,19 +29,39 @@ from sim.traces.trace import ModelShape
 SITES, EXPERTS, TOP_K, PROMPT, DECODED = 2, 6, 2, 3, 14
 SIZES = (10, 13)
 BUDGET = 80
-CONTRACT = Contract("lru", (("initial", "empty"), ("recency", "rows"), ("retention", "after_batch")))
+CONTRACT = Contract(
+    "lru", (("initial", "empty"), ("recency", "rows"), ("retention", "after_batch"))
+)
 
 
 def small_log(seed: int) -> ResidencyLog:
     """A right engine's log of random routes."""
     shape = ModelShape("tiny", "none", SITES, EXPERTS, TOP_K, 8, 8)
-    trace = synthesize(shape, tokens=DECODED, sequences=1, prompt_tokens=PROMPT, lookahead=0, seed=seed)
-    cells = [(row, site, slot) for step in np.unique(trace.step) for site in range(SITES)
-             for row in np.flatnonzero(trace.step == step) for slot in range(TOP_K)]  # fmt: skip
+    trace = synthesize(
+        shape, tokens=DECODED, sequences=1, prompt_tokens=PROMPT, lookahead=0, seed=seed
+    )
+    cells = [
+        (row, site, slot)
+        for step in np.unique(trace.step)
+        for site in range(SITES)
+        for row in np.flatnonzero(trace.step == step)
+        for slot in range(TOP_K)
+    ]
     row, site, slot = np.array(cells, np.int64).T
     nothing = np.zeros(len(cells), np.int64)
-    log = ResidencyLog(trace, np.arange(len(cells)), row, site, slot, trace.ids[row, site, slot].astype(np.int64),
-                       nothing > 0, nothing, 0, (0, 1), SIZES)  # fmt: skip
+    log = ResidencyLog(
+        trace,
+        np.arange(len(cells)),
+        row,
+        site,
+        slot,
+        trace.ids[row, site, slot].astype(np.int64),
+        nothing > 0,
+        nothing,
+        0,
+        (0, 1),
+        SIZES,
+    )
     return log_of(log, plain(log, lambda batch: BUDGET).tolist())
 
 
@@ -62,17 +83,24 @@ def harmed(log: ResidencyLog, how: str, rng: np.random.Generator) -> ResidencyLo
 
 
 def may_be_swapped(log: ResidencyLog, here: int, there: int) -> bool:
-    """Lookups of one site and slot, in two steps of one token, neither of whose rows chose the other's expert."""
+    """Lookups of one site and slot, in two steps of one token, neither of whose rows chose the
+    other's expert.
+    """
     ids, site = log.trace.ids, log.site[here]
     return bool(
-        site == log.site[there] and log.slot[here] == log.slot[there] and 0 < log.step[here] < log.step[there]
-        and log.expert[here] not in ids[log.row[there], site] and log.expert[there] not in ids[log.row[here], site]
-    )  # fmt: skip
+        site == log.site[there]
+        and log.slot[here] == log.slot[there]
+        and 0 < log.step[here] < log.step[there]
+        and log.expert[here] not in ids[log.row[there], site]
+        and log.expert[there] not in ids[log.row[here], site]
+    )
 
 
 def in_each_others_place(log: ResidencyLog, here: int, there: int) -> ResidencyLog:
     columns = (log.expert, log.resident, log.loaded_bytes)
-    experts, flags, read = ({here: column[there].item(), there: column[here].item()} for column in columns)
+    experts, flags, read = (
+        {here: column[there].item(), there: column[here].item()} for column in columns
+    )
     return with_experts(log, experts, flags, read)
 
 
@@ -84,12 +112,17 @@ def explains(log: ResidencyLog) -> bool:
 def tried(log: ResidencyLog) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     """All lookups with all other experts, and all pairs, that explain the log."""
     alone = {
-        (lookup, expert) for lookup in range(len(log)) for expert in range(EXPERTS)
+        (lookup, expert)
+        for lookup in range(len(log))
+        for expert in range(EXPERTS)
         if expert not in log.trace.ids[log.row[lookup], log.site[lookup]]
         and explains(with_experts(log, {lookup: expert}, {}))
-    }  # fmt: skip
-    pairs = {(here, there) for here, there in combinations(range(len(log)), 2)
-             if may_be_swapped(log, here, there) and explains(in_each_others_place(log, here, there))}  # fmt: skip
+    }
+    pairs = {
+        (here, there)
+        for here, there in combinations(range(len(log)), 2)
+        if may_be_swapped(log, here, there) and explains(in_each_others_place(log, here, there))
+    }
     return alone, pairs
 
 
@@ -114,8 +147,9 @@ def check(seed: int, how: str, tells_bytes: bool) -> tuple[int, int]:
     return len(alone), len(pairs)
 
 
-# Of 400 logs each those that between them notice every comparison of the closed form turned round or moved by one, and
-# every part of a condition left out, that any of them notices. How, and whether what was read is told.
+# Of 400 logs each those that between them notice every comparison of the closed form turned round
+# or moved by one, and every part of a condition left out, that any of them notices. How, and
+# whether what was read is told.
 TELLING = {
     ("exchanged", True): (0, 2, 7, 11, 33, 47, 48, 90, 98, 107, 152, 335, 370),
     ("exchanged", False): (11, 160),
@@ -139,21 +173,34 @@ def test_what_is_told_is_all_that_explains_the_log(how: str, tells_bytes: bool) 
 
 DEFECTS = {
     "an older expert counts as younger": (
-        "more = (site.before < older) &", "more = (site.before > older) &", ("exchanged", True, 48)),
+        "more = (site.before < older) &",
+        "more = (site.before > older) &",
+        ("exchanged", True, 48),
+    ),
     "what is named since counts as not": (
-        "more = site.after_own[:, None] < site", "more = site.after_own[:, None] >= site", ("exchanged", True, 48)),
+        "more = site.after_own[:, None] < site",
+        "more = site.after_own[:, None] >= site",
+        ("exchanged", True, 48),
+    ),
     "what was read may contradict the flags": (
-        "good &= _reads_agree(site)", "pass", ("exchanged", True, 11)),
+        "good &= _reads_agree(site)",
+        "pass",
+        ("exchanged", True, 11),
+    ),
     "an exchange beyond the frontier": (
-        "good &= right\n\n\ndef _changed", "pass\n\n\ndef _changed", ("flags 1", False, 9)),
-    "pairs beyond the frontier": (
-        "good &= self._right(near, sign)", "pass", ("swapped", True, 24)),
-}  # fmt: skip
+        "good &= right\n\n\ndef _changed",
+        "pass\n\n\ndef _changed",
+        ("flags 1", False, 9),
+    ),
+    "pairs beyond the frontier": ("good &= self._right(near, sign)", "pass", ("swapped", True, 24)),
+}
 """Of the closed form: a line, what it is made into, and the log that must notice."""
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_defect_of_the_closed_form_is_noticed(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+def test_a_defect_of_the_closed_form_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, defect: str
+) -> None:
     line, instead, (how, tells_bytes, seed) = DEFECTS[defect]
     source = inspect.getsource(exchanged_lookups)
     assert source.count(line) == 1

@@ -1,13 +1,16 @@
-"""The published gpt-oss-20b routing through more cache policies: known hit ratios, and every hit against plain Python.
+"""The published gpt-oss-20b routing through more cache policies: known hit ratios, and every hit
+against plain Python.
 
-The data are third-party and not part of the project; where they are absent, these tests are skipped. Known, by layer
-and on average, of the sequences without repetition: the hit ratios of LFU that never forgets (0.629 with 25 % of the
-experts resident, 0.865 with 50 %), of LFU whose counts lose 2 % a token, of the best that any cache could do (0.812,
-0.955: after each token, whoever is asked for again soonest stays, the token's own experts included), of the most
-popular experts of the same data and of the other half of the sequences (0.498, 0.799). A layer of them is counted anew
+The data are third-party and not part of the project; where they are absent, these tests are
+skipped. Known, by layer and on average, of the sequences without repetition: the hit ratios of LFU
+that never forgets (0.629 with 25 % of the experts resident, 0.865 with 50 %), of LFU whose counts
+lose 2 % a token, of the best that any cache could do (0.812, 0.955: after each token, whoever is
+asked for again soonest stays, the token's own experts included), of the most popular experts of the
+same data and of the other half of the sequences (0.498, 0.799). A layer of them is counted anew
 here in plain Python; with ``--scenarios`` of 15 000 or more, every layer.
 
-`Belady` with bypass reaches the best: a newcomer is served from staging, and takes its place when its gate is over.
+`Belady` with bypass reaches the best: a newcomer is served from staging, and takes its place when
+its gate is over.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ from sim.workload.steps import Workload
 
 __all__ = ["published", "pytestmark"]
 
-KNOWN = Path(__file__).parents[2] / ".." / "shared" / "traces" / "stats" / "gptoss20b_decode_norep.json"
+KNOWN = (
+    Path(__file__).parents[2] / ".." / "shared" / "traces" / "stats" / "gptoss20b_decode_norep.json"
+)
 SHARES = {8: "0.25", 16: "0.5"}
 """Share of the experts by slots a layer."""
 LAYER = 12
@@ -48,7 +53,8 @@ Tokens = list[list[int]]
 """A layer's experts, by token and rank."""
 
 
-# ---- plain Python, a layer -------------------------------------------------------------------------------------------
+# ---- plain Python, a layer
+# -------------------------------------------------------------------------------------------
 
 
 def counted(tokens: Tokens, slots: int, decay: float = 1.0) -> list[list[bool]]:
@@ -102,7 +108,9 @@ PLAIN: dict[str, Callable[[Tokens, int], list[list[bool]]]] = {
 def known() -> dict[str, dict[str, list[float]]]:
     if not KNOWN.exists():
         pytest.skip("the statistics of the published gpt-oss-20b trace are not here")
-    found: dict[str, dict[str, list[float]]] = json.loads(KNOWN.read_text(encoding="utf-8"))["cache"]
+    found: dict[str, dict[str, list[float]]] = json.loads(KNOWN.read_text(encoding="utf-8"))[
+        "cache"
+    ]
     return found
 
 
@@ -117,22 +125,29 @@ def test_plain_python_hits_as_often_as_known(published, known, name, request):
             assert abs(np.mean(hits) - ratios[site]) <= 0.00011, "known to four places"
 
 
-# ---- popularity ------------------------------------------------------------------------------------------------------
+# ---- popularity
+# ------------------------------------------------------------------------------------------------------
 
 
 def uses(chosen: np.ndarray) -> np.ndarray:
     """Requests [site, expert]."""
-    return np.stack([np.bincount(chosen[:, site].ravel(), minlength=EXPERTS) for site in range(SITES)])
+    return np.stack(
+        [np.bincount(chosen[:, site].ravel(), minlength=EXPERTS) for site in range(SITES)]
+    )
 
 
 def listed_share(fit: np.ndarray, asked: np.ndarray, slots: int) -> float:
-    """The part of a site's requests that name one of the most used experts of ``fit``, averaged over the sites."""
+    """The part of a site's requests that name one of the most used experts of ``fit``, averaged
+    over the sites.
+    """
     top = np.argsort(-fit, axis=1, kind="stable")[:, :slots]
     return float((np.take_along_axis(asked, top, 1).sum(1) / asked.sum(1)).mean())
 
 
 def test_the_most_popular_experts_are_asked_for_as_often_as_known(published, known):
-    """Of the same data exactly; of another half it depends on which, by half a percent: known is one of them."""
+    """Of the same data exactly; of another half it depends on which, by half a percent: known is
+    one of them.
+    """
     chosen = ids_of(published)
     sequence = published.trace.sequence[published.row]
     numbers = np.unique(sequence)
@@ -140,20 +155,28 @@ def test_the_most_popular_experts_are_asked_for_as_often_as_known(published, kno
     whole = sum(by_sequence.values())
     for slots, share in SHARES.items():
         ratios = known[share]
-        assert round(listed_share(whole, whole, slots), 4) == round(float(np.mean(ratios["static_oracle"])), 4)
+        assert round(listed_share(whole, whole, slots), 4) == round(
+            float(np.mean(ratios["static_oracle"])), 4
+        )
         held_out = []
         for seed in range(20):
             half = np.random.default_rng(seed).permutation(numbers)[: len(numbers) // 2].tolist()
             fit = sum(by_sequence[number] for number in half)
-            held_out += [listed_share(fit, whole - fit, slots), listed_share(whole - fit, fit, slots)]
+            held_out += [
+                listed_share(fit, whole - fit, slots),
+                listed_share(whole - fit, fit, slots),
+            ]
         assert abs(np.mean(held_out) - np.mean(ratios["static_heldout"])) < 0.005
         assert min(held_out) < np.mean(ratios["static_heldout"]) < max(held_out)
 
 
-# ---- the controller --------------------------------------------------------------------------------------------------
+# ---- the controller
+# --------------------------------------------------------------------------------------------------
 
 
-def layer_by_layer(chosen: np.ndarray, plain: Callable[[Tokens, int], list[list[bool]]], slots: int) -> np.ndarray:
+def layer_by_layer(
+    chosen: np.ndarray, plain: Callable[[Tokens, int], list[list[bool]]], slots: int
+) -> np.ndarray:
     return np.stack([plain(chosen[:, site].tolist(), slots) for site in range(SITES)], axis=1)
 
 
@@ -165,7 +188,9 @@ def sample(published: Workload) -> Workload:
 @pytest.mark.parametrize("slots", SHARES)
 def test_lfu_that_never_forgets_has_each_hit_of_plain_python(sample, slots):
     cache = LFU("model", scope="site", initial="empty")
-    assert np.array_equal(controlled_hits(sample, slots, cache), layer_by_layer(ids_of(sample), counted, slots))
+    assert np.array_equal(
+        controlled_hits(sample, slots, cache), layer_by_layer(ids_of(sample), counted, slots)
+    )
 
 
 @pytest.mark.parametrize("slots", SHARES)
@@ -179,7 +204,9 @@ def test_lfu_that_forgets_by_the_token_has_each_hit_of_plain_python(sample, slot
 def test_belady_with_bypass_has_each_hit_of_the_best(sample, slots):
     cache = Belady(scope="site", initial="empty", bypass=True)
     cache.foresee(gates_of(sample))
-    assert np.array_equal(controlled_hits(sample, slots, cache), layer_by_layer(ids_of(sample), best, slots))
+    assert np.array_equal(
+        controlled_hits(sample, slots, cache), layer_by_layer(ids_of(sample), best, slots)
+    )
 
 
 def gates_of(workload: Workload) -> list[list[int]]:

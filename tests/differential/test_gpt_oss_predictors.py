@@ -1,8 +1,10 @@
-"""Predictors of the next site on a published trace: the recall that others' programs gave on the same data.
+"""Predictors of the next site on a published trace: the recall that others' programs gave on the
+same data.
 
-The trace and its statistics are third-party data that are not part of the project; where they are absent, these tests
-are skipped. Known of gpt-oss-20b's decoding, mean over the sites, on sequences that were held out: of a token's four
-experts, four named from its experts at the site before find 0.597 by counting and 0.658 by logistic regression.
+The trace and its statistics are third-party data that are not part of the project; where they are
+absent, these tests are skipped. Known of gpt-oss-20b's decoding, mean over the sites, on sequences
+that were held out: of a token's four experts, four named from its experts at the site before find
+0.597 by counting and 0.658 by logistic regression.
 """
 
 from __future__ import annotations
@@ -25,27 +27,39 @@ STATISTICS = TRACES / "stats" / "gptoss20b_decode_norep.json"
 SHAPE = Shape(24, 32, 4)
 TOLERANCE = 0.01
 ASKED, LEARNT = 3000, 30_000
-pytestmark = pytest.mark.skipif(not (ARRAYS.exists() and STATISTICS.exists()), reason="the gpt-oss trace is not here")
+pytestmark = pytest.mark.skipif(
+    not (ARRAYS.exists() and STATISTICS.exists()), reason="the gpt-oss trace is not here"
+)
 
 
 @pytest.fixture(scope="module")
 def split() -> tuple[Sample, Sample]:
-    """Sequences without repetition: four of five to fit on, and rows of the others at equal distances."""
+    """Sequences without repetition: four of five to fit on, and rows of the others at equal
+    distances.
+    """
     arrays = np.load(ARRAYS, allow_pickle=False)
     listed = json.loads((ARRAYS.parent / "sequences.json").read_text(encoding="utf-8"))
     good = [entry["seq"] for entry in listed if not entry["has_repetition"]]
     sequence, ids = arrays["seq"], arrays["experts"]
-    fit = np.flatnonzero(np.isin(sequence, [number for place, number in enumerate(good) if place % 5]))
+    fit = np.flatnonzero(
+        np.isin(sequence, [number for place, number in enumerate(good) if place % 5])
+    )
     held = np.flatnonzero(np.isin(sequence, good[::5]))
     held = held[np.linspace(0, len(held) - 1, ASKED).astype(np.int64)]
-    parts = [Sample(SHAPE, ids[rows].astype(np.int16), sequence[rows], np.full(len(rows), -1)) for rows in (fit, held)]
+    parts = [
+        Sample(SHAPE, ids[rows].astype(np.int16), sequence[rows], np.full(len(rows), -1))
+        for rows in (fit, held)
+    ]
     return parts[0], parts[1]
 
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, float]:
     statistics = json.loads(STATISTICS.read_text(encoding="utf-8"))["pred"]
-    return {name: float(np.mean([v for v in statistics[name] if v is not None])) for name in ("cond_l1", "lin_l1")}
+    return {
+        name: float(np.mean([v for v in statistics[name] if v is not None]))
+        for name in ("cond_l1", "lin_l1")
+    }
 
 
 def mean_recall(predictor: Any, held: Sample) -> float:
@@ -55,13 +69,18 @@ def mean_recall(predictor: Any, held: Sample) -> float:
         gate = SimpleNamespace(site=site, step=0, experts=held.ids[:, site])
         (choice,) = predictor.predict(gate)
         assert choice.experts.shape == (len(held.ids), 4)
-        found.append((choice.experts[:, :, None] == held.ids[:, site + 1][:, None, :]).any(axis=1).mean())
+        found.append(
+            (choice.experts[:, :, None] == held.ids[:, site + 1][:, None, :]).any(axis=1).mean()
+        )
     return float(np.mean(found))
 
 
-def test_conditional_counts_find_what_counting_found(split: tuple[Sample, Sample], published: dict[str, float]) -> None:
-    """How they joined the counts of four experts is not published: the product of ``P(e' | e)`` comes to the same.
-    Their sum, which is the predictor's default, finds less, and naive Bayes more, on the same counts.
+def test_conditional_counts_find_what_counting_found(
+    split: tuple[Sample, Sample], published: dict[str, float]
+) -> None:
+    """How they joined the counts of four experts is not published: the product of ``P(e' | e)``
+    comes to the same. Their sum, which is the predictor's default, finds less, and naive Bayes
+    more, on the same counts.
     """
     fit, held = split
     arrays = NextSiteConditional().fit(fit)
@@ -71,7 +90,13 @@ def test_conditional_counts_find_what_counting_found(split: tuple[Sample, Sample
         predictor.know(SHAPE, arrays)
         recall[combine] = mean_recall(predictor, held)
     assert recall["logs"] == pytest.approx(published["cond_l1"], abs=TOLERANCE)
-    assert recall["logs"] - 2 * TOLERANCE < recall["sum"] < recall["logs"] < recall["product"] < published["lin_l1"]
+    assert (
+        recall["logs"] - 2 * TOLERANCE
+        < recall["sum"]
+        < recall["logs"]
+        < recall["product"]
+        < published["lin_l1"]
+    )
 
 
 def test_a_linear_network_on_selections_finds_what_regression_found(
@@ -86,7 +111,9 @@ def test_a_linear_network_on_selections_finds_what_regression_found(
     training = Training(width=0, epochs=5)
     for site in predictor.sources(SHAPE):
         features = predictor.features(SHAPE, None, [fit.ids[rows, site]])
-        data = Site(features, fit.members(site + 1)[rows].astype(np.float32), np.arange(LEARNT) % 20 == 0)
+        data = Site(
+            features, fit.members(site + 1)[rows].astype(np.float32), np.arange(LEARNT) % 20 == 0
+        )
         ((weight, bias),) = train_site(data, 0, training, torch.Generator().manual_seed(site))
         arrays |= {f"site{site}_w0": weight, f"site{site}_b0": bias}
     predictor.know(SHAPE, arrays)
@@ -95,13 +122,20 @@ def test_a_linear_network_on_selections_finds_what_regression_found(
 
 
 def test_paths_know_more_than_popularity(split: tuple[Sample, Sample]) -> None:
-    """The best expert of one site before (keys are pairs in fitting, and back off) against no key at all."""
+    """The best expert of one site before (keys are pairs in fitting, and back off) against no
+    key at all.
+    """
     fit, held = split
     part = Sample(SHAPE, fit.ids[::8], fit.sequence[::8], fit.token[::8])
     predictor = ExpertPaths("first", experts=4)
     predictor.know(SHAPE, predictor.fit(part))
     ids = held.ids[:500]
     found = mean_recall(predictor, Sample(SHAPE, ids, held.sequence[:500], held.token[:500]))
-    popular = [np.argsort(-part.members(site).sum(axis=0), kind="stable")[:4] for site in range(1, SHAPE.sites)]
-    by_popularity = np.mean([np.isin(ids[:, site], popular[site - 1]).mean() for site in range(1, SHAPE.sites)])
+    popular = [
+        np.argsort(-part.members(site).sum(axis=0), kind="stable")[:4]
+        for site in range(1, SHAPE.sites)
+    ]
+    by_popularity = np.mean(
+        [np.isin(ids[:, site], popular[site - 1]).mean() for site in range(1, SHAPE.sites)]
+    )
     assert found > by_popularity + 0.1

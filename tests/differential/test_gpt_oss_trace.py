@@ -1,11 +1,13 @@
-"""A published trace of a real model through the controller: LRU's known hit ratios, and every hit against plain Python.
+"""A published trace of a real model through the controller: LRU's known hit ratios, and every hit
+against plain Python.
 
-The trace is third-party data that is not part of the project; where it is absent, these tests are skipped. Known, per
-layer and averaged over the layers, for the sequences without repetition: LRU hits 0.656 of the requests with 25 % of
-the experts resident and 0.898 with 50 %, if recency changes at the request and a token's experts spare each other.
+The trace is third-party data that is not part of the project; where it is absent, these tests are
+skipped. Known, per layer and averaged over the layers, for the sequences without repetition: LRU
+hits 0.656 of the requests with 25 % of the experts resident and 0.898 with 50 %, if recency changes
+at the request and a token's experts spare each other.
 
-The whole trace goes through a formula in numpy; the controller has the same hits, one by one, on as many sequences as a
-thirtieth of ``--scenarios`` (15 000: on all).
+The whole trace goes through a formula in numpy; the controller has the same hits, one by one, on as
+many sequences as a thirtieth of ``--scenarios`` (15 000: on all).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ SAMPLE_SEQUENCES = 4
 KNOWN = {8: 0.656, 16: 0.898}
 """Hit ratio by slots a layer."""
 pytestmark = pytest.mark.skipif(
-    not (ARRAYS.exists() and (FOLDER / SEQUENCES_FILE).exists()), reason="the published gpt-oss-20b trace is not here"
+    not (ARRAYS.exists() and (FOLDER / SEQUENCES_FILE).exists()),
+    reason="the published gpt-oss-20b trace is not here",
 )
 
 
@@ -46,7 +49,8 @@ def published(gpt_oss: Path) -> Workload:
 
 
 def controlled_hits(workload: Workload, slots: int, cache: CachePolicy | None = None) -> np.ndarray:
-    """Hits [step, site, rank] of a controller with so many slots at each site, kept throughout; LRU, cold at first.
+    """Hits [step, site, rank] of a controller with so many slots at each site, kept throughout;
+    LRU, cold at first.
 
     Time does not matter here, so the driver is a loop: a gate, then every transfer it waits for.
     """
@@ -68,13 +72,17 @@ def controlled_hits(workload: Workload, slots: int, cache: CachePolicy | None = 
         for sequence in step.ends:
             controller.end_sequence(sequence)
     controller.check()
-    outcomes = np.array(controller.lookup_outcomes, np.int8).reshape(len(workload.steps), SITES, TOP_K)
+    outcomes = np.array(controller.lookup_outcomes, np.int8).reshape(
+        len(workload.steps), SITES, TOP_K
+    )
     assert set(np.unique(outcomes)) <= {Outcome.HIT, Outcome.MISS}
     return outcomes == Outcome.HIT
 
 
 def plain_hits(chosen: np.ndarray, slots: int) -> np.ndarray:
-    """The same of experts [step, site, rank], site by site: a token asks for all its experts, then they are loaded."""
+    """The same of experts [step, site, rank], site by site: a token asks for all its experts,
+    then they are loaded.
+    """
     hits = np.empty(chosen.shape, np.bool_)
     for site in range(chosen.shape[1]):
         held: dict[int, None] = {}  # least recent first
@@ -91,13 +99,15 @@ def plain_hits(chosen: np.ndarray, slots: int) -> np.ndarray:
 
 
 def recency(chosen: np.ndarray) -> np.ndarray:
-    """Of experts [step, site, rank], how many others of the site were asked for since they were: with more slots than
-    that LRU has kept them. Never asked for before: ``EXPERTS``.
+    """Of experts [step, site, rank], how many others of the site were asked for since they were:
+    with more slots than that LRU has kept them. Never asked for before: ``EXPERTS``.
     """
     found = np.empty(chosen.shape, np.int16)
     for site in range(chosen.shape[1]):
         asked = chosen[:, site].astype(np.int64)
-        last = np.full((len(asked) + 1, EXPERTS), -1, np.int32)  # the last request of each expert, before each step
+        last = np.full(
+            (len(asked) + 1, EXPERTS), -1, np.int32
+        )  # the last request of each expert, before each step
         stamps = np.arange(asked.size, dtype=np.int32).reshape(asked.shape)
         np.put_along_axis(last[1:], asked, stamps, axis=1)
         np.maximum.accumulate(last, axis=0, out=last)
@@ -109,7 +119,9 @@ def recency(chosen: np.ndarray) -> np.ndarray:
 
 
 def test_all_that_was_published_has_arrived(published):
-    """Numbers of the data's own page: 703 sequences, 215,438 tokens, 209 sequences that repeat themselves."""
+    """Numbers of the data's own page: 703 sequences, 215,438 tokens, 209 sequences that repeat
+    themselves.
+    """
     header = published.trace.header
     repeat = [item.flags["has_repetition"] for item in header.sequences]
     assert (len(repeat), len(published.trace.step), sum(repeat)) == (703, 215_438, 209)
@@ -155,5 +167,7 @@ def test_lru_by_layer_hits_as_often_as_known_of_the_published_trace(published):
 
 @pytest.mark.parametrize("slots", KNOWN)
 def test_the_controller_has_each_of_these_hits(published, slots, request):
-    sample = first_sequences(published, max(SAMPLE_SEQUENCES, request.config.getoption("--scenarios") // 30))
+    sample = first_sequences(
+        published, max(SAMPLE_SEQUENCES, request.config.getoption("--scenarios") // 30)
+    )
     assert np.array_equal(controlled_hits(sample, slots), recency(ids_of(sample)) < slots)

@@ -1,4 +1,5 @@
-"""The comparison with the reference has teeth: defects, each planted in the production code, are all found.
+"""The comparison with the reference has teeth: defects, each planted in the production code, are
+all found.
 
 The comments at ``MUTANTS`` say how many random scenarios of its kind it took to find each.
 """
@@ -21,10 +22,10 @@ from differential.test_engine_against_reference import PLAIN, first_difference, 
 from sim.core.controller import Controller
 from sim.core.loader import Transfer
 from sim.core.slots import Slots
+from sim.engine import engine, links, stream
 from sim.engine.clock import TRANSFER_END
 from sim.engine.contended_links import ContendedLink
 from sim.engine.contest import Contest
-from sim.engine import engine, links, stream
 from sim.engine.links import SharedLink
 from sim.policies.recency import LRU
 from sim.values.types import Geometry
@@ -35,7 +36,8 @@ EARLY = TRANSFER_END >> 1
 """Before everything else of an instant."""
 
 
-# ---- what scenarios are made into, so that a defect can show ---------------------------------------------------------
+# ---- what scenarios are made into, so that a defect can show
+# ---------------------------------------------------------
 
 
 def as_it_is(scenario: Scenario) -> Scenario:
@@ -43,14 +45,25 @@ def as_it_is(scenario: Scenario) -> Scenario:
 
 
 def one_queue(scenario: Scenario) -> Scenario:
-    """First in first out, nothing cancelled: only the time of the claim distinguishes issue from queueing."""
-    loader = replace(scenario.loader, in_flight=1, demand_first=False, promote=False, cancel_stale=False,
-                     queue="append", prefetch_budget="all")  # fmt: skip
+    """First in first out, nothing cancelled: only the time of the claim distinguishes issue from
+    queueing.
+    """
+    loader = replace(
+        scenario.loader,
+        in_flight=1,
+        demand_first=False,
+        promote=False,
+        cancel_stale=False,
+        queue="append",
+        prefetch_budget="all",
+    )
     return replace(scenario, loader=loader)
 
 
 def one_queue_for_two(scenario: Scenario) -> Scenario:
-    """The same with two in flight: a claim at the service is one that issues when the one before it ends."""
+    """The same with two in flight: a claim at the service is one that issues when the one before
+    it ends.
+    """
     scenario = one_queue(scenario)
     return replace(scenario, loader=replace(scenario.loader, in_flight=2))
 
@@ -60,7 +73,9 @@ def lru_at_every_site(scenario: Scenario) -> Scenario:
 
 
 def arriving_at_ends(scenario: Scenario) -> Scenario:
-    """There is room for all, and each request but the first comes where a step of those before it ends."""
+    """There is room for all, and each request but the first comes where a step of those before
+    it ends.
+    """
     assert scenario.batching is not None
     batching = replace(scenario.batching, size=len(scenario.requests))
     requests = [replace(scenario.requests[0], arrival_ns=0)]
@@ -71,7 +86,8 @@ def arriving_at_ends(scenario: Scenario) -> Scenario:
     return replace(scenario, batching=batching, requests=tuple(requests))
 
 
-# ---- the list --------------------------------------------------------------------------------------------------------
+# ---- the list
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -96,33 +112,53 @@ MUTANTS = {
     "recency at arrival": Mutant(mutants.recency_at_arrival, change=lru_at_every_site),  # 1
     "waves admitted early": Mutant(mutants.waves_admitted_early),  # 7
     "half the rate alone": Mutant(engine_mutants.half_rate_alone, "engines"),  # 1
-    "latency draws bandwidth": Mutant(replaced(SharedLink, "_latency_ns", always(0)), "engines"),  # 1
-    "forecasts evicted by demands": Mutant(switched(demand_evicts="masked_last"), "spared_forecasts"),  # 1
+    "latency draws bandwidth": Mutant(
+        replaced(SharedLink, "_latency_ns", always(0)), "engines"
+    ),  # 1
+    "forecasts evicted by demands": Mutant(
+        switched(demand_evicts="masked_last"), "spared_forecasts"
+    ),  # 1
     "urgency lost on the way": Mutant(replaced(Transfer, "urgent", always(False)), "two_hops"),  # 5
     "hops behind prefetches": Mutant(engine_mutants.hops_behind_prefetches, "three_hops"),  # 37
-    "cut-through stores and forwards": Mutant(engine_mutants.stored_and_forwarded, "cut_through"),  # 1
-    "head of a slow link handed on at once": Mutant(engine_mutants.head_of_a_slow_link, "cut_through"),  # 1
+    "cut-through stores and forwards": Mutant(
+        engine_mutants.stored_and_forwarded, "cut_through"
+    ),  # 1
+    "head of a slow link handed on at once": Mutant(
+        engine_mutants.head_of_a_slow_link, "cut_through"
+    ),  # 1
     "RAM pins ignored": Mutant(mutants.ram_pins_ignored, "ram_tier"),  # 5
-    "cut for a demand without a slot": Mutant(replaced(Controller, "_could_claim", lambda *_: True), "chunks"),  # 7
+    "cut for a demand without a slot": Mutant(
+        replaced(Controller, "_could_claim", lambda *_: True), "chunks"
+    ),  # 7
     "late prefetches give way": Mutant(engine_mutants.late_prefetches_give_way, "chunks"),  # 1
-    "chunk ends after a submission": Mutant(replaced(links, "bisect_right", bisect_left), "chunks", ties=True),  # 4
+    "chunk ends after a submission": Mutant(
+        replaced(links, "bisect_right", bisect_left), "chunks", ties=True
+    ),  # 4
     "write-back forgotten": Mutant(switched(write_back=False), "write_back"),  # 1
     "exchange moves bytes": Mutant(mutants.exchange_moves_bytes, "staging"),  # 1
     "staged variants kept": Mutant(mutants.staged_variants_kept, "staging"),  # 2
     "everybody enters": Mutant(mutants.everybody_enters, "refusals"),  # 1
     "offered while pinned": Mutant(mutants.offered_while_pinned, "refusals"),  # 1
     "partial moves hit later": Mutant(mutants.partial_moves_hit_later, "partial"),  # 1
-    "rest of a partial move forgotten": Mutant(replaced(Transfer, "rest_bytes", always(0)), "partial"),  # 1
+    "rest of a partial move forgotten": Mutant(
+        replaced(Transfer, "rest_bytes", always(0)), "partial"
+    ),  # 1
     "dense blocks behind prefetches": Mutant(engine_mutants.dense_behind_prefetches, "dense"),  # 27
-    "one size for every site": Mutant(replaced(Geometry, "key_bytes", property(mutants.one_size)), "site_bytes"),  # 1
-    "CPU results before transfer ends": Mutant(replaced(stream, "CPU_DONE", EARLY), "cpu", ties=True),  # 40
+    "one size for every site": Mutant(
+        replaced(Geometry, "key_bytes", property(mutants.one_size)), "site_bytes"
+    ),  # 1
+    "CPU results before transfer ends": Mutant(
+        replaced(stream, "CPU_DONE", EARLY), "cpu", ties=True
+    ),  # 40
     "policies not told": Mutant(mutants.policies_not_told, "cpu"),  # 1
     "overflow kept": Mutant(replaced(Slots, "excess", lambda slots: []), "after_batch"),  # 1
     "slots claimed at issue": Mutant(switched(slot_claim="issue"), "claim_at_queue"),  # 1
     "two accesses at a time": Mutant(mutants.two_at_a_time, "per_access"),  # 1
     "waking from no sleep": Mutant(engine_mutants.waking_from_no_sleep, "host", ties=True),  # 8
     "predictions at once": Mutant(engine_mutants.predictions_at_once, "prediction_latency"),  # 1
-    "predictions of the past": Mutant(engine_mutants.predictions_of_the_past, "prediction_latency"),  # 2
+    "predictions of the past": Mutant(
+        engine_mutants.predictions_of_the_past, "prediction_latency"
+    ),  # 2
     "needs computed as they come": Mutant(switched(wait="as_ready"), "in_order"),  # 1
     "sequences not told": Mutant(engine_mutants.sequences_not_told, "many_sequences"),  # 11
     "a group filled up": Mutant(batched(batching="continuous"), "static"),  # 1
@@ -131,11 +167,21 @@ MUTANTS = {
     "arrivals after composing": Mutant(
         engine_mutants.arrivals_after_composing, "arrivals", change=arriving_at_ends
     ),  # 2
-    "recency by need order": Mutant(replaced(LRU, "_by_last_row", lambda lru, keys, gate: keys), "recency_rows"),  # 1
-    "rows of what joins forgotten": Mutant(mutants.served_otherwise(mutants.own_rows), "reroute"),  # 1
-    "one expert asked for twice": Mutant(mutants.served_otherwise(mutants.nobody_joins), "reroute"),  # 1
+    "recency by need order": Mutant(
+        replaced(LRU, "_by_last_row", lambda lru, keys, gate: keys), "recency_rows"
+    ),  # 1
+    "rows of what joins forgotten": Mutant(
+        mutants.served_otherwise(mutants.own_rows), "reroute"
+    ),  # 1
+    "one expert asked for twice": Mutant(
+        mutants.served_otherwise(mutants.nobody_joins), "reroute"
+    ),  # 1
     "the worst forecast serves": Mutant(
-        replaced(Controller, "foreseen", property(lambda c: [c.expert_of(key) for key in c._unmasked][::-1])),
+        replaced(
+            Controller,
+            "foreseen",
+            property(lambda c: [c.expert_of(key) for key in c._unmasked][::-1]),
+        ),
         "forecast_routes",
     ),  # 1
     "compute leaves a link alone": Mutant(engine_mutants.links_left_alone, "rivals"),  # 2
@@ -146,11 +192,14 @@ MUTANTS = {
         replaced(ContendedLink, "_on_overtaking", lambda *_: None), "cut_through among rivals"
     ),  # 1
     "chunks by the clock": Mutant(engine_mutants.chunks_by_the_clock, "chunks among rivals"),  # 2
-    "what was done before forgotten": Mutant(replaced(Contest, "_settle", lambda contest, now: None), "rivals"),  # 1
+    "what was done before forgotten": Mutant(
+        replaced(Contest, "_settle", lambda contest, now: None), "rivals"
+    ),  # 1
 }
 
 
-# ---- the finding -----------------------------------------------------------------------------------------------------
+# ---- the finding
+# -----------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -181,7 +230,12 @@ def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("kind", "change"),
-    [(PLAIN, one_queue), (PLAIN, one_queue_for_two), (PLAIN, lru_at_every_site), ("arrivals", arriving_at_ends)],
+    [
+        (PLAIN, one_queue),
+        (PLAIN, one_queue_for_two),
+        (PLAIN, lru_at_every_site),
+        ("arrivals", arriving_at_ends),
+    ],
 )
 def test_without_a_defect_the_changed_scenarios_show_no_difference(
     kind: str, change: Callable[[Scenario], Scenario]

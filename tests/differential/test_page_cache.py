@@ -27,9 +27,15 @@ def with_pages(scenario: Scenario, seed: int) -> Scenario:
     draw = random.Random(seed)
     largest = max(scenario.variant_bytes)
     links = tuple(
-        replace(link, page_cache_bytes=draw.randint(1, 12 * largest), kept_ns=draw.randint(1, 1 + link.ns_per_byte))
-        if link.head_bytes == 0 and draw.random() < 0.8
-        else link
+        (
+            replace(
+                link,
+                page_cache_bytes=draw.randint(1, 12 * largest),
+                kept_ns=draw.randint(1, 1 + link.ns_per_byte),
+            )
+            if link.head_bytes == 0 and draw.random() < 0.8
+            else link
+        )
         for link in scenario.links
     )
     return replace(scenario, links=links)
@@ -50,7 +56,9 @@ def test_the_engine_reads_what_the_reference_reads(chunk: int, ties: bool) -> No
         got, expected = production_rows.run(scenario), reference.run(scenario)
         difference = first_difference(got, expected)
         assert difference is None, f"linked({seed}, ties={ties}): {difference}"
-        without = replace(scenario, links=tuple(replace(link, page_cache_bytes=0) for link in scenario.links))
+        without = replace(
+            scenario, links=tuple(replace(link, page_cache_bytes=0) for link in scenario.links)
+        )
         kept += got.makespan_ns != production_rows.run(without).makespan_ns
     assert kept, "in some of them a page is read again"
 
@@ -64,12 +72,22 @@ def test_what_was_read_last_is_kept_as_far_as_it_fits() -> None:
 
 def test_what_is_larger_than_the_cache_leaves_it_as_it_is() -> None:
     pages = PageCache(10)
-    assert [pages.read(1, 6), pages.read(2, 11), pages.read(1, 6), pages.read(2, 11)] == [False, False, True, False]
+    assert [pages.read(1, 6), pages.read(2, 11), pages.read(1, 6), pages.read(2, 11)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_part_that_was_read_is_not_the_whole() -> None:
     pages = PageCache(10)
-    assert [pages.read(1, 3), pages.read(1, 5), pages.read(1, 4), pages.read(1, 5)] == [False, False, True, True]
+    assert [pages.read(1, 3), pages.read(1, 5), pages.read(1, 4), pages.read(1, 5)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -86,9 +104,15 @@ def test_any_course_of_reads_is_that_of_a_plain_list(seed: int) -> None:
             plain.pop(0)
 
 
-# ---- a run -----------------------------------------------------------------------------------------------------------
+# ---- a run
+# -----------------------------------------------------------------------------------------------------------
 
-DRIVE = ("system=load_on_demand", "hardware=jetson_agx_orin", "trace.max_sequences=1", "budget.resident_share=0.2")
+DRIVE = (
+    "system=load_on_demand",
+    "hardware=jetson_agx_orin",
+    "trace.max_sequences=1",
+    "budget.resident_share=0.2",
+)
 PAGES = "{_target_: sim.machine.Pages, capacity_gib: 100, gb_per_s: 20}"
 
 
@@ -96,9 +120,11 @@ def summary(configure: Configure, trace: Trace, *words: str) -> dict[str, Any]:
     return execute(build(configure(*DRIVE, *words), "x", trace)).summary
 
 
-def test_a_page_cache_that_holds_the_model_reads_each_expert_once(configure: Configure, bundled_trace: Trace) -> None:
-    """Loads on demand, nothing kept on the device: all but the first read of each of 128 experts come from memory, and
-    no run is faster than the bound.
+def test_a_page_cache_that_holds_the_model_reads_each_expert_once(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """Loads on demand, nothing kept on the device: all but the first read of each of 128 experts
+    come from memory, and no run is faster than the bound.
     """
     cold = summary(configure, bundled_trace)
     warm = summary(configure, bundled_trace, f"+hardware.links.nvme.page_cache={PAGES}")
@@ -110,7 +136,11 @@ def test_a_page_cache_that_holds_the_model_reads_each_expert_once(configure: Con
     assert warm["bounds"]["lower_s"] <= warm["makespan_s"]
 
 
-def test_a_page_cache_and_chunks_are_refused_together(configure: Configure, bundled_trace: Trace) -> None:
+def test_a_page_cache_and_chunks_are_refused_together(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     words = (f"+hardware.links.nvme.page_cache={PAGES}", "loader.chunk_bytes=1048576")
-    with pytest.raises(ValueError, match=r"chunk_bytes=1048576 does not go with hardware\.links\.nvme\.page_cache"):
+    with pytest.raises(
+        ValueError, match=r"chunk_bytes=1048576 does not go with hardware\.links\.nvme\.page_cache"
+    ):
         summary(configure, bundled_trace, *words)

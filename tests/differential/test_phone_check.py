@@ -1,7 +1,8 @@
-"""The check of a foreign log, on a phone's own: it explains every flag, and names what contradicts it first.
+"""The check of a foreign log, on a phone's own: it explains every flag, and names what contradicts
+it first.
 
-Oracle: the phone's cache in plain Python (`test_phone_trace` has its rule), which says of each altered log at which
-lookups it contradicts the contract. Faulty engines: `test_phone_faults`.
+Oracle: the phone's cache in plain Python (`test_phone_trace` has its rule), which says of each
+altered log at which lookups it contradicts the contract. Faulty engines: `test_phone_faults`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from sim.traces.residency_log import ResidencyLog, read_log
 
 STEPS = 8
 """Decoded tokens of the altered logs, after the prompt: replays take their time."""
-pytestmark = pytest.mark.skipif(not ROUTES.exists(), reason="the published Qwen3-30B-A3B phone trace is not here")
+pytestmark = pytest.mark.skipif(
+    not ROUTES.exists(), reason="the published Qwen3-30B-A3B phone trace is not here"
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +52,19 @@ def test_a_contract_explains_every_flag_of_the_phone_and_the_rivals_are_ranked_b
 ) -> None:
     assert main([str(folder), "budget=4000MiB", "policy=lru", "scope=global", "initial=empty"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    explained = "explains all 44766 flags: policy=lru initial=empty scope=global recency=rows retention="
+    explained = (
+        "explains all 44766 flags: policy=lru initial=empty scope=global recency=rows retention="
+    )
     hits = ": hits 66.11 %, 80.28 % of decoded tokens'"
     assert lines[0].endswith(f"flagged resident{hits}")
-    assert lines[1:3] == [f"{explained}{retention}{hits}" for retention in ("after_batch", "strict")]
+    assert lines[1:3] == [
+        f"{explained}{retention}{hits}" for retention in ("after_batch", "strict")
+    ]
     assert lines[3] == "this log cannot tell these contracts apart"
     # By need order 8 flags are wrong, in plain Python too (test_phone_trace).
-    assert [line.split(":")[0] for line in lines if "44758" in line] == ["explains 44758 of 44766 flags (99.98 %)"] * 2
+    assert [line.split(":")[0] for line in lines if "44758" in line] == [
+        "explains 44758 of 44766 flags (99.98 %)"
+    ] * 2
 
 
 def test_a_budget_one_mib_off_is_no_explanation(log: ResidencyLog) -> None:
@@ -72,11 +81,16 @@ def test_plain_python_gives_every_flag(log: ResidencyLog) -> None:
     assert contradiction(log) is None
 
 
-def test_the_first_contradiction_of_an_altered_log_is_named_to_the_lookup(beginning: ResidencyLog) -> None:
+def test_the_first_contradiction_of_an_altered_log_is_named_to_the_lookup(
+    beginning: ResidencyLog,
+) -> None:
     """`localised.py` counts it, and how often the altered lookup itself is told, of a thousand."""
     for kind, alter in enumerate(ALTERATIONS):
-        made = next(made for seed in count() if (made := alter(beginning, np.random.default_rng((kind, seed)))).first
-                    is not None)  # fmt: skip
+        made = next(
+            made
+            for seed in count()
+            if (made := alter(beginning, np.random.default_rng((kind, seed)))).first is not None
+        )
         replayer = Replayer(made.log)
         wrong = deviations(made.log, replayer.replay(CONTRACT, BUDGET))
         assert int(wrong[0]) == made.first, made.kind

@@ -1,11 +1,12 @@
 """The faults of engines, found from the residency logs that they leave.
 
-Oracle: `faulty_phone`, the phone's cache in plain Python, with one fault at random. A fault that changes no flag leaves
-the right engine's log, and another is drawn. A fault is *decidable* if one of the flags that it changes is of its own
-expert (of the one that went for another, was not refreshed or not kept; of the one that stayed): else the log shows no
-more than that something went wrong, which many faults would explain alike. Decidable ones must be told of, with their
-kind, their expert, its lookups before and after, and a span of batches that contains theirs. `localised.py` counts how
-often they are, of a thousand engines.
+Oracle: `faulty_phone`, the phone's cache in plain Python, with one fault at random. A fault that
+changes no flag leaves the right engine's log, and another is drawn. A fault is *decidable* if one
+of the flags that it changes is of its own expert (of the one that went for another, was not
+refreshed or not kept; of the one that stayed): else the log shows no more than that something went
+wrong, which many faults would explain alike. Decidable ones must be told of, with their kind, their
+expert, its lookups before and after, and a span of batches that contains theirs. `localised.py`
+counts how often they are, of a thousand engines.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from sim.traces.residency_log import ResidencyLog, read_log
 
 DECODED = 8
 """Decoded tokens of the logs, after the prompt."""
-pytestmark = pytest.mark.skipif(not ROUTES.exists(), reason="the published Qwen3-30B-A3B phone trace is not here")
+pytestmark = pytest.mark.skipif(
+    not ROUTES.exists(), reason="the published Qwen3-30B-A3B phone trace is not here"
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,9 @@ def test_a_fault_that_shows_in_a_flag_of_its_own_expert_is_told_of(
     assert told["first"]
 
 
-def test_an_altered_lookup_is_told_among_those_that_explain_the_log_alike(log: ResidencyLog, checked: Checked) -> None:
+def test_an_altered_lookup_is_told_among_those_that_explain_the_log_alike(
+    log: ResidencyLog, checked: Checked
+) -> None:
     for kind in ("flip", "exchange", "move"):
         seeds = (seed for seed in count() if of_text(kind, seed, log, checked)["shows"])
         told = of_text(kind, next(seeds), log, checked)
@@ -95,7 +100,9 @@ def test_faults_of_every_kind_are_told_of_where_a_flag_of_their_own_expert_shows
 
 
 @pytest.mark.thorough
-def test_a_count_that_was_killed_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_count_that_was_killed_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def told() -> list[str]:
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
 

@@ -1,28 +1,37 @@
-"""A phone's own expert cache, by plain Python and by the simulator: every residency flag, every hit rate it reported.
+"""A phone's own expert cache, by plain Python and by the simulator: every residency flag, every hit
+rate it reported.
 
-The trace is third-party data that is not part of the project; where it is absent, these tests are skipped.
-Qwen3-30B-A3B on BigMoeOnEdge, 28 prompt and 128 decoded tokens, one cache of 4000 MiB over all layers.
+The trace is third-party data that is not part of the project; where it is absent, these tests are
+skipped. Qwen3-30B-A3B on BigMoeOnEdge, 28 prompt and 128 decoded tokens, one cache of 4000 MiB over
+all layers.
 
 The rule that gives all 44,766 flags:
 
-1. A *batch* is a layer's lookups of one pass: those of all prompt tokens (prefill, layers in order; the last layer has
-   the last token only), or those of the one decoded token. The cache begins empty and has experts of all layers.
-2. A lookup is resident if its expert was in the cache when the batch began. Repeats in the batch have the same flag.
-3. The batch's lookups are gone through token by token and, inside a token, from the highest weight down. Each makes its
-   expert the most recent of the whole cache, repeats too: an expert's age is its *last* (token, slot), not its first
-   and not its number of tokens. Absent and resident experts are not told apart.
-4. The batch's absent experts enter at once, whatever the budget: the cache exceeds it until the batch is over.
-5. Then, while the bytes in the cache exceed the budget (4000 x 2**20), the least recent expert goes, as long as it is
-   none of the batch's. Bytes are those of the expert's layer (two sizes occur); equality with the budget is allowed.
+1. A *batch* is a layer's lookups of one pass: those of all prompt tokens (prefill, layers in order;
+   the last layer has the last token only), or those of the one decoded token. The cache begins
+   empty and has experts of all layers.
+2. A lookup is resident if its expert was in the cache when the batch began. Repeats in the batch
+   have the same flag.
+3. The batch's lookups are gone through token by token and, inside a token, from the highest weight
+   down. Each makes its expert the most recent of the whole cache, repeats too: an expert's age is
+   its *last* (token, slot), not its first and not its number of tokens. Absent and resident experts
+   are not told apart.
+4. The batch's absent experts enter at once, whatever the budget: the cache exceeds it until the
+   batch is over.
+5. Then, while the bytes in the cache exceed the budget (4000 x 2**20), the least recent expert
+   goes, as long as it is none of the batch's. Bytes are those of the expert's layer (two sizes
+   occur); equality with the budget is allowed.
 
-Step 5 need not wait: evicting at each absent expert, in the order of step 3, gives the same flags so long as the batch
-spares *all* its experts, also those not gone through yet; only the peak differs (4184.5 or 4000.0 MiB). Making it spare
-only those gone through gives 5 wrong flags. Sparing in step 5 never matters here: no batch exceeds the budget.
+Step 5 need not wait: evicting at each absent expert, in the order of step 3, gives the same flags
+so long as the batch spares *all* its experts, also those not gone through yet; only the peak
+differs (4184.5 or 4000.0 MiB). Making it spare only those gone through gives 5 wrong flags. Sparing
+in step 5 never matters here: no batch exceeds the budget.
 
-What the engine reports is hits over *distinct* experts of a batch, prefill's (all absent) counted: 74.9 % at the end.
-Over decode alone it is 80.3 %.
+What the engine reports is hits over *distinct* experts of a batch, prefill's (all absent) counted:
+74.9 % at the end. Over decode alone it is 80.3 %.
 
-In the simulator's words: LRU over one pool, `recency: rows`, `initial: empty`, `retention: after_batch`, no prefetch.
+In the simulator's words: LRU over one pool, `recency: rows`, `initial: empty`, `retention:
+after_batch`, no prefetch.
 """
 
 from __future__ import annotations
@@ -59,11 +68,14 @@ MIB = 1 << 20
 BUDGET = 4000 * MIB
 SITES, EXPERTS, TOP_K, PROMPT, DECODED = 48, 128, 6, 28, 128
 pytestmark = pytest.mark.skipif(
-    not (ROUTES.exists() and METRICS.exists()), reason="the published Qwen3-30B-A3B phone trace is not here"
+    not (ROUTES.exists() and METRICS.exists()),
+    reason="the published Qwen3-30B-A3B phone trace is not here",
 )
 
 Order = Callable[[Sequence[int], Sequence[bool]], Sequence[int]]
-"""Of a batch's lookups, token by token and from the highest weight down, and their flags: experts, oldest first."""
+"""Of a batch's lookups, token by token and from the highest weight down, and their flags:
+experts, oldest first.
+"""
 
 
 @dataclass
@@ -107,7 +119,9 @@ def phone(tmp_path_factory: pytest.TempPathFactory) -> Phone:
         assert trace.header.files[name] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
     lookups = pl.read_parquet(folder / RESIDENCY_FILE)
     sizes = pl.read_json(folder / EXPERT_BYTES_FILE)
-    return Phone(trace, lookups, list(batches_of(lookups)), sizes.sort("site")["expert_bytes"].to_list())
+    return Phone(
+        trace, lookups, list(batches_of(lookups)), sizes.sort("site")["expert_bytes"].to_list()
+    )
 
 
 def batches_of(lookups: pl.DataFrame) -> Iterator[Batch]:
@@ -122,10 +136,15 @@ def as_chosen(experts: Sequence[int], resident: Sequence[bool]) -> Sequence[int]
 
 
 def replay(
-    phone: Phone, budget: int = BUDGET, prefill: Order = as_chosen, decode: Order = as_chosen, room: str = "after_batch"
+    phone: Phone,
+    budget: int = BUDGET,
+    prefill: Order = as_chosen,
+    decode: Order = as_chosen,
+    room: str = "after_batch",
 ) -> Replay:
-    """LRU in bytes over all layers. ``room``: when and for whom it evicts (`after_batch`, `sparing_batch`: at each
-    absent expert, sparing the whole batch; `sparing_past`: at each, sparing the batch's experts gone through)."""
+    """LRU in bytes over all layers. ``room``: when and for whom it evicts (`after_batch`,
+    `sparing_batch`: at each absent expert, sparing the whole batch; `sparing_past`: at each,
+    sparing the batch's experts gone through)."""
     found = Replay()
     cache: OrderedDict[tuple[int, int], int] = OrderedDict()
 
@@ -259,27 +278,54 @@ def slot_by_slot(experts: Sequence[int], resident: Sequence[bool]) -> Sequence[i
 
 
 def lowest_weight_first(experts: Sequence[int], resident: Sequence[bool]) -> Sequence[int]:
-    return [expert for start in range(0, len(experts), TOP_K) for expert in experts[start : start + TOP_K][::-1]]
+    return [
+        expert
+        for start in range(0, len(experts), TOP_K)
+        for expert in experts[start : start + TOP_K][::-1]
+    ]
 
 
 def resident_first(experts: Sequence[int], resident: Sequence[bool]) -> Sequence[int]:
-    return [expert for flag in (True, False) for expert, found in zip(experts, resident, strict=True) if found is flag]
+    return [
+        expert
+        for flag in (True, False)
+        for expert, found in zip(experts, resident, strict=True)
+        if found is flag
+    ]
 
 
 def absent_first(experts: Sequence[int], resident: Sequence[bool]) -> Sequence[int]:
-    return [expert for flag in (False, True) for expert, found in zip(experts, resident, strict=True) if found is flag]
+    return [
+        expert
+        for flag in (False, True)
+        for expert, found in zip(experts, resident, strict=True)
+        if found is flag
+    ]
 
 
 @pytest.mark.parametrize(
     ("order", "wrong"),
-    [(first_time, 7), (by_id, 5), (by_tokens, 8), (backwards, 5), (slot_by_slot, 4), (lowest_weight_first, 2)],
+    [
+        (first_time, 7),
+        (by_id, 5),
+        (by_tokens, 8),
+        (backwards, 5),
+        (slot_by_slot, 4),
+        (lowest_weight_first, 2),
+    ],
 )
-def test_no_other_order_of_the_prompts_lookups_gives_every_flag(phone: Phone, order: Order, wrong: int) -> None:
+def test_no_other_order_of_the_prompts_lookups_gives_every_flag(
+    phone: Phone, order: Order, wrong: int
+) -> None:
     assert phone.wrong(replay(phone, prefill=order)) == wrong
 
 
-@pytest.mark.parametrize(("order", "wrong"), [(by_id, 4), (backwards, 10), (resident_first, 3), (absent_first, 3)])
-def test_no_other_order_of_a_decoded_tokens_lookups_gives_every_flag(phone: Phone, order: Order, wrong: int) -> None:
+@pytest.mark.parametrize(
+    ("order", "wrong"), [(by_id, 4), (backwards, 10), (resident_first, 3), (absent_first, 3)]
+)
+def test_no_other_order_of_a_decoded_tokens_lookups_gives_every_flag(
+    phone: Phone, order: Order, wrong: int
+) -> None:
     assert phone.wrong(replay(phone, decode=order)) == wrong
 
 
@@ -306,11 +352,17 @@ class Simulated:
     def found(self) -> dict[tuple[int, int, int], bool]:
         """By step, site and expert, whether the need was found resident."""
         needs = self.workload.needs
-        columns = (self.workload.gate_step[needs.tick], self.workload.gate_site[needs.tick], needs.expert)
+        columns = (
+            self.workload.gate_step[needs.tick],
+            self.workload.gate_site[needs.tick],
+            needs.expert,
+        )
         outcomes = self.controller.lookup_outcomes
         return {
             need: outcome == Outcome.HIT
-            for need, outcome in zip(zip(*(column.tolist() for column in columns), strict=True), outcomes, strict=True)
+            for need, outcome in zip(
+                zip(*(column.tolist() for column in columns), strict=True), outcomes, strict=True
+            )
         }
 
     def wrong(self, phone: Phone) -> int:
@@ -326,8 +378,14 @@ def run(phone: Phone, recency: str = "rows", retention: str = "after_batch") -> 
     """Times do not matter: an expert is there before the next gate, whenever it was asked for."""
     sizes = tuple(phone.expert_bytes)
     geometry = Geometry(SITES, EXPERTS, TOP_K, ("int4",), (4.0,), (max(sizes),), BUDGET, (sizes,))
-    controller = Controller(geometry, NoPrediction(), LRU(initial="empty", recency=recency), Fixed("int4"), Load(),
-                            Loader(retention=retention))  # fmt: skip
+    controller = Controller(
+        geometry,
+        NoPrediction(),
+        LRU(initial="empty", recency=recency),
+        Fixed("int4"),
+        Load(),
+        Loader(retention=retention),
+    )
     workload = Workload(phone.trace, split="all")
     simulate(controller, workload, FixedDurations([5] * SITES, 3, [2], dict.fromkeys(sizes, 11)))
     controller.check()
@@ -365,9 +423,14 @@ def test_the_simulator_hits_as_often_as_the_device(simulated: Simulated) -> None
     assert f"{100 * sum(decode) / len(decode):.1f}" == "80.3"
 
 
-def test_the_simulator_loads_what_the_device_read_and_holds_as_much(phone: Phone, simulated: Simulated) -> None:
+def test_the_simulator_loads_what_the_device_read_and_holds_as_much(
+    phone: Phone, simulated: Simulated
+) -> None:
     controller = simulated.controller
-    assert sum(transfer.moved_bytes for transfer in controller.issued) == phone.lookups["loaded_bytes"].sum()
+    assert (
+        sum(transfer.moved_bytes for transfer in controller.issued)
+        == phone.lookups["loaded_bytes"].sum()
+    )
     assert controller.slots.peak_bytes == replay(phone).peak
     assert f"{controller.slots.peak_bytes / MIB:.1f}" == "4184.5"
 

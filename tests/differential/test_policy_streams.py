@@ -1,4 +1,5 @@
-"""Every other cache policy as a request stream: the simulator's hits against a second implementation in plain Python.
+"""Every other cache policy as a request stream: the simulator's hits against a second
+implementation in plain Python.
 
 As tests/differential/test_request_streams.py, whose streams and controller these are.
 """
@@ -12,7 +13,15 @@ import numpy as np
 import pytest
 
 from differential import plain_caches as plain
-from differential.test_request_streams import assert_same, belady_hits, keys_of, library_hits, next_uses, routing, run
+from differential.test_request_streams import (
+    assert_same,
+    belady_hits,
+    keys_of,
+    library_hits,
+    next_uses,
+    routing,
+    run,
+)
 from sim.core.loader import Loader
 from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
@@ -21,7 +30,14 @@ from sim.policies.frequency import LFU
 from sim.policies.popular import Popular
 from sim.policies.profile import Profile
 from sim.policies.recency import LeastStale
-from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
+from sim.policies.scores import (
+    ActivationRatio,
+    DecayedLFU,
+    FrequencyOverDistance,
+    Random,
+    VisitCount,
+    WeightedScore,
+)
 
 SHAPES = ((1, 8, 400), (3, 6, 120), (5, 10, 60))
 """Sites, experts, steps."""
@@ -34,14 +50,21 @@ MADE: dict[str, tuple[Callable[[], CachePolicy], plain.Victim]] = {
     "lfu_decayed": (partial(DecayedLFU, 0.98, **COLD), plain.lfu_decayed),
     "least_stale": (partial(LeastStale, **COLD), plain.least_stale),
     "visit_count": (partial(VisitCount, **COLD), plain.visit_count),
-    "frequency_over_distance": (partial(FrequencyOverDistance, initial_counts="none", **COLD),
-                                plain.frequency_over_distance),
-    "printed": (partial(FrequencyOverDistance, "since", initial_counts="none", **COLD),
-                plain.frequency_over_distance_printed),
-    "kept": (partial(FrequencyOverDistance, "ahead", "keep", "none", **COLD), plain.frequency_over_distance_kept),
+    "frequency_over_distance": (
+        partial(FrequencyOverDistance, initial_counts="none", **COLD),
+        plain.frequency_over_distance,
+    ),
+    "printed": (
+        partial(FrequencyOverDistance, "since", initial_counts="none", **COLD),
+        plain.frequency_over_distance_printed,
+    ),
+    "kept": (
+        partial(FrequencyOverDistance, "ahead", "keep", "none", **COLD),
+        plain.frequency_over_distance_kept,
+    ),
     "activation_ratio": (partial(ActivationRatio, **COLD), plain.activation_ratio),
     "weighted_score": (partial(WeightedScore, WEIGHTS, "global", (), **COLD), plain.weighted_score),
-}  # fmt: skip
+}
 
 
 def capacities(shape: tuple[int, int, int]) -> tuple[int, ...]:
@@ -50,11 +73,15 @@ def capacities(shape: tuple[int, int, int]) -> tuple[int, ...]:
 
 
 def profile_of(chosen: np.ndarray, experts: int) -> Profile:
-    uses = np.stack([np.bincount(chosen[:, site], minlength=experts) for site in range(chosen.shape[1])])
+    uses = np.stack(
+        [np.bincount(chosen[:, site], minlength=experts) for site in range(chosen.shape[1])]
+    )
     return Profile(uses, chosen[:, :, None])
 
 
-def hits_of(policy: CachePolicy, chosen: np.ndarray, experts: int, capacity: int, **switches: int) -> list[int]:
+def hits_of(
+    policy: CachePolicy, chosen: np.ndarray, experts: int, capacity: int, **switches: int
+) -> list[int]:
     if getattr(policy, "needs_profile", False):
         policy.profile(profile_of(chosen, experts))  # type: ignore[attr-defined]
     return run(chosen, experts, capacity, policy, Loader(**switches))[0]
@@ -68,32 +95,50 @@ def test_hits_are_those_of_a_victim_chosen_from_the_whole_history(shape, seed, n
     stream = plain.Stream(keys_of(chosen, experts), sites, experts + 1, steps // 2)
     make, victim = MADE[name]
     for capacity in capacities(shape):
-        assert_same(hits_of(make(), chosen, experts, capacity), plain.replay(stream, capacity, victim), stream.keys)
+        assert_same(
+            hits_of(make(), chosen, experts, capacity),
+            plain.replay(stream, capacity, victim),
+            stream.keys,
+        )
 
 
 def test_the_streams_tell_these_policies_apart():
     sites, experts, _ = shape = SHAPES[2]
     chosen = routing(shape, 0)
-    hits = {name: tuple(hits_of(make(), chosen, experts, sites * experts // 2)) for name, (make, _) in MADE.items()}
+    hits = {
+        name: tuple(hits_of(make(), chosen, experts, sites * experts // 2))
+        for name, (make, _) in MADE.items()
+    }
     assert len(set(hits.values())) == len(MADE)
 
 
-# ---- ARC -------------------------------------------------------------------------------------------------------------
+# ---- ARC
+# -------------------------------------------------------------------------------------------------------------
 
 
 def by_site(hits_of_site: Callable[[list[int]], list[int]], chosen: np.ndarray) -> list[int]:
     """The hits of every site's own cache, in the order of the requests."""
-    return np.stack([hits_of_site(chosen[:, site].tolist()) for site in range(chosen.shape[1])], 1).ravel().tolist()
+    return (
+        np.stack([hits_of_site(chosen[:, site].tolist()) for site in range(chosen.shape[1])], 1)
+        .ravel()
+        .tolist()
+    )
 
 
 @pytest.mark.parametrize("oracle", ["paper", "libcachesim"])
-@pytest.mark.parametrize(("shape", "seed"), [(shape, seed) for shape in SHAPES for seed in range(4)])
+@pytest.mark.parametrize(
+    ("shape", "seed"), [(shape, seed) for shape in SHAPES for seed in range(4)]
+)
 def test_arc_has_the_hits_of_its_papers_figure_and_of_libcachesim(shape, seed, oracle):
     chosen = routing(shape, seed)
     requests = keys_of(chosen, shape[1])
     for capacity in capacities(shape):
         hits = hits_of(ARC(**COLD), chosen, shape[1], capacity)
-        theirs = plain.arc(requests, capacity) if oracle == "paper" else library_hits(requests, capacity, "arc")
+        theirs = (
+            plain.arc(requests, capacity)
+            if oracle == "paper"
+            else library_hits(requests, capacity, "arc")
+        )
         assert_same(hits, theirs, requests)
 
 
@@ -107,7 +152,8 @@ def test_arc_a_site_has_the_hits_of_as_many_caches(shape, seed):
         assert_same(hits, expected, keys_of(chosen, experts))
 
 
-# ---- the future ------------------------------------------------------------------------------------------------------
+# ---- the future
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shape", "seed"), CASES)
@@ -130,7 +176,8 @@ def test_with_equal_sizes_a_cost_changes_nothing(overhead_bytes):
         assert hits == belady_hits(keys_of(chosen, shape[1]), capacity)
 
 
-# ---- what does not go by requests ------------------------------------------------------------------------------------
+# ---- what does not go by requests
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", ["global", "site"])
@@ -142,18 +189,25 @@ def test_a_fixed_list_hits_exactly_what_is_on_it(scope):
     requests = keys_of(chosen, experts)
     for slots in (1, 2, 4):
         if scope == "site":
-            listed = {(experts + 1) * site + e for site in range(sites)
-                      for e in sorted(range(experts), key=lambda e: (-profile.uses[site, e], e))[:slots]}  # fmt: skip
+            listed = {
+                (experts + 1) * site + e
+                for site in range(sites)
+                for e in sorted(range(experts), key=lambda e: (-profile.uses[site, e], e))[:slots]
+            }
         else:
-            count = {key: requests.count(key) for key in range(sites * (experts + 1)) if key % (experts + 1) < experts}
+            count = {
+                key: requests.count(key)
+                for key in range(sites * (experts + 1))
+                if key % (experts + 1) < experts
+            }
             listed = set(sorted(count, key=lambda key: (-count[key], key))[: slots * sites])
         hits = hits_of(Popular(scope=scope), chosen, experts, slots * sites, staging_slots=1)
         assert hits == [int(key in listed) for key in requests]
 
 
 def test_random_hits_as_often_as_even_chances_say():
-    """One site, experts drawn evenly, c of E resident: c / E of the requests hit, whatever is evicted. 20,000 of them:
-    within four standard errors."""
+    """One site, experts drawn evenly, c of E resident: c / E of the requests hit, whatever is
+    evicted. 20,000 of them: within four standard errors."""
     experts, capacity, steps = 8, 3, 20_000
     chosen = np.random.default_rng(4).integers(0, experts, (steps, 1)).astype(np.int16)
     hits = hits_of(Random(seed=5, **COLD), chosen, experts, capacity)
@@ -162,7 +216,9 @@ def test_random_hits_as_often_as_even_chances_say():
 
 
 def test_random_on_a_loop_hits_where_lru_never_does():
-    """A loop of c + 1 keys: the one that is missing was evicted 1 request in c at the place that comes next."""
+    """A loop of c + 1 keys: the one that is missing was evicted 1 request in c at the place that
+    comes next.
+    """
     chosen = (np.arange(3000) % 5).astype(np.int16)[:, None]
     hits = hits_of(Random(seed=1, **COLD), chosen, 5, 4)
     assert 0.5 < np.mean(hits) < 0.9

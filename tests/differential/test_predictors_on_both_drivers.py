@@ -1,9 +1,10 @@
-"""Every predictor of ``conf/predictor`` on the bundled trace: the simulator and the device's main loop say the same.
+"""Every predictor of ``conf/predictor`` on the bundled trace: the simulator and the device's main
+loop say the same.
 
 Alone, and several requests together with prompts cut up, where forecasts are unions of rows.
 
-Oracle: the other driver. Tables are compared with ``==``, decisions call by call, and each log is replayed into a fresh
-controller.
+Oracle: the other driver. Tables are compared with ``==``, decisions call by call, and each log is
+replayed into a fresh controller.
 """
 
 from __future__ import annotations
@@ -17,20 +18,36 @@ from sim.setup.build import build
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 
-PREDICTORS = sorted(path.stem for path in (ROOT / "conf" / "predictor").glob("*.yaml") if path.stem != "none")
+PREDICTORS = sorted(
+    path.stem for path in (ROOT / "conf" / "predictor").glob("*.yaml") if path.stem != "none"
+)
 SHORT = "+workload.decode_tokens=24"
 ALONE = ("trace.max_sequences=1", SHORT, "loader=mixtral_offloading", "loader.queue=replace")
-TOGETHER = ("trace.max_sequences=2", SHORT, "workload=continuous_4_chunked", "loader=hobbit", "precision=hobbit",
-            "cache=weighted_score", "hardware.prediction_us=30")  # fmt: skip
+TOGETHER = (
+    "trace.max_sequences=2",
+    SHORT,
+    "workload=continuous_4_chunked",
+    "loader=hobbit",
+    "precision=hobbit",
+    "cache=weighted_score",
+    "hardware.prediction_us=30",
+)
 
 
 USUAL = ("activation_matrix", "expert_paths", "gate_percentile", "learned")
 """One of each kind; the others run where time is no matter (``make thorough``)."""
 CASES = [
-    pytest.param(predictor, overrides, id=f"{predictor}-{name}",
-                 marks=() if predictor in USUAL and (name == "alone") == (index % 2 == 0) else pytest.mark.thorough)
-    for index, predictor in enumerate(PREDICTORS) for name, overrides in (("alone", ALONE), ("together", TOGETHER))
-]  # fmt: skip
+    pytest.param(
+        predictor,
+        overrides,
+        id=f"{predictor}-{name}",
+        marks=()
+        if predictor in USUAL and (name == "alone") == (index % 2 == 0)
+        else pytest.mark.thorough,
+    )
+    for index, predictor in enumerate(PREDICTORS)
+    for name, overrides in (("alone", ALONE), ("together", TOGETHER))
+]
 
 
 @pytest.mark.parametrize(("predictor", "overrides"), CASES)
@@ -42,4 +59,6 @@ def test_a_predictor_does_the_same_on_both_drivers(
         return build(configure(*words), predictor, bundled_trace)
 
     tables = check_both_drivers(fresh)
-    assert "prefetch" in tables["transfers"]["class"].to_list(), "it forecast something that was absent"
+    assert "prefetch" in tables["transfers"]["class"].to_list(), (
+        "it forecast something that was absent"
+    )

@@ -1,4 +1,6 @@
-"""Random scenarios of every feature: the feature shows, the invariants hold, a run can be repeated."""
+"""Random scenarios of every feature: the feature shows, the invariants hold, a run can be
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def without(**changes: object) -> Shows:
         switches = {name: value for name, value in changes.items() if name in loader}
         rest = {name: value for name, value in changes.items() if name not in loader}
         other = run(replace(scenario, loader=replace(scenario.loader, **switches), **rest))  # type: ignore[arg-type]
-        return (other.gates, other.lookups, other.services) != (timeline.gates, timeline.lookups, timeline.services)
+        return (other.gates, other.lookups, other.services) != (
+            timeline.gates,
+            timeline.lookups,
+            timeline.services,
+        )
 
     return shows
 
@@ -73,11 +79,13 @@ SHOWS: dict[str, Shows] = {
     "arrivals": lambda scenario, timeline: any(request.arrival_ns for request in scenario.requests),
     "recency_rows": lambda scenario, timeline: scenario.cache.recency == "rows",
     "reroute": without(reroute=None),
-    "forecast_routes": lambda scenario, timeline: any(row.outcome == "reroute" for row in timeline.lookups),
-    "likeliest": without(prefetch_order="nearest"),
-    "own_site": lambda scenario, timeline: without(steps=tuple(replace(step, own=()) for step in scenario.steps))(
-        scenario, timeline
+    "forecast_routes": lambda scenario, timeline: any(
+        row.outcome == "reroute" for row in timeline.lookups
     ),
+    "likeliest": without(prefetch_order="nearest"),
+    "own_site": lambda scenario, timeline: without(
+        steps=tuple(replace(step, own=()) for step in scenario.steps)
+    )(scenario, timeline),
     "short_pools": lambda scenario, timeline: any(map(scenario.is_short, scenario.pools)),
     "held_bytes": without(held_bytes=()),
     "spared_forecasts": without(demand_evicts="masked_last"),
@@ -111,7 +119,15 @@ def test_mixtures_keep_the_invariants_and_reach_every_outcome_and_part() -> None
         *(f"prefetch {name}" for name in PREFETCH_OUTCOMES),
         *(f"stall {name}" for name in STALL_PARTS),
     ]
-    calls = ("gate", "need_done", "cpu_done", "prediction_ready", "transfer_done", "head_done", "chunk_done")
+    calls = (
+        "gate",
+        "need_done",
+        "cpu_done",
+        "prediction_ready",
+        "transfer_done",
+        "head_done",
+        "chunk_done",
+    )
     assert not [name for name in [*wanted, *(f"call {call}" for call in calls)] if not seen[name]]
 
 
@@ -121,7 +137,9 @@ def test_what_section_12_refuses_is_never_drawn() -> None:
         loader = scenario.loader
         several_engines = any(link.engines > 1 for link in scenario.links)
         stages = bool(loader.staging_slots)
-        assert not (loader.chunk_bytes and (not loader.demand_first or loader.write_back or several_engines))
+        assert not (
+            loader.chunk_bytes and (not loader.demand_first or loader.write_back or several_engines)
+        )
         assert not any(link.head_bytes and link.engines > 1 for link in scenario.links)
         assert not scenario.links[0].head_bytes
         assert not (loader.write_back and (stages or loader.retention == "after_batch"))
@@ -132,9 +150,14 @@ def test_what_section_12_refuses_is_never_drawn() -> None:
         assert loader.dense_slots < max(1, scenario.sites)
         assert not loader.dense_slots or len(scenario.dense_bytes) == scenario.sites
         batching = scenario.batching
-        assert not (scenario.reroute and (scenario.moves_partially or scenario.cache.name == "belady"))
+        assert not (
+            scenario.reroute and (scenario.moves_partially or scenario.cache.name == "belady")
+        )
         assert not (batching and batching.prefill_chunk and batching.encoder_sites)
-        assert not (scenario.cache.name == "belady" and any(request.arrival_ns for request in scenario.requests))
+        assert not (
+            scenario.cache.name == "belady"
+            and any(request.arrival_ns for request in scenario.requests)
+        )
 
 
 def test_features_that_exclude_each_other_are_named_as_they_are_drawn() -> None:

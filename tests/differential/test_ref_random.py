@@ -1,4 +1,6 @@
-"""The reference alone, on random scenarios: against closed forms, and against what must hold of every run."""
+"""The reference alone, on random scenarios: against closed forms, and against what must hold of
+every run.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ def played(seed: int, ties: bool) -> tuple[Scenario, Timeline]:
     return scenario, run(scenario)
 
 
-# ---- closed forms ----------------------------------------------------------------------------------------------------
+# ---- closed forms
+# ----------------------------------------------------------------------------------------------------
 
 
 def on_demand(scenario: Scenario, **switches: Any) -> Scenario:
-    """Without prefetches, and with one row a step, so that no wave overlaps transfers with computing."""
+    """Without prefetches, and with one row a step, so that no wave overlaps transfers with
+    computing.
+    """
     steps = tuple(step for step in scenario.steps if step.rows == 1)
     first = [index == 0 for index in range(len(steps))]
-    steps = tuple(replace(step, sequence=0, begins=b, ends=False) for step, b in zip(steps, first, strict=True))
+    steps = tuple(
+        replace(step, sequence=0, begins=b, ends=False)
+        for step, b in zip(steps, first, strict=True)
+    )
     steps = (*steps[:-1], replace(steps[-1], ends=True)) if steps else ()
     return replace(scenario, steps=steps, loader=replace(scenario.loader, lookahead=0, **switches))
 
@@ -49,7 +57,9 @@ def test_on_demand_with_wait_all_nothing_overlaps(ties: bool) -> None:
         timeline = run(scenario)
         moving = sum(scenario.hop_ns(0, row.moved_bytes) for row in timeline.transfers)
         computing = sum(
-            scenario.expert_ns(scenario.unpack(row.key)[0], 1) for row in timeline.lookups if row.outcome != "skip"
+            scenario.expert_ns(scenario.unpack(row.key)[0], 1)
+            for row in timeline.lookups
+            if row.outcome != "skip"
         )
         dense = sum(sum(step.dense_ns) + step.tail_ns for step in scenario.steps)
         assert timeline.makespan_ns == moving + computing + dense
@@ -70,12 +80,19 @@ def test_with_room_for_everything_each_variant_is_loaded_once() -> None:
     for seed in SEEDS:
         scenario = played(seed, bool(seed % 2))[0]
         pools = tuple(replace(pool, capacity_bytes=10**6, initial=()) for pool in scenario.pools)
-        scenario = replace(scenario, pools=pools, selector=Fixed(0), loader=replace(scenario.loader, lookahead=0))
+        scenario = replace(
+            scenario, pools=pools, selector=Fixed(0), loader=replace(scenario.loader, lookahead=0)
+        )
         distinct = {
-            (site, need.expert) for step in scenario.steps for site, needs in enumerate(step.needs) for need in needs
+            (site, need.expert)
+            for step in scenario.steps
+            for site, needs in enumerate(step.needs)
+            for need in needs
         }
         timeline = run(scenario)
-        assert sorted(scenario.unpack(row.key)[1:] for row in timeline.transfers) == sorted(distinct)
+        assert sorted(scenario.unpack(row.key)[1:] for row in timeline.transfers) == sorted(
+            distinct
+        )
         assert not any(row.victims for row in timeline.transfers)
 
 
@@ -84,8 +101,13 @@ def test_belady_loads_least_on_demand_with_equal_sizes_and_one_need_a_gate() -> 
         scenario = on_demand(played(seed, True)[0])
         if not scenario.steps or len(scenario.steps[0].needs[0]) > 1 or len(scenario.pools) > 1:
             continue
-        scenario = replace(scenario, selector=Fixed(0), pools=(replace(scenario.pools[0], initial=()),))
-        count = {name: len(run(replace(scenario, cache=Cache(name, 0.5, 0.3, 0.1, 0.1))).transfers) for name in CACHES}  # type: ignore[arg-type]
+        scenario = replace(
+            scenario, selector=Fixed(0), pools=(replace(scenario.pools[0], initial=()),)
+        )
+        count = {
+            name: len(run(replace(scenario, cache=Cache(name, 0.5, 0.3, 0.1, 0.1))).transfers)
+            for name in CACHES
+        }  # type: ignore[arg-type]
         assert count["belady"] == min(count.values())
 
 
@@ -96,7 +118,8 @@ def test_a_link_that_costs_nothing_leaves_no_idle_time() -> None:
         assert timeline.makespan_ns == timeline.busy_ns
 
 
-# ---- what must hold of every run -------------------------------------------------------------------------------------
+# ---- what must hold of every run
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ties", [True, False])
@@ -107,7 +130,10 @@ def test_random_runs_keep_the_invariants_and_can_be_repeated(ties: bool) -> None
         if seed % 5 == 0:
             assert scenario == random_scenario(seed, ties)
             assert timeline == run(scenario)
-        moving = sum((timeline.makespan_ns if r.end_ns < 0 else r.end_ns) - r.start_ns for r in timeline.services)
+        moving = sum(
+            (timeline.makespan_ns if r.end_ns < 0 else r.end_ns) - r.start_ns
+            for r in timeline.services
+        )
         assert max(timeline.busy_ns, moving) <= timeline.makespan_ns <= timeline.busy_ns + moving
 
 
@@ -123,7 +149,8 @@ def test_a_machine_that_is_seven_times_slower_does_the_same_in_seven_times_the_t
             base_ns=times(scenario.base_ns),
             per_token_ns=times(scenario.per_token_ns),
             steps=tuple(
-                replace(step, dense_ns=times(step.dense_ns), tail_ns=7 * step.tail_ns) for step in scenario.steps
+                replace(step, dense_ns=times(step.dense_ns), tail_ns=7 * step.tail_ns)
+                for step in scenario.steps
             ),
         )
         after = run(slow)
@@ -198,5 +225,10 @@ def test_random_scenarios_reach_every_switch_every_cache_and_every_outcome() -> 
         "prefetch": tuple(name for name in PREFETCH_OUTCOMES if name != "dropped"),
         "stall": ("demand", "late_prefetch", "behind_demand", "behind_prefetch"),
     }
-    rare = {(name, value): seen[name, value] for name in wanted for value in wanted[name] if seen[name, value] < 5}
+    rare = {
+        (name, value): seen[name, value]
+        for name in wanted
+        for value in wanted[name]
+        if seen[name, value] < 5
+    }
     assert not rare

@@ -41,8 +41,12 @@ def request(prompt: int, decode: int, arrival_ns: int = 0) -> Request:
     return Request((row(0),) * prompt, (row(0),) * decode, arrival_ns)
 
 
-def requests(*shapes: tuple[int, ...], kind: str = "static", size: int = 2, **rest: Any) -> Scenario:
-    """Requests of (prompt rows, decoded rows, arrival). Everything is there; a step of n rows takes 2 * (1 + 1) = 4."""
+def requests(
+    *shapes: tuple[int, ...], kind: str = "static", size: int = 2, **rest: Any
+) -> Scenario:
+    """Requests of (prompt rows, decoded rows, arrival). Everything is there; a step of n rows
+    takes 2 * (1 + 1) = 4.
+    """
     batching = Batching(kind, size, dense_ns=(1, 1), **rest)  # type: ignore[arg-type]
     return Scenario(
         sites=2,
@@ -84,13 +88,17 @@ def test_sequential_is_static_with_one() -> None:
 
 
 def test_in_a_continuous_batch_newcomers_read_their_prompts_in_a_step_of_their_own() -> None:
-    """0 and 1 read, then decode; 0 is through and 2 joins: it reads while 1 waits; then both decode."""
+    """0 and 1 read, then decode; 0 is through and 2 joins: it reads while 1 waits; then both
+    decode.
+    """
     scenario = requests((2, 1), (1, 2), (3, 1), kind="continuous")
     assert rows_of(scenario) == [((0, 1), 3), ((0, 1), 2), ((2,), 3), ((1, 2), 2)]
 
 
 def test_prompts_are_cut_and_share_their_steps_with_decoded_rows() -> None:
-    """Two prompt rows a step. 0 reads both; then it decodes while 1 reads two of three, then one while 0 decodes."""
+    """Two prompt rows a step. 0 reads both; then it decodes while 1 reads two of three, then one
+    while 0 decodes.
+    """
     scenario = requests((2, 2), (3, 1), kind="continuous", prefill_chunk=2)
     assert rows_of(scenario) == [((0,), 2), ((0, 1), 3), ((0, 1), 2), ((1,), 1)]
 
@@ -112,9 +120,16 @@ def test_rows_of_an_encoder_decoder_model_visit_the_sites_of_their_part() -> Non
 
 
 def test_with_nothing_to_run_the_stream_waits_for_the_next_arrival() -> None:
-    """0 arrives at 5: 5..9 and 9..13. 1, which came at 11: 13..17. 2 comes at 20: 20..24. Idle 5 and 3."""
+    """0 arrives at 5: 5..9 and 9..13. 1, which came at 11: 13..17. 2 comes at 20: 20..24. Idle 5
+    and 3.
+    """
     timeline = run(requests((1, 1, 5), (1, 0, 11), (1, 0, 20), size=1))
-    assert [(step.start_ns, step.end_ns) for step in timeline.steps] == [(5, 9), (9, 13), (13, 17), (20, 24)]
+    assert [(step.start_ns, step.end_ns) for step in timeline.steps] == [
+        (5, 9),
+        (9, 13),
+        (13, 17),
+        (20, 24),
+    ]
     assert stalls(timeline) == {"no_request": 8}
 
 
@@ -141,7 +156,8 @@ def test_a_step_costs_dense_work_by_its_rows() -> None:
     assert timeline.makespan_ns == 46
 
 
-# ---- unions ----------------------------------------------------------------------------------------------------------
+# ---- unions
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_row_is_asked_for_by_weight_and_several_by_tokens() -> None:
@@ -163,13 +179,18 @@ def test_one_row_is_asked_for_by_weight_and_several_by_tokens() -> None:
     [
         ([(Forecast(3, 0.5), Forecast(1))], (Forecast(3, 0.5), Forecast(1))),
         ([(Forecast(3, 0.5), Forecast(1))] * 2, (Forecast(1), Forecast(3, 0.5))),
-        ([(Forecast(3, 0.5), Forecast(1)), None, (Forecast(3, 0.25),)], (Forecast(3, 0.25), Forecast(1))),
+        (
+            [(Forecast(3, 0.5), Forecast(1)), None, (Forecast(3, 0.25),)],
+            (Forecast(3, 0.25), Forecast(1)),
+        ),
         ([None, (Forecast(3), Forecast(1, 0.5))], (Forecast(1, 0.5), Forecast(3))),
         ([None, None], None),
         ([None], None),
     ],
 )
-def test_forecasts_of_several_rows_are_united_like_needs(rows: list[Prediction], expected: Prediction) -> None:
+def test_forecasts_of_several_rows_are_united_like_needs(
+    rows: list[Prediction], expected: Prediction
+) -> None:
     assert union_forecast(rows) == expected
 
 

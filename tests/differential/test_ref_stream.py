@@ -1,4 +1,6 @@
-"""The reference by hand: the compute stream, the host, the CPU, predictions that take time, dense blocks, orders."""
+"""The reference by hand: the compute stream, the host, the CPU, predictions that take time,
+dense blocks, orders.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ from differential.reference import run
 from differential.rows import Timeline
 from differential.scenario import SKIP, Cache, Host, Link, Loader, Need, Placement, Scenario
 
-# ---- the host --------------------------------------------------------------------------------------------------------
+# ---- the host
+# --------------------------------------------------------------------------------------------------------
 
 HOST = Host(sync_ns=1, issue_ns=2, wake_ns=3, post_ns=4)
 
 
 def test_host_time_stands_between_the_dense_work_the_gate_the_needs_and_the_sites_end() -> None:
-    """A hit: dense 0..1, the gate at 2, issued by 4, computed by 5, the site's end at 9: 7 of host time."""
+    """A hit: dense 0..1, the gate at 2, issued by 4, computed by 5, the site's end at 9: 7 of
+    host time.
+    """
     timeline = run(machine(token(gate(0)), initial=((0, 0, 0),), host=HOST))
     assert [(row.gate_ns, row.end_ns) for row in timeline.gates] == [(2, 9)]
     assert stalls(timeline) == {"host": 7}
@@ -39,13 +44,18 @@ def test_a_stream_that_stood_idle_is_woken() -> None:
 
 
 @pytest.mark.parametrize(("issue_ns", "makespan_ns"), [(9, 15), (10, 12), (11, 13)])
-def test_what_arrives_when_the_stream_is_about_to_wait_wakes_nobody(issue_ns: int, makespan_ns: int) -> None:
-    """The load is there at 11. Issued by 10 the stream stands idle for 1, and is woken by 14; by 11 it does not."""
+def test_what_arrives_when_the_stream_is_about_to_wait_wakes_nobody(
+    issue_ns: int, makespan_ns: int
+) -> None:
+    """The load is there at 11. Issued by 10 the stream stands idle for 1, and is woken by 14; by
+    11 it does not.
+    """
     timeline = run(machine(token(gate(0)), host=Host(issue_ns=issue_ns, wake_ns=3)))
     assert timeline.makespan_ns == makespan_ns
 
 
-# ---- orders ----------------------------------------------------------------------------------------------------------
+# ---- orders
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,8 @@ def test_what_arrives_when_the_stream_is_about_to_wait_wakes_nobody(issue_ns: in
 def test_the_order_of_the_needs(wait: Any, idle: list[tuple[int, int]], makespan_ns: int) -> None:
     """Needs 0 (loads 1..11), 1 (there) and 2 (loads 11..21), one each.
 
-    as_ready: 1 at 1..2, 0 at 11..12, 2 at 21..22. in_order: 0 at 11..12, 1 at 12..13, 2 at 21..22. wait_all: 21..24.
+    as_ready: 1 at 1..2, 0 at 11..12, 2 at 21..22. in_order: 0 at 11..12, 1 at 12..13, 2 at 21..22.
+    wait_all: 21..24.
     """
     timeline = run(machine(token(gate(0, 1, 2)), initial=((0, 0, 1),), loader=Loader(wait=wait)))
     assert timeline.makespan_ns == makespan_ns
@@ -67,36 +78,61 @@ def test_the_order_of_the_needs(wait: Any, idle: list[tuple[int, int]], makespan
 
 
 def test_lru_can_go_by_the_rows_of_a_gate() -> None:
-    """Rows 0: experts 0, 1; 1: experts 2, 0. In need order: 0 (two rows), 1, 2. By rows: 1, then 2, then 0.
+    """Rows 0: experts 0, 1; 1: experts 2, 0. In need order: 0 (two rows), 1, 2. By rows: 1, then 2,
+    then 0.
 
     Three slots; the next token needs 3: the least recent goes.
     """
 
     def victims(recency: Any) -> tuple[int, ...]:
-        prompt = token((Need(0, 2), Need(1), Need(2)), rows=2, token=2, ends=False, ranks=(((0, 1), (2, 0)),))
+        prompt = token(
+            (Need(0, 2), Need(1), Need(2)), rows=2, token=2, ends=False, ranks=(((0, 1), (2, 0)),)
+        )
         after = token(gate(3), begins=False, token=3, ranks=(((3,),),))
-        return run(machine(prompt, after, capacity=3, cache=Cache("lru", recency=recency))).transfers[-1].victims
+        return (
+            run(machine(prompt, after, capacity=3, cache=Cache("lru", recency=recency)))
+            .transfers[-1]
+            .victims
+        )
 
     assert victims("needs") == (0,)
     assert victims("rows") == (1,)
 
 
-# ---- the CPU ---------------------------------------------------------------------------------------------------------
+# ---- the CPU
+# ---------------------------------------------------------------------------------------------------------
 
 
 def on_cpu(*needs: int, capacity: int = 99, **rest: Any) -> Timeline:
     """Expert 0 is there; 1, 2 and 3 go to the CPU, 5 a need; 7 is left out."""
-    placement = Placement(cpu=frozenset({(0, 1), (0, 2), (0, 3)}), skip=frozenset({(0, 7)}), cpu_ns=5)
-    return run(machine(token(gate(*needs)), capacity=capacity, initial=((0, 0, 0),), placement=placement, **rest))
+    placement = Placement(
+        cpu=frozenset({(0, 1), (0, 2), (0, 3)}), skip=frozenset({(0, 7)}), cpu_ns=5
+    )
+    return run(
+        machine(
+            token(gate(*needs)),
+            capacity=capacity,
+            initial=((0, 0, 0),),
+            placement=placement,
+            **rest,
+        )
+    )
 
 
 def test_the_cpu_computes_its_needs_one_after_another_and_the_site_waits_for_them() -> None:
     """1 at 1..6, 2 at 6..11; 0 is computed meanwhile, 1..2. Idle 2..11. Nothing is loaded."""
     timeline = on_cpu(1, 0, 2)
-    assert [(row.outcome, row.ready_ns) for row in timeline.lookups] == [("cpu", 6), ("hit", 1), ("cpu", 11)]
+    assert [(row.outcome, row.ready_ns) for row in timeline.lookups] == [
+        ("cpu", 6),
+        ("hit", 1),
+        ("cpu", 11),
+    ]
     assert timeline.transfers == ()
     assert stalls(timeline) == {"cpu_join": 9}
-    assert [call for call in timeline.calls if call[1] == "cpu_done"] == [(6, "cpu_done", 1), (11, "cpu_done", 2)]
+    assert [call for call in timeline.calls if call[1] == "cpu_done"] == [
+        (6, "cpu_done", 1),
+        (11, "cpu_done", 2),
+    ]
 
 
 def test_more_rows_than_the_rule_lets_to_the_cpu_are_loaded() -> None:
@@ -106,7 +142,8 @@ def test_more_rows_than_the_rule_lets_to_the_cpu_are_loaded() -> None:
 
 
 def test_a_cpu_result_lets_the_next_wave_in_and_ends_the_idle_interval() -> None:
-    """One slot, that of 0: 1 comes in alone, at 1, and is back at 6. Then 0 comes in: a hit. Woken by 8, computed by 9.
+    """One slot, that of 0: 1 comes in alone, at 1, and is back at 6. Then 0 comes in: a hit. Woken
+    by 8, computed by 9.
 
     need_done follows cpu_done at once.
     """
@@ -120,7 +157,9 @@ def test_a_cpu_result_lets_the_next_wave_in_and_ends_the_idle_interval() -> None
 def test_a_need_that_the_placement_leaves_out_has_its_key_and_ends_at_once() -> None:
     """One slot, that of 0: 7 comes in first, is left out, and lets 0 in at the same instant."""
     timeline = on_cpu(7, 0, capacity=1)
-    assert [(row.outcome, row.key, row.wanted, row.lookup_ns, row.ready_ns) for row in timeline.lookups] == [
+    assert [
+        (row.outcome, row.key, row.wanted, row.lookup_ns, row.ready_ns) for row in timeline.lookups
+    ] == [
         ("skip", 7, 0, 1, 1),
         ("hit", 0, 0, 1, 1),
     ]
@@ -129,37 +168,50 @@ def test_a_need_that_the_placement_leaves_out_has_its_key_and_ends_at_once() -> 
 
 
 def test_what_the_cpu_computed_is_as_good_as_evicted_at_the_next_gate() -> None:
-    """LFU with counts that go with the resident: 1's two CPU uses do not count when it is loaded at last.
+    """LFU with counts that go with the resident: 1's two CPU uses do not count when it is loaded at
+    last.
 
-    Uses: 1 (CPU), 1 (CPU), 0, 0; then 1 has two rows and is loaded: one use. 2, with two rows, evicts it, not 0.
+    Uses: 1 (CPU), 1 (CPU), 0, 0; then 1 has two rows and is loaded: one use. 2, with two rows,
+    evicts it, not 0.
     """
     placement = Placement(cpu=frozenset({(0, 1)}), cpu_rows=1, cpu_ns=5)
     needs = [gate(1), gate(1), gate(0), gate(0), (Need(1, 2),), (Need(2, 2),)]
     last = len(needs) - 1
-    steps = [token(n, begins=i == 0, ends=i == last, rows=2, token=2 * i + 2) for i, n in enumerate(needs)]
+    steps = [
+        token(n, begins=i == 0, ends=i == last, rows=2, token=2 * i + 2)
+        for i, n in enumerate(needs)
+    ]
     scenario = machine(*steps, capacity=2, initial=((0, 0, 0),), placement=placement)
     assert run(replace(scenario, cache=Cache("lfu_resident"))).transfers[-1].victims == (1,)
     assert run(replace(scenario, cache=Cache("lfu_model"))).transfers[-1].victims == (0,)
 
 
-# ---- predictions that take time --------------------------------------------------------------------------------------
+# ---- predictions that take time
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("prediction_ns", "start_ns", "outcome"), [(0, 1, "late"), (1, 2, "late"), (2, 3, "late"), (3, 3, "miss")]
+    ("prediction_ns", "start_ns", "outcome"),
+    [(0, 1, "late"), (1, 2, "late"), (2, 3, "late"), (3, 3, "miss")],
 )
-def test_a_prediction_that_takes_time_is_made_when_it_is_ready(prediction_ns: int, start_ns: int, outcome: str) -> None:
-    """Site 0's gate at 1 foresees (1, 5); site 1's gate is at 3: a prediction ready then comes first, a later one is
-    left out."""
+def test_a_prediction_that_takes_time_is_made_when_it_is_ready(
+    prediction_ns: int, start_ns: int, outcome: str
+) -> None:
+    """Site 0's gate at 1 foresees (1, 5); site 1's gate is at 3: a prediction ready then comes
+    first, a later one is left out."""
     step = token(gate(0), gate(5), ahead={0: (foresee(5),)})
-    scenario = machine(step, initial=((0, 0, 0),), loader=Loader(lookahead=1), prediction_ns=prediction_ns)
+    scenario = machine(
+        step, initial=((0, 0, 0),), loader=Loader(lookahead=1), prediction_ns=prediction_ns
+    )
     timeline = run(scenario)
     assert service(timeline, "start_ns") == [(start_ns,)]
     assert outcomes(timeline) == ["hit", outcome]
 
 
 def test_a_late_prediction_leaves_out_only_the_sites_that_have_had_a_gate() -> None:
-    """Ready at 4, after site 1's gate at 3: of (1, 5) and (2, 6) only the latter is queued, 4..14; site 2 is at 5."""
+    """Ready at 4, after site 1's gate at 3: of (1, 5) and (2, 6) only the latter is queued,
+    4..14; site 2 is at 5.
+    """
     step = token(gate(0), gate(0), gate(6), ahead={0: (foresee(5), foresee(6))})
     initial = ((0, 0, 0), (0, 1, 0))
     timeline = run(machine(step, initial=initial, loader=Loader(lookahead=2), prediction_ns=3))
@@ -167,7 +219,8 @@ def test_a_late_prediction_leaves_out_only_the_sites_that_have_had_a_gate() -> N
     assert outcomes(timeline) == ["hit", "hit", "late"]
 
 
-# ---- dense blocks ----------------------------------------------------------------------------------------------------
+# ---- dense blocks
+# ----------------------------------------------------------------------------------------------------
 
 
 def dense(slots: int, *needs: tuple[Need, ...]) -> Scenario:
@@ -183,17 +236,21 @@ def dense(slots: int, *needs: tuple[Need, ...]) -> Scenario:
 
 
 def test_a_dense_block_is_fetched_when_the_one_before_gives_up_its_slot() -> None:
-    """Two sites, one slot. Site 0's gate at 1 queues site 1's block: 1..11. Idle 2..11 for it. Site 1's gate, at 12,
-    queues site 0's block for a step that does not come; it is cut at 13."""
+    """Two sites, one slot. Site 0's gate at 1 queues site 1's block: 1..11. Idle 2..11 for it. Site
+    1's gate, at 12, queues site 0's block for a step that does not come; it is cut at 13."""
     timeline = run(dense(1, gate(0), gate(0)))
-    assert [(row.number, row.start_ns, row.end_ns) for row in timeline.services] == [(0, 1, 11), (1, 12, -1)]
+    assert [(row.number, row.start_ns, row.end_ns) for row in timeline.services] == [
+        (0, 1, 11),
+        (1, 12, -1),
+    ]
     assert [(row.kind, row.key) for row in timeline.transfers] == [("dense", 9 + 8), ("dense", 8)]
     assert timeline.makespan_ns == 13
     assert stalls(timeline) == {"dense": 9}
 
 
 def test_with_more_slots_a_block_comes_further_ahead() -> None:
-    """Three sites, two slots: at 1 site 0's slot goes to site 2's block, 1..11; sites 0 and 1 do not wait.
+    """Three sites, two slots: at 1 site 0's slot goes to site 2's block, 1..11; sites 0 and 1 do
+    not wait.
 
     Site 1 is over at 4, so site 2 waits 4..11; meanwhile, at 3, site 0's block was queued: 11..21.
     """
@@ -203,20 +260,30 @@ def test_with_more_slots_a_block_comes_further_ahead() -> None:
 
 
 def test_a_dense_block_stands_behind_the_demands_of_its_gate() -> None:
-    """Site 0 misses 5 at 1: 1..11. Site 1's block follows, 11..21. 5 is computed 11..12; idle 12..21 for the block."""
+    """Site 0 misses 5 at 1: 1..11. Site 1's block follows, 11..21. 5 is computed 11..12; idle
+    12..21 for the block.
+    """
     timeline = run(dense(1, gate(5), gate(0)))
     assert [row.kind for row in timeline.transfers[:2]] == ["demand", "dense"]
     assert stalls(timeline) == {"demand": 10, "dense": 9}
 
 
-# ---- several sequences in a gate -------------------------------------------------------------------------------------
+# ---- several sequences in a gate
+# -------------------------------------------------------------------------------------
 
 
-def test_a_step_of_several_sequences_begins_and_ends_those_that_it_is_the_first_and_last_of() -> None:
+def test_a_step_of_several_sequences_begins_and_ends_those_that_it_is_the_first_and_last_of() -> (
+    None
+):
     """Steps of sequences 0 and 1, 1 and 2, and 2: each step takes 2."""
 
     def of(*sequences: int) -> Any:
-        return token((Need(0, len(sequences)),), rows=len(sequences), sequence=sequences[0], sequences=sequences)
+        return token(
+            (Need(0, len(sequences)),),
+            rows=len(sequences),
+            sequence=sequences[0],
+            sequences=sequences,
+        )
 
     timeline = run(machine(of(0, 1), of(1, 2), of(2), initial=((0, 0, 0),)))
     assert [(call, number) for _, call, number in timeline.calls if call != "gate"] == [

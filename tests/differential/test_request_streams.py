@@ -1,8 +1,10 @@
-"""Cache policies as request streams: the simulator's hits against libCacheSim's, and against a page of plain Python.
+"""Cache policies as request streams: the simulator's hits against libCacheSim's, and against a page
+of plain Python.
 
-With one expert a gate, no prefetch, one row a step, equal sizes, one pool and a cold start, a run is what caching
-literature calls a request stream: what is requested is resident before the next request, and the only pinned key is
-the one being asked for. Its hits must then be those of the textbook policy, request by request, whatever the times.
+With one expert a gate, no prefetch, one row a step, equal sizes, one pool and a cold start, a run
+is what caching literature calls a request stream: what is requested is resident before the next
+request, and the only pinned key is the one being asked for. Its hits must then be those of the
+textbook policy, request by request, whatever the times.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def capacities(shape: tuple[int, int, int]) -> tuple[int, ...]:
 
 @cache
 def routing(shape: tuple[int, int, int], seed: int) -> np.ndarray:
-    """Experts [steps, sites]: skewed popularity that drifts, with repeats, and a loop that LRU is known to lose on."""
+    """Experts [steps, sites]: skewed popularity that drifts, with repeats, and a loop that LRU
+    is known to lose on.
+    """
     sites, experts, steps = shape
     rng = np.random.default_rng([seed, *shape])
     popularity = rng.dirichlet(np.full(experts, 0.5), size=(3, sites))
@@ -83,7 +87,10 @@ def trace_of(chosen: np.ndarray, experts: int) -> Trace:
             dtype="none",
             experts_implementation="none",
             sites=tuple(Site(site, f"site {site}", site) for site in range(sites)),
-            sequences=(TraceSequence(0, "eval", "", 0, first), TraceSequence(1, "eval", "", 0, steps - first)),
+            sequences=(
+                TraceSequence(0, "eval", "", 0, first),
+                TraceSequence(1, "eval", "", 0, steps - first),
+            ),
             licence="none",
         ),
         step=np.arange(steps, dtype=np.int32),
@@ -98,7 +105,12 @@ def trace_of(chosen: np.ndarray, experts: int) -> Trace:
 
 
 def policy_of(name: str) -> CachePolicy:
-    made = {"lru": LRU, "fifo": FIFO, "belady": Belady, "lfu": lambda initial: LFU("resident", initial=initial)}
+    made = {
+        "lru": LRU,
+        "fifo": FIFO,
+        "belady": Belady,
+        "lfu": lambda initial: LFU("resident", initial=initial),
+    }
     return made[name](initial="empty")  # type: ignore[operator]
 
 
@@ -108,24 +120,46 @@ def simulated_hits(shape: tuple[int, int, int], seed: int, capacity: int, name: 
 
 
 def run(
-    chosen: np.ndarray, experts: int, capacity: int, cache: str | CachePolicy, loader: Loader, route: Route = ONE_LINK,
+    chosen: np.ndarray,
+    experts: int,
+    capacity: int,
+    cache: str | CachePolicy,
+    loader: Loader,
+    route: Route = ONE_LINK,
     ram: str = "",
-) -> tuple[list[int], list[tuple[int, bool]]]:  # fmt: skip
+) -> tuple[list[int], list[tuple[int, bool]]]:
     """The hits, and key and finding of every lookup in RAM, if ``ram`` names a policy for it."""
     sites = chosen.shape[1]
     workload = Workload(trace_of(chosen, experts))
-    geometry = Geometry(sites, experts, 1, ("fp16",), (16.0,), (EXPERT_BYTES,), capacity * EXPERT_BYTES)
+    geometry = Geometry(
+        sites, experts, 1, ("fp16",), (16.0,), (EXPERT_BYTES,), capacity * EXPERT_BYTES
+    )
     policy = policy_of(cache) if isinstance(cache, str) else cache
     if isinstance(policy, Foreseeing):
         policy.foresee([[key] for key in keys_of(chosen, experts)])
-    controller = Controller(geometry, NoPrediction(), policy, Fixed("fp16"), Load(), loader, route=route,
-                            ram_cache=policy_of(ram) if ram else None)  # fmt: skip
+    controller = Controller(
+        geometry,
+        NoPrediction(),
+        policy,
+        Fixed("fp16"),
+        Load(),
+        loader,
+        route=route,
+        ram_cache=policy_of(ram) if ram else None,
+    )
     asked = []
     if controller.ram is not None:
         look_up = controller.ram.look_up
         controller.ram.look_up = lambda key: asked.append((key, look_up(key))) or asked[-1][1]  # type: ignore
-    hops = [{EXPERT_BYTES: 11 + 4 * link, EXPERT_BYTES // 2: 6 + 2 * link} for link in range(route.links)]
-    simulate(controller, workload, FixedDurations([5] * sites, 3, [2], hops, latency_ns=[1] * route.links))
+    hops = [
+        {EXPERT_BYTES: 11 + 4 * link, EXPERT_BYTES // 2: 6 + 2 * link}
+        for link in range(route.links)
+    ]
+    simulate(
+        controller,
+        workload,
+        FixedDurations([5] * sites, 3, [2], hops, latency_ns=[1] * route.links),
+    )
     controller.check()
     assert controller.lookup_keys == keys_of(chosen, experts)
     assert set(controller.lookup_outcomes) <= {Outcome.HIT, Outcome.MISS}
@@ -174,8 +208,10 @@ def lfu_hits(requests: Sequence[int], capacity: int) -> list[int]:
 
 def next_uses(requests: Sequence[int]) -> list[int]:
     """When each request's key is requested again."""
-    return [next((later for later in range(now + 1, len(requests)) if requests[later] == key), NEVER)
-            for now, key in enumerate(requests)]  # fmt: skip
+    return [
+        next((later for later in range(now + 1, len(requests)) if requests[later] == key), NEVER)
+        for now, key in enumerate(requests)
+    ]
 
 
 def belady_hits(requests: Sequence[int], capacity: int) -> list[int]:
@@ -202,8 +238,13 @@ PLAIN: dict[str, Callable[[Sequence[int], int], list[int]]] = {
 
 def library_hits(requests: Sequence[int], capacity: int, name: str) -> list[int]:
     library = pytest.importorskip("libcachesim")
-    cache = {"lru": library.LRU, "lfu": library.LFU, "fifo": library.FIFO, "belady": library.Belady,
-             "arc": library.ARC}[name](capacity)  # fmt: skip
+    cache = {
+        "lru": library.LRU,
+        "lfu": library.LFU,
+        "fifo": library.FIFO,
+        "belady": library.Belady,
+        "arc": library.ARC,
+    }[name](capacity)
     request = library.Request(obj_size=1)
     again = next_uses(requests)
     hits = []
@@ -215,7 +256,9 @@ def library_hits(requests: Sequence[int], capacity: int, name: str) -> list[int]
 
 def assert_same(ours: list[int], theirs: list[int], requests: Sequence[int]) -> None:
     for now, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        assert mine == other, f"first divergence at request {now} of key {requests[now]}: {mine}, oracle {other}"
+        assert mine == other, (
+            f"first divergence at request {now} of key {requests[now]}: {mine}, oracle {other}"
+        )
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -243,12 +286,19 @@ def test_hits_are_those_of_libcachesim_request_by_request(shape, seed, name):
 @pytest.mark.parametrize(
     "switches",
     [
-        {"in_flight": 2}, {"wait": "as_ready"}, {"wait": "in_order"}, {"demand_first": False}, {"slot_claim": "queue"},
-        {"retention": "after_batch"}, {"replay_unit": "access"}, {"write_back": True}, {"staging_slots": 2},
+        {"in_flight": 2},
+        {"wait": "as_ready"},
+        {"wait": "in_order"},
+        {"demand_first": False},
+        {"slot_claim": "queue"},
+        {"retention": "after_batch"},
+        {"replay_unit": "access"},
+        {"write_back": True},
+        {"staging_slots": 2},
         {"chunk_bytes": EXPERT_BYTES // 2},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_switches_that_concern_prefetches_or_times_change_no_hit(name, switches):
     shape = SHAPES[1]
     chosen = routing(shape, seed=9)

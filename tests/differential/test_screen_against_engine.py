@@ -1,4 +1,6 @@
-"""Screening against the engine, bit for bit, on random runs of every kind that it accepts, half of them with ties."""
+"""Screening against the engine, bit for bit, on random runs of every kind that it accepts, half
+of them with ties.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,31 @@ from sim.values.types import Outcome
 
 
 def without_prefetches(seed: int, ties: bool) -> Scenario:
-    """A random scenario, its prefetches left out, sometimes with host time and overflowing or written-back pools."""
+    """A random scenario, its prefetches left out, sometimes with host time and overflowing or
+    written-back pools.
+    """
     rng = np.random.default_rng([seed, 7])
     scenario = random_scenario(seed, ties)
-    changes: dict[str, Any] = {"lookahead": 0, "wait": ("wait_all", "as_ready", "in_order")[seed % 3]}
+    changes: dict[str, Any] = {
+        "lookahead": 0,
+        "wait": ("wait_all", "as_ready", "in_order")[seed % 3],
+    }
     if rng.random() < 0.2:
         changes["retention"] = "after_batch"
     elif rng.random() < 0.3:
         changes["write_back"] = True
-    host = Host(*(int(x) for x in rng.integers(0, 4 if ties else 300, 4))) if rng.random() < 0.5 else Host()
+    host = (
+        Host(*(int(x) for x in rng.integers(0, 4 if ties else 300, 4)))
+        if rng.random() < 0.5
+        else Host()
+    )
     return replace(scenario, loader=replace(scenario.loader, **changes), host=host)
 
 
 def slower(scenario: Scenario, factor: int) -> Scenario:
-    return replace(scenario, service_ns=tuple(factor * t + factor // 2 for t in scenario.service_ns))
+    return replace(
+        scenario, service_ns=tuple(factor * t + factor // 2 for t in scenario.service_ns)
+    )
 
 
 @pytest.mark.parametrize("scenarios", [120, pytest.param(1000, marks=pytest.mark.thorough)])
@@ -48,18 +61,31 @@ def test_screening_is_the_engine_bit_for_bit_on_three_machines_at_a_time(scenari
             except ScreenError:  # a union that is served in waves
                 waves += 1
                 continue
-            durations = [ScenarioDurations(machine, ScenarioWorkload(machine)) for machine in machines]
+            durations = [
+                ScenarioDurations(machine, ScenarioWorkload(machine)) for machine in machines
+            ]
             times = second_pass(moves, durations, kind_of=attrgetter("index"))
             for index, machine in enumerate(machines):
                 theirs = controller_for(machine)
                 steps = ScenarioWorkload(machine)
                 record = simulate(theirs, steps, ScenarioDurations(machine, steps))
                 assert times.makespan_ns[index] == record.makespan_ns, (seed, ties, index)
-                assert times.step_end_ns[:, index].tolist() == record.step_end_ns, (seed, ties, index)
-                assert times.step_start_ns[:, index].tolist() == record.step_start_ns, (seed, ties, index)
+                assert times.step_end_ns[:, index].tolist() == record.step_end_ns, (
+                    seed,
+                    ties,
+                    index,
+                )
+                assert times.step_start_ns[:, index].tolist() == record.step_start_ns, (
+                    seed,
+                    ties,
+                    index,
+                )
                 for told in ("lookup_keys", "lookup_outcomes", "events"):
                     assert getattr(controller, told) == getattr(theirs, told), (seed, ties, told)
-                awaited += sum(wait > ready for wait, ready in zip(record.ready_ns, record.lookup_ns, strict=True))
+                awaited += sum(
+                    wait > ready
+                    for wait, ready in zip(record.ready_ns, record.lookup_ns, strict=True)
+                )
                 compared += 1
     assert compared >= 500, f"{compared} compared, {waves} scenarios served in waves"
     assert awaited > 1000
@@ -68,20 +94,34 @@ def test_screening_is_the_engine_bit_for_bit_on_three_machines_at_a_time(scenari
 def test_what_depends_on_time_is_refused_by_its_switch() -> None:
     scenario = random_scenario(3, False)
     controller = controller_for(replace(scenario, loader=replace(scenario.loader, lookahead=1)))
-    with pytest.raises(ScreenError, match=r"set predictor=none or loader\.prefetch_budget=0; python -m sim runs it"):
+    with pytest.raises(
+        ScreenError, match=r"set predictor=none or loader\.prefetch_budget=0; python -m sim runs it"
+    ):
         require_screenable(controller)
 
 
 IN_ORDER: dict[str, Any] = {
-    "slot_claim": "queue", "promote": False, "cancel_stale": False, "demand_first": False, "depth": "all",
-    "queue": "append", "in_flight": 1, "destination": "pool", "staging_slots": 0, "prefetch_budget": "all",
-    "retention": "strict", "write_back": False, "lookahead": 1,
-}  # fmt: skip
-"""Prefetches in one line with demands, whose slots and victims are chosen when they are queued: nothing in the loader's
-switches looks at the time."""
+    "slot_claim": "queue",
+    "promote": False,
+    "cancel_stale": False,
+    "demand_first": False,
+    "depth": "all",
+    "queue": "append",
+    "in_flight": 1,
+    "destination": "pool",
+    "staging_slots": 0,
+    "prefetch_budget": "all",
+    "retention": "strict",
+    "write_back": False,
+    "lookahead": 1,
+}
+"""Prefetches in one line with demands, whose slots and victims are chosen when they are queued:
+nothing in the loader's switches looks at the time."""
 
 
-def test_with_prefetches_what_is_missing_depends_on_the_link_even_where_no_switch_looks_at_the_time() -> None:
+def test_with_prefetches_what_is_missing_depends_on_the_link_even_where_no_switch_looks_at_the_time() -> (
+    None
+):
     """Why prefetches are not screened: what has not arrived yet can be no victim."""
     compared = differ = 0
     for seed in range(30):

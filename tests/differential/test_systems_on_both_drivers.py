@@ -1,9 +1,10 @@
-"""Every system of ``conf/system`` on the bundled trace: the simulator and the device's main loop say the same.
+"""Every system of ``conf/system`` on the bundled trace: the simulator and the device's main loop
+say the same.
 
 Machines of one link and of two, one request after another and several together.
 
-Oracle: the other driver. Tables are compared with ``==``, decisions call by call, and each log is replayed into a fresh
-controller.
+Oracle: the other driver. Tables are compared with ``==``, decisions call by call, and each log is
+replayed into a fresh controller.
 """
 
 from __future__ import annotations
@@ -27,18 +28,35 @@ NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=1", *ALONE)
 OVER_TIME = (*TOGETHER, "workload.arrivals_per_s=4")
 MORE = (
     ("hobbit", NVME),
-    ("mixtral_offloading", (*NVME, "placement=absent_on_cpu", "loader.wait=in_order", "hardware.host.wake_us=20")),
+    (
+        "mixtral_offloading",
+        (*NVME, "placement=absent_on_cpu", "loader.wait=in_order", "hardware.host.wake_us=20"),
+    ),
     ("hobbit", (*TOGETHER, "loader.chunk_bytes=4194304", "hardware.prediction_us=30")),
     ("hobbit", OVER_TIME),
     ("sti", (*NVME, "precision=per_expert")),
 )
-USUAL = ("deepspeed_inference", "edgemoe", "fate", "fiddler", "floe", "hobbit", "moe_infinity", "oracle")
-"""One of each kind; the others, of the same parts, run where time is no matter (``make thorough``)."""
+USUAL = (
+    "deepspeed_inference",
+    "edgemoe",
+    "fate",
+    "fiddler",
+    "floe",
+    "hobbit",
+    "moe_infinity",
+    "oracle",
+)
+"""One of each kind; the others, of the same parts, run where time is no matter (``make
+thorough``).
+"""
 CASES = [
-    pytest.param(system, (f"budget.resident_share={share}", *ALONE),
-                 marks=() if system in USUAL else pytest.mark.thorough)
+    pytest.param(
+        system,
+        (f"budget.resident_share={share}", *ALONE),
+        marks=() if system in USUAL else pytest.mark.thorough,
+    )
     for system, share in zip(SYSTEMS, cycle((0.25, 0.5)), strict=False)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("system", "overrides"), [*CASES, *MORE])

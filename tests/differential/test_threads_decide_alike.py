@@ -1,7 +1,9 @@
-"""On a device of threads the order of events is whatever the machine makes it; the decisions never are.
+"""On a device of threads the order of events is whatever the machine makes it; the decisions never
+are.
 
-Every feature runs on threads, beside others that keep the machine busy. A fresh controller that hears the same calls
-must give the same answers, ``==``. Times are free: nothing here looks at them but to see that they never run backwards.
+Every feature runs on threads, beside others that keep the machine busy. A fresh controller that
+hears the same calls must give the same answers, ``==``. Times are free: nothing here looks at them
+but to see that they never run backwards.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from sim.results.calls import first_difference, replay
 
 KINDS = ("plain", *FEATURES, "mixture")
 FASTEST, SLOWER = 1, 300
-"""Factors of the scenarios' times: of a ns the threads just race; with some us each they overlap like real ones."""
+"""Factors of the scenarios' times: of a ns the threads just race; with some us each they overlap
+like real ones.
+"""
 
 
 def given(kind: str, seed: int) -> Scenario:
@@ -60,10 +64,16 @@ def check(done: Threaded) -> None:
     assert record.call_ns == sorted(record.call_ns)
     assert record.service_start_ns == sorted(record.service_start_ns)
     assert len(record.gate_ns) == sum(len(step.sites) for step in done.recording.steps)
-    assert all(ready >= looked for looked, ready in zip(record.lookup_ns, record.ready_ns, strict=True))
+    assert all(
+        ready >= looked for looked, ready in zip(record.lookup_ns, record.ready_ns, strict=True)
+    )
     ends = [end_ns for end_ns in record.service_end_ns if end_ns >= 0]
     assert max(ends, default=0) <= record.makespan_ns
-    bounds = [at for interval in zip(record.idle_start_ns, record.idle_end_ns, strict=True) for at in interval]
+    bounds = [
+        at
+        for interval in zip(record.idle_start_ns, record.idle_end_ns, strict=True)
+        for at in interval
+    ]
     assert bounds == sorted(bounds)
 
 
@@ -73,13 +83,16 @@ def device() -> PacedDevice:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_calls_of_threads_get_the_same_answers_from_a_fresh_controller(kind: str, device: PacedDevice) -> None:
+def test_the_calls_of_threads_get_the_same_answers_from_a_fresh_controller(
+    kind: str, device: PacedDevice
+) -> None:
     for seed in range(6 if kind == "mixture" else 2):
         for factor in (FASTEST, SLOWER):
             check(run(given(kind, seed), factor, device))
 
 
-# ---- a busy machine --------------------------------------------------------------------------------------------------
+# ---- a busy machine
+# --------------------------------------------------------------------------------------------------
 
 
 def burn() -> None:
@@ -99,7 +112,8 @@ def busy_machine() -> Iterator[None]:
             sum(range(1000))
 
     processes = [
-        multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(os.cpu_count() or 1)
+        multiprocessing.get_context("spawn").Process(target=burn, daemon=True)
+        for _ in range(os.cpu_count() or 1)
     ]
     threads = [threading.Thread(target=spin, daemon=True) for _ in range(2)]
     for process in processes:
@@ -116,8 +130,12 @@ def busy_machine() -> Iterator[None]:
 
 
 @pytest.mark.thorough
-def test_on_a_busy_machine_the_order_differs_and_the_decisions_do_not(busy_machine: None, device: PacedDevice) -> None:
-    """The same runs again and again: calls come in other orders, and every order is decided as it should be."""
+def test_on_a_busy_machine_the_order_differs_and_the_decisions_do_not(
+    busy_machine: None, device: PacedDevice
+) -> None:
+    """The same runs again and again: calls come in other orders, and every order is decided as
+    it should be.
+    """
     others = 0
     for seed in range(2):
         scenario = random_mixture(seed, ties=False)
@@ -125,7 +143,9 @@ def test_on_a_busy_machine_the_order_differs_and_the_decisions_do_not(busy_machi
         for done in runs:
             check(done)
         first = runs[0].recording.calls
-        others += sum(first_difference(first, done.recording.calls) is not None for done in runs[1:])
+        others += sum(
+            first_difference(first, done.recording.calls) is not None for done in runs[1:]
+        )
     assert others > 0
 
 

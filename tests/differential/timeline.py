@@ -1,4 +1,6 @@
-"""What must hold of every timeline, whoever wrote it; needs nothing but the scenario and the timeline's rows."""
+"""What must hold of every timeline, whoever wrote it; needs nothing but the scenario and the
+timeline's rows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def check(scenario: Scenario, timeline: Timeline) -> None:
 
 
 def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
-    """Steps and gates follow each other; lookups are in their gate, in need order; what is waited for has come."""
+    """Steps and gates follow each other; lookups are in their gate, in need order; what is
+    waited for has come.
+    """
     plan, clock = steps_of(scenario), 0
     gates, lookups, ends = list(timeline.gates), list(timeline.lookups), []
     arrivals = {(row.number, row.end_ns) for row in timeline.services if row.link == 0}
@@ -36,7 +40,11 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
         clock = row.start_ns
         for site in planned.step.sites:
             gate = gates.pop(0)
-            assert (gate.tick, gate.step, gate.site) == (len(timeline.gates) - len(gates) - 1, index, site)
+            assert (gate.tick, gate.step, gate.site) == (
+                len(timeline.gates) - len(gates) - 1,
+                index,
+                site,
+            )
             assert clock + planned.step.dense_ns[site] + scenario.host.sync_ns <= gate.gate_ns
             assert gate.gate_ns + scenario.host.issue_ns + scenario.host.post_ns <= gate.end_ns
             clock = gate.end_ns
@@ -72,7 +80,9 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
 
 
 def _check_services(scenario: Scenario, timeline: Timeline) -> None:
-    """An engine serves one at a time, the lowest free one first, each for exactly its time or its share of it."""
+    """An engine serves one at a time, the lowest free one first, each for exactly its time or
+    its share of it.
+    """
     assert all(a.start_ns <= b.start_ns for a, b in pairwise(timeline.services))
     for link in range(scenario.hops):
         rows = [row for row in timeline.services if row.link == link]
@@ -80,24 +90,33 @@ def _check_services(scenario: Scenario, timeline: Timeline) -> None:
         for row in rows:
             assert 0 <= row.engine < len(free)
             assert free[row.engine] <= row.start_ns <= timeline.makespan_ns
-            assert all(free[lower] > row.start_ns or free[lower] < 0 for lower in range(row.engine)) or _at_one(rows)
+            assert all(
+                free[lower] > row.start_ns or free[lower] < 0 for lower in range(row.engine)
+            ) or _at_one(rows)
             free[row.engine] = timeline.makespan_ns if row.end_ns < 0 else row.end_ns
         _check_durations(scenario, timeline, rows)
 
 
 def _at_one(rows: list[ServiceRow]) -> bool:
-    """Whether any service takes no time: what is free at one instant then depends on the order within it."""
+    """Whether any service takes no time: what is free at one instant then depends on the order
+    within it.
+    """
     times = [ns for row in rows for ns in (row.start_ns, row.end_ns)]
     return len(set(times)) < len(times)
 
 
 def _check_durations(scenario: Scenario, timeline: Timeline, rows: list[ServiceRow]) -> None:
-    """Integrate each service's share of the link, 1/m of what is active, to what it had to do beyond its latency."""
+    """Integrate each service's share of the link, 1/m of what is active, to what it had to do
+    beyond its latency.
+    """
     if not rows:
         return
     link = rows[0].link
     latency = scenario.latency_ns(link)
-    spans = [(row.start_ns + latency, timeline.makespan_ns if row.end_ns < 0 else row.end_ns) for row in rows]
+    spans = [
+        (row.start_ns + latency, timeline.makespan_ns if row.end_ns < 0 else row.end_ns)
+        for row in rows
+    ]
     if scenario.rivalry:
         for row, (begins, ends) in zip(rows, spans, strict=True):
             works = [_duration(scenario, timeline, row) - latency]
@@ -107,7 +126,11 @@ def _check_durations(scenario: Scenario, timeline: Timeline, rows: list[ServiceR
         for row, (begins, ends) in zip(rows, spans, strict=True):
             works = [_duration(scenario, timeline, row) - latency]
             if scenario.links and scenario.links[link].page_cache_bytes:
-                works.append(works[0] - scenario.hop_ns(link, row.bytes) + row.bytes * scenario.links[link].kept_ns)
+                works.append(
+                    works[0]
+                    - scenario.hop_ns(link, row.bytes)
+                    + row.bytes * scenario.links[link].kept_ns
+                )
             assert ends - begins in works if row.end_ns >= 0 else ends - begins <= max(works)
         return
     changes = sorted({ns for span in spans for ns in span})
@@ -130,12 +153,16 @@ def _duration(scenario: Scenario, timeline: Timeline, row: ServiceRow) -> int:
     time = scenario.hop_ns(row.link, row.bytes)
     if row.link == 0 and scenario.loader.write_back:
         victims = timeline.transfers[row.number].victims
-        time += sum(scenario.hop_ns(0, scenario.size(scenario.unpack(victim))) for victim in victims)
+        time += sum(
+            scenario.hop_ns(0, scenario.size(scenario.unpack(victim))) for victim in victims
+        )
     return time
 
 
 def _check_transfers(scenario: Scenario, timeline: Timeline) -> None:
-    """Hops follow each other inwards; every byte is moved once on every link; nothing moves before it is queued."""
+    """Hops follow each other inwards; every byte is moved once on every link; nothing moves
+    before it is queued.
+    """
     services: dict[tuple[int, int], list[ServiceRow]] = defaultdict(list)
     for row in timeline.services:
         services[row.number, row.link].append(row)
@@ -184,10 +211,11 @@ def _hop_bytes(scenario: Scenario, transfer: TransferRow, link: int) -> int:
 
 
 def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
-    """After each claim what is resident or on its way fits every pool; victims were there and had arrived.
+    """After each claim what is resident or on its way fits every pool; victims were there and had
+    arrived.
 
-    Where claims are made at issue, in the order of services on link 0, and nothing bypasses the pools. (The reference
-    asserts the capacity at every claim, whatever the loader.)
+    Where claims are made at issue, in the order of services on link 0, and nothing bypasses the
+    pools. (The reference asserts the capacity at every claim, whatever the loader.)
     """
     loader = scenario.loader
     if loader.staging_slots or loader.slot_claim == "queue" or loader.retention == "after_batch":
@@ -219,8 +247,8 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
 
 
 def _check_ram(scenario: Scenario, timeline: Timeline) -> None:
-    """A transfer that was found in RAM begins inside it (so does the rest of a partial one, which is not looked up
-    again); only what came to RAM leaves it."""
+    """A transfer that was found in RAM begins inside it (so does the rest of a partial one, which
+    is not looked up again); only what came to RAM leaves it."""
     if scenario.ram is None:
         assert not timeline.ram_lookups
         assert not timeline.ram_evictions
@@ -270,6 +298,9 @@ def _check_idle(timeline: Timeline) -> None:
     assert sum(timeline.stall.values()) == timeline.makespan_ns - timeline.busy_ns
     assert min(timeline.stall.values()) >= 0
     if timeline.idle:
-        assert sum(row.end_ns - row.start_ns for row in timeline.idle) == timeline.makespan_ns - timeline.busy_ns
+        assert (
+            sum(row.end_ns - row.start_ns for row in timeline.idle)
+            == timeline.makespan_ns - timeline.busy_ns
+        )
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(timeline.idle))
         assert all(row.start_ns < row.end_ns for row in timeline.idle)

@@ -31,15 +31,18 @@ def quality(result: Result) -> dict[str, Any]:
 
 def test_an_exact_forecast_sends_nothing_anywhere(configure: Configure) -> None:
     """Pre-gated MoE: what its tuned gates choose ahead is the routing."""
-    tuned, plain = ran(configure, "system=pregated_moe"), ran(configure, "system=pregated_moe", "precision=fp16")
+    tuned, plain = (
+        ran(configure, "system=pregated_moe"),
+        ran(configure, "system=pregated_moe", "precision=fp16"),
+    )
     assert tuned.frames.lookups.equals(plain.frames.lookups)
     assert tuned.frames.transfers.equals(plain.frames.transfers)
     assert quality(tuned)["reroute_share"] == quality(tuned)["reroute_mass"] == 0
 
 
 def test_what_the_forecast_missed_is_what_other_experts_serve(configure: Configure) -> None:
-    """Two are forecast and two needed at every decoded gate but the first site's, so that each that was not forecast is
-    sent to one that was."""
+    """Two are forecast and two needed at every decoded gate but the first site's, so that each that
+    was not forecast is sent to one that was."""
     result = ran(configure, "system=pregated_moe", *AHEAD)
     recall, sites = result.summary["prediction"]["recall_at_issued"], 16
     assert 0.5 < recall < 1
@@ -49,19 +52,30 @@ def test_what_the_forecast_missed_is_what_other_experts_serve(configure: Configu
     )
 
 
-def test_no_decoded_gate_but_the_first_waits_for_what_was_not_forecast(configure: Configure) -> None:
-    served = ran(configure, "system=pregated_moe", *AHEAD).frames.lookups.filter(pl.col("phase") == "decode")
+def test_no_decoded_gate_but_the_first_waits_for_what_was_not_forecast(
+    configure: Configure,
+) -> None:
+    served = ran(configure, "system=pregated_moe", *AHEAD).frames.lookups.filter(
+        pl.col("phase") == "decode"
+    )
     routed = ran(configure, "system=pregated_moe", *AHEAD, "precision=fp16").frames.lookups.filter(
         pl.col("phase") == "decode"
     )
-    assert set(served.filter(pl.col("site") > 0)["outcome"]) <= {"late", "promoted", "reroute", "hit"}
+    assert set(served.filter(pl.col("site") > 0)["outcome"]) <= {
+        "late",
+        "promoted",
+        "reroute",
+        "hit",
+    }
     assert "miss" in set(routed.filter(pl.col("site") > 0)["outcome"])
 
 
 def test_sida_serves_its_table_of_tokens_after_the_first_layer(configure: Configure) -> None:
     sida, routed = ran(configure, "system=sida"), ran(configure, "system=sida", "precision=fp16")
     recall = sida.summary["prediction"]["recall_at_issued"]
-    assert recall == routed.summary["prediction"]["recall_at_issued"], "a forecast is no matter of who serves"
+    assert recall == routed.summary["prediction"]["recall_at_issued"], (
+        "a forecast is no matter of who serves"
+    )
     assert quality(sida)["reroute_share"] == pytest.approx((1 - recall) * 15 / 16)
     assert sida.summary["lookups"]["miss"] < routed.summary["lookups"]["miss"]
     first = sida.frames.lookups.filter(pl.col("site") == 0)
@@ -70,6 +84,13 @@ def test_sida_serves_its_table_of_tokens_after_the_first_layer(configure: Config
 
 def test_nothing_is_proven_of_needs_that_others_may_serve(configure: Configure) -> None:
     bounds = ran(configure, "system=sida").summary["bounds"]
-    assert (bounds["belady_loads"], bounds["why_no_belady"]) == (None, "needs that other experts may serve")
+    assert (bounds["belady_loads"], bounds["why_no_belady"]) == (
+        None,
+        "needs that other experts may serve",
+    )
     assert bounds["link_s"] == 0
-    assert 0 < bounds["compute_s"] < ran(configure, "system=sida", "precision=fp16").summary["bounds"]["compute_s"]
+    assert (
+        0
+        < bounds["compute_s"]
+        < ran(configure, "system=sida", "precision=fp16").summary["bounds"]["compute_s"]
+    )

@@ -16,7 +16,8 @@ from differential.scenario import Forecast, Prediction
 
 MS = 1_000_000
 
-# (what the first layer foresees, the score of the second layer's need, makespan, demand idle, behind a prefetch, late)
+# (what the first layer foresees, the score of the second layer's need, makespan, demand idle,
+# behind a prefetch, late)
 CASES = {
     "a: no prefetch": (None, 0.0, 38.0, 28.0, 0.0, 0.0),
     "b: right prefetch": ((Forecast(0),), 0.0, 33.0, 14.0, 0.0, 9.0),
@@ -32,11 +33,14 @@ def stall_ms(timeline: Timeline) -> dict[str, float]:
 
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_hobbit_figure_9(case: tuple[Prediction, float, float, float, float, float], wait: str) -> None:
+def test_hobbit_figure_9(
+    case: tuple[Prediction, float, float, float, float, float], wait: str
+) -> None:
     """Busy are 2 * (3 + 2) = 10 ms; the rest is idle time, by cause.
 
-    Every case idles 3..17 for the first layer's demand. Then (a) 22..36 for the second's; (b) 22..31 for the prefetch
-    that loads since 17; (c) 22..31 behind the wrong prefetch, 31..45 for the demand; (d) not at all; (e) 22..25.5.
+    Every case idles 3..17 for the first layer's demand. Then (a) 22..36 for the second's; (b)
+    22..31 for the prefetch that loads since 17; (c) 22..31 behind the wrong prefetch, 31..45 for
+    the demand; (d) not at all; (e) 22..25.5.
     """
     forecast, score, makespan, demand, behind, late = case
     timeline = production_rows.run(figure_9(wait, forecast, score))
@@ -47,16 +51,25 @@ def test_hobbit_figure_9(case: tuple[Prediction, float, float, float, float, flo
 
 
 def test_the_loads_of_the_wrong_prefetch_follow_each_other() -> None:
-    """(c): the first layer's 3..17, the wrong one 17..31, the right one 31..45, queued at the gate at 22."""
+    """(c): the first layer's 3..17, the wrong one 17..31, the right one 31..45, queued at the
+    gate at 22.
+    """
     timeline = production_rows.run(figure_9("as_ready", (Forecast(1),), 0.0))
-    times = [(kind, *(ns / MS for ns in times))
-             for kind, *times in service(timeline, "kind", "queued_ns", "start_ns", "end_ns")]  # fmt: skip
+    times = [
+        (kind, *(ns / MS for ns in times))
+        for kind, *times in service(timeline, "kind", "queued_ns", "start_ns", "end_ns")
+    ]
     assert times == [("demand", 3, 3, 17), ("prefetch", 3, 17, 31), ("demand", 22, 31, 45)]
     assert timeline.prefetch["unused_at_end"] == 1
 
 
 def test_the_low_prefetch_is_a_hit_of_its_own_precision() -> None:
-    """(d): keys are (precision * 2 sites + site) * 3 units + expert: the low variant at site 1 is key 9."""
+    """(d): keys are (precision * 2 sites + site) * 3 units + expert: the low variant at site 1
+    is key 9.
+    """
     timeline = production_rows.run(figure_9("wait_all", (Forecast(0, 0.6),), 0.6))
-    assert [(row.key, row.wanted, row.outcome) for row in timeline.lookups] == [(0, 0, "miss"), (9, 1, "hit")]
+    assert [(row.key, row.wanted, row.outcome) for row in timeline.lookups] == [
+        (0, 0, "miss"),
+        (9, 1, "hit"),
+    ]
     assert timeline.prefetch["used"] == 1

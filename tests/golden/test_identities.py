@@ -40,8 +40,12 @@ def moved(summary: dict[str, Any], *kinds: str) -> int:
     return sum(summary["bytes"]["pcie"][kind] for kind in kinds)
 
 
-def test_of_two_experts_the_first_always_scores_zero(configure: Configure, bundled_trace: Trace) -> None:
-    """HOBBIT eq. 2: nothing is ranked above it, so half of all scores are 0; the second's is at least a half."""
+def test_of_two_experts_the_first_always_scores_zero(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """HOBBIT eq. 2: nothing is ranked above it, so half of all scores are 0; the second's is at
+    least a half.
+    """
     workload = build(configure("system=lru", *SHORT), "x", bundled_trace).workload
     scores = workload.scores
     assert np.count_nonzero(scores == 0) == scores.size // 2
@@ -49,16 +53,24 @@ def test_of_two_experts_the_first_always_scores_zero(configure: Configure, bundl
 
 
 def test_a_low_precision_miss_costs_a_quarter(configure: Configure) -> None:
-    """HOBBIT section 3.4, 4 bits of 16: without a cache every token of one layer misses one high and one low expert."""
-    _, summary = ran(configure, "system=load_on_demand", "precision=score_threshold", "precision.low_above=0",
-                     "precision.skip_above=1")  # fmt: skip
+    """HOBBIT section 3.4, 4 bits of 16: without a cache every token of one layer misses one high
+    and one low expert.
+    """
+    _, summary = ran(
+        configure,
+        "system=load_on_demand",
+        "precision=score_threshold",
+        "precision.low_above=0",
+        "precision.skip_above=1",
+    )
     assert summary["miss_penalty"] == pytest.approx((1 + 1 / 4) / 2)
 
 
 def test_loading_on_demand_does_not_know_the_budget(configure: Configure) -> None:
     """Fate section 5.2.3: nothing is kept."""
     little, much = (
-        ran(configure, "system=load_on_demand", f"budget.resident_share={share}")[1] for share in (0.1, 0.9)
+        ran(configure, "system=load_on_demand", f"budget.resident_share={share}")[1]
+        for share in (0.1, 0.9)
     )
     assert little["makespan_s"] == much["makespan_s"]
 
@@ -68,7 +80,9 @@ STAGED = ("loader.destination=staging", "loader.staging_slots=4")
 
 
 def test_wrong_prefetches_make_a_slow_link_slower(configure: Configure) -> None:
-    """Fate section 5.2.2: without a cache EAP loses to loading on demand, since a copy in flight has to finish."""
+    """Fate section 5.2.2: without a cache EAP loses to loading on demand, since a copy in flight
+    has to finish.
+    """
     _, on_demand = ran(configure, "system=load_on_demand", *SLOW)
     _, eap = ran(configure, "system=load_on_demand", "predictor=next_site", *STAGED, *SLOW)
     assert eap["prefetch"]["dropped"] > 0
@@ -76,31 +90,41 @@ def test_wrong_prefetches_make_a_slow_link_slower(configure: Configure) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("system=pregated_moe",), ("system=load_on_demand", "predictor=gate_lookahead_1", *STAGED)]
+    "words",
+    [("system=pregated_moe",), ("system=load_on_demand", "predictor=gate_lookahead_1", *STAGED)],
 )
-def test_a_prefetch_gains_no_more_than_the_window_it_hides_in(configure: Configure, words: tuple[str, ...]) -> None:
-    """Loads take the link L in all, computing W: one after another W + L; no prefetch ends before its loads do, so that
-    it gains at most (W + L) / L = 1 + W / L.
+def test_a_prefetch_gains_no_more_than_the_window_it_hides_in(
+    configure: Configure, words: tuple[str, ...]
+) -> None:
+    """Loads take the link L in all, computing W: one after another W + L; no prefetch ends before
+    its loads do, so that it gains at most (W + L) / L = 1 + W / L.
     """
     run, on_demand = ran(configure, "system=load_on_demand")
     _, ahead = ran(configure, *words)
     load_s = on_demand["lookups"]["miss"] * run.durations.hop_ns(0, MIXTRAL_EXPERT) / 1e9
     window_s = on_demand["compute_busy_s"]
-    # In prompts that do not fit, what is loaded for one wave is beside the compute of the one before.
+    # In prompts that do not fit, what is loaded for one wave is beside the compute of the one
+    # before.
     assert window_s + load_s * 0.99 <= on_demand["makespan_s"] <= window_s + load_s
     assert on_demand["makespan_s"] / ahead["makespan_s"] <= 1 + window_s / load_s
 
 
 @pytest.mark.parametrize("system", ["transformers", "deepspeed_inference", "deepspeed_mii"])
-def test_a_framework_that_streams_layers_moves_every_expert_at_every_gate(configure: Configure, system: str) -> None:
+def test_a_framework_that_streams_layers_moves_every_expert_at_every_gate(
+    configure: Configure, system: str
+) -> None:
     """Eight experts of 352 MB a layer, whatever is chosen."""
     run, summary = ran(configure, f"system={system}")
     assert moved(summary, "demand", "prefetch") == run.workload.num_gates * 8 * MIXTRAL_EXPERT
     assert moved(summary, "dense") > 0
 
 
-def test_transformers_versions_differ_four_times_in_what_a_token_moves(configure: Configure) -> None:
-    """All of eight experts are called, or two of them: a decoded token's layers move 8 / 2 as much."""
+def test_transformers_versions_differ_four_times_in_what_a_token_moves(
+    configure: Configure,
+) -> None:
+    """All of eight experts are called, or two of them: a decoded token's layers move 8 / 2 as
+    much.
+    """
     every, chosen = (
         execute_transfers(configure, *words)
         for words in (("system=transformers",), ("system=transformers", "payload=whole"))
@@ -148,23 +172,37 @@ def test_floes_up_projections_are_in_the_ledger(configure: Configure, bundled_tr
 def test_one_token_reads_of_floes_experts_what_is_active_and_the_up_projection(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """23.5 MB + 18.35 MB at 0.9 x 1008 GB/s, and three launches of 4 us; several tokens read all of gate and down."""
+    """23.5 MB + 18.35 MB at 0.9 x 1008 GB/s, and three launches of 4 us; several tokens read all
+    of gate and down.
+    """
     durations = build(configure("system=floe", *SHORT), "x", bundled_trace).durations
     per_s = 1008e9 * 0.9
-    assert durations.expert_ns(0, 0, 1) == pytest.approx((23_488_102 + 18_350_080) / per_s * 1e9 + 12_000, abs=2)
-    assert durations.expert_ns(0, 0, 2) == pytest.approx((234_881_024 + 18_350_080) / per_s * 1e9 + 12_000, abs=2)
+    assert durations.expert_ns(0, 0, 1) == pytest.approx(
+        (23_488_102 + 18_350_080) / per_s * 1e9 + 12_000, abs=2
+    )
+    assert durations.expert_ns(0, 0, 2) == pytest.approx(
+        (234_881_024 + 18_350_080) / per_s * 1e9 + 12_000, abs=2
+    )
 
 
-def test_fiddlers_host_pays_for_every_assignment(configure: Configure, bundled_trace: Trace) -> None:
+def test_fiddlers_host_pays_for_every_assignment(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     """2^8 of 1 us, after every gate; for 48 experts it would take years, which is refused."""
     words = ("system=fiddler", "placement=cpu_by_cost_enumerated", *SHORT)
     run = build(configure(*words), "x", bundled_trace)
     assert run.durations.host.issue_ns == 256_000
-    assert build(configure("system=fiddler", *SHORT), "x", bundled_trace).durations.host.issue_ns == 0
+    assert (
+        build(configure("system=fiddler", *SHORT), "x", bundled_trace).durations.host.issue_ns == 0
+    )
 
 
-def test_edgemoe_starts_with_no_variant_that_does_not_exist(configure: Configure, bundled_trace: Trace) -> None:
-    """Each expert is stored at one width: what is there is there at its own, and no lookup finds a better one."""
+def test_edgemoe_starts_with_no_variant_that_does_not_exist(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """Each expert is stored at one width: what is there is there at its own, and no lookup finds
+    a better one.
+    """
     run, summary = ran(configure, "system=edgemoe", "budget.resident_share=0.9")
     table = run.controller.selector.table  # type: ignore[attr-defined]
     geometry = run.controller.geometry
@@ -177,16 +215,31 @@ def test_edgemoe_starts_with_no_variant_that_does_not_exist(configure: Configure
 
 
 def test_a_prompts_experts_are_computed_resident_first_then_most_popular_first() -> None:
-    """Fate section 4.3, Figure 6: 2 and 4 are there, 3, 1 and 5 are loaded in order of popularity: 2, 4, 3, 1, 5."""
+    """Fate section 4.3, Figure 6: 2 and 4 are there, 3, 1 and 5 are loaded in order of
+    popularity: 2, 4, 3, 1, 5.
+    """
     geometry = Geometry(1, 6, 5, ("fp16",), (16.0,), (10,), 50)
     controller = Controller(
-        geometry, NoPrediction(), LRU(initial="empty"), Fixed("fp16"), Load(), Loader(wait="as_ready")
+        geometry,
+        NoPrediction(),
+        LRU(initial="empty"),
+        Fixed("fp16"),
+        Load(),
+        Loader(wait="as_ready"),
     )
 
     def prompt(rows_by_expert: dict[int, int]) -> Any:
         needs = sorted(rows_by_expert, key=lambda expert: (-rows_by_expert[expert], expert))
-        return SimpleNamespace(tick=0, step=0, site=0, token=9, needs=needs, keys=needs, scores=[0.0] * len(needs),
-                               tokens=[rows_by_expert[expert] for expert in needs])  # fmt: skip
+        return SimpleNamespace(
+            tick=0,
+            step=0,
+            site=0,
+            token=9,
+            needs=needs,
+            keys=needs,
+            scores=[0.0] * len(needs),
+            tokens=[rows_by_expert[expert] for expert in needs],
+        )
 
     _, waits = controller.gate(prompt({2: 1, 4: 1}))
     transfer = controller.poll(0)
@@ -194,7 +247,11 @@ def test_a_prompts_experts_are_computed_resident_first_then_most_popular_first()
         _, transfer = controller.transfer_done(0, transfer)
     assert list(waits or ()) == [2, 4]
     outcomes, waits = controller.gate(prompt({3: 9, 2: 7, 1: 5, 4: 3, 5: 1}))
-    there = [expert for expert, outcome in zip((3, 2, 1, 4, 5), outcomes, strict=True) if outcome == Outcome.HIT]
+    there = [
+        expert
+        for expert, outcome in zip((3, 2, 1, 4, 5), outcomes, strict=True)
+        if outcome == Outcome.HIT
+    ]
     arriving, transfer = [], controller.poll(0)
     while transfer is not None:
         key, transfer = controller.transfer_done(0, transfer)

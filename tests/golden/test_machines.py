@@ -1,4 +1,6 @@
-"""Machines of the catalogue: what a preset of a paper must give back, and what all of them have in common."""
+"""Machines of the catalogue: what a preset of a paper must give back, and what all of them have
+in common.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,13 @@ def layer_ms(name: str, precision: str) -> float:
     """A decoded token's layer of Mixtral with both experts there, host time included."""
     durations = Roofline(option("model", "mixtral_8x7b"), machine(name), (precision,))
     step = Step(0, 0, 1, (0,), 1, True, (), ())
-    return (durations.dense_ns(step)[0] + durations.host.sync_ns + 2 * durations.expert_ns(0, 0, 1)) / 1e6
+    return (
+        durations.dense_ns(step)[0] + durations.host.sync_ns + 2 * durations.expert_ns(0, 0, 1)
+    ) / 1e6
 
 
-# ---- presets of papers -----------------------------------------------------------------------------------------------
+# ---- presets of papers
+# -----------------------------------------------------------------------------------------------
 
 
 def test_hobbits_4090_computes_a_layer_in_3_ms_and_loads_two_experts_in_22() -> None:
@@ -71,37 +76,53 @@ def test_hobbits_4090_computes_a_layer_in_3_ms_and_loads_two_experts_in_22() -> 
 def test_hobbits_orin_loads_two_int8_experts_in_117_ms_which_is_94_5_percent_of_a_layer() -> None:
     load_ms = 2 * machine("jetson_agx_orin_hobbit").links[0].hop_ns(MIXTRAL_EXPERT // 2) / 1e6
     assert load_ms == pytest.approx(117.4, abs=0.1)
-    assert load_ms / (load_ms + layer_ms("jetson_agx_orin_hobbit", "int8")) == pytest.approx(0.945, abs=0.0005)
+    assert load_ms / (load_ms + layer_ms("jetson_agx_orin_hobbit", "int8")) == pytest.approx(
+        0.945, abs=0.0005
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "dense_ms", "sparse_ms"),
-    [("h100_floe", 0.169, 0.103), ("a100_floe", 0.253, 0.155), ("rtx_a6000_floe", 0.524, 0.263),
-     ("rtx3090_floe", 0.542, 0.283)],
-)  # fmt: skip
+    [
+        ("h100_floe", 0.169, 0.103),
+        ("a100_floe", 0.253, 0.155),
+        ("rtx_a6000_floe", 0.524, 0.263),
+        ("rtx3090_floe", 0.542, 0.283),
+    ],
+)
 def test_floes_machines_compute_its_experts_in_the_times_of_its_table(
     name: str, dense_ms: float, sparse_ms: float
 ) -> None:
-    """Table 1, at sparsity 0 and 0.9: all three matrices; up and a tenth of the others. Within 5 %."""
+    """Table 1, at sparsity 0 and 0.9: all three matrices; up and a tenth of the others. Within 5
+    %.
+    """
     compute = machine(name).compute
     times = [
-        compute.operation_ns(0, MIXTRAL_EXPERT * (1 + 2 * active) / 3, compute.expert_launches) / 1e6
+        compute.operation_ns(0, MIXTRAL_EXPERT * (1 + 2 * active) / 3, compute.expert_launches)
+        / 1e6
         for active in (1.0, 0.1)
     ]
     assert times == pytest.approx([dense_ms, sparse_ms], rel=0.05)
 
 
 def test_an_expert_takes_nearly_15_ms_on_floes_pc_and_6_ms_on_fates() -> None:
-    assert machine("rtx3090_floe").links[0].hop_ns(MIXTRAL_EXPERT) / 1e6 == pytest.approx(15.0, abs=0.01)
-    assert machine("rtx3090_fate").links[0].hop_ns(17_301_504) / 1e6 == pytest.approx(6.0, abs=0.002)
+    assert machine("rtx3090_floe").links[0].hop_ns(MIXTRAL_EXPERT) / 1e6 == pytest.approx(
+        15.0, abs=0.01
+    )
+    assert machine("rtx3090_fate").links[0].hop_ns(17_301_504) / 1e6 == pytest.approx(
+        6.0, abs=0.002
+    )
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- all of them
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_figure_of_a_machine_stands_beside_where_it_comes_from(name: str) -> None:
-    """Each number that is not 0, in the file itself, has a comment; what a file takes over has it where it stands."""
+    """Each number that is not 0, in the file itself, has a comment; what a file takes over has
+    it where it stands.
+    """
     for text in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         value, _, comment = text.partition("#")
         key, _, figure = value.partition(":")
@@ -110,20 +131,31 @@ def test_every_figure_of_a_machine_stands_beside_where_it_comes_from(name: str) 
     assert machine(name).validated == "none"
 
 
-@pytest.mark.skipif(not Path(FACTS).exists(), reason="the table of facts is not part of the project")
+@pytest.mark.skipif(
+    not Path(FACTS).exists(), reason="the table of facts is not part of the project"
+)
 def test_machines_have_the_memory_and_the_bandwidth_of_the_table_of_facts() -> None:
     with FACTS.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["device"] not in ("Storage", "Generic")]
     assert {row["device"] for row in rows} == set(IN_FACTS)
-    bandwidth = {row["device"]: float(row["value"]) for row in rows if row["metric"] == "memory_bandwidth"}
+    bandwidth = {
+        row["device"]: float(row["value"]) for row in rows if row["metric"] == "memory_bandwidth"
+    }
     for device, names in IN_FACTS.items():
         for name in names:
             assert machine(name).compute.memory_gb_per_s == bandwidth[device], name
 
 
 def test_any_other_machine_takes_three_figures() -> None:
-    given = ["hardware.memory_gib=16", "hardware.links.link.peak_gb_per_s=16", "hardware.compute.memory_gb_per_s=320"]
+    given = [
+        "hardware.memory_gib=16",
+        "hardware.links.link.peak_gb_per_s=16",
+        "hardware.compute.memory_gb_per_s=320",
+    ]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        generic = instantiate(compose("config", ["hardware=generic", "output_dir=x", *given]).hardware, _convert_="all")
+        generic = instantiate(
+            compose("config", ["hardware=generic", "output_dir=x", *given]).hardware,
+            _convert_="all",
+        )
     assert (generic.memory_bytes, generic.links[0].bytes_per_s) == (16 << 30, 12.8e9)
     assert generic.compute.operation_ns(0, 272_000_000, 0) == 1_000_000

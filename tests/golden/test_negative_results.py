@@ -1,7 +1,8 @@
-"""Published negative results: what was expected to help and did not, by sign, with the paired 95 % interval.
+"""Published negative results: what was expected to help and did not, by sign, with the paired 95 %
+interval.
 
-Sources at each test. Sizes and machine are those of half of Mixtral's layers on an RTX 4090, gates those of the bundled
-model (TRANSPLANTED): signs are compared, never factors.
+Sources at each test. Sizes and machine are those of half of Mixtral's layers on an RTX 4090, gates
+those of the bundled model (TRANSPLANTED): signs are compared, never factors.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ def at(share: float) -> str:
 
 
 def test_a_prefetcher_raises_the_hit_ratio_and_lowers_the_speed() -> None:
-    """colibri's PILOT: +3.3 points of hits, -4.1 % tokens/s. Nine of ten needs are forecast and as many others, into
-    slots of their own; the others' bytes stand before demands on the link.
+    """colibri's PILOT: +3.3 points of hits, -4.1 % tokens/s. Nine of ten needs are forecast and as
+    many others, into slots of their own; the others' bytes stand before demands on the link.
     """
-    prefetch = ("predictor=stated_accuracy", "predictor.recall=0.9", "predictor.precision=0.5",
-                "loader.destination=staging", "loader.staging_slots=2")  # fmt: skip
+    prefetch = (
+        "predictor=stated_accuracy",
+        "predictor.recall=0.9",
+        "predictor.precision=0.5",
+        "loader.destination=staging",
+        "loader.staging_slots=2",
+    )
     with_it, without = ran("system=lru", at(0.5), *prefetch), ran("system=lru", at(0.5))
     assert with_it.summary["hit_ratio"] > without.summary["hit_ratio"]
     assert against(with_it, without).verdict == SLOWER
@@ -53,8 +59,9 @@ def test_a_prefetcher_raises_the_hit_ratio_and_lowers_the_speed() -> None:
 
 
 def test_prefetching_by_what_often_follows_is_slower_than_on_demand_below_a_budget() -> None:
-    """Fate (arXiv:2502.12224): EAP below loading on demand where its cache keeps too little. With one LRU for all
-    layers that is where a token's needs push out those of the next: near two slots for each of 16 layers, 1/4.
+    """Fate (arXiv:2502.12224): EAP below loading on demand where its cache keeps too little. With
+    one LRU for all layers that is where a token's needs push out those of the next: near two slots
+    for each of 16 layers, 1/4.
     """
     assert eap_on_demand(0.2).verdict == SLOWER
     assert eap_on_demand(0.35).verdict == FASTER
@@ -68,23 +75,37 @@ def test_the_budget_from_which_that_prefetching_pays_is_just_above_a_tokens_cycl
 
 
 def eap_on_demand(share: float) -> Paired:
-    return against(ran("system=eap", "cache=lru", at(share)), ran("system=load_on_demand", "precision=int4", at(0.5)))
+    return against(
+        ran("system=eap", "cache=lru", at(share)),
+        ran("system=load_on_demand", "precision=int4", at(0.5)),
+    )
 
 
 def test_experts_on_the_cpu_are_slower_than_loading_them_where_host_memory_is_weak() -> None:
-    """FreeToken #151: hybrid 0.67 against 5.58 tokens/s (8.3 times slower) on weak DRAM; Fiddler: faster on strong."""
+    """FreeToken #151: hybrid 0.67 against 5.58 tokens/s (8.3 times slower) on weak DRAM;
+    Fiddler: faster on strong.
+    """
     loaded = ran("system=lru", at(0.5))
-    weak, strong = (ran("system=lru", at(0.5), "placement=absent_on_cpu", f"hardware.cpu.memory_gb_per_s={rate}")
-                    for rate in (12.0, 117.0))  # fmt: skip
+    weak, strong = (
+        ran(
+            "system=lru", at(0.5), "placement=absent_on_cpu", f"hardware.cpu.memory_gb_per_s={rate}"
+        )
+        for rate in (12.0, 117.0)
+    )
     assert against(weak, loaded).verdict == SLOWER
     assert against(strong, loaded).verdict == FASTER
-    assert weak.summary["hit_ratio"] == strong.summary["hit_ratio"], "what is absent stays absent at any speed"
+    assert weak.summary["hit_ratio"] == strong.summary["hit_ratio"], (
+        "what is absent stays absent at any speed"
+    )
 
 
 @pytest.mark.parametrize(("slots", "hits"), [(2, False), (30, False), (31, True)])
-def test_one_lru_for_all_layers_hits_nothing_at_all_below_one_tokens_cycle(slots: int, hits: bool) -> None:
-    """Between two uses of an expert lie at least the needs of the other 15 sites, two each: with 30 slots it has always
-    just gone. (FreeToken #174: LRU hits 8-18 % where a static set would hit 46 %.)
+def test_one_lru_for_all_layers_hits_nothing_at_all_below_one_tokens_cycle(
+    slots: int, hits: bool
+) -> None:
+    """Between two uses of an expert lie at least the needs of the other 15 sites, two each: with 30
+    slots it has always just gone. (FreeToken #174: LRU hits 8-18 % where a static set would hit 46
+    %.)
     """
     found = ran("system=lru", at((slots + 0.5) / 128)).summary
     assert (found["hit_ratio"] > 0) == hits
@@ -92,21 +113,31 @@ def test_one_lru_for_all_layers_hits_nothing_at_all_below_one_tokens_cycle(slots
 
 
 @pytest.mark.thorough
-def test_lfu_is_faster_on_one_prompt_and_slower_on_a_mix(configure: Configure, bundled_trace: Trace) -> None:
-    """LFRU over LRU by 5 points at one size, below it at others (colibri); LFU 76.4 against LRU's 87.8 % over a day's
-    prompts (tinyserve). Counts that are never forgotten fit the prompt that they were made on.
+def test_lfu_is_faster_on_one_prompt_and_slower_on_a_mix(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """LFRU over LRU by 5 points at one size, below it at others (colibri); LFU 76.4 against LRU's
+    87.8 % over a day's prompts (tinyserve). Counts that are never forgotten fit the prompt that
+    they were made on.
     """
-    words = [("system=lru", at(0.25), f"cache={cache}", "hardware.memory_gib=96") for cache in ("lfu_model", "lru")]
+    words = [
+        ("system=lru", at(0.25), f"cache={cache}", "hardware.memory_gib=96")
+        for cache in ("lfu_model", "lru")
+    ]
     (prompt,) = [s for s in bundled_trace.header.sequences if s.sequence == 41]
     alone = replace(bundled_trace, header=replace(bundled_trace.header, sequences=(prompt,)))
-    speed = [execute(build(configure(*one), "x", alone)).summary["decode_tokens_per_s"] for one in words]
+    speed = [
+        execute(build(configure(*one), "x", alone)).summary["decode_tokens_per_s"] for one in words
+    ]
     assert speed[0] > 1.1 * speed[1]
     mix = [trial([*one, "trace.max_sequences=12"]) for one in words]
     assert against(*mix).verdict == SLOWER
 
 
 def zipf(trace: Trace, exponent: float) -> Trace:
-    """The trace with every choice drawn anew: independent, the r-th expert of a site with weight r ** -exponent."""
+    """The trace with every choice drawn anew: independent, the r-th expert of a site with weight
+    r ** -exponent.
+    """
     rng = np.random.default_rng(0)
     experts = trace.header.model.experts
     ranks = np.argsort(rng.random((trace.ids.shape[1], experts)), axis=1)
@@ -120,7 +151,9 @@ def zipf(trace: Trace, exponent: float) -> Trace:
 def test_synthetic_popularity_flatters_a_cache(configure: Configure, bundled_trace: Trace) -> None:
     """MER: 94.7 % hits on synthetic Zipf (s = 1.2), 53.0 % on real routing, at the same slots."""
     cfg = configure("system=lru", at(0.5), *SHORT)
-    results = [execute(build(cfg.copy(), "x", one)) for one in (zipf(bundled_trace, 1.2), bundled_trace)]
+    results = [
+        execute(build(cfg.copy(), "x", one)) for one in (zipf(bundled_trace, 1.2), bundled_trace)
+    ]
     synthetic, real = (result.summary for result in results)
     assert synthetic["hit_ratio"] > real["hit_ratio"]
     times = [decode_time_and_tokens(result.frames)[0] for result in results]

@@ -17,8 +17,8 @@ NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def printed(notebook: Any) -> list[str]:
-    """What each code cell prints, figures left out: their bytes depend on fonts. What a cell writes in a row is one
-    text, for it depends on time in how many pieces a kernel sends it."""
+    """What each code cell prints, figures left out: their bytes depend on fonts. What a cell writes
+    in a row is one text, for it depends on time in how many pieces a kernel sends it."""
     found = []
     for cell in notebook.cells:
         is_running_on = False
@@ -49,15 +49,20 @@ def test_a_text_sent_in_pieces_is_the_text_sent_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in NOTEBOOKS]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in NOTEBOOKS],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_notebook_prints_again_what_it_is_kept_with(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_notebook_prints_again_what_it_is_kept_with(
+    name: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     kept = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     fresh = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-    client = nbclient.NotebookClient(fresh, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(
+        fresh, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
+    )
     client.execute()
     assert printed(fresh) == printed(kept)
     assert printed(kept)

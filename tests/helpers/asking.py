@@ -10,13 +10,17 @@ from sim.values.types import Cause, Geometry, Outcome
 
 ONE_SITE = Geometry(1, 6, 2, ("fp16",), (16.0,), (1,), 6)
 FOUR_SITES = Geometry(4, 2, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 99)
-"""Units are 3 and a plane is 12 keys: site 1 is 3 4, site 3 is 9 10; at low precision 15 16 and 21 22."""
+"""Units are 3 and a plane is 12 keys: site 1 is 3 4, site 3 is 9 10; at low precision 15 16 and
+21 22.
+"""
 
 
 def gate(site: int = 0, token: int = 1, tick: int = 0, step: int = 0, **tokens: int) -> Any:
     """``e3=2``: two rows chose expert 3."""
     needs = [int(name[1:]) for name in tokens]
-    return SimpleNamespace(site=site, token=token, tick=tick, step=step, needs=needs, tokens=list(tokens.values()))
+    return SimpleNamespace(
+        site=site, token=token, tick=tick, step=step, needs=needs, tokens=list(tokens.values())
+    )
 
 
 def begin(policy: Any, *keys: int, geometry: Geometry = ONE_SITE) -> Any:
@@ -26,9 +30,16 @@ def begin(policy: Any, *keys: int, geometry: Geometry = ONE_SITE) -> Any:
     return policy
 
 
-def ask(policy: Any, *keys: int, missed: Sequence[int] = (), at: Any = None, wanted: Sequence[int] = ()) -> None:
+def ask(
+    policy: Any, *keys: int, missed: Sequence[int] = (), at: Any = None, wanted: Sequence[int] = ()
+) -> None:
     outcomes = [int(Outcome.MISS if key in missed else Outcome.HIT) for key in keys]
-    policy.on_requests(keys, list(wanted) or [0] * len(keys), outcomes, at or gate(**{f"e{key}": 1 for key in keys}))
+    policy.on_requests(
+        keys,
+        list(wanted) or [0] * len(keys),
+        outcomes,
+        at or gate(**{f"e{key}": 1 for key in keys}),
+    )
 
 
 def order(policy: Any, *blocked: int, pool: int = 0, geometry: Geometry = ONE_SITE) -> list[int]:

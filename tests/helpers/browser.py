@@ -1,4 +1,6 @@
-"""A headless Chromium that tests talk to over its debugging pipe: what a page logs, asks for and looks like."""
+"""A headless Chromium that tests talk to over its debugging pipe: what a page logs, asks for and
+looks like.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,24 @@ from pathlib import Path
 from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--remote-debugging-pipe", "--window-size=1500,900")  # fmt: skip
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--remote-debugging-pipe",
+    "--window-size=1500,900",
+)
 READS, WRITES = 3, 4
 """Where Chromium reads commands and writes answers, each ended by a zero byte."""
 LONGEST_S = 120.0
 
 
 class Browser:
-    """One page; use it in a ``with``. ``problems`` are errors and warnings of its console, ``asked`` its requests."""
+    """One page; use it in a ``with``. ``problems`` are errors and warnings of its console,
+    ``asked`` its requests.
+    """
 
     def __init__(self, profile: Path) -> None:
         self.problems: list[str] = []
@@ -33,19 +44,34 @@ class Browser:
     def __enter__(self) -> Self:
         # Pages such as its viewer of traces are off by default.
         self._profile.mkdir(parents=True, exist_ok=True)
-        (self._profile / "Local State").write_text(json.dumps({"internal_only_uis_enabled": True}), encoding="utf-8")
+        (self._profile / "Local State").write_text(
+            json.dumps({"internal_only_uis_enabled": True}), encoding="utf-8"
+        )
         theirs, self._to = os.pipe()
         self._from, ours = os.pipe()
         # A shell puts the pipes where Chromium looks for them.
         command = f'exec "$@" {READS}<&{theirs} {WRITES}>&{ours}'
         self._process = subprocess.Popen(
-            ["bash", "-c", command, "bash", str(CHROMIUM), *FLAGS, f"--user-data-dir={self._profile}"],
-            pass_fds=(theirs, ours), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "bash",
+                "-c",
+                command,
+                "bash",
+                str(CHROMIUM),
+                *FLAGS,
+                f"--user-data-dir={self._profile}",
+            ],
+            pass_fds=(theirs, ours),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs)
         os.close(ours)
         target = self.command("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.command("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.command(f"{domain}.enable")
         return self
@@ -65,8 +91,12 @@ class Browser:
             self._receive()
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page; of a promise, what it comes to. Raise RuntimeError for its error."""
-        found = self.command("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        """The value of an expression in the page; of a promise, what it comes to. Raise
+        RuntimeError for its error.
+        """
+        found = self.command(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in found:
             raise RuntimeError(json.dumps(found["exceptionDetails"])[:2000])
         return found["result"].get("value")
@@ -76,11 +106,16 @@ class Browser:
         place.write_bytes(base64.b64decode(self.command("Page.captureScreenshot")["data"]))
 
     def command(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the DevTools protocol, and its answer. Raise RuntimeError where it is refused."""
+        """A command of the DevTools protocol, and its answer. Raise RuntimeError where it is
+        refused.
+        """
         self._number += 1
         number = self._number
         session = {"sessionId": self._session} if self._session else {}
-        message = json.dumps({"id": number, "method": method, "params": parameters, **session}).encode() + b"\0"
+        message = (
+            json.dumps({"id": number, "method": method, "params": parameters, **session}).encode()
+            + b"\0"
+        )
         while message:
             message = message[os.write(self._to, message) :]
         while True:
@@ -105,7 +140,11 @@ class Browser:
         self._events.append(method)
         if method == "Runtime.exceptionThrown":
             self.problems.append(json.dumps(told["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
+        elif method == "Runtime.consoleAPICalled" and told["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.problems.append(json.dumps(told["args"]))
         elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
             self.problems.append(told["entry"]["text"])

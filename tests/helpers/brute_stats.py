@@ -1,7 +1,8 @@
-"""Each statistic of gates in plain Python, from its definition: a second implementation to compare with.
+"""Each statistic of gates in plain Python, from its definition: a second implementation to compare
+with.
 
-A *token* is (sequence, position, selections by site); a selection list holds (expert, weight), -1 left out. Slow and
-short on purpose.
+A *token* is (sequence, position, selections by site); a selection list holds (expert, weight), -1
+left out. Slow and short on purpose.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ def tokens_of(sample: Sample) -> list[Token]:
     trace = sample.trace
     return [
         (
-            int(trace.sequence[row]), int(trace.position[row]),
+            int(trace.sequence[row]),
+            int(trace.position[row]),
             [
                 [(int(e), float(w)) for e, w in zip(ids, weights, strict=True) if e >= 0]
                 for ids, weights in zip(trace.ids[row], trace.weights[row], strict=True)
             ],
         )
         for row in range(len(trace.step))
-    ]  # fmt: skip
+    ]
 
 
 def experts(token: Token, site: int) -> set[int]:
@@ -45,12 +47,16 @@ def first(token: Token, site: int) -> int:
 
 
 def reuse(tokens: Sequence[Token], site: int, lag: int) -> float | None:
-    by_place = {(sequence, position): token for token in tokens for sequence, position in [token[:2]]}
+    by_place = {
+        (sequence, position): token for token in tokens for sequence, position in [token[:2]]
+    }
     shares = []
     for token in tokens:
         later = by_place.get((token[0], token[1] + lag))
         if later is not None and experts(token, site) and experts(later, site):
-            shares.append(len(experts(token, site) & experts(later, site)) / len(experts(token, site)))
+            shares.append(
+                len(experts(token, site) & experts(later, site)) / len(experts(token, site))
+            )
     return sum(shares) / len(shares) if shares else None
 
 
@@ -61,7 +67,9 @@ def popularity_alone(tokens: Sequence[Token], site: int, num_experts: int) -> fl
 
 
 def distances(tokens: Sequence[Token], site: int) -> Counter[int | None]:
-    """Experts that the sequence selected since the token that last selected this one; None: never before."""
+    """Experts that the sequence selected since the token that last selected this one; None:
+    never before.
+    """
     found: Counter[int | None] = Counter()
     for index, token in enumerate(tokens):
         before = [other for other in tokens[:index] if other[0] == token[0]]
@@ -70,18 +78,24 @@ def distances(tokens: Sequence[Token], site: int) -> Counter[int | None]:
             if not uses:
                 found[None] += 1
                 continue
-            found[len(set().union(*(experts(other, site) for other in before[uses[-1] + 1 :])))] += 1
+            found[
+                len(set().union(*(experts(other, site) for other in before[uses[-1] + 1 :])))
+            ] += 1
     return found
 
 
 def union_of_sequences(tokens: Sequence[Token], site: int, batch: int) -> float:
-    """Over all choices of ``batch`` sequences and of one token of each: the mean number of distinct experts."""
+    """Over all choices of ``batch`` sequences and of one token of each: the mean number of
+    distinct experts.
+    """
     by_sequence = defaultdict(list)
     for token in tokens:
         by_sequence[token[0]].append(token)
     means = []
     for chosen in combinations(by_sequence.values(), batch):
-        sizes = [len(set().union(*(experts(token, site) for token in pick))) for pick in product(*chosen)]
+        sizes = [
+            len(set().union(*(experts(token, site) for token in pick))) for pick in product(*chosen)
+        ]
         means.append(sum(sizes) / len(sizes))
     return sum(means) / len(means)
 
@@ -92,7 +106,9 @@ def union_of_window(tokens: Sequence[Token], site: int, batch: int) -> float | N
     for sequence, position, _ in tokens:
         window = [by_place.get((sequence, position + step)) for step in range(batch)]
         if all(token is not None for token in window):
-            sizes.append(len(set().union(*(experts(token, site) for token in window if token is not None))))
+            sizes.append(
+                len(set().union(*(experts(token, site) for token in window if token is not None)))
+            )
     return sum(sizes) / len(sizes) if sizes else None
 
 
@@ -100,7 +116,11 @@ def least_popular(tokens: Sequence[Token], site: int, share: float) -> float:
     """Share of selections on the least used experts; part of an expert counts in part."""
     values = []
     for sequence in {token[0] for token in tokens}:
-        uses = sorted(Counter(e for token in tokens if token[0] == sequence for e in experts(token, site)).values())
+        uses = sorted(
+            Counter(
+                e for token in tokens if token[0] == sequence for e in experts(token, site)
+            ).values()
+        )
         if not uses:
             continue
         left, covered = share * len(uses), 0.0
@@ -113,14 +133,24 @@ def least_popular(tokens: Sequence[Token], site: int, share: float) -> float:
 
 
 def coverage(
-    fit: Sequence[Token], held: Sequence[Token], sites: Sequence[int], known: int, key: str, top: int, num_experts: int
+    fit: Sequence[Token],
+    held: Sequence[Token],
+    sites: Sequence[int],
+    known: int,
+    key: str,
+    top: int,
+    num_experts: int,
 ) -> float:
-    """Share of selections at the last of ``sites`` among the ``top`` likeliest experts, given ``known`` before it."""
+    """Share of selections at the last of ``sites`` among the ``top`` likeliest experts, given
+    ``known`` before it.
+    """
     target = sites[-1]
 
     def key_of(token: Token, length: int) -> tuple[object, ...]:
         before = sites[len(sites) - 1 - length : len(sites) - 1]
-        return tuple(first(token, s) if key == "first" else frozenset(experts(token, s)) for s in before)
+        return tuple(
+            first(token, s) if key == "first" else frozenset(experts(token, s)) for s in before
+        )
 
     counts: dict[tuple[object, ...], Counter[int]] = defaultdict(Counter)
     for token in fit:
@@ -139,7 +169,9 @@ def coverage(
 
 def path_cover(tokens: Sequence[Token], start: int, length: int) -> tuple[int, float]:
     """Paths that occur, and the share of tokens on the commonest fifth of them."""
-    counts = Counter(tuple(first(token, start + step) for step in range(length)) for token in tokens)
+    counts = Counter(
+        tuple(first(token, start + step) for step in range(length)) for token in tokens
+    )
     best = sorted(counts.values(), reverse=True)[: max(1, int(0.2 * len(counts)))]
     return len(counts), sum(best) / len(tokens)
 
@@ -152,14 +184,20 @@ def entropy_bits(logits: Sequence[float]) -> float:
 def correlation(pairs: Sequence[tuple[float, float]]) -> float:
     mean_one, mean_other = (sum(pair[side] for pair in pairs) / len(pairs) for side in (0, 1))
     product_sum = sum((one - mean_one) * (other - mean_other) for one, other in pairs)
-    spread = [sum((pair[side] - mean) ** 2 for pair in pairs) for side, mean in ((0, mean_one), (1, mean_other))]
+    spread = [
+        sum((pair[side] - mean) ** 2 for pair in pairs)
+        for side, mean in ((0, mean_one), (1, mean_other))
+    ]
     return product_sum / math.sqrt(spread[0] * spread[1])
 
 
 def scores(chosen: Sequence[tuple[int, float]]) -> list[float]:
     ranked = sorted(chosen, key=lambda item: (-item[1], item[0]))
     total = sum(weight for _, weight in ranked)
-    return [sum(weight for _, weight in ranked[:rank]) / total if rank else 0.0 for rank in range(len(ranked))]
+    return [
+        sum(weight for _, weight in ranked[:rank]) / total if rank else 0.0
+        for rank in range(len(ranked))
+    ]
 
 
 def at(table: pl.DataFrame, **where: object) -> dict[str, Any]:

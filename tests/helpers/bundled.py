@@ -1,4 +1,6 @@
-"""What tests of several folders share beside fixtures: the bundled trace, and what composes a configuration."""
+"""What tests of several folders share beside fixtures: the bundled trace, and what composes a
+configuration.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ def prompts_of(trace: Trace) -> np.ndarray:
 
 
 def with_random_scores(trace: Trace, seed: int = 1) -> Trace:
-    """The same trace, with lookahead scores in every real row of a prompt (of a model without an encoder)."""
+    """The same trace, with lookahead scores in every real row of a prompt (of a model without an
+    encoder).
+    """
     rng, rows = np.random.default_rng(seed), prompts_of(trace)
     lookahead = {norm: scores.copy() for norm, scores in trace.lookahead.items()}
     for scores in lookahead.values():
@@ -34,7 +36,7 @@ def with_cells(trace: Trace) -> Trace:
     for norm, scores in trace.lookahead.items():
         frames[norm] = forecast_cells(
             rules, header.model.top_k, trace.step[rows], trace.sequence[rows], scores[rows]
-        )  # fmt: skip
+        )
         lookahead[norm] = scores.copy()
         lookahead[norm][rows] = np.nan
     return replace(trace, lookahead=lookahead, prompt_forecasts=frames)

@@ -36,7 +36,13 @@ def write_prompts(path: Path, count: int = 4, words: int = 30, **changes: str) -
     for index in range(count):
         text = " ".join(f"w{number}" for number in generator.integers(4, WORDS, words))
         split = "eval" if index % 2 else "fit"
-        line = {"domain": "noise", "document": f"d{index}", "split": split, "text": text, "licence": "CC0-1.0"}
+        line = {
+            "domain": "noise",
+            "document": f"d{index}",
+            "split": split,
+            "text": text,
+            "licence": "CC0-1.0",
+        }
         lines.append(json.dumps({**line, **changes}))
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -1,4 +1,6 @@
-"""Random traces whose steps are composed, and what plain Python says of their steps, unions and needs."""
+"""Random traces whose steps are composed, and what plain Python says of their steps, unions and
+needs.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,14 @@ SHAPE = ModelShape("tiny", "none", SITES, EXPERTS, TOP_K, 8, 8)
 def make_trace(lengths: dict[int, tuple[int, int]], seed: int = 0, padding: int = 0) -> Trace:
     """Sequences of so many prompt and decoded rows, recorded in random turns with random choices.
 
-    One choice in eight is dropped; weights tie often. Prompts have no lookahead. ``padding`` rows of the first
-    sequence stand among the others.
+    One choice in eight is dropped; weights tie often. Prompts have no lookahead. ``padding`` rows
+    of the first sequence stand among the others.
     """
     draw, rng = random.Random(seed), np.random.default_rng(seed)
-    phases = {number: [PREFILL] * prompt + [DECODE] * decode for number, (prompt, decode) in lengths.items()}
+    phases = {
+        number: [PREFILL] * prompt + [DECODE] * decode
+        for number, (prompt, decode) in lengths.items()
+    }
     turns = [number for number, rows in phases.items() for _ in rows]
     draw.shuffle(turns)
     done = dict.fromkeys(phases, 0)
@@ -38,17 +43,27 @@ def make_trace(lengths: dict[int, tuple[int, int]], seed: int = 0, padding: int 
         rows.insert(draw.randrange(len(rows) + 1), (next(iter(lengths)), -1, DECODE, False))
     sequence, position, phase, valid = (np.array(column) for column in zip(*rows, strict=True))
     count = len(rows)
-    ids = rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.int16), (count, SITES, 1)), axis=-1)[..., :TOP_K]
+    ids = rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.int16), (count, SITES, 1)), axis=-1)[
+        ..., :TOP_K
+    ]
     ids = np.where(rng.random(ids.shape) < 1 / 8, np.int16(-1), ids)
     weights = np.where(ids < 0, 0, rng.integers(1, 5, ids.shape) / 4).astype(np.float32)
     lookahead = rng.integers(-9, 9, (count, SITES, DEPTH, EXPERTS)).astype(np.float32)
     lookahead[phase == PREFILL] = np.nan
     base = synthesize(SHAPE, tokens=1, sequences=max(lengths) + 1, lookahead=DEPTH)
     return replace(
-        base, sequence=sequence.astype(np.int32), position=position.astype(np.int32), phase=phase.astype(np.uint8),
-        step=np.arange(count, dtype=np.int32), token=np.full(count, -1, np.int32), valid=valid,
-        ids=ids, weights=weights, logits=None, lookahead={"raw": lookahead},
-    )  # fmt: skip
+        base,
+        sequence=sequence.astype(np.int32),
+        position=position.astype(np.int32),
+        phase=phase.astype(np.uint8),
+        step=np.arange(count, dtype=np.int32),
+        token=np.full(count, -1, np.int32),
+        valid=valid,
+        ids=ids,
+        weights=weights,
+        logits=None,
+        lookahead={"raw": lookahead},
+    )
 
 
 def random_lengths(draw: random.Random) -> dict[int, tuple[int, int]]:
@@ -57,8 +72,12 @@ def random_lengths(draw: random.Random) -> dict[int, tuple[int, int]]:
     return {number: length if sum(length) else (1, 0) for number, length in lengths.items()}
 
 
-def drive(workload: Workload, step_ns: Callable[[Rows], int]) -> tuple[list[Step | int], list[Rows | int]]:
-    """What the schedule of a run says to a driver whose steps take so long; also as (sequence, position)."""
+def drive(
+    workload: Workload, step_ns: Callable[[Rows], int]
+) -> tuple[list[Step | int], list[Rows | int]]:
+    """What the schedule of a run says to a driver whose steps take so long; also as (sequence,
+    position).
+    """
     schedule, now = workload.start(), 0
     told: list[Step | int] = []
     rows: list[Rows | int] = []
@@ -69,7 +88,9 @@ def drive(workload: Workload, step_ns: Callable[[Rows], int]) -> tuple[list[Step
             continue
         of_step = workload.row[following.start : following.stop]
         trace = workload.trace
-        step = [*zip(trace.sequence[of_step].tolist(), trace.position[of_step].tolist(), strict=True)]
+        step = [
+            *zip(trace.sequence[of_step].tolist(), trace.position[of_step].tolist(), strict=True)
+        ]
         rows.append(step)
         now += step_ns(step)
     assert schedule.next(now) is None
@@ -86,7 +107,9 @@ def in_need_order(ids: np.ndarray, weights: np.ndarray) -> list[tuple[int, float
     return needs
 
 
-def union_by_hand(rows: list[list[tuple[int, float, float]]]) -> list[tuple[int, int, float, float]]:
+def union_by_hand(
+    rows: list[list[tuple[int, float, float]]],
+) -> list[tuple[int, int, float, float]]:
     """Rows of one site as (expert, tokens, weight, score), in need order."""
     if len(rows) == 1:
         return [(expert, 1, weight, score) for expert, weight, score in rows[0]]
@@ -103,7 +126,9 @@ def assert_needs(workload: Workload) -> None:
     """Every gate of the walk, and the needs of the run, against the rows one by one."""
     trace, gate, tick = workload.trace, workload.gate(), -1
     needs = workload.needs
-    columns = [c.tolist() for c in (needs.tick, needs.expert, needs.tokens, needs.weight, needs.score)]
+    columns = [
+        c.tolist() for c in (needs.tick, needs.expert, needs.tokens, needs.weight, needs.score)
+    ]
     told = list(zip(*columns, strict=True))
     expected = []
     for step in workload.steps:
@@ -112,8 +137,15 @@ def assert_needs(workload: Workload) -> None:
         for site in step.sites:
             gate.visit(site)
             tick += 1
-            union = union_by_hand([in_need_order(trace.ids[row, site], trace.weights[row, site]) for row in rows])
-            assert (gate.tick, gate.step, gate.site, gate.token) == (tick, step.index, site, step.token)
+            union = union_by_hand(
+                [in_need_order(trace.ids[row, site], trace.weights[row, site]) for row in rows]
+            )
+            assert (gate.tick, gate.step, gate.site, gate.token) == (
+                tick,
+                step.index,
+                site,
+                step.token,
+            )
             assert list(gate.needs) == [need[0] for need in union]
             assert list(gate.tokens) == [need[1] for need in union]
             assert list(gate.scores) == pytest.approx([need[3] for need in union])
@@ -125,7 +157,9 @@ def assert_needs(workload: Workload) -> None:
     assert [need[3] for need in told] == pytest.approx([need[3] for need in expected])
     assert [need[4] for need in told] == pytest.approx([need[4] for need in expected])
     assert workload.num_gates == tick + 1
-    assert workload.gate_step.tolist() == [step.index for step in workload.steps for _ in step.sites]
+    assert workload.gate_step.tolist() == [
+        step.index for step in workload.steps for _ in step.sites
+    ]
     assert workload.gate_site.tolist() == [site for step in workload.steps for site in step.sites]
 
 
@@ -145,7 +179,11 @@ def assert_steps(workload: Workload) -> None:
         assert step.sequences == tuple(dict.fromkeys(trace.sequence[rows].tolist()))
         assert step.token == trace.position[rows].max() + 1
         assert step.decode == (trace.phase[rows] == DECODE).all()
-        assert step.begins == tuple(sorted(number for number in step.sequences if first[number] == index))
-        assert step.ends == tuple(sorted(number for number in step.sequences if last[number] == index))
+        assert step.begins == tuple(
+            sorted(number for number in step.sequences if first[number] == index)
+        )
+        assert step.ends == tuple(
+            sorted(number for number in step.sequences if last[number] == index)
+        )
         stop = step.stop
     assert len(workload.row) == stop == len(workload.chosen[0]) == len(workload.scores)

@@ -1,4 +1,6 @@
-"""The rules by which steps are composed (docs/design.md section 7), row by row and from scratch at every step."""
+"""The rules by which steps are composed (docs/design.md section 7), row by row and from scratch
+at every step.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,16 @@ Rows = list[tuple[int, int]]
 """A step as (sequence, row of the sequence), in order."""
 
 
-def compose_by_rows(requests: Sequence[Request], batching: str, together: int, chunk: int | None,
-                    step_ns: Callable[[Rows], int]) -> list[Rows | int]:  # fmt: skip
-    """The steps, and the times (ns) to wait for where nothing can run, of a run whose steps take ``step_ns``."""
+def compose_by_rows(
+    requests: Sequence[Request],
+    batching: str,
+    together: int,
+    chunk: int | None,
+    step_ns: Callable[[Rows], int],
+) -> list[Rows | int]:
+    """The steps, and the times (ns) to wait for where nothing can run, of a run whose steps take
+    ``step_ns``.
+    """
     arrival = {r.sequence: r.arrival_ns for r in requests}
     prompt = {r.sequence: r.prompt_rows for r in requests}
     left = {r.sequence: [(r.sequence, row) for row in range(r.rows)] for r in requests}

@@ -24,7 +24,11 @@ from sim.values.places import ROOT
 FREE = ("engine.links=free", "engine.compute=free")
 ONE = ("trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
 THOROUGH = pytest.mark.thorough
-NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005", "hardware.links.nvme.head_bytes=30000")
+NVME = (
+    "hardware=rtx4090_nvme",
+    "hardware.ram.capacity_gib=0.005",
+    "hardware.links.nvme.head_bytes=30000",
+)
 Prepare = Callable[..., Prepared]
 
 
@@ -38,7 +42,12 @@ def prepare(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("real.setup.prepare.skeleton", _skeleton)
 
     def prepared(*overrides: str, store_dir: Path = stores) -> Prepared:
-        fixed = (f"engine.store_dir={store_dir}", "output_dir=unused", "budget.resident_share=0.4", *ONE)
+        fixed = (
+            f"engine.store_dir={store_dir}",
+            "output_dir=unused",
+            "budget.resident_share=0.4",
+            *ONE,
+        )
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("real", [*fixed, *overrides])
         return prepare_replay(read_request(cfg, "system"), bundled_trace)
@@ -60,11 +69,15 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def run(prepared: Prepared) -> Any:
-    return drive(prepared.run.controller, prepared.run.workload, prepared.run.durations, prepared.device)
+    return drive(
+        prepared.run.controller, prepared.run.workload, prepared.run.durations, prepared.device
+    )
 
 
 def check_contents(prepared: Prepared) -> int:
-    """Every variant that the controller says is there has the store's bytes in its slot; how many there are."""
+    """Every variant that the controller says is there has the store's bytes in its slot; how
+    many there are.
+    """
     device, controller = cast(CpuDevice, prepared.device), prepared.run.controller
     g = controller.geometry
     assert prepared.weights is not None
@@ -74,7 +87,11 @@ def check_contents(prepared: Prepared) -> int:
         pairs.append((device.ram, controller.ram))
     count = 0
     for memory, slots in pairs:
-        held = [key for key in range(g.num_keys) if slots.state[key] <= UNUSED and g.expert_of(key) < g.experts]
+        held = [
+            key
+            for key in range(g.num_keys)
+            if slots.state[key] <= UNUSED and g.expert_of(key) < g.experts
+        ]
         memory.check(lambda key, held=held: key in held)  # type: ignore[misc]
         for key in held:
             blob, offset = memory.blob(key).numpy(), device._offset(key)

@@ -1,10 +1,13 @@
-"""A runtime without a GPU that carries out what it is given at once, and checks that a GPU might have done it later.
+"""A runtime without a GPU that carries out what it is given at once, and checks that a GPU might
+have done it later.
 
-Everything given to a stream gets a place in that stream's order. An event carries what is ordered before it, a wait
-hands that on. Before memory is read, its last writes must be ordered before; before it is written, all reads and writes
-of it. What only the luck of timing puts in order is refused.
+Everything given to a stream gets a place in that stream's order. An event carries what is ordered
+before it, a wait hands that on. Before memory is read, its last writes must be ordered before;
+before it is written, all reads and writes of it. What only the luck of timing puts in order is
+refused.
 
-A ``strict`` host's waiting orders only what the host itself writes: between streams each edge must be one of theirs.
+A ``strict`` host's waiting orders only what the host itself writes: between streams each edge must
+be one of theirs.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class FakeEvent:
 
 @dataclass(frozen=True)
 class Access:
-    """One use of the bytes ``begin .. end``, as the ``nth`` thing of a stream (the host is stream -1)."""
+    """One use of the bytes ``begin .. end``, as the ``nth`` thing of a stream (the host is
+    stream -1).
+    """
 
     begin: int
     end: int
@@ -113,7 +118,8 @@ class FakeRuntime:
         with self._lock:
             if self.allocated + num_bytes > self._capacity_bytes:
                 raise DeviceError(
-                    f"the device has {self._capacity_bytes - self.allocated} B free, but {num_bytes} B are needed"
+                    f"the device has {self._capacity_bytes - self.allocated} B free, but"
+                    f" {num_bytes} B are needed"
                 )
             self.allocated += num_bytes
             # Whatever lay there before.
@@ -137,11 +143,18 @@ class FakeRuntime:
 
     def mapped(self, memory: Tensor) -> Tensor:
         if memory.numel() and not self.is_pinned(memory):
-            raise OrderError("a kernel is to read host memory that is not pinned: on a GPU it would fault")
-        # torch's `is_pinned` asks the first byte of the tensor's storage, wherever the tensor begins.
+            raise OrderError(
+                "a kernel is to read host memory that is not pinned: on a GPU it would fault"
+            )
+        # torch's `is_pinned` asks the first byte of the tensor's storage, wherever the tensor
+        # begins.
         first_byte = memory.untyped_storage().data_ptr()
-        if memory.numel() and not any(first <= first_byte < last for first, last in self._pinned.items()):
-            raise OrderError("a tensor is pinned, but its storage begins outside: torch says that it is not")
+        if memory.numel() and not any(
+            first <= first_byte < last for first, last in self._pinned.items()
+        ):
+            raise OrderError(
+                "a tensor is pinned, but its storage begins outside: torch says that it is not"
+            )
         return memory
 
     # ---- work
@@ -150,13 +163,20 @@ class FakeRuntime:
         if target.shape != source.shape:
             raise OrderError(f"a copy of {list(source.shape)} into {list(target.shape)}")
         if not self.is_pinned(source) and not self.is_pinned(target):
-            raise OrderError("a copy between the device and memory that is not pinned is no copy beside others")
+            raise OrderError(
+                "a copy between the device and memory that is not pinned is no copy beside others"
+            )
         self.run(stream, lambda: target.copy_(source), reads=[source], writes=[target])
         with self._lock:
             self.log.append(f"{stream.name} copies {target.numel()}")
 
     def run(
-        self, stream: FakeStream, work: Callable[[], T], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()
+        self,
+        stream: FakeStream,
+        work: Callable[[], T],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
     ) -> T:
         with self._lock:
             self._check_stream(stream)
@@ -173,7 +193,9 @@ class FakeRuntime:
             self._host[-1] = self._host_steps
             self._use(memory, True, -1, self._host_steps, self._host, "the host")
 
-    def _use(self, memory: Tensor, is_write: bool, stream: int, nth: int, clock: Clock, name: str) -> None:
+    def _use(
+        self, memory: Tensor, is_write: bool, stream: int, nth: int, clock: Clock, name: str
+    ) -> None:
         begin, end = span(memory)
         kept = []
         for access in self._accesses:
@@ -183,11 +205,12 @@ class FakeRuntime:
                 continue
             if (is_write or access.is_write) and not is_over:
                 raise OrderError(
-                    f"{name} {'writes' if is_write else 'reads'} memory that stream {access.stream} may still be "
-                    f"{'writing' if access.is_write else 'reading'}"
+                    f"{name} {'writes' if is_write else 'reads'} memory that stream {access.stream}"
+                    f" may still be {'writing' if access.is_write else 'reading'}"
                 )
-            # What is ordered before this write, and wholly under it, is ordered before all that is ordered behind it.
-            # And what comes behind a stream's later read comes behind its earlier one.
+            # What is ordered before this write, and wholly under it, is ordered before all that is
+            # ordered behind it. And what comes behind a stream's later read comes behind its
+            # earlier one.
             is_again = not is_write and not access.is_write and access.stream == stream
             if not ((is_write or is_again) and begin <= access.begin and access.end <= end):
                 kept.append(access)
@@ -219,14 +242,21 @@ class FakeRuntime:
         return work
 
     def replay(
-        self, graph: Any, stream: FakeStream, *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()
+        self,
+        graph: Any,
+        stream: FakeStream,
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
     ) -> None:
         self.run(stream, graph, reads=reads, writes=writes)
 
 
 def recorded(event: FakeEvent) -> Clock:
     if event.clock is None:
-        raise OrderError("an event that was never recorded is waited for: nothing would be waited for")
+        raise OrderError(
+            "an event that was never recorded is waited for: nothing would be waited for"
+        )
     return event.clock
 
 
@@ -237,5 +267,7 @@ def join(clock: Clock, other: Clock) -> None:
 
 def span(memory: Tensor) -> tuple[int, int]:
     """The addresses that a tensor lies in, gaps included."""
-    length = 1 + sum((size - 1) * stride for size, stride in zip(memory.shape, memory.stride(), strict=True))
+    length = 1 + sum(
+        (size - 1) * stride for size, stride in zip(memory.shape, memory.stride(), strict=True)
+    )
     return memory.data_ptr(), memory.data_ptr() + length * memory.element_size()

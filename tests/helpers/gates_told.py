@@ -10,13 +10,21 @@ import numpy as np
 from sim.policies.fitted import Sample, Shape
 
 
-def gate_of(site: int, experts: Any, *, step: int = 0, tick: int = 0, sequence: Any = 0, token: Any = -1) -> Any:
-    """Rows of ``experts`` at a site, in need order; a sequence and a token for each row, or one for all."""
+def gate_of(
+    site: int, experts: Any, *, step: int = 0, tick: int = 0, sequence: Any = 0, token: Any = -1
+) -> Any:
+    """Rows of ``experts`` at a site, in need order; a sequence and a token for each row, or one
+    for all.
+    """
     rows = np.array(experts, np.int64)
     return SimpleNamespace(
-        site=site, step=step, tick=tick, experts=rows, row_sequence=np.broadcast_to(np.array(sequence), len(rows)),
+        site=site,
+        step=step,
+        tick=tick,
+        experts=rows,
+        row_sequence=np.broadcast_to(np.array(sequence), len(rows)),
         row_token=np.broadcast_to(np.array(token), len(rows)),
-    )  # fmt: skip
+    )
 
 
 def told(forecasts: Any) -> list[tuple[int, list[int]]]:
@@ -24,9 +32,17 @@ def told(forecasts: Any) -> list[tuple[int, list[int]]]:
     return [(choice.site, list(choice.needs)) for choice in forecasts]
 
 
-def random_sample(seed: int, rows: int = 60, sites: int = 5, experts: int = 6, top_k: int = 2,
-                  encoder_sites: int = 0) -> Sample:  # fmt: skip
-    """Rows of three sequences with five tokens; some choices dropped; in an encoder-decoder half the rows a side."""
+def random_sample(
+    seed: int,
+    rows: int = 60,
+    sites: int = 5,
+    experts: int = 6,
+    top_k: int = 2,
+    encoder_sites: int = 0,
+) -> Sample:
+    """Rows of three sequences with five tokens; some choices dropped; in an encoder-decoder half
+    the rows a side.
+    """
     rng = np.random.default_rng(seed)
     ids = np.argsort(rng.random((rows, sites, experts)), axis=2)[:, :, :top_k]
     ids = np.where(rng.random(ids.shape) < (0.15 if top_k > 1 else 0.0), -1, ids)

@@ -1,4 +1,6 @@
-"""What the tests of importers share: choices made first, the command as a user runs it, and its refusals."""
+"""What the tests of importers share: choices made first, the command as a user runs it, and its
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,31 @@ from capture.importers.parts import make_request
 from capture.importers.source import ImportFailure, untracked
 from sim.traces.trace import Trace, TraceError, read_trace
 
-FACTS = {"model": "tiny", "experts": "8", "hidden": "16", "expert_intermediate": "32", "licence": "CC0-1.0"}
+FACTS = {
+    "model": "tiny",
+    "experts": "8",
+    "hidden": "16",
+    "expert_intermediate": "32",
+    "licence": "CC0-1.0",
+}
 EXPERTS = 8
 
 
-def make_ids(rows: int, sites: int, top_k: int, seed: int = 0, experts: int = EXPERTS) -> np.ndarray:
+def make_ids(
+    rows: int, sites: int, top_k: int, seed: int = 0, experts: int = EXPERTS
+) -> np.ndarray:
     """Distinct experts [rows, sites, top_k] in any order."""
     draws = np.random.default_rng(seed).random((rows, sites, experts))
     return draws.argsort(-1)[..., :top_k].astype(np.int64)
 
 
 def make_weights(rows: int, sites: int, top_k: int, seed: int = 0) -> np.ndarray:
-    """Shares [rows, sites, top_k] that fall from rank to rank, in steps of 2**-10: exact in float16."""
-    drawn = np.sort(np.random.default_rng(seed).integers(1, 1 << 10, (rows, sites, top_k)), -1)[..., ::-1]
+    """Shares [rows, sites, top_k] that fall from rank to rank, in steps of 2**-10: exact in
+    float16.
+    """
+    drawn = np.sort(np.random.default_rng(seed).integers(1, 1 << 10, (rows, sites, top_k)), -1)[
+        ..., ::-1
+    ]
     return (drawn + np.arange(top_k)[::-1]) / (1 << 11)
 
 

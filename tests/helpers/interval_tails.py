@@ -1,4 +1,6 @@
-"""Made-up sequences, for what intervals cover: how unequal sequences are, and how a system's time varies on them."""
+"""Made-up sequences, for what intervals cover: how unequal sequences are, and how a system's
+time varies on them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SIZES: dict[str, Draw] = {
 TAILS: dict[str, Draw] = {
     "5 %": lambda random, shape: random.lognormal(0, 0.05, shape),
     "20 %": lambda random, shape: random.lognormal(0, 0.2, shape),
-    "t with 3 degrees": lambda random, shape: np.exp(np.clip(0.05 * random.standard_t(3, shape), -3, 3)),
+    "t with 3 degrees": lambda random, shape: np.exp(
+        np.clip(0.05 * random.standard_t(3, shape), -3, 3)
+    ),
     "exponential": lambda random, shape: 0.8 + 0.2 * random.exponential(1, shape),
 }
 """By which factor a system's time on a sequence is off from its usual one."""
@@ -47,12 +51,18 @@ def bootstrap_coverage(size: Draw, tail: Draw, sequences: int, trials: int, seed
     usual = size(random, (trials, sequences))
     theirs, ours = (usual * tail(random, usual.shape) for _ in range(2))
     picks = random.integers(sequences, size=(1000, sequences))
-    low, high = np.percentile(theirs[:, picks].sum(-1) / ours[:, picks].sum(-1), (2.5, 97.5), axis=1)
+    low, high = np.percentile(
+        theirs[:, picks].sum(-1) / ours[:, picks].sum(-1), (2.5, 97.5), axis=1
+    )
     return float(np.mean((low <= 1) & (high >= 1)))
 
 
-def coverage(size: Draw, tail: Draw, sequences: int, trials: int, seed: int, one_sided: bool = False) -> float:
-    """How often the interval of two equal systems' ratio contains the truth; ``one_sided``: only one system varies."""
+def coverage(
+    size: Draw, tail: Draw, sequences: int, trials: int, seed: int, one_sided: bool = False
+) -> float:
+    """How often the interval of two equal systems' ratio contains the truth; ``one_sided``: only
+    one system varies.
+    """
     random = np.random.default_rng(seed)
     shape = (trials, sequences)
     usual = size(random, shape)

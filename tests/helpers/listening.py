@@ -9,7 +9,9 @@ from real.driver.device import Device, Service
 
 
 class Listening:
-    """Writes down (time, what, number) of every hand-over, and then does what is planned to follow it."""
+    """Writes down (time, what, number) of every hand-over, and then does what is planned to
+    follow it.
+    """
 
     def __init__(self, device: Device, engines: tuple[int, ...] = (1,)) -> None:
         self.device, self.seen = device, list[tuple[int, str, int]]()
@@ -18,13 +20,27 @@ class Listening:
         self.row = 0
         device.open(self, engines)
 
-    def serve(self, number: int, takes_ns: int, moved_bytes: int = 1, link: int = 0, engine: int = 0,
-              **rest: Any) -> Service:  # fmt: skip
+    def serve(
+        self,
+        number: int,
+        takes_ns: int,
+        moved_bytes: int = 1,
+        link: int = 0,
+        engine: int = 0,
+        **rest: Any,
+    ) -> Service:
         """Begin a service that moves its bytes evenly over so many ns."""
         service = Service(
-            self.row, link, engine, number, number, moved_bytes, self.device.now_ns(),
-            lambda some: takes_ns * some // moved_bytes, **rest,
-        )  # fmt: skip
+            self.row,
+            link,
+            engine,
+            number,
+            number,
+            moved_bytes,
+            self.device.now_ns(),
+            lambda some: takes_ns * some // moved_bytes,
+            **rest,
+        )
         self.row += 1
         self.device.serve(service)
         return service

@@ -1,4 +1,6 @@
-"""What tests of live runs share: one skeleton for all of them, and the calls of a run beside what they are of."""
+"""What tests of live runs share: one skeleton for all of them, and the calls of a run beside
+what they are of.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Recorded:
         """A controller that knows ``trace`` alone, of the same configuration and sizes."""
         assert self.prepared.weights is not None
         sizes = [variant.num_bytes for variant in self.prepared.weights.store.header.variants]
-        return build(self.prepared.request.simulated, "system", trace, stored_bytes=sizes).controller
+        return build(
+            self.prepared.request.simulated, "system", trace, stored_bytes=sizes
+        ).controller
 
     def difference(self, fresh: Controller) -> Any:
         """The first call that a fresh controller answers otherwise, if any."""
@@ -58,4 +62,6 @@ def recorded(prepared: Prepared) -> Recorded:
     steps = RecordedWorkload(cast(Workload, driver.workload))
     driver.workload = cast(Workload, steps)
     driver.drive()
-    return Recorded(prepared, driver, controller, plain, steps, run_as_it_was(prepared, driver).workload)
+    return Recorded(
+        prepared, driver, controller, plain, steps, run_as_it_was(prepared, driver).workload
+    )

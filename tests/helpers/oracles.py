@@ -12,21 +12,39 @@ FP32_ERROR = 1e-5
 """Relative, of a result accumulated in fp32. Its inputs, whatever their type, are exact."""
 
 
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+def random(
+    *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
 def in_slots(
-    rows: int, columns: int, bits: int, group: int, *, slots: int = 3, matrices: int = 1, symmetric: bool = False,
-    dtype: torch.dtype = torch.float16, device: str = "cpu", offset: float = 0.0,
-) -> list[SlotMatrices]:  # fmt: skip
-    """Several matrices of each slot, side by side after 32 bytes of something else. 16 bits are plain ``dtype``."""
+    rows: int,
+    columns: int,
+    bits: int,
+    group: int,
+    *,
+    slots: int = 3,
+    matrices: int = 1,
+    symmetric: bool = False,
+    dtype: torch.dtype = torch.float16,
+    device: str = "cpu",
+    offset: float = 0.0,
+) -> list[SlotMatrices]:
+    """Several matrices of each slot, side by side after 32 bytes of something else. 16 bits are
+    plain ``dtype``.
+    """
     layout: Layout | PlainLayout = PlainLayout(rows, columns, dtype)
     if bits < 16:
         layout = layout_of(_stored(random(rows, columns), bits, group, symmetric, dtype))
     size = layout.stored_bytes
-    pool = torch.randint(0, 255, (slots, 32 + matrices * size), generator=torch.Generator().manual_seed(7),
-                         dtype=torch.uint8)  # fmt: skip
+    pool = torch.randint(
+        0,
+        255,
+        (slots, 32 + matrices * size),
+        generator=torch.Generator().manual_seed(7),
+        dtype=torch.uint8,
+    )
     for slot in range(slots):
         for number in range(matrices):
             weight = random(rows, columns, seed=10 * slot + number, scale=0.05) + offset
@@ -38,7 +56,11 @@ def in_slots(
 
 
 def _stored(weight: Tensor, bits: int, group: int, symmetric: bool, dtype: torch.dtype):
-    return quantise_channels(weight, bits, dtype) if symmetric else quantise(weight, bits, group, dtype)
+    return (
+        quantise_channels(weight, bits, dtype)
+        if symmetric
+        else quantise(weight, bits, group, dtype)
+    )
 
 
 def exact(matrices: SlotMatrices, slot: int) -> Tensor:
@@ -47,7 +69,13 @@ def exact(matrices: SlotMatrices, slot: int) -> Tensor:
 
 
 def error(name: str, got: Tensor, want: Tensor, most: float = FP32_ERROR) -> None:
-    """Fail unless the norm of the difference is within ``most`` of the norm of what is right; NaN never is."""
+    """Fail unless the norm of the difference is within ``most`` of the norm of what is right;
+    NaN never is.
+    """
     assert got.shape == want.shape, name
-    off = float((got.cpu().double() - want).norm() / want.norm().clamp(min=1e-30)) if want.numel() else 0.0
+    off = (
+        float((got.cpu().double() - want).norm() / want.norm().clamp(min=1e-30))
+        if want.numel()
+        else 0.0
+    )
     assert off <= most, f"{name} is off by {off:.3g}, at most {most:.3g}"

@@ -1,4 +1,6 @@
-"""Dumps of SGLang's expert distribution recorder, written from a schedule of passes and choices made before."""
+"""Dumps of SGLang's expert distribution recorder, written from a schedule of passes and choices
+made before.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,32 @@ SCHEDULE: Schedule = (
     (DECODE, [(0, 6, 1), (1, 4, 1), (2, 8, 1)]),
     (DECODE, [(0, 7, 1), (2, 9, 1)]),
 )
-"""Two requests together; a third comes in two chunks, the second beside the others' tokens; request 1 ends first."""
+"""Two requests together; a third comes in two chunks, the second beside the others' tokens;
+request 1 ends first.
+"""
 
 
 def rows_of(schedule: Schedule) -> list[tuple[int, int, int, int]]:
     """Pass without idle ones, mode, sequence and position of each row."""
     busy = [(mode, parts) for mode, parts in schedule if parts]
-    return [(number, mode, sequence, start + i) for number, (mode, parts) in enumerate(busy)
-            for sequence, start, length in parts for i in range(length)]  # fmt: skip
+    return [
+        (number, mode, sequence, start + i)
+        for number, (mode, parts) in enumerate(busy)
+        for sequence, start, length in parts
+        for i in range(length)
+    ]
 
 
 def ids_of(schedule: Schedule) -> np.ndarray:
     return make_ids(len(rows_of(schedule)), len(SITES), TOP_K)
 
 
-def record(number: int, mode: int, parts: Sequence[Part], ids: np.ndarray, physical: int) -> dict[str, Any]:
-    """A record as `_DetailSinglePassGatherer.collect` and `_DetailAccumulator.append` make it; ids [N, S, K]."""
+def record(
+    number: int, mode: int, parts: Sequence[Part], ids: np.ndarray, physical: int
+) -> dict[str, Any]:
+    """A record as `_DetailSinglePassGatherer.collect` and `_DetailAccumulator.append` make it;
+    ids [N, S, K].
+    """
     positions = [start + i for _, start, length in parts for i in range(length)]
     topk = torch.full((LAYERS, len(positions), RANKS), -1, dtype=torch.int32)
     if positions:

@@ -19,10 +19,13 @@ class Restless(NullDevice):
         if first is None or self._random.random() < 0.7:
             return first
         until_ns = max(first[0][0], self._now_ns) + self._close_ns
-        # Of one transfer the head keeps coming before the end, and the outer link's end before the inner one's.
+        # Of one transfer the head keeps coming before the end, and the outer link's end before the
+        # inner one's.
         events = sorted(self._events(), key=lambda event: (event[0][3], event[0]), reverse=True)
         firsts = {event[0][1:3]: event for event in events}
-        chosen = self._random.choice([event for event in firsts.values() if event[0][0] <= until_ns])
+        chosen = self._random.choice(
+            [event for event in firsts.values() if event[0][0] <= until_ns]
+        )
         self.num_swapped += chosen[0] != first[0]
         return chosen
 

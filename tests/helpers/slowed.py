@@ -39,5 +39,7 @@ class Slowed:
 
 def slowed(scenario: Scenario, factor: int) -> Scenario:
     """The scenario whose requests arrive so many times as late; its durations are ``Slowed``'s."""
-    requests = tuple(replace(request, arrival_ns=request.arrival_ns * factor) for request in scenario.requests)
+    requests = tuple(
+        replace(request, arrival_ns=request.arrival_ns * factor) for request in scenario.requests
+    )
     return replace(scenario, requests=requests)

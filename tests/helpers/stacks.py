@@ -16,13 +16,17 @@ SHAPE = ModelShape("two stacks", "none", SITES, EXPERTS, TOP_K, 8, 8)
 
 
 def both_stacks(lengths: Sequence[tuple[int, int]] = ((2, 1), (1, 1)), seed: int = 0) -> Trace:
-    """Sequences of so many prompt and decoded rows, recorded as one step of all prompts, then one decoded row of each
-    sequence that goes on; with every column.
+    """Sequences of so many prompt and decoded rows, recorded as one step of all prompts, then one
+    decoded row of each sequence that goes on; with every column.
     """
     rng = np.random.default_rng(seed)
     rows = [(s, p, PREFILL, 0) for s, (prompt, _) in enumerate(lengths) for p in range(prompt)]
     for token in range(max(decode for _, decode in lengths)):
-        rows += [(s, prompt + token, DECODE, 1 + token) for s, (prompt, decode) in enumerate(lengths) if token < decode]
+        rows += [
+            (s, prompt + token, DECODE, 1 + token)
+            for s, (prompt, decode) in enumerate(lengths)
+            if token < decode
+        ]
     sequence, position, phase, step = (np.array(column) for column in zip(*rows, strict=True))
     count = len(rows)
     visited = (phase == PREFILL)[:, None] == (np.arange(SITES) < ENCODER)
@@ -32,7 +36,9 @@ def both_stacks(lengths: Sequence[tuple[int, int]] = ((2, 1), (1, 1)), seed: int
     assert rule is not None
     assert base.header.lookahead is not None
     ids, weights = rule.route(logits, TOP_K)
-    lookahead = rng.integers(-64, 64, (count, SITES, DEPTH, EXPERTS)).astype(np.float32) / np.float32(16)
+    lookahead = rng.integers(-64, 64, (count, SITES, DEPTH, EXPERTS)).astype(
+        np.float32
+    ) / np.float32(16)
     for ahead in range(1, DEPTH + 1):
         for end in (ENCODER, SITES):
             lookahead[:, end - ahead : end, ahead - 1] = np.nan
@@ -40,20 +46,37 @@ def both_stacks(lengths: Sequence[tuple[int, int]] = ((2, 1), (1, 1)), seed: int
     floats: dict[str, Any] = {
         "weights": np.where(visited[..., None], weights, np.float32(0)),
         "logits": np.where(visited[..., None], logits, np.float32(np.nan)),
-        "expert_norms": np.where(visited[..., None], rng.random((count, SITES, TOP_K), np.float32), np.float32(np.nan)),
-        "active_shares": np.where(visited[..., None, None], np.float32(0.5), np.full((TOP_K, 1), np.nan, np.float32)),
+        "expert_norms": np.where(
+            visited[..., None], rng.random((count, SITES, TOP_K), np.float32), np.float32(np.nan)
+        ),
+        "active_shares": np.where(
+            visited[..., None, None], np.float32(0.5), np.full((TOP_K, 1), np.nan, np.float32)
+        ),
     }
     stacks = ["encoder"] * ENCODER + ["decoder"] * (SITES - ENCODER)
     header = replace(
-        base.header, steps={}, sparsities=(0.5,), lookahead=replace(base.header.lookahead, step=None),
-        sites=tuple(replace(site, stack=stack) for site, stack in zip(base.header.sites, stacks, strict=True)),
+        base.header,
+        steps={},
+        sparsities=(0.5,),
+        lookahead=replace(base.header.lookahead, step=None),
+        sites=tuple(
+            replace(site, stack=stack)
+            for site, stack in zip(base.header.sites, stacks, strict=True)
+        ),
         sequences=tuple(
             replace(s, prompt_tokens=prompt, decode_tokens=decode)
             for s, (prompt, decode) in zip(base.header.sequences, lengths, strict=True)
         ),
-    )  # fmt: skip
+    )
     return Trace(
-        header, step.astype(np.int32), phase.astype(np.uint8), sequence.astype(np.int32), position.astype(np.int32),
-        np.full(count, -1, np.int32), np.ones(count, np.bool_), np.where(visited[..., None], ids, np.int16(-1)),
-        lookahead={"raw": lookahead}, **floats,
-    )  # fmt: skip
+        header,
+        step.astype(np.int32),
+        phase.astype(np.uint8),
+        sequence.astype(np.int32),
+        position.astype(np.int32),
+        np.full(count, -1, np.int32),
+        np.ones(count, np.bool_),
+        np.where(visited[..., None], ids, np.int16(-1)),
+        lookahead={"raw": lookahead},
+        **floats,
+    )

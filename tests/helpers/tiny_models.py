@@ -27,7 +27,9 @@ def build(family: str) -> Any:
     """A model of ``family`` in float32, experts run one by one. The same weights at each call."""
     torch.manual_seed(11)
     if family == "mixtral":
-        model: Any = MixtralForCausalLM(MixtralConfig(**COMMON, num_local_experts=6, intermediate_size=40))
+        model: Any = MixtralForCausalLM(
+            MixtralConfig(**COMMON, num_local_experts=6, intermediate_size=40)
+        )
     else:
         config = Qwen2MoeConfig(
             **{**COMMON, "num_experts_per_tok": 3},
@@ -41,7 +43,8 @@ def build(family: str) -> Any:
         model = Qwen2MoeForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Fresh routers are zero in some families and norms are one: selections would tie and norms cancel.
+            # Fresh routers are zero in some families and norms are one: selections would tie and
+            # norms cancel.
             if name.endswith("gate.weight"):
                 parameter.normal_(0, 0.5)
             elif "norm" in name:

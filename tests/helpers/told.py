@@ -14,7 +14,9 @@ DEMAND, PREFETCH, DENSE = "demand", "prefetch", "dense"
 
 @dataclass(frozen=True)
 class Service:
-    """When it began and ended (None: the run's end cut it), and its bytes. ``urgent``: None as its transfer's kind."""
+    """When it began and ended (None: the run's end cut it), and its bytes. ``urgent``: None as
+    its transfer's kind.
+    """
 
     start: int
     end: int | None
@@ -41,9 +43,14 @@ def one(kind: str, queued: int, start: int, end: int | None, **changes: object) 
     return Sent(kind, ((0, queued),), (Service(start, end),), **changes)  # type: ignore[arg-type]
 
 
-def recorded(idle: Sequence[tuple[int, int, int]], sent: Sequence[Sent]) -> tuple[Record, list[Transfer]]:
-    record = Record(idle_start_ns=[i[0] for i in idle], idle_end_ns=[i[1] for i in idle],
-                    idle_cause=[i[2] for i in idle])  # fmt: skip
+def recorded(
+    idle: Sequence[tuple[int, int, int]], sent: Sequence[Sent]
+) -> tuple[Record, list[Transfer]]:
+    record = Record(
+        idle_start_ns=[i[0] for i in idle],
+        idle_end_ns=[i[1] for i in idle],
+        idle_cause=[i[2] for i in idle],
+    )
     issued = []
     for number, told in enumerate(sent):
         calls = []
@@ -51,7 +58,11 @@ def recorded(idle: Sequence[tuple[int, int, int]], sent: Sequence[Sent]) -> tupl
             record.call_ns.append(time_ns)
             calls.append((link, len(record.call_ns)))
         transfer = Transfer(number, told.kind == PREFETCH, 3, calls[0][1], calls[0][0])
-        transfer.number, transfer.later_hops, transfer.parent = number, tuple(calls[1:]), told.parent
+        transfer.number, transfer.later_hops, transfer.parent = (
+            number,
+            tuple(calls[1:]),
+            told.parent,
+        )
         transfer.dense, transfer.write_back = told.kind == DENSE, told.write_back
         transfer.victims, transfer.outcome = told.write_back, told.outcome
         issued.append(transfer)
@@ -60,7 +71,9 @@ def recorded(idle: Sequence[tuple[int, int, int]], sent: Sequence[Sent]) -> tupl
         record.service_number.append(number)
         record.service_link.append(service.link)
         record.service_engine.append(service.engine)
-        record.service_urgent.append(int(sent[number].kind != PREFETCH if service.urgent is None else service.urgent))
+        record.service_urgent.append(
+            int(sent[number].kind != PREFETCH if service.urgent is None else service.urgent)
+        )
         record.service_start_ns.append(start)
         record.service_end_ns.append(-1 if service.end is None else service.end)
         record.service_bytes.append(service.moved)

@@ -13,7 +13,17 @@ import numpy as np
 import polars as pl
 
 from sim.traces.routing import RoutingRule
-from sim.traces.trace import CHUNK, DECODE, PREFILL, Header, Lookahead, ModelShape, Site, Trace, TraceSequence
+from sim.traces.trace import (
+    CHUNK,
+    DECODE,
+    PREFILL,
+    Header,
+    Lookahead,
+    ModelShape,
+    Site,
+    Trace,
+    TraceSequence,
+)
 
 SITES, EXPERTS, TOP_K, DEPTH = 3, 6, 2, 2
 RULE = RoutingRule(weight="norm")
@@ -21,7 +31,9 @@ EXTRA = {"hidden/part.bin": b"gate inputs", "README.md": b"# trace\n"}
 
 
 def make_trace(step: float | None = None) -> Trace:
-    """Two sequences: one prefilled in a prompt and a chunk beside a padded row, then both decode."""
+    """Two sequences: one prefilled in a prompt and a chunk beside a padded row, then both
+    decode.
+    """
     rng = np.random.default_rng(3)
     phase = [PREFILL] * 6 + [CHUNK] * 2 + [DECODE] * 4
     steps = [1] * 6 + [2] * 2 + [3, 3, 4, 4]
@@ -49,7 +61,9 @@ def make_trace(step: float | None = None) -> Trace:
             model=ModelShape("tiny", "Tiny", SITES, EXPERTS, TOP_K, 16, 32),
             dtype="float32",
             experts_implementation="eager",
-            sites=tuple(Site(site, f"layers.{site}", site, "ffn", RULE, 1.0, 1e-7) for site in range(SITES)),
+            sites=tuple(
+                Site(site, f"layers.{site}", site, "ffn", RULE, 1.0, 1e-7) for site in range(SITES)
+            ),
             sequences=(
                 TraceSequence(0, "fit", "prose", 5, 2, {"has_repetition": False}),
                 TraceSequence(7, "eval", "code", 2, 2),
@@ -96,7 +110,10 @@ def assert_equal(one: Trace, other: Trace) -> None:
 def rehash(directory: Path) -> None:
     """Make the header agree with altered files, as a forger would."""
     header = json.loads((directory / "header.json").read_text())
-    header["files"] = {path: hashlib.sha256((directory / path).read_bytes()).hexdigest() for path in header["files"]}
+    header["files"] = {
+        path: hashlib.sha256((directory / path).read_bytes()).hexdigest()
+        for path in header["files"]
+    }
     (directory / "header.json").write_text(json.dumps(header))
 
 
@@ -113,7 +130,14 @@ def edit_rows(directory: Path, edit: Callable[[pl.DataFrame], pl.DataFrame]) -> 
 
 def a_finding(**other: object) -> dict[str, object]:
     """A finding as in a header's text."""
-    return {"check": "padding", "serious": True, "text": "much", "sequences": [7], "sites": [0], **other}
+    return {
+        "check": "padding",
+        "serious": True,
+        "text": "much",
+        "sequences": [7],
+        "sites": [0],
+        **other,
+    }
 
 
 def put(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.DataFrame]:

@@ -1,4 +1,6 @@
-"""The two small runs that docs/metrics.md works by hand: their trace, model and machine, and the page's own numbers."""
+"""The two small runs that docs/metrics.md works by hand: their trace, model and machine, and the
+page's own numbers.
+"""
 
 from __future__ import annotations
 
@@ -37,33 +39,97 @@ CONFIG: dict[str, Any] = {
     "timeline_steps": None,
     "output_dir": "unused",
     "budget": {"resident_share": 0.375, "slots_gib": None},
-    "trace": {"_target_": "sim.setup.TraceChoice", "path": "by_hand", "split": "eval", "exclude": [],
-              "max_sequences": None},
-    "workload": {"_target_": "sim.setup.WorkloadChoice", "batching": "sequential", "lookahead_norm": "raw",
-                 "together": 1, "prefill_chunk": None, "arrivals_per_s": None, "arrivals_s": None, "arrival_seed": 0},
-    "model": {"_target_": "sim.machine.Model", "name": "tiny", "sites": 2, "experts": 4, "top_k": 2, "hidden": 8,
-              "expert_intermediate": 5, "expert_matrices": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "vocab": 2,
-              "source": "by hand"},
+    "trace": {
+        "_target_": "sim.setup.TraceChoice",
+        "path": "by_hand",
+        "split": "eval",
+        "exclude": [],
+        "max_sequences": None,
+    },
+    "workload": {
+        "_target_": "sim.setup.WorkloadChoice",
+        "batching": "sequential",
+        "lookahead_norm": "raw",
+        "together": 1,
+        "prefill_chunk": None,
+        "arrivals_per_s": None,
+        "arrivals_s": None,
+        "arrival_seed": 0,
+    },
+    "model": {
+        "_target_": "sim.machine.Model",
+        "name": "tiny",
+        "sites": 2,
+        "experts": 4,
+        "top_k": 2,
+        "hidden": 8,
+        "expert_intermediate": 5,
+        "expert_matrices": 1,
+        "heads": 1,
+        "kv_heads": 1,
+        "head_dim": 1,
+        "vocab": 2,
+        "source": "by hand",
+    },
     "hardware": {
-        "_target_": "sim.machine.Hardware", "name": "pencil", "preset": "none", "validated": "none", "memory_gib": 1.0,
-        "reserved_gib": 0.0, "ram": None, "cpu": None, "prediction_us": 0.0, "source": "by hand",
-        "links": {"pcie": {"_target_": "sim.machine.Link", "peak_gb_per_s": 1.0, "efficiency": 1.0,
-                           "overhead_us": 0.02}},
+        "_target_": "sim.machine.Hardware",
+        "name": "pencil",
+        "preset": "none",
+        "validated": "none",
+        "memory_gib": 1.0,
+        "reserved_gib": 0.0,
+        "ram": None,
+        "cpu": None,
+        "prediction_us": 0.0,
+        "source": "by hand",
+        "links": {
+            "pcie": {
+                "_target_": "sim.machine.Link",
+                "peak_gb_per_s": 1.0,
+                "efficiency": 1.0,
+                "overhead_us": 0.02,
+            }
+        },
         # So fast that every operation takes its launches, of 1 ns each.
-        "compute": {"_target_": "sim.machine.Compute", "peak_tflops": 1e6, "flops_efficiency": 1.0,
-                    "memory_gb_per_s": 1e5, "memory_efficiency": 1.0, "launch_us": 0.001, "dense_launches": 30,
-                    "expert_launches": 20, "tail_launches": 10},
-        "host": {"_target_": "sim.machine.Host", "sync_us": 0.0, "issue_us": 0.0, "wake_us": 0.0, "post_us": 0.0},
+        "compute": {
+            "_target_": "sim.machine.Compute",
+            "peak_tflops": 1e6,
+            "flops_efficiency": 1.0,
+            "memory_gb_per_s": 1e5,
+            "memory_efficiency": 1.0,
+            "launch_us": 0.001,
+            "dense_launches": 30,
+            "expert_launches": 20,
+            "tail_launches": 10,
+        },
+        "host": {
+            "_target_": "sim.machine.Host",
+            "sync_us": 0.0,
+            "issue_us": 0.0,
+            "wake_us": 0.0,
+            "post_us": 0.0,
+        },
     },
     "predictor": {"_target_": "sim.policies.GateLookahead", "sites": 1, "experts": None},
-    "cache": {"_target_": "sim.policies.LRU", "scope": "global", "initial": "empty", "recency": "needs"},
+    "cache": {
+        "_target_": "sim.policies.LRU",
+        "scope": "global",
+        "initial": "empty",
+        "recency": "needs",
+    },
     "ram_cache": {"_target_": "sim.policies.LRU"},
-    "precision": {"_target_": "sim.policies.ScoreThreshold", "high": "fp16", "low": "int4",
-                  "low_above": 0.5, "skip_above": 0.8, "quantiles": None},
+    "precision": {
+        "_target_": "sim.policies.ScoreThreshold",
+        "high": "fp16",
+        "low": "int4",
+        "low_above": 0.5,
+        "skip_above": 0.8,
+        "quantiles": None,
+    },
     "placement": {"_target_": "sim.policies.Load"},
     "payload": {"_target_": "sim.policies.Whole"},
     "loader": {"_target_": "sim.core.Loader", **vars(Loader(wait="as_ready"))},
-}  # fmt: skip
+}
 STAGED = {"destination": "staging", "staging_slots": 2, "retention": "after_batch"}
 """What the second run's loader does otherwise."""
 
@@ -77,16 +143,30 @@ def make_trace() -> Trace:
             lookahead[row, 0, 0, list(forecast[0])] = np.log(forecast[1])
     sequence = np.array([row[0] for row in ROWS], np.int32)
     phase = np.array([row[1] for row in ROWS], np.uint8)
-    lengths = [(int(sum((sequence == n) & (phase == PREFILL))), int(sum((sequence == n) & (phase == DECODE))))
-               for n in (0, 1)]  # fmt: skip
-    told = tuple(TraceSequence(number, "eval", "none", *length) for number, length in enumerate(lengths))
+    lengths = [
+        (
+            int(sum((sequence == n) & (phase == PREFILL))),
+            int(sum((sequence == n) & (phase == DECODE))),
+        )
+        for n in (0, 1)
+    ]
+    told = tuple(
+        TraceSequence(number, "eval", "none", *length) for number, length in enumerate(lengths)
+    )
     return replace(
-        base, header=replace(base.header, name="by_hand", sequences=told), sequence=sequence, phase=phase,
-        position=np.array([*range(6), 0], np.int32), step=np.array([row[2] for row in ROWS], np.int32),
-        token=np.full(len(ROWS), -1, np.int32), valid=np.ones(len(ROWS), np.bool_), logits=None,
+        base,
+        header=replace(base.header, name="by_hand", sequences=told),
+        sequence=sequence,
+        phase=phase,
+        position=np.array([*range(6), 0], np.int32),
+        step=np.array([row[2] for row in ROWS], np.int32),
+        token=np.full(len(ROWS), -1, np.int32),
+        valid=np.ones(len(ROWS), np.bool_),
+        logits=None,
         ids=np.array([(row[3], row[5]) for row in ROWS], np.int16),
-        weights=np.array([(row[4], row[6]) for row in ROWS], np.float32), lookahead={"raw": lookahead},
-    )  # fmt: skip
+        weights=np.array([(row[4], row[6]) for row in ROWS], np.float32),
+        lookahead={"raw": lookahead},
+    )
 
 
 def make_run(**loader: Any) -> Run:
@@ -97,7 +177,9 @@ def make_run(**loader: Any) -> Run:
 
 
 def page_values(heading: str) -> dict[str, int | float | None]:
-    """By key, what the table under a heading of the page says. Seconds, bytes and shares, as in a summary."""
+    """By key, what the table under a heading of the page says. Seconds, bytes and shares, as in
+    a summary.
+    """
     text = PAGE.read_text(encoding="utf-8").split(f"{heading}\n")[1].split("\n#")[0]
     rows = re.findall(r"^\| `([^|]+)` \|[^|]*\| ([^|]+) \|$", text, flags=re.MULTILINE)
     return {key: _value(said) for keys, said in rows for key in keys.split("`, `")}

@@ -1,4 +1,6 @@
-"""The shortest possible run of a tiny instance, by trying every load and every eviction at every instant."""
+"""The shortest possible run of a tiny instance, by trying every load and every eviction at every
+instant.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ Variant = tuple[int, int]
 
 @dataclass(frozen=True)
 class Instance:
-    """One site, one row a gate. ``gates``: the needs of each, as (expert, lowest precision that may serve it).
+    """One site, one row a gate. ``gates``: the needs of each, as (expert, lowest precision that may
+    serve it).
 
-    Times are in whole units: ``dense`` before each gate, ``expert`` by precision, ``load`` and ``size`` by precision.
+    Times are in whole units: ``dense`` before each gate, ``expert`` by precision, ``load`` and
+    ``size`` by precision.
     """
 
     gates: tuple[tuple[Variant, ...], ...]
@@ -34,9 +38,9 @@ class Instance:
 class State:
     """An instant at which nothing more happens by itself. ``gate`` -1: before the first.
 
-    The compute stream has ``left`` to do of the dense work before the next gate (``is_dense``) or of a need.
-    ``waiting``: needs of this gate that have not begun; ``pinned``: variants that served the others; ``moving``: what
-    is on its way, and for how long still.
+    The compute stream has ``left`` to do of the dense work before the next gate (``is_dense``) or
+    of a need. ``waiting``: needs of this gate that have not begun; ``pinned``: variants that served
+    the others; ``moving``: what is on its way, and for how long still.
     """
 
     gate: int
@@ -50,24 +54,34 @@ class State:
 
 def shortest(instance: Instance) -> int:
     """The makespan of the best schedule, in units."""
-    first = settled(instance, State(-1, True, instance.dense, (), frozenset(), instance.initial, None))
+    first = settled(
+        instance, State(-1, True, instance.dense, (), frozenset(), instance.initial, None)
+    )
     states = {first}
     time = 0
     while None not in states:
-        states = {settled(instance, passed(choice)) for state in states for choice in choices(instance, state)}
+        states = {
+            settled(instance, passed(choice))
+            for state in states
+            for choice in choices(instance, state)
+        }
         time += 1
     return time
 
 
 def choices(instance: Instance, state: State | None) -> Iterator[State]:
-    """What the link may do now: nothing, go on, or begin to load anything in the place of whatever is not pinned."""
+    """What the link may do now: nothing, go on, or begin to load anything in the place of
+    whatever is not pinned.
+    """
     assert state is not None
     yield state
     if state.moving is not None:
         return
     loose = sorted(state.resident - state.pinned)
     used = sum(instance.size[p] for _, p in state.resident)
-    absent = [v for v in product(instance.experts, range(len(instance.size))) if v not in state.resident]
+    absent = [
+        v for v in product(instance.experts, range(len(instance.size))) if v not in state.resident
+    ]
     for variant in absent:
         for count in range(len(loose) + 1):
             for victims in combinations(loose, count):
@@ -90,7 +104,9 @@ def settled(instance: Instance, state: State) -> State | None:
     while state.left == 0:
         if state.is_dense:
             gate = state.gate + 1
-            state = replace(state, gate=gate, is_dense=False, waiting=instance.gates[gate], pinned=frozenset())
+            state = replace(
+                state, gate=gate, is_dense=False, waiting=instance.gates[gate], pinned=frozenset()
+            )
         elif state.waiting:
             begun = _begun(instance, state)
             if begun is None:
@@ -104,11 +120,18 @@ def settled(instance: Instance, state: State) -> State | None:
 
 
 def _begun(instance: Instance, state: State) -> State | None:
-    """The first waiting need that something there may serve begins: which does first is no matter."""
+    """The first waiting need that something there may serve begins: which does first is no
+    matter.
+    """
     for need in state.waiting:
         able = [v for v in state.resident if v[0] == need[0] and v[1] <= need[1]]
         if able:
             variant = min(able, key=lambda v: (instance.expert[v[1]], v))
             waiting = tuple(other for other in state.waiting if other != need)
-            return replace(state, waiting=waiting, left=instance.expert[variant[1]], pinned=state.pinned | {variant})
+            return replace(
+                state,
+                waiting=waiting,
+                left=instance.expert[variant[1]],
+                pinned=state.pinned | {variant},
+            )
     return None

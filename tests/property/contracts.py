@@ -32,7 +32,10 @@ Make = Callable[[], Any]
 
 def discover(conf: Path, group: str) -> dict[str, Make]:
     """By file name: a maker of fresh policies."""
-    return {path.stem: partial(make, conf, group, path.stem) for path in sorted((conf / group).glob("*.yaml"))}
+    return {
+        path.stem: partial(make, conf, group, path.stem)
+        for path in sorted((conf / group).glob("*.yaml"))
+    }
 
 
 def make(conf: Path, group: str, name: str) -> Any:
@@ -53,12 +56,18 @@ def composed(conf: Path, group: str, name: str) -> Any:
 
 
 def each(*groups: str) -> pytest.MarkDecorator:
-    found = {f"{group}/{name}": policy for group in groups for name, policy in discover(CONF, group).items()}
+    found = {
+        f"{group}/{name}": policy
+        for group in groups
+        for name, policy in discover(CONF, group).items()
+    }
     return pytest.mark.parametrize("make_policy", found.values(), ids=found.keys())
 
 
 def unchanged(policy: object, question: Callable[[], Any]) -> Any:
-    """The answer to a question that is asked twice: no asking may change the policy, and both answers are equal."""
+    """The answer to a question that is asked twice: no asking may change the policy, and both
+    answers are equal.
+    """
     before = pickle.dumps(policy)
     answer, again = question(), question()
     assert pickle.dumps(policy) == before, "a question changed the policy"

@@ -1,6 +1,8 @@
-"""What must hold of every run, whatever its features: bytes, causes, idle time, bounds of time, scaling, determinism.
+"""What must hold of every run, whatever its features: bytes, causes, idle time, bounds of time,
+scaling, determinism.
 
-Nothing here says that more memory or a faster link makes a run faster: with prefetching that is not so.
+Nothing here says that more memory or a faster link makes a run faster: with prefetching that is not
+so.
 """
 
 from __future__ import annotations
@@ -29,21 +31,26 @@ def scenarios(ties: bool) -> Iterator[Scenario]:
     return (scenario_of(name, seed, ties) for name, seed in names())
 
 
-# ---- state, at every call --------------------------------------------------------------------------------------------
+# ---- state, at every call
+# --------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
 def test_after_every_call_tiers_hold_what_their_policies_were_told_and_no_more_than_they_have_room_for(
     ties: bool,
 ) -> None:
-    """``Watch`` asserts it, and that what is pinned stays; here: it did so after every call of every run."""
+    """``Watch`` asserts it, and that what is pinned stays; here: it did so after every call of
+    every run.
+    """
     for one in every_run(ties):
         assert one.watch.checks == one.controller.calls == len(one.record.call_ns) > 2, one.name
 
 
 @BOTH_TIES
 def test_questions_to_policies_are_asked_twice_and_change_no_run(ties: bool) -> None:
-    """``Watch`` asserts that both answers are equal and leave the policy as it was; the run is as without it."""
+    """``Watch`` asserts that both answers are equal and leave the policy as it was; the run is
+    as without it.
+    """
     for one in every_run(ties):
         assert production_rows.run(one.scenario) == one.timeline, one.name
 
@@ -55,8 +62,10 @@ def test_the_runs_ask_their_policies_and_make_every_call(ties: bool) -> None:
     for one in every_run(ties):
         called += one.watch.called
     assert set(called) == set(KINDS)
-    caches = [[one.watch.caches[0] for one in every_run(ties)],
-              [cache for one in every_run(ties) for cache in one.watch.caches[1:]]]  # fmt: skip
+    caches = [
+        [one.watch.caches[0] for one in every_run(ties)],
+        [cache for one in every_run(ties) for cache in one.watch.caches[1:]],
+    ]
     for of_a_tier in caches:
         assert sum(cache.asked for cache in of_a_tier) > 200
         assert sum(cache.offered for cache in of_a_tier) > 200
@@ -64,12 +73,15 @@ def test_the_runs_ask_their_policies_and_make_every_call(ties: bool) -> None:
     assert refusing
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
+# ---- bytes
+# -----------------------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
 def test_every_hop_moves_its_bytes_once_whatever_cuts_it(ties: bool) -> None:
-    """On every link the bytes of the services that ended are those of the hops that ended, and what was cut off."""
+    """On every link the bytes of the services that ended are those of the hops that ended, and
+    what was cut off.
+    """
     moved_somewhere: Counter[int] = Counter()
     for one in every_run(ties):
         moved: dict[tuple[int, int], int] = defaultdict(int)
@@ -111,9 +123,11 @@ def test_what_comes_in_over_the_last_link_is_there_or_has_gone(ties: bool) -> No
         initial = Counter(scenario.pack(key) for pool in scenario.pools for key in pool.initial)
         assert initial + device.came - device.went == Counter(device.told), one.name
         arrived = Counter(
-            one.timeline.transfers[number].key for kind, link, number, _ in one.watch.hops
-            if (kind, link) == ("transfer_done", 0) and one.timeline.transfers[number].kind != "dense"
-        )  # fmt: skip
+            one.timeline.transfers[number].key
+            for kind, link, number, _ in one.watch.hops
+            if (kind, link) == ("transfer_done", 0)
+            and one.timeline.transfers[number].kind != "dense"
+        )
         assert not device.came - arrived, "nothing comes in that has not arrived"
         if not scenario.loader.staging_slots:
             assert device.came == arrived
@@ -131,11 +145,14 @@ def test_what_comes_into_ram_came_over_its_link(ties: bool) -> None:
         if one.scenario.ram is None:
             continue
         ram, link = one.watch.caches[1], one.scenario.ram.link
-        initial = Counter(one.scenario.pack(key) for pool in one.scenario.ram.pools for key in pool.initial)
+        initial = Counter(
+            one.scenario.pack(key) for pool in one.scenario.ram.pools for key in pool.initial
+        )
         arrived = Counter(
-            one.timeline.transfers[number].key for kind, at, number, _ in one.watch.hops
+            one.timeline.transfers[number].key
+            for kind, at, number, _ in one.watch.hops
             if (kind, at) == ("transfer_done", link)
-        )  # fmt: skip
+        )
         assert ram.came == arrived
         assert initial + ram.came - ram.went == Counter(ram.told)
         assert Counter(one.timeline.ram_evictions) == ram.went
@@ -143,12 +160,15 @@ def test_what_comes_into_ram_came_over_its_link(ties: bool) -> None:
     assert seen > 100
 
 
-# ---- times -----------------------------------------------------------------------------------------------------------
+# ---- times
+# -----------------------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
 def test_every_run_keeps_the_rules_of_a_timeline(ties: bool) -> None:
-    """Causes before effects, engines one at a time, exact durations; every sum over rows; idle time in whole ns."""
+    """Causes before effects, engines one at a time, exact durations; every sum over rows; idle
+    time in whole ns.
+    """
     for one in every_run(ties):
         check(one.scenario, one.timeline)
 
@@ -163,12 +183,18 @@ def test_work_and_idle_time_are_all_the_time_there_is(ties: bool) -> None:
 
 
 @BOTH_TIES
-def test_a_run_takes_at_least_each_of_its_machines_and_at_most_one_after_another(ties: bool) -> None:
-    """Nothing rests while the stream waits for it: its idle time is covered by links, the CPU, the host, arrivals."""
+def test_a_run_takes_at_least_each_of_its_machines_and_at_most_one_after_another(
+    ties: bool,
+) -> None:
+    """Nothing rests while the stream waits for it: its idle time is covered by links, the CPU,
+    the host, arrivals.
+    """
     for one in every_run(ties):
         parts, makespan = one.timeline.stall, one.timeline.makespan_ns
         links = [busy_ns(one, link) for link in range(one.scenario.hops)]
-        on_cpu = sum(row.ready_ns - row.lookup_ns for row in one.timeline.lookups if row.outcome == "cpu")
+        on_cpu = sum(
+            row.ready_ns - row.lookup_ns for row in one.timeline.lookups if row.outcome == "cpu"
+        )
         waited = parts["host"] + parts["no_request"]
         assert max(*links, one.computing_ns) <= makespan, one.name
         assert makespan <= one.computing_ns + sum(links) + on_cpu + waited, one.name
@@ -176,8 +202,11 @@ def test_a_run_takes_at_least_each_of_its_machines_and_at_most_one_after_another
 
 def busy_ns(one: Done, link: int) -> int:
     """How long a link served anything."""
-    spans = sorted((row.start_ns, one.timeline.makespan_ns if row.end_ns < 0 else row.end_ns)
-                   for row in one.timeline.services if row.link == link)  # fmt: skip
+    spans = sorted(
+        (row.start_ns, one.timeline.makespan_ns if row.end_ns < 0 else row.end_ns)
+        for row in one.timeline.services
+        if row.link == link
+    )
     busy, until = 0, 0
     for start, end in spans:
         busy += max(0, end - max(start, until))
@@ -185,11 +214,14 @@ def busy_ns(one: Done, link: int) -> int:
     return busy
 
 
-# ---- the same run again, otherwise -----------------------------------------------------------------------------------
+# ---- the same run again, otherwise
+# -----------------------------------------------------------------------------------
 
 
 @BOTH_TIES
-def test_a_machine_that_is_three_times_slower_does_the_same_in_three_times_the_time(ties: bool) -> None:
+def test_a_machine_that_is_three_times_slower_does_the_same_in_three_times_the_time(
+    ties: bool,
+) -> None:
     """Links of several engines end at whole ns of shared time, which does not scale."""
     for one in every_run(ties):
         if all(one.scenario.engines(link) == 1 for link in range(one.scenario.hops)):
@@ -203,17 +235,23 @@ def slower(scenario: Scenario, factor: int) -> Scenario:
         return tuple(factor * ns for ns in value) if isinstance(value, tuple) else factor * value
 
     def times(row: Any, *others: str) -> Any:
-        columns = {name: value for name, value in vars(row).items() if name.endswith("_ns") or name in others}
+        columns = {
+            name: value
+            for name, value in vars(row).items()
+            if name.endswith("_ns") or name in others
+        }
         return replace(row, **{name: longer(value) for name, value in columns.items()})
 
     slow: Scenario = times(scenario)
     return replace(
-        slow, steps=tuple(map(times, scenario.steps)), host=times(scenario.host),
+        slow,
+        steps=tuple(map(times, scenario.steps)),
+        host=times(scenario.host),
         links=tuple(times(link, "ns_per_byte") for link in scenario.links),
         requests=tuple(map(times, scenario.requests)),
         placement=times(scenario.placement) if scenario.placement else None,
         batching=times(scenario.batching) if scenario.batching else None,
-    )  # fmt: skip
+    )
 
 
 def scaled(timeline: Timeline, factor: int) -> Timeline:
@@ -222,7 +260,14 @@ def scaled(timeline: Timeline, factor: int) -> Timeline:
     def rows(values: tuple[Any, ...]) -> tuple[Any, ...]:
         # A service that did not end has -1, whatever the machine.
         return tuple(
-            replace(row, **{n: factor * ns if ns >= 0 else ns for n, ns in vars(row).items() if n.endswith("_ns")})
+            replace(
+                row,
+                **{
+                    n: factor * ns if ns >= 0 else ns
+                    for n, ns in vars(row).items()
+                    if n.endswith("_ns")
+                },
+            )
             for row in values
         )
 
@@ -230,12 +275,18 @@ def scaled(timeline: Timeline, factor: int) -> Timeline:
         return replace(row, hops=tuple((link, factor * queued_ns) for link, queued_ns in row.hops))
 
     return replace(
-        timeline, gates=rows(timeline.gates), lookups=rows(timeline.lookups), services=rows(timeline.services),
-        steps=rows(timeline.steps), idle=rows(timeline.idle), transfers=tuple(map(hops, timeline.transfers)),
-        makespan_ns=factor * timeline.makespan_ns, busy_ns=factor * timeline.busy_ns,
+        timeline,
+        gates=rows(timeline.gates),
+        lookups=rows(timeline.lookups),
+        services=rows(timeline.services),
+        steps=rows(timeline.steps),
+        idle=rows(timeline.idle),
+        transfers=tuple(map(hops, timeline.transfers)),
+        makespan_ns=factor * timeline.makespan_ns,
+        busy_ns=factor * timeline.busy_ns,
         stall={part: factor * ns for part, ns in timeline.stall.items()},
         sequence_ends=tuple((sequence, factor * ns) for sequence, ns in timeline.sequence_ends),
-    )  # fmt: skip
+    )
 
 
 @BOTH_TIES
@@ -247,34 +298,58 @@ def test_over_links_that_cost_nothing_a_run_waits_for_no_link(ties: bool) -> Non
         assert not any(waits.values()), waits
         beside = sum(one.timeline.stall[part] for part in NOT_OF_LINKS)
         assert one.timeline.makespan_ns == one.computing_ns + beside
-        if not scenario.placement and not any(vars(scenario.host).values()) and not scenario.requests:
+        if (
+            not scenario.placement
+            and not any(vars(scenario.host).values())
+            and not scenario.requests
+        ):
             assert beside == 0
 
 
 def roomy(scenario: Scenario) -> Scenario:
-    """Room for everything, cold, without prefetches and with all on the device at the highest precision."""
+    """Room for everything, cold, without prefetches and with all on the device at the highest
+    precision.
+    """
     pools = tuple(replace(pool, capacity_bytes=10**6, initial=()) for pool in scenario.pools)
     loader = replace(scenario.loader, lookahead=0, low_for_high=False)
     return replace(
-        scenario, pools=pools, selector=Fixed(0), loader=loader, placement=None, refused=frozenset(),
-        displace_none=frozenset(), reroute=None, steps=tuple(map(whole, scenario.steps)),
-    )  # fmt: skip
+        scenario,
+        pools=pools,
+        selector=Fixed(0),
+        loader=loader,
+        placement=None,
+        refused=frozenset(),
+        displace_none=frozenset(),
+        reroute=None,
+        steps=tuple(map(whole, scenario.steps)),
+    )
 
 
 def whole(step: Step) -> Step:
     """A step that asks for whole variants."""
-    needs = tuple(tuple(replace(need, moved_bytes=None) for need in of_site) for of_site in step.needs)
+    needs = tuple(
+        tuple(replace(need, moved_bytes=None) for need in of_site) for of_site in step.needs
+    )
     return replace(step, needs=needs, forecasts=((),) * len(step.needs))
 
 
 @BOTH_TIES
-def test_with_room_for_everything_each_variant_is_loaded_once_and_nothing_is_evicted(ties: bool) -> None:
+def test_with_room_for_everything_each_variant_is_loaded_once_and_nothing_is_evicted(
+    ties: bool,
+) -> None:
     """Cold misses only."""
     for scenario in scenarios(ties):
         one = run(roomy(scenario))
-        asked = {(site, need.expert) for step in one.steps for site in step.sites for need in step.needs[site]}
+        asked = {
+            (site, need.expert)
+            for step in one.steps
+            for site in step.sites
+            for need in step.needs[site]
+        }
         loaded = [transfer for transfer in one.timeline.transfers if transfer.kind != "dense"]
-        assert sorted(scenario.unpack(transfer.key) for transfer in loaded) == sorted((0, *pair) for pair in asked)
+        assert sorted(scenario.unpack(transfer.key) for transfer in loaded) == sorted(
+            (0, *pair) for pair in asked
+        )
         assert not any(transfer.victims for transfer in loaded)
         assert one.outcomes["miss"] == len(asked)
         assert set(one.outcomes) <= {"miss", "hit"}
@@ -301,11 +376,18 @@ def test_with_ram_for_everything_no_variant_comes_into_it_twice(ties: bool) -> N
 
 @BOTH_TIES
 def test_a_forecast_that_is_always_wrong_never_settles_a_prefetch_as_used(ties: bool) -> None:
-    """The forecast names experts that no gate needs; where steps are composed, of rows that all foresee such."""
+    """The forecast names experts that no gate needs; where steps are composed, of rows that all
+    foresee such.
+    """
     started = 0
     for scenario in scenarios(ties):
         timeline = production_rows.run(misled(replace(scenario, reroute=None)))
-        assert timeline.prefetch["used"] == timeline.prefetch["late"] == timeline.prefetch["promoted"] == 0
+        assert (
+            timeline.prefetch["used"]
+            == timeline.prefetch["late"]
+            == timeline.prefetch["promoted"]
+            == 0
+        )
         started += timeline.prefetch["started"]
     assert started > 100
 
@@ -314,13 +396,23 @@ def misled(scenario: Scenario) -> Scenario:
     unknown = scenario.experts  # one more expert, asked for by nobody
 
     def elsewhere(row: Any) -> Any:
-        return replace(row, forecasts=tuple(
-            tuple(None if p is None else tuple(replace(f, expert=unknown) for f in p[:1]) for p in of_site)
-            for of_site in row.forecasts
-        ))  # fmt: skip
+        return replace(
+            row,
+            forecasts=tuple(
+                tuple(
+                    None if p is None else tuple(replace(f, expert=unknown) for f in p[:1])
+                    for p in of_site
+                )
+                for of_site in row.forecasts
+            ),
+        )
 
     requests = tuple(
-        replace(request, prompt=tuple(map(elsewhere, request.prompt)), decode=tuple(map(elsewhere, request.decode)))
+        replace(
+            request,
+            prompt=tuple(map(elsewhere, request.prompt)),
+            decode=tuple(map(elsewhere, request.decode)),
+        )
         for request in scenario.requests
     )
     pools = tuple(replace(pool, initial=()) for pool in scenario.pools)
@@ -332,4 +424,6 @@ def misled(scenario: Scenario) -> Scenario:
 def test_a_run_is_the_same_again(name: str) -> None:
     """From the scenario on: no state is left in what is shared."""
     for ties in (True, False):
-        assert production_rows.run(scenario_of(name, 0, ties)) == production_rows.run(scenario_of(name, 0, ties))
+        assert production_rows.run(scenario_of(name, 0, ties)) == production_rows.run(
+            scenario_of(name, 0, ties)
+        )

@@ -1,4 +1,5 @@
-"""What must hold of every run of one link and its pools, of the bounds on runs, and of runs that are built.
+"""What must hold of every run of one link and its pools, of the bounds on runs, and of runs that
+are built.
 
 What holds whatever the features is in ``test_features.py``.
 """
@@ -45,14 +46,17 @@ def ended(one: Done, service: ServiceRow) -> int:
     return one.timeline.makespan_ns if service.end_ns < 0 else service.end_ns
 
 
-# ---- random scenarios ------------------------------------------------------------------------------------------------
+# ---- random scenarios
+# ------------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
 def test_every_byte_that_came_in_is_resident_evicted_or_still_on_its_way(ties: bool) -> None:
     evicted_somewhere = in_flight_somewhere = 0
     for one in runs(ties):
-        keys = Counter(one.scenario.pack(key) for pool in one.scenario.pools for key in pool.initial)
+        keys = Counter(
+            one.scenario.pack(key) for pool in one.scenario.pools for key in pool.initial
+        )
         keys.update(row.key for row in one.timeline.transfers)
         evicted = [key for row in one.timeline.transfers for key in row.victims]
         keys.subtract(evicted)
@@ -61,7 +65,9 @@ def test_every_byte_that_came_in_is_resident_evicted_or_still_on_its_way(ties: b
         assert min(keys.values(), default=0) >= 0
         on_the_way = {key for key, state in held.items() if state == IN_FLIGHT}
         arrived = {row.number for row in one.timeline.services if row.end_ns >= 0}
-        cut = [row.key for number, row in enumerate(one.timeline.transfers) if number not in arrived]
+        cut = [
+            row.key for number, row in enumerate(one.timeline.transfers) if number not in arrived
+        ]
         assert len(on_the_way) <= one.scenario.loader.in_flight
         assert on_the_way <= set(cut)
         evicted_somewhere += len(evicted)
@@ -72,7 +78,9 @@ def test_every_byte_that_came_in_is_resident_evicted_or_still_on_its_way(ties: b
 
 @BOTH_TIES
 def test_times_of_transfers_and_needs_follow_their_causes(ties: bool) -> None:
-    """queued <= start <= end for a transfer; lookup <= ready <= end of the site for a need; ready is an arrival."""
+    """queued <= start <= end for a transfer; lookup <= ready <= end of the site for a need;
+    ready is an arrival.
+    """
     for one in runs(ties):
         ends = {gate.tick: gate.end_ns for gate in one.timeline.gates}
         transfers = one.timeline.transfers
@@ -85,12 +93,19 @@ def test_times_of_transfers_and_needs_follow_their_causes(ties: bool) -> None:
             if row.outcome in WAITED:
                 assert (row.key, row.ready_ns) in arrivals
             if row.outcome != "skip":
-                assert row.ready_ns < ends[row.tick] or one.scenario.expert_ns(one.scenario.unpack(row.key)[0], 1) == 0
+                assert (
+                    row.ready_ns < ends[row.tick]
+                    or one.scenario.expert_ns(one.scenario.unpack(row.key)[0], 1) == 0
+                )
 
 
 @BOTH_TIES
-def test_the_link_serves_one_transfer_at_a_time_and_rests_only_when_nothing_can_be_served(ties: bool) -> None:
-    """A transfer that starts after a rest was queued at that very instant: nothing that could be issued was waiting."""
+def test_the_link_serves_one_transfer_at_a_time_and_rests_only_when_nothing_can_be_served(
+    ties: bool,
+) -> None:
+    """A transfer that starts after a rest was queued at that very instant: nothing that could be
+    issued was waiting.
+    """
     rests = 0
     for one in runs(ties):
         for before, after in pairwise(one.timeline.services):
@@ -108,33 +123,50 @@ def test_counts_are_sums_over_rows(ties: bool) -> None:
         outcomes = Counter(row.outcome for row in one.timeline.lookups)
         kinds = Counter(row.kind for row in one.timeline.transfers)
         counts = one.timeline.prefetch
-        assert outcomes == Counter(Outcome(outcome).name.lower() for outcome in one.controller.lookup_outcomes)
+        assert outcomes == Counter(
+            Outcome(outcome).name.lower() for outcome in one.controller.lookup_outcomes
+        )
         assert counts["started"] == kinds["prefetch"]
         assert kinds["demand"] == outcomes["miss"] + outcomes["promoted"]
         assert (counts["late"], counts["promoted"]) == (outcomes["late"], outcomes["promoted"])
-        settled = [counts[name] for name in ("used", "late", "evicted_unused", "unused_at_end", "dropped")]
+        settled = [
+            counts[name] for name in ("used", "late", "evicted_unused", "unused_at_end", "dropped")
+        ]
         assert counts["started"] == sum(settled)
         never_issued = [counts[name] for name in ("promoted", "cancelled", "dropped_no_slot")]
         assert counts["queued"] == counts["started"] + sum(never_issued)
 
 
-# ---- bounds ----------------------------------------------------------------------------------------------------------
+# ---- bounds
+# ----------------------------------------------------------------------------------------------------------
 
 
 def requests(one: Done) -> tuple[Any, Any, Any]:
-    """Ticks and keys of all needs at precision 0, in order, and of each whether its gate is served whole."""
+    """Ticks and keys of all needs at precision 0, in order, and of each whether its gate is
+    served whole.
+    """
     gates = [(step, site) for step in one.steps for site in step.sites]
     whole = one.scenario.loader.replay_unit == "union"
-    rows = [(tick, one.scenario.pack((0, site, need.expert)), step.rows == 1 and whole)
-            for tick, (step, site) in enumerate(gates) for need in step.needs[site]]  # fmt: skip
+    rows = [
+        (tick, one.scenario.pack((0, site, need.expert)), step.rows == 1 and whole)
+        for tick, (step, site) in enumerate(gates)
+        for need in step.needs[site]
+    ]
     ticks, keys, wholes = zip(*rows, strict=True)
     return np.array(ticks), np.array(keys), np.array(wholes)
 
 
 def is_counted(one: Done) -> bool:
-    """Every need is loaded into pools of slots of one size, which never hold more than they have room for."""
+    """Every need is loaded into pools of slots of one size, which never hold more than they have
+    room for.
+    """
     scenario = one.scenario
-    elsewhere = one.outcomes["skip"] or one.outcomes["cpu"] or scenario.loader.staging_slots or scenario.site_bytes
+    elsewhere = (
+        one.outcomes["skip"]
+        or one.outcomes["cpu"]
+        or scenario.loader.staging_slots
+        or scenario.site_bytes
+    )
     elsewhere = elsewhere or scenario.reroute is not None
     return scenario.precisions == 1 and not elsewhere and scenario.loader.retention == "strict"
 
@@ -161,7 +193,8 @@ def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
 def loads_by_brute_force(
     gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool, over: bool
 ) -> int:
-    """Try everything that could be resident at each gate boundary: all of a gate's needs, if it is whole and fits.
+    """Try everything that could be resident at each gate boundary: all of a gate's needs, if it is
+    whole and fits.
 
     ``over``: as many as the gate needs may stay, whatever the slots.
     """
@@ -188,8 +221,13 @@ GATES = st.lists(st.frozensets(st.integers(0, 4), min_size=1, max_size=3), min_s
 
 
 @settings(max_examples=400, deadline=None)
-@given(gates=GATES, slots=st.integers(0, 4), initial=st.frozensets(st.integers(0, 4), max_size=3), whole=st.booleans(),
-       over=st.booleans())  # fmt: skip
+@given(
+    gates=GATES,
+    slots=st.integers(0, 4),
+    initial=st.frozensets(st.integers(0, 4), max_size=3),
+    whole=st.booleans(),
+    over=st.booleans(),
+)
 def test_the_fewest_loads_are_those_of_brute_force(
     gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool, over: bool
 ) -> None:
@@ -200,30 +238,44 @@ def test_the_fewest_loads_are_those_of_brute_force(
     assert found == loads_by_brute_force(gates, slots, initial, whole, over)
 
 
-# ---- runs that are built ---------------------------------------------------------------------------------------------
+# ---- runs that are built
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def synthetic_trace() -> Trace:
-    """A small model of eight experts, prompts of five tokens; hidden sizes are those of the model in ``SMALL``."""
+    """A small model of eight experts, prompts of five tokens; hidden sizes are those of the
+    model in ``SMALL``.
+    """
     shape = ModelShape("small", "none", 4, 8, 2, 256, 512)
-    return synthesize(shape, tokens=24, sequences=6, prompt_tokens=5, lookahead=3, lookahead_accuracy=0.8, seed=3)
+    return synthesize(
+        shape, tokens=24, sequences=6, prompt_tokens=5, lookahead=3, lookahead_accuracy=0.8, seed=3
+    )
 
 
 SMALL = (
-    "model=tiny_mixtral", "model.name=small", "model.sites=4", "model.hidden=256", "model.expert_intermediate=512",
-)  # fmt: skip
+    "model=tiny_mixtral",
+    "model.name=small",
+    "model.sites=4",
+    "model.hidden=256",
+    "model.expert_intermediate=512",
+)
 
 
 @pytest.fixture(scope="module", params=BUILT, ids=lambda p: "-".join(map(str, p)))
 def built(
-    request: pytest.FixtureRequest, configure: Callable[..., DictConfig], bundled_trace: Trace, synthetic_trace: Trace
+    request: pytest.FixtureRequest,
+    configure: Callable[..., DictConfig],
+    bundled_trace: Trace,
+    synthetic_trace: Trace,
 ) -> tuple[Run, Result]:
     system, share, which = request.param
     # 70 % of the experts of half of Mixtral's layers need more than a real card has.
     model = ("trace.max_sequences=2", "experiment=more_memory") if which == "bundled" else SMALL
     trace = bundled_trace if which == "bundled" else synthetic_trace
-    one = build(configure(f"system={system}", f"budget.resident_share={share}", *model), system, trace)
+    one = build(
+        configure(f"system={system}", f"budget.resident_share={share}", *model), system, trace
+    )
     return one, execute(one)
 
 
@@ -240,13 +292,18 @@ def test_no_built_run_beats_its_lower_bound(built: tuple[Run, Result]) -> None:
 
 
 def test_the_bytes_of_a_link_are_the_sum_of_its_pieces(built: tuple[Run, Result]) -> None:
-    """What the end of the run cut has moved its share only; every other piece is one variant, whole."""
+    """What the end of the run cut has moved its share only; every other piece is one variant,
+    whole.
+    """
     one, result = built
     (link,) = result.summary["bytes"]
     transfers = result.frames.transfers
     assert sum(result.summary["bytes"][link].values()) == transfers["moved_bytes"].sum()
     uncut = transfers.filter(pl.col("end_ns") < result.frames.record.makespan_ns)
-    sizes = [one.controller.geometry.variant_bytes[one.controller.geometry.precision_of(key)] for key in uncut["key"]]
+    sizes = [
+        one.controller.geometry.variant_bytes[one.controller.geometry.precision_of(key)]
+        for key in uncut["key"]
+    ]
     assert uncut["moved_bytes"].to_list() == sizes
     assert len(uncut) >= len(transfers) - one.controller.loader.in_flight
 
@@ -255,8 +312,13 @@ def test_what_the_end_of_a_run_cuts_has_moved_its_share_of_bytes_rounded_down(
     configure: Callable[..., DictConfig], bundled_trace: Trace
 ) -> None:
     """Stale prefetches are kept, so that the link is busy when the last token is done."""
-    overrides = ("system=mixtral_offloading", "predictor.sites=3", "loader.prefetch_budget=all",
-                 "loader.cancel_stale=false", "trace.max_sequences=1")  # fmt: skip
+    overrides = (
+        "system=mixtral_offloading",
+        "predictor.sites=3",
+        "loader.prefetch_budget=all",
+        "loader.cancel_stale=false",
+        "trace.max_sequences=1",
+    )
     one = build(configure(*overrides), "x", bundled_trace)
     result = execute(one)
     makespan = result.frames.record.makespan_ns
@@ -277,11 +339,15 @@ def test_the_numbers_of_a_summary_are_sums_over_its_rows(built: tuple[Run, Resul
     assert summary["prefetch"]["started"] == len(prefetches)
     settled = dict(prefetches["outcome"].value_counts().iter_rows())
     issued = ("used", "late", "dropped", "evicted_unused", "unused_at_end")
-    assert {name: summary["prefetch"][name] for name in issued if summary["prefetch"][name]} == settled
+    assert {
+        name: summary["prefetch"][name] for name in issued if summary["prefetch"][name]
+    } == settled
     queued = frames.decisions.filter(pl.col("kind") == "queue_prefetch")
     assert summary["prefetch"]["queued"] == len(queued)
     for name, kind in (("cancelled", "cancel"), ("dropped_no_slot", "drop_no_slot")):
-        left_at_the_end = summary["prefetch"][name] - len(frames.decisions.filter(pl.col("kind") == kind))
+        left_at_the_end = summary["prefetch"][name] - len(
+            frames.decisions.filter(pl.col("kind") == kind)
+        )
         assert left_at_the_end == 0 or (name == "cancelled" and 0 < left_at_the_end < 5)
     idle = sum(int(parts.sum()) for parts in frames.stalls.values())
     assert frames.record.makespan_ns - idle == round(summary["compute_busy_s"] * 1e9)

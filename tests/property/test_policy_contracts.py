@@ -1,4 +1,5 @@
-"""Every cache policy under ``conf/`` keeps its contract (sim/policies/base.py); the others: `test_question_contracts`.
+"""Every cache policy under ``conf/`` keeps its contract (sim/policies/base.py); the others:
+`test_question_contracts`.
 
 A new policy is one class and one yaml: the file makes it appear here.
 """
@@ -22,15 +23,18 @@ from property.contracts import CONF, GEOMETRY, GROUPS, PROFILE, Make, discover, 
 from sim.policies.recency import LRU
 from sim.values.types import Cause, Outcome
 
-# ---- caches: any history that a controller could bring ---------------------------------------------------------------
+# ---- caches: any history that a controller could bring
+# ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A gate: its needs with rows and wanted precisions; then so many evictions; then prefetches that arrive.
+    """A gate: its needs with rows and wanted precisions; then so many evictions; then prefetches
+    that arrive.
 
-    ``elsewhere``: of needs that are absent these never come in (the CPU has them, or staging): they go when the gate is
-    over. ``first_wave``: the policy is told of so many needs first, and of the others when these are done.
+    ``elsewhere``: of needs that are absent these never come in (the CPU has them, or staging): they
+    go when the gate is over. ``first_wave``: the policy is told of so many needs first, and of the
+    others when these are done.
     """
 
     site: int
@@ -45,12 +49,16 @@ class Visit:
     first_wave: int = 4
 
 
-KEYS = st.integers(0, GEOMETRY.num_keys - 1).filter(lambda key: GEOMETRY.expert_of(key) < GEOMETRY.experts)
+KEYS = st.integers(0, GEOMETRY.num_keys - 1).filter(
+    lambda key: GEOMETRY.expert_of(key) < GEOMETRY.experts
+)
 
 
 @st.composite
 def visits(draw: st.DrawFn) -> Visit:
-    experts = draw(st.lists(st.integers(0, GEOMETRY.experts - 1), min_size=1, max_size=4, unique=True))
+    experts = draw(
+        st.lists(st.integers(0, GEOMETRY.experts - 1), min_size=1, max_size=4, unique=True)
+    )
     small = st.integers(1, 3)
     return Visit(
         site=draw(st.integers(0, GEOMETRY.sites - 1)),
@@ -72,7 +80,10 @@ class Life:
     def __init__(self, policy: Any, history: Sequence[Visit]) -> None:
         self.policy = policy
         self.requests = [
-            [GEOMETRY.key(p, visit.site, e) for e, p in zip(visit.experts, visit.wanted, strict=True)]
+            [
+                GEOMETRY.key(p, visit.site, e)
+                for e, p in zip(visit.experts, visit.wanted, strict=True)
+            ]
             for visit in history
         ]
         plan = planned(policy, self.requests)
@@ -91,7 +102,8 @@ class Life:
         return list(self.policy.victims(pool, 0, self.blocked))
 
     def live(self, tick: int, visit: Visit, check: Callable[[], None] = lambda: None) -> None:
-        """As a controller would: let go what never came in, pin, ask for, evict what is not blocked, load.
+        """As a controller would: let go what never came in, pin, ask for, evict what is not
+        blocked, load.
 
         ``check`` is called between two waves.
         """
@@ -99,8 +111,15 @@ class Life:
             self.policy.on_sequence(tick, True)
         for key in self.passing:
             assert self.policy.on_evict(key) is None
-        gate = SimpleNamespace(tick=tick, step=tick, site=visit.site, token=tick + 1,
-                               needs=visit.experts, tokens=visit.tokens, experts=np.array([visit.experts]))  # fmt: skip
+        gate = SimpleNamespace(
+            tick=tick,
+            step=tick,
+            site=visit.site,
+            token=tick + 1,
+            needs=visit.experts,
+            tokens=visit.tokens,
+            experts=np.array([visit.experts]),
+        )
         asked = list(zip(self.requests[tick], visit.wanted, strict=True))
         first, last = asked[: visit.first_wave], asked[visit.first_wave :]
         missed = self._ask(first, visit, gate)
@@ -108,10 +127,17 @@ class Life:
             check()
             missed += self._ask(last, visit, gate)
         keys = self.requests[tick]
-        self.blocked[:] = bytes(key in keys or key in visit.masked for key in range(GEOMETRY.num_keys))
+        self.blocked[:] = bytes(
+            key in keys or key in visit.masked for key in range(GEOMETRY.num_keys)
+        )
         for _ in range(visit.evictions):
             victim = next(
-                (key for pool in self.pools for key in self.policy.victims(pool, keys[0], self.blocked)), None
+                (
+                    key
+                    for pool in self.pools
+                    for key in self.policy.victims(pool, keys[0], self.blocked)
+                ),
+                None,
             )
             if victim is not None:
                 self.resident.remove(victim)
@@ -130,7 +156,9 @@ class Life:
     def _ask(self, asked: Sequence[tuple[int, int]], visit: Visit, gate: Any) -> list[int]:
         """Pin the needs of a wave and tell of them; those that are absent."""
         keys, wanted = [key for key, _ in asked], [precision for _, precision in asked]
-        self.blocked[:] = bytes(key in keys or key in visit.masked for key in range(GEOMETRY.num_keys))
+        self.blocked[:] = bytes(
+            key in keys or key in visit.masked for key in range(GEOMETRY.num_keys)
+        )
         missed = [key for key in keys if key not in self.resident]
         outcomes = [int(Outcome.MISS if key in missed else Outcome.HIT) for key in keys]
         assert self.policy.on_requests(keys, wanted, outcomes, gate) is None
@@ -139,7 +167,9 @@ class Life:
     def check(self) -> None:
         for pool in self.pools:
             order = unchanged(self.policy, partial(self.victims, pool))
-            inside = {key for key in self.resident if self.pool_of[key] == pool and not self.blocked[key]}
+            inside = {
+                key for key in self.resident if self.pool_of[key] == pool and not self.blocked[key]
+            }
             assert len(order) == len(set(order))
             assert set(order) == inside, "victims must be a permutation of what may go"
             self._check_laziness(pool, order)
@@ -200,7 +230,9 @@ def make_policy_plan(make_policy: Make) -> Any:
 
 
 def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
-    """The pools of a policy that has been told, if it asks, of the future and of the fit sequences."""
+    """The pools of a policy that has been told, if it asks, of the future and of the fit
+    sequences.
+    """
     if hasattr(policy, "foresee"):
         policy.foresee(requests)
     if getattr(policy, "needs_profile", False):
@@ -208,7 +240,8 @@ def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
     return policy.pools(GEOMETRY)
 
 
-# ---- a new policy ----------------------------------------------------------------------------------------------------
+# ---- a new policy
+# ----------------------------------------------------------------------------------------------------
 
 
 MOST_RECENT = '''
@@ -318,7 +351,9 @@ def _conf_with(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path
     module = f"new_policy_{name.lower()}"
     (folder / f"{module}.py").write_text(MOST_RECENT, encoding="utf-8")
     (folder / "conf" / "cache").mkdir(parents=True)
-    (folder / "conf" / "cache" / "new.yaml").write_text(f"_target_: {module}.{name}\n", encoding="utf-8")
+    (folder / "conf" / "cache" / "new.yaml").write_text(
+        f"_target_: {module}.{name}\n", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(folder)
     return folder / "conf"
 

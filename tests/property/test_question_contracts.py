@@ -1,4 +1,6 @@
-"""Every selector, predictor and placement under ``conf/`` keeps its contract (sim/policies/base.py)."""
+"""Every selector, predictor and placement under ``conf/`` keeps its contract
+(sim/policies/base.py).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from sim.traces.trace import ModelShape
 from sim.values.types import REROUTE, SKIP, Place
 from sim.workload.steps import StepGate, Workload
 
-# ---- selectors -------------------------------------------------------------------------------------------------------
+# ---- selectors
+# -------------------------------------------------------------------------------------------------------
 
 
 SCORES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.7, 1.0])
@@ -48,18 +51,27 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
 ) -> None:
     """Only the needs of a gate are sent to other experts, and to those that there are."""
     selector = make_policy()
-    choice = SimpleNamespace(site=1, needs=list(range(len(scores))), tokens=[1] * len(scores), scores=scores,
-                             experts=np.arange(len(scores))[None], preferences=np.arange(8.0)[None] / 8,
-                             **({"tick": 3} if is_gate else {}))  # fmt: skip
+    choice = SimpleNamespace(
+        site=1,
+        needs=list(range(len(scores))),
+        tokens=[1] * len(scores),
+        scores=scores,
+        experts=np.arange(len(scores))[None],
+        preferences=np.arange(8.0)[None] / 8,
+        **({"tick": 3} if is_gate else {}),
+    )
     held = SimpleNamespace(
-        has=lambda precision, site, expert: site == 1 and (precision, expert) in resident, foreseen=foreseen
+        has=lambda precision, site, expert: site == 1 and (precision, expert) in resident,
+        foreseen=foreseen,
     )
     answers = unchanged(selector, lambda: list(selector.select(choice, held)))
     permitted = [unchanged(selector, partial(selector.permitted, score)) for score in scores]
     precisions = len(selector.precisions)
     assert len(answers) == len(scores)
     for answer, allowed in zip(answers, permitted, strict=True):
-        assert set(allowed) <= {SKIP, *range(precisions)} | {REROUTE for _ in range(selector.reroutes)}
+        assert set(allowed) <= {SKIP, *range(precisions)} | {
+            REROUTE for _ in range(selector.reroutes)
+        }
         if answer < precisions:
             assert answer in allowed
         else:
@@ -72,13 +84,16 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
         assert set(permitted) <= {(selector.constant,)}
 
 
-# ---- predictors and placements ---------------------------------------------------------------------------------------
+# ---- predictors and placements
+# ---------------------------------------------------------------------------------------
 
 
 def _workload() -> Workload:
     """Of a trace with forecasts for three sites ahead and gate inputs of every row."""
     shape = ModelShape("small", "none", 5, 6, 2, 64, 64)
-    trace = synthesize(shape, tokens=4, sequences=2, prompt_tokens=3, lookahead=3, lookahead_accuracy=0.5)
+    trace = synthesize(
+        shape, tokens=4, sequences=2, prompt_tokens=3, lookahead=3, lookahead_accuracy=0.5
+    )
     rows = len(trace.sequence)
     trace = replace(trace, token=np.arange(rows, dtype=np.int32) % 5)
     workload = Workload(trace, split="all", batching="sequential", lookahead=3)
@@ -101,7 +116,9 @@ def _gates() -> list[StepGate]:
 
 
 def ready(predictor: Any) -> Any:
-    """The predictor with what it has to know beforehand: fitted on the gates' own trace, or made up."""
+    """The predictor with what it has to know beforehand: fitted on the gates' own trace, or made
+    up.
+    """
     workload = _workload()
     if hasattr(predictor, "foresee_needs"):
         predictor.foresee_needs(future_needs(workload))
@@ -115,7 +132,11 @@ def ready(predictor: Any) -> Any:
         predictor.know(shape, arrays)
     elif isinstance(predictor, FittedPredictor):
         sequences = [sequence.sequence for sequence in workload.sequences]
-        fitted = fit_predictor(predictor, workload.trace, sequences) if predictor.needs_artefact else None
+        fitted = (
+            fit_predictor(predictor, workload.trace, sequences)
+            if predictor.needs_artefact
+            else None
+        )
         predictor.know(shape_of(workload.trace.header), fitted.arrays if fitted else {})
     return predictor
 
@@ -125,24 +146,33 @@ Told = tuple[int, list[int], list[int], list[float], list[int]]
 
 def told(predictor: Any, gate: StepGate) -> list[Told]:
     """The forecasts, read one at a time: a supplier may use one object again and again."""
-    return [(c.site, list(c.keys), list(c.needs), list(c.scores), list(c.tokens)) for c in predictor.predict(gate)]
+    return [
+        (c.site, list(c.keys), list(c.needs), list(c.scores), list(c.tokens))
+        for c in predictor.predict(gate)
+    ]
 
 
 @each("predictor")
-def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(make_policy: Make) -> None:
+def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
+    make_policy: Make,
+) -> None:
     predictor = ready(make_policy())
     named = 0
     for gate in _gates():
         forecasts = unchanged(predictor, partial(told, predictor, gate))
         sites = [site for site, *_ in forecasts]
-        assert all(a < b for a, b in pairwise([gate.site - 1, *sites])), "its own site, for its next gate, at most"
+        assert all(a < b for a, b in pairwise([gate.site - 1, *sites])), (
+            "its own site, for its next gate, at most"
+        )
         assert all(site < 5 for site in sites)
         for site, keys, needs, scores, tokens in forecasts:
             assert 0 < len(needs) == len(set(needs)) == len(scores) == len(tokens)
             assert set(needs) <= set(range(6))
             assert keys == [7 * site + expert for expert in needs], "keys are those of precision 0"
             assert all(0 <= score <= 1 for score in scores)
-        assert [c.site for c, _ in zip(predictor.predict(gate), range(1), strict=False)] == sites[:1]
+        assert [c.site for c, _ in zip(predictor.predict(gate), range(1), strict=False)] == sites[
+            :1
+        ]
         assert predictor.observe(gate) is None
         named += len(forecasts)
     assert bool(named) == (not isinstance(predictor, NoPrediction))
@@ -150,7 +180,9 @@ def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
 
 @each("predictor")
 def test_a_predictor_afresh_answers_as_it_did_at_first(make_policy: Make) -> None:
-    """A second walk through the same gates gives the same answers, and leaves the first predictor as it is."""
+    """A second walk through the same gates gives the same answers, and leaves the first
+    predictor as it is.
+    """
     predictor = ready(make_policy())
 
     def walk(asked: Any) -> list[list[Told]]:
@@ -167,7 +199,9 @@ def test_a_predictor_afresh_answers_as_it_did_at_first(make_policy: Make) -> Non
 
 
 @each("predictor")
-def test_a_predictor_that_says_it_learns_nothing_is_the_same_after_every_gate(make_policy: Make) -> None:
+def test_a_predictor_that_says_it_learns_nothing_is_the_same_after_every_gate(
+    make_policy: Make,
+) -> None:
     """The controller never calls ``observe`` of one that does not learn."""
     predictor = ready(make_policy())
     before = pickle.dumps(predictor)

@@ -1,4 +1,6 @@
-"""The relaxation's bound is below the best schedule there is, found by brute force, and below every simulated run."""
+"""The relaxation's bound is below the best schedule there is, found by brute force, and below
+every simulated run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from differential.scenario import Scenario
 from differential.test_engine_against_reference import AMONG_RIVALS, given
 from property.brute_force import Instance, shortest
 from property.watched import names, scenario_of
-from sim.bounds.bounds import RELAXATION, Bounds, lower_bounds, relaxation
+from sim.bounds import relaxation
+from sim.bounds.bounds import RELAXATION, Bounds, lower_bounds
 from sim.bounds.problem import work_of
 from sim.bounds.relaxation import Problem, Requests, relaxed_ns
 from sim.core.controller import Controller
@@ -47,16 +50,23 @@ EXPERTS = 4
 def one_size(seed: int) -> Instance:
     """Three to five gates of two of four experts, room for two to four, warm or cold."""
     rng = np.random.default_rng(seed)
-    gates = tuple(tuple((int(e), 0) for e in rng.choice(EXPERTS, 2, replace=False)) for _ in range(rng.integers(3, 6)))
+    gates = tuple(
+        tuple((int(e), 0) for e in rng.choice(EXPERTS, 2, replace=False))
+        for _ in range(rng.integers(3, 6))
+    )
     capacity = int(rng.integers(2, 5))
-    warm = frozenset((expert, 0) for expert in range(capacity)) if rng.random() < 0.5 else frozenset()
+    warm = (
+        frozenset((expert, 0) for expert in range(capacity)) if rng.random() < 0.5 else frozenset()
+    )
     dense, expert, load = int(rng.integers(0, 4)), int(rng.integers(0, 2)), int(rng.integers(1, 5))
     dense += not dense + expert
     return Instance(gates, capacity, dense, (expert,), (load,), (1,), warm)
 
 
 def two_sizes(seed: int) -> Instance:
-    """Two or three gates of which one need may be low: a quarter of the bytes, and of the time or half of it."""
+    """Two or three gates of which one need may be low: a quarter of the bytes, and of the time
+    or half of it.
+    """
     rng = np.random.default_rng(1000 + seed)
     chosen = [rng.choice(3, 2, replace=False) for _ in range(rng.integers(2, 4))]
     gates = tuple(((int(high), 0), (int(low), 1)) for high, low in chosen)
@@ -80,15 +90,25 @@ def as_run(instance: Instance, cache: CachePolicy) -> tuple[Workload, FixedDurat
     weights = np.broadcast_to(np.array([0.75, 0.25], np.float32), ids.shape)
     workload = Workload(replace(base, ids=ids, weights=weights), split="all")
     # The second of a gate has the score 3/4.
-    selector: Any = ScoreThreshold("fp16", "int4", 0.5, 0.8) if len(instance.size) > 1 else Fixed("fp16")
+    selector: Any = (
+        ScoreThreshold("fp16", "int4", 0.5, 0.8) if len(instance.size) > 1 else Fixed("fp16")
+    )
     names, bits = ("fp16", "int4")[: len(instance.size)], (16.0, 4.0)[: len(instance.size)]
     geometry = Geometry(1, EXPERTS, 2, names, bits, instance.size, instance.capacity)
     if isinstance(cache, Belady):
-        cache.foresee([[geometry.key(0, 0, expert) for expert, _ in needs] for needs in instance.gates])
+        cache.foresee(
+            [[geometry.key(0, 0, expert) for expert, _ in needs] for needs in instance.gates]
+        )
     loads = {size: time * UNIT for size, time in zip(instance.size, instance.load, strict=True)}
-    durations = FixedDurations((instance.dense * UNIT,), 0, [time * UNIT for time in instance.expert], loads)
+    durations = FixedDurations(
+        (instance.dense * UNIT,), 0, [time * UNIT for time in instance.expert], loads
+    )
     loader = Loader(wait="as_ready")
-    return workload, durations, Controller(geometry, NoPrediction(), cache, selector, Load(), loader)
+    return (
+        workload,
+        durations,
+        Controller(geometry, NoPrediction(), cache, selector, Load(), loader),
+    )
 
 
 def initial(instance: Instance) -> str:
@@ -110,7 +130,9 @@ def test_the_bound_is_below_the_best_schedule_there_is(instance: Instance) -> No
 
 
 def test_on_tiny_instances_the_bound_is_near_the_best_schedule() -> None:
-    """Mostly it is reached; and often above what compute and link alone give: what is pinned leaves no room."""
+    """Mostly it is reached; and often above what compute and link alone give: what is pinned
+    leaves no room.
+    """
     found = [(*bound_ns(instance), optimum_ns(instance)) for instance in ONE_SIZE]
     gaps = [1 - max(relaxed, simple) / best for relaxed, simple, best in found]
     assert np.mean(np.array(gaps) < 0.01) > 0.5
@@ -133,22 +155,50 @@ def test_no_cache_is_below_the_best_schedule() -> None:
 @pytest.mark.parametrize(
     ("instance", "units"),
     [
-        (Instance((((0, 0), (1, 0)), ((2, 0), (3, 0)), ((0, 0), (1, 0))), 2, 1, (1,), (3,), (1,)), 23),
-        (Instance((((0, 0), (1, 0)), ((2, 0), (3, 0)), ((0, 0), (1, 0))), 4, 1, (1,), (3,), (1,)), 16),
-        (Instance((((0, 0), (1, 0)), ((0, 0), (1, 0))), 2, 2, (1,), (3,), (1,), frozenset({(0, 0), (1, 0)})), 8),
+        (
+            Instance(
+                (((0, 0), (1, 0)), ((2, 0), (3, 0)), ((0, 0), (1, 0))), 2, 1, (1,), (3,), (1,)
+            ),
+            23,
+        ),
+        (
+            Instance(
+                (((0, 0), (1, 0)), ((2, 0), (3, 0)), ((0, 0), (1, 0))), 4, 1, (1,), (3,), (1,)
+            ),
+            16,
+        ),
+        (
+            Instance(
+                (((0, 0), (1, 0)), ((0, 0), (1, 0))),
+                2,
+                2,
+                (1,),
+                (3,),
+                (1,),
+                frozenset({(0, 0), (1, 0)}),
+            ),
+            8,
+        ),
         (Instance((((0, 0), (1, 1)), ((0, 0), (1, 1))), 8, 1, (2, 1), (4, 1), (4, 1)), 11),
     ],
-    ids=["two slots, all pinned", "four slots hold all", "nothing to load", "the second need is low"],
+    ids=[
+        "two slots, all pinned",
+        "four slots hold all",
+        "nothing to load",
+        "the second need is low",
+    ],
 )
 def test_best_schedules_on_paper(instance: Instance, units: int) -> None:
-    """Two slots: loads end at 3 and 6, computed at 7, dense work until 8; only then is there room: 8 + 6 + 1, dense 1,
-    and 6 + 1 again: 23. Four slots: the link loads 2 until 9 and 3 until 12, computed at 13, dense until 14, and 0 and
-    1 are there: 16. Warm: 2 x (2 + 2). Low: 1 is there at 1 and computed at 2, 0 at 5 and 7, dense until 8, 2 + 1: 11.
+    """Two slots: loads end at 3 and 6, computed at 7, dense work until 8; only then is there room:
+    8 + 6 + 1, dense 1, and 6 + 1 again: 23. Four slots: the link loads 2 until 9 and 3 until 12,
+    computed at 13, dense until 14, and 0 and 1 are there: 16. Warm: 2 x (2 + 2). Low: 1 is there at
+    1 and computed at 2, 0 at 5 and 7, dense until 8, 2 + 1: 11.
     """
     assert shortest(instance) == units
 
 
-# ---- runs ------------------------------------------------------------------------------------------------------------
+# ---- runs
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Foretold:
@@ -161,7 +211,9 @@ class Foretold:
         gates = [(step, site) for step in workload.told for site in step.sites]
         self.num_gates = len(gates)
         self.gate_site = np.array([site for _, site in gates], np.int64)
-        rows = [(tick, need) for tick, (step, site) in enumerate(gates) for need in step.needs[site]]
+        rows = [
+            (tick, need) for tick, (step, site) in enumerate(gates) for need in step.needs[site]
+        ]
         self.needs = Needs(
             np.array([tick for tick, _ in rows], np.int64),
             *(np.array([getattr(need, name) for _, need in rows]) for name in ("expert", "tokens")),
@@ -174,7 +226,9 @@ def bounded(scenario: Scenario) -> tuple[Bounds, int]:
     """The bounds of a random scenario, and how long its run took."""
     seen: list[Any] = []
 
-    def driven(controller: Controller, workload: ScenarioWorkload, durations: ScenarioDurations) -> Record:
+    def driven(
+        controller: Controller, workload: ScenarioWorkload, durations: ScenarioDurations
+    ) -> Record:
         record = simulate(controller, workload, durations)  # type: ignore[arg-type]
         seen.extend((lower_bounds(Foretold(workload), durations, controller, RELAXATION), record))  # type: ignore[arg-type]
         return record
@@ -185,7 +239,9 @@ def bounded(scenario: Scenario) -> tuple[Bounds, int]:
 
 
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
-def test_no_run_of_any_feature_is_below_its_bound(ties: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_of_any_feature_is_below_its_bound(
+    ties: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A shorter search: every number that it passes through is a bound."""
     monkeypatch.setattr(relaxation, "ROUNDS", (100, 100))
     above = seen = 0
@@ -205,7 +261,8 @@ def test_no_run_of_any_feature_is_below_its_bound(ties: bool, monkeypatch: pytes
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "kind", ["two_hops", "three_hops", "ram_tier", "cut_through", "rivals", "write_back", *AMONG_RIVALS]
+    "kind",
+    ["two_hops", "three_hops", "ram_tier", "cut_through", "rivals", "write_back", *AMONG_RIVALS],
 )
 def test_no_run_over_a_route_is_below_its_bound(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every link of it is bounded; often the outer one says the most."""
@@ -219,14 +276,25 @@ def test_no_run_over_a_route_is_below_its_bound(kind: str, monkeypatch: pytest.M
 
 
 def test_a_slow_drive_bounds_a_run_from_it() -> None:
-    """From a drive at 3 GB/s behind a link of 26: the bound is the drive's, far above the other link's."""
-    words = ("system=load_on_demand", "hardware=rtx4090_nvme", "ram_cache=lru", "hardware.ram.capacity_gib=1",
-             "trace.max_sequences=1", "workload.prompt_tokens=1", "workload.decode_tokens=4")  # fmt: skip
+    """From a drive at 3 GB/s behind a link of 26: the bound is the drive's, far above the other
+    link's.
+    """
+    words = (
+        "system=load_on_demand",
+        "hardware=rtx4090_nvme",
+        "ram_cache=lru",
+        "hardware.ram.capacity_gib=1",
+        "trace.max_sequences=1",
+        "workload.prompt_tokens=1",
+        "workload.decode_tokens=4",
+    )
     run = prepared(words)
     makespan_ns = simulate(run.controller, run.workload, run.durations).makespan_ns
     found = lower_bounds(run.workload, run.durations, run.controller, RELAXATION)
     assert found.belady_loads is not None
-    to_the_device_ns = found.belady_loads * run.durations.hop_ns(0, run.controller.geometry.variant_bytes[0])
+    to_the_device_ns = found.belady_loads * run.durations.hop_ns(
+        0, run.controller.geometry.variant_bytes[0]
+    )
     assert 3 * to_the_device_ns < found.lower_ns <= makespan_ns
 
 
@@ -235,7 +303,8 @@ ALL = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
 
 
 @pytest.mark.parametrize(
-    "system", [name if name in USUAL else pytest.param(name, marks=pytest.mark.thorough) for name in ALL]
+    "system",
+    [name if name in USUAL else pytest.param(name, marks=pytest.mark.thorough) for name in ALL],
 )
 @pytest.mark.parametrize("share", [0.4, pytest.param(0.75, marks=pytest.mark.thorough)])
 def test_no_system_is_below_its_bound(system: str, share: float) -> None:
@@ -248,7 +317,8 @@ def test_no_system_is_below_its_bound(system: str, share: float) -> None:
     assert found.lower_ns == max(found.compute_ns, found.link_ns, found.relaxed_ns or 0)
 
 
-# ---- the problem as it is posed --------------------------------------------------------------------------------------
+# ---- the problem as it is posed
+# --------------------------------------------------------------------------------------
 
 
 def test_the_work_of_all_intervals_is_the_compute_bound() -> None:
@@ -263,7 +333,9 @@ def test_the_work_of_all_intervals_is_the_compute_bound() -> None:
 def compute_busy_ns_at_high(run: Run) -> int:
     """All of the run's computations at the highest precision, operation by operation."""
     durations, needs = run.durations, run.workload.needs
-    dense = sum(sum(durations.dense_ns(step)) + durations.tail_ns(step) for step in run.workload.steps)
+    dense = sum(
+        sum(durations.dense_ns(step)) + durations.tail_ns(step) for step in run.workload.steps
+    )
     return dense + sum(durations.expert_ns(0, 0, tokens) for tokens in needs.tokens.tolist())
 
 

@@ -31,7 +31,9 @@ def shares(draw: st.DrawFn) -> tuple[float, Fraction]:
 @given(share=shares(), count=COUNTS)
 @example(share=(0.575, Fraction(575, 1000)), count=1440)
 @example(share=(0.29, Fraction(29, 100)), count=100)
-def test_a_part_is_the_exact_one_rounded_down_or_up(share: tuple[float, Fraction], count: int) -> None:
+def test_a_part_is_the_exact_one_rounded_down_or_up(
+    share: tuple[float, Fraction], count: int
+) -> None:
     written, exact = share
     assert part_of(count, written) == floor(exact * count)
     assert part_of(count, written, up=True) == ceil(exact * count)
@@ -46,7 +48,9 @@ def test_a_budget_holds_so_many_slots(share: tuple[float, Fraction], count: int,
 
 @given(share=shares(), count=COUNTS, size=SIZES)
 @example(share=(0.575, Fraction(575, 1000)), count=1440, size=17_301_504)
-def test_a_pool_by_precision_holds_so_many_slots(share: tuple[float, Fraction], count: int, size: int) -> None:
+def test_a_pool_by_precision_holds_so_many_slots(
+    share: tuple[float, Fraction], count: int, size: int
+) -> None:
     written, exact = share
     if exact == 1:
         return

@@ -1,6 +1,8 @@
-"""Hostile traces: whatever the bytes, the answer is a trace that keeps its rules, or a `TraceError`.
+"""Hostile traces: whatever the bytes, the answer is a trace that keeps its rules, or a
+`TraceError`.
 
-Oracle of acceptance: `holds`, the rules of `sim.traces.rows.Trace` once more in plain Python, row by row.
+Oracle of acceptance: `holds`, the rules of `sim.traces.rows.Trace` once more in plain Python, row
+by row.
 """
 
 from __future__ import annotations
@@ -26,14 +28,26 @@ from helpers.traces import EXTRA, edit_header, make_trace, rehash
 from sim.traces.trace import DECODE, Trace, TraceError, read_trace, write_trace
 
 ROUTES, CELLS = "routes.parquet", "prefill_forecasts_raw.parquet"
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 NUMBERS = st.sampled_from(
     [-(10**6), -(1 << 15), -2, -1, 0, 1, 2, 5, 6, 7, 127, 128, 255, 1 << 15, 1 << 31, (1 << 63) - 1]
 )
-FLOATS = st.sampled_from([math.nan, math.inf, -math.inf, -1.0, -0.0, 0.0, 1e-45, 0.25, 1.0, 2.0, 3e38])
+FLOATS = st.sampled_from(
+    [math.nan, math.inf, -math.inf, -1.0, -0.0, 0.0, 1e-45, 0.25, 1.0, 2.0, 3e38]
+)
 JSON = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -98,7 +112,9 @@ def holds(trace: Trace) -> None:
             assert len(set(chosen)) == len(chosen)
             assert all(0 <= expert < model.experts for expert in chosen)
             assert all(math.isfinite(weight) and weight >= 0 for weight in weights)
-            assert all(weight == 0 for expert, weight in zip(ids, weights, strict=True) if expert == -1)
+            assert all(
+                weight == 0 for expert, weight in zip(ids, weights, strict=True) if expert == -1
+            )
     for number, item in sequences.items():
         assert counts[number] == (item.prompt_tokens, item.decode_tokens)
     for norm, frame in trace.prompt_forecasts.items():
@@ -106,11 +122,15 @@ def holds(trace: Trace) -> None:
 
 
 def cells_hold(trace: Trace, norm: str, frame: pl.DataFrame) -> None:
-    """Prompts' forecasts: of each place the choices of as many rows as the prompt has in that step."""
+    """Prompts' forecasts: of each place the choices of as many rows as the prompt has in that
+    step.
+    """
     model, ahead = trace.header.model, trace.header.lookahead
     assert ahead is not None
     assert norm in ahead.norms
-    prompts = [row for row in range(len(trace.step)) if trace.valid[row] and trace.phase[row] != DECODE]
+    prompts = [
+        row for row in range(len(trace.step)) if trace.valid[row] and trace.phase[row] != DECODE
+    ]
     rows = Counter((int(trace.step[row]), int(trace.sequence[row])) for row in prompts)
     total: Counter[tuple[int, ...]] = Counter()
     for step, sequence, site, distance, expert, tokens, weight, score in frame.rows():
@@ -150,8 +170,13 @@ def test_any_flipped_bit_is_refused_or_changes_nothing_but_the_header(
 
 
 @FUZZ
-@given(share=st.floats(0, 1, exclude_max=True), name=st.sampled_from(["header.json", ROUTES, CELLS, "README.md"]))
-def test_any_truncated_file_is_refused_by_name(whole: Path, copy: Path, share: float, name: str) -> None:
+@given(
+    share=st.floats(0, 1, exclude_max=True),
+    name=st.sampled_from(["header.json", ROUTES, CELLS, "README.md"]),
+)
+def test_any_truncated_file_is_refused_by_name(
+    whole: Path, copy: Path, share: float, name: str
+) -> None:
     directory = fresh(whole, copy)
     content = (directory / name).read_bytes()
     (directory / name).write_bytes(content[: int(share * (len(content) - 1))])
@@ -161,8 +186,8 @@ def test_any_truncated_file_is_refused_by_name(whole: Path, copy: Path, share: f
 
 
 def test_forged_bytes_are_refused_or_keep_the_rules(whole: Path, copy: Path) -> None:
-    # Seeded, not drawn: about one forged byte in 6000 makes polars' own parser ask for 2**61 bytes and abort the
-    # process, which no caller can catch (see the limit stated in sim.traces.trace).
+    # Seeded, not drawn: about one forged byte in 6000 makes polars' own parser ask for 2**61 bytes
+    # and abort the process, which no caller can catch (see the limit stated in sim.traces.trace).
     rng = random.Random(1)
     original = (whole / ROUTES).read_bytes()
     directory = fresh(whole, copy)
@@ -187,7 +212,9 @@ def test_mutated_headers_are_refused_or_keep_the_rules(
     key = data.draw(st.sampled_from(sorted(place)))
     while isinstance(place[key], (dict, list)) and place[key] and data.draw(st.booleans()):
         place = place[key]
-        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        key = data.draw(
+            st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place)))
+        )
     place[key] = value
     (directory / "header.json").write_bytes(json.dumps(header).encode("utf-8", "surrogatepass"))
     read_or_refuse(directory)
@@ -204,7 +231,9 @@ def test_mutated_numbers_of_a_header_are_refused_or_keep_the_rules(
     def change(header: dict[str, Any]) -> None:
         numbers = list(leaves(header))
         place, key = numbers[data.draw(st.integers(0, len(numbers) - 1))]
-        place[key] = data.draw(NUMBERS | st.sampled_from([place[key] + 1, place[key] - 1, place[key] * 2]))
+        place[key] = data.draw(
+            NUMBERS | st.sampled_from([place[key] + 1, place[key] - 1, place[key] * 2])
+        )
 
     edit_header(directory, change)
     read_or_refuse(directory)
@@ -221,8 +250,12 @@ def leaves(value: Any) -> Any:
 
 @FUZZ
 @given(data=st.data())
-def test_mutated_columns_are_refused_or_keep_the_rules(whole: Path, copy: Path, data: st.DataObject) -> None:
-    """Several values of one column at one or more rows, the same at every site, under a forged sha256."""
+def test_mutated_columns_are_refused_or_keep_the_rules(
+    whole: Path, copy: Path, data: st.DataObject
+) -> None:
+    """Several values of one column at one or more rows, the same at every site, under a forged
+    sha256.
+    """
     directory = fresh(whole, copy)
     frame = pl.read_parquet(directory / ROUTES)
     name = data.draw(st.sampled_from(frame.columns))
@@ -230,7 +263,9 @@ def test_mutated_columns_are_refused_or_keep_the_rules(whole: Path, copy: Path, 
     row = data.draw(st.integers(0, len(frame) - 1))
     dtype = frame.schema[name]
     inner = dtype.inner if isinstance(dtype, pl.Array) else dtype
-    new = data.draw(FLOATS if inner.is_float() else st.booleans() if inner == pl.Boolean else NUMBERS)
+    new = data.draw(
+        FLOATS if inner.is_float() else st.booleans() if inner == pl.Boolean else NUMBERS
+    )
     values = frame[name].to_list()
     rows_each = len(frame) // frame["site"].n_unique()
     for at in range(row % rows_each, len(frame), rows_each) if everywhere else [row]:
@@ -242,8 +277,11 @@ def test_mutated_columns_are_refused_or_keep_the_rules(whole: Path, copy: Path, 
         changed = pl.Series(name, values, dtype=dtype)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         # A value that the column's type cannot hold is stored as another type.
-        changed = pl.Series(name, values, dtype=pl.Array(pl.Int64, dtype.shape[0]) if isinstance(dtype, pl.Array)
-                            else pl.Float64)  # fmt: skip
+        changed = pl.Series(
+            name,
+            values,
+            dtype=pl.Array(pl.Int64, dtype.shape[0]) if isinstance(dtype, pl.Array) else pl.Float64,
+        )
     frame.with_columns(changed).write_parquet(directory / ROUTES)
     rehash(directory)
     read_or_refuse(directory)
@@ -281,7 +319,10 @@ def test_moved_dropped_and_doubled_rows_are_refused_or_keep_the_rules(
     frame = pl.read_parquet(directory / name)
     order = list(range(len(frame)))
     for _ in range(data.draw(st.integers(1, 3))):
-        one, other = data.draw(st.integers(0, len(order) - 1)), data.draw(st.integers(0, len(order) - 1))
+        one, other = (
+            data.draw(st.integers(0, len(order) - 1)),
+            data.draw(st.integers(0, len(order) - 1)),
+        )
         how = data.draw(st.sampled_from(["swap", "drop", "double"]))
         if how == "swap":
             order[one], order[other] = order[other], order[one]
@@ -300,7 +341,15 @@ def test_moved_dropped_and_doubled_rows_are_refused_or_keep_the_rules(
 def test_the_oracle_of_acceptance_sees_what_breaks_a_rule(whole: Path) -> None:
     trace = read_trace(whole, "all")
     holds(trace)
-    broken = {"step": 9, "phase": 3, "token": -2, "sequence": 1, "position": 0, "ids": 6, "weights": math.nan}
+    broken = {
+        "step": 9,
+        "phase": 3,
+        "token": -2,
+        "sequence": 1,
+        "position": 0,
+        "ids": 6,
+        "weights": math.nan,
+    }
     for name, value in broken.items():
         column = np.array(getattr(trace, name))
         column[-3] = value

@@ -1,5 +1,5 @@
-"""Random scenarios of every feature, run once under watch: after every call of the controller its state is checked, and
-every question to a policy is asked twice.
+"""Random scenarios of every feature, run once under watch: after every call of the controller its
+state is checked, and every question to a policy is asked twice.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MIXTURES, PLAIN = 30, 40
 class WatchedCache:
     """A cache policy under watch: what it has been told, and that its questions are questions.
 
-    ``told`` are the keys it was told to have come in and not to have gone: what its tier holds, if all is well.
-    ``came`` and ``went`` count these, of each key.
+    ``told`` are the keys it was told to have come in and not to have gone: what its tier holds, if
+    all is well. ``came`` and ``went`` count these, of each key.
     """
 
     def __init__(self, policy: CachePolicy) -> None:
@@ -41,7 +41,11 @@ class WatchedCache:
         self.came: Counter[int] = Counter()
         self.went: Counter[int] = Counter()
         self._victims, self._admit = policy.victims, policy.admit
-        self._on_insert, self._on_evict, self._on_requests = policy.on_insert, policy.on_evict, policy.on_requests
+        self._on_insert, self._on_evict, self._on_requests = (
+            policy.on_insert,
+            policy.on_evict,
+            policy.on_requests,
+        )
         self.pool_of: Sequence[int] = ()
         # The pools' initial contents have been told before.
         for name in ("victims", "admit", "on_insert", "on_evict", "on_requests"):
@@ -57,7 +61,9 @@ class WatchedCache:
         return answer
 
     def _state(self) -> bytes:
-        return pickle.dumps({name: value for name, value in vars(self.policy).items() if not callable(value)})
+        return pickle.dumps(
+            {name: value for name, value in vars(self.policy).items() if not callable(value)}
+        )
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         order = self._unchanged(lambda: list(self._victims(pool, incoming, blocked)))
@@ -87,7 +93,9 @@ class WatchedCache:
         self.told.discard(key)
         assert self._on_evict(key) is None
 
-    def on_requests(self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Any) -> None:
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Any
+    ) -> None:
         assert len(keys) == len(wanted) == len(outcomes)
         assert len(set(keys)) == len(keys)
         self.requested.update(keys)
@@ -95,7 +103,8 @@ class WatchedCache:
 
 
 class Watch:
-    """After every call of a controller: its own invariants, what its policies were told, pins, and room.
+    """After every call of a controller: its own invariants, what its policies were told, pins, and
+    room.
 
     ``hops`` are those that have ended or were cut: (call, link, transfer's number, bytes cut off).
     """
@@ -139,7 +148,11 @@ class Watch:
                 self.arrived.add(transfer.number)
 
     def _watch_questions(self) -> None:
-        selector, placement, payload = self.controller.selector, self.controller.placement, self.controller.payload
+        selector, placement, payload = (
+            self.controller.selector,
+            self.controller.placement,
+            self.controller.payload,
+        )
         select, place, moved_bytes = selector.select, placement.place, payload.moved_bytes
         missing_bytes = payload.missing_bytes
 
@@ -150,7 +163,9 @@ class Watch:
                 sent = answer >= len(selector.precisions)
                 assert not sent or (selector.reroutes and hasattr(choice, "tick"))
                 permitted = selector.permitted(score)
-                assert (REROUTE if sent else answer) in permitted or self.scenario.selector.low_above < 0  # type: ignore[union-attr]
+                assert (
+                    REROUTE if sent else answer
+                ) in permitted or self.scenario.selector.low_above < 0  # type: ignore[union-attr]
                 assert answer >= SKIP
             return answers
 
@@ -163,7 +178,12 @@ class Watch:
 
         def moving(key: int, choice: Any, index: int) -> int:
             answer = moved_bytes(key, choice, index)
-            assert 1 <= answer == moved_bytes(key, choice, index) <= self.controller.slots.key_bytes[key]
+            assert (
+                1
+                <= answer
+                == moved_bytes(key, choice, index)
+                <= self.controller.slots.key_bytes[key]
+            )
             return answer
 
         def missing(key: int, gate: Any, index: int, moved_bytes: int) -> int:
@@ -191,27 +211,41 @@ class Watch:
         controller, scenario = self.controller, self.scenario
         staged = controller.staging.holds
         held = {
-            key for key, state in enumerate(controller.state)
+            key
+            for key, state in enumerate(controller.state)
             if state <= UNUSED and not staged[key] and controller.expert_of(key) < scenario.experts
-        }  # fmt: skip
+        }
         assert held == self.caches[0].told
         if scenario.loader.retention == "after_batch":
             return
-        queued = (transfer for queues in controller.queues for queue in queues for transfer in queue)
-        on_the_way = {id(t): t for t in (*controller.issued, *queued) if t.number not in self.arrived}
-        coming = [t.key for t in on_the_way.values() if t.claimed and not (t.cancelled or t.staged or t.dense)]
+        queued = (
+            transfer for queues in controller.queues for queue in queues for transfer in queue
+        )
+        on_the_way = {
+            id(t): t for t in (*controller.issued, *queued) if t.number not in self.arrived
+        }
+        coming = [
+            t.key
+            for t in on_the_way.values()
+            if t.claimed and not (t.cancelled or t.staged or t.dense)
+        ]
         assert not held & {*coming}
         self._check_room(scenario.pools, [*held, *coming], scenario.slot)
 
     def _check_trimmed(self) -> None:
         """``retention: after_batch``: what exceeds a pool is pinned, or still on its way."""
-        there, pins = [self.scenario.unpack(key) for key in self.caches[0].told], {*self.controller._pins}
+        there, pins = (
+            [self.scenario.unpack(key) for key in self.caches[0].told],
+            {*self.controller._pins},
+        )
         for pool in self.scenario.pools:
             held = [key for key in there if pool.covers(key)]
             fits = sum(map(self.scenario.slot, held)) <= pool.capacity_bytes
             assert fits or all(self.scenario.pack(key) in pins for key in held)
 
-    def _check_room(self, pools: Sequence[Any], keys: Sequence[int], size: Callable[[Any], int]) -> None:
+    def _check_room(
+        self, pools: Sequence[Any], keys: Sequence[int], size: Callable[[Any], int]
+    ) -> None:
         unpacked = [self.scenario.unpack(key) for key in keys]
         for pool in pools:
             assert sum(size(key) for key in unpacked if pool.covers(key)) <= pool.capacity_bytes
@@ -229,10 +263,15 @@ class Watch:
         staged = [key for key, held in enumerate(staging.holds) if held]
         assert len(staged) <= staging.used <= staging.slots == self.scenario.loader.staging_slots
         # The rest of a partial move comes into the same slot.
-        assert all(controller.state[key] <= UNUSED or controller._transfer_of[key].parent >= 0 for key in staged)
+        assert all(
+            controller.state[key] <= UNUSED or controller._transfer_of[key].parent >= 0
+            for key in staged
+        )
 
     def _check_ram(self) -> None:
-        """What is resident in RAM is what its policy was told; what a transfer asked for stays until that is over."""
+        """What is resident in RAM is what its policy was told; what a transfer asked for stays
+        until that is over.
+        """
         ram = self.controller.ram
         assert ram is not None
         assert self.scenario.ram is not None
@@ -265,7 +304,9 @@ class Done:
 
     @property
     def computing_ns(self) -> int:
-        """All work of the compute stream, from the steps and what served each need: an expert once a gate."""
+        """All work of the compute stream, from the steps and what served each need: an expert
+        once a gate.
+        """
         experts, rows = 0, iter(self.timeline.lookups)
         for step in self.steps:
             for site in step.sites:
@@ -280,7 +321,9 @@ class Done:
                     tokens = min(step.rows, sum(need.tokens for _, need in group))
                     if row.outcome not in ("skip", "cpu"):
                         experts += self.scenario.expert_ns(self.scenario.unpack(row.key)[0], tokens)
-        return experts + sum(sum(step.dense_ns[s] for s in step.sites) + step.tail_ns for step in self.steps)
+        return experts + sum(
+            sum(step.dense_ns[s] for s in step.sites) + step.tail_ns for step in self.steps
+        )
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -290,7 +333,9 @@ class Done:
 def run(scenario: Scenario, name: str = "", watched: bool = False) -> Done:
     seen: list[Any] = []
 
-    def driven(controller: Controller, workload: ScenarioWorkload, durations: ScenarioDurations) -> Record:
+    def driven(
+        controller: Controller, workload: ScenarioWorkload, durations: ScenarioDurations
+    ) -> Record:
         watch = Watch(controller, scenario) if watched else None
         record = simulate(controller, workload, durations)  # type: ignore[arg-type]
         seen.extend((controller, record, tuple(workload.told), watch))
@@ -303,7 +348,11 @@ def run(scenario: Scenario, name: str = "", watched: bool = False) -> Done:
 def names() -> list[tuple[str, int]]:
     """Kind and seed of every scenario; scenarios of one seed are built on the same one."""
     features = list(zip(FEATURES, range(len(FEATURES)), strict=True))
-    return [*features, *(("mixture", seed) for seed in range(MIXTURES)), *(("plain", seed) for seed in range(PLAIN))]
+    return [
+        *features,
+        *(("mixture", seed) for seed in range(MIXTURES)),
+        *(("plain", seed) for seed in range(PLAIN)),
+    ]
 
 
 @cache

@@ -1,4 +1,6 @@
-"""What cannot run is refused: exit code 2, one line that says what, where, the values and the way out, nothing left."""
+"""What cannot run is refused: exit code 2, one line that says what, where, the values and the
+way out, nothing left.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ def sim(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """``python -m sim`` in an empty folder."""
     return subprocess.run(
         [sys.executable, "-m", "sim", "hydra.run.dir=out", *overrides],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def refused(folder: Path, *overrides: str) -> str:
@@ -52,15 +58,33 @@ def refused(folder: Path, *overrides: str) -> str:
 
 
 CASES = {
-    "a number with its unit": ("hardware.memory_gib=24GiB", r"hardware\.memory_gib='24GiB' must be a number in"),
-    "no number": ("hardware.links.pcie.peak_gb_per_s=fast", r"hardware\.links\.pcie\.peak_gb_per_s='fast' must be a"),
+    "a number with its unit": (
+        "hardware.memory_gib=24GiB",
+        r"hardware\.memory_gib='24GiB' must be a number in",
+    ),
+    "no number": (
+        "hardware.links.pcie.peak_gb_per_s=fast",
+        r"hardware\.links\.pcie\.peak_gb_per_s='fast' must be a",
+    ),
     "a slip of units": (
         "hardware.links.pcie.peak_gb_per_s=31500000000",
-        r"hardware\.links\.pcie\.peak_gb_per_s=31500000000 must be from 0\.001 to 100000; give 10\*\*9 bytes a second",
+        (
+            r"hardware\.links\.pcie\.peak_gb_per_s=31500000000 must be from 0\.001 to 100000; give"
+            r" 10\*\*9 bytes a second"
+        ),
     ),
-    "nothing resident": ("budget.resident_share=0", r"budget\.resident_share=0 must be above 0 and at most 1"),
-    "more than everything": ("budget.resident_share=1.5", r"budget\.resident_share=1\.5 must be above 0 and at most 1"),
-    "a share with a unit": ("budget.resident_share=half", r"budget\.resident_share='half' must be a number"),
+    "nothing resident": (
+        "budget.resident_share=0",
+        r"budget\.resident_share=0 must be above 0 and at most 1",
+    ),
+    "more than everything": (
+        "budget.resident_share=1.5",
+        r"budget\.resident_share=1\.5 must be above 0 and at most 1",
+    ),
+    "a share with a unit": (
+        "budget.resident_share=half",
+        r"budget\.resident_share='half' must be a number",
+    ),
     "thresholds in the wrong order": (
         "precision=hobbit_mixtral precision.low_above=0.95",
         r"low_above=0\.95, skip_above=0\.9; set precision\.low_above and precision\.skip_above",
@@ -71,11 +95,15 @@ CASES = {
     ),
     "lookahead the trace does not have": (
         "predictor.sites=3",
-        r"records lookahead for 2 sites, but the predictor needs 3; .*choose predictor=none or fewer predictor\.sites",
+        (
+            r"records lookahead for 2 sites, but the predictor needs 3; .*choose predictor=none or"
+            r" fewer predictor\.sites"
+        ),
     ),
     "a pool too small for one token": (
         "budget.resident_share=0.05",
-        r"pool 0 holds \d+ B, but one token may need 2 experts of 92160 B = 184320 B there; raise budget\..*; "
+        r"pool 0 holds \d+ B, but one token may need 2 experts of 92160 B = 184320 B there; raise"
+        r" budget\..*; "
         r"the smallest budget\.resident_share that works is 0\.0782$",
     ),
     "pools of which one is too small": (
@@ -88,28 +116,50 @@ CASES = {
     ),
     "a budget beyond the memory": (
         "hardware.memory_gib=0.5 budget.resident_share=1",
-        r"the device holds 0\.5 GiB, but the run needs 0\.50 GiB \(dense .*\); lower budget\.resident_share",
+        (
+            r"the device holds 0\.5 GiB, but the run needs 0\.50 GiB \(dense .*\); lower"
+            r" budget\.resident_share"
+        ),
     ),
     "keys and values that do not fit": (
         "+model.kv_bits=100000000",
-        r"key-value cache of \d+ tokens takes [\d.]+ GiB, but hardware\.memory_gib=24 has 23\.50 GiB .*; run fewer",
+        (
+            r"key-value cache of \d+ tokens takes [\d.]+ GiB, but hardware\.memory_gib=24 has"
+            r" 23\.50 GiB .*; run fewer"
+        ),
     ),
     "a negative bandwidth": (
         "hardware.links.pcie.peak_gb_per_s=-31.5",
-        r"hardware\.links\.pcie\.peak_gb_per_s=-31\.5 must be from 0\.001 to 100000; give 10\*\*9 bytes a second",
+        (
+            r"hardware\.links\.pcie\.peak_gb_per_s=-31\.5 must be from 0\.001 to 100000; give"
+            r" 10\*\*9 bytes a second"
+        ),
     ),
-    "no bandwidth": ("hardware.compute.memory_gb_per_s=nan", r"hardware\.compute\.memory_gb_per_s=nan must be from"),
+    "no bandwidth": (
+        "hardware.compute.memory_gb_per_s=nan",
+        r"hardware\.compute\.memory_gb_per_s=nan must be from",
+    ),
     "a figure that nobody knows": (
         "+hardware.links.pcie.peak_gbps=31.5",
-        r"hardware \(conf/hardware/rtx4090_pcie4\.yaml\): hardware\.links\.pcie\.peak_gbps=31\.5: unknown; Link knows "
+        r"hardware \(conf/hardware/rtx4090_pcie4\.yaml\): hardware\.links\.pcie\.peak_gbps=31\.5:"
+        r" unknown; Link knows "
         r"peak_gb_per_s, efficiency, .*; did you mean hardware\.links\.pcie\.peak_gb_per_s\?",
     ),
-    "a section that nobody knows": ("+hardware.colour=red", r"hardware\.colour='red': unknown; Hardware knows name, "),
+    "a section that nobody knows": (
+        "+hardware.colour=red",
+        r"hardware\.colour='red': unknown; Hardware knows name, ",
+    ),
     "a figure that is missing": (
         "~hardware.links.pcie.efficiency",
-        r"not given: hardware\.links\.pcie\.efficiency \(there is peak_gb_per_s=31\.5, overhead_us=",
+        (
+            r"not given: hardware\.links\.pcie\.efficiency \(there is peak_gb_per_s=31\.5,"
+            r" overhead_us="
+        ),
     ),
-    "a section that is missing": ("~hardware.compute", r"not given: hardware\.compute \(there is name='rtx4090_pcie4'"),
+    "a section that is missing": (
+        "~hardware.compute",
+        r"not given: hardware\.compute \(there is name='rtx4090_pcie4'",
+    ),
     "a kind of section that there is not": (
         "hardware.links.pcie._target_=sim.machine.Lnk",
         r"hardware\.links\.pcie\._target_='sim\.hardware\.Lnk' names nothing that can be imported",
@@ -120,7 +170,10 @@ CASES = {
     ),
     "figures that are missing": (
         "hardware=generic",
-        r"not set: hardware\.compute\.memory_gb_per_s, hardware\.links\.link\.peak_gb_per_s, hardware\.memory_gib; g",
+        (
+            r"not set: hardware\.compute\.memory_gb_per_s, hardware\.links\.link\.peak_gb_per_s,"
+            r" hardware\.memory_gib; g"
+        ),
     ),
     "more reserved than there is": (
         "hardware.reserved_gib=30",
@@ -128,7 +181,10 @@ CASES = {
     ),
     "requests longer than the trace": (
         "workload=hobbit_128_128",
-        r"trace .* is too short for workload\.prompt_tokens=128 and decode_tokens=128: sequence \d+ has 3 prompt and 6",
+        (
+            r"trace .* is too short for workload\.prompt_tokens=128 and decode_tokens=128: sequence"
+            r" \d+ has 3 prompt and 6"
+        ),
     ),
     "another shape": (
         "model.sites=16",
@@ -138,35 +194,77 @@ CASES = {
         "model.hidden=4096",
         r"128 x 120.* 4096 x 120; .*say so: model\.gates_of=small model\.sizes_of=small",
     ),
-    "no trace there": ("trace.path=nowhere", r"header\.json.*is missing, or is no file; name the directory of a trace"),
-    "a count that is no number": ("trace.max_sequences=two", r"trace\.max_sequences='two' must be a whole number"),
-    "no sequences": ("trace.max_sequences=-1", r"trace\.max_sequences=-1 must be a whole number >= 1"),
-    "a flag that is no list": ("trace.exclude=abc", r"trace\.exclude='abc' must be a list of flags"),
-    "the links taken away": ("hardware.links=null", r"hardware\.links=None must hold at least one link"),
-    "a link taken away": ("hardware.links.pcie=null", r"hardware\.links\.pcie=None must be a section"),
+    "no trace there": (
+        "trace.path=nowhere",
+        r"header\.json.*is missing, or is no file; name the directory of a trace",
+    ),
+    "a count that is no number": (
+        "trace.max_sequences=two",
+        r"trace\.max_sequences='two' must be a whole number",
+    ),
+    "no sequences": (
+        "trace.max_sequences=-1",
+        r"trace\.max_sequences=-1 must be a whole number >= 1",
+    ),
+    "a flag that is no list": (
+        "trace.exclude=abc",
+        r"trace\.exclude='abc' must be a list of flags",
+    ),
+    "the links taken away": (
+        "hardware.links=null",
+        r"hardware\.links=None must hold at least one link",
+    ),
+    "a link taken away": (
+        "hardware.links.pcie=null",
+        r"hardware\.links\.pcie=None must be a section",
+    ),
     "a section taken away": ("budget=null", r"budget=None must be a section of values"),
-    "a switch that is none": ("loader.promote=maybe", r"loader\.promote='maybe' must be true or false"),
-    "true for a count": ("loader.prefetch_budget=true", r"loader\.prefetch_budget=True is unknown; allowed: all"),
-    "true for a number": ("loader.in_flight=true", r"loader\.in_flight=True is unknown; allowed: 1, 2"),
+    "a switch that is none": (
+        "loader.promote=maybe",
+        r"loader\.promote='maybe' must be true or false",
+    ),
+    "true for a count": (
+        "loader.prefetch_budget=true",
+        r"loader\.prefetch_budget=True is unknown; allowed: all",
+    ),
+    "true for a number": (
+        "loader.in_flight=true",
+        r"loader\.in_flight=True is unknown; allowed: 1, 2",
+    ),
     "half a site": ("predictor.sites=2.5", r"predictor\.sites=2\.5 must be a whole number >= 1"),
-    "a weight that is no number": ("cache.weights.lru=x", r"cache\.weights need lru, lfu, lhu, fld, each a number"),
+    "a weight that is no number": (
+        "cache.weights.lru=x",
+        r"cache\.weights need lru, lfu, lhu, fld, each a number",
+    ),
     "a negative weight": (
         "cache.weights.lhu=-0.1",
         r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0; got .*'lhu': -0\.1",
     ),
     "quotas larger than the cache": (
         "precision=fp16 cache=lru_per_site cache.quotas=[8,8,8,8] budget.resident_share=0.5",
-        r"cache\.quotas=\[8, 8, 8, 8\] take 32 slots, but the cache has 16; lower them, or raise budget\.",
+        (
+            r"cache\.quotas=\[8, 8, 8, 8\] take 32 slots, but the cache has 16; lower them, or"
+            r" raise budget\."
+        ),
     ),
     "a fit of another trace": (
         f"predictor=next_site predictor.artefact={FITS}/next_site.json",
-        r"next_site\.json was fitted on trace tiny_mixtral with model shape .*, this run of .* has .*; fit one with",
+        (
+            r"next_site\.json was fitted on trace tiny_mixtral with model shape .*, this run of .*"
+            r" has .*; fit one with"
+        ),
     ),
     "a fit of another kind": (
         f"predictor=next_site predictor.artefact={FITS}/activation_matrices.json",
-        r"activation_matrices\.json was fitted on .* with kind activation_matrices, .* has next_site; fit",
+        (
+            r"activation_matrices\.json was fitted on .* with kind activation_matrices, .* has"
+            r" next_site; fit"
+        ),
     ),
-    "no fit for this trace": ("predictor=next_site", r"no fit next_site comes with the project for trace \w+; fit one"),
+    "no fit for this trace": (
+        "predictor=next_site",
+        r"no fit next_site comes with the project for trace \w+; fit one",
+    ),
     "norms the trace does not have": (
         "workload.lookahead_norm=renormed",
         r"has lookahead norms raw, not 'renormed'; set workload\.lookahead_norm to one of these",
@@ -175,11 +273,17 @@ CASES = {
         "system=floe predictor=none precision=fp16 payload=active_share",
         r"records no active shares of experts' channels, which this payload moves by;",
     ),
-    "a key that hydra was told to add": ("+sytem=lru", r"unknown settings sytem; known: budget, cache, "),
-    "a budget that is none": ("+budget.resident_shar=0.25", r"unknown settings budget\.resident_shar; known: budget\."),
+    "a key that hydra was told to add": (
+        "+sytem=lru",
+        r"unknown settings sytem; known: budget, cache, ",
+    ),
+    "a budget that is none": (
+        "+budget.resident_shar=0.25",
+        r"unknown settings budget\.resident_shar; known: budget\.",
+    ),
     "files nobody asked for": ("outputs=some", r"unknown outputs=some; allowed: all, summary"),
     "a split that is none": ("trace.split=test", r"trace\.split=test; allowed: fit, eval, all"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("overrides", "message"), CASES.values(), ids=CASES)
@@ -200,14 +304,29 @@ def not_run(configure: Configure, trace: Path, *overrides: str) -> str:
 
 NVME = "hardware=rtx4090_nvme"
 COMBINATIONS = {
-    "chunks without demands first": ("loader.chunk_bytes=4096 loader.demand_first=false", r"chunk_bytes has no use"),
+    "chunks without demands first": (
+        "loader.chunk_bytes=4096 loader.demand_first=false",
+        r"chunk_bytes has no use",
+    ),
     "chunks on shared links": (
         "loader.chunk_bytes=4096 hardware.links.pcie.engines=2",
-        r"loader\.chunk_bytes=4096 needs one engine on every link, got engines \[2\]; set hardware engines to 1",
+        (
+            r"loader\.chunk_bytes=4096 needs one engine on every link, got engines \[2\]; set"
+            r" hardware engines to 1"
+        ),
     ),
-    "cut-through on a shared link": (f"{NVME} hardware.links.nvme.engines=2", r"link 1 has 2 engines"),
-    "cut-through to nowhere": ("hardware.links.pcie.head_bytes=4096", r"0 for link 0, which ends at the device"),
-    "write-back of chunks": ("loader.write_back=true loader.chunk_bytes=4096", r"chunk_bytes and write_back cannot be"),
+    "cut-through on a shared link": (
+        f"{NVME} hardware.links.nvme.engines=2",
+        r"link 1 has 2 engines",
+    ),
+    "cut-through to nowhere": (
+        "hardware.links.pcie.head_bytes=4096",
+        r"0 for link 0, which ends at the device",
+    ),
+    "write-back of chunks": (
+        "loader.write_back=true loader.chunk_bytes=4096",
+        r"chunk_bytes and write_back cannot be",
+    ),
     "write-back of what overflows": (
         "loader.write_back=true loader.retention=after_batch",
         r"write_back needs retention=strict",
@@ -220,8 +339,14 @@ COMBINATIONS = {
         "loader.slot_claim=queue loader.staging_slots=2",
         r"slot_claim=queue and staging cannot be combined",
     ),
-    "staging without slots": ("loader.destination=staging", r"destination=staging needs staging_slots >= 1"),
-    "all layers streamed": ("loader.dense_slots=4", r"loader\.dense_slots=4 must be below the 4 sites"),
+    "staging without slots": (
+        "loader.destination=staging",
+        r"destination=staging needs staging_slots >= 1",
+    ),
+    "all layers streamed": (
+        "loader.dense_slots=4",
+        r"loader\.dense_slots=4 must be below the 4 sites",
+    ),
     "a future that depends on time": (
         "precision=fp16 cache=belady workload=continuous_4 workload.arrivals_per_s=10",
         r"cache=belady knows the future only .*; set workload\.arrivals_per_s=null",
@@ -232,16 +357,25 @@ COMBINATIONS = {
     ),
     "RAM that holds no expert": (
         f"{NVME} hardware.ram.capacity_gib=0.00001",
-        r"hardware\.ram\.capacity_gib=1e-05 holds no expert of 92160 B; raise it, or set hardware\.ram=null",
+        (
+            r"hardware\.ram\.capacity_gib=1e-05 holds no expert of 92160 B; raise it, or set"
+            r" hardware\.ram=null"
+        ),
     ),
-    "RAM at the end of no link": (f"{NVME} hardware.ram.filled_by=ssd", r"ram\.filled_by='ssd' must be .*: nvme"),
+    "RAM at the end of no link": (
+        f"{NVME} hardware.ram.filled_by=ssd",
+        r"ram\.filled_by='ssd' must be .*: nvme",
+    ),
     "RAM on the device": (
         "+hardware.ram={_target_:sim.machine.Ram,capacity_gib:1,filled_by:pcie}",
         r"filled_by='pcie' must be a link that ends in RAM: this machine has none",
     ),
     "an unknown batching": ("workload.batching=dynamic", r"workload\.batching=dynamic"),
-    "an unknown value of a switch": ("loader.wait=never", r"loader\.wait=never is unknown; allowed: wait_all, as_"),
-}  # fmt: skip
+    "an unknown value of a switch": (
+        "loader.wait=never",
+        r"loader\.wait=never is unknown; allowed: wait_all, as_",
+    ),
+}
 
 
 @pytest.mark.parametrize(("overrides", "message"), COMBINATIONS.values(), ids=COMBINATIONS)
@@ -253,10 +387,16 @@ def test_what_does_not_go_together_is_refused_by_name(
 
 
 @pytest.mark.parametrize("harm", ["truncated", "altered", "missing"])
-def test_a_harmed_trace_is_refused_by_file(configure: Configure, tmp_path: Path, small_trace: Path, harm: str) -> None:
+def test_a_harmed_trace_is_refused_by_file(
+    configure: Configure, tmp_path: Path, small_trace: Path, harm: str
+) -> None:
     place = harmed(small_trace, tmp_path / "trace", harm)
     line = not_run(configure, place)
-    expected = r"routes\.parquet: file" if harm == "missing" else r"routes\.parquet: sha256 .* altered or truncated"
+    expected = (
+        r"routes\.parquet: file"
+        if harm == "missing"
+        else r"routes\.parquet: sha256 .* altered or truncated"
+    )
     assert re.search(expected, line), line
 
 
@@ -272,7 +412,8 @@ def harmed(trace: Path, place: Path, harm: str) -> Path:
     return place
 
 
-# ---- the program -----------------------------------------------------------------------------------------------------
+# ---- the program
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["no number", "a pool too small for one token", "another shape"])
@@ -285,9 +426,14 @@ def test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(
 
 
 OF_POLICIES = (
-    "a fit of another trace", "quotas larger than the cache", "a negative weight", "thresholds in the wrong order",
-    "lookahead the trace does not have", "active shares the trace does not have", "norms the trace does not have",
-)  # fmt: skip
+    "a fit of another trace",
+    "quotas larger than the cache",
+    "a negative weight",
+    "thresholds in the wrong order",
+    "lookahead the trace does not have",
+    "active shares the trace does not have",
+    "norms the trace does not have",
+)
 
 
 @pytest.mark.thorough
@@ -295,7 +441,9 @@ OF_POLICIES = (
 def test_the_program_refuses_what_a_policy_cannot_work_with_before_the_run(
     tmp_path: Path, small_trace: Path, case: str
 ) -> None:
-    test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(tmp_path, small_trace, case)
+    test_the_program_refuses_in_one_line_with_exit_code_2_and_leaves_nothing(
+        tmp_path, small_trace, case
+    )
 
 
 def test_the_program_refuses_a_harmed_trace_likewise(tmp_path: Path, small_trace: Path) -> None:
@@ -307,17 +455,31 @@ def test_the_program_refuses_a_harmed_trace_likewise(tmp_path: Path, small_trace
 def test_a_refusal_leaves_no_dated_folder_of_hydras(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sim", "budget.resident_share=2"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2, done
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, small_trace: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, small_trace: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    done = sim(tmp_path, *SMALL, f"trace.path={small_trace}", "budget.resident_share=0.7", "output_dir=file/out")
+    done = sim(
+        tmp_path,
+        *SMALL,
+        f"trace.path={small_trace}",
+        "budget.resident_share=0.7",
+        "output_dir=file/out",
+    )
     assert done.returncode == 2, done
-    assert re.fullmatch(r"error: output_dir=file/out cannot be written .*; choose another one\n", done.stderr)
+    assert re.fullmatch(
+        r"error: output_dir=file/out cannot be written .*; choose another one\n", done.stderr
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -326,7 +488,10 @@ def test_runs_are_not_mixed_in_one_folder(tmp_path: Path, small_trace: Path) -> 
     assert sim(tmp_path, *words).returncode == 0
     again = sim(tmp_path, *words, "system=lru")
     assert again.returncode == 2
-    assert again.stderr == "error: output_dir=mine cannot be written (it is not empty); choose another one\n"
+    assert (
+        again.stderr
+        == "error: output_dir=mine cannot be written (it is not empty); choose another one\n"
+    )
 
 
 def test_a_key_that_there_is_not_is_refused_by_hydra_with_its_exit_code(tmp_path: Path) -> None:
@@ -339,6 +504,12 @@ def test_a_key_that_there_is_not_is_refused_by_hydra_with_its_exit_code(tmp_path
 
 def test_the_same_words_without_a_mistake_run(tmp_path: Path, small_trace: Path) -> None:
     """The refusals above are not refusals of everything."""
-    done = sim(tmp_path, *SMALL, f"trace.path={small_trace}", "budget.resident_share=0.7", "outputs=summary")
+    done = sim(
+        tmp_path,
+        *SMALL,
+        f"trace.path={small_trace}",
+        "budget.resident_share=0.7",
+        "outputs=summary",
+    )
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["summary.json"]

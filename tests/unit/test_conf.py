@@ -29,13 +29,40 @@ OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / gro
 SYSTEMS = [name for group, name in OPTIONS if group == "system"]
 MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
 CHOSEN = ("predictor", "cache", "precision", "placement", "payload", "loader")
-"""What a system may choose, in the order of its file; placement and payload only where they are not the usual ones."""
+"""What a system may choose, in the order of its file; placement and payload only where they are
+not the usual ones.
+"""
 DOCUMENTED = {
-    "hobbit", "edgemoe", "fate", "floe", "load_on_demand", "lru", "transformers", "deepspeed_inference",
-    "deepspeed_mii", "llama_cpp", "mixtral_offloading", "mixtral_offloading_code", "moe_infinity",
-    "moe_infinity_code", "fiddler", "eap", "io_free", "io_exp", "io_qexp", "sti", "mixtral_gpu", "hobbit_cpu",
-    "pregated_moe", "swapmoe", "adapmoe", "promoe", "sida", "oracle", "infinite_link",
-}  # fmt: skip
+    "hobbit",
+    "edgemoe",
+    "fate",
+    "floe",
+    "load_on_demand",
+    "lru",
+    "transformers",
+    "deepspeed_inference",
+    "deepspeed_mii",
+    "llama_cpp",
+    "mixtral_offloading",
+    "mixtral_offloading_code",
+    "moe_infinity",
+    "moe_infinity_code",
+    "fiddler",
+    "eap",
+    "io_free",
+    "io_exp",
+    "io_qexp",
+    "sti",
+    "mixtral_gpu",
+    "hobbit_cpu",
+    "pregated_moe",
+    "swapmoe",
+    "adapmoe",
+    "promoe",
+    "sida",
+    "oracle",
+    "infinite_link",
+}
 SWAPS = [(group, name) for group, name in OPTIONS if group in MECHANISMS]
 BUILT_ON = ("trace.max_sequences=1", "budget.resident_share=0.5")
 MIXTRAL_EXPERT = 352_321_536
@@ -57,18 +84,25 @@ def test_every_option_composes_with_the_rest(configure: Configure, group: str, n
     left_open = {key.rpartition(".")[2] for key in OmegaConf.missing_keys(cfg)}
     assert bool(left_open) == (name in OPEN_VALUES)
     if group in PARTS:
-        assert cfg[group] == option(group, name), "a word on the command line puts the option's file in its place"
+        assert cfg[group] == option(group, name), (
+            "a word on the command line puts the option's file in its place"
+        )
 
 
 def test_every_file_of_conf_is_an_option_of_a_group() -> None:
     """A .yml, or a yaml in the wrong place, would never be found."""
-    found = {CONF / group / f"{name}.yaml" for group, name in OPTIONS} | {CONF / "config.yaml", CONF / "real.yaml"}
+    found = {CONF / group / f"{name}.yaml" for group, name in OPTIONS} | {
+        CONF / "config.yaml",
+        CONF / "real.yaml",
+    }
     found |= set((CONF / "study").glob("*.yaml"))
     assert {path for path in CONF.rglob("*") if path.is_file()} == found
 
 
 @pytest.mark.parametrize("group", PARTS)
-def test_every_option_of_a_part_names_a_class_of_this_project_and_the_arguments_of_its_constructor(group: str) -> None:
+def test_every_option_of_a_part_names_a_class_of_this_project_and_the_arguments_of_its_constructor(
+    group: str,
+) -> None:
     for name in (name for of, name in OPTIONS if of == group):
         part = option(group, name)
         assert part._target_.startswith("sim."), (group, name)
@@ -88,12 +122,17 @@ def system_of(configure: Configure, system: str, *words: str) -> DictConfig:
     return configure(f"system={system}", *BUILT_ON, *words)
 
 
-# ---- systems ---------------------------------------------------------------------------------------------------------
+# ---- systems
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_system_builds_on_the_bundled_trace(configure: Configure, bundled_trace: Trace, system: str) -> None:
-    run = build(configure(f"system={system}", *BUILT_ON, "experiment=more_memory"), system, bundled_trace)
+def test_every_system_builds_on_the_bundled_trace(
+    configure: Configure, bundled_trace: Trace, system: str
+) -> None:
+    run = build(
+        configure(f"system={system}", *BUILT_ON, "experiment=more_memory"), system, bundled_trace
+    )
     assert run.resident_share == 0.5
     assert len(run.workload.steps) > 1
     run.controller.check()
@@ -104,32 +143,55 @@ def test_a_system_file_holds_choices_only(system: str) -> None:
     """Numbers live in option files, beside their source."""
     content = OmegaConf.load(CONF / "system" / f"{system}.yaml")
     assert list(content)[:1] == ["defaults"]
-    shares = {"mixtral_gpu": 1.0, "edgemoe": 0.25}  # all is resident; FP32 slots for half would fit no usual card
-    assert content.get("budget") == ({"resident_share": shares[system]} if system in shares else None)
+    shares = {
+        "mixtral_gpu": 1.0,
+        "edgemoe": 0.25,
+    }  # all is resident; FP32 slots for half would fit no usual card
+    assert content.get("budget") == (
+        {"resident_share": shares[system]} if system in shares else None
+    )
     assert set(content) <= {"defaults", "budget"}
     chosen = [next(iter(choice.items())) for choice in content.defaults]
     names = [key.removeprefix("override /") for key, _ in chosen]
     assert names == [part for part in CHOSEN if part in names]
     assert {"predictor", "cache", "precision", "loader"} <= set(names)
     assert all((part, value) in OPTIONS for part, (_, value) in zip(names, chosen, strict=True))
-    assert (CONF / "system" / f"{system}.yaml").read_text(encoding="utf-8").startswith("# @package _global_\n#")
+    assert (
+        (CONF / "system" / f"{system}.yaml")
+        .read_text(encoding="utf-8")
+        .startswith("# @package _global_\n#")
+    )
 
 
-# Every option in a system of few mechanisms, in one of many, and in one that moves parts; every system with one option
-# of each kind.
-OFTEN = [(group, name) for group, name in (
-    ("predictor", "none"), ("cache", "lru"), ("precision", "fp16"), ("precision", "hobbit"), ("placement", "load"),
-    ("payload", "whole"), ("loader", "on_demand"),
-)]  # fmt: skip
+# Every option in a system of few mechanisms, in one of many, and in one that moves parts; every
+# system with one option of each kind.
+OFTEN = [
+    (group, name)
+    for group, name in (
+        ("predictor", "none"),
+        ("cache", "lru"),
+        ("precision", "fp16"),
+        ("precision", "hobbit"),
+        ("placement", "load"),
+        ("payload", "whole"),
+        ("loader", "on_demand"),
+    )
+]
 PARTIAL = [swap for swap in SWAPS if swap[0] in ("precision", "payload", "loader")]
-PAIRS = sorted({*product(("lru", "hobbit"), SWAPS), *product(("floe",), PARTIAL), *product(SYSTEMS, OFTEN)})
+PAIRS = sorted(
+    {*product(("lru", "hobbit"), SWAPS), *product(("floe",), PARTIAL), *product(SYSTEMS, OFTEN)}
+)
 
 
-@pytest.mark.parametrize(("system", "swap"), PAIRS, ids=lambda v: v if isinstance(v, str) else "=".join(v))
+@pytest.mark.parametrize(
+    ("system", "swap"), PAIRS, ids=lambda v: v if isinstance(v, str) else "=".join(v)
+)
 def test_every_part_of_every_system_can_be_swapped(
     configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]
 ) -> None:
-    """The option's file in the place of the system's: as the words do, but composed once a system."""
+    """The option's file in the place of the system's: as the words do, but composed once a
+    system.
+    """
     build_swapped(configure, bundled_trace, system, swap)
 
 
@@ -144,7 +206,9 @@ def test_every_option_of_every_mechanism_goes_with_every_system_or_is_refused(
             build_swapped(configure, bundled_trace, system, swap)
 
 
-def build_swapped(configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]) -> None:
+def build_swapped(
+    configure: Configure, bundled_trace: Trace, system: str, swap: tuple[str, str]
+) -> None:
     group, name = swap
     machine = ("hardware=rtx4090_nvme",) if group == "ram_cache" else ()
     machine += ("hardware.memory_gib=96",)  # what takes more memory than another is no matter here
@@ -162,20 +226,36 @@ def build_swapped(configure: Configure, bundled_trace: Trace, system: str, swap:
     run = build(cfg, system, bundled_trace)
     alone = option(group, name)
     controller = run.controller
-    found = {"predictor": controller.predictor, "cache": controller.cache, "precision": controller.selector,
-             "placement": controller.placement, "payload": controller.payload, "loader": controller.loader,
-             "ram_cache": controller.ram.cache if controller.ram is not None else None}[group]  # fmt: skip
+    found = {
+        "predictor": controller.predictor,
+        "cache": controller.cache,
+        "precision": controller.selector,
+        "placement": controller.placement,
+        "payload": controller.payload,
+        "loader": controller.loader,
+        "ram_cache": controller.ram.cache if controller.ram is not None else None,
+    }[group]
     assert type(found) is get_class(alone._target_)
 
 
 def refused_together(cfg: DictConfig) -> str | None:
-    """The pairs of mechanisms that no run can have (docs/design.md section 13), as what the refusal says."""
-    several, sends = cfg.precision.keys() >= {"high", "low"}, get_class(cfg.precision._target_).reroutes
-    if issubclass(get_class(cfg.cache._target_), Foreseeing) and (several or sends or "skip_above" in cfg.precision):
+    """The pairs of mechanisms that no run can have (docs/design.md section 13), as what the
+    refusal says.
+    """
+    several, sends = (
+        cfg.precision.keys() >= {"high", "low"},
+        get_class(cfg.precision._target_).reroutes,
+    )
+    if issubclass(get_class(cfg.cache._target_), Foreseeing) and (
+        several or sends or "skip_above" in cfg.precision
+    ):
         return "cache=belady needs one precision"
     payload = cfg.payload._target_.rpartition(".")[2]
     if several and payload == "WholeLayer" and not cfg.precision._target_.endswith(".PerExpert"):
-        return "payload=whole_layer brings experts that nobody chose, at no precision of .*; choose a fixed one"
+        return (
+            "payload=whole_layer brings experts that nobody chose, at no precision of .*; choose a"
+            " fixed one"
+        )
     if not cfg.loader.staging_slots:
         if not instantiate(cfg.cache, _convert_="all").admits_all:
             return r"the cache policy refuses variants: set loader\.staging_slots >= 1"
@@ -198,13 +278,22 @@ def test_a_swap_on_the_command_line_wins_over_the_system(configure: Configure, s
     assert cfg.cache == option("cache", "lfu")
     assert cfg.precision == option("precision", "int8")
     assert cfg.predictor == option("predictor", "none")
-    assert cfg.loader == system_of(configure, system).loader, "what was not swapped stays the system's"
+    assert cfg.loader == system_of(configure, system).loader, (
+        "what was not swapped stays the system's"
+    )
 
 
 @pytest.mark.parametrize("machine", [name for group, name in OPTIONS if group == "hardware"])
-def test_every_machine_runs_a_system_that_fits_it(configure: Configure, bundled_trace: Trace, machine: str) -> None:
+def test_every_machine_runs_a_system_that_fits_it(
+    configure: Configure, bundled_trace: Trace, machine: str
+) -> None:
     """Its links, its RAM tier and its times reach the controller."""
-    words = (f"hardware={machine}", "system=lru", "trace.max_sequences=1", "budget.resident_share=0.05")
+    words = (
+        f"hardware={machine}",
+        "system=lru",
+        "trace.max_sequences=1",
+        "budget.resident_share=0.05",
+    )
     run = build(configure(*words, *OPEN_VALUES.get(machine, ())), "lru", bundled_trace)
     assert run.controller.route == run.hardware.route
     assert (run.controller.ram is not None) == (run.hardware.ram is not None)
@@ -212,7 +301,9 @@ def test_every_machine_runs_a_system_that_fits_it(configure: Configure, bundled_
         assert run.durations.hop_ns(link, 1_000_000) > run.durations.latency_ns(link)
 
 
-def test_a_machine_without_a_managed_tier_leaves_its_policy_unused(configure: Configure, bundled_trace: Trace) -> None:
+def test_a_machine_without_a_managed_tier_leaves_its_policy_unused(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     run = build(configure("ram_cache=fifo", *BUILT_ON), "x", bundled_trace)
     assert run.controller.ram is None
 
@@ -223,17 +314,26 @@ def test_every_switch_of_the_loader_has_its_key_and_its_default(configure: Confi
     assert {name: value for name, value in on_demand.items() if name != "_target_"} == defaults
 
 
-def test_a_predictor_answers_later_where_the_machine_says_so(configure: Configure, bundled_trace: Trace) -> None:
+def test_a_predictor_answers_later_where_the_machine_says_so(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     slow = "hardware.prediction_us=50"
-    assert build(configure("system=hobbit", slow, *BUILT_ON), "x", bundled_trace).controller.predicts_later
-    assert not build(configure("system=lru", slow, *BUILT_ON), "x", bundled_trace).controller.predicts_later
-    assert not build(configure("system=hobbit", *BUILT_ON), "x", bundled_trace).controller.predicts_later
+    assert build(
+        configure("system=hobbit", slow, *BUILT_ON), "x", bundled_trace
+    ).controller.predicts_later
+    assert not build(
+        configure("system=lru", slow, *BUILT_ON), "x", bundled_trace
+    ).controller.predicts_later
+    assert not build(
+        configure("system=hobbit", *BUILT_ON), "x", bundled_trace
+    ).controller.predicts_later
 
 
 def test_streamed_layers_leave_room_for_experts(configure: Configure, bundled_trace: Trace) -> None:
     """Sixteen layers of Mixtral's attention, 83.9 MB each; two stay."""
     resident, streamed = (
-        build(configure("system=lru", f"loader.dense_slots={n}", *BUILT_ON), "lru", bundled_trace) for n in (0, 2)
+        build(configure("system=lru", f"loader.dense_slots={n}", *BUILT_ON), "lru", bundled_trace)
+        for n in (0, 2)
     )
     block = resident.model.block_bytes(0)
     assert resident.ledger.dense_bytes - streamed.ledger.dense_bytes == 14 * block
@@ -241,40 +341,63 @@ def test_streamed_layers_leave_room_for_experts(configure: Configure, bundled_tr
     assert resident.controller.dense_bytes == ()
 
 
-def test_what_pools_may_overflow_and_staging_holds_is_set_aside(configure: Configure, bundled_trace: Trace) -> None:
-    """A prompt's union may be all eight experts; the last one may stay beside it as far as the pool cannot hold it."""
+def test_what_pools_may_overflow_and_staging_holds_is_set_aside(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """A prompt's union may be all eight experts; the last one may stay beside it as far as the
+    pool cannot hold it.
+    """
     words = ("system=lru", "hardware.memory_gib=48", *BUILT_ON)
     overflowing = build(configure(*words, "loader.retention=after_batch"), "lru", bundled_trace)
     assert overflowing.ledger.overflow_bytes == 8 * MIXTRAL_EXPERT
-    staging = build(configure(*words, "loader.destination=staging", "loader.staging_slots=3"), "lru", bundled_trace)
+    staging = build(
+        configure(*words, "loader.destination=staging", "loader.staging_slots=3"),
+        "lru",
+        bundled_trace,
+    )
     assert staging.ledger.staging_bytes == 3 * MIXTRAL_EXPERT
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused
+# -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["cache.scoop=site", "budget.share=0.5", "seeds=3", "hardware.links.pcie.peak_gbps=3"])
+@pytest.mark.parametrize(
+    "word", ["cache.scoop=site", "budget.share=0.5", "seeds=3", "hardware.links.pcie.peak_gbps=3"]
+)
 def test_a_misspelt_key_is_refused(configure: Configure, word: str) -> None:
     with pytest.raises(ConfigCompositionException, match="Could not override"):
         configure(word)
 
 
 def test_a_misspelt_option_is_refused_with_those_that_are_there(configure: Configure) -> None:
-    with pytest.raises(MissingConfigException, match=r"Could not find 'cache/lruu'(?s:.)*lru_per_site"):
+    with pytest.raises(
+        MissingConfigException, match=r"Could not find 'cache/lruu'(?s:.)*lru_per_site"
+    ):
         configure("cache=lruu")
 
 
 def test_values_left_open_are_named(configure: Configure, bundled_trace: Trace) -> None:
-    with pytest.raises(ValueError, match=r"not set: precision\.low_above, precision\.skip_above; give them"):
+    with pytest.raises(
+        ValueError, match=r"not set: precision\.low_above, precision\.skip_above; give them"
+    ):
         build(configure("precision=score_threshold"), "x", bundled_trace)
 
 
-def test_thresholds_that_are_given_are_the_ones_used(configure: Configure, bundled_trace: Trace) -> None:
-    run = build(configure("precision=score_threshold", *OPEN_VALUES["score_threshold"], *BUILT_ON), "x", bundled_trace)
+def test_thresholds_that_are_given_are_the_ones_used(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    run = build(
+        configure("precision=score_threshold", *OPEN_VALUES["score_threshold"], *BUILT_ON),
+        "x",
+        bundled_trace,
+    )
     assert (run.controller.selector.low_above, run.controller.selector.skip_above) == (0.4, 0.8)  # type: ignore[attr-defined]
 
 
-def test_hobbits_thresholds_come_from_the_fit_split(configure: Configure, bundled_trace: Trace) -> None:
+def test_hobbits_thresholds_come_from_the_fit_split(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     """67 % of the decode selections lie at or below the first, 97 % at or below the second."""
     run = build(configure("system=hobbit", *BUILT_ON), "hobbit", bundled_trace)
     selector = run.controller.selector
@@ -283,10 +406,18 @@ def test_hobbits_thresholds_come_from_the_fit_split(configure: Configure, bundle
         assert (scores <= threshold).mean() == pytest.approx(share, abs=0.01)
 
 
-def test_equal_shares_give_every_system_equal_bytes(configure: Configure, bundled_trace: Trace) -> None:
-    """At the highest precision of each, as slots hold it; without a cache two experts, whatever the share."""
+def test_equal_shares_give_every_system_equal_bytes(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """At the highest precision of each, as slots hold it; without a cache two experts, whatever
+    the share.
+    """
     for system in SYSTEMS:
-        run = build(configure(f"system={system}", *BUILT_ON, "experiment=more_memory"), system, bundled_trace)
+        run = build(
+            configure(f"system={system}", *BUILT_ON, "experiment=more_memory"),
+            system,
+            bundled_trace,
+        )
         largest = run.controller.geometry.slot_sizes[0]
         held = 2 if isinstance(run.controller.cache, Transient) else 16 * 8 // 2
         assert sum(run.controller.slots.capacity_bytes) == held * largest, system

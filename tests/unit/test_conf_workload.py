@@ -1,4 +1,6 @@
-"""The workloads of ``conf/``: what each composes on the bundled trace, and what the command line may change."""
+"""The workloads of ``conf/``: what each composes on the bundled trace, and what the command line
+may change.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,25 @@ def run_of(configure: Configure, trace: Trace, *overrides: str) -> Run:
     ],
 )
 def test_every_workload_composes_what_it_says(
-    configure: Configure, bundled_trace: Trace, option: str, batching: str, together: int, mixes: bool
+    configure: Configure,
+    bundled_trace: Trace,
+    option: str,
+    batching: str,
+    together: int,
+    mixes: bool,
 ) -> None:
-    """The trace recorded one sequence after another. Chunks alone put prompts and tokens into one step."""
+    """The trace recorded one sequence after another. Chunks alone put prompts and tokens into
+    one step.
+    """
     workload = run_of(configure, bundled_trace, f"workload={option}").workload
     assert (workload.batching, workload.is_timed) == (batching, False)
     assert max(len(step.sequences) for step in workload.steps) == together
     assert len(workload.row) == sum(s.prompt_tokens + s.decode_tokens for s in workload.sequences)
     assert len(workload.sequences) == SEQUENCES
     phase = workload.trace.phase[workload.row]
-    mixed = [step for step in workload.steps if len(set(phase[step.start : step.stop].tolist())) > 1]
+    mixed = [
+        step for step in workload.steps if len(set(phase[step.start : step.stop].tolist())) > 1
+    ]
     assert bool(mixed) == mixes
 
 
@@ -62,31 +73,61 @@ def test_sequences_together_chunks_and_arrivals_are_set_on_the_command_line(
 def test_every_system_meets_the_same_arrivals(configure: Configure, bundled_trace: Trace) -> None:
     """A comparison is paired: when requests arrive is the workload's alone."""
     words = (*BUILT_ON, "workload=continuous_4", "workload.arrivals_per_s=0.5", "seed=9")
-    runs = [build(configure(*words, f"system={name}"), name, bundled_trace) for name in ("lru", "hobbit")]
+    runs = [
+        build(configure(*words, f"system={name}"), name, bundled_trace)
+        for name in ("lru", "hobbit")
+    ]
     assert runs[0].workload.arrivals_ns == runs[1].workload.arrivals_ns
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("workload=recorded workload.together=4", r"together=4 does not go with workload\.batching=recorded"),
+        (
+            "workload=recorded workload.together=4",
+            r"together=4 does not go with workload\.batching=recorded",
+        ),
         (
             "workload=recorded workload.arrivals_per_s=1",
             r"arrivals_per_s=1 does not go with workload\.batching=recorded",
         ),
         ("workload.together=2", r"together=2 does not go with workload\.batching=sequential"),
-        ("workload=static_4 workload.together=0", r"workload\.together=0 must be a whole number >= 1"),
-        ("workload=static_4 workload.prefill_chunk=all", r"workload\.prefill_chunk='all' must be a whole number"),
-        ("workload=static_4 workload.arrivals_per_s=-1", r"workload\.arrivals_per_s=-1 must be a number >= 0"),
-        ("workload=static_4 workload.arrivals_per_s=1 cache=belady", r"set workload\.arrivals_per_s=null"),
+        (
+            "workload=static_4 workload.together=0",
+            r"workload\.together=0 must be a whole number >= 1",
+        ),
+        (
+            "workload=static_4 workload.prefill_chunk=all",
+            r"workload\.prefill_chunk='all' must be a whole number",
+        ),
+        (
+            "workload=static_4 workload.arrivals_per_s=-1",
+            r"workload\.arrivals_per_s=-1 must be a number >= 0",
+        ),
+        (
+            "workload=static_4 workload.arrivals_per_s=1 cache=belady",
+            r"set workload\.arrivals_per_s=null",
+        ),
         (
             "workload=static_4 workload.arrivals_s=[0,0,0,0,0,0] cache=belady precision=fp16",
             r"cache=belady .*; set .* and workload\.arrivals_s=null",
         ),
-        ("workload=static_4 workload.arrivals_s=[1e12,2e12]", r"workload: workload\.arrivals_s\[0\]=1.* 4,000,000 s"),
-        ("workload=static_4 workload.arrivals_s=5", r"arrivals_s=5 must be a list of seconds, or a text file"),
-        ("workload=recorded workload.arrivals_s=[0,1]", r"arrivals_s=\[0\.0, 1\.0\] does not go with .*recorded"),
-        ("trace.exclude=[long]", r"trace\.exclude names long, but the sequences of trace .* have the flags"),
+        (
+            "workload=static_4 workload.arrivals_s=[1e12,2e12]",
+            r"workload: workload\.arrivals_s\[0\]=1.* 4,000,000 s",
+        ),
+        (
+            "workload=static_4 workload.arrivals_s=5",
+            r"arrivals_s=5 must be a list of seconds, or a text file",
+        ),
+        (
+            "workload=recorded workload.arrivals_s=[0,1]",
+            r"arrivals_s=\[0\.0, 1\.0\] does not go with .*recorded",
+        ),
+        (
+            "trace.exclude=[long]",
+            r"trace\.exclude names long, but the sequences of trace .* have the flags",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_way_out(

@@ -18,7 +18,10 @@ MODULES = sorted(
     if ">>> " in path.read_text(encoding="utf-8")
 )
 PAGES = sorted(
-    path for folder in (".", "docs") for path in (ROOT / folder).glob("*.md") if ">>> " in path.read_text("utf-8")
+    path
+    for folder in (".", "docs")
+    for path in (ROOT / folder).glob("*.md")
+    if ">>> " in path.read_text("utf-8")
 )
 
 

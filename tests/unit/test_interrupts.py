@@ -37,8 +37,15 @@ def test_every_command_ends_on_ctrl_c_with_one_line_and_130(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
     def ended(command: str) -> tuple[int, str, str]:
-        done = subprocess.run([sys.executable, "-m", command], capture_output=True, text=True, cwd=tmp_path,
-                              env={**environment, "COMMAND": command}, timeout=60, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", command],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**environment, "COMMAND": command},
+            timeout=60,
+            check=False,
+        )
         return done.returncode, done.stdout, done.stderr
 
     assert len(COMMANDS) > 30
@@ -50,15 +57,30 @@ def test_every_command_ends_on_ctrl_c_with_one_line_and_130(tmp_path: Path) -> N
 def test_another_error_is_told_as_python_tells_it(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise RuntimeError('broken')\n", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", "capture.import_trace"], capture_output=True, text=True,
-                          env=environment, cwd=tmp_path, timeout=60, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "capture.import_trace"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr.endswith("RuntimeError: broken\n")
 
 
 def test_a_program_that_imports_the_packages_keeps_its_own_way_of_telling_errors() -> None:
     told = subprocess.run(
-        [sys.executable, "-c", "import sys, sim, capture, real; print(sys.excepthook is sys.__excepthook__)"],
-        capture_output=True, text=True, cwd=ROOT, timeout=60, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys, sim, capture, real; print(sys.excepthook is sys.__excepthook__)",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
     assert told.stdout == "True\n"

@@ -1,5 +1,6 @@
-"""No printer forgets: every command that tells numbers of runs, asked about a SYNTHETIC and TRANSPLANTED run, says so,
-in what it prints and on each figure that it draws. A new command has to be put in one of the two lists here.
+"""No printer forgets: every command that tells numbers of runs, asked about a SYNTHETIC and
+TRANSPLANTED run, says so, in what it prints and on each figure that it draws. A new command has to
+be put in one of the two lists here.
 """
 
 from __future__ import annotations
@@ -43,11 +44,15 @@ NO_RUNS = {
     "real.kernels.ahead": "what kernels compile to",
     "real.suite.__main__": "runs real.suite.piece",
     "real.suite.piece": "writes the report, which is asked below as real.suite.report",
-    "real.quality_figures": "losses of a model on texts; nothing is simulated, and no trace has both",
+    "real.quality_figures": (
+        "losses of a model on texts; nothing is simulated, and no trace has both"
+    ),
     "real.quality_fit": "losses of a model on texts; nothing is simulated",
-    "sim.study.__main__": "how many cells there are; a search's answer is asked below as sim.study.search",
+    "sim.study.__main__": (
+        "how many cells there are; a search's answer is asked below as sim.study.search"
+    ),
     "sim.reproduce.__main__": "its tables and figures are asked below as sim.reproduce.report",
-}  # fmt: skip
+}
 """Commands that tell no numbers of runs, or whose printer is asked by its module."""
 
 
@@ -70,7 +75,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("traces") / "made_up"
     shutil.copytree(ROOT / "capture/assets/traces/tiny_mixtral", place)
     header = json.loads((place / "header.json").read_text(encoding="utf-8"))
-    (place / "header.json").write_text(json.dumps({**header, "source": "synthetic"}), encoding="utf-8")
+    (place / "header.json").write_text(
+        json.dumps({**header, "source": "synthetic"}), encoding="utf-8"
+    )
     return place
 
 
@@ -84,7 +91,9 @@ def study(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     place = tmp_path_factory.mktemp("study")
     base = [f"trace.path={trace}", *FEW, "outputs=all"]
-    cells = plan_cells(make_plan("x", {"base": base, "grid": {"system": ["lru", "hobbit"]}}, "x.yaml"))
+    cells = plan_cells(
+        make_plan("x", {"base": base, "grid": {"system": ["lru", "hobbit"]}}, "x.yaml")
+    )
     with Dataset(place, {}, lambda _: None) as kept:
         for cell in cells:
             kept.add(run_cell("x", cell, str(place)))
@@ -115,19 +124,36 @@ def runs_of(study: Path) -> list[str]:
 
 def spoken(module: str, *words: str) -> int:
     """A command that hydra must have to itself."""
-    done = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True, timeout=300,
-                          check=False, env=None)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=None,
+    )
     print(done.stdout, done.stderr)
     return done.returncode
 
 
 def ask_sim(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
-    return spoken("sim", "system=hobbit", f"trace.path={trace}", *ONE, f"output_dir={out}", "outputs=summary")
+    return spoken(
+        "sim", "system=hobbit", f"trace.path={trace}", *ONE, f"output_dir={out}", "outputs=summary"
+    )
 
 
 def ask_real(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
-    return spoken("real", "system=lru", "device=null", "model=tiny_gates_half_mixtral", "hardware=rtx4090_pcie4",
-                  f"trace.path={trace}", *ONE, f"output_dir={out}", "outputs=summary")  # fmt: skip
+    return spoken(
+        "real",
+        "system=lru",
+        "device=null",
+        "model=tiny_gates_half_mixtral",
+        "hardware=rtx4090_pcie4",
+        f"trace.path={trace}",
+        *ONE,
+        f"output_dir={out}",
+        "outputs=summary",
+    )
 
 
 def ask_demo(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +177,9 @@ def ask_whatif(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
     from sim import whatif
 
     patch.setattr(whatif, "ProcessPoolExecutor", Here)
-    return whatif.main(["bits", "system=lru", f"trace.path={trace}", *FEW, "values=16,4", f"output_dir={out}"])
+    return whatif.main(
+        ["bits", "system=lru", f"trace.path={trace}", *FEW, "values=16,4", f"output_dir={out}"]
+    )
 
 
 def ask_compare(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
@@ -163,7 +191,9 @@ def ask_compare(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) 
 def ask_screen(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     from sim.screen import main
 
-    return main(["system=lru", f"trace.path={trace}", *FEW, "hardware.links.pcie.peak_gb_per_s=8,16"])
+    return main(
+        ["system=lru", f"trace.path={trace}", *FEW, "hardware.links.pcie.peak_gb_per_s=8,16"]
+    )
 
 
 def ask_versus(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
@@ -182,7 +212,11 @@ def ask_report(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
     from sim.report import main
 
     status = main([*runs_of(study), f"output_dir={out}"])
-    print(re.sub(r"<svg.*?</svg>", "", (out / "report.html").read_text(encoding="utf-8"), flags=re.DOTALL))
+    print(
+        re.sub(
+            r"<svg.*?</svg>", "", (out / "report.html").read_text(encoding="utf-8"), flags=re.DOTALL
+        )
+    )
     return status
 
 
@@ -219,12 +253,16 @@ def ask_search(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
             return [run_cell(name, cell, str(place)) for cell in cells]
 
     asked = {"parameters": {"cache": ["lru", "fifo"]}, "trials": 1, "sampler": "random"}
-    plan = make_plan("x", {"base": ["system=lru", f"trace.path={trace}", *ONE], "search": asked}, "x.yaml")
+    plan = make_plan(
+        "x", {"base": ["system=lru", f"trace.path={trace}", *ONE], "search": asked}, "x.yaml"
+    )
     print(told("x", run_search(plan, Launcher(), out, lambda _: None)))
 
 
 def ask_reproduce(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> None:
-    """Two experiments of a paper, one of runs and one of a trace alone, on gates that nobody recorded."""
+    """Two experiments of a paper, one of runs and one of a trace alone, on gates that nobody
+    recorded.
+    """
     from dataclasses import replace
 
     from rich.console import Console
@@ -238,12 +276,24 @@ def ask_reproduce(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch
     paper = load_paper("hobbit")
     claim = next(c for c in paper.claims if c.experiment and c.rule == "speedup" and c.scored)
     arms = {
-        name: [f"system={name}", "model=tiny_gates_half_mixtral", "trace=made_up", *ONE] for name in ("hobbit", "lru")
+        name: [f"system={name}", "model=tiny_gates_half_mixtral", "trace=made_up", *ONE]
+        for name in ("hobbit", "lru")
     }
-    given = {"arms": arms, "measure": ("decode_speedup", ("hobbit", "lru")), "common": [], "over": [[]], "grid": {}}
+    given = {
+        "arms": arms,
+        "measure": ("decode_speedup", ("hobbit", "lru")),
+        "common": [],
+        "over": [[]],
+        "grid": {},
+    }
     experiment: Experiment = replace(paper.experiments[claim.experiment], **given)  # type: ignore[index, arg-type]
-    paper = replace(paper, traces={"made_up": {"path": str(trace)}}, experiments={claim.experiment: experiment},
-                    calibrated={}, words={})  # fmt: skip
+    paper = replace(
+        paper,
+        traces={"made_up": {"path": str(trace)}},
+        experiments={claim.experiment: experiment},
+        calibrated={},
+        words={},
+    )
     verdicts = [verdict_of(paper, claim, outcomes_of(paper, Runner(out / "kept", 1)))]
     report.write(out, paper, verdicts)
     report.show(Console(width=200), paper, verdicts, [])
@@ -254,8 +304,19 @@ def ask_reproduce(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch
 def ask_validate(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     from real.validate import main
 
-    return main(["systems=lru,hobbit", "budgets=0.5", "repeats=1", "device=null", "model=tiny_gates_half_mixtral",
-                 "hardware=rtx4090_pcie4", f"trace.path={trace}", *ONE, f"output_dir={out}"])  # fmt: skip
+    return main(
+        [
+            "systems=lru,hobbit",
+            "budgets=0.5",
+            "repeats=1",
+            "device=null",
+            "model=tiny_gates_half_mixtral",
+            "hardware=rtx4090_pcie4",
+            f"trace.path={trace}",
+            *ONE,
+            f"output_dir={out}",
+        ]
+    )
 
 
 def ask_suite(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> None:
@@ -268,11 +329,17 @@ def ask_suite(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) ->
     result = {**{name: summary[name] for name in TOLD}, "link": {"bytes_per_s": 1e9}}
     context = Context("host", "tiny", out)
     out.mkdir()
-    context.save("replay", {"rows": [{"cell": "hobbit 0.5", "status": "done", "result": result}], "left_out": []})
+    context.save(
+        "replay",
+        {"rows": [{"cell": "hobbit 0.5", "status": "done", "result": result}], "left_out": []},
+    )
     print("\n".join(lines_of(context, {})))
     # What a machine showed once, and cannot show again, is read as it was kept.
     del result["labels"]
-    context.save("replay", {"rows": [{"cell": "hobbit 0.5", "status": "done", "result": result}], "left_out": []})
+    context.save(
+        "replay",
+        {"rows": [{"cell": "hobbit 0.5", "status": "done", "result": result}], "left_out": []},
+    )
     assert "their files have no labels" in "\n".join(lines_of(context, {}))
 
 
@@ -283,14 +350,24 @@ def ask_quality(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) 
     pytest.importorskip("transformers")
     from real.quality import main
 
-    return main(["system=hobbit", "loop=open", f"trace.path={trace}", *QUALITY, f"output_dir={out}"])
+    return main(
+        ["system=hobbit", "loop=open", f"trace.path={trace}", *QUALITY, f"output_dir={out}"]
+    )
 
 
 def ask_closed_loop(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     pytest.importorskip("transformers")
     from real.closed_loop import main
 
-    return main(["systems=hobbit", "mode=teacher-forced", f"trace.path={trace}", *QUALITY, f"output_dir={out}"])
+    return main(
+        [
+            "systems=hobbit",
+            "mode=teacher-forced",
+            f"trace.path={trace}",
+            *QUALITY,
+            f"output_dir={out}",
+        ]
+    )
 
 
 def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
@@ -302,28 +379,60 @@ def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyP
 
 
 PRINTERS: dict[str, Asking] = {
-    "sim.__main__": ask_sim, "sim.demo": ask_demo, "sim.whatif": ask_whatif, "sim.compare": ask_compare,
-    "sim.screen": ask_screen, "sim.versus": ask_versus, "sim.pareto": ask_pareto, "sim.report": ask_report,
-    "sim.explain": ask_explain, "sim.fit": ask_fit, "sim.study.search": ask_search,
-    "sim.reproduce.report": ask_reproduce, "real.__main__": ask_real, "real.validate": ask_validate,
-    "real.suite.report": ask_suite, "real.quality": ask_quality, "real.closed_loop": ask_closed_loop,
+    "sim.__main__": ask_sim,
+    "sim.demo": ask_demo,
+    "sim.whatif": ask_whatif,
+    "sim.compare": ask_compare,
+    "sim.screen": ask_screen,
+    "sim.versus": ask_versus,
+    "sim.pareto": ask_pareto,
+    "sim.report": ask_report,
+    "sim.explain": ask_explain,
+    "sim.fit": ask_fit,
+    "sim.study.search": ask_search,
+    "sim.reproduce.report": ask_reproduce,
+    "real.__main__": ask_real,
+    "real.validate": ask_validate,
+    "real.suite.report": ask_suite,
+    "real.quality": ask_quality,
+    "real.closed_loop": ask_closed_loop,
     "real.quality_front": ask_quality_front,
-}  # fmt: skip
-DRAW = {"sim.demo", "sim.whatif", "sim.pareto", "sim.report", "sim.reproduce.report", "real.validate",
-        "real.closed_loop", "real.quality_front"}  # fmt: skip
+}
+DRAW = {
+    "sim.demo",
+    "sim.whatif",
+    "sim.pareto",
+    "sim.report",
+    "sim.reproduce.report",
+    "real.validate",
+    "real.closed_loop",
+    "real.quality_front",
+}
 
 
-LONG = {"sim.study.search", "real.validate", "real.quality", "real.closed_loop", "real.quality_front"}
+LONG = {
+    "sim.study.search",
+    "real.validate",
+    "real.quality",
+    "real.closed_loop",
+    "real.quality_front",
+}
 """Many seconds each; the tests of these commands ask for one label in passing."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in PRINTERS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in PRINTERS],
 )
 def test_a_printer_says_what_a_reader_must_know(
-    name: str, trace: Path, study: Path, saved: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    trace: Path,
+    study: Path,
+    saved: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("COLUMNS", "160")
     status = PRINTERS[name](trace, study, tmp_path / "out", monkeypatch)
@@ -354,20 +463,27 @@ def drawers() -> Iterator[str]:
 
 def test_every_command_is_asked_or_tells_no_numbers_of_runs() -> None:
     known = {*PRINTERS, *NO_RUNS}
-    assert set(commands()) <= known, f"say of {set(commands()) - known} whether it tells numbers of runs"
+    assert set(commands()) <= known, (
+        f"say of {set(commands()) - known} whether it tells numbers of runs"
+    )
     assert set(NO_RUNS) <= set(commands()), "what is no command needs no place here"
 
 
 def test_every_module_that_draws_puts_labels_on_its_figures() -> None:
     """Those of a model's own losses have no runs."""
-    bare = {name for name in drawers()
-            if "write_on(" not in (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")}  # fmt: skip
+    bare = {
+        name
+        for name in drawers()
+        if "write_on(" not in (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
+    }
     assert bare == {"real.lossy.drawing"}
 
 
 def test_timelines_carry_the_labels_of_their_run(study: Path) -> None:
     for run in runs_of(study):
-        told = json.loads((Path(run) / "timeline.json").read_text(encoding="utf-8"))["otherData"]["labels"]
+        told = json.loads((Path(run) / "timeline.json").read_text(encoding="utf-8"))["otherData"][
+            "labels"
+        ]
         assert [told["synthetic"], told["transplanted"]] == list(LABELS)
 
 
@@ -382,13 +498,23 @@ OF_PAPERS = ("kernels = papers",)
 """Cells of notebooks that draw numbers that papers print."""
 
 
-@pytest.mark.parametrize("place", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda place: place.stem)
-def test_a_notebook_that_draws_runs_puts_their_labels_on_the_figure_and_prints_them(place: Path) -> None:
-    cells = ["".join(cell["source"]) for cell in json.loads(place.read_text(encoding="utf-8"))["cells"]
-             if cell["cell_type"] == "code"]  # fmt: skip
+@pytest.mark.parametrize(
+    "place", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda place: place.stem
+)
+def test_a_notebook_that_draws_runs_puts_their_labels_on_the_figure_and_prints_them(
+    place: Path,
+) -> None:
+    cells = [
+        "".join(cell["source"])
+        for cell in json.loads(place.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
     for source in cells:
         if "plt.subplots(" in source and not source.startswith(OF_PAPERS):
-            called = {node.func.id for node in ast.walk(ast.parse(source))
-                      if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+            called = {
+                node.func.id
+                for node in ast.walk(ast.parse(source))
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            }
             assert "write_on" in called, f"{place.stem} draws without labels:\n{source}"
     assert any("told(" in source for source in cells), f"{place.stem} prints no labels"

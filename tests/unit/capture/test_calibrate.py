@@ -1,4 +1,6 @@
-"""Calibration finds knobs that made a trace, its stored fits hold on other seeds, and it says what it cannot reach."""
+"""Calibration finds knobs that made a trace, its stored fits hold on other seeds, and it says
+what it cannot reach.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ OTHER_SEEDS = (301, 302)
 FITS = [(name, reading) for name in preset_names() for reading in load_preset(name).readings]
 
 
-def target(statistic: str, value: float, knob: str, within: tuple[float, float], uncertainty: float = 0.01) -> Target:
+def target(
+    statistic: str, value: float, knob: str, within: tuple[float, float], uncertainty: float = 0.01
+) -> Target:
     return Target(statistic, value, uncertainty, "a test", knob, within)
 
 
 def test_it_finds_knobs_that_made_the_statistics():
     made = replace(Walk(), spread=2.2, memory_middle=0.45, carry_deep=0.95)
-    ranges = {"score_high": ("spread", (0.5, 5.0)), "overlap": ("memory_middle", (0.0, 1.0)),
-              "used_1": ("carry_deep", (0.8, 0.999))}  # fmt: skip
+    ranges = {
+        "score_high": ("spread", (0.5, 5.0)),
+        "overlap": ("memory_middle", (0.0, 1.0)),
+        "used_1": ("carry_deep", (0.8, 0.999)),
+    }
     samples = [STACK.sample(made, seed) for seed in FIT_SEEDS]
     targets = [
         target(name, float(np.mean([STATISTICS[name](sample) for sample in samples])), knob, within)
@@ -62,7 +69,10 @@ def test_what_is_measured_is_mean_and_deviation_over_seeds():
 
 
 def test_calibration_is_deterministic():
-    targets = [target("gini", 0.3, "popularity", (0.0, 1.0)), target("cosine", 0.95, "constant", (0.01, 5.0))]
+    targets = [
+        target("gini", 0.3, "popularity", (0.0, 1.0)),
+        target("cosine", 0.95, "constant", (0.01, 5.0)),
+    ]
     assert calibrate(STACK, Walk(), targets) == calibrate(STACK, Walk(), targets)
 
 
@@ -76,7 +86,9 @@ def test_a_stored_fit_shows_its_table_again_on_other_seeds(name, reading):
     for row, fresh in zip(fit.rows, again, strict=True):
         # Two seeds against four, 250 comparisons, deviations that are themselves estimates.
         noise = 5 * max(row.deviation, fresh.deviation)
-        assert abs(fresh.achieved - row.achieved) <= max(row.target.uncertainty, noise), row.target.statistic
+        assert abs(fresh.achieved - row.achieved) <= max(row.target.uncertainty, noise), (
+            row.target.statistic
+        )
         if row.is_reached:
             assert abs(fresh.residual) <= row.target.uncertainty + noise, row.target.statistic
 
@@ -91,13 +103,18 @@ def test_the_command_names_what_it_does_not_know(capsys):
     for given, told in (
         ([], "missing like=..."),
         (["like=gpt5"], "unknown like=gpt5; known: deepseek_v2_lite"),
-        (["like=mixtral_8x7b", "reading=upside_down"], "unknown reading=upside_down of mixtral_8x7b; known: used ("),
+        (
+            ["like=mixtral_8x7b", "reading=upside_down"],
+            "unknown reading=upside_down of mixtral_8x7b; known: used (",
+        ),
         (["like=a", "like=b"], "like is given twice"),
         (["speed=1"], "known keys: like, reading"),
     ):
         assert main(given) == 2
         assert told in capsys.readouterr().err
     assert [(preset.name, reading) for preset, reading in parse(["like=mixtral_8x7b"])] == [
-        ("mixtral_8x7b", "used"), ("mixtral_8x7b", "equality"), ("mixtral_8x7b", "first_choice"),
-    ]  # fmt: skip
+        ("mixtral_8x7b", "used"),
+        ("mixtral_8x7b", "equality"),
+        ("mixtral_8x7b", "first_choice"),
+    ]
     assert {preset.name for preset, _ in parse(["like=all"])} == set(preset_names())

@@ -1,4 +1,6 @@
-"""``python -m capture`` end to end on a small random model, and the refusals of its arguments and inputs."""
+"""``python -m capture`` end to end on a small random model, and the refusals of its arguments
+and inputs.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,14 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(model_directory: Path) -> list[str]:
     prompts = write_prompts(model_directory / "prompts.jsonl")
     return [
-        f"model={model_directory}", f"prompts={prompts}", "sequences=4", "prompt_tokens=6-9", "decode_tokens=8",
-        "hidden_sequences=1", "sparsities=0.5,0.9",
-    ]  # fmt: skip
+        f"model={model_directory}",
+        f"prompts={prompts}",
+        "sequences=4",
+        "prompt_tokens=6-9",
+        "decode_tokens=8",
+        "hidden_sequences=1",
+        "sparsities=0.5,0.9",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -55,22 +62,36 @@ def test_the_trace_holds_what_was_asked_for(trace: Trace) -> None:
     header = trace.header
     assert (header.model.sites, header.model.experts, header.model.top_k) == (4, 6, 2)
     assert (header.model.hidden, header.model.expert_intermediate) == (32, 40)
-    assert [(item.split, item.decode_tokens) for item in header.sequences] == [("fit", 8)] * 2 + [("eval", 8)] * 2
+    assert [(item.split, item.decode_tokens) for item in header.sequences] == [("fit", 8)] * 2 + [
+        ("eval", 8)
+    ] * 2
     assert all(6 <= item.prompt_tokens <= 9 for item in header.sequences)
     assert all(site.rule_match == 1.0 for site in header.sites)
-    assert (header.source, header.experts_implementation, header.dtype) == ("captured", "eager", "float32")
+    assert (header.source, header.experts_implementation, header.dtype) == (
+        "captured",
+        "eager",
+        "float32",
+    )
     assert header.columns == ("logits", "lookahead", "expert_norms", "active_shares")
     assert "output_dir" not in str(header.provenance["command"])
     assert set(header.files) == {
-        "README.md", "routes.parquet", "routers.safetensors", "thresholds.safetensors",
-        "hidden/sequence_000.safetensors", "hidden/sequence_002.safetensors",
-        "prefill_forecasts_raw.parquet", "prefill_forecasts_renormed.parquet",
-    }  # fmt: skip
+        "README.md",
+        "routes.parquet",
+        "routers.safetensors",
+        "thresholds.safetensors",
+        "hidden/sequence_000.safetensors",
+        "hidden/sequence_002.safetensors",
+        "prefill_forecasts_raw.parquet",
+        "prefill_forecasts_renormed.parquet",
+    }
 
 
 def test_decode_feeds_the_document(trace: Trace, arguments: list[str]) -> None:
     prompts = Path(arguments[1].partition("=")[2]).read_text().splitlines()
-    texts = {split: [json.loads(line)["text"] for line in prompts if f'"{split}"' in line] for split in ("fit", "eval")}
+    texts = {
+        split: [json.loads(line)["text"] for line in prompts if f'"{split}"' in line]
+        for split in ("fit", "eval")
+    }
     for number, text in enumerate(texts["fit"] + texts["eval"]):
         tokens = trace.token[trace.sequence == number].tolist()
         assert tokens == [int(word[1:]) for word in text.split()][: len(tokens)]
@@ -113,7 +134,9 @@ def test_thresholds_are_fitted_on_the_fit_sequences_alone(captured: Path, trace:
     model = build("mixtral")
     seen: list[torch.Tensor] = []
     layer = model.model.layers[1].mlp
-    handle = layer.gate.register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach().clone()))
+    handle = layer.gate.register_forward_pre_hook(
+        lambda _m, args: seen.append(args[0].detach().clone())
+    )
     chosen = []
     for item in trace.header.sequences:
         own = trace.sequence == item.sequence
@@ -122,7 +145,10 @@ def test_thresholds_are_fitted_on_the_fit_sequences_alone(captured: Path, trace:
                 model(torch.from_numpy(trace.token[own].astype(np.int64))[None])
             chosen.append(trace.ids[own, 1])
     handle.remove()
-    inputs, ids = torch.cat([values.reshape(-1, values.shape[-1]) for values in seen]), np.concatenate(chosen)
+    inputs, ids = (
+        torch.cat([values.reshape(-1, values.shape[-1]) for values in seen]),
+        np.concatenate(chosen),
+    )
     stored = safetensors.numpy.load_file(captured / "thresholds.safetensors")["thresholds"][1]
     for expert in range(6):
         rows = (ids == expert).any(-1)
@@ -143,7 +169,9 @@ def test_the_rules_route_the_stored_ids(trace: Trace) -> None:
         assert same.mean() > 0.9
 
 
-def test_the_same_capture_twice_is_the_same_trace(captured: Path, arguments: list[str], tmp_path: Path) -> None:
+def test_the_same_capture_twice_is_the_same_trace(
+    captured: Path, arguments: list[str], tmp_path: Path
+) -> None:
     assert main([*arguments, f"output_dir={tmp_path / 'again'}", "threads=1"]) == 0
     first, again = read_trace(captured).header, read_trace(tmp_path / "again").header
     assert first.files == again.files
@@ -154,7 +182,13 @@ def test_weights_are_exact_unless_a_step_is_asked_for(
 ) -> None:
     assert "weights" not in trace.header.steps
     assert "need order" not in describe(trace.header, len(trace.step), ())
-    rest = ["hidden_sequences=0", "sparsities=", "lookahead=0", "weights_step=1/8", f"output_dir={tmp_path / 'round'}"]
+    rest = [
+        "hidden_sequences=0",
+        "sparsities=",
+        "lookahead=0",
+        "weights_step=1/8",
+        f"output_dir={tmp_path / 'round'}",
+    ]
     kept = [argument for argument in arguments if not argument.startswith(("hidden", "spars"))]
     assert main([*kept, *rest]) == 0
     rounded = read_trace(tmp_path / "round")
@@ -168,7 +202,10 @@ def test_weights_are_exact_unless_a_step_is_asked_for(
     ]
     assert sum(swapped) > 0
     assert rounded.header.provenance["rounding_reorders_weights"] == sum(swapped)
-    assert f"of {sum(swapped)} of {len(swapped)} rows" in (tmp_path / "round" / "README.md").read_text()
+    assert (
+        f"of {sum(swapped)} of {len(swapped)} rows"
+        in (tmp_path / "round" / "README.md").read_text()
+    )
     assert f"{sum(swapped)} of {len(swapped)}" in capsys.readouterr().out
 
 
@@ -213,7 +250,11 @@ def test_wrong_arguments_are_refused_by_key(extra: list[str], message: str) -> N
 
 
 def test_steps_are_fractions_and_weights_are_exact_by_default() -> None:
-    assert parse_settings(REQUIRED).weights_step == parse_settings([*REQUIRED, "weights_step=0"]).weights_step == 0
+    assert (
+        parse_settings(REQUIRED).weights_step
+        == parse_settings([*REQUIRED, "weights_step=0"]).weights_step
+        == 0
+    )
     assert parse_settings([*REQUIRED, "weights_step=1/4096"]).weights_step == 1 / 4096
 
 
@@ -253,10 +294,18 @@ def test_wrong_inputs_exit_with_2_and_write_nothing(
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "prompts.jsonl:1: not JSON"), ("[]", "must be an object"), ('{"domain": "a"}', "must be an object")],
+    [
+        ("{", "prompts.jsonl:1: not JSON"),
+        ("[]", "must be an object"),
+        ('{"domain": "a"}', "must be an object"),
+    ],
 )
 def test_wrong_prompt_lines_are_refused_by_number(
-    arguments: list[str], line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    line: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)

@@ -1,4 +1,6 @@
-"""``python -m capture prefill=counts``: what is kept of prompts, and what reads, lints and counts such a trace."""
+"""``python -m capture prefill=counts``: what is kept of prompts, and what reads, lints and
+counts such a trace.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,26 @@ Pair = tuple[Trace, Trace]
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a capture with the prompts' rows (``rows``) and one with counts of them (``counts``)."""
+    """Holds a capture with the prompts' rows (``rows``) and one with counts of them
+    (``counts``).
+    """
     place = tmp_path_factory.mktemp("counts")
     model = save_checkpoint(build("mixtral"), place / "model")
     prompts = write_prompts(place / "prompts.jsonl")
-    words = ["prompt_tokens=12-20", "decode_tokens=4", "sequences=4", "threads=1", "prefill_chunk=7"]
+    words = [
+        "prompt_tokens=12-20",
+        "decode_tokens=4",
+        "sequences=4",
+        "threads=1",
+        "prefill_chunk=7",
+    ]
     for prefill in ("rows", "counts"):
-        told = [f"model={model}", f"prompts={prompts}", f"output_dir={place / prefill}", f"prefill={prefill}"]
+        told = [
+            f"model={model}",
+            f"prompts={prompts}",
+            f"output_dir={place / prefill}",
+            f"prefill={prefill}",
+        ]
         assert main([*told, *words]) == 0
     return place
 
@@ -53,14 +68,18 @@ def test_tokens_per_expert_step_and_site_are_those_of_the_rows(both: Pair) -> No
         np.testing.assert_array_equal(own, counts.step == step)
         for site in range(rows.header.model.sites):
             tokens = [np.bincount(trace.ids[own, site].ravel(), minlength=6) for trace in both]
-            weight = [np.bincount(t.ids[own, site].ravel(), t.weights[own, site].ravel(), 6) for t in both]
+            weight = [
+                np.bincount(t.ids[own, site].ravel(), t.weights[own, site].ravel(), 6) for t in both
+            ]
             np.testing.assert_array_equal(*tokens)
             np.testing.assert_allclose(*weight, atol=1e-5)
     # Dealt anew: the rows themselves are not those of the model.
     assert (rows.ids != counts.ids).any()
 
 
-def test_decoded_rows_and_what_was_measured_inside_experts_are_the_same(both: Pair, directory: Path) -> None:
+def test_decoded_rows_and_what_was_measured_inside_experts_are_the_same(
+    both: Pair, directory: Path
+) -> None:
     rows, counts = both
     decode = rows.phase == DECODE
     for name in ("ids", "weights", "logits", "token", "active_shares", "expert_norms"):
@@ -94,14 +113,20 @@ def test_padding_is_not_counted() -> None:
         parse_settings([*required[:3], "prefill=none"])
 
 
-def test_networks_learn_from_the_rows_that_their_scores_belong_to(both: Pair, directory: Path) -> None:
+def test_networks_learn_from_the_rows_that_their_scores_belong_to(
+    both: Pair, directory: Path
+) -> None:
     sizes = []
     for trace in both:
         predictor = LearnedPerSite(inputs="scores", score_sites=1)
-        request: Any = SimpleNamespace(trace=trace, sequences=(0, 2), choice=SimpleNamespace(path=str(directory)))
+        request: Any = SimpleNamespace(
+            trace=trace, sequences=(0, 2), choice=SimpleNamespace(path=str(directory))
+        )
         sequences, given = read_inputs(request, predictor)
         assert given is not None
         assert len(given) == len(sample_of(trace, sequences).ids)
         sizes.append(len(given))
-    prompts = sum(item.prompt_tokens for item in both[0].header.sequences if item.sequence in (0, 2))
+    prompts = sum(
+        item.prompt_tokens for item in both[0].header.sequences if item.sequence in (0, 2)
+    )
     assert sizes[0] - sizes[1] == prompts

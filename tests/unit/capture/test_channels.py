@@ -1,4 +1,5 @@
-"""Which channels one layer's gate input names in the next layer's experts: by hand, and on the bundled model.
+"""Which channels one layer's gate input names in the next layer's experts: by hand, and on the
+bundled model.
 
 Oracle: the masks and shares that the capture itself measured.
 """
@@ -21,12 +22,14 @@ TRACE = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 
 
 def test_counts_of_one_expert_by_hand() -> None:
-    """Two rows, four channels, thresholds 1 and 2. The second row chose the expert and made channels 0 and 1 active at
-    the first threshold, 1 at the second; named are 1, 2, 3 and 1, 3.
+    """Two rows, four channels, thresholds 1 and 2. The second row chose the expert and made
+    channels 0 and 1 active at the first threshold, 1 at the second; named are 1, 2, 3 and 1, 3.
     """
     values = np.array([[0.5, 1.0, 2.0, 0.0], [0.9, 2.0, 1.5, 3.0]], np.float32)
     masks = np.array([[[1, 1, 0, 0], [0, 1, 0, 0]]], np.bool_)
-    named, found, active = named_and_found(values, np.array([1, 2], np.float32), np.array([1]), masks)
+    named, found, active = named_and_found(
+        values, np.array([1, 2], np.float32), np.array([1]), masks
+    )
     assert named.tolist() == [[2, 1], [3, 2]], "a value at its threshold is active"
     assert found.tolist() == [[0, 0], [1, 1]]
     assert active.tolist() == [[0, 0], [2, 1]]
@@ -46,13 +49,22 @@ def test_what_comes_with_the_project_is_what_the_command_makes(tmp_path: Path) -
 def test_active_channels_are_those_that_the_trace_recorded() -> None:
     artefact, trace = read_artefact(SHIPPED), read_trace(TRACE, ("active_shares",))
     assert trace.active_shares is not None
-    row_at = {(s, p): n for n, (s, p) in enumerate(zip(trace.sequence.tolist(), trace.position.tolist(), strict=True))}
+    row_at = {
+        (s, p): n
+        for n, (s, p) in enumerate(
+            zip(trace.sequence.tolist(), trace.position.tolist(), strict=True)
+        )
+    }
     sequence, position = artefact.arrays["sequence"].tolist(), artefact.arrays["position"].tolist()
     rows = [row_at[at] for at in zip(sequence, position, strict=True)]
-    active = np.take_along_axis(artefact.arrays["active"], trace.ids[rows].astype(np.int64)[..., None], 2)
+    active = np.take_along_axis(
+        artefact.arrays["active"], trace.ids[rows].astype(np.int64)[..., None], 2
+    )
     recorded = trace.active_shares[rows] * int(artefact.arrays["width"][0])
     assert np.allclose(active[:, 1:], recorded[:, 1:], atol=1e-3)
-    assert (artefact.arrays["found"] <= np.minimum(artefact.arrays["named"], artefact.arrays["active"])).all()
+    assert (
+        artefact.arrays["found"] <= np.minimum(artefact.arrays["named"], artefact.arrays["active"])
+    ).all()
     assert artefact.results["recall_0.9"] == pytest.approx(
         artefact.arrays["found"][..., 2].sum() / artefact.arrays["active"][..., 2].sum(), abs=1e-6
     )

@@ -1,4 +1,6 @@
-"""The check of the synthesiser: it cuts traces as it says, judges by its thresholds, and finds itself like itself."""
+"""The check of the synthesiser: it cuts traces as it says, judges by its thresholds, and finds
+itself like itself.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,28 @@ def test_a_case_has_gates_by_split_and_falling_weight(trace, tmp_path):
     assert case.eval.ahead is not None
     first = np.flatnonzero((trace.sequence == 0) & (trace.phase == DECODE))[:48]
     assert np.array_equal(case.eval.ahead(2)[0], trace.lookahead["raw"][first][:, :2, 1])
-    assert {target.knob for target in targets_of(case)} >= {"spread", "memory_middle", "carry_deep", "topic"}
+    assert {target.knob for target in targets_of(case)} >= {
+        "spread",
+        "memory_middle",
+        "carry_deep",
+        "topic",
+    }
     with pytest.raises(ValueError, match="0 fit sequences have 60 tokens, need 2; lower tokens="):
         load_case(tmp_path / "trace", 2, 60)
 
 
 def test_a_trace_of_choices_alone_has_the_rule_of_shares_that_sum_to_one(trace, tmp_path):
     header = trace.header
-    bare = replace(header, sites=tuple(replace(site, rule=None) for site in header.sites), lookahead=None)
+    bare = replace(
+        header, sites=tuple(replace(site, rule=None) for site in header.sites), lookahead=None
+    )
     write_trace(tmp_path / "shares", replace(trace, header=bare, lookahead={}))
     case = load_case(tmp_path / "shares", 2, 48)
     assert not case.has_lookahead
     assert case.rule.route(np.array([1.0, 3.0, 2.0]), 2)[1].sum() == pytest.approx(1)
-    write_trace(tmp_path / "halves", replace(trace, header=bare, lookahead={}, weights=trace.weights / 2))
+    write_trace(
+        tmp_path / "halves", replace(trace, header=bare, lookahead={}, weights=trace.weights / 2)
+    )
     with pytest.raises(ValueError, match="states no routing rule and its weights do not sum to 1"):
         _ = load_case(tmp_path / "halves", 2, 48).rule
 

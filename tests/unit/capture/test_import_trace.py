@@ -16,8 +16,19 @@ from capture.importers.parts import LACKS
 from capture.importers.source import ImportFailure
 from helpers.import_fixtures import FACTS, imported
 
-NAMES = ("bigmoe", "gpt_oss_fingerprint", "npz", "colibri", "vllm", "sglang", "ktransformers", "moe_cache_eval",
-         "flame", "csv", "jsonl")  # fmt: skip
+NAMES = (
+    "bigmoe",
+    "gpt_oss_fingerprint",
+    "npz",
+    "colibri",
+    "vllm",
+    "sglang",
+    "ktransformers",
+    "moe_cache_eval",
+    "flame",
+    "csv",
+    "jsonl",
+)
 CSV = "sequence,position,phase,site,experts\n0,0,prefill,0,3 1\n0,1,decode,0,2 5\n"
 
 
@@ -28,7 +39,10 @@ def test_every_format_has_its_line_in_the_commands_text() -> None:
 
 
 def test_importing_needs_no_torch() -> None:
-    code = "import sys, capture.import_trace; sys.exit('torch' in sys.modules or 'safetensors' in sys.modules)"
+    code = (
+        "import sys, capture.import_trace; sys.exit('torch' in sys.modules or 'safetensors' in"
+        " sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -40,11 +54,26 @@ def test_importing_needs_no_torch() -> None:
         (["format=npz", "format=npz"], "format is given twice"),
         (["format=npz", "path="], "path is empty"),
         (["format=npz"], "missing path=... and output_dir=..."),
-        (["format=xml", "path=p", "output_dir=o"], "unknown format=xml; known formats: " + ", ".join(FORMATS)),
-        (["format=npz", "path=p", "output_dir=o", "masks=m"], "masks=m is no key of format=npz; leave it out"),
-        (["format=npz", "path=p", "output_dir=o", "experts=0"], "experts=0 must be a whole number of 1 or more"),
-        (["format=npz", "path=p", "output_dir=o", "hidden=1e3"], "hidden=1e3 must be a whole number"),
-        (["format=npz", "path=p", "output_dir=o", "hidden=" + "9" * 5000], "must be a whole number"),
+        (
+            ["format=xml", "path=p", "output_dir=o"],
+            "unknown format=xml; known formats: " + ", ".join(FORMATS),
+        ),
+        (
+            ["format=npz", "path=p", "output_dir=o", "masks=m"],
+            "masks=m is no key of format=npz; leave it out",
+        ),
+        (
+            ["format=npz", "path=p", "output_dir=o", "experts=0"],
+            "experts=0 must be a whole number of 1 or more",
+        ),
+        (
+            ["format=npz", "path=p", "output_dir=o", "hidden=1e3"],
+            "hidden=1e3 must be a whole number",
+        ),
+        (
+            ["format=npz", "path=p", "output_dir=o", "hidden=" + "9" * 5000],
+            "must be a whole number",
+        ),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(given: list[str], told: str) -> None:
@@ -66,8 +95,12 @@ def test_an_import_that_is_interrupted_leaves_nothing_that_the_next_would_trip_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     (tmp_path / "r.csv").write_text(CSV, encoding="utf-8")
-    words = ["format=csv", f"path={tmp_path / 'r.csv'}", f"output_dir={tmp_path / 'trace'}",
-             *(f"{key}={text}" for key, text in FACTS.items())]  # fmt: skip
+    words = [
+        "format=csv",
+        f"path={tmp_path / 'r.csv'}",
+        f"output_dir={tmp_path / 'trace'}",
+        *(f"{key}={text}" for key, text in FACTS.items()),
+    ]
 
     def press(*_: object) -> None:
         raise KeyboardInterrupt
@@ -84,7 +117,12 @@ def test_an_import_that_is_interrupted_leaves_nothing_that_the_next_would_trip_o
 def test_a_path_that_is_not_there_is_refused_with_one_line_and_nothing_is_left(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"format": name, "path": str(tmp_path / "absent"), "output_dir": str(tmp_path / "trace"), **FACTS}
+    given = {
+        "format": name,
+        "path": str(tmp_path / "absent"),
+        "output_dir": str(tmp_path / "trace"),
+        **FACTS,
+    }
     given = {key: text for key, text in given.items() if key in REQUIRED + FORMATS[name].keys}
     given |= {"sequence_length": "8"} if name == "flame" else {}
     assert main([f"{key}={text}" for key, text in given.items()]) == 2
@@ -113,6 +151,11 @@ def test_an_output_directory_in_use_is_refused_before_anything_is_read(
 ) -> None:
     (tmp_path / "trace").mkdir()
     (tmp_path / "trace" / "mine").touch()
-    given = {"format": "csv", "path": str(tmp_path / "absent"), "output_dir": str(tmp_path / "trace"), **FACTS}
+    given = {
+        "format": "csv",
+        "path": str(tmp_path / "absent"),
+        "output_dir": str(tmp_path / "trace"),
+        **FACTS,
+    }
     assert main([f"{key}={text}" for key, text in given.items()]) == 2
     assert "is not empty" in capsys.readouterr().err

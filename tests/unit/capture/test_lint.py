@@ -21,7 +21,10 @@ from sim.values.places import ROOT
 
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 SHARED = ROOT / ".." / "shared" / "traces"
-NPZ, PHONE = SHARED / "gpt_oss_20b" / "gptoss20b_decode_routing.npz", SHARED / "phone_qwen3_30b" / "qwen.route.csv"
+NPZ, PHONE = (
+    SHARED / "gpt_oss_20b" / "gptoss20b_decode_routing.npz",
+    SHARED / "phone_qwen3_30b" / "qwen.route.csv",
+)
 TOKENS, SEQUENCES, PROMPT = 64, 10, 4
 LENGTH = TOKENS + PROMPT
 SHAPE = ModelShape("planted", "none", 3, 70, 4, 8, 8)
@@ -30,7 +33,9 @@ SHAPE = ModelShape("planted", "none", 3, 70, 4, 8, 8)
 @pytest.fixture
 def clean() -> Trace:
     """Ten sequences of 4 prompt and 64 decoded tokens; token ids unknown."""
-    return synthesize(SHAPE, tokens=TOKENS, sequences=SEQUENCES, prompt_tokens=PROMPT, persistence=0.2, skew=0.3)
+    return synthesize(
+        SHAPE, tokens=TOKENS, sequences=SEQUENCES, prompt_tokens=PROMPT, persistence=0.2, skew=0.3
+    )
 
 
 def with_tokens(trace: Trace, seed: int = 0) -> Trace:
@@ -79,7 +84,9 @@ def test_a_loop_is_found_in_tokens_with_its_period_and_share(clean: Trace, perio
 
 @pytest.mark.parametrize("period", [1, 3, 7, 11])
 def test_a_loop_is_found_in_routing_where_tokens_are_unknown(clean: Trace, period: int) -> None:
-    """The second half of a sequence repeats, one selection in twelve (1 of 4 at 1 of 3 sites) unlike."""
+    """The second half of a sequence repeats, one selection in twelve (1 of 4 at 1 of 3 sites)
+    unlike.
+    """
 
     def loop(ids: np.ndarray) -> None:
         mine = ids[rows_of(5)]
@@ -94,7 +101,9 @@ def test_a_loop_is_found_in_routing_where_tokens_are_unknown(clean: Trace, perio
 
 
 def test_a_row_repeats_by_its_own_number_of_choices(clean: Trace) -> None:
-    """Every second row has one choice a site, which the row before has, too: 32 of 64 rows repeat, those."""
+    """Every second row has one choice a site, which the row before has, too: 32 of 64 rows
+    repeat, those.
+    """
 
     def thin(ids: np.ndarray) -> None:
         mine = ids[rows_of(4)]
@@ -105,7 +114,9 @@ def test_a_row_repeats_by_its_own_number_of_choices(clean: Trace) -> None:
 
 
 def test_experts_beyond_the_64th_are_told_apart_from_those_before(clean: Trace) -> None:
-    """Ids 0..5 and 64..69 share bits of their words; a loop of alternately the one and the other has period 2."""
+    """Ids 0..5 and 64..69 share bits of their words; a loop of alternately the one and the other
+    has period 2.
+    """
 
     def alternate(ids: np.ndarray) -> None:
         ids[rows_of(1)] = np.arange(4) + 64 * (np.arange(TOKENS) % 2)[:, None, None]
@@ -129,7 +140,10 @@ def test_few_looping_tokens_are_a_note(clean: Trace) -> None:
 
 
 def test_the_sources_own_flags_are_reported(clean: Trace) -> None:
-    sequences = tuple(replace(item, flags={"has_repetition": item.sequence < 3}) for item in clean.header.sequences)
+    sequences = tuple(
+        replace(item, flags={"has_repetition": item.sequence < 3})
+        for item in clean.header.sequences
+    )
     (finding,) = lint(replace(clean, header=replace(clean.header, sequences=sequences)))
     assert (finding.check, finding.serious, finding.sequences) == ("repetition", True, (0, 1, 2))
     assert "3 of 10 sequences (30% of the decoded tokens)" in finding.text
@@ -154,7 +168,9 @@ def test_a_template_is_found_in_routing_where_tokens_are_unknown(clean: Trace) -
             ids[rows_of(sequence)][[0, 1, 9]] = ids[rows_of(0)][[0, 1, 9], :, ::-1]
 
     trace = altered(clean, ids=plant)
-    decoded = [np.arange(LENGTH * number + PROMPT, LENGTH * (number + 1)) for number in range(SEQUENCES)]
+    decoded = [
+        np.arange(LENGTH * number + PROMPT, LENGTH * (number + 1)) for number in range(SEQUENCES)
+    ]
     assert shared_offsets(trace, decoded) == [0, 1, 9]
     assert named(trace) == {("template_echo", False)}
     assert shared_offsets(clean, decoded) == []
@@ -170,7 +186,9 @@ def test_two_sites_recorded_from_one_layer_are_found(clean: Trace) -> None:
 
 @pytest.mark.parametrize("top_k", [3, 4])
 def test_models_that_select_nearly_all_experts_are_not_accused(top_k: int) -> None:
-    assert lint(synthesize(ModelShape("all", "none", 3, 4, top_k, 8, 8), tokens=80, sequences=2)) == ()
+    assert (
+        lint(synthesize(ModelShape("all", "none", 3, 4, top_k, 8, 8), tokens=80, sequences=2)) == ()
+    )
 
 
 def test_a_router_that_chooses_nothing_is_found_once(clean: Trace) -> None:
@@ -185,14 +203,32 @@ def test_a_router_that_chooses_nothing_is_found_once(clean: Trace) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"position": lambda position: position.__iadd__(np.arange(len(position)) % LENGTH >= 9)}, "10 gap(s)"),
+        (
+            {
+                "position": lambda position: position.__iadd__(
+                    np.arange(len(position)) % LENGTH >= 9
+                )
+            },
+            "10 gap(s)",
+        ),
         ({"phase": lambda phase: phase.__setitem__(rows_of(3).start - 1, DECODE)}, None),
-        ({"phase": lambda phase: phase.__setitem__(rows_of(3).start + 9, 0)}, "1 prompt row(s) after decoded ones"),
-        ({"step": lambda step: step.__setitem__(rows_of(3).start + 9, step[rows_of(3).start + 8])},
-         "1 decoded row(s) that share a step"),
+        (
+            {"phase": lambda phase: phase.__setitem__(rows_of(3).start + 9, 0)},
+            "1 prompt row(s) after decoded ones",
+        ),
+        (
+            {
+                "step": lambda step: step.__setitem__(
+                    rows_of(3).start + 9, step[rows_of(3).start + 8]
+                )
+            },
+            "1 decoded row(s) that share a step",
+        ),
     ],
-)  # fmt: skip
-def test_tokens_out_of_order_are_found(clean: Trace, change: dict[str, Any], said: str | None) -> None:
+)
+def test_tokens_out_of_order_are_found(
+    clean: Trace, change: dict[str, Any], said: str | None
+) -> None:
     found = [finding for finding in lint(altered(clean, **change)) if finding.check == "order"]
     assert [said in finding.text for finding in found] == ([] if said is None else [True])
     if said is not None and not said.startswith("10"):
@@ -221,7 +257,9 @@ def test_padding_is_counted_over_all_rows(clean: Trace) -> None:
     assert any("30.0% of the rows are padding" in finding.text for finding in lint(pad(0.3)))
 
 
-def test_fewer_experts_a_token_than_the_model_has_are_found_by_provenance_and_by_geometry(clean: Trace) -> None:
+def test_fewer_experts_a_token_than_the_model_has_are_found_by_provenance_and_by_geometry(
+    clean: Trace,
+) -> None:
     header = replace(clean.header, provenance={NATIVE_TOP_K: 8})
     (finding,) = lint(replace(clean, header=header))
     assert (finding.check, finding.serious) == ("top_k", True)
@@ -263,8 +301,12 @@ def test_the_command_writes_the_findings_and_keeps_the_rest(
     assert "nothing found" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "write=maybe"], ["a", "depth=3"], ["/nowhere"]])
-def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [[], ["a", "b"], ["a", "write=maybe"], ["a", "depth=3"], ["/nowhere"]]
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith("lint: ")
 
@@ -273,14 +315,21 @@ def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.Captur
 
 
 @pytest.mark.skipif(not NPZ.exists(), reason="the published gpt-oss trace is not here")
-def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_trace(gpt_oss: Path) -> None:
-    """Its source flags 209 of 703 sequences. Routing alone finds 60 loops, 49 of them among those: a rate of 23 %
-    there, of 2 % in the others. Each answer begins with the marks of its channel and the same words.
+def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_trace(
+    gpt_oss: Path,
+) -> None:
+    """Its source flags 209 of 703 sequences. Routing alone finds 60 loops, 49 of them among those:
+    a rate of 23 % there, of 2 % in the others. Each answer begins with the marks of its channel and
+    the same words.
     """
     trace = read_trace(gpt_oss)
     flags, loops, template = lint(trace)
     assert (flags.check, flags.serious, len(flags.sequences)) == ("repetition", True, 209)
-    stated = {item["seq"] for item in json.loads((NPZ.parent / "sequences.json").read_text()) if item["has_repetition"]}
+    stated = {
+        item["seq"]
+        for item in json.loads((NPZ.parent / "sequences.json").read_text())
+        if item["has_repetition"]
+    }
     assert set(flags.sequences) == stated
     assert (loops.check, loops.serious, len(loops.sequences)) == ("repetition", True, 60)
     assert len(set(loops.sequences) & stated) == 49
@@ -289,8 +338,12 @@ def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_tra
 
 
 @pytest.mark.skipif(not PHONE.exists(), reason="the phone's published trace is not here")
-def test_the_override_and_the_unrecorded_prompt_of_the_phones_trace_are_found(tmp_path: Path) -> None:
-    """Run with 6 of Qwen3's 8 experts a token; of its 28 prompt tokens the last layer routed the last alone."""
+def test_the_override_and_the_unrecorded_prompt_of_the_phones_trace_are_found(
+    tmp_path: Path,
+) -> None:
+    """Run with 6 of Qwen3's 8 experts a token; of its 28 prompt tokens the last layer routed the
+    last alone.
+    """
     assert import_trace(["format=bigmoe", f"path={PHONE}", f"output_dir={tmp_path / 'trace'}"]) == 0
     override, counts = lint(read_trace(tmp_path / "trace"))
     assert (override.check, override.serious) == ("top_k", True)

@@ -24,7 +24,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "trace"
 
 
-def test_a_packed_trace_says_the_same_in_fewer_bytes(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_packed_trace_says_the_same_in_fewer_bytes(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, names = read_trace(directory, "all"), sorted(path.name for path in directory.iterdir())
     sizes = {path: (directory / path).stat().st_size for path in before.header.files}
     schema = pl.read_parquet_schema(directory / "routes.parquet")

@@ -1,4 +1,6 @@
-"""Every statistic against the same in plain Python, on small random traces with dropped choices, gaps and padding."""
+"""Every statistic against the same in plain Python, on small random traces with dropped choices,
+gaps and padding.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,23 @@ SITES, EXPERTS, TOP_K = 4, 7, 3
 
 
 def small(seed: int) -> Trace:
-    """Five sequences of 3 + 14 tokens; some choices dropped, some rows padding or without any choice, some positions
-    left out, weights with ties, output norms for decoded rows.
+    """Five sequences of 3 + 14 tokens; some choices dropped, some rows padding or without any
+    choice, some positions left out, weights with ties, output norms for decoded rows.
     """
     rng = np.random.default_rng(seed)
     shape = ModelShape(f"small {seed}", "none", SITES, EXPERTS, TOP_K, 8, 8)
-    trace = synthesize(shape, tokens=14, prompt_tokens=3, sequences=5, seed=seed, lookahead=2, lookahead_accuracy=0.8)
-    ids, weights, valid, position = (np.array(getattr(trace, n)) for n in ("ids", "weights", "valid", "position"))
+    trace = synthesize(
+        shape,
+        tokens=14,
+        prompt_tokens=3,
+        sequences=5,
+        seed=seed,
+        lookahead=2,
+        lookahead_accuracy=0.8,
+    )
+    ids, weights, valid, position = (
+        np.array(getattr(trace, n)) for n in ("ids", "weights", "valid", "position")
+    )
     weights = (np.rint(weights * 8) / 8 + np.float32(0.125)).astype(np.float32)
     dropped = rng.random(ids.shape) < 0.1
     dropped[rng.random(ids.shape[:2]) < 0.05] = True
@@ -49,7 +61,9 @@ def small(seed: int) -> Trace:
     position = position + 2 * (np.arange(len(position)) % 17 > 9).astype(np.int32)
     norms = rng.uniform(0.5, 2, ids.shape).astype(np.float32)
     norms[trace.phase == 0] = np.nan
-    return replace(trace, ids=ids, weights=weights, valid=valid, position=position, expert_norms=norms)
+    return replace(
+        trace, ids=ids, weights=weights, valid=valid, position=position, expert_norms=norms
+    )
 
 
 @pytest.fixture(params=range(4))
@@ -63,7 +77,9 @@ def test_popularity_counts_each_use(sample: Sample) -> None:
         uses = Counter(expert for token in tokens for expert in brute.experts(token, site))
         rows = table.filter(site=site)
         assert rows["uses"].to_list() == [uses[expert] for expert in range(EXPERTS)]
-        assert rows["share"].to_list() == pytest.approx([uses[expert] / uses.total() for expert in range(EXPERTS)])
+        assert rows["share"].to_list() == pytest.approx(
+            [uses[expert] / uses.total() for expert in range(EXPERTS)]
+        )
 
 
 def test_gini_is_the_mean_difference_over_twice_the_mean() -> None:
@@ -83,14 +99,18 @@ def test_reuse_by_lag_is_that_of_pairs_so_many_positions_apart(sample: Sample) -
             if value is not None:
                 row = rows.row(0, named=True)
                 assert row["value"] == pytest.approx(value)
-                assert row["popularity_alone"] == pytest.approx(brute.popularity_alone(tokens, site, EXPERTS))
+                assert row["popularity_alone"] == pytest.approx(
+                    brute.popularity_alone(tokens, site, EXPERTS)
+                )
 
 
 def test_reuse_distance_counts_the_other_experts_since(sample: Sample) -> None:
     tokens, table = brute.tokens_of(sample), reuse_distance(sample)
     for site in range(SITES):
         rows = table.filter(site=site)
-        assert dict(zip(rows["distance"], rows["selections"], strict=True)) == brute.distances(tokens, site)
+        assert dict(zip(rows["distance"], rows["selections"], strict=True)) == brute.distances(
+            tokens, site
+        )
 
 
 def test_unions_are_expectations_over_all_batches(sample: Sample) -> None:
@@ -103,7 +123,9 @@ def test_unions_are_expectations_over_all_batches(sample: Sample) -> None:
         for batch in BATCHES:
             expected = brute.union_of_window(tokens, site, batch)
             rows = table.filter(site=site, kind="window", batch=batch)
-            assert rows["value"].to_list() == ([] if expected is None else [pytest.approx(expected)])
+            assert rows["value"].to_list() == (
+                [] if expected is None else [pytest.approx(expected)]
+            )
     assert sorted(set(table.filter(kind="sequences")["batch"])) == [1, 2, 4]
 
 
@@ -118,15 +140,20 @@ def test_unions_of_four_of_five_short_sequences() -> None:
 def test_chances_are_those_of_even_draws() -> None:
     """A long trace without skew or persistence reaches what even draws would give."""
     shape = ModelShape("even", "none", 1, 6, 2, 8, 8)
-    sample = take(synthesize(shape, tokens=4000, sequences=4, persistence=0.0, skew=0.0, lookahead=0))
+    sample = take(
+        synthesize(shape, tokens=4000, sequences=4, persistence=0.0, skew=0.0, lookahead=0)
+    )
     for row in reuse_by_lag(sample).iter_rows(named=True):
         assert row["value"] == pytest.approx(2 / 6, abs=0.02)
         assert row["chance"] == pytest.approx(2 / 6)
         assert row["popularity_alone"] == pytest.approx(2 / 6, abs=0.01)
     for row in unions(sample).iter_rows(named=True):
         assert row["value"] == pytest.approx(row["chance"], rel=0.01)
-    for row in prior_coverage(take(synthesize(replace(shape, sites=3), tokens=4000, sequences=4, persistence=0.0,
-                                              skew=0.0))).iter_rows(named=True):  # fmt: skip
+    for row in prior_coverage(
+        take(
+            synthesize(replace(shape, sites=3), tokens=4000, sequences=4, persistence=0.0, skew=0.0)
+        )
+    ).iter_rows(named=True):
         assert row["value"] == pytest.approx(row["chance"], abs=0.03)
 
 
@@ -136,7 +163,9 @@ def test_subset_products_average_over_all_subsets() -> None:
     for size in range(7):
         subsets = list(brute.combinations(range(6), size))
         for column in range(3):
-            expected = sum(math.prod(values[list(subset), column]) for subset in subsets) / len(subsets)
+            expected = sum(math.prod(values[list(subset), column]) for subset in subsets) / len(
+                subsets
+            )
             assert means[size, column] == pytest.approx(expected)
 
 
@@ -145,7 +174,9 @@ def test_least_popular_experts_are_those_of_each_prompt(seed: int) -> None:
     sample = take(small(seed), "prompt")
     tokens, table = brute.tokens_of(sample), least_popular(sample)
     for row in table.iter_rows(named=True):
-        assert row["value"] == pytest.approx(brute.least_popular(tokens, row["site"], row["experts"]))
+        assert row["value"] == pytest.approx(
+            brute.least_popular(tokens, row["site"], row["experts"])
+        )
     assert table.filter(experts=1.0)["value"].to_list() == pytest.approx([1.0] * SITES)
 
 
@@ -160,7 +191,9 @@ def test_coverage_ranks_by_counts_after_the_longest_key(sample: Sample) -> None:
         for key in ("first", "set"):
             for known in range(3):
                 for top in (1, 2, 5, EXPERTS):
-                    expected = brute.coverage(fit, held, (site - 2, site - 1, site), known, key, top, EXPERTS)
+                    expected = brute.coverage(
+                        fit, held, (site - 2, site - 1, site), known, key, top, EXPERTS
+                    )
                     row = at(table, site=site, key=key, known=known, top=top)
                     assert row["value"] == pytest.approx(expected), (site, key, known, top)
 
@@ -173,12 +206,18 @@ def test_coverage_without_a_split_is_in_sample_and_says_so() -> None:
     assert set(table["evaluated"]) == {"in sample"}
     assert set(table["seen"]) == {1.0}
     row = at(table, site=3, key="set", known=2, top=2)
-    assert row["value"] == pytest.approx(brute.coverage(tokens, tokens, (1, 2, 3), 2, "set", 2, EXPERTS))
+    assert row["value"] == pytest.approx(
+        brute.coverage(tokens, tokens, (1, 2, 3), 2, "set", 2, EXPERTS)
+    )
 
 
 def test_paths_are_counted_and_the_control_keeps_each_sites_popularity(sample: Sample) -> None:
     table = paths(sample, seed=3)
-    tokens = [token for token in brute.tokens_of(sample) if all(brute.first(token, s) >= 0 for s in range(SITES))]
+    tokens = [
+        token
+        for token in brute.tokens_of(sample)
+        if all(brute.first(token, s) >= 0 for s in range(SITES))
+    ]
     assert set(table["site"]) == {0, 1, 2, 3}
     for row in table.iter_rows(named=True):
         num_paths, cover = brute.path_cover(tokens, row["site"], row["length"])
@@ -224,8 +263,13 @@ def test_lookahead_recall_is_that_of_each_rows_best_scores(sample: Sample) -> No
                 quarter += len(used & set(ranked[: max(TOP_K, round(EXPERTS / 4))]))
                 total += len(used)
                 rows += bool(used)
-            found = {m: at(table, site=site, ahead=ahead, measure=m)["value"] for m in ("top1", "topk", "quarter")}
-            assert found == pytest.approx({"top1": top / rows, "topk": hits / total, "quarter": quarter / total})
+            found = {
+                m: at(table, site=site, ahead=ahead, measure=m)["value"]
+                for m in ("top1", "topk", "quarter")
+            }
+            assert found == pytest.approx(
+                {"top1": top / rows, "topk": hits / total, "quarter": quarter / total}
+            )
     assert set(table["position"]) == {"gate_in"}
     assert set(table["norm"]) == {"raw"}
 
@@ -261,7 +305,9 @@ def test_entropy_follows_the_sites_kind_of_score(score: str, top: float | None) 
     sites = (replace(trace.header.sites[0], rule=RoutingRule(score=score)),)
     logits = np.zeros((2, 1, 4), np.float32)
     logits[..., 3] = -9
-    (row,) = router_entropy(take(replace(trace, logits=logits, header=replace(trace.header, sites=sites)))).to_dicts()
+    (row,) = router_entropy(
+        take(replace(trace, logits=logits, header=replace(trace.header, sites=sites)))
+    ).to_dicts()
     if top is None:
         low, high = math.sqrt(math.log1p(math.exp(-9))), math.sqrt(math.log(2))
         top = high / (3 * high + low)
@@ -282,15 +328,21 @@ def test_correlations_of_weights_and_norms_are_pearsons(sample: Sample) -> None:
             output = [one * other for one, other in zip(weight, norm, strict=True)]
             pairs["weighted"] += zip(weight, output, strict=True)
             pairs["output"] += zip(weight, norm, strict=True)
-            pairs["shares"] += [(w / sum(weight), o / sum(output)) for w, o in zip(weight, output, strict=True)]
+            pairs["shares"] += [
+                (w / sum(weight), o / sum(output)) for w, o in zip(weight, output, strict=True)
+            ]
         for kind, values in pairs.items():
-            assert at(table, site=site, kind=kind)["value"] == pytest.approx(brute.correlation(values))
+            assert at(table, site=site, kind=kind)["value"] == pytest.approx(
+                brute.correlation(values)
+            )
 
 
 def test_scores_are_the_weight_ranked_above(sample: Sample) -> None:
     tokens, table = brute.tokens_of(sample), score_shares(sample)
     for site in range(SITES):
-        values = [value for token in tokens if token[2][site] for value in brute.scores(token[2][site])]
+        values = [
+            value for token in tokens if token[2][site] for value in brute.scores(token[2][site])
+        ]
         # Sums of eighths over their total may round either way at a threshold.
         near = sum(abs(value - limit) < 1e-9 for value in values for limit in (0.6, 0.9))
         for name, low, high in (("high", -1, 0.6), ("low", 0.6, 0.9), ("skip", 0.9, 2)):
@@ -298,4 +350,6 @@ def test_scores_are_the_weight_ranked_above(sample: Sample) -> None:
             row = table.filter(pl.col("class") == name, pl.col("site") == site).row(0, named=True)
             assert row["selections"] == len(values)
             assert abs(row["value"] * len(values) - expected) <= near + 1e-6
-    assert table.group_by("site").agg(pl.col("value").sum())["value"].to_list() == pytest.approx([1.0] * SITES)
+    assert table.group_by("site").agg(pl.col("value").sum())["value"].to_list() == pytest.approx(
+        [1.0] * SITES
+    )

@@ -1,4 +1,6 @@
-"""Synthetic traces: valid, deterministic, honest about what they are, and made by the routers that they state."""
+"""Synthetic traces: valid, deterministic, honest about what they are, and made by the routers
+that they state.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,25 @@ from sim.traces.trace import DECODE, PREFILL, Trace, read_trace, write_trace
 from sim.workload.steps import Workload
 
 RULE = RoutingRule(score="softmax", weight="softmax_topk")
-TARGET = Target("gini", 0.3, 0.05, "a paper, table 1", "popularity", (0.0, 1.0), borrowed="another model")
+TARGET = Target(
+    "gini", 0.3, 0.05, "a paper, table 1", "popularity", (0.0, 1.0), borrowed="another model"
+)
 WALK = Walk(channels=6, popularity=0.3)
 FIT = Fit(WALK, (FitRow(TARGET, 0.31, 0.01),), 8, 128)
-ONE = Preset("one", ModelShape("synthetic_one", "none", 5, 8, 2, 16, 32), RULE, (tuple(range(1, 6)),), {},
-             {"plain": "as printed"}, (TARGET,), "a note")  # fmt: skip
+ONE = Preset(
+    "one",
+    ModelShape("synthetic_one", "none", 5, 8, 2, 16, 32),
+    RULE,
+    (tuple(range(1, 6)),),
+    {},
+    {"plain": "as printed"},
+    (TARGET,),
+    "a note",
+)
 BOTH = replace(ONE, name="both", layers=((1, 3), (1, 3, 5)), rule=RoutingRule())
-REQUEST = Request("one", tokens=7, reading="plain", sequences=3, prompt_tokens=4, seed=2, lookahead=2)
+REQUEST = Request(
+    "one", tokens=7, reading="plain", sequences=3, prompt_tokens=4, seed=2, lookahead=2
+)
 
 
 def make(preset: Preset = ONE, **given) -> Synthetic:
@@ -45,16 +59,20 @@ def test_a_trace_survives_writing_and_says_synthetic_with_its_fit_table(tmp_path
     header = trace.header
     assert header.source == "synthetic"
     assert header.model == ONE.shape
-    assert header.provenance["target.gini"] == (
-        "0.3 +- 0.05 (a paper, table 1, borrowed from another model); fitted, achieved 0.310 +- 0.010"
+    assert (
+        header.provenance["target.gini"]
+        == "0.3 +- 0.05 (a paper, table 1, borrowed from another model); fitted, achieved 0.310 +-"
+        " 0.010"
     )
     assert header.provenance["knob.popularity"] == 0.3
     assert header.provenance["reading"] == "plain: as printed"
     assert header.provenance["note"] == "a note"
     assert [site.layer for site in header.sites] == [1, 2, 3, 4, 5]
     assert [(item.split, item.prompt_tokens, item.decode_tokens) for item in header.sequences] == [
-        ("eval", 4, 7), ("fit", 4, 7), ("eval", 4, 7),
-    ]  # fmt: skip
+        ("eval", 4, 7),
+        ("fit", 4, 7),
+        ("eval", 4, 7),
+    ]
 
 
 def test_the_same_request_gives_the_same_arrays_and_another_seed_others():
@@ -80,7 +98,9 @@ def test_choices_are_the_rules_of_the_stated_logits_and_lookahead_those_of_later
     inputs, tokens = gate_inputs(WALK, routers, 11, 2, 1)
     own = trace.sequence == 1
     assert trace.token[own].tolist() == tokens.tolist()
-    assert trace.logits[own] == pytest.approx((inputs @ routers.weight.swapaxes(1, 2)).swapaxes(0, 1), abs=SCORE_STEP)
+    assert trace.logits[own] == pytest.approx(
+        (inputs @ routers.weight.swapaxes(1, 2)).swapaxes(0, 1), abs=SCORE_STEP
+    )
     scores = trace.lookahead["raw"][own]
     assert scores[9, 1, 1] == pytest.approx(routers.weight[3] @ inputs[1, 9], abs=SCORE_STEP)
     assert np.isnan(scores[trace.phase[own] == PREFILL]).all()
@@ -131,7 +151,9 @@ def test_kept_gate_inputs_give_the_logits_again(tmp_path):
     inputs = tensors["gate_in"] * tensors["scale"][..., None]
     rows = (made.trace.sequence == 1) & (made.trace.phase == DECODE)
     assert tensors["position"].tolist() == made.trace.position[rows].tolist()
-    assert np.einsum("tsh,seh->tse", inputs, routers) == pytest.approx(made.trace.logits[rows], abs=0.15)
+    assert np.einsum("tsh,seh->tse", inputs, routers) == pytest.approx(
+        made.trace.logits[rows], abs=0.15
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,8 +175,15 @@ def test_a_request_that_cannot_be_met_is_refused(preset, given, told):
 
 
 def test_the_command_writes_a_trace_and_tells_how_good_the_fit_is(tmp_path, capsys):
-    given = ["like=switch_base_8", "reading=balanced", "tokens=5", "sequences=2", "prompt_tokens=3", "lookahead=1",
-             f"output_dir={tmp_path / 'trace'}"]  # fmt: skip
+    given = [
+        "like=switch_base_8",
+        "reading=balanced",
+        "tokens=5",
+        "sequences=2",
+        "prompt_tokens=3",
+        "lookahead=1",
+        f"output_dir={tmp_path / 'trace'}",
+    ]
     assert main(given) == 0
     told = capsys.readouterr().out
     assert "SYNTHETIC, like switch_base_8, reading=balanced" in told
@@ -172,9 +201,18 @@ def test_the_command_writes_a_trace_and_tells_how_good_the_fit_is(tmp_path, caps
         (["tokens=1", "tokens=2"], "tokens is given twice"),
         (["tokens="], "tokens is empty"),
         (["tokens=many"], "tokens='many' must be a whole number"),
-        (["tokens=1"], "missing like=... and output_dir=...; they have no default (known like: deepseek_v2_lite"),
+        (
+            ["tokens=1"],
+            (
+                "missing like=... and output_dir=...; they have no default (known like:"
+                " deepseek_v2_lite"
+            ),
+        ),
         (["like=gpt5", "tokens=1", "output_dir=d"], "unknown like=gpt5"),
-        (["like=mixtral_8x7b", "reading=odd", "tokens=1", "output_dir=d"], "unknown reading=odd of mixtral_8x7b"),
+        (
+            ["like=mixtral_8x7b", "reading=odd", "tokens=1", "output_dir=d"],
+            "unknown reading=odd of mixtral_8x7b",
+        ),
         (["like=mixtral_8x7b", "tokens=0", "output_dir=d"], "tokens=0"),
     ],
 )

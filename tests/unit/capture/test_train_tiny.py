@@ -1,4 +1,6 @@
-"""The trainer: its recipe and losses against worked numbers, and a run that is killed against one that is not."""
+"""The trainer: its recipe and losses against worked numbers, and a run that is killed against
+one that is not.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from rich.console import Console  # noqa: E402
 
 from capture import train_tiny  # noqa: E402
 from capture.corpus import Document  # noqa: E402
-from capture.tiny.corpus import Corpus
-from capture.tiny.evaluation import (
+from capture.tiny.corpus import Corpus  # noqa: E402
+from capture.tiny.evaluation import (  # noqa: E402
     capture_gating,
     evaluate,
     held_out_loss,
-    token_losses,  # noqa: E402
+    token_losses,
 )
 from capture.tiny.model import (  # noqa: E402
     balance_loss,
@@ -38,7 +40,18 @@ from capture.tiny.recipes import RECIPES, Recipe  # noqa: E402
 from capture.tiny.tokenizer import TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
 from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
 
-TINY = Recipe(layers=2, hidden=16, inter=8, experts=4, heads=2, kv_heads=1, vocab=300, seq=8, batch=2, tokens=96)
+TINY = Recipe(
+    layers=2,
+    hidden=16,
+    inter=8,
+    experts=4,
+    heads=2,
+    kv_heads=1,
+    vocab=300,
+    seq=8,
+    batch=2,
+    tokens=96,
+)
 SHIPPED = Path(train_tiny.__file__).parent / "assets" / "tiny_mixtral"
 
 
@@ -83,7 +96,9 @@ train(RunState.start(TINY, tiny_stream()), Path(sys.argv[1]), 3, kill_after_four
 
 
 @pytest.mark.thorough
-def test_a_run_killed_after_four_steps_resumes_at_three_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_killed_after_four_steps_resumes_at_three_and_ends_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
     straight = RunState.start(TINY, tiny_stream())
     train(straight, tmp_path / "straight.pt", save_every=100)
     assert straight.step == TINY.num_steps == 6
@@ -120,7 +135,9 @@ def test_a_resumed_run_owes_its_bits_to_all_of_its_state(tmp_path: Path, forgott
     assert (resumed.losses == state.losses) == (forgotten == "nothing")
 
 
-def test_a_kill_while_saving_leaves_the_last_whole_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_saving_leaves_the_last_whole_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state_file = tmp_path / "run_state.pt"
     state = RunState.start(TINY, tiny_stream())
     state.save(state_file)
@@ -140,7 +157,9 @@ def test_a_kill_while_saving_leaves_the_last_whole_state(tmp_path: Path, monkeyp
     assert_bitwise_equal(before, parameters(restored))
 
 
-def test_saving_puts_a_new_file_in_place_and_does_not_write_into_the_old_one(tmp_path: Path) -> None:
+def test_saving_puts_a_new_file_in_place_and_does_not_write_into_the_old_one(
+    tmp_path: Path,
+) -> None:
     state_file = tmp_path / "run_state.pt"
     state = RunState.start(TINY, tiny_stream())
     state.save(state_file)
@@ -155,7 +174,9 @@ def test_saving_puts_a_new_file_in_place_and_does_not_write_into_the_old_one(tmp
 def test_a_run_of_another_recipe_or_text_is_not_resumed(tmp_path: Path) -> None:
     state_file = tmp_path / "run_state.pt"
     RunState.start(TINY, tiny_stream()).save(state_file)
-    with pytest.raises(ValueError, match=r"cannot resume .*seed=0 there, 1 here; give the arguments"):
+    with pytest.raises(
+        ValueError, match=r"cannot resume .*seed=0 there, 1 here; give the arguments"
+    ):
         RunState.start(replace(TINY, seed=1), tiny_stream()).load(state_file)
     with pytest.raises(ValueError, match="trained on text"):
         RunState.start(TINY, tiny_stream(seed=1)).load(state_file)
@@ -173,7 +194,12 @@ def test_training_learns_a_text_that_repeats_itself(tmp_path: Path) -> None:
 def test_every_step_uses_its_own_learning_rate(tmp_path: Path) -> None:
     state = RunState.start(replace(TINY, warmup_steps=3, decay_share=0.5), tiny_stream())
     rates: list[float] = []
-    train(state, tmp_path / "state.pt", 100, lambda step, loss: rates.append(state.optimizer.param_groups[1]["lr"]))
+    train(
+        state,
+        tmp_path / "state.pt",
+        100,
+        lambda step, loss: rates.append(state.optimizer.param_groups[1]["lr"]),
+    )
     assert rates == pytest.approx([2e-3 / 3, 4e-3 / 3, 2e-3, 2e-3, 4e-3 / 3, 2e-3 / 3])
 
 
@@ -181,7 +207,9 @@ def test_a_step_follows_the_gradient_of_language_balance_and_z_loss(tmp_path: Pa
     recipe = replace(TINY, balance_loss=2.0, z_loss=0.5, tokens=32)
     state, oracle = RunState.start(recipe, tiny_stream()), RunState.start(recipe, tiny_stream())
     gradients: list[list[torch.Tensor]] = []
-    state.optimizer.step = lambda: gradients.append([value.grad.clone() for value in state.model.parameters()])
+    state.optimizer.step = lambda: gradients.append(
+        [value.grad.clone() for value in state.model.parameters()]
+    )
     train(state, tmp_path / "state.pt", 100)
     # The weights stay as they are, so that two steps differ by their windows only.
     for of_step in gradients:
@@ -224,7 +252,9 @@ def test_the_default_recipe_builds_the_shipped_architecture() -> None:
 
 def test_initial_weights_follow_the_recipe() -> None:
     model = build_model(Recipe(layers=4))
-    deviations = {name: value.std().item() for name, value in model.named_parameters() if value.dim() >= 2}
+    deviations = {
+        name: value.std().item() for name, value in model.named_parameters() if value.dim() >= 2
+    }
     assert deviations["model.embed_tokens.weight"] == pytest.approx(0.15, rel=0.02)
     assert deviations["model.layers.1.self_attn.q_proj.weight"] == pytest.approx(0.02, rel=0.05)
     for name in ("self_attn.o_proj.weight", "mlp.experts.down_proj"):
@@ -239,7 +269,8 @@ def test_balance_loss_is_one_for_even_load_and_e_over_k_for_a_collapsed_layer() 
     assert balance_loss([even], 2).item() == pytest.approx(1.0)
     collapsed = torch.tensor([[50.0, 50.0, 0, 0, 0, 0, 0, 0]]).repeat(8, 1)
     assert balance_loss([collapsed], 2).item() == pytest.approx(4.0)
-    # A layer is not excused by another: two layers collapsed onto different experts still cost the full loss.
+    # A layer is not excused by another: two layers collapsed onto different experts still cost the
+    # full loss.
     assert balance_loss([collapsed, collapsed.roll(4, 1)], 2).item() == pytest.approx(4.0)
 
 
@@ -250,11 +281,18 @@ def test_z_loss_of_zero_logits_is_the_squared_logarithm_of_the_number_of_experts
 def test_routers_and_embeddings_have_no_weight_decay() -> None:
     model = build_model(TINY)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decays = {names[id(parameter)]: group["weight_decay"] for group in make_optimizer(model, TINY).param_groups
-              for parameter in group["params"]}  # fmt: skip
+    decays = {
+        names[id(parameter)]: group["weight_decay"]
+        for group in make_optimizer(model, TINY).param_groups
+        for parameter in group["params"]
+    }
     assert len(decays) == len(names)
     free = {name for name, decay in decays.items() if decay == 0}
-    assert {"model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "model.norm.weight"} <= free
+    assert {
+        "model.embed_tokens.weight",
+        "model.layers.0.mlp.gate.weight",
+        "model.norm.weight",
+    } <= free
     assert decays["model.layers.0.mlp.experts.down_proj"] == decays["lm_head.weight"] == 0.1
 
 
@@ -268,7 +306,9 @@ def test_router_logits_are_recorded_only_inside_the_context() -> None:
 
 
 def test_domains_without_text_give_their_share_to_the_others() -> None:
-    sampler = BatchSampler(tiny_stream(), replace(TINY, batch=400, tokens=8 * 400, mix=(0.1, 0.3, 0.6)))
+    sampler = BatchSampler(
+        tiny_stream(), replace(TINY, batch=400, tokens=8 * 400, mix=(0.1, 0.3, 0.6))
+    )
     first_domain = tiny_stream().ids[:300]
     starts = {tuple(window) for window in np.lib.stride_tricks.sliding_window_view(first_domain, 5)}
     share = np.mean([tuple(window[:5].tolist()) in starts for window in sampler.draw()[0]])
@@ -276,7 +316,9 @@ def test_domains_without_text_give_their_share_to_the_others() -> None:
 
 
 def test_text_too_short_for_a_window_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cannot draw windows of seq=8 tokens from a training text of 5 tokens"):
+    with pytest.raises(
+        ValueError, match=r"cannot draw windows of seq=8 tokens from a training text of 5 tokens"
+    ):
         BatchSampler(tiny_stream(num_tokens=5), TINY)
 
 
@@ -309,12 +351,16 @@ def test_held_out_loss_weighs_every_token_the_same() -> None:
     # Every token stands for three bytes.
     losses = held_out_loss(model, *consecutive_windows(stream, 11), np.full(300, 3))
     ids = stream.ids.astype(np.int64)
-    expected = [token_losses(model, ids[None, start : start + 11], 1).mean() for start in range(0, 91, 10)]
+    expected = [
+        token_losses(model, ids[None, start : start + 11], 1).mean() for start in range(0, 91, 10)
+    ]
     # Token 50 is the first of the second domain; the window that starts there is the sixth.
     for domain, part in {"code": expected[:5], "docs": expected[5:]}.items():
         assert losses[domain].tokens == 50
         assert losses[domain].nats_per_token == pytest.approx(np.mean(part), rel=1e-5)
-        assert losses[domain].bits_per_byte == pytest.approx(np.mean(part) / 3 / math.log(2), rel=1e-5)
+        assert losses[domain].bits_per_byte == pytest.approx(
+            np.mean(part) / 3 / math.log(2), rel=1e-5
+        )
 
 
 def test_captured_gates_reproduce_the_models_own_routing() -> None:
@@ -355,13 +401,26 @@ def test_the_command_trains_exports_and_evaluates(
 ) -> None:
     monkeypatch.setattr(train_tiny, "build_corpus", lambda *arguments, **options: held_out_corpus())
     out = tmp_path / "tiny"
-    sizes = {"layers": 4, "hidden": 16, "inter": 8, "heads": 2, "kv-heads": 1, "seq": 16, "batch": 2, "tokens": 96}
+    sizes = {
+        "layers": 4,
+        "hidden": 16,
+        "inter": 8,
+        "heads": 2,
+        "kv-heads": 1,
+        "seq": 16,
+        "batch": 2,
+        "tokens": 96,
+    }
     size = [argument for name, value in sizes.items() for argument in (f"--{name}", str(value))]
     main(["--out", str(out), "--save-every", "1", *size])
     printed = capsys.readouterr().out
     assert "Held-out loss" in printed
     assert "HOBBIT, fig. 5a" in printed
-    assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "train_meta.json"}
+    assert {path.name for path in out.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "train_meta.json",
+    }
     assert not (out / train_tiny.STATE_FILE).exists()
     # What was exported is what the next command reads.
     windows = np.resize(np.arange(9), (1, 600))
@@ -382,7 +441,9 @@ def test_models_too_shallow_for_the_statistics_still_get_their_loss(tmp_path: Pa
     assert evaluation.statistics == {}
 
 
-def test_the_command_explains_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explains_wrong_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments, message in {
         ("--out", str(tmp_path), "--resume"): "does not exist; leave out --resume to start a run",
         ("--out", str(tmp_path), "--tokens", "100"): "one step takes batch*seq = 2048 tokens",
@@ -401,5 +462,7 @@ def test_the_command_explains_wrong_arguments(tmp_path: Path, capsys: pytest.Cap
 def test_progress_goes_to_a_file_as_lines(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         state = RunState.start(replace(TINY, tokens=16 * 100), tiny_stream())
-        train_tiny.train_with_progress(state, tmp_path / "run_state.pt", 1000, Console(file=file, width=100))
+        train_tiny.train_with_progress(
+            state, tmp_path / "run_state.pt", 1000, Console(file=file, width=100)
+        )
     assert "step 100: mean loss of 100 steps" in (tmp_path / "log").read_text()

@@ -1,4 +1,6 @@
-"""The models that ship with the project: they load, weigh what they may, and still do what their cards record."""
+"""The models that ship with the project: they load, weigh what they may, and still do what their
+cards record.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,15 @@ def card_tables(card: str) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def test_all_assets_together_keep_a_checkout_light() -> None:
-    assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) <= ALL_ASSETS_BYTES
+    assert (
+        sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) <= ALL_ASSETS_BYTES
+    )
 
 
 @every_model
-def test_a_checkpoint_is_the_recipes_architecture_in_float16_and_weighs_what_it_may(name: str) -> None:
+def test_a_checkpoint_is_the_recipes_architecture_in_float16_and_weighs_what_it_may(
+    name: str,
+) -> None:
     folder = ASSETS / name
     assert sum(path.stat().st_size for path in folder.iterdir()) <= LARGEST_BYTES[name]
     shipped, fresh = load_model(folder), build_model(RECIPES[name])
@@ -65,7 +71,9 @@ def test_a_checkpoint_is_the_recipes_architecture_in_float16_and_weighs_what_it_
         key: value.shape for key, value in fresh.named_parameters()
     }
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
-    assert (folder / "tokenizer.json").read_bytes() == (ASSETS / "tiny_mixtral" / "tokenizer.json").read_bytes()
+    assert (folder / "tokenizer.json").read_bytes() == (
+        ASSETS / "tiny_mixtral" / "tokenizer.json"
+    ).read_bytes()
     # Trained: no router is where it began.
     sites = family_named(RECIPES[name].family).sites
     for there, here in zip(sites(shipped), sites(fresh), strict=True):
@@ -78,11 +86,15 @@ def test_a_checkpoint_loads_by_transformers_automatic_classes_and_writes_text(na
     assert type(model).__name__ == type(load_model(ASSETS / name)).__name__
     tokenizer = transformers.AutoTokenizer.from_pretrained(ASSETS / name)
     prompt = tokenizer("def __init__(self", return_tensors="pt")["input_ids"]
-    written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
+    written = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False
+    )
     assert len(tokenizer.decode(written[0], skip_special_tokens=True)) > 4
 
 
-@pytest.mark.parametrize("name", [pytest.param("tiny_qwen2moe", marks=pytest.mark.thorough), "tiny_switch"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("tiny_qwen2moe", marks=pytest.mark.thorough), "tiny_switch"]
+)
 def test_evaluation_reproduces_the_card(name: str) -> None:
     """On the shipped passages: the same text on every machine."""
     tables = card_tables((ASSETS / name / "README.md").read_text())
@@ -110,7 +122,8 @@ def test_a_card_states_the_recipe_that_the_command_repeats(name: str) -> None:
     recipe = RECIPES[name]
     assert f"python -m capture.train_tiny model={name} --out" in card
     assert (
-        f"{recipe.tokens:,} tokens ({recipe.num_steps} steps of {recipe.batch} windows of {recipe.seq} tokens)" in card
+        f"{recipe.tokens:,} tokens ({recipe.num_steps} steps of {recipe.batch} windows of"
+        f" {recipe.seq} tokens)" in card
     )
     total = sum(parameter.numel() for parameter in load_model(ASSETS / name).parameters())
     assert f"{total:,}" in card

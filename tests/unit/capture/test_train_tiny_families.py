@@ -1,4 +1,6 @@
-"""What holds for every family that the project trains: resumption, what is predicted from what, what gates are read."""
+"""What holds for every family that the project trains: resumption, what is predicted from what,
+what gates are read.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,32 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from capture.tiny.evaluation import (
+from capture.tiny.evaluation import (  # noqa: E402
     byte_lengths,
     capture_gating,
     held_out_passages,
-    token_losses,  # noqa: E402
+    token_losses,
 )
 from capture.tiny.families import FAMILIES, family_named, family_of  # noqa: E402
 from capture.tiny.model import build_model, language_loss, load_model, make_optimizer  # noqa: E402
 from capture.tiny.recipes import RECIPES, Recipe  # noqa: E402
-from capture.tiny.tokenizer import SHIPPED_TOKENIZER, TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
+from capture.tiny.tokenizer import (  # noqa: E402
+    SHIPPED_TOKENIZER,
+    TokenStream,
+    consecutive_windows,
+    load_tokenizer,
+)
 from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
 
 SMALL = {"layers": 4, "hidden": 16, "inter": 8, "vocab": 300, "seq": 12, "batch": 2, "tokens": 144}
 ALL = {
     "tiny_mixtral": replace(RECIPES["tiny_mixtral"], experts=4, heads=2, kv_heads=1, **SMALL),
-    "tiny_qwen2moe": replace(RECIPES["tiny_qwen2moe"], experts=6, top_k=3, heads=2, kv_heads=1, **SMALL),
-    "tiny_switch": replace(RECIPES["tiny_switch"], experts=4, heads=2, kv_heads=2, prefix=(2, 5), **SMALL),
+    "tiny_qwen2moe": replace(
+        RECIPES["tiny_qwen2moe"], experts=6, top_k=3, heads=2, kv_heads=1, **SMALL
+    ),
+    "tiny_switch": replace(
+        RECIPES["tiny_switch"], experts=4, heads=2, kv_heads=2, prefix=(2, 5), **SMALL
+    ),
 }
 # What a checkpoint may weigh in float16.
 LARGEST_BYTES = {"tiny_mixtral": 15_000_000, "tiny_qwen2moe": 7_000_000, "tiny_switch": 4_000_000}
@@ -53,7 +64,9 @@ def tiny_stream() -> TokenStream:
 
 
 def windows(rows: int = 3, length: int = 13) -> torch.Tensor:
-    return torch.from_numpy(tiny_stream().ids[: rows * length].astype(np.int64).reshape(rows, length))
+    return torch.from_numpy(
+        tiny_stream().ids[: rows * length].astype(np.int64).reshape(rows, length)
+    )
 
 
 KILLED_RUN = """
@@ -78,7 +91,11 @@ def test_every_shipped_recipe_is_tested_here() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "tiny_qwen2moe" else pytest.mark.thorough) for name in ALL]
+    "name",
+    [
+        pytest.param(name, marks=() if name == "tiny_qwen2moe" else pytest.mark.thorough)
+        for name in ALL
+    ],
 )
 def test_a_killed_run_resumes_and_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     straight = RunState.start(ALL[name], tiny_stream())
@@ -95,7 +112,11 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bits(name: str, tmp_path: P
     assert resumed.step == 3
     train(resumed, state_file, save_every=100)
     theirs = resumed.model.state_dict()
-    assert [key for key, value in straight.model.state_dict().items() if not torch.equal(value, theirs[key])] == []
+    assert [
+        key
+        for key, value in straight.model.state_dict().items()
+        if not torch.equal(value, theirs[key])
+    ] == []
     assert resumed.losses == straight.losses
 
 
@@ -124,7 +145,9 @@ def test_full_recipes_fit_the_bytes_that_their_checkpoints_may_have(name: str) -
     recipe = RECIPES[name]
     with torch.device("meta"):
         model = FAMILIES[recipe.family].fresh(recipe)
-    assert 2 * sum(parameter.numel() for parameter in model.parameters()) < 0.99 * LARGEST_BYTES[name]
+    assert (
+        2 * sum(parameter.numel() for parameter in model.parameters()) < 0.99 * LARGEST_BYTES[name]
+    )
 
 
 def test_the_recipes_are_those_the_systems_need() -> None:
@@ -165,7 +188,9 @@ def test_the_loss_of_an_encoder_decoder_is_the_one_transformers_takes() -> None:
 def test_the_prefix_of_a_decoder_only_model_just_is_not_counted() -> None:
     model = build_model(ALL["tiny_mixtral"]).eval()
     tokens = windows().numpy()
-    np.testing.assert_allclose(token_losses(model, tokens, 5), token_losses(model, tokens, 1)[:, 4:], rtol=1e-6)
+    np.testing.assert_allclose(
+        token_losses(model, tokens, 5), token_losses(model, tokens, 1)[:, 4:], rtol=1e-6
+    )
 
 
 def test_no_token_of_the_switch_recipe_is_dropped_for_want_of_capacity() -> None:
@@ -212,8 +237,12 @@ def test_expert_outputs_weighted_and_summed_are_what_the_experts_return(name: st
             routed = family.routed(outputs)
             total = torch.zeros_like(inputs)
             for token in range(5):
-                for weight, index in zip(routed.weights[token], routed.experts[token].tolist(), strict=True):
-                    total[token] += weight * family.expert(site.experts, index, inputs[token : token + 1])[1][0]
+                for weight, index in zip(
+                    routed.weights[token], routed.experts[token].tolist(), strict=True
+                ):
+                    total[token] += (
+                        weight * family.expert(site.experts, index, inputs[token : token + 1])[1][0]
+                    )
             if "switch" in name:
                 one_hot = outputs[0].view(-1, 1, ALL[name].experts)
                 theirs = site.experts(inputs, one_hot, routed.weights)
@@ -265,12 +294,18 @@ def test_passages_too_short_are_left_out_and_a_file_of_none_is_refused(tmp_path:
 
 def test_models_of_other_types_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ValueError, match="cannot train or evaluate a model of type 'llama'; known: mixtral, qwen2_moe"):
+    with pytest.raises(
+        ValueError,
+        match="cannot train or evaluate a model of type 'llama'; known: mixtral, qwen2_moe",
+    ):
         load_model(tmp_path)
 
 
 def test_a_prefix_that_leaves_nothing_to_predict_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cannot draw a prefix from \(1, 600\): give 1 <= least <= most <= seq=512"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot draw a prefix from \(1, 600\): give 1 <= least <= most <= seq=512",
+    ):
         Recipe(prefix=(1, 600))
 
 
@@ -278,8 +313,9 @@ def test_the_command_names_the_models_it_knows(capsys: pytest.CaptureFixture[str
     for argument in ("model=tiny_llama", "tiny_switch"):
         with pytest.raises(SystemExit):
             main([argument])
-        assert f"{argument!r} is not model=NAME with NAME one of tiny_mixtral, tiny_qwen2moe, tiny_switch" in " ".join(
-            capsys.readouterr().err.split()
+        assert (
+            f"{argument!r} is not model=NAME with NAME one of tiny_mixtral, tiny_qwen2moe,"
+            " tiny_switch" in " ".join(capsys.readouterr().err.split())
         )
 
 

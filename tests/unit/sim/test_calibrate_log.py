@@ -19,7 +19,9 @@ COLUMNS = "columns=bytes:moved,loads:loads,io_ms:io"
 MB = 1_000_000
 
 
-def write_log(path: Path, io_ms: np.ndarray, loads: np.ndarray, moved: np.ndarray, compute_ms: float = 1.0) -> Path:
+def write_log(
+    path: Path, io_ms: np.ndarray, loads: np.ndarray, moved: np.ndarray, compute_ms: float = 1.0
+) -> Path:
     lines = ["# an engine's log", "token,moved,loads,io,compute"]
     rows = zip(moved, loads, io_ms, strict=True)
     lines += [f"{token},{m},{n},{io},{compute_ms}" for token, (m, n, io) in enumerate(rows)]
@@ -33,11 +35,20 @@ def made(folder: Path, *, noise: float = 0.0, one_size: bool = False, rows: int 
     loads = rng.integers(1, 9, rows)
     moved = loads * MB if one_size else loads * MB + rng.integers(0, 40, rows) * MB // 4
     io_ms = 0.5 * loads + moved / (2e9 / 1e3)
-    return write_log(folder / "log.csv", io_ms * (1 + noise * rng.standard_normal(rows)), loads, moved)
+    return write_log(
+        folder / "log.csv", io_ms * (1 + noise * rng.standard_normal(rows)), loads, moved
+    )
 
 
 def request(log: Path, *more: str, columns: str = COLUMNS) -> list[str]:
-    return [f"log={log}", columns, "base=rtx4090_pcie4", "name=mine", f"output={log.parent}/mine.yaml", *more]
+    return [
+        f"log={log}",
+        columns,
+        "base=rtx4090_pcie4",
+        "name=mine",
+        f"output={log.parent}/mine.yaml",
+        *more,
+    ]
 
 
 def test_the_overhead_and_the_bandwidth_of_an_exact_log_come_back(tmp_path: Path) -> None:
@@ -60,7 +71,9 @@ def test_noise_moves_the_constants_little_and_shows_in_both_errors(tmp_path: Pat
 
 
 def test_loads_of_one_size_keep_the_overhead_of_the_base_machine(tmp_path: Path) -> None:
-    """rtx4090_pcie4's copies cost 6 us; what else a load of 1 MB takes, 1.0 ms less 6 us, is told as bytes."""
+    """rtx4090_pcie4's copies cost 6 us; what else a load of 1 MB takes, 1.0 ms less 6 us, is
+    told as bytes.
+    """
     text, fit, _ = calibrate(parse(request(made(tmp_path, one_size=True))))
     assert not fit.told_apart
     assert fit.overhead_ms == pytest.approx(0.006)
@@ -69,7 +82,9 @@ def test_loads_of_one_size_keep_the_overhead_of_the_base_machine(tmp_path: Path)
 
 
 def test_a_log_without_loads_tells_the_bandwidth_alone(tmp_path: Path) -> None:
-    """All of the time is the bytes': 0.5 ms for each of 1 to 8 loads of 1 MB, and 0.5 ms a MB, are 1 ms a MB."""
+    """All of the time is the bytes': 0.5 ms for each of 1 to 8 loads of 1 MB, and 0.5 ms a MB,
+    are 1 ms a MB.
+    """
     log = made(tmp_path, one_size=True)
     _, fit, _ = calibrate(parse(request(log, columns="columns=mb:loads,io_ms:io")))
     assert fit.bytes_per_ms == pytest.approx(MB, rel=1e-9)
@@ -86,13 +101,19 @@ def test_the_file_describes_a_machine_that_takes_as_long_as_the_log(
     base = OmegaConf.load(ROOT / "conf" / "hardware" / "rtx4090_pcie4.yaml")
     del written["defaults"]
     hardware = make_object(OmegaConf.to_container(OmegaConf.merge(base, written)))
-    assert (hardware.name, hardware.validated, hardware.preset) == ("mine", "measured", "calibrated")
+    assert (hardware.name, hardware.validated, hardware.preset) == (
+        "mine",
+        "measured",
+        "calibrated",
+    )
     assert hardware.links[0].hop_ns(10 * MB) == 500_000 + 5_000_000
 
 
 def test_the_memory_efficiency_is_that_of_the_machine_whose_token_times_are_given() -> None:
     cfg, _ = configure("hardware=rtx4090_pcie4", "model=mixtral_8x7b")
-    hardware, model = (make_object(OmegaConf.to_container(part)) for part in (cfg.hardware, cfg.model))
+    hardware, model = (
+        make_object(OmegaConf.to_container(part)) for part in (cfg.hardware, cfg.model)
+    )
     costs = Roofline(model, hardware, ("fp16",))
     step = Step(0, 0, 1, (0,), 64, True, (), (), tuple(range(model.sites)))
     token_ns = sum(costs.dense_ns(step)) + costs.tail_ns(step)
@@ -123,7 +144,10 @@ def test_compute_times_go_into_the_file(tmp_path: Path) -> None:
         ([COLUMNS, "rows=4"], "only 4 moved something"),
         ([COLUMNS, "link=nvme"], "link=nvme is none of rtx4090_pcie4's: pcie"),
         ([COLUMNS, "name=Mine"], "lower-case"),
-        (["columns=bytes:moved,loads:n,io_ms:io"], "has no column n; it has token, moved, loads, io, compute"),
+        (
+            ["columns=bytes:moved,loads:n,io_ms:io"],
+            "has no column n; it has token, moved, loads, io, compute",
+        ),
         ([COLUMNS, "log=nowhere.csv"], "log=nowhere.csv must be a csv file"),
         ([COLUMNS, "base=nonesuch"], "nonesuch"),
     ],
@@ -137,7 +161,9 @@ def test_what_cannot_be_fitted_is_refused_with_nothing_written(
 
 
 @pytest.mark.parametrize("cell", ["", "nan", "-1", "inf", "fast"])
-def test_a_cell_that_is_no_time_is_named(cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_that_is_no_time_is_named(
+    cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = made(tmp_path)
     lines = log.read_text().splitlines()
     fields = lines[4].split(",")
@@ -152,5 +178,7 @@ def test_a_log_in_which_more_bytes_are_faster_is_no_log_of_a_link(
 ) -> None:
     loads = np.ones(40, dtype=int)
     moved = np.arange(1, 41) * MB
-    assert main(request(write_log(tmp_path / "log.csv", 100.0 - np.arange(1, 41), loads, moved))) == 2
+    assert (
+        main(request(write_log(tmp_path / "log.csv", 100.0 - np.arange(1, 41), loads, moved))) == 2
+    )
     assert "more bytes do not take longer" in capsys.readouterr().err

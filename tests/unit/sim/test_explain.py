@@ -1,4 +1,6 @@
-"""What a run's files tell of a key: against what a witness saw during the run, and a story worked out by hand."""
+"""What a run's files tell of a key: against what a witness saw during the run, and a story
+worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ MS = 1_000_000
 
 @dataclass
 class Witnessed:
-    """A run's files, the run, and each eviction as it happened: key, tick, and the key that claimed its slot."""
+    """A run's files, the run, and each eviction as it happened: key, tick, and the key that
+    claimed its slot.
+    """
 
     log: RunLog
     run: Run
@@ -74,12 +78,19 @@ RUNS = {
         "predictor=gate_lookahead_1",
         "budget.resident_share=0.25",
     ),
-    "batches": ("system=lru", "workload=continuous_4_chunked", "trace.max_sequences=3", "cache=lru_per_site"),
+    "batches": (
+        "system=lru",
+        "workload=continuous_4_chunked",
+        "trace.max_sequences=3",
+        "cache=lru_per_site",
+    ),
 }
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def seen(request: pytest.FixtureRequest, configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Witnessed:
+def seen(
+    request: pytest.FixtureRequest, configure: Configure, tmp_path_factory: pytest.TempPathFactory
+) -> Witnessed:
     return witnessed(tmp_path_factory.mktemp("run"), configure, *RUNS[request.param])
 
 
@@ -88,8 +99,9 @@ def test_every_eviction_is_told_with_its_gate_and_for_whom(seen: Witnessed) -> N
     told = [
         (key, event.tick, event.other)
         for key in sorted({key for key, _, _ in seen.evictions})
-        for event in seen.log.events_of(key) if event.kind == "evicted"
-    ]  # fmt: skip
+        for event in seen.log.events_of(key)
+        if event.kind == "evicted"
+    ]
     assert told == sorted(seen.evictions, key=lambda each: each[0])
 
 
@@ -97,7 +109,9 @@ def test_a_key_is_told_to_be_there_where_a_lookup_found_it_and_only_there(seen: 
     """Each 7th lookup, for time's sake."""
     rows = seen.log.lookups.filter(pl.col("key") >= 0)
     for key, tick, outcome in rows.gather_every(7).select("key", "tick", "outcome").iter_rows():
-        assert seen.log.is_there(key, tick) == (outcome in ("hit", "high_for_low", "low_for_high")), (key, tick)
+        assert seen.log.is_there(key, tick) == (
+            outcome in ("hit", "high_for_low", "low_for_high")
+        ), (key, tick)
 
 
 def test_a_steps_rows_are_those_of_the_run(seen: Witnessed) -> None:
@@ -107,23 +121,32 @@ def test_a_steps_rows_are_those_of_the_run(seen: Witnessed) -> None:
         assert rows_of_step(seen.log, seen.run.trace, step.index) == mine
 
 
-def test_a_rank_in_the_lookahead_counts_the_scores_above(seen: Witnessed, bundled_trace: Trace) -> None:
+def test_a_rank_in_the_lookahead_counts_the_scores_above(
+    seen: Witnessed, bundled_trace: Trace
+) -> None:
     step, site = seen.run.workload.steps[20], 5
     rows = seen.run.workload.row[step.start : step.stop].tolist()
     for expert in range(8):
         found = forecasts(seen.log, bundled_trace, step.index, site, expert)
         assert [each.ahead for each in found] == [1, 2, 3]
         for each in found:
-            scores = [bundled_trace.lookahead["raw"][row, site - each.ahead, each.ahead - 1].tolist() for row in rows]
+            scores = [
+                bundled_trace.lookahead["raw"][row, site - each.ahead, each.ahead - 1].tolist()
+                for row in rows
+            ]
             known = [row for row in scores if np.isfinite(row).all()]
             ranks = [1 + sum(score > row[expert] for score in row) for row in known]
             assert (each.rank, each.rows) == (min(ranks), len(known))
             # Of two chosen by softmax, the two highest scores.
-            assert each.experts == tuple(sorted({int(one) for row in known for one in np.argsort(row)[-2:]}))
+            assert each.experts == tuple(
+                sorted({int(one) for row in known for one in np.argsort(row)[-2:]})
+            )
             assert each.chosen_by == sum(rank <= 2 for rank in ranks)
 
 
-def test_what_a_prompt_was_forecast_to_need_is_told_together(seen: Witnessed, bundled_trace: Trace) -> None:
+def test_what_a_prompt_was_forecast_to_need_is_told_together(
+    seen: Witnessed, bundled_trace: Trace
+) -> None:
     """As gates offer it; nothing where the run read prompts in part."""
     workload, site = Workload(bundled_trace, batching="sequential", lookahead=3, max_sequences=1), 5
     step, gate = workload.steps[0], workload.gate()
@@ -146,11 +169,16 @@ def test_why_a_prompt_was_not_prefetched_for_is_told(seen: Witnessed, bundled_tr
     explained.trace = bundled_trace
     is_miss = (pl.col("phase") == "prefill") & (pl.col("outcome") == "miss")
     missed = seen.log.lookups.filter(is_miss & (pl.col("site") > 1))
-    told = [" ".join(explained.explain(Question(row["step"], row["site"], row["expert"])))
-            for row in missed.head(20).iter_rows(named=True)]  # fmt: skip
+    told = [
+        " ".join(explained.explain(Question(row["step"], row["site"], row["expert"])))
+        for row in missed.head(20).iter_rows(named=True)
+    ]
     if seen.log.choice("predictor", "prompts") is False:
         assert told
-        assert all("No prefetch was queued: the system forecasts decoded tokens only." in text for text in told)
+        assert all(
+            "No prefetch was queued: the system forecasts decoded tokens only." in text
+            for text in told
+        )
     else:
         assert not any("forecasts decoded tokens only" in text for text in told)
 
@@ -174,13 +202,17 @@ def test_every_outcome_of_a_run_has_a_story(seen: Witnessed, bundled_trace: Trac
 def test_what_is_left_out_or_sent_elsewhere_is_told_as_there_where_a_copy_was(
     outcome: str, words: Sequence[str], configure: Configure, tmp_path: Path
 ) -> None:
-    """Oracle: what the selector could ask for at the gate. What was not kept would have been a miss."""
+    """Oracle: what the selector could ask for at the gate. What was not kept would have been a
+    miss.
+    """
     there: dict[tuple[int, int], bool] = {}
     select = {"skip": SkipLight, "reroute": ForecastRoutes}[outcome].select
 
     def asked(self: Any, choice: Any, resident: Any) -> Any:
         if hasattr(choice, "tick"):
-            there.update({(choice.tick, expert): resident.has(0, choice.site, expert) for expert in range(8)})
+            there.update(
+                {(choice.tick, expert): resident.has(0, choice.site, expert) for expert in range(8)}
+            )
         return select(self, choice, resident)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -205,8 +237,10 @@ def test_a_forecast_by_statistics_is_not_told_by_the_ranks_of_the_lookahead(
     words = ("system=lru", "predictor=expert_paths", "+workload.decode_tokens=8")
     log = witnessed(tmp_path, configure, *words).log
     explained = Explained(log)
-    told = [" ".join(explained.explain(Question(row["step"], row["site"], row["expert"])))
-            for row in log.lookups.filter(pl.col("outcome") == "miss").tail(12).iter_rows(named=True)]  # fmt: skip
+    told = [
+        " ".join(explained.explain(Question(row["step"], row["site"], row["expert"])))
+        for row in log.lookups.filter(pl.col("outcome") == "miss").tail(12).iter_rows(named=True)
+    ]
     assert not any("the lookahead ranked it" in text for text in told)
     assert any("what ExpertPaths forecast no row tells" in text for text in told)
 
@@ -215,17 +249,29 @@ def test_a_forecast_by_statistics_is_not_told_by_the_ranks_of_the_lookahead(
 
 
 def by_hand(folder: Path) -> Path:
-    """Two sites of three experts, two slots. Step 0 loads expert 0 of site 1, step 1 prefetches expert 1 in its place,
-    step 2 needs expert 0 again, while a prefetch of expert 2 is on the link. Gate t is at t + 1 ms.
+    """Two sites of three experts, two slots. Step 0 loads expert 0 of site 1, step 1 prefetches
+    expert 1 in its place, step 2 needs expert 0 again, while a prefetch of expert 2 is on the link.
+    Gate t is at t + 1 ms.
     """
     sites, needs = [0, 1, 0, 1, 0, 1], [0, 4, 0, 5, 0, 4]
     outcomes = ["hit", "miss", "hit", "hit", "hit", "miss"]
     ready = [1.0, 2.5, 3.0, 4.0, 5.0, 7.0]
-    pl.DataFrame({
-        "tick": range(6), "step": [0, 0, 1, 1, 2, 2], "phase": ["decode"] * 6, "site": sites, "key": needs,
-        "expert": [key % 4 for key in needs], "wanted": ["fp16"] * 6, "served": ["fp16"] * 6, "outcome": outcomes,
-        "tokens": [1] * 6, "gate_ns": [(t + 1) * MS for t in range(6)], "ready_ns": [int(t * MS) for t in ready],
-    }).write_parquet(folder / "lookups.parquet")  # fmt: skip
+    pl.DataFrame(
+        {
+            "tick": range(6),
+            "step": [0, 0, 1, 1, 2, 2],
+            "phase": ["decode"] * 6,
+            "site": sites,
+            "key": needs,
+            "expert": [key % 4 for key in needs],
+            "wanted": ["fp16"] * 6,
+            "served": ["fp16"] * 6,
+            "outcome": outcomes,
+            "tokens": [1] * 6,
+            "gate_ns": [(t + 1) * MS for t in range(6)],
+            "ready_ns": [int(t * MS) for t in ready],
+        }
+    ).write_parquet(folder / "lookups.parquet")
     moves = [  # number, key, class, queued, start and end in ms, victim, outcome
         (0, 4, "demand", 2.0, 2.0, 2.5, None, "loaded"),
         (1, 5, "prefetch", 3.0, 3.0, 3.8, 4, "used"),
@@ -233,27 +279,60 @@ def by_hand(folder: Path) -> Path:
         (3, 4, "demand", 6.0, 6.4, 7.0, None, "loaded"),
     ]
     pl.DataFrame(
-        [(n, "pcie", 0, key, kind, 8, *(int(t * MS) for t in times), victim, outcome)
-         for n, key, kind, *times, victim, outcome in moves],
-        schema=["number", "link", "hop", "key", "class", "moved_bytes", "queued_ns", "start_ns", "end_ns", "victim",
-                "outcome"], orient="row",
-    ).write_parquet(folder / "transfers.parquet")  # fmt: skip
+        [
+            (n, "pcie", 0, key, kind, 8, *(int(t * MS) for t in times), victim, outcome)
+            for n, key, kind, *times, victim, outcome in moves
+        ],
+        schema=[
+            "number",
+            "link",
+            "hop",
+            "key",
+            "class",
+            "moved_bytes",
+            "queued_ns",
+            "start_ns",
+            "end_ns",
+            "victim",
+            "outcome",
+        ],
+        orient="row",
+    ).write_parquet(folder / "transfers.parquet")
     calls: list[tuple[int, str, int, int, int | None, str | None]] = [
-        (1, "lookup", 0, 0, None, "hit"), (2, "lookup", 1, 4, None, "miss"), (3, "issue", 1, 4, None, None),
-        (5, "lookup", 2, 0, None, "hit"), (5, "queue_prefetch", 2, 5, None, None), (6, "issue", 2, 5, 4, None),
-        (8, "lookup", 3, 5, None, "hit"), (9, "lookup", 4, 0, None, "hit"), (9, "queue_prefetch", 4, 6, None, None),
-        (10, "issue", 4, 6, 5, None), (11, "lookup", 5, 4, None, "miss"), (12, "issue", 5, 4, None, None),
-    ]  # fmt: skip
-    pl.DataFrame(calls, schema={"call": pl.Int64, "kind": pl.String, "tick": pl.Int64, "key": pl.Int64,
-                                "victim": pl.Int64, "outcome": pl.String}, orient="row"
-                 ).write_parquet(folder / "decisions.parquet")  # fmt: skip
+        (1, "lookup", 0, 0, None, "hit"),
+        (2, "lookup", 1, 4, None, "miss"),
+        (3, "issue", 1, 4, None, None),
+        (5, "lookup", 2, 0, None, "hit"),
+        (5, "queue_prefetch", 2, 5, None, None),
+        (6, "issue", 2, 5, 4, None),
+        (8, "lookup", 3, 5, None, "hit"),
+        (9, "lookup", 4, 0, None, "hit"),
+        (9, "queue_prefetch", 4, 6, None, None),
+        (10, "issue", 4, 6, 5, None),
+        (11, "lookup", 5, 4, None, "miss"),
+        (12, "issue", 5, 4, None, None),
+    ]
+    pl.DataFrame(
+        calls,
+        schema={
+            "call": pl.Int64,
+            "kind": pl.String,
+            "tick": pl.Int64,
+            "key": pl.Int64,
+            "victim": pl.Int64,
+            "outcome": pl.String,
+        },
+        orient="row",
+    ).write_parquet(folder / "decisions.parquet")
     tokens = {"step": [0, 1, 2], "sequence": [0, 0, 0], "position": [3, 4, 5]}
     pl.DataFrame(tokens).write_parquet(folder / "tokens.parquet")
     config: dict[str, Any] = {
-        "model": {"sites": 2, "experts": 3, "top_k": 1}, "cache": {"_target_": "a.LRU", "scope": "global"},
-        "predictor": {"_target_": "a.GateLookahead", "sites": 1}, "trace": {"path": str(folder / "no_trace")},
+        "model": {"sites": 2, "experts": 3, "top_k": 1},
+        "cache": {"_target_": "a.LRU", "scope": "global"},
+        "predictor": {"_target_": "a.GateLookahead", "sites": 1},
+        "trace": {"path": str(folder / "no_trace")},
         "loader": {"depth": "all"},
-    }  # fmt: skip
+    }
     told = {"labels": {"synthetic": "SYNTHETIC gates: by hand"}, "overrides": []}
     (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
@@ -265,25 +344,42 @@ def test_a_miss_is_told_with_what_took_its_place_and_what_held_the_link(
 ) -> None:
     assert main([str(by_hand(tmp_path)), "site=1", "expert=0", "step=2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "Step 2 (decode; sequence 0 position 5), site 1, expert 0: MISS at 6.000 ms, tick 5, for 1 token; fp16 was "
-        "wanted, fp16 served. It was there 1.000 ms later.",
-        "Site 1 expert 0 was last there since 2.500 ms, by a demand issued after tick 1 (step 0, site 1), last used at "
-        "tick 1 (step 0, site 1), until tick 2 (step 1, site 0). It was evicted for a prefetch of site 1 expert 1: LRU "
-        "ranked it lowest of what was neither pinned nor forecast. Pinned then, as that gate's needs: site 0 expert 0.",
-        "The demand waited 0.400 ms for pcie and took 0.600 ms; meanwhile pcie served 1 prefetch (0.400 ms): site 1 "
-        "expert 2.",
-        "No prefetch was queued; the trace cannot be read, so what GateLookahead forecast is not told.",
+        (
+            "Step 2 (decode; sequence 0 position 5), site 1, expert 0: MISS at 6.000 ms, tick 5,"
+            " for 1 token; fp16 was wanted, fp16 served. It was there 1.000 ms later."
+        ),
+        (
+            "Site 1 expert 0 was last there since 2.500 ms, by a demand issued after tick 1 (step"
+            " 0, site 1), last used at tick 1 (step 0, site 1), until tick 2 (step 1, site 0). It"
+            " was evicted for a prefetch of site 1 expert 1: LRU ranked it lowest of what was"
+            " neither pinned nor forecast. Pinned then, as that gate's needs: site 0 expert 0."
+        ),
+        (
+            "The demand waited 0.400 ms for pcie and took 0.600 ms; meanwhile pcie served 1"
+            " prefetch (0.400 ms): site 1 expert 2."
+        ),
+        (
+            "No prefetch was queued; the trace cannot be read, so what GateLookahead forecast is"
+            " not told."
+        ),
         "SYNTHETIC gates: by hand",
     ]
 
 
-def test_a_hit_is_told_with_the_prefetch_that_brought_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hit_is_told_with_the_prefetch_that_brought_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(by_hand(tmp_path)), "site=1", "expert=1", "step=1"]) == 0
     assert capsys.readouterr().out.splitlines()[1:-1] == [
-        "It had come as a prefetch over pcie, issued after tick 2 (step 1, site 0), arrived at 3.800 ms, 0.200 ms "
-        "before this gate.",
-        "A prefetch was queued at tick 2 (step 1, site 0), 1 site ahead. The prefetch waited 0.000 ms for pcie and "
-        "moved from 3.000 ms to 3.800 ms, 0.200 ms before the gate asked.",
+        (
+            "It had come as a prefetch over pcie, issued after tick 2 (step 1, site 0), arrived at"
+            " 3.800 ms, 0.200 ms before this gate."
+        ),
+        (
+            "A prefetch was queued at tick 2 (step 1, site 0), 1 site ahead. The prefetch waited"
+            " 0.000 ms for pcie and moved from 3.000 ms to 3.800 ms, 0.200 ms before the gate"
+            " asked."
+        ),
     ]
 
 
@@ -291,8 +387,16 @@ def test_a_hit_is_told_with_the_prefetch_that_brought_it(tmp_path: Path, capsys:
     ("chosen_by", "loader", "why"),
     [
         (0, {}, "1 site before (site 0) the lookahead ranked it 2 of 3, outside the 1 forecast."),
-        (1, {"prefetch_budget": 1}, "among those forecast, but the budget of 1 was used up (site 1 expert 2)."),
-        (1, {"depth": "all"}, "among those forecast, but no row tells why (the selector may have left it out)."),
+        (
+            1,
+            {"prefetch_budget": 1},
+            "among those forecast, but the budget of 1 was used up (site 1 expert 2).",
+        ),
+        (
+            1,
+            {"depth": "all"},
+            "among those forecast, but no row tells why (the selector may have left it out).",
+        ),
     ],
 )
 def test_why_nothing_was_queued_is_told_by_rank_and_by_budget(
@@ -330,7 +434,9 @@ def test_a_lookup_that_is_not_there_is_refused_with_what_is(
     assert not told.out
 
 
-@pytest.mark.parametrize("missing", ["config.yaml", "decisions.parquet", "lookups.parquet", "transfers.parquet"])
+@pytest.mark.parametrize(
+    "missing", ["config.yaml", "decisions.parquet", "lookups.parquet", "transfers.parquet"]
+)
 def test_a_folder_that_is_no_whole_run_is_refused(
     tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,14 +447,18 @@ def test_a_folder_that_is_no_whole_run_is_refused(
     assert "outputs=all" in told
 
 
-def test_a_log_without_decisions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_without_decisions_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = by_hand(tmp_path) / "decisions.parquet"
     pl.read_parquet(place).clear().write_parquet(place)
     assert main([str(tmp_path), "site=1", "expert=0", "step=2"]) == 2
     assert "decisions.parquet has no rows" in capsys.readouterr().err
 
 
-def test_a_configuration_that_is_no_yaml_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_that_is_no_yaml_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (by_hand(tmp_path) / "config.yaml").write_text("model: [")
     assert main([str(tmp_path), "site=1", "expert=0", "step=2"]) == 2
     assert "config.yaml cannot be read" in capsys.readouterr().err

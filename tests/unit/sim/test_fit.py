@@ -1,4 +1,6 @@
-"""Fits: what is written and read back, on which sequences, and every way in which one does not fit a run."""
+"""Fits: what is written and read back, on which sequences, and every way in which one does not
+fit a run.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,11 @@ from sim.values.places import ROOT
 from sim.workload.steps import Workload
 
 SHARES = ("budget.resident_share=0.5", "trace.max_sequences=1")
-FITTED = sorted(path.stem for path in (ROOT / "conf" / "predictor").glob("*.yaml")
-                if "artefact: null" in path.read_text(encoding="utf-8"))  # fmt: skip
+FITTED = sorted(
+    path.stem
+    for path in (ROOT / "conf" / "predictor").glob("*.yaml")
+    if "artefact: null" in path.read_text(encoding="utf-8")
+)
 
 
 @pytest.fixture
@@ -56,7 +61,9 @@ def test_a_fit_comes_back_as_it_was_written(written: Path, bundled_trace: Trace)
         assert (artefact.arrays[name] == values).all()
     first = [path.read_bytes() for path in (written, written.with_suffix(".npz"))]
     write_artefact(written.parent, written.stem, again)
-    assert [path.read_bytes() for path in (written, written.with_suffix(".npz"))] == first, "the same bytes"
+    assert [path.read_bytes() for path in (written, written.with_suffix(".npz"))] == first, (
+        "the same bytes"
+    )
 
 
 def test_a_fit_sees_the_valid_rows_of_the_fit_split_alone(bundled_trace: Trace) -> None:
@@ -89,14 +96,18 @@ def test_what_ships_is_of_the_bundled_trace_and_its_fit_split(
     configure: Configure, bundled_trace: Trace, name: str
 ) -> None:
     predictor = instantiate(configure(f"predictor={name}").predictor, _convert_="all")
-    workload = Workload(bundled_trace, split="eval", batching="sequential", lookahead=predictor.lookahead_sites)
+    workload = Workload(
+        bundled_trace, split="eval", batching="sequential", lookahead=predictor.lookahead_sites
+    )
     artefact = find_artefact(predictor, workload)
     assert set(artefact.sequences) <= set(fit_sequences(bundled_trace))
     if artefact.kind != "learned":
         fresh = fit_predictor(predictor, bundled_trace, fit_sequences(bundled_trace))
         assert artefact.sequences == fresh.sequences
         assert set(artefact.arrays) == set(fresh.arrays)
-        assert all((artefact.arrays[key] == fresh.arrays[key]).all() for key in fresh.arrays), "make predictors"
+        assert all((artefact.arrays[key] == fresh.arrays[key]).all() for key in fresh.arrays), (
+            "make predictors"
+        )
 
 
 def test_what_ships_stays_small() -> None:
@@ -111,13 +122,17 @@ def test_a_run_on_what_was_fitted_on_is_refused_unless_all_is_asked_for(
     configure: Configure, bundled_trace: Trace, name: str
 ) -> None:
     words = (f"predictor={name}", "system=lru", "budget.resident_share=0.5")
-    with pytest.raises(ArtefactError, match=r"fitted on 32 of the sequences of this run \(trace\.split=fit: 0, 1, "):
+    with pytest.raises(
+        ArtefactError, match=r"fitted on 32 of the sequences of this run \(trace\.split=fit: 0, 1, "
+    ):
         build(configure(*words, "trace.split=fit"), "x", bundled_trace)
     assert build(configure(*words, "trace.split=all"), "x", bundled_trace).fitted_on == 32
     assert build(configure(*words), "x", bundled_trace).fitted_on == 0
 
 
-def test_the_summary_says_how_many_sequences_were_fitted_on(configure: Configure, bundled_trace: Trace) -> None:
+def test_the_summary_says_how_many_sequences_were_fitted_on(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     words = ("predictor=next_site", "system=lru", "trace.split=all", *SHARES)
     run = build(configure(*words), "x", bundled_trace)
     assert [sequence.split for sequence in run.workload.sequences] == ["fit"]
@@ -134,7 +149,10 @@ def with_json(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda v: v["trace"].update(sha256="0" * 64), "with trace 000000000000, this run of trace tiny_mixtral has"),
+        (
+            lambda v: v["trace"].update(sha256="0" * 64),
+            "with trace 000000000000, this run of trace tiny_mixtral has",
+        ),
         (lambda v: v["shape"].update(sites=15), "with model shape"),
         (lambda v: v.update(kind="expert_paths"), "with kind expert_paths"),
         (lambda v: v.update(parameters={"key": "set"}), "with parameters {'key': 'set'}"),
@@ -147,7 +165,11 @@ def with_json(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     ],
 )
 def test_a_fit_of_something_else_is_refused_before_the_run(
-    configure: Configure, bundled_trace: Trace, written: Path, change: Callable[[dict[str, Any]], object], said: str
+    configure: Configure,
+    bundled_trace: Trace,
+    written: Path,
+    change: Callable[[dict[str, Any]], object],
+    said: str,
 ) -> None:
     with_json(written, change)
     words = ("predictor=next_site", f"predictor.artefact={written}", "system=lru", *SHARES)
@@ -155,9 +177,14 @@ def test_a_fit_of_something_else_is_refused_before_the_run(
         build(configure(*words), "x", bundled_trace)
 
 
-def test_a_fit_that_does_not_ship_says_how_to_make_it(configure: Configure, bundled_trace: Trace) -> None:
+def test_a_fit_that_does_not_ship_says_how_to_make_it(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     words = ("predictor=expert_paths", "predictor.key=first", "system=lru", *SHARES)
-    with pytest.raises(ArtefactError, match=r"no fit expert_paths-first comes with .* python -m sim\.fit predictor="):
+    with pytest.raises(
+        ArtefactError,
+        match=r"no fit expert_paths-first comes with .* python -m sim\.fit predictor=",
+    ):
         build(configure(*words), "x", bundled_trace)
     words = ("predictor=next_site", "predictor.artefact=nowhere.json", "system=lru", *SHARES)
     with pytest.raises(ArtefactError, match=r"nowhere\.json cannot be read"):
@@ -194,7 +221,9 @@ def npy(values: np.ndarray[Any, Any], shape: tuple[int, ...] | None = None) -> b
         (packed(together=npy(np.zeros(3)) + b"more"), "must be numbers in"),
     ],
 )
-def test_arrays_that_are_not_what_they_claim_are_refused(written: Path, content: bytes, said: str) -> None:
+def test_arrays_that_are_not_what_they_claim_are_refused(
+    written: Path, content: bytes, said: str
+) -> None:
     written.with_suffix(".npz").write_bytes(content)
     with_json(written, lambda v: v.update(arrays_sha256=hashlib.sha256(content).hexdigest()))
     with pytest.raises(ArtefactError, match=said):
@@ -205,7 +234,9 @@ def test_a_pickle_is_never_opened(written: Path) -> None:
     stream = io.BytesIO()
     np.savez(stream, together=np.array([{"a": 1}], object), allow_pickle=True)
     written.with_suffix(".npz").write_bytes(stream.getvalue())
-    with_json(written, lambda v: v.update(arrays_sha256=hashlib.sha256(stream.getvalue()).hexdigest()))
+    with_json(
+        written, lambda v: v.update(arrays_sha256=hashlib.sha256(stream.getvalue()).hexdigest())
+    )
     with pytest.raises(ArtefactError):
         read_artefact(written)
 
@@ -219,7 +250,13 @@ def test_the_command_writes_what_a_run_then_takes(
     assert main(["predictor=expert_paths", "predictor.key=first", f"output_dir={tmp_path}"]) == 0
     place = tmp_path / "expert_paths-first.json"
     assert f"{place}: expert_paths of 32 fit sequences of tiny_mixtral" in capsys.readouterr().out
-    words = ("predictor=expert_paths", "predictor.key=first", f"predictor.artefact={place}", "system=lru", *SHARES)
+    words = (
+        "predictor=expert_paths",
+        "predictor.key=first",
+        f"predictor.artefact={place}",
+        "system=lru",
+        *SHARES,
+    )
     predictor: Any = build(configure(*words), "x", bundled_trace).controller.predictor
     assert predictor.key == "first"
 
@@ -232,7 +269,10 @@ def test_the_command_writes_what_a_run_then_takes(
         (["predictor=foreseen"], "Foreseen has nothing to fit"),
         (["predictor=activation_matrix_empty"], "ActivationMatching has nothing to fit"),
         (["predictor=learned"], "python -m capture.fit"),
-        (["predictor=next_site", "loader=free"], "'loader=free' is no key=value of predictor, trace or output_dir"),
+        (
+            ["predictor=next_site", "loader=free"],
+            "'loader=free' is no key=value of predictor, trace or output_dir",
+        ),
         (["predictor=nobody"], "nobody"),
         (["predictor=next_site", "predictor.combine=max"], "unknown predictor.combine"),
         (["predictor=next_site", "trace.path=nowhere"], "nowhere"),
@@ -250,7 +290,9 @@ def test_the_command_refuses_with_one_message(
 
 
 def test_the_command_reads_what_its_words_say() -> None:
-    request = request_of(["predictor=next_site", "predictor.combine=product", "trace.max_sequences=2"])
+    request = request_of(
+        ["predictor=next_site", "predictor.combine=product", "trace.max_sequences=2"]
+    )
     assert isinstance(request.predictor, NextSiteConditional)
     assert (request.predictor.combine, len(request.sequences)) == ("product", 2)
     assert str(request.output_dir) == "outputs/predictors"
@@ -282,9 +324,13 @@ def test_gate_inputs_are_those_of_the_rows(bundled_trace: Trace) -> None:
     assert kept.of(np.flatnonzero(trace.sequence == 1)[:2], site) is None
 
 
-def test_a_sequence_without_gate_inputs_is_named(configure: Configure, bundled_trace: Trace) -> None:
+def test_a_sequence_without_gate_inputs_is_named(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     words = ("predictor=learned_gate_input", "system=lru", "budget.resident_share=0.5")
-    with pytest.raises(TraceError, match=r"sequences is \[40, 41, .*have no gate inputs .*trace\.max_sequences"):
+    with pytest.raises(
+        TraceError, match=r"sequences is \[40, 41, .*have no gate inputs .*trace\.max_sequences"
+    ):
         build(configure(*words), "x", bundled_trace)
     run = build(configure(*words, "trace.max_sequences=8"), "x", bundled_trace)
     counts, _ = count_forecasts(run.workload, run.controller.predictor)
@@ -319,18 +365,28 @@ def test_a_gate_input_file_that_lies_is_refused(tmp_path: Path, bundled_trace: T
         read_gate_inputs(tmp_path, bundled_trace, (0,))
 
 
-def test_networks_on_raw_scores_are_not_run_on_renormed_ones(configure: Configure, bundled_trace: Trace) -> None:
+def test_networks_on_raw_scores_are_not_run_on_renormed_ones(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     words = ("predictor=learned", "system=lru", "workload.lookahead_norm=renormed", *SHARES)
     with pytest.raises(ValueError, match=r"set workload\.lookahead_norm=raw"):
         build(configure(*words), "x", bundled_trace)
 
 
-def test_a_trace_without_lookahead_is_refused_by_a_predictor_that_reads_it(configure: Configure) -> None:
+def test_a_trace_without_lookahead_is_refused_by_a_predictor_that_reads_it(
+    configure: Configure,
+) -> None:
     trace = read_trace(ROOT / BUNDLED)
     header = replace(trace.header, lookahead=None, columns=())
     for name in ("learned", "gate_percentile"):
-        with pytest.raises(ValueError, match="records lookahead for 0 sites, but the predictor needs"):
-            build(configure(f"predictor={name}", "system=lru", *SHARES), "x", replace(trace, header=header))
+        with pytest.raises(
+            ValueError, match="records lookahead for 0 sites, but the predictor needs"
+        ):
+            build(
+                configure(f"predictor={name}", "system=lru", *SHARES),
+                "x",
+                replace(trace, header=header),
+            )
 
 
 # ---- how good forecasts were

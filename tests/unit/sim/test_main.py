@@ -20,9 +20,21 @@ SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1")
 
 def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sim", "-m", *SMALL, "outputs=summary", "budget.resident_share=0.01,0.25,2,0.5",
-         f"hydra.sweep.dir={tmp_path}"], capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "sim",
+            "-m",
+            *SMALL,
+            "outputs=summary",
+            "budget.resident_share=0.01,0.25,2,0.5",
+            f"hydra.sweep.dir={tmp_path}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     *_, head, first, second = done.stderr.splitlines()
@@ -44,13 +56,17 @@ class Broken:
 
 
 @pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt(), SystemExit(143)], ids=str)
-def test_what_is_interrupted_while_it_writes_leaves_no_file(tmp_path: Path, error: BaseException) -> None:
+def test_what_is_interrupted_while_it_writes_leaves_no_file(
+    tmp_path: Path, error: BaseException
+) -> None:
     with pytest.raises(type(error)):
         write_outputs(tmp_path, {"system": "x"}, {}, Broken(error), "wait_all", None)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_interrupted_between_two_files_leaves_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_interrupted_between_two_files_leaves_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, moved = os.replace, []
 
     def replace(source: Path, target: Path) -> None:
@@ -60,8 +76,13 @@ def test_what_is_interrupted_between_two_files_leaves_neither(tmp_path: Path, mo
         real(source, target)
 
     monkeypatch.setattr(outputs.os, "replace", replace)
-    monkeypatch.setattr(outputs, "_write_json", lambda path, *_, **__: [
-        path.with_name(name).write_text("{}", encoding="utf-8") for name in ("a.json", "b.json")])  # fmt: skip
+    monkeypatch.setattr(
+        outputs,
+        "_write_json",
+        lambda path, *_, **__: [
+            path.with_name(name).write_text("{}", encoding="utf-8") for name in ("a.json", "b.json")
+        ],
+    )
     with pytest.raises(SystemExit):
         write_outputs(tmp_path, {}, {}, None, "wait_all", None)
     assert len(moved) == 1
@@ -71,8 +92,11 @@ def test_what_is_interrupted_between_two_files_leaves_neither(tmp_path: Path, mo
 def test_sigterm_ends_a_run_at_once_with_its_own_status_and_no_folder(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "sim", "system=hobbit", f"output_dir={tmp_path}/out"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
     while process.poll() is None and not (tmp_path / "out").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""The report: every figure with its units and configuration, from what runs wrote, in a page that asks for nothing."""
+"""The report: every figure with its units and configuration, from what runs wrote, in a page
+that asks for nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,45 @@ from sim.setup.configure import configure
 from sim.setup.execute import execute
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 
 
 def run_into(place: Path, *words: str) -> Path:
     cfg, name = configure("model=tiny_mixtral", "trace.max_sequences=2", *words)
     run = build(cfg, name, changed=["trace.max_sequences=2"])
     result = execute(run)
-    write_outputs(place, {**result.summary, "wall_s": 0.0}, run.config,
-                  result.frames if cfg.outputs == "all" else None, run.controller.loader.wait, 8)  # fmt: skip
+    write_outputs(
+        place,
+        {**result.summary, "wall_s": 0.0},
+        run.config,
+        result.frames if cfg.outputs == "all" else None,
+        run.controller.loader.wait,
+        8,
+    )
     return place
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     folder = tmp_path_factory.mktemp("report")
-    runs = [run_into(folder / "lru", "system=lru"), run_into(folder / "hobbit", "system=hobbit"),
-            run_into(folder / "short", "system=load_on_demand", "outputs=summary")]  # fmt: skip
+    runs = [
+        run_into(folder / "lru", "system=lru"),
+        run_into(folder / "hobbit", "system=hobbit"),
+        run_into(folder / "short", "system=load_on_demand", "outputs=summary"),
+    ]
     assert main([*map(str, runs), f"output_dir={folder}/out"]) == 0
     return folder / "out", runs
 
 
-def test_every_figure_is_on_the_page_and_beside_it_with_its_configuration(report: tuple[Path, list[Path]]) -> None:
+def test_every_figure_is_on_the_page_and_beside_it_with_its_configuration(
+    report: tuple[Path, list[Path]],
+) -> None:
     place, _ = report
     page = (place / "report.html").read_text(encoding="utf-8")
     for name, (question, _, _) in FIGURES.items():
@@ -53,7 +72,9 @@ def test_every_figure_is_on_the_page_and_beside_it_with_its_configuration(report
         svg = (place / f"{name}.svg").read_text(encoding="utf-8")
         assert "rtx4090_pcie4" in svg, "a figure by itself says what it is of"
         assert "with trace.max_sequences=2" in svg, "and what was changed"
-        assert re.search(r"\((s|ms|GiB|tokens/s)\)|ratio|share|tokens|prefetches", svg), "and in which unit"
+        assert re.search(r"\((s|ms|GiB|tokens/s)\)|ratio|share|tokens|prefetches", svg), (
+            "and in which unit"
+        )
 
 
 def test_the_page_says_what_was_changed_and_what_is_lossy(report: tuple[Path, list[Path]]) -> None:
@@ -66,29 +87,45 @@ def test_the_page_says_what_was_changed_and_what_is_lossy(report: tuple[Path, li
 def test_the_page_names_no_other_place(report: tuple[Path, list[Path]]) -> None:
     page = (report[0] / "report.html").read_text(encoding="utf-8")
     names = set(re.findall(r"https?://[^\"'<> ]+", page))
-    assert names <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, "namespaces are no requests"
+    assert names <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, (
+        "namespaces are no requests"
+    )
     assert "<script" not in page
     identities = re.findall(r'id="([^"]+)"', page)
     assert len(identities) == len(set(identities))
 
 
-def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(report: tuple[Path, list[Path]]) -> None:
+def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
+    report: tuple[Path, list[Path]],
+) -> None:
     (run,) = read_runs([report[1][0]])
     found = run.resident_gib()
     assert found is not None
     transfers = pl.read_parquet(report[1][0] / "transfers.parquet")
-    # LRU's slots are full from the start: each load puts one out, at its issue, and comes in at its end.
-    one, all_gib = transfers["moved_bytes"][0] / 2**30, run.summary["budget"]["device_bytes"] / 2**30
+    # LRU's slots are full from the start: each load puts one out, at its issue, and comes in at its
+    # end.
+    one, all_gib = (
+        transfers["moved_bytes"][0] / 2**30,
+        run.summary["budget"]["device_bytes"] / 2**30,
+    )
     assert found[0][0] == 0
     assert found[1][0] == pytest.approx(all_gib, abs=0.99 * one)
     assert np.ptp(found[1]) == pytest.approx(one)
 
 
-@pytest.mark.parametrize("words", [
-    ("system=lru",), ("system=lru", "cache.initial=empty"), ("system=hobbit",), ("system=edgemoe",),
-    ("system=lru", "loader.retention=after_batch", "workload=static_4"),
-    ("system=hobbit", "loader.chunk_bytes=65536"), ("system=lru", "hardware=rtx4090_nvme"),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("system=lru",),
+        ("system=lru", "cache.initial=empty"),
+        ("system=hobbit",),
+        ("system=edgemoe",),
+        ("system=lru", "loader.retention=after_batch", "workload=static_4"),
+        ("system=hobbit", "loader.chunk_bytes=65536"),
+        ("system=lru", "hardware=rtx4090_nvme"),
+    ],
+    ids=" ".join,
+)
 def test_what_is_drawn_of_the_device_is_never_below_0_and_ends_with_what_is_there(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -98,7 +135,11 @@ def test_what_is_drawn_of_the_device_is_never_below_0_and_ends_with_what_is_ther
     slots = run.controller.slots
 
     def held() -> int:
-        return sum(size for size, state in zip(slots.slot_bytes, slots.state, strict=True) if state <= UNUSED)
+        return sum(
+            size
+            for size, state in zip(slots.slot_bytes, slots.state, strict=True)
+            if state <= UNUSED
+        )
 
     before = held()
     result = execute(run)
@@ -111,8 +152,13 @@ def test_what_is_drawn_of_the_device_is_never_below_0_and_ends_with_what_is_ther
 
 
 def test_of_a_run_with_staging_the_figure_says_that_it_cannot_tell(tmp_path: Path) -> None:
-    place = run_into(tmp_path / "staged", "system=hobbit", "loader.destination=staging", "loader.staging_slots=4",
-                     "budget.resident_share=0.25")  # fmt: skip
+    place = run_into(
+        tmp_path / "staged",
+        "system=hobbit",
+        "loader.destination=staging",
+        "loader.staging_slots=4",
+        "budget.resident_share=0.25",
+    )
     assert read_runs([place])[0].resident_gib() is None
     assert main([str(place), f"output_dir={tmp_path}/out"]) == 0
     assert "not told (staging)" in (tmp_path / "out" / "memory.svg").read_text(encoding="utf-8")
@@ -129,17 +175,24 @@ def test_the_table_has_what_its_head_says(report: tuple[Path, list[Path]]) -> No
         assert float(cells["makespan / bound"]) == pytest.approx(ratio, rel=1e-3)
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (("trace.max_sequences=1",), "number of sequences 2 and 1"),
-    (("trace.split=fit",), "split eval and fit"),
-    (("trace.exclude=[has_repetition]",), "sequences ["),
-    (("workload=static_4",), "batching sequential and static"),
-    (("workload.decode_tokens=3", "workload.batching=static"), "decode tokens"),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("trace.max_sequences=1",), "number of sequences 2 and 1"),
+        (("trace.split=fit",), "split eval and fit"),
+        (("trace.exclude=[has_repetition]",), "sequences ["),
+        (("workload=static_4",), "batching sequential and static"),
+        (("workload.decode_tokens=3", "workload.batching=static"), "decode tokens"),
+    ],
+    ids=" ".join,
+)
 def test_runs_of_other_work_are_refused_in_one_report_before_anything_is_drawn(
-    words: tuple[str, ...], told: str, report: tuple[Path, list[Path]], tmp_path: Path,
+    words: tuple[str, ...],
+    told: str,
+    report: tuple[Path, list[Path]],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     other = run_into(tmp_path / "other", "system=lru", "outputs=summary", *words)
     summary = json.loads((other / "summary.json").read_text(encoding="utf-8"))
     if words[0].startswith("trace.exclude"):
@@ -171,12 +224,26 @@ def test_the_page_opens_in_a_browser_without_errors_or_requests(
 ) -> None:
     log = tmp_path / "net.json"
     done = subprocess.run(
-        [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path}/profile", "--enable-logging=stderr", "--v=0",
-         f"--log-net-log={log}", "--dump-dom", (report[0] / "report.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            str(CHROMIUM),
+            *QUIET,
+            f"--user-data-dir={tmp_path}/profile",
+            "--enable-logging=stderr",
+            "--v=0",
+            f"--log-net-log={log}",
+            "--dump-dom",
+            (report[0] / "report.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert "CONSOLE" not in done.stderr
     assert done.stdout.count("<svg") == len(FIGURES)
-    # Chromium asks its maker for things of its own; what the page asked for is in the log with its initiator.
-    asked = re.findall(r'"initiator":"file:[^}]*"url":"(https?:[^"]+)"', log.read_text(encoding="utf-8"))
+    # Chromium asks its maker for things of its own; what the page asked for is in the log with its
+    # initiator.
+    asked = re.findall(
+        r'"initiator":"file:[^}]*"url":"(https?:[^"]+)"', log.read_text(encoding="utf-8")
+    )
     assert asked == []

@@ -1,4 +1,6 @@
-"""What a report's figures say: fronts only among runs of one precision, names apart, means of what changes."""
+"""What a report's figures say: fronts only among runs of one precision, names apart, means of
+what changes.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,17 @@ FRONT = (180 / 255, 85 / 255, 45 / 255, 1.0)
 
 
 def run(label: str, precision: str, speed: float, low_mass: float, **labels: str) -> ReportedRun:
-    return ReportedRun(label, Path("unused"), {
-        "labels": labels, "overrides": [],
-        "decode_tokens_per_s": speed, "budget": {"slots": {precision: 4, "int2": 0}},
-        "quality_proxy": {"low_mass": low_mass, "skip_mass": 0.0},
-    })  # fmt: skip
+    return ReportedRun(
+        label,
+        Path("unused"),
+        {
+            "labels": labels,
+            "overrides": [],
+            "decode_tokens_per_s": speed,
+            "budget": {"slots": {precision: 4, "int2": 0}},
+            "quality_proxy": {"low_mass": low_mass, "skip_mass": 0.0},
+        },
+    )
 
 
 @pytest.fixture
@@ -37,7 +45,14 @@ def axis() -> Any:
 
 
 def test_a_run_in_four_bits_throughout_does_not_beat_one_that_loses_nothing(axis: Any) -> None:
-    pareto(axis, [run("lru", "fp16", 4.0, 0.0), run("slow", "fp16", 3.0, 0.1), run("fate", "int4", 17.0, 0.0)])
+    pareto(
+        axis,
+        [
+            run("lru", "fp16", 4.0, 0.0),
+            run("slow", "fp16", 3.0, 0.1),
+            run("fate", "int4", 17.0, 0.0),
+        ],
+    )
     full, low = axis.collections
     assert (full.get_label(), low.get_label()) == ("fp16 at best", "int4 at best")
     assert [tuple(colour) == FRONT for colour in full.get_facecolors()] == [True, False]
@@ -52,7 +67,9 @@ def test_what_knows_the_future_is_on_no_front_and_beats_nobody(axis: Any) -> Non
 
 
 def test_names_of_points_that_coincide_do_not(axis: Any) -> None:
-    pareto(axis, [run("a", "fp16", 4.0, 0.0), run("b", "fp16", 4.001, 0.0), run("c", "fp16", 9.0, 0.2)])
+    pareto(
+        axis, [run("a", "fp16", 4.0, 0.0), run("b", "fp16", 4.001, 0.0), run("c", "fp16", 9.0, 0.2)]
+    )
     axis.figure.canvas.draw()
     boxes = [text.get_window_extent() for text in axis.texts]
     assert len(boxes) == 3
@@ -71,8 +88,12 @@ def test_all_points_lie_inside_the_frame_and_no_share_is_negative(axis: Any) -> 
 
 
 def test_a_rate_stands_clear_of_its_interval_and_bars_of_the_frame(axis: Any) -> None:
-    summary = {"decode_tokens_per_s": 5.0, "ci95": {"decode_tokens_per_s": (4.0, 6.0)}, "compute_busy_s": 2.0,
-               "stall_s": {"demand": 3.0}}  # fmt: skip
+    summary = {
+        "decode_tokens_per_s": 5.0,
+        "ci95": {"decode_tokens_per_s": (4.0, 6.0)},
+        "compute_busy_s": 2.0,
+        "stall_s": {"demand": 3.0},
+    }
     one = ReportedRun("a", Path("unused"), summary)
     systems(axis, [one])
     axis.figure.canvas.draw()
@@ -100,7 +121,9 @@ def test_times_that_come_in_steps_are_no_comb() -> None:
 
 @dataclass
 class Steps:
-    """A value that changes at random times, and its mean over a span by brute force, in thousandths."""
+    """A value that changes at random times, and its mean over a span by brute force, in
+    thousandths.
+    """
 
     seed: int
     at: Any = field(init=False)

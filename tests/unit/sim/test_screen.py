@@ -1,4 +1,6 @@
-"""``sim.screen`` tells of every machine what ``sim`` tells of it, to the last digit, and refuses what it cannot."""
+"""``sim.screen`` tells of every machine what ``sim`` tells of it, to the last digit, and refuses
+what it cannot.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ SMALL = ("trace.max_sequences=2",)
     "words",
     [
         ("system=lru", "hardware.links.pcie.peak_gb_per_s=8,31.5"),
-        ("system=hobbit", "predictor=none", "loader.wait=as_ready", "hardware.compute.memory_gb_per_s=300,1008"),
+        (
+            "system=hobbit",
+            "predictor=none",
+            "loader.wait=as_ready",
+            "hardware.compute.memory_gb_per_s=300,1008",
+        ),
         ("system=lru", "workload=static_4", "loader.write_back=true", "hardware.host.sync_us=0,7"),
     ],
     ids=["lru", "mixed precision", "batches and host time"],
@@ -37,31 +44,61 @@ def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("system=hobbit",), r"predictor: .* set predictor=none or loader\.prefetch_budget=0; python -m sim runs it"),
-        (("system=lru", "hardware=rtx4090_nvme"), r"hardware\.links: a route of several links is not screened"),
-        (("system=lru", "hardware.links.pcie.engines=2"), r"engines that share a link are not screened; set engines=1"),
-        (("system=lru", "placement=absent_on_cpu"), r"placement: the CPU's results .* set placement=load"),
+        (
+            ("system=hobbit",),
+            r"predictor: .* set predictor=none or loader\.prefetch_budget=0; python -m sim runs it",
+        ),
+        (
+            ("system=lru", "hardware=rtx4090_nvme"),
+            r"hardware\.links: a route of several links is not screened",
+        ),
+        (
+            ("system=lru", "hardware.links.pcie.engines=2"),
+            r"engines that share a link are not screened; set engines=1",
+        ),
+        (
+            ("system=lru", "placement=absent_on_cpu"),
+            r"placement: the CPU's results .* set placement=load",
+        ),
         (("system=lru", "loader.chunk_bytes=1048576"), r"loader\.chunk_bytes: .*set it to null"),
         (("system=lru", "loader.replay_unit=access"), r"set replay_unit=union"),
-        (("system=lru", "budget.resident_share=0.03"), r"served in waves; raise budget\.resident_share"),
-        (("system=lru", "workload=continuous_4", "workload.arrivals_s=[0,0]"), r"set .* and workload\.arrivals_s=null"),
-        (("system=lru", "workload=continuous_4", "workload.arrivals_per_s=1"), r"arrivals: .*; set workload"),
+        (
+            ("system=lru", "budget.resident_share=0.03"),
+            r"served in waves; raise budget\.resident_share",
+        ),
+        (
+            ("system=lru", "workload=continuous_4", "workload.arrivals_s=[0,0]"),
+            r"set .* and workload\.arrivals_s=null",
+        ),
+        (
+            ("system=lru", "workload=continuous_4", "workload.arrivals_per_s=1"),
+            r"arrivals: .*; set workload",
+        ),
     ],
 )
-def test_what_depends_on_time_is_refused_by_its_switch(words: tuple[str, ...], message: str) -> None:
+def test_what_depends_on_time_is_refused_by_its_switch(
+    words: tuple[str, ...], message: str
+) -> None:
     cells, _ = read_words((*SMALL, *words))
     with pytest.raises(ScreenError, match=message):
         screen(cells)
 
 
 def test_only_the_machine_may_vary() -> None:
-    with pytest.raises(ValueError, match=r"cache=lru,lfu: only the machine may vary .* python -m sim\.study"):
+    with pytest.raises(
+        ValueError, match=r"cache=lru,lfu: only the machine may vary .* python -m sim\.study"
+    ):
         read_words(("cache=lru,lfu",))
 
 
-def test_the_table_goes_to_a_file_and_bad_words_to_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_goes_to_a_file_and_bad_words_to_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = tmp_path / "machines.parquet"
-    assert main((*SMALL, "system=lru", "hardware.links.pcie.peak_gb_per_s=8,16", f"output={place}")) == 0
+    assert (
+        main((*SMALL, "system=lru", "hardware.links.pcie.peak_gb_per_s=8,16", f"output={place}"))
+        == 0
+    )
     assert pl.read_parquet(place)["hardware.links.pcie.peak_gb_per_s"].to_list() == [8, 16]
     assert main(("sytem=lru",)) == 2
     assert capsys.readouterr().err.count("\n") == 1

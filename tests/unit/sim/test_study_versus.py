@@ -1,4 +1,6 @@
-"""Cells of a study side by side: only those of the same conditions, and the ratios that sim.compare gives."""
+"""Cells of a study side by side: only those of the same conditions, and the ratios that
+sim.compare gives.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ from sim.versus import main, read_rows, versus
 
 BASE = ["model=tiny_mixtral", "trace.max_sequences=3"]
 GRID = {"system": ["lru"], "cache": ["lru", "lfu"], "budget.resident_share": [0.25, 0.5]}
-OTHERS = [["system=lru", "trace.split=fit"], ["system=lru", "hardware=rtx3090_pcie4"], ["system=hobbit"],
-          ["system=lru", "budget.resident_share=0.01"]]  # fmt: skip
+OTHERS = [
+    ["system=lru", "trace.split=fit"],
+    ["system=lru", "hardware=rtx3090_pcie4"],
+    ["system=hobbit"],
+    ["system=lru", "budget.resident_share=0.01"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +44,15 @@ def rows_with(dataset: Path, *words: str) -> list[Row]:
 
 def test_only_cells_of_the_same_trace_machine_and_bytes_are_set_side_by_side(dataset: Path) -> None:
     found = versus(read_rows(dataset), "lru cache=lru")
-    # hobbit's default share is a half; of lru alone there is one on another split, and one on another machine.
-    assert {group.title.rsplit(" ", 2)[1]: {side.system for side in group.sides} for group in found.groups} == {
-        "25.0%": {"lru cache=lru", "lru cache=lfu"}, "50.0%": {"lru cache=lru", "lru cache=lfu", "hobbit"},
-    }  # fmt: skip
+    # hobbit's default share is a half; of lru alone there is one on another split, and one on
+    # another machine.
+    assert {
+        group.title.rsplit(" ", 2)[1]: {side.system for side in group.sides}
+        for group in found.groups
+    } == {
+        "25.0%": {"lru cache=lru", "lru cache=lfu"},
+        "50.0%": {"lru cache=lru", "lru cache=lfu", "hobbit"},
+    }
     (fit,) = versus(rows_with(dataset, "trace.split=fit"), "lru").groups
     assert len(fit.sides) == 1
 
@@ -49,9 +60,13 @@ def test_only_cells_of_the_same_trace_machine_and_bytes_are_set_side_by_side(dat
 def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of the seven cells is in a table or named below, for the condition that parts it, or as refused."""
+    """Each of the seven cells is in a table or named below, for the condition that parts it, or
+    as refused.
+    """
     found = versus(read_rows(dataset), "lru cache=lru")
-    assert sum(len(group.sides) for group in found.groups) + len(found.alone) == len(read_rows(dataset))
+    assert sum(len(group.sides) for group in found.groups) + len(found.alone) == len(
+        read_rows(dataset)
+    )
     why = {one.overrides.split()[-1]: one.why for one in found.alone}
     assert "no cell of lru cache=lru has its conditions" in why["trace.split=fit"]
     assert "trace.split fit, not eval" in why["trace.split=fit"]
@@ -81,10 +96,14 @@ def test_fastest_is_first_and_only_the_one_asked_about_has_no_ratio(dataset: Pat
         assert [side.system for side in group.sides if side.ahead is None] == ["lru cache=lfu"]
         for side in group.sides:
             own = next(each for each in group.sides if each.ahead is None).tokens_per_s
-            assert side.ahead is None or side.ahead.speedup == pytest.approx(side.tokens_per_s / own), "as it is read"
+            assert side.ahead is None or side.ahead.speedup == pytest.approx(
+                side.tokens_per_s / own
+            ), "as it is read"
 
 
-def test_what_cannot_be_told_is_refused(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_told_is_refused(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(dataset), "lru", "also=budget.resident_share=0.25"]) == 2
     assert main([str(dataset), "fate"]) == 2
     assert main([str(tmp_path), "lru"]) == 2
@@ -96,8 +115,13 @@ def test_what_cannot_be_told_is_refused(dataset: Path, tmp_path: Path, capsys: p
     assert "name a study's folder and a system" in few
 
 
-def test_the_table_is_printed_for_each_budget(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(dataset), "lru cache=lru", "also=cache=lru", "also=budget.resident_share=0.5"]) == 0
+def test_the_table_is_printed_for_each_budget(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main([str(dataset), "lru cache=lru", "also=cache=lru", "also=budget.resident_share=0.5"])
+        == 0
+    )
     told = capsys.readouterr().out
     assert "50.0% resident" in told
     assert "lfu" not in told

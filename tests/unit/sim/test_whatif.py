@@ -1,4 +1,6 @@
-"""What-ifs: break-even points against closed forms, what cannot be asked, and the files of an answer."""
+"""What-ifs: break-even points against closed forms, what cannot be asked, and the files of an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def asked(name: str, *words: str, values: tuple[float, ...]) -> whatif.Answer:
 
 
 @pytest.mark.thorough
-def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_is_the_closed_form() -> None:
+def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_is_the_closed_form() -> (
+    None
+):
     """Loads on demand: waiting is n overheads + bytes / bandwidth, whatever the bandwidth."""
     found = asked("link", "system=lru", values=(8, 31.5))
     even = found.break_even
@@ -112,7 +116,9 @@ def test_an_answer_is_a_table_a_figure_and_the_same_words(
 def test_an_interrupted_asking_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the runs that were done none is made again, not even after one of their files was cut short."""
+    """Of the runs that were done none is made again, not even after one of their files was cut
+    short.
+    """
     monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
     words = ["bits", "system=lru", "values=2.5,4.5", *SHORTER, f"output_dir={tmp_path / 'a'}"]
     made: list[Sequence[str]] = []

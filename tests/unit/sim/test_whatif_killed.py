@@ -1,4 +1,6 @@
-"""An asking that is killed outright, parent alone, goes on from what it had done, and leaves no process behind."""
+"""An asking that is killed outright, parent alone, goes on from what it had done, and leaves no
+process behind.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,21 @@ from pathlib import Path
 
 import pytest
 
-WORDS = ("bits", "system=lru", "trace.max_sequences=2", "workload.prompt_tokens=1", "workload.decode_tokens=8",
-         "values=2.5,3.5,4.5,16")  # fmt: skip
+WORDS = (
+    "bits",
+    "system=lru",
+    "trace.max_sequences=2",
+    "workload.prompt_tokens=1",
+    "workload.decode_tokens=8",
+    "values=2.5,3.5,4.5,16",
+)
 MARK = 12345.0
 
 
 def children_of(process: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [
+        int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ]
 
 
 def is_running(process: int) -> bool:
@@ -38,9 +48,13 @@ def wait_until(happens: Callable[[], bool], seconds: float = 120) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks /proc for the processes of an asking")
+@pytest.mark.skipif(
+    not Path("/proc/self/task").is_dir(), reason="asks /proc for the processes of an asking"
+)
 def test_a_killed_asking_goes_on_where_it_was_and_leaves_nobody_behind(tmp_path: Path) -> None:
-    """What was kept before the kill is marked, and the answer has the mark: it was not simulated again."""
+    """What was kept before the kill is marked, and the answer has the mark: it was not simulated
+    again.
+    """
     place = tmp_path / "answer"
     asking = [sys.executable, "-m", "sim.whatif", *WORDS, f"output_dir={place}"]
     with subprocess.Popen(asking, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -1,4 +1,6 @@
-"""A phone's route trace: what arrives is what was recorded, and what is wrong is refused by line and column."""
+"""A phone's route trace: what arrives is what was recorded, and what is wrong is refused by line
+and column.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from sim.traces.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from sim.traces.trace import DECODE, PREFILL, TraceError, read_trace
 from sim.workload.steps import Workload
 
-# Two prompt and two decoded tokens, of which the last layer has no first; layer 1 has no experts. Lookups begin in
-# line 7. The second prompt token repeats expert 2 and has a tie; one expert was prefetched, one is dropped.
+# Two prompt and two decoded tokens, of which the last layer has no first; layer 1 has no experts.
+# Lookups begin in line 7. The second prompt token repeats expert 2 and has a tie; one expert was
+# prefetched, one is dropped.
 TINY = """\
 # route_trace v1
 # model=/models/my models/Tiny-Q4.gguf arch=tinymoe n_layer=3 n_expert=6 n_expert_used=2
@@ -98,9 +101,16 @@ def test_prompt_tokens_share_one_step_and_decoded_tokens_have_one_each(tmp_path:
     assert trace.valid.all()
 
 
-def test_choices_come_by_site_and_are_minus_one_where_none_was_made_or_it_was_dropped(tmp_path: Path) -> None:
+def test_choices_come_by_site_and_are_minus_one_where_none_was_made_or_it_was_dropped(
+    tmp_path: Path,
+) -> None:
     trace = read(tmp_path).trace
-    assert trace.ids.tolist() == [[[1, 2], [-1, -1]], [[3, 2], [4, 0]], [[3, 5], [4, 1]], [[5, 1], [2, -1]]]
+    assert trace.ids.tolist() == [
+        [[1, 2], [-1, -1]],
+        [[3, 2], [4, 0]],
+        [[3, 5], [4, 1]],
+        [[5, 1], [2, -1]],
+    ]
     assert trace.weights[0].tolist() == [[0.75, 0.25], [0, 0]]
     assert trace.weights[3].tolist() == [[0.75, 0.25], [0.75, 0]]
 
@@ -114,15 +124,39 @@ def test_need_order_is_the_slot_where_rounding_made_weights_equal(tmp_path: Path
 def test_what_the_cache_did_comes_lookup_by_lookup_in_the_files_order(tmp_path: Path) -> None:
     table = residency(read(tmp_path))
     assert table.columns == [
-        "site", "step", "sequence", "position", "slot", "expert", "resident", "prefetched", "loaded_bytes", "dropped",
-    ]  # fmt: skip
+        "site",
+        "step",
+        "sequence",
+        "position",
+        "slot",
+        "expert",
+        "resident",
+        "prefetched",
+        "loaded_bytes",
+        "dropped",
+    ]
     assert table["site"].to_list() == [0] * 4 + [1] * 2 + [0, 0, 1, 1] * 2
     assert table["step"].to_list() == [0] * 6 + [1] * 4 + [2] * 4
     assert table["position"].to_list() == [0, 0, 1, 1, 1, 1] + [2] * 4 + [3] * 4
     assert table["expert"].to_list() == [1, 2, 3, 2, 4, 0, 3, 5, 4, 1, 5, 1, 2, 3]
     assert [row for row, found in enumerate(table["resident"]) if found] == [6, 8, 9, 10, 11]
     assert [row for row, found in enumerate(table["prefetched"]) if found] == [9]
-    assert table["loaded_bytes"].to_list() == [100, 100, 100, 0, 200, 200, 0, 100, 0, 0, 0, 0, 200, 0]
+    assert table["loaded_bytes"].to_list() == [
+        100,
+        100,
+        100,
+        0,
+        200,
+        200,
+        0,
+        100,
+        0,
+        0,
+        0,
+        0,
+        200,
+        0,
+    ]
     assert [row for row, found in enumerate(table["dropped"]) if found] == [13]
 
 
@@ -136,7 +170,13 @@ def test_bytes_of_an_expert_come_by_site(tmp_path: Path) -> None:
 def test_the_header_says_what_the_file_told_and_what_it_lacks(tmp_path: Path) -> None:
     header = read(tmp_path).trace.header
     shape = header.model
-    assert (shape.name, shape.architecture, shape.sites, shape.experts, shape.top_k) == ("Tiny-Q4", "tinymoe", 2, 6, 2)
+    assert (shape.name, shape.architecture, shape.sites, shape.experts, shape.top_k) == (
+        "Tiny-Q4",
+        "tinymoe",
+        2,
+        6,
+        2,
+    )
     assert (shape.hidden, shape.expert_intermediate, header.licence) == (16, 32, "CC0-1.0")
     assert [(site.layer, site.rule) for site in header.sites] == [(0, None), (2, None)]
     (sequence,) = header.sequences
@@ -144,7 +184,10 @@ def test_the_header_says_what_the_file_told_and_what_it_lacks(tmp_path: Path) ->
     for lacking in ("logits", "token ids", "routing rules", "cache budget"):
         assert lacking in str(header.provenance["missing"])
     assert "last prompt token only" in str(header.provenance["last_site"])
-    assert (header.provenance["weight_sum_least"], header.provenance["weight_sum_most"]) == (1.0, 1.0)
+    assert (header.provenance["weight_sum_least"], header.provenance["weight_sum_most"]) == (
+        1.0,
+        1.0,
+    )
     assert header.provenance["dropped"] == 1
     assert "/models" not in header.to_json()
     assert str(tmp_path) not in header.to_json()
@@ -159,7 +202,10 @@ def test_the_command_writes_a_trace_whose_header_lists_every_file_by_digest(
     assert set(files) == {"routes.parquet", RESIDENCY_FILE, EXPERT_BYTES_FILE}
     for name, digest in files.items():
         assert hashlib.sha256((tmp_path / "trace" / name).read_bytes()).hexdigest() == digest
-    assert "Tiny-Q4_bigmoe: 2 prompt and 2 decode tokens of 1 sequence at 2 sites" in capsys.readouterr().out
+    assert (
+        "Tiny-Q4_bigmoe: 2 prompt and 2 decode tokens of 1 sequence at 2 sites"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_file_without_the_dropped_column_has_dropped_nothing(tmp_path: Path) -> None:
@@ -186,7 +232,10 @@ def test_line_ends_of_another_system_change_nothing(tmp_path: Path) -> None:
 def test_a_file_may_hold_decode_alone_and_begin_at_any_position(tmp_path: Path) -> None:
     trace = read(tmp_path, without(7, 12)).trace
     assert (trace.step.tolist(), trace.position.tolist()) == ([0, 1], [2, 3])
-    assert (trace.header.sequences[0].prompt_tokens, trace.header.sequences[0].decode_tokens) == (0, 2)
+    assert (trace.header.sequences[0].prompt_tokens, trace.header.sequences[0].decode_tokens) == (
+        0,
+        2,
+    )
 
 
 def test_a_file_may_hold_prefill_alone(tmp_path: Path) -> None:
@@ -209,16 +258,26 @@ def test_the_last_layer_may_have_every_prompt_token(tmp_path: Path) -> None:
 def test_what_the_file_does_not_tell_has_to_be_given(tmp_path: Path) -> None:
     with pytest.raises(ImportFailure) as failure:
         bigmoe.read(make_request({"path": str(write(tmp_path))}), untracked)
-    assert all(f"{key}=..." in str(failure.value) for key in ("hidden", "expert_intermediate", "licence"))
+    assert all(
+        f"{key}=..." in str(failure.value) for key in ("hidden", "expert_intermediate", "licence")
+    )
 
 
 def test_what_is_given_goes_before_what_the_file_says(tmp_path: Path) -> None:
-    given = {"path": str(write(tmp_path)), **GIVEN, "model": "mine", "architecture": "Mine", "name": "run"}
+    given = {
+        "path": str(write(tmp_path)),
+        **GIVEN,
+        "model": "mine",
+        "architecture": "Mine",
+        "name": "run",
+    }
     header = bigmoe.read(make_request(given), untracked).trace.header
     assert (header.model.name, header.model.architecture, header.name) == ("mine", "Mine", "run")
 
 
-def test_facts_of_a_published_model_are_not_taken_for_a_file_of_another_shape(tmp_path: Path) -> None:
+def test_facts_of_a_published_model_are_not_taken_for_a_file_of_another_shape(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, TINY.replace("Tiny-Q4", "Qwen3-30B-A3B-Q4_K_M"))
     with pytest.raises(ImportFailure, match=r"needs hidden=\.\.\."):
         bigmoe.read(make_request({"path": str(path)}), untracked)
@@ -253,23 +312,66 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     ("text", "place", "rule"),
     [
         ("", "line 1", "must be '# route_trace v1'"),
-        (lines_with({1: "# route_trace v2"}), "line 1", "must be '# route_trace v1'; name a route trace"),
+        (
+            lines_with({1: "# route_trace v2"}),
+            "line 1",
+            "must be '# route_trace v1'; name a route trace",
+        ),
         ("# route_trace v1\n", "line 2", "must be '# model=.. arch=.."),
-        (lines_with({2: "# model=a.gguf arch=a n_layer=3 n_expert=6"}), "line 2", "n_expert_used=.."),
-        (lines_with({2: "# model=a.gguf arch=a n_layer=-3 n_expert=6 n_expert_used=2"}), "line 2", "must be '# model"),
-        (TINY.replace("n_layer=3", "n_layer=0"), "line 2, n_layer", "must be a whole number in 1..32767"),
-        (TINY.replace("n_layer=3", "n_layer=99999"), "line 2, n_layer", "must be a whole number in 1..32767"),
-        (TINY.replace("n_expert=6", "n_expert=40000"), "line 2, n_expert", "must be a whole number in 1..32767"),
-        (TINY.replace("used=2", "used=7"), "line 2, n_expert_used", "must be a whole number in 1..6"),
-        (TINY.replace("used=2", "used=0"), "line 2, n_expert_used", "must be a whole number in 1..6"),
+        (
+            lines_with({2: "# model=a.gguf arch=a n_layer=3 n_expert=6"}),
+            "line 2",
+            "n_expert_used=..",
+        ),
+        (
+            lines_with({2: "# model=a.gguf arch=a n_layer=-3 n_expert=6 n_expert_used=2"}),
+            "line 2",
+            "must be '# model",
+        ),
+        (
+            TINY.replace("n_layer=3", "n_layer=0"),
+            "line 2, n_layer",
+            "must be a whole number in 1..32767",
+        ),
+        (
+            TINY.replace("n_layer=3", "n_layer=99999"),
+            "line 2, n_layer",
+            "must be a whole number in 1..32767",
+        ),
+        (
+            TINY.replace("n_expert=6", "n_expert=40000"),
+            "line 2, n_expert",
+            "must be a whole number in 1..32767",
+        ),
+        (
+            TINY.replace("used=2", "used=7"),
+            "line 2, n_expert_used",
+            "must be a whole number in 1..6",
+        ),
+        (
+            TINY.replace("used=2", "used=0"),
+            "line 2, n_expert_used",
+            "must be a whole number in 1..6",
+        ),
         (TINY.replace("Tiny-Q4.gguf", ""), "line 2, model", "must end in a printable file name"),
         (TINY.replace("Tiny-Q4", "Ti\x07ny"), "line 2, model", "must end in a printable file name"),
-        (lines_with({4: "# layer=2 expert_bytes=0 dense_bytes=8"}), "line 4", "must be '# layer=1 expert_bytes=.."),
-        (lines_with({4: "# layer=1 expert_bytes=x dense_bytes=8"}), "line 4", "must be '# layer=1 expert_bytes=.."),
+        (
+            lines_with({4: "# layer=2 expert_bytes=0 dense_bytes=8"}),
+            "line 4",
+            "must be '# layer=1 expert_bytes=..",
+        ),
+        (
+            lines_with({4: "# layer=1 expert_bytes=x dense_bytes=8"}),
+            "line 4",
+            "must be '# layer=1 expert_bytes=..",
+        ),
         (TINY.replace("n_layer=3", "n_layer=4"), "line 6", "must be '# layer=3 expert_bytes=.."),
         ("\n".join(TINY.splitlines()[:4]), "line 5", "must be '# layer=2 expert_bytes=.."),
-        (TINY.replace("bytes=100", "bytes=0").replace("bytes=200", "bytes=0"), "lines 3 to 5, expert_bytes",
-         "must be above 0 for one layer or more"),
+        (
+            TINY.replace("bytes=100", "bytes=0").replace("bytes=200", "bytes=0"),
+            "lines 3 to 5, expert_bytes",
+            "must be above 0 for one layer or more",
+        ),
         ("\n".join(TINY.splitlines()[:5]), "line 6", "must name the column turn"),
         (TINY.replace("weight", "mass"), "line 6", "must name the column weight"),
         (TINY.replace("dropped", "dripped"), "line 6", "must be one of the columns turn, phase"),
@@ -280,8 +382,10 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
         (lines_with({9: "0,0,1,0,0,3,0.5,0,100,0,0"}), "line 9", "must have 10 values"),
         (lines_with({9: "# a remark"}), "line 9", "must have 10 values"),
     ],
-)  # fmt: skip
-def test_a_wrong_line_is_refused_by_number_and_rule(tmp_path: Path, text: str, place: str, rule: str) -> None:
+)
+def test_a_wrong_line_is_refused_by_number_and_rule(
+    tmp_path: Path, text: str, place: str, rule: str
+) -> None:
     error = refused(tmp_path, text)
     assert error.field == place
     assert rule in str(error)
@@ -318,10 +422,25 @@ def test_a_wrong_line_is_refused_by_number_and_rule(tmp_path: Path, text: str, p
         (8, "expert", "1", "must not repeat in a choice"),
         (8, "weight", "0.76", "must not rise from slot to slot"),
         (10, "residency", "1", "must be 0: as in the batch's first lookup of the expert"),
-        (10, "expert_bytes", "100", "must be 0: the layer's expert_bytes at a batch's first lookup"),
+        (
+            10,
+            "expert_bytes",
+            "100",
+            "must be 0: the layer's expert_bytes at a batch's first lookup",
+        ),
         (7, "expert_bytes", "0", "must be 100: the layer's expert_bytes at a batch's first lookup"),
-        (11, "expert_bytes", "100", "must be 200: the layer's expert_bytes at a batch's first lookup"),
-        (13, "expert_bytes", "100", "must be 0: the layer's expert_bytes at a batch's first lookup"),
+        (
+            11,
+            "expert_bytes",
+            "100",
+            "must be 200: the layer's expert_bytes at a batch's first lookup",
+        ),
+        (
+            13,
+            "expert_bytes",
+            "100",
+            "must be 0: the layer's expert_bytes at a batch's first lookup",
+        ),
         (13, "residency", "0", None),
         (13, "dropped", "1", "must be 0 where the expert is resident"),
         (14, "dropped", "1", None),
@@ -347,15 +466,28 @@ def test_a_wrong_value_is_refused_by_line_column_and_rule(
         (without(13, 14), "line 13, column layer", "must be 0: prefill goes layer by layer"),
         (without(13, 16), "line 13, column step", "must be 2: prefill goes layer by layer"),
         (without(15, 18), "line 15, column step", "must be 2: prefill goes layer by layer"),
-        (lines_with({13: TINY.splitlines()[16], 14: TINY.splitlines()[17]}), "line 13, column step", "must be 2"),
-        (lines_with({9: "0,1,1,0,0,3,0.5,0,100,0", 10: "0,1,1,0,1,2,0.5,0,100,0"}), "line 11, column phase",
-         "must not return to prefill (0) after decode (1)"),
-        (lines_with({11: "0,0,1,1,0,4,0.75,0,0,0", 12: "0,0,1,1,1,0,0.25,0,0,0"}), "line 11, column layer",
-         "must be a layer with expert_bytes in the preamble"),
-        (lines_with({12: TINY.splitlines()[11] + "\n" + "\n".join(TINY.splitlines()[6:12])}), "line 13, column layer",
-         "must be 2: prefill goes layer by layer with all its tokens, once"),
+        (
+            lines_with({13: TINY.splitlines()[16], 14: TINY.splitlines()[17]}),
+            "line 13, column step",
+            "must be 2",
+        ),
+        (
+            lines_with({9: "0,1,1,0,0,3,0.5,0,100,0", 10: "0,1,1,0,1,2,0.5,0,100,0"}),
+            "line 11, column phase",
+            "must not return to prefill (0) after decode (1)",
+        ),
+        (
+            lines_with({11: "0,0,1,1,0,4,0.75,0,0,0", 12: "0,0,1,1,1,0,0.25,0,0,0"}),
+            "line 11, column layer",
+            "must be a layer with expert_bytes in the preamble",
+        ),
+        (
+            lines_with({12: TINY.splitlines()[11] + "\n" + "\n".join(TINY.splitlines()[6:12])}),
+            "line 13, column layer",
+            "must be 2: prefill goes layer by layer with all its tokens, once",
+        ),
     ],
-)  # fmt: skip
+)
 def test_choices_that_are_missing_twice_or_out_of_order_are_refused(
     tmp_path: Path, text: str, place: str, rule: str
 ) -> None:
@@ -375,11 +507,15 @@ def test_a_file_too_large_to_be_one_run_is_refused_before_it_is_read(tmp_path: P
     path = write(tmp_path)
     with path.open("r+b") as stream:
         stream.truncate((1 << 26) + 1)
-    with pytest.raises(TraceError, match=r"size is 67108865, must be at most 67108864 bytes; split the run"):
+    with pytest.raises(
+        TraceError, match=r"size is 67108865, must be at most 67108864 bytes; split the run"
+    ):
         bigmoe.read(make_request({"path": str(path), **GIVEN}), untracked)
 
 
-def test_every_damaged_byte_is_refused_or_leaves_a_trace_that_can_be_written(tmp_path: Path) -> None:
+def test_every_damaged_byte_is_refused_or_leaves_a_trace_that_can_be_written(
+    tmp_path: Path,
+) -> None:
     for place in range(len(TINY)):
         damaged = TINY[:place] + chr(ord(TINY[place]) ^ 0x01) + TINY[place + 1 :]
         try:

@@ -20,13 +20,17 @@ TOKENS = np.arange(40, 40 + ROWS)
 
 def layer_frame(site: int) -> pl.DataFrame:
     """As the data set's card says: lists of float16, descending, and of int16."""
-    return pl.DataFrame({
-        "scores": pl.Series(WEIGHTS[:, site].tolist(), dtype=pl.List(pl.Float16)),
-        "indices": pl.Series(IDS[:, site].tolist(), dtype=pl.List(pl.Int16)),
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "scores": pl.Series(WEIGHTS[:, site].tolist(), dtype=pl.List(pl.Float16)),
+            "indices": pl.Series(IDS[:, site].tolist(), dtype=pl.List(pl.Int16)),
+        }
+    )
 
 
-def write(folder: Path, model: str = "flame-moe-tiny", site: int = 0, frame: pl.DataFrame | None = None) -> Path:
+def write(
+    folder: Path, model: str = "flame-moe-tiny", site: int = 0, frame: pl.DataFrame | None = None
+) -> Path:
     """The layout of the data set; ``frame`` stands in for the file of ``site``."""
     capture = folder / model / "actives" / "iter_5473"
     samples = folder / model / "samples"
@@ -36,7 +40,9 @@ def write(folder: Path, model: str = "flame-moe-tiny", site: int = 0, frame: pl.
         chosen = frame if frame is not None and index == site else layer_frame(index)
         chosen.write_parquet(capture / f"layer_{layer:02d}.parquet")
     for number, part in enumerate((TOKENS[:4], TOKENS[4:])):
-        pl.DataFrame({"token_id": pl.Series(part, dtype=pl.Int32)}).write_parquet(samples / f"{number:03d}.parquet")
+        pl.DataFrame({"token_id": pl.Series(part, dtype=pl.Int32)}).write_parquet(
+            samples / f"{number:03d}.parquet"
+        )
     return capture
 
 
@@ -64,7 +70,8 @@ def test_the_first_tokens_of_a_capture_can_be_taken(tmp_path: Path) -> None:
 
 def test_lists_of_a_fixed_length_and_single_precision_are_read_too(tmp_path: Path) -> None:
     frame = layer_frame(1).select(
-        pl.col("scores").cast(pl.Array(pl.Float32, TOP_K)), pl.col("indices").cast(pl.Array(pl.Int32, TOP_K))
+        pl.col("scores").cast(pl.Array(pl.Float32, TOP_K)),
+        pl.col("indices").cast(pl.Array(pl.Int32, TOP_K)),
     )
     path = write(tmp_path, site=1, frame=frame)
     assert np.array_equal(imported("flame", path, tmp_path / "trace", sequence_length="3").ids, IDS)
@@ -76,9 +83,13 @@ def test_a_capture_without_samples_lacks_the_ids_of_tokens(tmp_path: Path) -> No
     trace = imported("flame", path, tmp_path / "trace", sequence_length="3")
     assert "tokens" in lacks(trace)
     assert set(trace.token.tolist()) == {-1}
-    elsewhere = imported("flame", path, tmp_path / "other", sequence_length="3", samples=str(tmp_path / "elsewhere"))
+    elsewhere = imported(
+        "flame", path, tmp_path / "other", sequence_length="3", samples=str(tmp_path / "elsewhere")
+    )
     assert elsewhere.token.tolist() == TOKENS.tolist()
-    assert "is no directory" in failure("flame", path, sequence_length="3", samples=str(tmp_path / "absent"))
+    assert "is no directory" in failure(
+        "flame", path, sequence_length="3", samples=str(tmp_path / "absent")
+    )
 
 
 def test_how_long_a_sequence_is_has_to_be_given(tmp_path: Path) -> None:
@@ -101,12 +112,27 @@ def changed(name: str, row: int, values: list[float] | None) -> pl.DataFrame:
     ("frame", "place", "rule"),
     [
         (layer_frame(1).drop("scores"), "scores", "must be a column (found ['indices'])"),
-        (layer_frame(1).with_columns(pl.col("indices").cast(pl.List(pl.String))), "indices", "must be lists of Int16"),
-        (layer_frame(1).with_columns(pl.lit(1).cast(pl.Int16).alias("indices")), "indices", "must be lists of Int16"),
-        (layer_frame(1).head(6), "rows and ranks", "must be 7 rows and 2 ranks, as in layer_02.parquet"),
+        (
+            layer_frame(1).with_columns(pl.col("indices").cast(pl.List(pl.String))),
+            "indices",
+            "must be lists of Int16",
+        ),
+        (
+            layer_frame(1).with_columns(pl.lit(1).cast(pl.Int16).alias("indices")),
+            "indices",
+            "must be lists of Int16",
+        ),
+        (
+            layer_frame(1).head(6),
+            "rows and ranks",
+            "must be 7 rows and 2 ranks, as in layer_02.parquet",
+        ),
         (layer_frame(1).head(0), "rows", "must be 1 or more"),
-        (layer_frame(1).select(pl.col("scores").list.head(1), pl.col("indices").list.head(1)), "rows and ranks",
-         "must be 7 rows and 2 ranks"),
+        (
+            layer_frame(1).select(pl.col("scores").list.head(1), pl.col("indices").list.head(1)),
+            "rows and ranks",
+            "must be 7 rows and 2 ranks",
+        ),
         (changed("indices", 3, [1]), "indices, values in row [3]", "must be 2, as in row 0"),
         (changed("indices", 3, None), "indices, values in row [3]", "must be 2, as in row 0"),
         (changed("indices", 3, [1, None]), "indices", "must hold no null"),
@@ -117,7 +143,7 @@ def changed(name: str, row: int, values: list[float] | None) -> pl.DataFrame:
         (changed("scores", 3, [1.5, 0.5]), "scores[3, 0]", "must lie in 0..1"),
         (changed("scores", 3, [float("nan"), 0.5]), "scores[3, 0]", "must lie in 0..1"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_layer_is_refused_by_column_and_rule(
     tmp_path: Path, frame: pl.DataFrame, place: str, rule: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""The recorder's JSON of gpt-oss-20b: each file is a sequence; what is wrong is refused by its place in the file."""
+"""The recorder's JSON of gpt-oss-20b: each file is a sequence; what is wrong is refused by its
+place in the file.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +47,18 @@ def generation(first: int, positions: list[int], repeats: bool) -> Json:
         "full_text": ["<|start|>", "Which", "?"],
         "generated_only": ["A"],
         "router_data": [
-            {f"token_{position}": {
-                f"layer_{site}": {
-                    "selected_experts": IDS[first + row, site].tolist(),
-                    "selected_probs": WEIGHTS[first + row, site].tolist(),
+            {
+                f"token_{position}": {
+                    f"layer_{site}": {
+                        "selected_experts": IDS[first + row, site].tolist(),
+                        "selected_probs": WEIGHTS[first + row, site].tolist(),
+                    }
+                    for site in range(SITES)
                 }
-                for site in range(SITES)
-            }}
+            }
             for row, position in enumerate(positions)
         ],
-    }  # fmt: skip
+    }
 
 
 def write(folder: Path, change: Callable[[Json], Any] = lambda value: None) -> Path:
@@ -87,20 +91,28 @@ def test_every_generation_of_a_folder_becomes_a_sequence(tmp_path: Path) -> None
 def test_the_same_routing_as_arrays_is_the_same_trace(tmp_path: Path) -> None:
     by_json = imported(FORMAT, write(tmp_path), tmp_path / "trace")
     arrays = {"experts": IDS.astype(np.uint8), "weights": WEIGHTS.astype(np.float16)}
-    numbers = {"pos": np.concatenate(POSITIONS).astype(np.int32), "seq": np.array([0, 0, 1, 1, 1], np.int32)}
+    numbers = {
+        "pos": np.concatenate(POSITIONS).astype(np.int32),
+        "seq": np.array([0, 0, 1, 1, 1], np.int32),
+    }
     np.savez(tmp_path / "routing.npz", **arrays, **numbers)
     table = [
-        {"seq": n, "T": 2 + n, "dataset": "mmlu_test", "has_repetition": bool(n), "finished": not n} for n in (0, 1)
+        {"seq": n, "T": 2 + n, "dataset": "mmlu_test", "has_repetition": bool(n), "finished": not n}
+        for n in (0, 1)
     ]
     (tmp_path / "sequences.json").write_text(json.dumps(table))
-    by_array = npz.read(make_request({"path": str(tmp_path / "routing.npz"), **FACTS}), untracked).trace
+    by_array = npz.read(
+        make_request({"path": str(tmp_path / "routing.npz"), **FACTS}), untracked
+    ).trace
     for name in ("ids", "weights", "step", "phase", "sequence", "position", "token"):
         assert np.array_equal(getattr(by_json, name), getattr(by_array, name))
     assert by_json.header.sequences == by_array.header.sequences
 
 
 def test_one_file_is_one_sequence(tmp_path: Path) -> None:
-    trace = imported(FORMAT, write(tmp_path) / "mmlu_test" / "b" / "False_True_examples.json", tmp_path / "trace")
+    trace = imported(
+        FORMAT, write(tmp_path) / "mmlu_test" / "b" / "False_True_examples.json", tmp_path / "trace"
+    )
     assert np.array_equal(trace.ids, IDS[2:])
     assert [item.split for item in trace.header.sequences] == ["eval"]
 
@@ -142,27 +154,83 @@ def layer(value: Json, token: int = 0, site: int = 1) -> Json:
         (lambda v: v.update(router_data={}), "router_data", "must be a list with tokens"),
         (lambda v: v.update(router_data=[]), "router_data", "must be a list with tokens"),
         (lambda v: v["router_data"].insert(0, 3), "router_data[0]", "must be an object"),
-        (lambda v: v["router_data"].insert(0, {}), "router_data[0]", "must have one key, token_<position>"),
-        (lambda v: v["router_data"].insert(0, {"token_x": {}}), "router_data[0]", "must have one key, token_"),
-        (lambda v: v["router_data"][0].update(token_9={}), "router_data[0]", "must have one key, token_"),
+        (
+            lambda v: v["router_data"].insert(0, {}),
+            "router_data[0]",
+            "must have one key, token_<position>",
+        ),
+        (
+            lambda v: v["router_data"].insert(0, {"token_x": {}}),
+            "router_data[0]",
+            "must have one key, token_",
+        ),
+        (
+            lambda v: v["router_data"][0].update(token_9={}),
+            "router_data[0]",
+            "must have one key, token_",
+        ),
         (lambda v: v["router_data"].reverse(), "router_data, token[1]", "must increase"),
-        (lambda v: v["router_data"].append(v["router_data"][1]), "router_data, token[2]", "must increase"),
+        (
+            lambda v: v["router_data"].append(v["router_data"][1]),
+            "router_data, token[2]",
+            "must increase",
+        ),
         (
             lambda v: v["router_data"][1]["token_8"].pop("layer_2"),
             "router_data[1], layers",
             "must be layer_0 to layer_2",
         ),
-        (lambda v: layer(v).pop("selected_probs"), "router_data[0].layer_1.selected_probs", "must be there"),
+        (
+            lambda v: layer(v).pop("selected_probs"),
+            "router_data[0].layer_1.selected_probs",
+            "must be there",
+        ),
         (lambda v: layer(v).update(selected_experts=[1]), "selected_experts", "equally long lists"),
-        (lambda v: layer(v).update(selected_experts=["1", "2"]), "selected_experts", "must be numbers"),
-        (lambda v: layer(v).update(selected_experts=[1.5, 2]), "selected_experts", "must be numbers"),
-        (lambda v: layer(v).update(selected_experts=[8, 2]), "selected_experts at layer_1[0, 0]", "must lie in 0..7"),
-        (lambda v: layer(v).update(selected_experts=[-1, 2]), "selected_experts at layer_1[0, 0]", "must lie in 0..7"),
-        (lambda v: layer(v).update(selected_experts=[2, 2]), "selected_experts at layer_1[0, 0]", "must not repeat"),
-        (lambda v: layer(v).update(selected_experts=[1 << 70, 2]), "selected_experts", "must be numbers"),
-        (lambda v: layer(v).update(selected_probs=[0.2, 0.8]), "weights at layer_1[0, 0]", "must not rise"),
-        (lambda v: layer(v).update(selected_probs=[0.5, 0.2]), "sum of weights at layer_1[0]", "must be 1 within 0.01"),
-        (lambda v: layer(v).update(selected_probs=[1.5, -0.5]), "weights at layer_1[0, 0]", "must lie in 0..1"),
+        (
+            lambda v: layer(v).update(selected_experts=["1", "2"]),
+            "selected_experts",
+            "must be numbers",
+        ),
+        (
+            lambda v: layer(v).update(selected_experts=[1.5, 2]),
+            "selected_experts",
+            "must be numbers",
+        ),
+        (
+            lambda v: layer(v).update(selected_experts=[8, 2]),
+            "selected_experts at layer_1[0, 0]",
+            "must lie in 0..7",
+        ),
+        (
+            lambda v: layer(v).update(selected_experts=[-1, 2]),
+            "selected_experts at layer_1[0, 0]",
+            "must lie in 0..7",
+        ),
+        (
+            lambda v: layer(v).update(selected_experts=[2, 2]),
+            "selected_experts at layer_1[0, 0]",
+            "must not repeat",
+        ),
+        (
+            lambda v: layer(v).update(selected_experts=[1 << 70, 2]),
+            "selected_experts",
+            "must be numbers",
+        ),
+        (
+            lambda v: layer(v).update(selected_probs=[0.2, 0.8]),
+            "weights at layer_1[0, 0]",
+            "must not rise",
+        ),
+        (
+            lambda v: layer(v).update(selected_probs=[0.5, 0.2]),
+            "sum of weights at layer_1[0]",
+            "must be 1 within 0.01",
+        ),
+        (
+            lambda v: layer(v).update(selected_probs=[1.5, -0.5]),
+            "weights at layer_1[0, 0]",
+            "must lie in 0..1",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_place_and_rule(
@@ -173,7 +241,9 @@ def test_a_wrong_file_is_refused_by_place_and_rule(
     assert rule in str(error)
 
 
-@pytest.mark.parametrize("text", ["", "[", "[" * 100_000, '{"dataset": NaN}', '{"a": 1, "a": 2}', "[]"])
+@pytest.mark.parametrize(
+    "text", ["", "[", "[" * 100_000, '{"dataset": NaN}', '{"a": 1, "a": 2}', "[]"]
+)
 def test_text_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a_examples.json").write_text(text)
     error = refusal(FORMAT, tmp_path / "a_examples.json")

@@ -23,7 +23,9 @@ Dump = dict[str, Any]
 
 
 def masks() -> Dump:
-    """As `_GpuExpertMaskAccumulator.dump` leaves them: a buffer, of which the passes fill the first entries."""
+    """As `_GpuExpertMaskAccumulator.dump` leaves them: a buffer, of which the passes fill the
+    first entries.
+    """
     buffer = torch.zeros((BUFFER, LAYERS, EXPERTS), dtype=torch.bool)
     buffer[: len(SCHEDULE)] = torch.from_numpy(MASKS)
     return {"gpu_expert_masks": buffer}
@@ -41,8 +43,11 @@ def test_the_experts_on_the_gpu_come_by_step_and_site(tmp_path: Path) -> None:
     trace = imported("ktransformers", write(tmp_path, dump()), tmp_path / "trace", masks=str(path))
     table = pl.read_parquet(io.BytesIO((tmp_path / "trace" / GPU_EXPERTS_FILE).read_bytes()))
     busy = [number for number, (_, parts) in enumerate(SCHEDULE) if parts]
-    expected = [(step, site, np.flatnonzero(MASKS[number, layer]).tolist())
-                for step, number in enumerate(busy) for site, layer in enumerate(SITES)]  # fmt: skip
+    expected = [
+        (step, site, np.flatnonzero(MASKS[number, layer]).tolist())
+        for step, number in enumerate(busy)
+        for site, layer in enumerate(SITES)
+    ]
     assert table.rows() == expected
     assert set(trace.step.tolist()) == set(table["step"].to_list())
     assert trace.header.provenance["masks"] == NAME
@@ -53,15 +58,33 @@ def test_the_experts_on_the_gpu_come_by_step_and_site(tmp_path: Path) -> None:
     [
         (lambda v: v.pop("gpu_expert_masks"), "gpu_expert_masks", "must be there"),
         (lambda v: v.update(gpu_expert_masks=[True]), "gpu_expert_masks", "must be a tensor"),
-        (lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"].int()), "gpu_expert_masks", "true and false"),
-        (lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"][0]), "gpu_expert_masks", "3 dimension(s)"),
-        (lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"][:, :2]), "gpu_expert_masks", "must have (4, 8)"),
-        (lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"][:6].clone()), "gpu_expert_masks",
-         "record with --expert-distribution-recorder-buffer-size -1"),
-        (lambda v: v["gpu_expert_masks"][9, 1, 2].fill_(True), "gpu_expert_masks after 7 passes[2, 1, 2]",
-         "must be false: no pass was there"),
+        (
+            lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"].int()),
+            "gpu_expert_masks",
+            "true and false",
+        ),
+        (
+            lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"][0]),
+            "gpu_expert_masks",
+            "3 dimension(s)",
+        ),
+        (
+            lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"][:, :2]),
+            "gpu_expert_masks",
+            "must have (4, 8)",
+        ),
+        (
+            lambda v: v.update(gpu_expert_masks=v["gpu_expert_masks"][:6].clone()),
+            "gpu_expert_masks",
+            "record with --expert-distribution-recorder-buffer-size -1",
+        ),
+        (
+            lambda v: v["gpu_expert_masks"][9, 1, 2].fill_(True),
+            "gpu_expert_masks after 7 passes[2, 1, 2]",
+            "must be false: no pass was there",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_masks_are_refused_by_field_and_rule(
     tmp_path: Path, change: Callable[[Dump], Any], place: str, rule: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""What a recording lacks is not invented: the simulator refuses by name what would need it, and runs the rest."""
+"""What a recording lacks is not invented: the simulator refuses by name what would need it, and
+runs the rest.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,13 @@ def write_jsonl(folder: Path, weighted: bool) -> Path:
     lines = []
     for row in range(ROWS):
         for site in range(SITES):
-            line: dict[str, Any] = {"sequence": 0, "position": row, "phase": "decode" if row > 2 else "prefill",
-                                    "site": site, "experts": ids[row, site].tolist()}  # fmt: skip
+            line: dict[str, Any] = {
+                "sequence": 0,
+                "position": row,
+                "phase": "decode" if row > 2 else "prefill",
+                "site": site,
+                "experts": ids[row, site].tolist(),
+            }
             lines.append(line | ({"weights": weights[row, site].tolist()} if weighted else {}))
     (folder / "routes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder / "routes.jsonl"
@@ -50,10 +57,18 @@ def run(configure: Configure, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
     def go(top_k: int, *overrides: str) -> dict[str, Any]:
         cfg = configure(
-            "system=lru", "model=tiny_mixtral", f"model.name={FACTS['model']}", f"model.sites={SITES}",
-            f"model.top_k={top_k}", "model.hidden=16", "model.expert_intermediate=32",
-            f"trace.path={tmp_path / 'trace'}", "trace.split=all", "budget.resident_share=1.0", *overrides,
-        )  # fmt: skip
+            "system=lru",
+            "model=tiny_mixtral",
+            f"model.name={FACTS['model']}",
+            f"model.sites={SITES}",
+            f"model.top_k={top_k}",
+            "model.hidden=16",
+            "model.expert_intermediate=32",
+            f"trace.path={tmp_path / 'trace'}",
+            "trace.split=all",
+            "budget.resident_share=1.0",
+            *overrides,
+        )
         return execute(build(cfg, "test")).summary
 
     return go
@@ -66,7 +81,9 @@ def test_without_weights_no_expert_is_less_important_than_another(
     summary = run(TOP_K)
     assert summary["trace"]["decode_tokens"] == 3
     assert set(summary["quality_proxy"].values()) == {None}
-    with pytest.raises(ValueError, match=r"\(jsonl\) does not tell gate weights, .*; choose precision=fp16"):
+    with pytest.raises(
+        ValueError, match=r"\(jsonl\) does not tell gate weights, .*; choose precision=fp16"
+    ):
         run(TOP_K, *NEEDS_WEIGHTS)
 
 
@@ -76,7 +93,9 @@ def needs_of(folder: Path) -> tuple[list[list[int]], Trace]:
     return Workload(trace, split="all").experts_by_gate(), trace
 
 
-def test_where_only_the_rank_of_experts_is_told_one_token_needs_them_in_that_order(tmp_path: Path) -> None:
+def test_where_only_the_rank_of_experts_is_told_one_token_needs_them_in_that_order(
+    tmp_path: Path,
+) -> None:
     imported("jsonl", write_jsonl(tmp_path, weighted=False), tmp_path / "trace")
     needs, trace = needs_of(tmp_path / "trace")
     assert trace.header.provenance["order"] == "rank"
@@ -96,8 +115,12 @@ def test_without_weights_and_ranks_needs_stand_by_id_and_recency_by_rows_is_refu
     needs, trace = needs_of(tmp_path / "trace")
     assert "order" in trace.header.lacks
     assert "order" not in trace.header.provenance
-    assert needs[SITES:] == np.sort(make_ids(ROWS, SITES, TOP_K)[3:], -1).reshape(-1, TOP_K).tolist()
-    with pytest.raises(ValueError, match=r"does not tell the rank of a token's experts, .*; choose cache\.recency"):
+    assert (
+        needs[SITES:] == np.sort(make_ids(ROWS, SITES, TOP_K)[3:], -1).reshape(-1, TOP_K).tolist()
+    )
+    with pytest.raises(
+        ValueError, match=r"does not tell the rank of a token's experts, .*; choose cache\.recency"
+    ):
         run(TOP_K, "cache.recency=rows")
 
 
@@ -110,7 +133,11 @@ def test_recency_by_rows_goes_by_the_ranks_where_they_are_told(
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "ktransformers"])
 def test_whether_a_server_recorded_ranks_is_said_at_the_import(tmp_path: Path, name: str) -> None:
-    path = write_response(tmp_path, whole()) if name == "vllm" else write_dump(tmp_path, dump([(DECODE, [(0, 3, 1)])]))
+    path = (
+        write_response(tmp_path, whole())
+        if name == "vllm"
+        else write_dump(tmp_path, dump([(DECODE, [(0, 3, 1)])]))
+    )
     for order, known in ((None, False), ("unknown", False), ("rank", True)):
         folder = tmp_path / f"trace_{order}"
         trace = imported(name, path, folder, **({} if order is None else {"order": order}))
@@ -133,7 +160,9 @@ def test_what_was_imported_before_orders_were_told_keeps_its_needs_by_id(tmp_pat
     )
 
 
-def test_with_weights_the_same_run_is_possible(tmp_path: Path, run: Callable[..., dict[str, Any]]) -> None:
+def test_with_weights_the_same_run_is_possible(
+    tmp_path: Path, run: Callable[..., dict[str, Any]]
+) -> None:
     imported("jsonl", write_jsonl(tmp_path, weighted=True), tmp_path / "trace")
     assert run(TOP_K, *NEEDS_WEIGHTS)["quality_proxy"]["low_share"] is not None
 
@@ -143,11 +172,17 @@ def test_a_batch_of_unknown_rows_runs_as_it_was_and_not_otherwise(
 ) -> None:
     imported("moe_cache_eval", write_events(tmp_path / "events", BATCHED), tmp_path / "trace")
     assert run(TOP_K, "workload=recorded")["trace"]["decode_tokens"] == 7
-    with pytest.raises(ValueError, match=r"does not tell which token chose which expert, so workload.batching=sequen"):
+    with pytest.raises(
+        ValueError,
+        match=r"does not tell which token chose which expert, so workload.batching=sequen",
+    ):
         run(TOP_K)
     with pytest.raises(ValueError, match=r"choose cache.recency=needs"):
         run(TOP_K, "workload=recorded", "cache.recency=rows")
-    with pytest.raises(ValueError, match=r"does not tell which token of a batch chose which expert, which precision"):
+    with pytest.raises(
+        ValueError,
+        match=r"does not tell which token of a batch chose which expert, which precision",
+    ):
         run(TOP_K, "workload=recorded", *NEEDS_WEIGHTS)
 
 
@@ -157,5 +192,8 @@ def test_rows_of_unknown_sequences_are_not_put_into_other_batches(
     schedule = [(EXTEND, [(0, 0, 3), (1, 0, 3)]), (DECODE, [(0, 3, 1), (1, 3, 1)])]
     imported("sglang", write_dump(tmp_path, dump(schedule)), tmp_path / "trace")
     assert run(3, "workload=recorded")["trace"]["decode_tokens"] == 2
-    with pytest.raises(ValueError, match=r"not tell which sequence a token belongs to, .*; choose workload=recorded"):
+    with pytest.raises(
+        ValueError,
+        match=r"not tell which sequence a token belongs to, .*; choose workload=recorded",
+    ):
         run(3, "workload=static_4")

@@ -1,4 +1,6 @@
-"""Arrays of decode routing: what arrives is what was published, and what is wrong is refused by file and field."""
+"""Arrays of decode routing: what arrives is what was published, and what is wrong is refused by
+file and field.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,28 @@ from sim.traces.trace import DECODE, Trace, TraceError, read_trace
 from sim.workload.steps import Workload
 
 SITES, EXPERTS, TOP_K = 3, 8, 2
-FACTS = {"architecture": "Tiny", "experts": "8", "hidden": "16", "expert_intermediate": "32", "licence": "CC0-1.0"}
+FACTS = {
+    "architecture": "Tiny",
+    "experts": "8",
+    "hidden": "16",
+    "expert_intermediate": "32",
+    "licence": "CC0-1.0",
+}
 Table = list[dict[str, Any]]
 Arrays = dict[str, np.ndarray]
 
 
 def make_arrays() -> Arrays:
-    """Three sequences of 2, 1 and 3 tokens; the fourth token's two weights at site 1 are equal, its ids fall."""
-    experts = np.array([[(row + site + 1) % EXPERTS, (row + 2 * site + 3) % EXPERTS]
-                        for row in range(6) for site in range(SITES)]).reshape(6, SITES, TOP_K)  # fmt: skip
+    """Three sequences of 2, 1 and 3 tokens; the fourth token's two weights at site 1 are equal,
+    its ids fall.
+    """
+    experts = np.array(
+        [
+            [(row + site + 1) % EXPERTS, (row + 2 * site + 3) % EXPERTS]
+            for row in range(6)
+            for site in range(SITES)
+        ]
+    ).reshape(6, SITES, TOP_K)
     weights = np.tile(np.array([0.75, 0.25]), (6, SITES, 1))
     experts[3, 1], weights[3, 1] = (6, 2), (0.5, 0.5)
     return {
@@ -60,7 +75,12 @@ def read(source: Request) -> Trace:
 
 
 def arguments(folder: Path, **others: str) -> list[str]:
-    given = {"format": "npz", "path": str(folder / "routing.npz"), "output_dir": str(folder / "trace"), "model": "tiny"}
+    given = {
+        "format": "npz",
+        "path": str(folder / "routing.npz"),
+        "output_dir": str(folder / "trace"),
+        "model": "tiny",
+    }
     return [f"{key}={value}" for key, value in {**given, **FACTS, **others}.items()]
 
 
@@ -106,11 +126,18 @@ def test_sequences_keep_their_flags_and_even_ones_are_for_fitting(tmp_path):
         {"has_repetition": True, "finished": False},
         {"has_repetition": False, "finished": True},
     ]
-    assert [(item.prompt_tokens, item.decode_tokens) for item in sequences] == [(0, 2), (0, 1), (0, 3)]
+    assert [(item.prompt_tokens, item.decode_tokens) for item in sequences] == [
+        (0, 2),
+        (0, 1),
+        (0, 3),
+    ]
 
 
 def test_a_table_may_lack_finished_and_be_in_any_order(tmp_path):
-    table = [{key: value for key, value in entry.items() if key != "finished"} for entry in reversed(make_table())]
+    table = [
+        {key: value for key, value in entry.items() if key != "finished"}
+        for entry in reversed(make_table())
+    ]
     sequences = read(write(tmp_path, table=table)).header.sequences
     assert [item.sequence for item in sequences] == [0, 1, 2]
     assert sequences[1].flags == {"has_repetition": True}
@@ -121,7 +148,9 @@ def test_need_order_is_the_rank_where_float16_made_weights_equal(tmp_path):
     assert trace.ids[3, 1].tolist() == [6, 2]
     assert Workload(trace, split="all").chosen[0][3, 1].tolist() == [6, 2]
     untied = [row for row in range(6) if row != 3]
-    assert np.array_equal(trace.weights[untied], make_arrays()["weights"][untied].astype(np.float32))
+    assert np.array_equal(
+        trace.weights[untied], make_arrays()["weights"][untied].astype(np.float32)
+    )
 
 
 def test_sequences_with_repetition_can_be_left_out_of_a_run(tmp_path):
@@ -138,8 +167,14 @@ def test_a_table_elsewhere_is_read_where_it_is_named(tmp_path):
 
 def test_the_same_file_gives_the_same_trace(tmp_path):
     source = write(tmp_path)
-    assert main(arguments(tmp_path)) == main(arguments(tmp_path, output_dir=str(tmp_path / "again"))) == 0
-    first, again = ((tmp_path / name / "routes.parquet").read_bytes() for name in ("trace", "again"))
+    assert (
+        main(arguments(tmp_path))
+        == main(arguments(tmp_path, output_dir=str(tmp_path / "again")))
+        == 0
+    )
+    first, again = (
+        (tmp_path / name / "routes.parquet").read_bytes() for name in ("trace", "again")
+    )
     assert first == again
     assert source.path.exists()
 
@@ -156,13 +191,18 @@ def test_the_published_files_facts_are_the_defaults_for_its_own_model():
     _, source, _ = parse(["format=npz", "path=a/routing.npz", "output_dir=b"])
     facts = npz.published_facts(source.facts)
     assert (facts["model"], facts["experts"], facts["hidden"], facts["expert_intermediate"]) == (
-        "gpt-oss-20b", "32", "2880", "2880",
-    )  # fmt: skip
+        "gpt-oss-20b",
+        "32",
+        "2880",
+        "2880",
+    )
     assert facts["licence"].startswith("Apache-2.0")
 
 
 def test_each_fact_of_the_published_model_can_be_overridden():
-    _, source, _ = parse(["format=npz", "path=p", "output_dir=o", "hidden=10", "experts=64", "licence=none"])
+    _, source, _ = parse(
+        ["format=npz", "path=p", "output_dir=o", "hidden=10", "experts=64", "licence=none"]
+    )
     facts = npz.published_facts(source.facts)
     assert (facts["hidden"], facts["experts"], facts["licence"]) == ("10", "64", "none")
 
@@ -210,9 +250,21 @@ def put(name: str, make: Callable[[np.ndarray], Any]) -> Callable[[Arrays], None
 @pytest.mark.parametrize(
     ("name", "damage", "rule"),
     [
-        ("weights", lambda arrays: arrays.pop("weights"), "must hold the arrays experts, weights, pos, seq"),
-        ("seq", lambda arrays: arrays.pop("seq"), "found ['experts.npy', 'pos.npy', 'weights.npy']"),
-        ("experts", put("experts", lambda values: values.astype(np.int16)), "must be uint8 with 3 dimension(s)"),
+        (
+            "weights",
+            lambda arrays: arrays.pop("weights"),
+            "must hold the arrays experts, weights, pos, seq",
+        ),
+        (
+            "seq",
+            lambda arrays: arrays.pop("seq"),
+            "found ['experts.npy', 'pos.npy', 'weights.npy']",
+        ),
+        (
+            "experts",
+            put("experts", lambda values: values.astype(np.int16)),
+            "must be uint8 with 3 dimension(s)",
+        ),
         ("experts", put("experts", lambda values: values[0]), "must be uint8 with 3 dimension(s)"),
         ("weights", put("experts", lambda values: values[:0]), "must be [0, 3, 2], as experts"),
         ("weights", put("weights", lambda values: values.astype(np.float32)), "must be float16"),
@@ -226,8 +278,16 @@ def put(name: str, make: Callable[[np.ndarray], Any]) -> Callable[[Arrays], None
         ("weights at site 0[5, 0]", change("weights", (5, 0, 0), np.nan), "must lie in 0..1"),
         ("weights at site 0[5, 1]", change("weights", (5, 0, 1), -0.25), "must lie in 0..1"),
         ("weights at site 0[2, 0]", change("weights", (2, 0, 0), np.inf), "must lie in 0..1"),
-        ("weights at site 2[0, 0]", change("weights", (0, 2), (0.25, 0.75)), "must not rise from rank to rank"),
-        ("sum of weights at site 2[0]", change("weights", (0, 2), (0.5, 0.25)), "must be 1 within 0.01"),
+        (
+            "weights at site 2[0, 0]",
+            change("weights", (0, 2), (0.25, 0.75)),
+            "must not rise from rank to rank",
+        ),
+        (
+            "sum of weights at site 2[0]",
+            change("weights", (0, 2), (0.5, 0.25)),
+            "must be 1 within 0.01",
+        ),
         ("seq[2]", change("seq", 2, -1), "must be >= 0"),
         ("seq[5]", change("seq", 5, 0), "must not return after another sequence has begun"),
         ("pos[0]", change("pos", 0, -7), "must be >= 0"),
@@ -251,7 +311,9 @@ def test_empty_arrays_are_refused(tmp_path):
 def test_arrays_of_another_shape_are_not_taken_for_the_published_model(tmp_path):
     write(tmp_path)
     source = make_request({"path": str(tmp_path / "routing.npz")})
-    with pytest.raises(TraceError, match=r"must be \(24, 4\) for gpt-oss-20b; of another model, give model="):
+    with pytest.raises(
+        TraceError, match=r"must be \(24, 4\) for gpt-oss-20b; of another model, give model="
+    ):
         read(source)
 
 
@@ -357,19 +419,39 @@ def test_an_absent_file_is_refused_with_the_argument_that_names_it(tmp_path):
     [
         ("text", lambda table: {"seq": 0}, "must be a list of objects"),
         ("[1]", lambda table: [table[0], 7, table[2]], "must be an object"),
-        ("[0].seq", lambda table: [{**table[0], "seq": True}, *table[1:]], "must be a whole number"),
+        (
+            "[0].seq",
+            lambda table: [{**table[0], "seq": True}, *table[1:]],
+            "must be a whole number",
+        ),
         ("[0].T", lambda table: [{**table[0], "T": "2"}, *table[1:]], "must be a whole number"),
         (
             "[0].dataset",
             lambda table: [{"seq": 0, "T": 2, "has_repetition": False}, *table[1:]],
             "must be printable text",
         ),
-        ("[2].has_repetition", lambda table: [*table[:2], {**table[2], "has_repetition": 1}], "must be true or false"),
-        ("[2].finished", lambda table: [*table[:2], {**table[2], "finished": None}], "must be true or false"),
+        (
+            "[2].has_repetition",
+            lambda table: [*table[:2], {**table[2], "has_repetition": 1}],
+            "must be true or false",
+        ),
+        (
+            "[2].finished",
+            lambda table: [*table[:2], {**table[2], "finished": None}],
+            "must be true or false",
+        ),
         ("[3].seq", lambda table: [*table, table[0]], "must not come twice"),
         ("T of seq 2", lambda table: table[:2], "must be 3, as there are rows"),
-        ("T of seq 1", lambda table: [table[0], {**table[1], "T": 2}, table[2]], "must be 1, as there are rows"),
-        ("T of seq 9", lambda table: [*table, {**table[0], "seq": 9}], "must be 0, as there are rows"),
+        (
+            "T of seq 1",
+            lambda table: [table[0], {**table[1], "T": 2}, table[2]],
+            "must be 1, as there are rows",
+        ),
+        (
+            "T of seq 9",
+            lambda table: [*table, {**table[0], "seq": 9}],
+            "must be 0, as there are rows",
+        ),
     ],
 )
 def test_a_wrong_table_is_refused_by_name_and_rule(tmp_path, name, damage, rule):

@@ -1,4 +1,6 @@
-"""Dumps of SGLang's recorder: passes become steps, rows are linked to sequences, and no code in a dump ever runs."""
+"""Dumps of SGLang's recorder: passes become steps, rows are linked to sequences, and no code in
+a dump ever runs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,19 @@ import pytest
 import torch
 
 from helpers.import_fixtures import EXPERTS, failure, imported, lacks, refusal
-from helpers.recorder_dumps import DECODE, EXTEND, IDLE, LAYERS, MIXED, SCHEDULE, Schedule, dump, ids_of, rows_of, write
+from helpers.recorder_dumps import (
+    DECODE,
+    EXTEND,
+    IDLE,
+    LAYERS,
+    MIXED,
+    SCHEDULE,
+    Schedule,
+    dump,
+    ids_of,
+    rows_of,
+    write,
+)
 from sim.traces.trace import CHUNK, Trace
 from sim.traces.trace import DECODE as DECODED
 
@@ -41,24 +55,34 @@ def test_rows_are_linked_to_the_sequences_they_came_from(tmp_path: Path) -> None
     assert trace.sequence.tolist() == [sequence for _, _, sequence, _ in rows_of(SCHEDULE)]
     chunks = [mode == MIXED and sequence == 2 for _, mode, sequence, _ in rows_of(SCHEDULE)]
     assert (trace.phase == CHUNK).tolist() == chunks
-    decoded = [mode == DECODE or (mode == MIXED and sequence < 2) for _, mode, sequence, _ in rows_of(SCHEDULE)]
+    decoded = [
+        mode == DECODE or (mode == MIXED and sequence < 2)
+        for _, mode, sequence, _ in rows_of(SCHEDULE)
+    ]
     assert (trace.phase == DECODED).tolist() == decoded
     assert lacks(trace) == {"weights", "order", "scores"}
     assert not trace.weights.any()
 
 
 def test_links_that_could_be_others_are_counted_and_named_as_lacking(tmp_path: Path) -> None:
-    schedule = [(EXTEND, [(0, 0, 3), (1, 0, 3)]), (DECODE, [(0, 3, 1), (1, 3, 1)]), (DECODE, [(1, 4, 1)])]
+    schedule = [
+        (EXTEND, [(0, 0, 3), (1, 0, 3)]),
+        (DECODE, [(0, 3, 1), (1, 3, 1)]),
+        (DECODE, [(1, 4, 1)]),
+    ]
     trace = read(tmp_path, schedule)
     assert lacks(trace) == {"weights", "order", "scores", "sequences"}
-    # The first of two in the pass before, and the only one that is left: in the last pass either may have ended.
+    # The first of two in the pass before, and the only one that is left: in the last pass either
+    # may have ended.
     assert trace.header.provenance["ambiguous_rows"] == 2
     assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0]
     assert trace.position.tolist() == [0, 1, 2, 0, 1, 2, 3, 3, 4]
 
 
 def test_a_request_with_a_cached_prefix_is_a_sequence_that_begins_behind_it(tmp_path: Path) -> None:
-    trace = read(tmp_path, [(EXTEND, [(0, 0, 3)]), (EXTEND, [(1, 2, 3)]), (DECODE, [(0, 3, 1), (1, 5, 1)])])
+    trace = read(
+        tmp_path, [(EXTEND, [(0, 0, 3)]), (EXTEND, [(1, 2, 3)]), (DECODE, [(0, 3, 1), (1, 5, 1)])]
+    )
     assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 1, 0, 1]
     assert trace.phase.tolist()[3:6] == [CHUNK] * 3
 
@@ -76,8 +100,13 @@ def test_a_sequence_that_began_before_the_recording_begins_where_it_is_seen(tmp_
 
 
 def test_a_sequence_that_left_the_batch_has_ended(tmp_path: Path) -> None:
-    schedule = [(EXTEND, [(0, 0, 3), (1, 0, 4)]), (DECODE, [(0, 3, 1), (1, 4, 1)]), (DECODE, [(1, 5, 1)]),
-                (EXTEND, [(2, 0, 4)]), (DECODE, [(1, 6, 1), (2, 4, 1)])]  # fmt: skip
+    schedule = [
+        (EXTEND, [(0, 0, 3), (1, 0, 4)]),
+        (DECODE, [(0, 3, 1), (1, 4, 1)]),
+        (DECODE, [(1, 5, 1)]),
+        (EXTEND, [(2, 0, 4)]),
+        (DECODE, [(1, 6, 1), (2, 4, 1)]),
+    ]
     trace = read(tmp_path, schedule)
     assert trace.sequence.tolist() == [sequence for _, _, sequence, _ in rows_of(schedule)]
     assert trace.header.provenance["ambiguous_rows"] == 0
@@ -123,7 +152,10 @@ def test_a_truncated_or_damaged_dump_is_refused(tmp_path: Path) -> None:
 
 def test_a_dump_that_would_unpack_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, dump())
-    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+    with (
+        zipfile.ZipFile(path) as whole,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
         for member in whole.infolist():
             packed.writestr(member.filename, whole.read(member))
     assert "must be stored without compression" in str(refusal("sglang", tmp_path / "packed.pt"))
@@ -151,42 +183,130 @@ def topk(value: Dump, place: tuple[int, int, int], expert: int) -> None:
 @pytest.mark.parametrize(
     ("change", "place", "rule"),
     [
-        (lambda v: v.update(logical_count=torch.zeros(1)), "content", "record with --expert-distribution-"),
+        (
+            lambda v: v.update(logical_count=torch.zeros(1)),
+            "content",
+            "record with --expert-distribution-",
+        ),
         (lambda v: v.pop("records"), "records", "must be there"),
         (lambda v: v.update(records=[]), "records", "must be a list of records"),
-        (lambda v: v.update(last_physical_to_logical_map=None), "last_physical_to_logical_map", "must be a tensor"),
-        (lambda v: v["last_physical_to_logical_map"].sub_(1), "last_physical_to_logical_map[0, 0]", "must lie in 0.."),
+        (
+            lambda v: v.update(last_physical_to_logical_map=None),
+            "last_physical_to_logical_map",
+            "must be a tensor",
+        ),
+        (
+            lambda v: v["last_physical_to_logical_map"].sub_(1),
+            "last_physical_to_logical_map[0, 0]",
+            "must lie in 0..",
+        ),
         (lambda v: first(v).pop("positions"), "records[0].positions", "must be there"),
-        (lambda v: first(v).pop("topk_ids_of_layer"), "records[0].topk_ids_of_layer", "must be there"),
-        (lambda v: first(v).update(forward_mode=5), "records[0].forward_mode", "record without speculative decoding"),
-        (lambda v: first(v).update(forward_mode="1"), "records[0].forward_mode", "must be a whole number"),
-        (lambda v: first(v).update(input_ids=[1]), "records[0].positions", "must be 1, as there are input_ids"),
-        (lambda v: first(v).update(input_ids=[-1] * 6), "records[0].input_ids[0]", "must lie in 0.."),
+        (
+            lambda v: first(v).pop("topk_ids_of_layer"),
+            "records[0].topk_ids_of_layer",
+            "must be there",
+        ),
+        (
+            lambda v: first(v).update(forward_mode=5),
+            "records[0].forward_mode",
+            "record without speculative decoding",
+        ),
+        (
+            lambda v: first(v).update(forward_mode="1"),
+            "records[0].forward_mode",
+            "must be a whole number",
+        ),
+        (
+            lambda v: first(v).update(input_ids=[1]),
+            "records[0].positions",
+            "must be 1, as there are input_ids",
+        ),
+        (
+            lambda v: first(v).update(input_ids=[-1] * 6),
+            "records[0].input_ids[0]",
+            "must lie in 0..",
+        ),
         (lambda v: first(v).update(positions=[0.5] * 6), "records[0].positions", "must be numbers"),
-        (lambda v: first(v).update(positions=[0, 1, 2, 4, 0, 1]), "records[0].positions", "must count on by one"),
-        (lambda v: first(v).update(extend_seq_lens=[4, 3]), "records[0].extend_seq_lens", "must be lengths that sum"),
-        (lambda v: first(v).update(extend_seq_lens=None), "records[0].extend_seq_lens", "must be lengths that sum"),
-        (lambda v: first(v).update(extend_seq_lens=[6, 0]), "records[0].extend_seq_lens", "must be lengths that sum"),
-        (lambda v: first(v).update(topk_ids_of_layer=physical(v)[:2]), "records[0].topk_ids_of_layer",
-         "must be [4, 6, 8] layers, tokens and ranks"),
-        (lambda v: first(v).update(topk_ids_of_layer=physical(v)[..., :3]), "records[0].topk_ids_of_layer",
-         "must be [4, 6, 8] layers, tokens and ranks"),
-        (lambda v: first(v).update(topk_ids_of_layer=physical(v).float()), "records[0].topk_ids_of_layer",
-         "must be 3 dimension(s) of whole numbers"),
-        (lambda v: first(v).update(topk_ids_of_layer=torch.zeros(1, dtype=torch.int32).expand(1 << 20, 1 << 20, 8)),
-         "records[0].topk_ids_of_layer", "must be a dense tensor that stores each of its values"),
-        (lambda v: first(v).update(topk_ids_of_layer=physical(v).to_sparse()), "records[0].topk_ids_of_layer",
-         "must be a dense tensor"),
-        (lambda v: topk(v, (2, 1, 0), EXPERTS), "records[0].topk_ids_of_layer[2, 1, 0]", "must lie in -1..7"),
-        (lambda v: topk(v, (2, 1, 0), int(physical(v)[2, 1, 1])), "records[0].topk_ids_of_layer[2, 1, ", "not repeat"),
-        (lambda v: physical(v)[2, 1, 0].fill_(-1), "records[0].global_physical_count", "the times that each expert"),
-        (lambda v: first(v)["global_physical_count"][1, 0].add_(1), "records[0].global_physical_count",
-         "the times that each expert"),
-        (lambda v: v["records"][1].update(rank=1), "records[1].rank", "must be 0, as in records[0]"),
-        (lambda v: v["records"][1].update(gatherer_key="child_a"), "records[1].gatherer_key", "must be 'primary'"),
+        (
+            lambda v: first(v).update(positions=[0, 1, 2, 4, 0, 1]),
+            "records[0].positions",
+            "must count on by one",
+        ),
+        (
+            lambda v: first(v).update(extend_seq_lens=[4, 3]),
+            "records[0].extend_seq_lens",
+            "must be lengths that sum",
+        ),
+        (
+            lambda v: first(v).update(extend_seq_lens=None),
+            "records[0].extend_seq_lens",
+            "must be lengths that sum",
+        ),
+        (
+            lambda v: first(v).update(extend_seq_lens=[6, 0]),
+            "records[0].extend_seq_lens",
+            "must be lengths that sum",
+        ),
+        (
+            lambda v: first(v).update(topk_ids_of_layer=physical(v)[:2]),
+            "records[0].topk_ids_of_layer",
+            "must be [4, 6, 8] layers, tokens and ranks",
+        ),
+        (
+            lambda v: first(v).update(topk_ids_of_layer=physical(v)[..., :3]),
+            "records[0].topk_ids_of_layer",
+            "must be [4, 6, 8] layers, tokens and ranks",
+        ),
+        (
+            lambda v: first(v).update(topk_ids_of_layer=physical(v).float()),
+            "records[0].topk_ids_of_layer",
+            "must be 3 dimension(s) of whole numbers",
+        ),
+        (
+            lambda v: first(v).update(
+                topk_ids_of_layer=torch.zeros(1, dtype=torch.int32).expand(1 << 20, 1 << 20, 8)
+            ),
+            "records[0].topk_ids_of_layer",
+            "must be a dense tensor that stores each of its values",
+        ),
+        (
+            lambda v: first(v).update(topk_ids_of_layer=physical(v).to_sparse()),
+            "records[0].topk_ids_of_layer",
+            "must be a dense tensor",
+        ),
+        (
+            lambda v: topk(v, (2, 1, 0), EXPERTS),
+            "records[0].topk_ids_of_layer[2, 1, 0]",
+            "must lie in -1..7",
+        ),
+        (
+            lambda v: topk(v, (2, 1, 0), int(physical(v)[2, 1, 1])),
+            "records[0].topk_ids_of_layer[2, 1, ",
+            "not repeat",
+        ),
+        (
+            lambda v: physical(v)[2, 1, 0].fill_(-1),
+            "records[0].global_physical_count",
+            "the times that each expert",
+        ),
+        (
+            lambda v: first(v)["global_physical_count"][1, 0].add_(1),
+            "records[0].global_physical_count",
+            "the times that each expert",
+        ),
+        (
+            lambda v: v["records"][1].update(rank=1),
+            "records[1].rank",
+            "must be 0, as in records[0]",
+        ),
+        (
+            lambda v: v["records"][1].update(gatherer_key="child_a"),
+            "records[1].gatherer_key",
+            "must be 'primary'",
+        ),
         (lambda v: v["records"].insert(0, 3), "records[0]", "must be an object"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_dump_is_refused_by_field_and_rule(
     tmp_path: Path, change: Callable[[Dump], Any], place: str, rule: str
 ) -> None:
@@ -198,7 +318,9 @@ def test_a_wrong_dump_is_refused_by_field_and_rule(
 
 
 def test_a_dump_of_idle_passes_alone_is_refused(tmp_path: Path) -> None:
-    assert "must have a pass with tokens" in str(refusal("sglang", write(tmp_path, dump([(IDLE, [])]))))
+    assert "must have a pass with tokens" in str(
+        refusal("sglang", write(tmp_path, dump([(IDLE, [])])))
+    )
 
 
 def test_the_map_must_leave_a_token_distinct_experts(tmp_path: Path) -> None:

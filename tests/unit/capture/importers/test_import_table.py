@@ -1,4 +1,6 @@
-"""This project's own csv and jsonl: one line for each token and site, in any order; refusals name the line."""
+"""This project's own csv and jsonl: one line for each token and site, in any order; refusals
+name the line.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,15 @@ from helpers.import_fixtures import FACTS, failure, imported, lacks, make_ids, m
 from sim.traces.trace import CHUNK, DECODE, PREFILL, TraceError
 
 SITES, TOP_K = 3, 2
-TOKENS = [(0, 0, "prefill", 0), (0, 1, "prefill", 0), (4, 0, "prefill", 1), (0, 2, "decode", 2), (4, 1, "chunk", 3),
-          (4, 2, "chunk", 3), (4, 3, "decode", 4)]  # fmt: skip
+TOKENS = [
+    (0, 0, "prefill", 0),
+    (0, 1, "prefill", 0),
+    (4, 0, "prefill", 1),
+    (0, 2, "decode", 2),
+    (4, 1, "chunk", 3),
+    (4, 2, "chunk", 3),
+    (4, 3, "decode", 4),
+]
 """Sequence, position, phase and step of each token."""
 IDS, WEIGHTS = make_ids(len(TOKENS), SITES, TOP_K), make_weights(len(TOKENS), SITES, TOP_K)
 ALL = ("weights", "step", "token")
@@ -29,8 +38,13 @@ def lines(optional: Sequence[str] = ALL) -> list[Line]:
     found = []
     for row, (sequence, position, phase, step) in enumerate(TOKENS):
         for site in range(SITES):
-            line: Line = {"sequence": sequence, "position": position, "phase": phase, "site": site,
-                          "experts": IDS[row, site].tolist()}  # fmt: skip
+            line: Line = {
+                "sequence": sequence,
+                "position": position,
+                "phase": phase,
+                "site": site,
+                "experts": IDS[row, site].tolist(),
+            }
             extra = {"weights": WEIGHTS[row, site].tolist(), "step": 10 * step, "token": 100 + row}
             found.append(line | {name: extra[name] for name in optional})
     return found
@@ -41,8 +55,13 @@ def write(folder: Path, name: str, content: Sequence[Line]) -> Path:
     if name == "jsonl":
         path.write_text("".join(json.dumps(line) + "\n" for line in content))
         return path
-    cells = [[" ".join(map(repr, cell)) if isinstance(cell, list) else str(cell) for cell in line.values()]
-             for line in content]  # fmt: skip
+    cells = [
+        [
+            " ".join(map(repr, cell)) if isinstance(cell, list) else str(cell)
+            for cell in line.values()
+        ]
+        for line in content
+    ]
     path.write_text("\n".join(",".join(row) for row in [list(content[0]), *cells]) + "\n")
     return path
 
@@ -83,9 +102,16 @@ def test_lines_may_come_layer_by_layer(tmp_path: Path, name: str) -> None:
 
 @both
 def test_steps_give_the_order_wherever_lines_stand(tmp_path: Path, name: str) -> None:
-    trace = imported(name, write(tmp_path, name, sorted(lines(), key=lambda line: -line["step"])), tmp_path / "trace")
+    trace = imported(
+        name,
+        write(tmp_path, name, sorted(lines(), key=lambda line: -line["step"])),
+        tmp_path / "trace",
+    )
     assert trace.step.tolist() == sorted(trace.step.tolist())
-    found = {(s, p): row.tolist() for s, p, row in zip(trace.sequence, trace.position, trace.ids, strict=True)}
+    found = {
+        (s, p): row.tolist()
+        for s, p, row in zip(trace.sequence, trace.position, trace.ids, strict=True)
+    }
     assert found == {(s, p): IDS[row].tolist() for row, (s, p, *_) in enumerate(TOKENS)}
 
 
@@ -99,7 +125,9 @@ def test_a_token_may_have_fewer_experts_at_a_site_or_none(tmp_path: Path, name: 
     assert trace.weights[0, :2].tolist() == [[0.5, 0, 0], [0, 0, 0]]
 
 
-def test_columns_of_csv_may_stand_in_any_order_and_lines_end_as_another_system_ends_them(tmp_path: Path) -> None:
+def test_columns_of_csv_may_stand_in_any_order_and_lines_end_as_another_system_ends_them(
+    tmp_path: Path,
+) -> None:
     content = [dict(reversed(line.items())) for line in lines()]
     path = write(tmp_path, "csv", content)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
@@ -111,7 +139,8 @@ def test_the_example_of_the_text_is_read_as_it_stands(tmp_path: Path) -> None:
 
     assert table.__doc__ is not None
     blocks = [
-        [line.strip() for line in block.splitlines() if line.strip()] for block in table.__doc__.split("::\n")[1:]
+        [line.strip() for line in block.splitlines() if line.strip()]
+        for block in table.__doc__.split("::\n")[1:]
     ]
     for name, block, number in (("csv", blocks[0], 2), ("jsonl", blocks[1], 1)):
         (tmp_path / f"a.{name}").write_text("\n".join(block[:number]) + "\n")
@@ -205,14 +234,34 @@ def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
     [
         ("", "line 1", "must name the columns sequence, position, phase, site, experts"),
         ("sequence,position,phase,site\n", "line 1", "must name the column experts; add it"),
-        ("sequence,position,phase,site,experts,gate\n", "line 1", "must be one of the columns sequence, position"),
+        (
+            "sequence,position,phase,site,experts,gate\n",
+            "line 1",
+            "must be one of the columns sequence, position",
+        ),
         ("sequence,position,phase,site,experts,site\n", "line 1", "must not come twice"),
         ("sequence,position,phase,site,experts\n", "line 2", "must be a token at a site"),
-        ("sequence,position,phase,site,experts\n0,0,decode,0\n", "line 2", "must have 5 values, as line 1 has names"),
+        (
+            "sequence,position,phase,site,experts\n0,0,decode,0\n",
+            "line 2",
+            "must have 5 values, as line 1 has names",
+        ),
         ("sequence,position,phase,site,experts\n\n", "line 2", "must have 5 values"),
-        ("sequence,position,phase,site,experts\n0,0,decode,0,1  2\n", "line 2, experts", "must be a whole number"),
-        ("sequence,position,phase,site,experts\n0,0,decode,0,²\n", "line 2, experts", "must be a whole number"),
-        ("sequence,position,phase,site,experts\n0,0_0,decode,0,1\n", "line 2, position", "must be a whole number"),
+        (
+            "sequence,position,phase,site,experts\n0,0,decode,0,1  2\n",
+            "line 2, experts",
+            "must be a whole number",
+        ),
+        (
+            "sequence,position,phase,site,experts\n0,0,decode,0,²\n",
+            "line 2, experts",
+            "must be a whole number",
+        ),
+        (
+            "sequence,position,phase,site,experts\n0,0_0,decode,0,1\n",
+            "line 2, position",
+            "must be a whole number",
+        ),
         (
             "sequence,position,phase,site,experts\n" + "9" * 5000 + ",0,decode,0,1\n",
             "line 2, sequence",
@@ -220,7 +269,9 @@ def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
         ),
     ],
 )
-def test_a_wrong_csv_is_refused_by_line_and_rule(tmp_path: Path, text: str, place: str, rule: str) -> None:
+def test_a_wrong_csv_is_refused_by_line_and_rule(
+    tmp_path: Path, text: str, place: str, rule: str
+) -> None:
     (tmp_path / "a.csv").write_text(text)
     error = refusal("csv", tmp_path / "a.csv")
     assert (error.file, error.field) == ("a.csv", place)
@@ -248,7 +299,9 @@ GOOD = '{"sequence": 0, "position": 0, "phase": "decode", "site": 0, "experts": 
         ("[" * 100_000 + "\n", "line 1", "must be JSON"),
     ],
 )
-def test_a_wrong_jsonl_is_refused_by_line_and_rule(tmp_path: Path, text: str, place: str, rule: str) -> None:
+def test_a_wrong_jsonl_is_refused_by_line_and_rule(
+    tmp_path: Path, text: str, place: str, rule: str
+) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     error = refusal("jsonl", tmp_path / "a.jsonl")
     assert (error.file, error.field) == ("a.jsonl", place)

@@ -1,4 +1,6 @@
-"""Responses of vLLM: both layouts give the choices that were returned, and what does not add up is refused."""
+"""Responses of vLLM: both layouts give the choices that were returned, and what does not add up
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +32,37 @@ def encoded(ids: np.ndarray, dtype: str = "uint8") -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def response(routed: Any, of_prompt: Any = None, prompt: int = PROMPT, generated: int = GENERATED) -> Json:
+def response(
+    routed: Any, of_prompt: Any = None, prompt: int = PROMPT, generated: int = GENERATED
+) -> Json:
     """A response of /v1/completions, in its keys."""
     return {
         "id": "cmpl-1",
         "object": "text_completion",
         "created": 1780911108,
         "model": "tiny",
-        "choices": [{
-            "index": 0, "text": "..", "logprobs": None, "finish_reason": "length", "stop_reason": None,
-            "token_ids": None, "routed_experts": routed,
-        }],
+        "choices": [
+            {
+                "index": 0,
+                "text": "..",
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+                "token_ids": None,
+                "routed_experts": routed,
+            }
+        ],
         "usage": {
-            "prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated,
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + generated,
+            "completion_tokens": generated,
             "prompt_tokens_details": None,
         },
         "prompt_logprobs": None,
         "prompt_token_ids": None,
         "prompt_routed_experts": of_prompt,
         "kv_transfer_params": None,
-    }  # fmt: skip
+    }
 
 
 def write(folder: Path, value: object, name: str = "response.json") -> Path:
@@ -62,7 +75,9 @@ def whole() -> Json:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "int32"])
-def test_an_encoded_response_becomes_the_choices_of_every_token_fed(tmp_path: Path, dtype: str) -> None:
+def test_an_encoded_response_becomes_the_choices_of_every_token_fed(
+    tmp_path: Path, dtype: str
+) -> None:
     trace = imported("vllm", write(tmp_path, response(encoded(IDS, dtype))), tmp_path / "trace")
     assert np.array_equal(trace.ids, IDS)
     assert trace.phase.tolist() == [PREFILL] * PROMPT + [DECODE] * (GENERATED - 1)
@@ -103,7 +118,10 @@ def test_several_responses_are_sequences_as_a_list_or_line_by_line(tmp_path: Pat
 
 
 def test_prompts_that_follow_each_other_are_steps_of_their_own(tmp_path: Path) -> None:
-    values = [response(encoded(IDS[:3]), prompt=3, generated=1), response(encoded(IDS[:2]), prompt=2, generated=0)]
+    values = [
+        response(encoded(IDS[:3]), prompt=3, generated=1),
+        response(encoded(IDS[:2]), prompt=2, generated=0),
+    ]
     trace = imported("vllm", write(tmp_path, values), tmp_path / "trace")
     assert trace.step.tolist() == [0, 0, 0, 1, 1]
     assert set(trace.phase.tolist()) == {PREFILL}
@@ -171,54 +189,148 @@ np.save(PICKLED, np.array([print], dtype=object), allow_pickle=True)
     ("change", "place", "rule"),
     [
         (lambda v: v.pop("choices"), "response.choices", "must be there"),
-        (lambda v: v.update(choices=[]), "response.choices", "must be a list of one choice; ask with n=1"),
-        (lambda v: v.update(choices=v["choices"] * 2), "response.choices", "must be a list of one choice"),
+        (
+            lambda v: v.update(choices=[]),
+            "response.choices",
+            "must be a list of one choice; ask with n=1",
+        ),
+        (
+            lambda v: v.update(choices=v["choices"] * 2),
+            "response.choices",
+            "must be a list of one choice",
+        ),
         (lambda v: v.update(usage=None), "response.usage", "must be an object"),
-        (lambda v: v["usage"].update(prompt_tokens=0), "response.usage.prompt_tokens", "must be a whole number in 1.."),
-        (lambda v: v["usage"].update(completion_tokens=None), "response.usage.completion_tokens", "must be a whole"),
-        (lambda v: v["usage"].update(completion_tokens=2), "response.choices[0].routed_experts", "at most 5 rows"),
+        (
+            lambda v: v["usage"].update(prompt_tokens=0),
+            "response.usage.prompt_tokens",
+            "must be a whole number in 1..",
+        ),
+        (
+            lambda v: v["usage"].update(completion_tokens=None),
+            "response.usage.completion_tokens",
+            "must be a whole",
+        ),
+        (
+            lambda v: v["usage"].update(completion_tokens=2),
+            "response.choices[0].routed_experts",
+            "at most 5 rows",
+        ),
         (lambda v: v.update(model=3), "response.model", "must be printable text"),
-        (lambda v: choice(v).update(routed_experts=None), "response.choices[0].routed_experts",
-         "start the server with --enable-return-routed-experts"),
-        (lambda v: choice(v).update(routed_experts=None) or v.update(prompt_routed_experts=IDS[:4].tolist()),
-         "response.choices[0].routed_experts", "must be recorded"),
-        (lambda v: choice(v).update(routed_experts="%%%"), "response.choices[0].routed_experts", "must be base64"),
-        (lambda v: choice(v).update(routed_experts="aGVsbG8="), "response.choices[0].routed_experts", "must be base64"),
-        (lambda v: choice(v).update(routed_experts=base64.b64encode(PICKLED.getvalue()).decode()),
-         "response.choices[0].routed_experts", "must be whole numbers [tokens, layers, ranks]"),
-        (lambda v: choice(v).update(routed_experts=npy("(6, 3, 2)", "__import__('os')")),
-         "response.choices[0].routed_experts", "must be base64"),
-        (lambda v: choice(v).update(routed_experts=npy("(6, 3, 2")),
-         "response.choices[0].routed_experts", "must be base64 of an .npy file of numbers (its header is cut short"),
-        (lambda v: choice(v).update(routed_experts=npy("(1000000, 1000, 4)")), "response.choices[0].routed_experts",
-         "must be at most 1073741824"),
-        (lambda v: choice(v).update(routed_experts=npy("(6, 3, 2)")), "response.choices[0].routed_experts",
-         "must be a whole .npy file"),
-        (lambda v: choice(v).update(routed_experts=npy("(6, 3, 0)")), "response.choices[0].routed_experts",
-         "must be whole numbers [tokens, layers, ranks]"),
-        (lambda v: choice(v).update(routed_experts=encoded(IDS[0])), "response.choices[0].routed_experts",
-         "must be whole numbers [tokens, layers, ranks]"),
-        (lambda v: choice(v).update(routed_experts=encoded(IDS, "float32")), "response.choices[0].routed_experts",
-         "must be whole numbers"),
-        (lambda v: choice(v).update(routed_experts=encoded(IDS + 8)),
-         "response 0, routed_experts at site 0, rows[0, 0]", "must lie in 0..7"),
-        (lambda v: choice(v).update(routed_experts=[[[1, 2]], [[1]]]), "response.choices[0].routed_experts",
-         "must be numbers in 3 levels"),
-        (lambda v: choice(v).update(routed_experts=[[["1"]]]), "response.choices[0].routed_experts", "must be numbers"),
-        (lambda v: choice(v).update(routed_experts=IDS[:1].tolist()), "response.choices[0].routed_experts",
-         "must be 3 or 2, the generated tokens"),
-        (lambda v: v.update(prompt_routed_experts=IDS[:3].tolist())
-         or choice(v).update(routed_experts=IDS[4:].tolist()),
-         "response.prompt_routed_experts", "must be 4, the prompt's tokens"),
-        (lambda v: v.update(prompt_routed_experts=IDS[:4, :2].tolist())
-         or choice(v).update(routed_experts=IDS[4:].tolist()),
-         "response.choices[0].routed_experts", "must have the layers and ranks of prompt_routed_experts"),
-        (lambda v: v.update(prompt_token_ids=[1]) or choice(v).update(token_ids=[1, 2, 3]),
-         "response.prompt_token_ids", "must have 4 ids, as usage says"),
-        (lambda v: v.update(prompt_token_ids=[1, 2, 3, -4]) or choice(v).update(token_ids=[1, 2, 3]),
-         "response.prompt_token_ids[3]", "must lie in 0.."),
+        (
+            lambda v: choice(v).update(routed_experts=None),
+            "response.choices[0].routed_experts",
+            "start the server with --enable-return-routed-experts",
+        ),
+        (
+            lambda v: (
+                choice(v).update(routed_experts=None)
+                or v.update(prompt_routed_experts=IDS[:4].tolist())
+            ),
+            "response.choices[0].routed_experts",
+            "must be recorded",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts="%%%"),
+            "response.choices[0].routed_experts",
+            "must be base64",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts="aGVsbG8="),
+            "response.choices[0].routed_experts",
+            "must be base64",
+        ),
+        (
+            lambda v: choice(v).update(
+                routed_experts=base64.b64encode(PICKLED.getvalue()).decode()
+            ),
+            "response.choices[0].routed_experts",
+            "must be whole numbers [tokens, layers, ranks]",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=npy("(6, 3, 2)", "__import__('os')")),
+            "response.choices[0].routed_experts",
+            "must be base64",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=npy("(6, 3, 2")),
+            "response.choices[0].routed_experts",
+            "must be base64 of an .npy file of numbers (its header is cut short",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=npy("(1000000, 1000, 4)")),
+            "response.choices[0].routed_experts",
+            "must be at most 1073741824",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=npy("(6, 3, 2)")),
+            "response.choices[0].routed_experts",
+            "must be a whole .npy file",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=npy("(6, 3, 0)")),
+            "response.choices[0].routed_experts",
+            "must be whole numbers [tokens, layers, ranks]",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=encoded(IDS[0])),
+            "response.choices[0].routed_experts",
+            "must be whole numbers [tokens, layers, ranks]",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=encoded(IDS, "float32")),
+            "response.choices[0].routed_experts",
+            "must be whole numbers",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=encoded(IDS + 8)),
+            "response 0, routed_experts at site 0, rows[0, 0]",
+            "must lie in 0..7",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=[[[1, 2]], [[1]]]),
+            "response.choices[0].routed_experts",
+            "must be numbers in 3 levels",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=[[["1"]]]),
+            "response.choices[0].routed_experts",
+            "must be numbers",
+        ),
+        (
+            lambda v: choice(v).update(routed_experts=IDS[:1].tolist()),
+            "response.choices[0].routed_experts",
+            "must be 3 or 2, the generated tokens",
+        ),
+        (
+            lambda v: (
+                v.update(prompt_routed_experts=IDS[:3].tolist())
+                or choice(v).update(routed_experts=IDS[4:].tolist())
+            ),
+            "response.prompt_routed_experts",
+            "must be 4, the prompt's tokens",
+        ),
+        (
+            lambda v: (
+                v.update(prompt_routed_experts=IDS[:4, :2].tolist())
+                or choice(v).update(routed_experts=IDS[4:].tolist())
+            ),
+            "response.choices[0].routed_experts",
+            "must have the layers and ranks of prompt_routed_experts",
+        ),
+        (
+            lambda v: v.update(prompt_token_ids=[1]) or choice(v).update(token_ids=[1, 2, 3]),
+            "response.prompt_token_ids",
+            "must have 4 ids, as usage says",
+        ),
+        (
+            lambda v: (
+                v.update(prompt_token_ids=[1, 2, 3, -4]) or choice(v).update(token_ids=[1, 2, 3])
+            ),
+            "response.prompt_token_ids[3]",
+            "must lie in 0..",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_response_is_refused_by_field_and_rule(
     tmp_path: Path, change: Callable[[Json], Any], place: str, rule: str
 ) -> None:
@@ -231,8 +343,13 @@ def test_a_wrong_response_is_refused_by_field_and_rule(
 
 def test_responses_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     other = response(encoded(IDS[:, :2]))
-    assert refusal("vllm", write(tmp_path, [whole(), other])).field == "[1].choices[0].routed_experts"
-    assert refusal("vllm", write(tmp_path, [whole(), {**whole(), "model": "big"}])).field == "[1].model"
+    assert (
+        refusal("vllm", write(tmp_path, [whole(), other])).field == "[1].choices[0].routed_experts"
+    )
+    assert (
+        refusal("vllm", write(tmp_path, [whole(), {**whole(), "model": "big"}])).field
+        == "[1].model"
+    )
 
 
 def test_a_response_with_nothing_but_cached_rows_is_refused(tmp_path: Path) -> None:
@@ -240,7 +357,9 @@ def test_a_response_with_nothing_but_cached_rows_is_refused(tmp_path: Path) -> N
     assert "must be recorded for one token or more" in str(error)
 
 
-@pytest.mark.parametrize(("text", "place"), [("", "text"), ("[]", "text"), ("{", "text"), ("3", "response")])
+@pytest.mark.parametrize(
+    ("text", "place"), [("", "text"), ("[]", "text"), ("{", "text"), ("3", "response")]
+)
 def test_text_that_is_no_response_is_refused(tmp_path: Path, text: str, place: str) -> None:
     (tmp_path / "response.json").write_text(text)
     assert refusal("vllm", tmp_path / "response.json").field == place

@@ -25,20 +25,45 @@ from sim.traces.trace import read_trace
 LAYERS, EXPERTS, TOP_K, HEADS, HIDDEN = 3, 8, 3, 4, 32
 # The keys of deepseek-ai/deepseek-moe-16b-base's config.json, with small numbers.
 PLAIN: dict[str, Any] = {
-    "architectures": ["DeepseekForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"}, "aux_loss_alpha": 0.001, "bos_token_id": 1,
-    "eos_token_id": 2, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": HIDDEN,
-    "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 128, "model_type": "deepseek",
-    "moe_intermediate_size": 16, "moe_layer_freq": 1, "n_routed_experts": EXPERTS, "n_shared_experts": 2,
-    "norm_topk_prob": False, "num_attention_heads": HEADS, "num_experts_per_tok": TOP_K, "num_hidden_layers": LAYERS,
-    "num_key_value_heads": HEADS, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000,
-    "scoring_func": "softmax", "tie_word_embeddings": False, "use_cache": True, "vocab_size": 96,
-}  # fmt: skip
+    "architectures": ["DeepseekForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"},
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "initializer_range": 0.02,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "model_type": "deepseek",
+    "moe_intermediate_size": 16,
+    "moe_layer_freq": 1,
+    "n_routed_experts": EXPERTS,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": HEADS,
+    "num_experts_per_tok": TOP_K,
+    "num_hidden_layers": LAYERS,
+    "num_key_value_heads": HEADS,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "scoring_func": "softmax",
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "vocab_size": 96,
+}
 
 
 def weights() -> dict[str, torch.Tensor]:
     """A checkpoint under the hub's names."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (96, HIDDEN), "lm_head": (96, HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (96, HIDDEN),
+        "lm_head": (96, HIDDEN),
+    }
     for layer in range(LAYERS):
         at = f"model.layers.{layer}"
         shapes |= {f"{at}.self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"}
@@ -51,16 +76,24 @@ def weights() -> dict[str, torch.Tensor]:
             shapes |= {f"{name}.gate_proj": (width, HIDDEN), f"{name}.up_proj": (width, HIDDEN)}
             shapes[f"{name}.down_proj"] = (HIDDEN, width)
     generator = torch.Generator().manual_seed(8)
-    found = {f"{name}.weight": torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
-    norms = [f"model.layers.{layer}.{name}" for layer in range(LAYERS)
-             for name in ("input_layernorm", "post_attention_layernorm")]  # fmt: skip
+    found = {
+        f"{name}.weight": torch.randn(shape, generator=generator) * 0.2
+        for name, shape in shapes.items()
+    }
+    norms = [
+        f"model.layers.{layer}.{name}"
+        for layer in range(LAYERS)
+        for name in ("input_layernorm", "post_attention_layernorm")
+    ]
     for name in [*norms, "model.norm"]:
         found[f"{name}.weight"] = torch.rand(HIDDEN, generator=generator) + 0.5
     return found
 
 
 class Written:
-    """The forward pass in plain formulas: attention, softmax top-k without normalising, shared experts."""
+    """The forward pass in plain formulas: attention, softmax top-k without normalising, shared
+    experts.
+    """
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
@@ -70,10 +103,14 @@ class Written:
         return x @ self.tensors[f"{name}.weight"].T
 
     def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * self.tensors[f"{name}.weight"]
+        return (
+            x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * self.tensors[f"{name}.weight"]
+        )
 
     def mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        inner = functional.silu(self.linear(f"{name}.gate_proj", x)) * self.linear(f"{name}.up_proj", x)
+        inner = functional.silu(self.linear(f"{name}.gate_proj", x)) * self.linear(
+            f"{name}.up_proj", x
+        )
         return self.linear(f"{name}.down_proj", inner)
 
     def attention(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +127,10 @@ class Written:
 
         scores = rotated(heads("q")) @ rotated(heads("k")).transpose(1, 2) / math.sqrt(size)
         scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
-        return self.linear(f"{name}.o_proj", (scores.softmax(-1) @ heads("v")).transpose(0, 1).reshape(length, HIDDEN))
+        return self.linear(
+            f"{name}.o_proj",
+            (scores.softmax(-1) @ heads("v")).transpose(0, 1).reshape(length, HIDDEN),
+        )
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tensors["model.embed_tokens.weight"][tokens]
@@ -105,11 +145,17 @@ class Written:
         scores = self.linear(f"{name}.gate", x).softmax(-1)
         best = scores.topk(TOP_K)
         self.chosen.append(best.indices)
-        routed = torch.stack([
-            sum(weight * self.mlp(f"{name}.experts.{expert}", row)
-                for weight, expert in zip(best.values[index], best.indices[index].tolist(), strict=True))
-            for index, row in enumerate(x)
-        ])  # fmt: skip
+        routed = torch.stack(
+            [
+                sum(
+                    weight * self.mlp(f"{name}.experts.{expert}", row)
+                    for weight, expert in zip(
+                        best.values[index], best.indices[index].tolist(), strict=True
+                    )
+                )
+                for index, row in enumerate(x)
+            ]
+        )
         return routed + self.mlp(f"{name}.shared_experts", x)
 
 
@@ -132,17 +178,39 @@ def test_the_hubs_checkpoint_computes_what_the_paper_says(checkpoint: Path) -> N
 
 
 def test_its_routing_is_recorded(checkpoint: Path, tmp_path: Path) -> None:
-    arguments = [f"model={checkpoint}", f"prompts={checkpoint / 'prompts.jsonl'}", f"output_dir={tmp_path / 'out'}"]
-    assert main([*arguments, "sequences=2", "prompt_tokens=6-6", "decode_tokens=4", "hidden_sequences=0"]) == 0
+    arguments = [
+        f"model={checkpoint}",
+        f"prompts={checkpoint / 'prompts.jsonl'}",
+        f"output_dir={tmp_path / 'out'}",
+    ]
+    assert (
+        main(
+            [
+                *arguments,
+                "sequences=2",
+                "prompt_tokens=6-6",
+                "decode_tokens=4",
+                "hidden_sequences=0",
+            ]
+        )
+        == 0
+    )
     trace = read_trace(tmp_path / "out", "all")
-    assert (trace.header.model.sites, trace.header.model.experts, trace.header.model.top_k) == (2, EXPERTS, TOP_K)
+    assert (trace.header.model.sites, trace.header.model.experts, trace.header.model.top_k) == (
+        2,
+        EXPERTS,
+        TOP_K,
+    )
     assert [site.layer for site in trace.header.sites] == [1, 2]
-    assert all(site.rule is not None and site.rule.weight == "gather" for site in trace.header.sites)
+    assert all(
+        site.rule is not None and site.rule.weight == "gather" for site in trace.header.sites
+    )
     written = Written(weights())
     written.logits(torch.from_numpy(trace.token[trace.sequence == 0].astype(np.int64)))
     for site in range(2):
         np.testing.assert_array_equal(
-            np.sort(trace.ids[trace.sequence == 0, site], -1), np.sort(written.chosen[site].numpy(), -1)
+            np.sort(trace.ids[trace.sequence == 0, site], -1),
+            np.sort(written.chosen[site].numpy(), -1),
         )
 
 

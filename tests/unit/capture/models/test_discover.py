@@ -31,7 +31,11 @@ def test_dense_layers_count_as_layers_but_not_as_sites() -> None:
 
 def test_a_model_without_experts_is_refused() -> None:
     config = LlamaConfig(
-        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
     )
     with pytest.raises(CaptureError, match="LlamaForCausalLM: no module takes"):
         discover(LlamaForCausalLM(config))
@@ -41,7 +45,9 @@ def test_experts_are_recognised_by_signature_alone() -> None:
     class Anything(nn.Module):
         num_experts = 4
 
-        def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        ) -> torch.Tensor:
             return x
 
     class Block(nn.Module):

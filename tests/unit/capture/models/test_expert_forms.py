@@ -1,4 +1,6 @@
-"""One expert computed alone, against what the model itself computes and against the formulas written out by hand."""
+"""One expert computed alone, against what the model itself computes and against the formulas
+written out by hand.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,32 @@ from capture.recording.rows import Rows
 from helpers.architectures import AVAILABLE, VOCABULARY, tiny
 
 SPARSITIES = (0.5, 0.8)
-# Runs experts 0 and 1 whatever the router chose (transformers 5.17 and 5.23): its outputs are those of no choice.
+# Runs experts 0 and 1 whatever the router chose (transformers 5.17 and 5.23): its outputs are those
+# of no choice.
 WRONG = "nllb-moe"
 # One of each layout and way of being called; the others are like one of these.
-KINDS = ("mixtral", "gpt_oss", "longcat_flash", "llama4_text", "nemotron_h", "jetmoe", "aria_text", "zaya", "dbrx",
-         "switch_transformers", "nllb-moe")  # fmt: skip
-NAMES = [pytest.param(name, marks=() if name in KINDS else pytest.mark.thorough) for name in AVAILABLE]
+KINDS = (
+    "mixtral",
+    "gpt_oss",
+    "longcat_flash",
+    "llama4_text",
+    "nemotron_h",
+    "jetmoe",
+    "aria_text",
+    "zaya",
+    "dbrx",
+    "switch_transformers",
+    "nllb-moe",
+)
+NAMES = [
+    pytest.param(name, marks=() if name in KINDS else pytest.mark.thorough) for name in AVAILABLE
+]
 
 
 def run(model: Any) -> tuple[list[MoELayer], Rows, dict[int, torch.Tensor]]:
-    """The rows of a prompt, and what each site's experts (or, where they give none alone, the block) returned."""
+    """The rows of a prompt, and what each site's experts (or, where they give none alone, the
+    block) returned.
+    """
     layers, outputs = discover(model), {}
     tokens = torch.randint(4, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(2))
 
@@ -41,8 +59,10 @@ def run(model: Any) -> tuple[list[MoELayer], Rows, dict[int, torch.Tensor]]:
         return hook
 
     whole = [layer.adapter.reads_router for layer in layers]
-    handles = [(layer.block if block else layer.experts).register_forward_hook(keep(layer.site))
-               for layer, block in zip(layers, whole, strict=True)]  # fmt: skip
+    handles = [
+        (layer.block if block else layer.experts).register_forward_hook(keep(layer.site))
+        for layer, block in zip(layers, whole, strict=True)
+    ]
     decoder = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
     with RouterHooks(layers) as hooks, torch.no_grad():
         model(input_ids=tokens, **decoder)
@@ -53,7 +73,9 @@ def run(model: Any) -> tuple[list[MoELayer], Rows, dict[int, torch.Tensor]]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.values != (WRONG,)])
 def test_weighted_outputs_of_single_experts_add_up_to_what_the_model_computed(name: str) -> None:
-    """The sum over a token's choices of weight times norm-giving output is the experts' own output, site by site."""
+    """The sum over a token's choices of weight times norm-giving output is the experts' own
+    output, site by site.
+    """
     transformers.logging.set_verbosity_error()
     layers, rows, outputs = run(tiny(name))
     for layer in layers:
@@ -62,7 +84,9 @@ def test_weighted_outputs_of_single_experts_add_up_to_what_the_model_computed(na
         form, site = form_of(layer), layer.site
         visited = ~torch.isnan(rows.expert_inputs[:, site]).any(-1)
         inputs = rows.expert_inputs[visited, site]
-        ids, weights = (torch.from_numpy(values[:, site])[visited] for values in (rows.ids, rows.weights))
+        ids, weights = (
+            torch.from_numpy(values[:, site])[visited] for values in (rows.ids, rows.weights)
+        )
         total = torch.zeros_like(inputs)
         norms = form.norms(inputs, ids, weights)
         for row, slot in np.ndindex(*ids.shape):
@@ -75,7 +99,9 @@ def test_weighted_outputs_of_single_experts_add_up_to_what_the_model_computed(na
             torch.testing.assert_close(norms[row, slot], alone.norm(), rtol=1e-4, atol=1e-6)
             total[row] += alone * (1 if form.weighted_input else weights[row, slot])
         expected = outputs[site].reshape(total.shape) - beside(layer, inputs)
-        torch.testing.assert_close(total, expected + identity(layer, rows, visited), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            total, expected + identity(layer, rows, visited), rtol=1e-4, atol=1e-5
+        )
 
 
 def beside(layer: MoELayer, inputs: torch.Tensor) -> torch.Tensor:
@@ -88,7 +114,9 @@ def beside(layer: MoELayer, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def identity(layer: MoELayer, rows: Rows, visited: torch.Tensor) -> torch.Tensor:
-    """Less what null experts add, which hand their input on: their weights are those that are missing from the sum."""
+    """Less what null experts add, which hand their input on: their weights are those that are
+    missing from the sum.
+    """
     if layer.num_classes == layer.num_experts or not hasattr(layer.experts, "identity_expert"):
         return torch.zeros(())
     logits = torch.from_numpy(rows.logits[:, layer.site])[visited]
@@ -102,7 +130,9 @@ def identity(layer: MoELayer, rows: Rows, visited: torch.Tensor) -> torch.Tensor
 
 @pytest.mark.parametrize("name", NAMES)
 def test_channels_are_what_the_activation_multiplies_or_makes(name: str) -> None:
-    """Where the activation sees one half of a projection, the channels are the other; else they are what it returns."""
+    """Where the activation sees one half of a projection, the channels are the other; else they
+    are what it returns.
+    """
     for layer in discover(tiny(name)):
         if layer.kind == "attn":
             with pytest.raises(CaptureError, match="lies the attention"):
@@ -126,14 +156,24 @@ def test_channels_are_what_the_activation_multiplies_or_makes(name: str) -> None
 def activation_calls(
     layer: MoELayer, form: Any, expert: int, inputs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What the activation module of an expert was given and made of it; None where it is no module (gpt-oss)."""
+    """What the activation module of an expert was given and made of it; None where it is no
+    module (gpt-oss).
+    """
     names = ("act_fn", "activation", "activation_fn", "act")
     inside = [*layer.experts.modules(), layer.block]
-    found = {id(module): module for holder in inside for name in names
-             if isinstance(module := getattr(holder, name, None), nn.Module)}  # fmt: skip
+    found = {
+        id(module): module
+        for holder in inside
+        for name in names
+        if isinstance(module := getattr(holder, name, None), nn.Module)
+    }
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
-    handles = [module.register_forward_hook(lambda _m, args, output: calls.append((args[0].detach(), output.detach())))
-               for module in found.values()]  # fmt: skip
+    handles = [
+        module.register_forward_hook(
+            lambda _m, args, output: calls.append((args[0].detach(), output.detach()))
+        )
+        for module in found.values()
+    ]
     form.output(expert, inputs)
     for handle in handles:
         handle.remove()
@@ -148,7 +188,8 @@ def by_hand(layer: MoELayer, expert: int, x: torch.Tensor) -> tuple[torch.Tensor
     with torch.no_grad():
         if name == "DbrxExperts":
             w1, v1 = (
-                getattr(experts.mlp, part).view(layer.num_experts, -1, x.shape[-1])[expert] for part in ("w1", "v1")
+                getattr(experts.mlp, part).view(layer.num_experts, -1, x.shape[-1])[expert]
+                for part in ("w1", "v1")
             )
             return x @ w1.T, x @ v1.T
         if name == "JetMoeParallelExperts":
@@ -167,24 +208,37 @@ def by_hand(layer: MoELayer, expert: int, x: torch.Tensor) -> tuple[torch.Tensor
 @pytest.mark.parametrize(
     ("name", "quantity"),
     [
-        ("llama4_text", f"{UP}, x times its gate weight"), ("jetmoe", UP), ("dbrx", UP), ("nemotron_h", ACTIVATED),
-        ("switch_transformers", ACTIVATED), ("nllb-moe", ACTIVATED), ("mixtral", UP),
+        ("llama4_text", f"{UP}, x times its gate weight"),
+        ("jetmoe", UP),
+        ("dbrx", UP),
+        ("nemotron_h", ACTIVATED),
+        ("switch_transformers", ACTIVATED),
+        ("nllb-moe", ACTIVATED),
+        ("mixtral", UP),
     ],
-)  # fmt: skip
-def test_thresholds_shares_and_norms_equal_a_row_by_row_computation(name: str, quantity: str) -> None:
+)
+def test_thresholds_shares_and_norms_equal_a_row_by_row_computation(
+    name: str, quantity: str
+) -> None:
     layers, rows, _ = run(tiny(name))
     layer = layers[-1]
     form, site = form_of(layer), layer.site
     assert form.told == quantity
     visited = ~torch.isnan(rows.expert_inputs[:, site]).any(-1)
     inputs = rows.expert_inputs[visited, site]
-    ids, weights = (torch.from_numpy(values[:, site])[visited] for values in (rows.ids, rows.weights))
+    ids, weights = (
+        torch.from_numpy(values[:, site])[visited] for values in (rows.ids, rows.weights)
+    )
     every = torch.ones(len(ids), dtype=torch.bool)
-    extras = site_extras(form, inputs, ids, weights, fit=every, decode=every, kept=every, sparsities=SPARSITIES)
+    extras = site_extras(
+        form, inputs, ids, weights, fit=every, decode=every, kept=every, sparsities=SPARSITIES
+    )
     values: dict[int, list[np.ndarray]] = {}
     for row, slot in np.ndindex(*ids.shape):
         if ids[row, slot] >= 0:
-            values.setdefault(int(ids[row, slot]), []).append(channels_by_hand(layer, ids, weights, inputs, row, slot))
+            values.setdefault(int(ids[row, slot]), []).append(
+                channels_by_hand(layer, ids, weights, inputs, row, slot)
+            )
     for expert, sample in values.items():
         ordered = np.sort(np.concatenate(sample))
         for rank, sparsity in enumerate(SPARSITIES):
@@ -200,14 +254,21 @@ def test_thresholds_shares_and_norms_equal_a_row_by_row_computation(name: str, q
         place[expert] += 1
         for rank in range(len(SPARSITIES)):
             active = own >= extras.thresholds[expert, rank].item()
-            assert extras.shares[row, slot, rank].item() == pytest.approx(active.mean(), abs=1.1 / len(own))
+            assert extras.shares[row, slot, rank].item() == pytest.approx(
+                active.mean(), abs=1.1 / len(own)
+            )
             assert np.count_nonzero(extras.masks[row, slot, rank].numpy() != active) <= 1
             # A channel that is 0 is never active: half of what a ReLU makes is.
             assert not extras.masks[row, slot, rank].numpy()[own == 0].any()
 
 
 def channels_by_hand(
-    layer: MoELayer, ids: torch.Tensor, weights: torch.Tensor, inputs: torch.Tensor, row: int, slot: int
+    layer: MoELayer,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    inputs: torch.Tensor,
+    row: int,
+    slot: int,
 ) -> np.ndarray:
     expert, x = int(ids[row, slot]), inputs[row : row + 1]
     kind = type(layer.experts).__name__
@@ -226,14 +287,18 @@ def channels_by_hand(
 
 
 class Trio(nn.ModuleDict):
-    """Experts with a gate, each a module of its own: which of its layers is the up projection, no shape can say."""
+    """Experts with a gate, each a module of its own: which of its layers is the up projection,
+    no shape can say.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         for expert in range(2):
             self[str(expert)] = nn.Sequential(nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4))
 
-    def forward(self, hidden: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
+    ) -> torch.Tensor:
         raise NotImplementedError
 
 
@@ -241,12 +306,18 @@ def test_what_cannot_be_told_is_refused_with_the_reason() -> None:
     from types import SimpleNamespace
 
     experts = Trio()
-    layer: Any = SimpleNamespace(experts=experts, adapter=Adapter(experts), name="block", kind="ffn", num_experts=2)
-    with pytest.raises(CaptureError, match=r"block: Sequential has 3 linear layers.*record with sparsities="):
+    layer: Any = SimpleNamespace(
+        experts=experts, adapter=Adapter(experts), name="block", kind="ffn", num_experts=2
+    )
+    with pytest.raises(
+        CaptureError, match=r"block: Sequential has 3 linear layers.*record with sparsities="
+    ):
         form_of(layer)
     square = nn.Module()
     square.gate_up_proj = nn.Parameter(torch.zeros(2, 8, 8))
     square.other = nn.Parameter(torch.zeros(2, 3, 3))
     layer.experts, layer.adapter = square, Adapter(square)
-    with pytest.raises(CaptureError, match=r"cannot tell which axis of gate_up_proj \[2, 8, 8\] is the input"):
+    with pytest.raises(
+        CaptureError, match=r"cannot tell which axis of gate_up_proj \[2, 8, 8\] is the input"
+    ):
         form_of(layer)

@@ -1,4 +1,6 @@
-"""Every MoE architecture of transformers that can be built from a configuration: recorded, and left undisturbed."""
+"""Every MoE architecture of transformers that can be built from a configuration: recorded, and
+left undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,13 @@ class Recorded:
         for layer in self.layers:
             own, site = self.visited(layer), layer.site
             found.append(
-                fit_site(layer, rows.logits[own, site], rows.ids[own, site], rows.weights[own, site], rows.token[own])
+                fit_site(
+                    layer,
+                    rows.logits[own, site],
+                    rows.ids[own, site],
+                    rows.weights[own, site],
+                    rows.token[own],
+                )
             )
         return found
 
@@ -55,11 +63,17 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
     transformers.logging.set_verbosity_error()
     model = tiny(request.param)
     layers = discover(model)
-    prompt = torch.randint(4, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(3))
+    prompt = torch.randint(
+        4, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(3)
+    )
     mask = torch.ones_like(prompt)
     for row, padding in enumerate(PADDING):
         # Encoders are padded on the right, decoders on the left.
-        place = slice(LENGTH - padding, LENGTH) if model.config.is_encoder_decoder else slice(0, padding)
+        place = (
+            slice(LENGTH - padding, LENGTH)
+            if model.config.is_encoder_decoder
+            else slice(0, padding)
+        )
         prompt[row, place], mask[row, place] = model.config.pad_token_id or 0, 0
 
     def run() -> Any:
@@ -67,9 +81,14 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
             if not model.can_generate():
                 return model(input_ids=prompt, attention_mask=mask)
             return model.generate(
-                prompt, attention_mask=mask, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False,
-                return_dict_in_generate=True, output_logits=True,
-            )  # fmt: skip
+                prompt,
+                attention_mask=mask,
+                max_new_tokens=NEW,
+                min_new_tokens=NEW,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
 
     plain = run()
     with RouterHooks(layers, keep=("logits", "gate_in", "expert_in")) as hooks:
@@ -88,7 +107,9 @@ def test_the_hooked_run_is_bitwise_the_unhooked_run(recorded: Recorded) -> None:
         assert torch.equal(one[0], other[0])
         return
     assert torch.equal(one.sequences, other.sequences)
-    assert all(torch.equal(left, right) for left, right in zip(one.logits, other.logits, strict=True))
+    assert all(
+        torch.equal(left, right) for left, right in zip(one.logits, other.logits, strict=True)
+    )
 
 
 def test_every_real_token_is_recorded_once_at_its_position(recorded: Recorded) -> None:
@@ -108,11 +129,15 @@ def test_every_real_token_is_recorded_once_at_its_position(recorded: Recorded) -
         own = rows.valid & (rows.sequence == row)
         assert rows.position[own].tolist() == list(range(len(tokens)))
         assert rows.token[own].tolist() == tokens
-        assert (rows.phase[own] == DECODE).sum() == (steps + encoder if recorded.model.can_generate() else 0)
+        assert (rows.phase[own] == DECODE).sum() == (
+            steps + encoder if recorded.model.can_generate() else 0
+        )
     assert set(rows.position[~rows.valid].tolist()) == {-1}
 
 
-def test_every_row_has_a_choice_at_each_site_that_it_visits_and_no_other(recorded: Recorded) -> None:
+def test_every_row_has_a_choice_at_each_site_that_it_visits_and_no_other(
+    recorded: Recorded,
+) -> None:
     rows = recorded.rows
     assert rows.logits is not None
     for layer in recorded.layers:
@@ -132,24 +157,42 @@ def test_an_independent_rule_reproduces_every_selection_and_weight(recorded: Rec
     for layer, fit in zip(recorded.layers, recorded.fits(), strict=True):
         assert fit.match == 1.0, f"{layer.name}: {fit}"
         assert fit.weight_error < 1e-6
-        assert fit.by_token == (recorded.name == "deepseek_v4" and "tid2eid" in dict(layer.router.named_buffers()))
+        assert fit.by_token == (
+            recorded.name == "deepseek_v4" and "tid2eid" in dict(layer.router.named_buffers())
+        )
         assert (fit.rule is None) == fit.by_token
 
 
 def test_the_rule_is_the_one_that_the_architecture_states(recorded: Recorded) -> None:
-    """By hand, from the papers and configurations of those where a rule could be mistaken for another."""
+    """By hand, from the papers and configurations of those where a rule could be mistaken for
+    another.
+    """
     stated = {
-        "mixtral": ("softmax", None, "norm"), "qwen2_moe": ("softmax", None, "gather"),
-        "deepseek_v2": ("softmax", "max", "gather"), "deepseek_v3": ("sigmoid", "top2sum", "norm"),
-        "phimoe": ("identity", None, "sparsemixer"), "llama4_text": ("softmax", None, "sigmoid_topk"),
-        "deepseek_v4": ("sqrtsoftplus", None, "norm"), "switch_transformers": ("softmax", None, "gather"),
-        "nllb-moe": ("softmax", None, "norm"), "gemma4_text": ("softmax", None, "norm"),
-    }  # fmt: skip
+        "mixtral": ("softmax", None, "norm"),
+        "qwen2_moe": ("softmax", None, "gather"),
+        "deepseek_v2": ("softmax", "max", "gather"),
+        "deepseek_v3": ("sigmoid", "top2sum", "norm"),
+        "phimoe": ("identity", None, "sparsemixer"),
+        "llama4_text": ("softmax", None, "sigmoid_topk"),
+        "deepseek_v4": ("sqrtsoftplus", None, "norm"),
+        "switch_transformers": ("softmax", None, "gather"),
+        "nllb-moe": ("softmax", None, "norm"),
+        "gemma4_text": ("softmax", None, "norm"),
+    }
     rule = recorded.fits()[-1].rule
     if recorded.name in stated:
         assert rule is not None
         assert (rule.score, rule.group, rule.weight) == stated[recorded.name]
-    biased = {"deepseek_v3", "glm4_moe", "ernie4_5_moe", "lfm2_moe", "minimax_m2", "zaya", "longcat_flash", "hy_v3"}
+    biased = {
+        "deepseek_v3",
+        "glm4_moe",
+        "ernie4_5_moe",
+        "lfm2_moe",
+        "minimax_m2",
+        "zaya",
+        "longcat_flash",
+        "hy_v3",
+    }
     if recorded.name in biased:
         assert rule is not None
         assert rule.bias is not None
@@ -172,7 +215,9 @@ def test_sites_are_numbered_in_the_order_in_which_they_run(recorded: Recorded) -
     assert ran == [layer.site for layer in recorded.layers] == list(range(len(recorded.layers)))
     if recorded.name in ENCODER_DECODER:
         assert [layer.side for layer in recorded.layers] == ["encoder"] * 2 + ["decoder"] * 2
-    assert {layer.kind for layer in recorded.layers} == ({"attn", "ffn"} if recorded.name == "jetmoe" else {"ffn"})
+    assert {layer.kind for layer in recorded.layers} == (
+        {"attn", "ffn"} if recorded.name == "jetmoe" else {"ffn"}
+    )
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gemma4_text"])
@@ -183,8 +228,12 @@ def test_the_input_of_the_attention_is_what_the_first_norm_makes(name: str) -> N
     norms: list[torch.Tensor] = []
     mixer, read = attention_input(layer)
     handles = [
-        mixer.register_forward_pre_hook(lambda _m, args, kwargs: seen.append(read(args, kwargs)), with_kwargs=True),
-        layer.owner.input_layernorm.register_forward_hook(lambda _m, _a, output: norms.append(output)),
+        mixer.register_forward_pre_hook(
+            lambda _m, args, kwargs: seen.append(read(args, kwargs)), with_kwargs=True
+        ),
+        layer.owner.input_layernorm.register_forward_hook(
+            lambda _m, _a, output: norms.append(output)
+        ),
     ]
     with torch.no_grad():
         model(input_ids=torch.tensor([[5, 6]]))

@@ -1,4 +1,6 @@
-"""The trace that ships with the project: it reads, holds what is promised, stays small, and can be made again."""
+"""The trace that ships with the project: it reads, holds what is promised, stays small, and can
+be made again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ASSETS = ROOT / "capture" / "assets"
 BUNDLED, MODEL = ASSETS / "traces" / "tiny_mixtral", ASSETS / "tiny_mixtral"
 LARGEST_BYTES = 8_000_000
 
-pytestmark = pytest.mark.skipif(not (BUNDLED / "header.json").exists(), reason="the bundled trace is not here")
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED / "header.json").exists(), reason="the bundled trace is not here"
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,9 @@ def test_it_stays_small_and_says_how_to_make_it_again() -> None:
 
 
 def test_every_selection_is_reproduced_by_its_rule(trace: Trace) -> None:
-    assert all(site.rule_match == 1.0 and site.rule_weight_error < 1e-6 for site in trace.header.sites)
+    assert all(
+        site.rule_match == 1.0 and site.rule_weight_error < 1e-6 for site in trace.header.sites
+    )
 
 
 def test_rounding_effects_are_stated_and_small(trace: Trace) -> None:
@@ -74,7 +80,9 @@ def test_rounding_effects_are_stated_and_small(trace: Trace) -> None:
 def test_shares_meet_their_sparsities_on_average(trace: Trace) -> None:
     assert trace.active_shares is not None
     split = {item.sequence: item.split for item in trace.header.sequences}
-    fit = np.array([split[number] == "fit" for number in trace.sequence.tolist()]) & (trace.phase == DECODE)
+    fit = np.array([split[number] == "fit" for number in trace.sequence.tolist()]) & (
+        trace.phase == DECODE
+    )
     means = trace.active_shares[fit].mean((0, 1, 2))
     np.testing.assert_allclose(means, [0.5, 0.2, 0.1], atol=0.02)
 
@@ -92,14 +100,18 @@ def test_hidden_files_agree_with_the_columns(trace: Trace) -> None:
         np.testing.assert_allclose(masks.mean(-1), trace.active_shares[own], atol=1e-6)
 
 
-@pytest.mark.skipif(not (MODEL / "model.safetensors").exists(), reason="the bundled model is not here")
+@pytest.mark.skipif(
+    not (MODEL / "model.safetensors").exists(), reason="the bundled model is not here"
+)
 def test_recapturing_gives_the_same_routing(trace: Trace, tmp_path: Path) -> None:
     """Two sequences again, 16 decode tokens each, from the token ids that the trace holds."""
     prompt = Prompt("", "", "fit", "", "")
     chosen, passages = [0, 63], []
     for number in chosen:
         own = trace.token[trace.sequence == number].tolist()
-        length = next(item.prompt_tokens for item in trace.header.sequences if item.sequence == number)
+        length = next(
+            item.prompt_tokens for item in trace.header.sequences if item.sequence == number
+        )
         passages.append(Passage(prompt, tuple(own[:length]), tuple(own[length:])))
     model = load_model(Settings(model=str(MODEL), prompts=tmp_path, output_dir=tmp_path))
     rows = run_passages(model, discover(model), passages, decode_tokens=16)

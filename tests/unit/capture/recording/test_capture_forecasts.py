@@ -18,7 +18,14 @@ from sim.traces.trace import DECODE, Trace, read_trace
 from sim.workload.steps import Workload
 
 Ahead = dict[tuple[int, int, int], tuple[list[int], list[int], list[float]]]
-FINE = ("lookahead_step=1/128", "sparsities=", "hidden_sequences=0", "threads=1", "decode_tokens=3", "sequences=4")
+FINE = (
+    "lookahead_step=1/128",
+    "sparsities=",
+    "hidden_sequences=0",
+    "threads=1",
+    "decode_tokens=3",
+    "sequences=4",
+)
 
 
 def captured(place: Path, family: str, name: str, *words: str) -> Trace:
@@ -26,13 +33,20 @@ def captured(place: Path, family: str, name: str, *words: str) -> Trace:
     if not model.exists():
         save_checkpoint(tiny(family) if family in ENCODER_DECODER else build(family), model)
         write_prompts(prompts)
-    told = [f"model={model}", f"prompts={prompts}", f"output_dir={place / name}", "prompt_tokens=9-14"]
+    told = [
+        f"model={model}",
+        f"prompts={prompts}",
+        f"output_dir={place / name}",
+        "prompt_tokens=9-14",
+    ]
     assert main([*told, *FINE, *words]) == 0
     return read_trace(place / name, "all")
 
 
 def forecasts(trace: Trace, norm: str, **choice: Any) -> Ahead:
-    """By step, site and target: what prompts are forecast to need, experts in order, tokens and scores."""
+    """By step, site and target: what prompts are forecast to need, experts in order, tokens and
+    scores.
+    """
     assert trace.header.lookahead is not None
     depth = trace.header.lookahead.depth
     workload = Workload(trace, split="all", lookahead=depth, norm=norm, **choice)
@@ -43,7 +57,11 @@ def forecasts(trace: Trace, norm: str, **choice: Any) -> Ahead:
             gate.visit(site)
             if not step.decode:
                 for ahead in gate.forecasts(depth):
-                    found[step.index, site, ahead.site] = list(ahead.needs), list(ahead.tokens), list(ahead.scores)
+                    found[step.index, site, ahead.site] = (
+                        list(ahead.needs),
+                        list(ahead.tokens),
+                        list(ahead.scores),
+                    )
     return found
 
 
@@ -53,9 +71,14 @@ def agree(one: Ahead, other: Ahead) -> None:
     assert one
     moved = total = 0
     for place, (needs, tokens, _) in one.items():
-        mine, theirs = dict(zip(needs, tokens, strict=True)), dict(zip(*other[place][:2], strict=True))
+        mine, theirs = (
+            dict(zip(needs, tokens, strict=True)),
+            dict(zip(*other[place][:2], strict=True)),
+        )
         assert sum(mine.values()) == sum(theirs.values())
-        moved += sum(abs(mine.get(expert, 0) - theirs.get(expert, 0)) for expert in {*mine, *theirs})
+        moved += sum(
+            abs(mine.get(expert, 0) - theirs.get(expert, 0)) for expert in {*mine, *theirs}
+        )
         total += sum(mine.values())
     assert moved <= 0.01 * total
 
@@ -69,7 +92,9 @@ def agree(one: Ahead, other: Ahead) -> None:
         ("switch_transformers", ("batch=2",)),
     ],
 )
-def test_prompts_are_forecast_together_as_their_rows_are(family: str, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_prompts_are_forecast_together_as_their_rows_are(
+    family: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
     rows = captured(tmp_path, family, "rows", "prefill_lookahead=rows", *words)
     together = captured(tmp_path, family, "together", *words)
     prompts = together.valid & (together.phase != DECODE)
@@ -77,11 +102,15 @@ def test_prompts_are_forecast_together_as_their_rows_are(family: str, words: tup
     assert together.header.lookahead is not None
     for norm in together.header.lookahead.norms:
         assert np.isnan(together.lookahead[norm][prompts]).all()
-        np.testing.assert_array_equal(rows.lookahead[norm][~prompts], together.lookahead[norm][~prompts])
+        np.testing.assert_array_equal(
+            rows.lookahead[norm][~prompts], together.lookahead[norm][~prompts]
+        )
         assert set(together.prompt_forecasts[norm].columns[:4]) == set(PLACE)
         assert not rows.prompt_forecasts
         batching = "recorded" if words else "sequential"
-        agree(forecasts(together, norm, batching=batching), forecasts(rows, norm, batching=batching))
+        agree(
+            forecasts(together, norm, batching=batching), forecasts(rows, norm, batching=batching)
+        )
     assert (
         "what the tokens of a prompt are forecast to choose together"
         in (tmp_path / "together" / "README.md").read_text()
@@ -89,12 +118,16 @@ def test_prompts_are_forecast_together_as_their_rows_are(family: str, words: tup
     assert "for all rows, in" in (tmp_path / "rows" / "README.md").read_text()
 
 
-def test_with_prompts_as_counts_they_are_the_same_and_without_them_there_are_none(tmp_path: Path) -> None:
+def test_with_prompts_as_counts_they_are_the_same_and_without_them_there_are_none(
+    tmp_path: Path,
+) -> None:
     together = captured(tmp_path, "mixtral", "together")
     counts = captured(tmp_path, "mixtral", "counts", "prefill=counts")
     for norm, frame in together.prompt_forecasts.items():
         assert counts.prompt_forecasts[norm].equals(frame)
-    assert forecasts(counts, "raw", batching="sequential") == forecasts(together, "raw", batching="sequential")
+    assert forecasts(counts, "raw", batching="sequential") == forecasts(
+        together, "raw", batching="sequential"
+    )
     none = captured(tmp_path, "mixtral", "none", "prefill_lookahead=no")
     assert not none.header.forecast_norms
     assert forecasts(none, "raw", batching="sequential") == {}
@@ -103,7 +136,9 @@ def test_with_prompts_as_counts_they_are_the_same_and_without_them_there_are_non
 def test_rows_that_are_not_kept_have_no_scores_to_keep() -> None:
     required = ["model=m", "prompts=p", "output_dir=o"]
     assert parse_settings(required).prefill_lookahead == "counts"
-    with pytest.raises(SettingError, match="prefill_lookahead=rows keeps scores of rows that prefill=counts"):
+    with pytest.raises(
+        SettingError, match="prefill_lookahead=rows keeps scores of rows that prefill=counts"
+    ):
         parse_settings([*required, "prefill=counts", "prefill_lookahead=rows"])
     with pytest.raises(SettingError, match="must be one of counts, rows, no"):
         parse_settings([*required, "prefill_lookahead=all"])

@@ -32,14 +32,21 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(checkpoint: Path, out: Path, *extra: str) -> Trace:
     settings = {"sequences": "4", "prompt_tokens": "5-9", "decode_tokens": "6", "threads": "1"}
-    settings |= {"prompts": str(checkpoint / "prompts.jsonl")} | dict(item.split("=", 1) for item in extra)
+    settings |= {"prompts": str(checkpoint / "prompts.jsonl")} | dict(
+        item.split("=", 1) for item in extra
+    )
     told = [f"{key}={value}" for key, value in settings.items()]
     assert main([f"model={checkpoint}", f"output_dir={out}", *told]) == 0
     return read_trace(out, "all")
 
 
 def refused(checkpoint: Path, out: Path, capsys: pytest.CaptureFixture[str], *extra: str) -> str:
-    settings = ["sequences=4", "prompt_tokens=5-9", "decode_tokens=6", f"prompts={checkpoint / 'prompts.jsonl'}"]
+    settings = [
+        "sequences=4",
+        "prompt_tokens=5-9",
+        "decode_tokens=6",
+        f"prompts={checkpoint / 'prompts.jsonl'}",
+    ]
     assert main([f"model={checkpoint}", f"output_dir={out}", *settings, *extra]) == 2
     assert not out.exists()
     return capsys.readouterr().err
@@ -49,7 +56,10 @@ def test_a_batch_is_left_padded_and_records_the_same_choices(mixtral: Path, tmp_
     alone, together = run(mixtral, tmp_path / "one"), run(mixtral, tmp_path / "two", "batch=2")
     assert together.header.provenance["batch"] == 2
     assert (~together.valid).sum() == sum(
-        abs(alone.header.sequences[pair].prompt_tokens - alone.header.sequences[pair + 1].prompt_tokens)
+        abs(
+            alone.header.sequences[pair].prompt_tokens
+            - alone.header.sequences[pair + 1].prompt_tokens
+        )
         for pair in (0, 2)
     )
     for number in range(4):
@@ -57,10 +67,16 @@ def test_a_batch_is_left_padded_and_records_the_same_choices(mixtral: Path, tmp_
         for name in ("token", "position", "phase"):
             np.testing.assert_array_equal(getattr(alone, name)[one], getattr(together, name)[other])
         np.testing.assert_array_equal(np.sort(alone.ids[one], -1), np.sort(together.ids[other], -1))
-        np.testing.assert_allclose(alone.lookahead["raw"][one], together.lookahead["raw"][other], atol=1 / 30)
-        np.testing.assert_allclose(alone.active_shares[one], together.active_shares[other], atol=0.06)  # type: ignore[index]
+        np.testing.assert_allclose(
+            alone.lookahead["raw"][one], together.lookahead["raw"][other], atol=1 / 30
+        )
+        np.testing.assert_allclose(
+            alone.active_shares[one], together.active_shares[other], atol=0.06
+        )  # type: ignore[index]
     # Two sequences share each step: the batch's co-activation is there.
-    steps = [set(together.sequence[together.step == step].tolist()) for step in np.unique(together.step)]
+    steps = [
+        set(together.sequence[together.step == step].tolist()) for step in np.unique(together.step)
+    ]
     assert steps == [{0, 1}] * 7 + [{2, 3}] * 7
 
 
@@ -77,18 +93,30 @@ def test_a_prompt_in_chunks_records_the_same_choices(mixtral: Path, tmp_path: Pa
 
 
 def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> None:
-    """The end token is made to be what the model says third in sequence 1, by looking at a run without one."""
-    open_ended = run(mixtral, tmp_path / "open", *ROUTING, "continuation=greedy", "decode_tokens=12")
+    """The end token is made to be what the model says third in sequence 1, by looking at a run
+    without one.
+    """
+    open_ended = run(
+        mixtral, tmp_path / "open", *ROUTING, "continuation=greedy", "decode_tokens=12"
+    )
     said = open_ended.token[(open_ended.sequence == 1) & (open_ended.phase == DECODE)]
     model = build("mixtral")
     model.generation_config.eos_token_id = [2, int(said[2])]
     directory = save_checkpoint(model, tmp_path / "ending")
     write_prompts(directory / "prompts.jsonl")
     for batch in (1, 4):
-        ended = run(directory, tmp_path / f"b{batch}", *ROUTING, "continuation=greedy", "decode_tokens=12",
-                    f"batch={batch}")  # fmt: skip
+        ended = run(
+            directory,
+            tmp_path / f"b{batch}",
+            *ROUTING,
+            "continuation=greedy",
+            "decode_tokens=12",
+            f"batch={batch}",
+        )
         for item in ended.header.sequences:
-            fed = open_ended.token[(open_ended.sequence == item.sequence) & (open_ended.phase == DECODE)].tolist()
+            fed = open_ended.token[
+                (open_ended.sequence == item.sequence) & (open_ended.phase == DECODE)
+            ].tolist()
             expected = fed.index(int(said[2])) if int(said[2]) in fed else len(fed)
             assert item.decode_tokens == expected
             own = ended.valid & (ended.sequence == item.sequence) & (ended.phase == DECODE)
@@ -98,16 +126,28 @@ def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("position", ["attn_in", "next_attn_in"])
-def test_other_positions_feed_the_attentions_input(position: str, mixtral: Path, tmp_path: Path) -> None:
-    """Oracle: the input of the attention, hooked here by name, through router and norms written out."""
-    trace = run(mixtral, tmp_path / "out", f"lookahead_position={position}", "lookahead=2", "sparsities=",
-                "lookahead_step=1/1024")  # fmt: skip
+def test_other_positions_feed_the_attentions_input(
+    position: str, mixtral: Path, tmp_path: Path
+) -> None:
+    """Oracle: the input of the attention, hooked here by name, through router and norms written
+    out.
+    """
+    trace = run(
+        mixtral,
+        tmp_path / "out",
+        f"lookahead_position={position}",
+        "lookahead=2",
+        "sparsities=",
+        "lookahead_step=1/1024",
+    )
     assert trace.header.lookahead is not None
     assert trace.header.lookahead.position == position
     model = build("mixtral")
     seen: list[torch.Tensor] = []
     handles = [
-        layer.input_layernorm.register_forward_hook(lambda _m, _a, output: seen.append(output.detach()))
+        layer.input_layernorm.register_forward_hook(
+            lambda _m, _a, output: seen.append(output.detach())
+        )
         for layer in model.model.layers
     ]
     own = trace.sequence == 0
@@ -118,13 +158,19 @@ def test_other_positions_feed_the_attentions_input(position: str, mixtral: Path,
     decode = trace.phase[own] == DECODE
     for site in range(4):
         for ahead in (1, 2):
-            scores = {norm: values[own][decode][:, site, ahead - 1] for norm, values in trace.lookahead.items()}
+            scores = {
+                norm: values[own][decode][:, site, ahead - 1]
+                for norm, values in trace.lookahead.items()
+            }
             if site + ahead > 3:
                 assert np.isnan(scores["raw"]).all()
                 continue
             source = site + (position == "next_attn_in")
             fed, target = seen[source][0][decode], model.model.layers[site + ahead]
-            scale = target.post_attention_layernorm.weight / model.model.layers[source].input_layernorm.weight
+            scale = (
+                target.post_attention_layernorm.weight
+                / model.model.layers[source].input_layernorm.weight
+            )
             expected = {"raw": target.mlp.gate(fed)[0], "renormed": target.mlp.gate(fed * scale)[0]}
             for norm, values in expected.items():
                 np.testing.assert_allclose(scores[norm], values.detach().numpy(), atol=2e-3)
@@ -133,13 +179,23 @@ def test_other_positions_feed_the_attentions_input(position: str, mixtral: Path,
 def test_attention_and_gate_norms_are_told_apart() -> None:
     model = build("mixtral")
     layers = discover(model)
-    for layer, gate, attention in zip(layers, gate_norms(model, layers), attention_norms(model, layers), strict=True):
+    for layer, gate, attention in zip(
+        layers, gate_norms(model, layers), attention_norms(model, layers), strict=True
+    ):
         assert torch.equal(gate, layer.owner.post_attention_layernorm.weight)
         assert torch.equal(attention, layer.owner.input_layernorm.weight)
 
 
-def test_gate_inputs_in_half_precision_of_a_share_of_the_rows(mixtral: Path, tmp_path: Path) -> None:
-    extra = ("hidden_dtype=float16", "hidden_share=0.5", "hidden_sequences=2", "decode_tokens=12", "logits_step=0")
+def test_gate_inputs_in_half_precision_of_a_share_of_the_rows(
+    mixtral: Path, tmp_path: Path
+) -> None:
+    extra = (
+        "hidden_dtype=float16",
+        "hidden_share=0.5",
+        "hidden_sequences=2",
+        "decode_tokens=12",
+        "logits_step=0",
+    )
     trace = run(mixtral, tmp_path / "half", *extra)
     assert "logits" not in trace.header.steps
     routers = safetensors.numpy.load_file(tmp_path / "half" / "routers.safetensors")
@@ -152,7 +208,9 @@ def test_gate_inputs_in_half_precision_of_a_share_of_the_rows(mixtral: Path, tmp
         own &= trace.phase == DECODE
         assert own.sum() == len(hidden["position"])
         assert trace.logits is not None
-        logits = np.einsum("tsh,seh->tse", hidden["gate_in"].astype(np.float32), routers["router_weight"])
+        logits = np.einsum(
+            "tsh,seh->tse", hidden["gate_in"].astype(np.float32), routers["router_weight"]
+        )
         error = max(error, float(np.abs(logits - trace.logits[own]).max()))
         kept += int(own.sum())
     assert 0 < kept < 4 * 12
@@ -183,7 +241,8 @@ def test_a_chat_template_wraps_prompts_that_the_model_continues(tmp_path: Path) 
     assert "chat_template" not in plain.header.provenance
     for number in range(4):
         before, after = (
-            trace.token[(trace.sequence == number) & (trace.phase == PREFILL)].tolist() for trace in (plain, chat)
+            trace.token[(trace.sequence == number) & (trace.phase == PREFILL)].tolist()
+            for trace in (plain, chat)
         )
         assert after == [90, *before, 91]
 
@@ -246,14 +305,22 @@ def test_attention_experts_are_not_measured_and_the_header_says_so(tmp_path: Pat
     told = str(trace.header.provenance["sites_not_measured"])
     assert told.startswith("0, 2, 4: ")
     assert "lies the attention" in told
-    assert (trace.header.provenance["active_shares_of"], trace.header.model.expert_intermediate) == ("|x W_up|", 48)
+    assert (
+        trace.header.provenance["active_shares_of"],
+        trace.header.model.expert_intermediate,
+    ) == ("|x W_up|", 48)
     decode = trace.phase == DECODE
     assert trace.active_shares is not None
     assert trace.expert_norms is not None
     for site, kind in enumerate(kinds):
-        measured = np.isfinite(trace.active_shares[decode, site]), np.isfinite(trace.expert_norms[decode, site])
+        measured = (
+            np.isfinite(trace.active_shares[decode, site]),
+            np.isfinite(trace.expert_norms[decode, site]),
+        )
         assert all((found == (kind == "ffn")).all() for found in measured)
-    thresholds = safetensors.numpy.load_file(tmp_path / "out" / "thresholds.safetensors")["thresholds"]
+    thresholds = safetensors.numpy.load_file(tmp_path / "out" / "thresholds.safetensors")[
+        "thresholds"
+    ]
     assert np.isnan(thresholds[::2]).all()
     assert (thresholds[1::2] > 0).all()
 
@@ -262,13 +329,17 @@ def test_a_hash_layers_table_is_kept(tmp_path: Path) -> None:
     directory = save_checkpoint(tiny("deepseek_v4"), tmp_path / "v4")
     write_prompts(directory / "prompts.jsonl")
     trace = run(directory, tmp_path / "out")
-    sites = [int(site) for site in str(trace.header.provenance["sites_chosen_by_token_id"]).split(", ")]
+    sites = [
+        int(site) for site in str(trace.header.provenance["sites_chosen_by_token_id"]).split(", ")
+    ]
     assert sites
     tables = safetensors.numpy.load_file(tmp_path / "out" / "routers.safetensors")
     for site in sites:
         assert trace.header.sites[site].rule is None
         table = tables[f"token_experts_{site}"]
-        np.testing.assert_array_equal(np.sort(table[trace.token], -1), np.sort(trace.ids[:, site], -1))
+        np.testing.assert_array_equal(
+            np.sort(table[trace.token], -1), np.sort(trace.ids[:, site], -1)
+        )
     assert "the token's id chooses" in (tmp_path / "out" / "README.md").read_text()
 
 
@@ -279,14 +350,19 @@ def test_a_model_without_a_head_reads_documents_and_cannot_continue_them(
     write_prompts(directory / "prompts.jsonl")
     assert run(directory, tmp_path / "out", *ROUTING).header.model.sites == 3
     message = refused(directory, tmp_path / "no", capsys, *ROUTING, "continuation=greedy")
-    assert "has no language-model head to continue with; record with continuation=document" in message
+    assert (
+        "has no language-model head to continue with; record with continuation=document" in message
+    )
 
 
-def test_remote_code_does_not_run_unless_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remote_code_does_not_run_unless_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory, mark = tmp_path / "remote", tmp_path / "ran"
     directory.mkdir()
     (directory / "config.json").write_text(
-        '{"model_type": "nobody", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}'
+        '{"model_type": "nobody", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM":'
+        ' "code.Model"}}'
     )
     (directory / "code.py").write_text(f"open({str(mark)!r}, 'w')\n")
     save_tokenizer(directory)
@@ -297,7 +373,9 @@ def test_remote_code_does_not_run_unless_it_is_asked_for(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
-def test_the_experts_implementation_is_set_and_told(implementation: str, mixtral: Path, tmp_path: Path) -> None:
+def test_the_experts_implementation_is_set_and_told(
+    implementation: str, mixtral: Path, tmp_path: Path
+) -> None:
     trace = run(mixtral, tmp_path / "out", *ROUTING, f"experts_implementation={implementation}")
     assert trace.header.experts_implementation == implementation
 
@@ -307,21 +385,31 @@ def test_a_static_caches_mask_tells_padding(mixtral: Path) -> None:
     from capture.recording.hooks import RouterHooks
 
     model = build("mixtral")
-    prompt, mask = torch.randint(4, 96, (2, 6), generator=torch.Generator().manual_seed(0)), torch.ones(2, 6).long()
+    prompt, mask = (
+        torch.randint(4, 96, (2, 6), generator=torch.Generator().manual_seed(0)),
+        torch.ones(2, 6).long(),
+    )
     prompt[1, :2], mask[1, :2] = 0, 0
 
     def recorded(**settings: Any) -> Any:
         with RouterHooks(discover(model)) as hooks:
             model.generate(
-                prompt, attention_mask=mask, max_new_tokens=4, do_sample=False, eos_token_id=None,
-                disable_compile=True, **settings,
-            )  # fmt: skip
+                prompt,
+                attention_mask=mask,
+                max_new_tokens=4,
+                do_sample=False,
+                eos_token_id=None,
+                disable_compile=True,
+                **settings,
+            )
         return hooks.take()
 
     dynamic, static = recorded(), recorded(cache_implementation="static")
     for name in ("valid", "position", "token", "phase", "sequence"):
         np.testing.assert_array_equal(getattr(dynamic, name), getattr(static, name))
-    np.testing.assert_array_equal(np.sort(dynamic.ids[dynamic.valid], -1), np.sort(static.ids[static.valid], -1))
+    np.testing.assert_array_equal(
+        np.sort(dynamic.ids[dynamic.valid], -1), np.sort(static.ids[static.valid], -1)
+    )
 
 
 def test_flushing_at_every_step_records_the_same(mixtral: Path) -> None:

@@ -1,4 +1,6 @@
-"""What the hooks record, against runs without hooks, one-shot runs and from-scratch recomputation."""
+"""What the hooks record, against runs without hooks, one-shot runs and from-scratch
+recomputation.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ SPARSITIES = (0.5, 0.8, 0.9)
 def passages(count: int = 3) -> list[Passage]:
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(3, 96, (count, 24), generator=generator).tolist()
-    return [Passage(PROMPT, tuple(row[: 8 + index]), tuple(row[8 + index :])) for index, row in enumerate(tokens)]
+    return [
+        Passage(PROMPT, tuple(row[: 8 + index]), tuple(row[8 + index :]))
+        for index, row in enumerate(tokens)
+    ]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -53,9 +58,14 @@ def left_padded_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 def generate(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
     return model.generate(
-        ids, attention_mask=mask, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True,
+        ids,
+        attention_mask=mask,
+        max_new_tokens=6,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
         eos_token_id=None,
-    )  # fmt: skip
+    )
 
 
 def test_a_hooked_run_is_bitwise_the_unhooked_run(model: Any) -> None:
@@ -64,7 +74,9 @@ def test_a_hooked_run_is_bitwise_the_unhooked_run(model: Any) -> None:
     with RouterHooks(discover(model)) as hooks:
         hooked = generate(model, ids, mask)
     assert torch.equal(plain.sequences, hooked.sequences)
-    assert all(torch.equal(one, other) for one, other in zip(plain.logits, hooked.logits, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(plain.logits, hooked.logits, strict=True)
+    )
     assert len(np.unique(hooks.take().step)) == 6
 
 
@@ -81,10 +93,19 @@ def test_every_real_token_of_a_left_padded_batch_is_recorded_once(model: Any) ->
         sequences = generate(model, ids, mask).sequences
     rows = hooks.take()
     assert rows.phase.tolist() == [PREFILL] * 21 + [DECODE] * 15
-    found = list(zip(rows.sequence[rows.valid], rows.position[rows.valid], rows.token[rows.valid], strict=True))
+    found = list(
+        zip(
+            rows.sequence[rows.valid],
+            rows.position[rows.valid],
+            rows.token[rows.valid],
+            strict=True,
+        )
+    )
     # The last token is generated but never fed.
     fed = [sequences[row, padding:-1].tolist() for row, padding in enumerate((0, 2, 4))]
-    expected = {(row, place, token) for row, tokens in enumerate(fed) for place, token in enumerate(tokens)}
+    expected = {
+        (row, place, token) for row, tokens in enumerate(fed) for place, token in enumerate(tokens)
+    }
     assert len(found) == len(expected)
     assert set(found) == expected
     assert set(rows.position[~rows.valid]) == {-1}
@@ -123,7 +144,9 @@ def test_decode_routing_equals_one_shot_routing(model: Any, rows: Rows) -> None:
 
 def test_greedy_continuation_feeds_what_generate_would(model: Any) -> None:
     passage = passages(1)[0]
-    rows = run_passages(model, discover(model), [Passage(PROMPT, passage.prefill, ())], decode_tokens=5)
+    rows = run_passages(
+        model, discover(model), [Passage(PROMPT, passage.prefill, ())], decode_tokens=5
+    )
     prompt = torch.tensor([passage.prefill])
     greedy = generate(model, prompt, torch.ones_like(prompt)).sequences[0]
     assert rows.token.tolist() == greedy[: len(rows.token)].tolist()
@@ -151,18 +174,29 @@ def test_rows_after_the_end_of_text_are_not_valid(model: Any) -> None:
 def test_the_fitted_rule_reproduces_every_selection(model: Any, rows: Rows) -> None:
     for layer in discover(model):
         site = layer.site
-        rule, match, error = fit_rule(layer, rows.logits[:, site], rows.ids[:, site], rows.weights[:, site])
-        assert (rule.score, rule.weight) == ("softmax", "gather" if layer.num_experts == 8 else "norm")
+        rule, match, error = fit_rule(
+            layer, rows.logits[:, site], rows.ids[:, site], rows.weights[:, site]
+        )
+        assert (rule.score, rule.weight) == (
+            "softmax",
+            "gather" if layer.num_experts == 8 else "norm",
+        )
         assert match == 1.0
         assert error < 1e-6
 
 
-def ahead(layers: list[MoELayer], rows: Rows, depth: int, norms: list[torch.Tensor] | None) -> torch.Tensor:
+def ahead(
+    layers: list[MoELayer], rows: Rows, depth: int, norms: list[torch.Tensor] | None
+) -> torch.Tensor:
     assert rows.gate_in is not None
     assert rows.logits is not None
     gate_in, logits = rows.gate_in, torch.from_numpy(rows.logits)
-    scorers = [router_scorer(layer, gate_in[:, layer.site], logits[:, layer.site]) for layer in layers]
-    return lookahead_scores(layers, scorers, gate_in, depth, None if norms is None else (norms, norms))
+    scorers = [
+        router_scorer(layer, gate_in[:, layer.site], logits[:, layer.site]) for layer in layers
+    ]
+    return lookahead_scores(
+        layers, scorers, gate_in, depth, None if norms is None else (norms, norms)
+    )
 
 
 def test_lookahead_is_the_later_router_fed_with_this_input(model: Any, rows: Rows) -> None:
@@ -178,7 +212,9 @@ def test_lookahead_is_the_later_router_fed_with_this_input(model: Any, rows: Row
             gate_in = rows.gate_in[:, site]
             with torch.no_grad():
                 expected = layers[site + distance].router(gate_in)[0]
-                exchanged = layers[site + distance].router(gate_in / scales[site] * scales[site + distance])[0]
+                exchanged = layers[site + distance].router(
+                    gate_in / scales[site] * scales[site + distance]
+                )[0]
             torch.testing.assert_close(raw[:, site, distance - 1], expected)
             torch.testing.assert_close(renormed[:, site, distance - 1], exchanged)
             assert not torch.allclose(expected, exchanged, atol=1e-2)
@@ -189,7 +225,9 @@ def test_renormed_lookahead_is_the_residual_under_the_later_norm(model: Any, row
     layers = discover(model)
     residuals: list[torch.Tensor] = []
     norms = [model.model.layers[layer.layer].post_attention_layernorm for layer in layers]
-    handle = norms[0].register_forward_pre_hook(lambda _module, args: residuals.append(args[0].detach().clone()))
+    handle = norms[0].register_forward_pre_hook(
+        lambda _module, args: residuals.append(args[0].detach().clone())
+    )
     passage = passages(1)[0]
     model(torch.tensor([passage.prefill]))
     handle.remove()
@@ -256,9 +294,15 @@ def test_an_expert_without_a_sample_uses_the_sites_thresholds(model: Any, rows: 
     ids = torch.zeros(len(rows.ids), 1, dtype=torch.int16)
     everything = torch.ones(len(ids), dtype=torch.bool)
     extras = site_extras(
-        form_of(layer), rows.expert_inputs[:, 0], ids, torch.ones(ids.shape), fit=everything, decode=everything,
-        kept=everything, sparsities=SPARSITIES,
-    )  # fmt: skip
+        form_of(layer),
+        rows.expert_inputs[:, 0],
+        ids,
+        torch.ones(ids.shape),
+        fit=everything,
+        decode=everything,
+        kept=everything,
+        sparsities=SPARSITIES,
+    )
     assert extras.num_pooled == layer.num_experts - 1
     assert torch.equal(extras.thresholds[0], extras.thresholds[1])
 
@@ -308,7 +352,9 @@ def test_beams_are_refused(model: Any) -> None:
 def test_speculative_decoding_is_refused(model: Any) -> None:
     prompt = torch.tensor([[4, 5, 6, 4, 5, 6, 4, 5]])
     with pytest.raises(CaptureError, match="speculative decoding"), RouterHooks(discover(model)):
-        model.generate(prompt, prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False, eos_token_id=None)
+        model.generate(
+            prompt, prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False, eos_token_id=None
+        )
 
 
 def test_a_cache_is_left_as_it_was(model: Any) -> None:

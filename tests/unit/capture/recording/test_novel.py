@@ -29,13 +29,17 @@ class Bank(nn.Module):
         self.rise = nn.Parameter(torch.randn(EXPERTS, WIDTH, hidden) * 0.2)
         self.fall = nn.Parameter(torch.randn(EXPERTS, hidden, WIDTH) * 0.2)
 
-    def forward(self, flat: torch.Tensor, expert_ids: torch.Tensor, expert_scores: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, flat: torch.Tensor, expert_ids: torch.Tensor, expert_scores: torch.Tensor
+    ) -> torch.Tensor:
         inner = torch.einsum("th,tkih->tki", flat, self.rise[expert_ids]).relu()
         return torch.einsum("tki,tkhi,tk->th", inner, self.fall[expert_ids], expert_scores)
 
 
 class Chooser(nn.Module):
-    """Square root of softplus, a bias that only chooses, shares times 1.7; nothing is returned in the usual order."""
+    """Square root of softplus, a bias that only chooses, shares times 1.7; nothing is returned
+    in the usual order.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -61,7 +65,9 @@ class Committee(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         flat = hidden.flatten(0, 1)
         vote = self.chair(flat)
-        return (self.members(flat, vote["who"], vote["how_much"]) * self.hum(flat).sigmoid()).view_as(hidden)
+        return (
+            self.members(flat, vote["who"], vote["how_much"]) * self.hum(flat).sigmoid()
+        ).view_as(hidden)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +84,10 @@ def model() -> Any:
 def passages(count: int) -> list[Passage]:
     tokens = torch.randint(3, 96, (count, 16), generator=torch.Generator().manual_seed(6)).tolist()
     prompt = Prompt("prose", "a", "fit", "", "CC0-1.0")
-    return [Passage(prompt, tuple(row[: 6 + index]), tuple(row[6 + index :])) for index, row in enumerate(tokens)]
+    return [
+        Passage(prompt, tuple(row[: 6 + index]), tuple(row[6 + index :]))
+        for index, row in enumerate(tokens)
+    ]
 
 
 def test_it_is_found_by_what_its_experts_take(model: Any) -> None:
@@ -86,8 +95,12 @@ def test_it_is_found_by_what_its_experts_take(model: Any) -> None:
     assert [(layer.site, layer.layer, layer.name) for layer in layers] == [
         (site, site + 1, f"model.layers.{site + 1}.mlp") for site in range(3)
     ]
-    assert all(isinstance(layer.router, Chooser) and isinstance(layer.experts, Bank) for layer in layers)
-    assert {(layer.num_experts, layer.num_classes, layer.top_k) for layer in layers} == {(EXPERTS, EXPERTS, TOP_K)}
+    assert all(
+        isinstance(layer.router, Chooser) and isinstance(layer.experts, Bank) for layer in layers
+    )
+    assert {(layer.num_experts, layer.num_classes, layer.top_k) for layer in layers} == {
+        (EXPERTS, EXPERTS, TOP_K)
+    }
 
 
 def test_recording_changes_nothing(model: Any) -> None:
@@ -95,15 +108,21 @@ def test_recording_changes_nothing(model: Any) -> None:
 
     def run() -> Any:
         return model.generate(
-            prompt, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True,
+            prompt,
+            max_new_tokens=6,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
             eos_token_id=None,
-        )  # fmt: skip
+        )
 
     plain = run()
     with RouterHooks(discover(model)):
         hooked = run()
     assert torch.equal(plain.sequences, hooked.sequences)
-    assert all(torch.equal(one, other) for one, other in zip(plain.logits, hooked.logits, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(plain.logits, hooked.logits, strict=True)
+    )
 
 
 def test_every_selection_follows_from_the_recorded_logits(model: Any) -> None:
@@ -113,7 +132,9 @@ def test_every_selection_follows_from_the_recorded_logits(model: Any) -> None:
     assert rows.gate_in is not None
     for layer in layers:
         site = layer.site
-        fit = fit_site(layer, rows.logits[:, site], rows.ids[:, site], rows.weights[:, site], rows.token)
+        fit = fit_site(
+            layer, rows.logits[:, site], rows.ids[:, site], rows.weights[:, site], rows.token
+        )
         assert fit.match == 1.0
         assert fit.weight_error < 1e-6
         assert fit.rule is not None
@@ -122,7 +143,9 @@ def test_every_selection_follows_from_the_recorded_logits(model: Any) -> None:
         np.testing.assert_allclose(fit.rule.bias, np.linspace(-0.4, 0.4, EXPERTS), atol=1e-6)
         # Without its bias the rule fails, so the bias was needed and found.
         scorer = router_scorer(layer, rows.gate_in[:, site], torch.from_numpy(rows.logits[:, site]))
-        torch.testing.assert_close(scorer(rows.gate_in[:, site]), torch.from_numpy(rows.logits[:, site]))
+        torch.testing.assert_close(
+            scorer(rows.gate_in[:, site]), torch.from_numpy(rows.logits[:, site])
+        )
 
 
 def test_a_left_padded_batch_records_what_single_runs_do(model: Any) -> None:
@@ -163,12 +186,16 @@ class Silent(nn.Module):
 
     num_experts = EXPERTS
 
-    def forward(self, flat: torch.Tensor, expert_ids: torch.Tensor, expert_scores: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, flat: torch.Tensor, expert_ids: torch.Tensor, expert_scores: torch.Tensor
+    ) -> torch.Tensor:
         return flat
 
 
 def test_no_hook_waits_for_the_device() -> None:
-    """On the meta device there are no values: whoever asks for one, or for a copy on the CPU, fails."""
+    """On the meta device there are no values: whoever asks for one, or for a copy on the CPU,
+    fails.
+    """
     tower = Tower()
     tower.committee.members = Silent()  # type: ignore[assignment]
     tower.to("meta")
@@ -186,7 +213,9 @@ class Tower(nn.Module):
         self.words = nn.Embedding(16, 8)
         self.committee = Committee(8)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return self.committee(self.words(input_ids))
 
 
@@ -198,6 +227,9 @@ def test_hooks_added_after_compiling_are_an_error() -> None:
     compiled = torch.compile(tower, backend="eager")
     with torch.no_grad():
         compiled(tokens)
-        with pytest.raises(CaptureError, match=r"no step was recorded|were not recorded"), RouterHooks(discover(tower)):
+        with (
+            pytest.raises(CaptureError, match=r"no step was recorded|were not recorded"),
+            RouterHooks(discover(tower)),
+        ):
             compiled(tokens)
     torch.compiler.reset()

@@ -34,9 +34,14 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = save_checkpoint(build("mixtral"), tmp_path_factory.mktemp("checkpoint"))
     prompts = write_prompts(directory / "prompts.jsonl", count=SEQUENCES)
     return [
-        f"model={directory}", f"prompts={prompts}", f"sequences={SEQUENCES}", "prompt_tokens=6-9", "decode_tokens=20",
-        "hidden_sequences=1", "threads=1",
-    ]  # fmt: skip
+        f"model={directory}",
+        f"prompts={prompts}",
+        f"sequences={SEQUENCES}",
+        "prompt_tokens=6-9",
+        "decode_tokens=20",
+        "hidden_sequences=1",
+        "threads=1",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +81,10 @@ def test_killed_in_the_middle_it_loses_the_open_sequence_at_most(
     work = tmp_path / ".trace.capture"
     process = subprocess.Popen(
         [sys.executable, "-m", "capture", *arguments, f"output_dir={tmp_path / 'trace'}"],
-        cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         deadline = time.monotonic() + 300
         while not (work / "unit_000002.safetensors").exists():
@@ -96,7 +103,11 @@ def test_killed_in_the_middle_it_loses_the_open_sequence_at_most(
 
 
 def test_stopped_among_the_sites_it_runs_no_sequence_again(
-    arguments: list[str], whole: Path, tmp_path: Path, units_run: list[int], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    whole: Path,
+    tmp_path: Path,
+    units_run: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measure_site, measured = capture.recording.record.measure_site, []
 
@@ -109,8 +120,11 @@ def test_stopped_among_the_sites_it_runs_no_sequence_again(
     monkeypatch.setattr(capture.recording.record, "measure_site", failing)
     with pytest.raises(Died):
         main([*arguments, f"output_dir={tmp_path / 'trace'}"])
-    monkeypatch.setattr(capture.recording.record, "measure_site", lambda layer, *rest: (measured.append(layer.site),
-                                                                            measure_site(layer, *rest)))  # fmt: skip
+    monkeypatch.setattr(
+        capture.recording.record,
+        "measure_site",
+        lambda layer, *rest: (measured.append(layer.site), measure_site(layer, *rest)),
+    )
     # A shard that was being written when the process died is no shard.
     (tmp_path / ".trace.capture" / "site_00002.safetensors.draft").write_bytes(b"half")
     assert main([*arguments, f"output_dir={tmp_path / 'trace'}"]) == 0
@@ -120,7 +134,10 @@ def test_stopped_among_the_sites_it_runs_no_sequence_again(
 
 
 def test_another_capture_is_not_continued(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stop(*_: object) -> None:
         raise Died

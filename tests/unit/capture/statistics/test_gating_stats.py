@@ -80,7 +80,8 @@ def test_lookahead_applies_the_later_gate_to_the_earlier_input() -> None:
 
 
 def test_prediction_scores_of_three_tokens_worked_by_hand() -> None:
-    # Two layers, one predicted (layer 1); 4 experts, top-2. Predicted orders: 0 1 2 3, 3 0 1 2, 2 3 0 1.
+    # Two layers, one predicted (layer 1); 4 experts, top-2. Predicted orders: 0 1 2 3, 3 0 1 2, 2 3
+    # 0 1.
     logits = np.array([[[[9.0, 8.0, 7.0, 6.0]], [[8.0, 7.0, 6.0, 9.0]], [[7.0, 6.0, 9.0, 8.0]]]])
     experts = routes([[0, 0], [0, 1]], [[0, 0], [1, 3]], [[0, 0], [1, 0]])
     # Best predicted 0, 3, 2: used, used, not used. First used 0, 1, 1.
@@ -130,7 +131,9 @@ def test_hobbits_theoretical_values_are_those_of_uniform_choice() -> None:
 
 def test_popularity_counts_uses_of_every_layer_apart() -> None:
     experts = routes([[0, 1], [2, 3]], [[0, 2], [2, 3]])
-    assert popularity(experts, 4) == pytest.approx(np.array([[0.5, 0.25, 0.25, 0], [0, 0, 0.5, 0.5]]))
+    assert popularity(experts, 4) == pytest.approx(
+        np.array([[0.5, 0.25, 0.25, 0], [0, 0, 0.5, 0.5]])
+    )
     assert popularity_skew(experts, 4) == pytest.approx([2.0, 2.0])
     assert unused_share(experts, 4) == pytest.approx([0.25, 0.5])
 
@@ -142,7 +145,8 @@ def test_sequences_of_one_expert_each_differ_from_all_by_one_bit() -> None:
 
 
 def test_score_split_gives_hobbits_groups_for_worked_weights() -> None:
-    # Scores of the second experts: 0.5 and 0.6 (high), 0.75 and 0.9 (low), 0.95 (skip); first experts all 0.
+    # Scores of the second experts: 0.5 and 0.6 (high), 0.75 and 0.9 (low), 0.95 (skip); first
+    # experts all 0.
     first = np.array([0.5, 0.6, 0.75, 0.9, 0.95])
     weights = np.stack([first, 1 - first], -1)[None, :, None]
     assert score_split(weights) == pytest.approx((0.7, 0.2, 0.1))
@@ -155,13 +159,20 @@ def test_score_split_does_not_depend_on_the_scale_of_the_weights() -> None:
 
 def test_output_norms_that_do_not_vary_give_correlation_one() -> None:
     weights = random_gating().weights
-    assert weight_output_correlation(weights, np.full_like(weights, 3.0)) == pytest.approx([1.0] * 5)
-    assert relative_weight_output_correlation(weights, np.full_like(weights, 3.0)) == pytest.approx(1.0)
+    assert weight_output_correlation(weights, np.full_like(weights, 3.0)) == pytest.approx(
+        [1.0] * 5
+    )
+    assert relative_weight_output_correlation(weights, np.full_like(weights, 3.0)) == pytest.approx(
+        1.0
+    )
 
 
 def test_norms_that_vary_by_token_lower_the_raw_correlation_only() -> None:
     weights = random_gating().weights
-    norms = np.ones_like(weights) * np.random.default_rng(1).uniform(0.1, 10, size=weights.shape[:2])[..., None, None]
+    norms = (
+        np.ones_like(weights)
+        * np.random.default_rng(1).uniform(0.1, 10, size=weights.shape[:2])[..., None, None]
+    )
     assert weight_output_correlation(weights, norms).max() < 0.7
     assert relative_weight_output_correlation(weights, norms) == pytest.approx(1.0)
 
@@ -171,7 +182,9 @@ def test_path_cover_equals_counting_paths() -> None:
     for length in (2, 3):
         covers = []
         for start in range(5 - length + 1):
-            paths = Counter(tuple(row) for row in experts[:, :, start : start + length, 0].reshape(-1, length))
+            paths = Counter(
+                tuple(row) for row in experts[:, :, start : start + length, 0].reshape(-1, length)
+            )
             frequent = paths.most_common(max(1, int(0.2 * 3**length)))
             covers.append(sum(count for _, count in frequent) / 600)
         assert path_cover(experts, 3, length) == pytest.approx(np.mean(covers))
@@ -185,7 +198,9 @@ def test_whole_path_cover_is_over_the_paths_that_occur() -> None:
 
 
 def brute_force_lru(uses: list[int], capacity: int) -> float:
-    """A use hits if fewer than ``capacity`` other experts were used since the last use of the same one."""
+    """A use hits if fewer than ``capacity`` other experts were used since the last use of the
+    same one.
+    """
     hits = 0
     for position, expert in enumerate(uses):
         earlier = [index for index in range(position) if uses[index] == expert]
@@ -196,7 +211,9 @@ def brute_force_lru(uses: list[int], capacity: int) -> float:
 @pytest.mark.parametrize("capacity", [1, 2, 4, 8])
 def test_lru_hit_rate_equals_stack_distances(capacity: int) -> None:
     experts = random_gating(seed=3).experts
-    expected = [brute_force_lru(experts[:, :, layer].ravel().tolist(), capacity) for layer in range(5)]
+    expected = [
+        brute_force_lru(experts[:, :, layer].ravel().tolist(), capacity) for layer in range(5)
+    ]
     assert lru_hit_rate(experts, capacity) == pytest.approx(expected)
 
 
@@ -220,7 +237,9 @@ def test_no_row_comes_twice() -> None:
 
 def test_the_three_score_groups_of_the_report_sum_to_one() -> None:
     values = {row.name: row.value for row in report(random_gating())}
-    groups = [values[name] for name in ("score <= T1 = 0.6", "T1 < score <= T2 = 0.9", "score > T2")]
+    groups = [
+        values[name] for name in ("score <= T1 = 0.6", "T1 < score <= T2 = 0.9", "score > T2")
+    ]
     assert sum(groups) == pytest.approx(1.0)
 
 
@@ -255,8 +274,12 @@ def test_uniform_experts_score_at_the_chance_column() -> None:
     gating = replace(gating, experts=generator.random((4, 3000, 4, 8)).argsort(-1)[..., :2])
     rows = {row.name: row for row in report(gating)}
     compared = [
-        row for name, row in rows.items() if row.chance is not None and "x W_up" not in name and "paths" not in name
+        row
+        for name, row in rows.items()
+        if row.chance is not None and "x W_up" not in name and "paths" not in name
     ]
     assert len(compared) >= 18
     for row in compared:
-        assert row.value == pytest.approx(row.chance, abs=0.05 if "popularity" in row.name else 0.02), row.name
+        assert row.value == pytest.approx(
+            row.chance, abs=0.05 if "popularity" in row.name else 0.02
+        ), row.name

@@ -1,4 +1,6 @@
-"""Statistics of real traces, and the command that sets them side by side with what was published."""
+"""Statistics of real traces, and the command that sets them side by side with what was
+published.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from sim.values.places import ROOT
 
 BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 SHARED = ROOT / ".." / "shared" / "traces"
-NPZ, OWN = SHARED / "gpt_oss_20b" / "gptoss20b_decode_routing.npz", SHARED / "stats" / "gptoss20b_decode_norep.json"
+NPZ, OWN = (
+    SHARED / "gpt_oss_20b" / "gptoss20b_decode_routing.npz",
+    SHARED / "stats" / "gptoss20b_decode_norep.json",
+)
 
 # The bundled trace: what only a real capture holds
 
@@ -55,7 +60,9 @@ def test_cosines_of_the_bundled_trace_are_those_of_its_kept_inputs(bundled: Trac
 
 def test_activations_of_the_bundled_trace_are_as_sparse_as_they_were_fitted(bundled: Trace) -> None:
     table = report(bundled, BUNDLED, only=["up_concentration"]).tables["up_concentration"]
-    thresholds = pytest.importorskip("safetensors.numpy").load_file(BUNDLED / "thresholds.safetensors")["thresholds"]
+    thresholds = pytest.importorskip("safetensors.numpy").load_file(
+        BUNDLED / "thresholds.safetensors"
+    )["thresholds"]
     for row in table.iter_rows(named=True):
         place = [0.5, 0.8, 0.9].index(row["sparsity"])
         mine = thresholds[row["site"]].astype(float)
@@ -67,27 +74,47 @@ def test_activations_of_the_bundled_trace_are_as_sparse_as_they_were_fitted(bund
 
 
 def test_what_a_trace_cannot_serve_says_why(bundled: Trace) -> None:
-    bare = replace(bundled, logits=None, lookahead={}, expert_norms=None, active_shares=None,
-                   header=replace(bundled.header, lookahead=None, sparsities=(), files={}))  # fmt: skip
+    bare = replace(
+        bundled,
+        logits=None,
+        lookahead={},
+        expert_norms=None,
+        active_shares=None,
+        header=replace(bundled.header, lookahead=None, sparsities=(), files={}),
+    )
     of = report(bare, BUNDLED)
-    assert set(of.missing) == {"input_cosine", "lookahead_recall", "router_entropy", "weight_norms", "up_concentration"}
+    assert set(of.missing) == {
+        "input_cosine",
+        "lookahead_recall",
+        "router_entropy",
+        "weight_norms",
+        "up_concentration",
+    }
     assert of.missing["router_entropy"] == "logits were not recorded"
     assert set(of.tables) | set(of.missing) == set(STATISTICS)
-    prompts = report(bundled, BUNDLED, phase="prompt", only=["lookahead_recall", "weight_norms", "least_popular"])
+    prompts = report(
+        bundled, BUNDLED, phase="prompt", only=["lookahead_recall", "weight_norms", "least_popular"]
+    )
     assert set(prompts.missing) == {"lookahead_recall", "weight_norms"}
     assert "recorded for decoded rows" in prompts.missing["lookahead_recall"]
     assert prompts.tokens == 3094
-    with pytest.raises(Unavailable, match="no decode rows of the 0 sequences left by exclude=has_repetition"):
+    with pytest.raises(
+        Unavailable, match="no decode rows of the 0 sequences left by exclude=has_repetition"
+    ):
         report(_flagged(bundled), exclude=["has_repetition"])
 
 
 def _flagged(trace: Trace) -> Trace:
-    sequences = tuple(replace(item, flags={"has_repetition": True}) for item in trace.header.sequences)
+    sequences = tuple(
+        replace(item, flags={"has_repetition": True}) for item in trace.header.sequences
+    )
     return replace(trace, header=replace(trace.header, sequences=sequences))
 
 
 def test_every_published_number_has_its_measure_and_its_paper(bundled: Trace) -> None:
-    """In the report of a model at work, in that of a trace, or in that of a trace recorded at another position."""
+    """In the report of a model at work, in that of a trace, or in that of a trace recorded at
+    another position.
+    """
     from unit.capture.statistics.test_gating_stats import random_gating
 
     ahead = bundled.header.lookahead
@@ -98,7 +125,8 @@ def test_every_published_number_has_its_measure_and_its_paper(bundled: Trace) ->
     for position in ("attn_in", "next_attn_in"):
         header = replace(bundled.header, lookahead=replace(ahead, position=position))
         measures |= {
-            row.measure for row in headlines(report(replace(bundled, header=header), only=["lookahead_recall"]))
+            row.measure
+            for row in headlines(report(replace(bundled, header=header), only=["lookahead_recall"]))
         }
     assert set(PUBLISHED) <= measures
     assert {published.paper for published in PUBLISHED.values()} == set(PAPERS)
@@ -108,23 +136,33 @@ def test_every_published_number_has_its_measure_and_its_paper(bundled: Trace) ->
 def test_traces_stand_side_by_side_in_tables_files_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_trace(tmp_path / "other", synthesize(ModelShape("other", "none", 5, 9, 2, 8, 8), tokens=30, sequences=3))
+    write_trace(
+        tmp_path / "other",
+        synthesize(ModelShape("other", "none", 5, 9, 2, 8, 8), tokens=30, sequences=3),
+    )
     output = tmp_path / "output"
     assert main([str(BUNDLED), str(tmp_path / "other"), f"output_dir={output}"]) == 0
     figures = {f"{name}.png" for name in stats_figures.FIGURES}
     assert {path.name for path in output.iterdir()} == figures | {
-        "missing.json", "summary.parquet", *(f"{name}.parquet" for name in STATISTICS)
-    }  # fmt: skip
+        "missing.json",
+        "summary.parquet",
+        *(f"{name}.parquet" for name in STATISTICS),
+    }
     assert all((output / name).read_bytes()[:4] == b"\x89PNG" for name in figures)
     summary = pl.read_parquet(output / "summary.parquet")
     expected = headlines(report(read_trace(BUNDLED, "all"), BUNDLED))
     mine = summary.filter(trace="tiny_mixtral")
-    assert sorted(zip(mine["measure"], mine["value"], strict=True)) == sorted((r.measure, r.value) for r in expected)
+    assert sorted(zip(mine["measure"], mine["value"], strict=True)) == sorted(
+        (r.measure, r.value) for r in expected
+    )
     assert at(summary, trace="tiny_mixtral", measure="p1(+1)")["source"] == "HOBBIT, fig. 7b"
     assert set(pl.read_parquet(output / "unions.parquet")["trace"]) == {"tiny_mixtral", "other"}
     assert set(json.loads((output / "missing.json").read_text())["other"]) == {
-        "input_cosine", "least_popular", "weight_norms", "up_concentration"
-    }  # fmt: skip
+        "input_cosine",
+        "least_popular",
+        "weight_norms",
+        "up_concentration",
+    }
     out = capsys.readouterr().out
     assert "other: no weight_norms: expert_norms were not recorded" in out
     assert "HOBBIT: Tang et al." in out
@@ -132,7 +170,10 @@ def test_traces_stand_side_by_side_in_tables_files_and_figures(
 
 def test_two_traces_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        write_trace(tmp_path / folder, synthesize(ModelShape("x", "none", 2, 4, 1, 8, 8), tokens=5, sequences=1))
+        write_trace(
+            tmp_path / folder,
+            synthesize(ModelShape("x", "none", 2, 4, 1, 8, 8), tokens=5, sequences=1),
+        )
     named = read_named([tmp_path / "a", tmp_path / "b"])
     assert list(named) == [f"x ({tmp_path / 'a'})", f"x ({tmp_path / 'b'})"]
     reports = {name: report(trace, only=["popularity"]) for name, (trace, _) in named.items()}
@@ -152,22 +193,35 @@ def test_two_traces_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) 
         (["/nowhere"], "header.json"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
 
 
 def test_arguments_are_read() -> None:
     read = parse(["a", "b", "exclude=x,y", "only=paths", "seed=4", "phase=all"])
-    assert (read.traces, read.exclude, read.only, read.seed) == ((Path("a"), Path("b")), ("x", "y"), ("paths",), 4)
+    assert (read.traces, read.exclude, read.only, read.seed) == (
+        (Path("a"), Path("b")),
+        ("x", "y"),
+        ("paths",),
+        4,
+    )
 
 
 # Real traces: third-party data that is not part of the project
 
 
-@pytest.mark.skipif(not (NPZ.exists() and OWN.exists()), reason="the published gpt-oss trace is not here")
-def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_found(gpt_oss: Path) -> None:
-    """Computed from the same file, without its flagged sequences, by a program that shares no line with this one."""
+@pytest.mark.skipif(
+    not (NPZ.exists() and OWN.exists()), reason="the published gpt-oss trace is not here"
+)
+def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_found(
+    gpt_oss: Path,
+) -> None:
+    """Computed from the same file, without its flagged sequences, by a program that shares no
+    line with this one.
+    """
     known = json.loads(OWN.read_text())
     only = ["popularity", "reuse_by_lag"]
     of = report(read_trace(gpt_oss), only=only, exclude=["has_repetition"])
@@ -178,4 +232,6 @@ def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_fou
     for lag in ("1", "2", "4", "8"):
         rows = of.tables["reuse_by_lag"].filter(lag=int(lag)).sort("site")
         assert rows["value"].to_list() == pytest.approx(known["reuse_lag"][lag], abs=6e-5)
-        assert rows["popularity_alone"].to_list() == pytest.approx(known["reuse_iid_global"], abs=6e-5)
+        assert rows["popularity_alone"].to_list() == pytest.approx(
+            known["reuse_iid_global"], abs=6e-5
+        )

@@ -1,4 +1,6 @@
-"""Every statistic of a calibration by counting in plain Python, and the generator's gates against its own parts."""
+"""Every statistic of a calibration by counting in plain Python, and the generator's gates
+against its own parts.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def sets(gates: Gates, layer: int) -> list[list[set[int]]]:
 def test_gates_are_what_the_routers_make_of_the_walks_inputs(gates):
     routers = make_routers(WALK, LAYERS, EXPERTS, 4)
     inputs, ids = gate_inputs(WALK, routers, TOKENS, 4, 2)
-    logits = {layer: [float(row @ inputs[layer, 11]) for row in routers.weight[layer]] for layer in range(LAYERS)}
+    logits = {
+        layer: [float(row @ inputs[layer, 11]) for row in routers.weight[layer]]
+        for layer in range(LAYERS)
+    }
     for layer, scores in logits.items():
         best = sorted(range(EXPERTS), key=lambda expert: -scores[expert])[:TOP_K]
         assert gates.experts[2, 11, layer].tolist() == best
@@ -60,15 +65,22 @@ def test_gates_are_what_the_routers_make_of_the_walks_inputs(gates):
 @pytest.mark.parametrize("lag", [1, 8])
 def test_overlap_counts_common_experts(gates, lag):
     for layer in range(LAYERS):
-        shares = [len(now & then) / TOP_K for tokens in sets(gates, layer)
-                  for now, then in zip(tokens[lag:], tokens, strict=False)]  # fmt: skip
+        shares = [
+            len(now & then) / TOP_K
+            for tokens in sets(gates, layer)
+            for now, then in zip(tokens[lag:], tokens, strict=False)
+        ]
         assert overlap(gates.members, lag)[layer] == pytest.approx(fmean(shares))
 
 
 def test_chance_overlap_pairs_every_token_with_those_of_other_sequences(gates):
     for layer in range(LAYERS):
-        pairs = [len(one & other) / TOP_K for left, right in combinations(sets(gates, layer), 2)
-                 for one in left for other in right]  # fmt: skip
+        pairs = [
+            len(one & other) / TOP_K
+            for left, right in combinations(sets(gates, layer), 2)
+            for one in left
+            for other in right
+        ]
         assert chance_overlap(gates.members)[layer] == pytest.approx(fmean(pairs))
 
 
@@ -84,9 +96,13 @@ def test_kept_reuse_is_a_ratio_of_excesses(gates):
 
 
 def test_used_within_looks_back_over_a_window(gates):
-    found = [expert in set().union(*tokens[at - 4 : at])
-             for layer in range(LAYERS) for tokens in sets(gates, layer) for at in range(4, TOKENS)
-             for expert in tokens[at]]  # fmt: skip
+    found = [
+        expert in set().union(*tokens[at - 4 : at])
+        for layer in range(LAYERS)
+        for tokens in sets(gates, layer)
+        for at in range(4, TOKENS)
+        for expert in tokens[at]
+    ]
     assert used_within(gates.members, 4) == pytest.approx(fmean(found))
 
 
@@ -122,14 +138,19 @@ def test_far_is_the_mean_of_two_and_three_ahead_and_deep_the_deeper_half(gates):
     for distance in (1, 2, 3):
         best = gates.ahead(distance).argmax(-1)
         by_distance[distance] = [
-            fmean(int(best[s, t, layer] in gates.experts[s, t, layer + distance])
-                  for s in range(SEQUENCES) for t in range(TOKENS))
+            fmean(
+                int(best[s, t, layer] in gates.experts[s, t, layer + distance])
+                for s in range(SEQUENCES)
+                for t in range(TOKENS)
+            )
             for layer in range(LAYERS - distance)
-        ]  # fmt: skip
+        ]
     assert STATISTICS["used_1"](gates) == pytest.approx(fmean(by_distance[1]))
     assert STATISTICS["used_1_first"](gates) == pytest.approx(by_distance[1][0])
     assert STATISTICS["used_1_deep"](gates) == pytest.approx(fmean(by_distance[1][2:]))
-    assert STATISTICS["used_far"](gates) == pytest.approx(fmean([fmean(by_distance[2]), fmean(by_distance[3])]))
+    assert STATISTICS["used_far"](gates) == pytest.approx(
+        fmean([fmean(by_distance[2]), fmean(by_distance[3])])
+    )
 
 
 def test_a_quarter_is_never_less_than_what_is_used():
@@ -140,6 +161,10 @@ def test_a_quarter_is_never_less_than_what_is_used():
 
 def test_equal_tokens_are_compared_in_neighbouring_sequences(gates):
     assert gates.tokens is not None
-    found = [gates.experts[s, t, 0, 0] == gates.experts[s + 1, t, 0, 0] for s in range(SEQUENCES - 1)
-             for t in range(TOKENS) if gates.tokens[s, t] == gates.tokens[s + 1, t]]  # fmt: skip
+    found = [
+        gates.experts[s, t, 0, 0] == gates.experts[s + 1, t, 0, 0]
+        for s in range(SEQUENCES - 1)
+        for t in range(TOKENS)
+        if gates.tokens[s, t] == gates.tokens[s + 1, t]
+    ]
     assert STATISTICS["same_token"](gates) == pytest.approx(fmean(map(float, found)))

@@ -54,8 +54,8 @@ def test_next_uses_by_hand():
 
 
 def test_lfu_by_hand():
-    # Two slots. The 0 is hit; 2 takes the place of 1 and is hit; 1 that of 0, the lower of two with 2 uses each; 0 that
-    # of 1, again the lower; 1 is missed at last.
+    # Two slots. The 0 is hit; 2 takes the place of 1 and is hit; 1 that of 0, the lower of two with
+    # 2 uses each; 0 that of 1, again the lower; 1 is missed at last.
     asked = np.array([0, 0, 1, 2, 2, 1, 0, 1]).reshape(1, 8, 1, 1)
     assert lfu_hit_rate(asked, 2)[0] == pytest.approx(2 / 8)
 

@@ -1,4 +1,6 @@
-"""The walk of gate inputs: its covariances by formula, and each knob moving the statistic that it is named for."""
+"""The walk of gate inputs: its covariances by formula, and each knob moving the statistic that
+it is named for.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,24 @@ def covariance(left: np.ndarray, right: np.ndarray) -> float:
 
 @pytest.mark.parametrize("drift", [0.0, 0.6])
 def test_the_walk_keeps_unit_variance_and_neighbours_correlate_by_carry(drift):
-    walk = replace(PLAIN, drift=drift, carry_first=0.7, carry_deep=0.95, topic=0.0, slow=0.0, fast_decay=0.0)
+    walk = replace(
+        PLAIN, drift=drift, carry_first=0.7, carry_deep=0.95, topic=0.0, slow=0.0, fast_decay=0.0
+    )
     walked = many_inputs(walk)
     for layer, carry in enumerate(carries(walk, LAYERS)):
         assert covariance(walked[:, layer], walked[:, layer]) == pytest.approx(1, abs=0.03)
         if layer:
-            assert covariance(walked[:, layer], walked[:, layer - 1]) == pytest.approx(carry, abs=0.03)
+            assert covariance(walked[:, layer], walked[:, layer - 1]) == pytest.approx(
+                carry, abs=0.03
+            )
 
 
 def test_without_drift_correlation_is_the_product_of_carries_and_drift_lowers_it():
     walk = replace(PLAIN, carry_first=0.9, carry_deep=0.9, slow=0.0)
     plain, drifting = many_inputs(walk), many_inputs(replace(walk, drift=0.7))
     assert covariance(plain[:, 1], plain[:, 3]) == pytest.approx(0.81, abs=0.02)
-    # By hand: what is written correlates by .7, so x3 = .660 x2 + .498 w3, and cov(x1, w3) = .7^2 sqrt(1 - .9^2).
+    # By hand: what is written correlates by .7, so x3 = .660 x2 + .498 w3, and cov(x1, w3) = .7^2
+    # sqrt(1 - .9^2).
     assert covariance(drifting[:, 1], drifting[:, 3]) == pytest.approx(0.700, abs=0.02)
 
 
@@ -59,7 +66,9 @@ def test_memory_over_tokens_is_topic_and_two_decays():
     memory = many_inputs(walk, sequences=300)[..., : walk.channels]
     for lag in (1, 4, 20):
         expected = 0.3 + 0.7 * (0.4 * 0.9**lag + 0.6 * 0.2**lag)
-        assert covariance(memory[:, :, lag:], memory[:, :, :-lag]) == pytest.approx(expected, abs=0.03)
+        assert covariance(memory[:, :, lag:], memory[:, :, :-lag]) == pytest.approx(
+            expected, abs=0.03
+        )
 
 
 def test_fresh_channels_forget_at_once_but_for_equal_tokens():
@@ -70,7 +79,9 @@ def test_fresh_channels_forget_at_once_but_for_equal_tokens():
     fresh = slice(1 + walk.channels, 1 + 2 * walk.channels)
     same = ids == others
     product = (first[0, :, fresh] * other[0, :, fresh]).mean(-1)
-    assert product[same].mean() == pytest.approx(0.7 * (routers.lexicon[ids[same]] ** 2).mean(), abs=0.15)
+    assert product[same].mean() == pytest.approx(
+        0.7 * (routers.lexicon[ids[same]] ** 2).mean(), abs=0.15
+    )
     lagged = (first[0, 1:, fresh] * first[0, :-1, fresh]).mean(-1)
     assert abs(lagged[ids[1:] != ids[:-1]].mean()) < 0.25
     assert product[same].mean() > product[~same].mean() + 0.3
@@ -99,13 +110,23 @@ def test_a_sequence_does_not_depend_on_others_and_seeds_differ():
     again = make_routers(PLAIN, LAYERS, EXPERTS, 5)
     assert np.array_equal(routers.weight, again.weight)
     third = gate_inputs(PLAIN, routers, 9, 5, 3)
-    assert all(np.array_equal(one, other) for one, other in zip(third, gate_inputs(PLAIN, again, 9, 5, 3), strict=True))
+    assert all(
+        np.array_equal(one, other)
+        for one, other in zip(third, gate_inputs(PLAIN, again, 9, 5, 3), strict=True)
+    )
     assert not np.array_equal(third[0], gate_inputs(PLAIN, routers, 9, 5, 4)[0])
     assert not np.array_equal(routers.weight, make_routers(PLAIN, LAYERS, EXPERTS, 6).weight)
 
 
 def test_memory_shares_have_three_levels():
-    walk = replace(PLAIN, memory_first=0.1, memory_middle=0.7, memory_last=0.3, memory_from=0.25, memory_to=0.75)
+    walk = replace(
+        PLAIN,
+        memory_first=0.1,
+        memory_middle=0.7,
+        memory_last=0.3,
+        memory_from=0.25,
+        memory_to=0.75,
+    )
     assert memory_shares(walk, 9) == pytest.approx([0.1, 0.4, 0.7, 0.7, 0.7, 0.7, 0.7, 0.5, 0.3])
     flat = replace(walk, memory_from=0.0, memory_to=1.0)
     assert memory_shares(flat, 5) == pytest.approx([0.1, 0.7, 0.7, 0.7, 0.3])
@@ -139,9 +160,13 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize(("knob", "positions", "statistic", "rises"), MOVES, ids=[f"{m[0]}-{m[2]}" for m in MOVES])
+@pytest.mark.parametrize(
+    ("knob", "positions", "statistic", "rises"), MOVES, ids=[f"{m[0]}-{m[2]}" for m in MOVES]
+)
 def test_each_knob_moves_its_statistic_one_way(knob, positions, statistic, rises):
-    walk = Walk(channels=8, memory_to=0.7, topic=0.2, carry_first=0.8, carry_deep=0.95, vocabulary=200)
+    walk = Walk(
+        channels=8, memory_to=0.7, topic=0.2, carry_first=0.8, carry_deep=0.95, vocabulary=200
+    )
     found = []
     for position in positions:
         top_k = 2
@@ -170,7 +195,11 @@ def test_a_knob_out_of_its_range_is_refused_with_its_value(given, told):
 
 def test_popularity_is_the_same_skew_in_every_layer():
     walk = replace(PLAIN, popularity=0.8)
-    advantage = make_routers(walk, LAYERS, EXPERTS, 0).weight[:, :, 0] * math.sqrt(walk.constant * 2 * walk.channels)
-    assert np.sort(advantage, axis=1) == pytest.approx(np.tile(np.sort(advantage[0]), (LAYERS, 1)), abs=1e-6)
+    advantage = make_routers(walk, LAYERS, EXPERTS, 0).weight[:, :, 0] * math.sqrt(
+        walk.constant * 2 * walk.channels
+    )
+    assert np.sort(advantage, axis=1) == pytest.approx(
+        np.tile(np.sort(advantage[0]), (LAYERS, 1)), abs=1e-6
+    )
     assert advantage[0].std() == pytest.approx(0.8 * walk.spread, rel=1e-4)
     assert not np.array_equal(advantage[0], advantage[1])

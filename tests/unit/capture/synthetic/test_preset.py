@@ -1,4 +1,6 @@
-"""Presets: every model asked for is there, says where its numbers come from, and a wrong file is refused by name."""
+"""Presets: every model asked for is there, says where its numbers come from, and a wrong file is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,49 @@ import pytest
 
 from capture.synthetic import preset as module
 from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Fit, FitRow, Preset, Target, load_fit, load_preset, preset_names, write_fits
+from capture.synthetic.preset import (
+    Fit,
+    FitRow,
+    Preset,
+    Target,
+    load_fit,
+    load_preset,
+    preset_names,
+    write_fits,
+)
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
 
 SHAPES = {
-    "mixtral_8x7b": (32, 8, 2), "phi35_moe": (32, 16, 2), "qwen15_moe": (24, 60, 4), "qwen3_30b_a3b": (48, 128, 8),
-    "deepseekmoe_16b": (27, 64, 6), "deepseek_v2_lite": (26, 64, 6), "gpt_oss_20b": (24, 32, 4), "olmoe": (16, 64, 8),
-    "switch_base_8": (12, 8, 1), "switch_base_16": (12, 16, 1), "switch_base_32": (12, 32, 1),
-    "switch_base_64": (12, 64, 1), "switch_base_128": (12, 128, 1), "switch_large_128": (24, 128, 1),
-}  # fmt: skip
+    "mixtral_8x7b": (32, 8, 2),
+    "phi35_moe": (32, 16, 2),
+    "qwen15_moe": (24, 60, 4),
+    "qwen3_30b_a3b": (48, 128, 8),
+    "deepseekmoe_16b": (27, 64, 6),
+    "deepseek_v2_lite": (26, 64, 6),
+    "gpt_oss_20b": (24, 32, 4),
+    "olmoe": (16, 64, 8),
+    "switch_base_8": (12, 8, 1),
+    "switch_base_16": (12, 16, 1),
+    "switch_base_32": (12, 32, 1),
+    "switch_base_64": (12, 64, 1),
+    "switch_base_128": (12, 128, 1),
+    "switch_large_128": (24, 128, 1),
+}
 TARGET = Target("gini", 0.3, 0.05, "a paper, table 1", "popularity", (0.0, 1.0))
 SHAPE = ModelShape("synthetic_some", "none", 3, 4, 2, 8, 8)
 
 
 def some(**given) -> Preset:
     plain = {
-        "name": "some", "shape": SHAPE, "rule": RoutingRule(), "layers": ((0, 1, 2),), "assumed": {},
-        "readings": {"plain": "as printed", "other": "otherwise"}, "targets": (TARGET,),
-    }  # fmt: skip
+        "name": "some",
+        "shape": SHAPE,
+        "rule": RoutingRule(),
+        "layers": ((0, 1, 2),),
+        "assumed": {},
+        "readings": {"plain": "as printed", "other": "otherwise"},
+        "targets": (TARGET,),
+    }
     return Preset(**(plain | given))
 
 
@@ -46,7 +72,10 @@ def test_every_target_has_a_source_and_none_is_the_chance_of_two_of_eight(name):
     for target in loaded.targets:
         assert len(target.source) > 10
         if (loaded.shape.experts, loaded.shape.top_k) == (8, 2):
-            assert not (target.statistic.startswith(("any", "overlap", "repeat")) and target.value in (0.25, 0.46))
+            assert not (
+                target.statistic.startswith(("any", "overlap", "repeat"))
+                and target.value in (0.25, 0.46)
+            )
 
 
 def test_a_switch_model_has_two_stacks_of_every_second_layer():
@@ -55,16 +84,22 @@ def test_a_switch_model_has_two_stacks_of_every_second_layer():
 
 
 def test_readings_choose_targets_and_the_first_is_the_default():
-    other = Target("gini", 0.6, 0.05, "another paper", "popularity", (0.0, 1.0), readings=("other",))
+    other = Target(
+        "gini", 0.6, 0.05, "another paper", "popularity", (0.0, 1.0), readings=("other",)
+    )
     chosen = some(targets=(replace(TARGET, readings=("plain",)), other))
     assert [target.value for target in chosen.targets_of("plain")] == [0.3]
     assert [target.value for target in chosen.targets_of("other")] == [0.6]
     assert chosen.reading(None) == "plain"
-    with pytest.raises(ValueError, match=r"unknown reading=odd of some; known: plain \(as printed\); other"):
+    with pytest.raises(
+        ValueError, match=r"unknown reading=odd of some; known: plain \(as printed\); other"
+    ):
         chosen.reading("odd")
     mixtral = load_preset("mixtral_8x7b")
-    statistics = {name: {target.statistic for target in mixtral.targets_of(name) if target.knob}
-                  for name in mixtral.readings}  # fmt: skip
+    statistics = {
+        name: {target.statistic for target in mixtral.targets_of(name) if target.knob}
+        for name in mixtral.readings
+    }
     assert "used_1" in statistics["used"]
     assert "equal_1" not in statistics["used"]
     assert "equal_1" in statistics["equality"]
@@ -101,21 +136,30 @@ def test_a_preset_that_makes_no_sense_is_refused():
 def test_a_broken_file_is_named(tmp_path, monkeypatch):
     (tmp_path / "broken.yaml").write_text("experts: 8\ntargets: []\n", encoding="utf-8")
     monkeypatch.setattr(module, "FOLDER", tmp_path)
-    with pytest.raises(ValueError, match=r"broken.yaml: preset broken: KeyError\('layers'\); correct the file"):
+    with pytest.raises(
+        ValueError, match=r"broken.yaml: preset broken: KeyError\('layers'\); correct the file"
+    ):
         load_preset("broken")
 
 
 def test_fits_survive_writing_and_go_stale_with_their_targets(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FITTED", tmp_path / "fitted")
     preset = some()
-    with pytest.raises(ValueError, match=r"no fit of some for reading=plain; run python -m capture\.calibrate"):
+    with pytest.raises(
+        ValueError, match=r"no fit of some for reading=plain; run python -m capture\.calibrate"
+    ):
         load_fit(preset, "plain")
     fit = Fit(replace(Walk(), popularity=0.25), (FitRow(TARGET, 0.31, 0.01),), 8, 128)
     path = write_fits(preset, {"plain": fit})
     write_fits(preset, {"other": replace(fit, tokens=64)})
     assert load_fit(preset, "plain") == fit
     row = json.loads(path.read_text())["plain"]["table"][0]
-    assert (row["target"], row["achieved"], row["residual"], row["source"]) == (0.3, 0.31, 0.01, "a paper, table 1")
+    assert (row["target"], row["achieved"], row["residual"], row["source"]) == (
+        0.3,
+        0.31,
+        0.01,
+        "a paper, table 1",
+    )
     with pytest.raises(ValueError, match="is of other targets than the preset has"):
         load_fit(some(targets=(replace(TARGET, value=0.4),)), "plain")
 

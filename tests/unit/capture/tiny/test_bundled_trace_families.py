@@ -1,4 +1,6 @@
-"""The traces of the fine-grained model and of the encoder-decoder: they hold what is promised and every system runs."""
+"""The traces of the fine-grained model and of the encoder-decoder: they hold what is promised
+and every system runs.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,17 @@ SYSTEMS = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml")
 STREAMED = "dense blocks of an encoder-decoder model are not streamed"
 REFUSED = {
     **dict.fromkeys(
-        [("tiny_switch", name) for name in ("deepspeed_inference", "deepspeed_mii", "sti", "transformers")], STREAMED
+        [
+            ("tiny_switch", name)
+            for name in ("deepspeed_inference", "deepspeed_mii", "sti", "transformers")
+        ],
+        STREAMED,
     ),
     # Networks, and paths of four choices of 32, would weigh too much for what they are worth here.
     **dict.fromkeys([("tiny_switch", name) for name in ("floe", "promoe")], "no fit learned-"),
-    **dict.fromkeys([("tiny_qwen2moe", name) for name in ("floe", "promoe")], "records lookahead for 2 sites"),
+    **dict.fromkeys(
+        [("tiny_qwen2moe", name) for name in ("floe", "promoe")], "records lookahead for 2 sites"
+    ),
     ("tiny_qwen2moe", "edgemoe"): "no fit expert_paths-set",
 }
 """Systems that cannot run on a trace as it ships, and why."""
@@ -51,12 +59,21 @@ def test_a_trace_holds_what_is_promised(name: str) -> None:
     trace = read(name)
     header = trace.header
     model = header.model
-    shape = (model.sites, model.experts, model.top_k, model.hidden, model.expert_intermediate, header.encoder_sites)
+    shape = (
+        model.sites,
+        model.experts,
+        model.top_k,
+        model.hidden,
+        model.expert_intermediate,
+        header.encoder_sites,
+    )
     assert shape == SHAPES[name]
     splits = Counter(item.split for item in header.sequences)
     assert splits["fit"] == splits["eval"] >= 32
     assert len({item.decode_tokens for item in header.sequences}) == 1
-    assert all(24 <= item.prompt_tokens <= 64 and item.decode_tokens >= 28 for item in header.sequences)
+    assert all(
+        24 <= item.prompt_tokens <= 64 and item.decode_tokens >= 28 for item in header.sequences
+    )
     assert len({item.domain for item in header.sequences}) >= 3
     assert header.lookahead is not None
     assert (header.lookahead.depth >= 2, "raw" in header.lookahead.norms) == (True, True)
@@ -75,7 +92,9 @@ def test_a_trace_stays_small_and_says_how_to_make_it_again(name: str) -> None:
 
 
 @every_trace
-def test_rows_visit_the_sites_of_their_stack_and_choose_as_many_experts_as_the_model(name: str) -> None:
+def test_rows_visit_the_sites_of_their_stack_and_choose_as_many_experts_as_the_model(
+    name: str,
+) -> None:
     trace = read(name)
     chosen = (trace.ids >= 0).sum(-1)
     encoder = SHAPES[name][-1]
@@ -88,8 +107,16 @@ def test_rows_visit_the_sites_of_their_stack_and_choose_as_many_experts_as_the_m
 
 @every_trace
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_system_runs_on_a_trace_and_serves_every_need_once(name: str, system: str, configure: Configure) -> None:
-    chosen = (f"trace={name}", f"model={name}", f"system={system}", "trace.max_sequences=2", "outputs=summary")
+def test_every_system_runs_on_a_trace_and_serves_every_need_once(
+    name: str, system: str, configure: Configure
+) -> None:
+    chosen = (
+        f"trace={name}",
+        f"model={name}",
+        f"system={system}",
+        "trace.max_sequences=2",
+        "outputs=summary",
+    )
     if reason := REFUSED.get((name, system)):
         with pytest.raises(ValueError, match=reason):
             build(configure(*chosen), system)
@@ -102,7 +129,10 @@ def test_every_system_runs_on_a_trace_and_serves_every_need_once(name: str, syst
     needs = 0
     for item in replayed:
         own = trace.sequence == item.sequence
-        prompt, decoded = trace.ids[own & (trace.phase != DECODE)], trace.ids[own & (trace.phase == DECODE)]
+        prompt, decoded = (
+            trace.ids[own & (trace.phase != DECODE)],
+            trace.ids[own & (trace.phase == DECODE)],
+        )
         needs += sum(len(np.unique(of_site[of_site >= 0])) for of_site in np.moveaxis(prompt, 1, 0))
         needs += int((decoded >= 0).sum())
     assert sum(result.summary["lookups"].values()) == needs
@@ -110,8 +140,12 @@ def test_every_system_runs_on_a_trace_and_serves_every_need_once(name: str, syst
 
 @every_trace
 def test_lru_misses_what_a_textbook_lru_misses(name: str, configure: Configure) -> None:
-    """Before the first token the slots hold the experts in order; the last of them counts as the youngest."""
-    run = build(configure(f"trace={name}", f"model={name}", "system=lru", "trace.max_sequences=1"), "lru")
+    """Before the first token the slots hold the experts in order; the last of them counts as the
+    youngest.
+    """
+    run = build(
+        configure(f"trace={name}", f"model={name}", "system=lru", "trace.max_sequences=1"), "lru"
+    )
     slots = run.controller.geometry.capacity_bytes // run.controller.geometry.variant_bytes[0]
     assert slots == SHAPES[name][0] * SHAPES[name][1] // 2
     result = execute(run)
@@ -119,11 +153,16 @@ def test_lru_misses_what_a_textbook_lru_misses(name: str, configure: Configure) 
     sequence = next(item.sequence for item in trace.header.sequences if item.split == "eval")
     own, decode = trace.sequence == sequence, trace.phase == DECODE
     experts = SHAPES[name][1]
-    cached: OrderedDict[tuple[int, int], None] = OrderedDict.fromkeys(divmod(key, experts) for key in range(slots))
+    cached: OrderedDict[tuple[int, int], None] = OrderedDict.fromkeys(
+        divmod(key, experts) for key in range(slots)
+    )
     misses = 0
     for step in [np.flatnonzero(own & ~decode), *np.flatnonzero(own & decode)[:, None]]:
         for site in range(trace.ids.shape[1]):
-            needed = [(site, expert) for expert in need_order(trace.ids[step, site], trace.weights[step, site])]
+            needed = [
+                (site, expert)
+                for expert in need_order(trace.ids[step, site], trace.weights[step, site])
+            ]
             for key in needed:
                 if key not in cached:
                     misses += 1
@@ -135,10 +174,14 @@ def test_lru_misses_what_a_textbook_lru_misses(name: str, configure: Configure) 
 
 
 def need_order(ids: np.ndarray, weights: np.ndarray) -> list[int]:
-    """A token's experts by falling weight; those of several by how many tokens want them; ties by number."""
+    """A token's experts by falling weight; those of several by how many tokens want them; ties
+    by number.
+    """
     if len(ids) == 1:
         return [
-            expert for _, expert in sorted(zip((-weights[0]).tolist(), ids[0].tolist(), strict=True)) if expert >= 0
+            expert
+            for _, expert in sorted(zip((-weights[0]).tolist(), ids[0].tolist(), strict=True))
+            if expert >= 0
         ]
     counts = Counter(ids[ids >= 0].tolist())
     return sorted(counts, key=lambda expert: (-counts[expert], expert))
@@ -159,7 +202,8 @@ def test_one_pass_over_a_sequence_chooses_what_the_trace_recorded_step_by_step(n
     for sequence in (0, 63):
         own, decode = trace.sequence == sequence, trace.phase == DECODE
         prompt, decoded = (
-            torch.from_numpy(trace.token[rows][None].astype(np.int64)) for rows in (own & ~decode, own & decode)
+            torch.from_numpy(trace.token[rows][None].astype(np.int64))
+            for rows in (own & ~decode, own & decode)
         )
         recorder = GateRecorder(sites)
         with torch.no_grad():
@@ -194,7 +238,9 @@ def test_fits_that_ship_are_those_of_the_fit_split(name: str, configure: Configu
         fresh = fit_predictor(fitted, trace, fit_sequences(trace))
         stored = read_artefact(SHIPPED / name / f"{artefact_name(fitted)}.json")
         assert stored.sequences == fresh.sequences
-        assert all((stored.arrays[key] == fresh.arrays[key]).all() for key in fresh.arrays), "make predictors"
+        assert all((stored.arrays[key] == fresh.arrays[key]).all() for key in fresh.arrays), (
+            "make predictors"
+        )
     assert sorted(found) == shipped
     assert len(found) >= 3
 

@@ -15,7 +15,14 @@ import pytest
 
 from capture import corpus as corpus_module
 from capture.corpus import size_table
-from capture.passages import LONGEST_TOKENS, PASSAGES_FILE, SHORTEST_TOKENS, deal, may_be_shipped, passages
+from capture.passages import (
+    LONGEST_TOKENS,
+    PASSAGES_FILE,
+    SHORTEST_TOKENS,
+    deal,
+    may_be_shipped,
+    passages,
+)
 from capture.tiny.corpus import (
     Corpus,
     Document,
@@ -52,9 +59,15 @@ def make_deb(path: Path, files: dict[str, bytes]) -> Path:
         link.type, link.linkname = tarfile.SYMTYPE, "elsewhere"
         archive.addfile(link)
     content = b"!<arch>\n"
-    for name, body in {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": data.getvalue()}.items():
+    for name, body in {
+        "debian-binary": b"2.0\n",
+        "control.tar.xz": b"odd",
+        "data.tar.xz": data.getvalue(),
+    }.items():
         content += (
-            f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(body):<10}`\n".encode() + body + b"\n" * (len(body) % 2)
+            f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(body):<10}`\n".encode()
+            + body
+            + b"\n" * (len(body) % 2)
         )
     path.write_bytes(content)
     return path
@@ -63,7 +76,13 @@ def make_deb(path: Path, files: dict[str, bytes]) -> Path:
 @pytest.fixture
 def stdlib_root(tmp_path: Path) -> Path:
     root = tmp_path / "stdlib"
-    for name in ("abc.py", "base64.py", "json/decoder.py", "test/test_abc.py", "encodings/utf_8.py"):
+    for name in (
+        "abc.py",
+        "base64.py",
+        "json/decoder.py",
+        "test/test_abc.py",
+        "encodings/utf_8.py",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(LONG_ENOUGH)
     (root / "short.py").write_text("x = 1\n")
@@ -76,17 +95,30 @@ def tokenizer():
 
 
 def test_the_split_is_the_one_the_shipped_checkpoint_was_trained_with() -> None:
-    held_out = {"base64.py", "copy.py", "enum.py", "library/tarfile.rst.txt", "whatsnew/3.11.rst.txt", "jargon-0005"}
+    held_out = {
+        "base64.py",
+        "copy.py",
+        "enum.py",
+        "library/tarfile.rst.txt",
+        "whatsnew/3.11.rst.txt",
+        "jargon-0005",
+    }
     trained_on = {"abc.py", "json/decoder.py", "library/json.rst.txt", "jargon-0000", "jargon-0001"}
     assert {name for name in held_out | trained_on if is_held_out(name)} == held_out
 
 
 def test_one_document_in_twenty_is_held_out() -> None:
-    assert sum(is_held_out(f"name-{index}") for index in range(20_000)) == pytest.approx(1000, abs=100)
+    assert sum(is_held_out(f"name-{index}") for index in range(20_000)) == pytest.approx(
+        1000, abs=100
+    )
 
 
 def test_standard_library_leaves_out_tests_tables_and_short_files(stdlib_root: Path) -> None:
-    assert [document.name for document in stdlib_documents(stdlib_root)] == ["abc.py", "base64.py", "json/decoder.py"]
+    assert [document.name for document in stdlib_documents(stdlib_root)] == [
+        "abc.py",
+        "base64.py",
+        "json/decoder.py",
+    ]
 
 
 def test_without_packages_the_corpus_falls_back_and_says_so(stdlib_root: Path) -> None:
@@ -141,19 +173,27 @@ def test_a_file_that_is_no_package_is_refused_by_name(tmp_path: Path) -> None:
         list(docs_documents(broken))
 
 
-def test_a_failed_download_is_a_reason_and_not_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_a_reason_and_not_an_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(corpus_module.shutil, "which", lambda name: "/usr/bin/apt-get")
-    failed = subprocess.CompletedProcess([], 100, "", "warning\nE: Unable to locate package dict-jargon")
+    failed = subprocess.CompletedProcess(
+        [], 100, "", "warning\nE: Unable to locate package dict-jargon"
+    )
     monkeypatch.setattr(corpus_module.subprocess, "run", lambda *arguments, **options: failed)
     assert "Unable to locate package dict-jargon" in str(fetch_debian_packages(tmp_path / "debs"))
     monkeypatch.setattr(corpus_module.shutil, "which", lambda name: None)
     assert fetch_debian_packages(tmp_path / "debs") == "this machine has no apt-get"
 
 
-def test_packages_that_are_there_are_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_there_are_not_downloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for package in ("python3.11-doc", "dict-jargon"):
         (tmp_path / f"{package}_1_all.deb").touch()
-    monkeypatch.setattr(corpus_module.subprocess, "run", lambda *arguments, **options: pytest.fail("downloaded"))
+    monkeypatch.setattr(
+        corpus_module.subprocess, "run", lambda *arguments, **options: pytest.fail("downloaded")
+    )
     assert fetch_debian_packages(tmp_path) is None
 
 
@@ -193,7 +233,10 @@ def test_sampled_windows_lie_inside_one_document(tokenizer) -> None:
 
 
 def test_consecutive_windows_predict_every_token_once(tokenizer) -> None:
-    stream = encode([Document("code", "a", "".join(f"x{index} = {index}\n" for index in range(99)), "")], tokenizer)
+    stream = encode(
+        [Document("code", "a", "".join(f"x{index} = {index}\n" for index in range(99)), "")],
+        tokenizer,
+    )
     windows, _ = consecutive_windows(stream, 10)
     predicted = windows[:, 1:].ravel()
     assert predicted.tolist() == stream.ids[1 : len(predicted) + 1].tolist()
@@ -202,7 +245,10 @@ def test_consecutive_windows_predict_every_token_once(tokenizer) -> None:
 
 def test_shipped_passages_are_held_out_and_no_document_is_in_both_splits(tokenizer) -> None:
     records = [json.loads(line) for line in PASSAGES_FILE.read_text().splitlines()]
-    documents = {split: {row["document"] for row in records if row["split"] == split} for split in ("fit", "eval")}
+    documents = {
+        split: {row["document"] for row in records if row["split"] == split}
+        for split in ("fit", "eval")
+    }
     assert Counter(row["split"] for row in records) == {"fit": 32, "eval": 32}
     assert Counter(row["domain"] for row in records) == {"code": 24, "docs": 24, "prose": 16}
     assert not documents["fit"] & documents["eval"]

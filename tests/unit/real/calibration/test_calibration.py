@@ -26,22 +26,39 @@ from sim.setup.build import build
 from sim.setup.configure import configure
 
 MACHINE = Machine(
-    "test_machine", "cpu", "a processor", "torch 9", "2026-01-02", "storage", "a file", 8 << 30, 1 << 30, None
+    "test_machine",
+    "cpu",
+    "a processor",
+    "torch 9",
+    "2026-01-02",
+    "storage",
+    "a file",
+    8 << 30,
+    1 << 30,
+    None,
 )
 PARAMS = 1_000_000.0
 
 
 def facts() -> Facts:
-    """A link of 2 GB/s after 50 us; experts of 2 MB read at 10 GB/s or computed at 100 GFLOP/s, 3 launches of 1 us."""
+    """A link of 2 GB/s after 50 us; experts of 2 MB read at 10 GB/s or computed at 100 GFLOP/s,
+    3 launches of 1 us.
+    """
     return Facts(
         copy=[(size, 50_000 + size / 2) for size in (4096, 65536, 1 << 20, 2_000_000)],
         overlapped=[(2_000_000, 1.2 * (50_000 + 1_000_000))],
-        experts={"fp16": [(rows, 3_000 + max(200_000, rows * 20_000)) for rows in (1, 2, 64)],
-                 "int4": [(1, 60_000.0), (64, 1_283_000.0)]},
-        expert_bytes={"fp16": 2_000_000, "int4": 562_500}, beside_copy=223_300.0,
-        on_cpu=[(1, 700_000.0)], dense=40_000.0, tail=90_000.0, operation=1_000.0,
+        experts={
+            "fp16": [(rows, 3_000 + max(200_000, rows * 20_000)) for rows in (1, 2, 64)],
+            "int4": [(1, 60_000.0), (64, 1_283_000.0)],
+        },
+        expert_bytes={"fp16": 2_000_000, "int4": 562_500},
+        beside_copy=223_300.0,
+        on_cpu=[(1, 700_000.0)],
+        dense=40_000.0,
+        tail=90_000.0,
+        operation=1_000.0,
         host={"sync": 1000, "issue": 2000, "wake": 3000, "post": 4000},
-    )  # fmt: skip
+    )
 
 
 def test_a_straight_line_is_found_again() -> None:
@@ -82,7 +99,9 @@ def test_fewer_bits_that_take_longer_are_written_out_first() -> None:
 def written(folder: Path, machine: Machine = MACHINE) -> Any:
     """The file's machine, as the simulator loads it."""
     (folder / "hardware").mkdir(exist_ok=True)
-    text = hardware_text(machine, figures(facts(), PARAMS, ["fp16", "int4"], 3), facts(), ["reads of the drive"])
+    text = hardware_text(
+        machine, figures(facts(), PARAMS, ["fp16", "int4"], 3), facts(), ["reads of the drive"]
+    )
     (folder / "hardware" / f"{machine.name}.yaml").write_text(text)
     with initialize_config_dir(str(folder), version_base="1.3"):
         return instantiate(compose(f"hardware/{machine.name}")["hardware"], _convert_="all")
@@ -90,7 +109,9 @@ def written(folder: Path, machine: Machine = MACHINE) -> Any:
 
 def test_the_file_holds_what_was_measured(tmp_path: Path) -> None:
     machine = written(tmp_path)
-    assert [machine.hop_ns(0, size) for size, _ in facts().copy] == [round(ns) for _, ns in facts().copy]
+    assert [machine.hop_ns(0, size) for size, _ in facts().copy] == [
+        round(ns) for _, ns in facts().copy
+    ]
     assert machine.links[0].hop_ns(1_000_000) == pytest.approx(550_000, abs=2)
     assert (machine.validated, machine.preset, machine.memory_gib, machine.reserved_gib) == (
         "measured",
@@ -126,7 +147,9 @@ def test_a_rehearsal_validates_nothing(tmp_path: Path) -> None:
         (["name"], "'name' is no KEY=VALUE"),
     ],
 )
-def test_a_wrong_word_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_word_is_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
 
@@ -138,12 +161,26 @@ def test_this_machine_is_measured_and_then_simulated(
 ) -> None:
     (tmp_path / "hardware").mkdir()
     output, facts_file = tmp_path / "hardware" / "here.yaml", tmp_path / "facts.json"
-    words = [f"device={device}", "name=here", "size=tiny", f"output={output}", f"facts={facts_file}",
-             f"engine.store_dir={tmp_path / 'stores'}", "engine.source=buffered"]  # fmt: skip
+    words = [
+        f"device={device}",
+        "name=here",
+        "size=tiny",
+        f"output={output}",
+        f"facts={facts_file}",
+        f"engine.store_dir={tmp_path / 'stores'}",
+        "engine.source=buffered",
+    ]
     assert main(words) == 0, capsys.readouterr().err
     assert "python -m sim system=lru hardware=here uses it" in capsys.readouterr().out
-    cfg, name = configure("system=lru", "hardware=here", f"hydra.searchpath=[file://{tmp_path}]", "model=tiny_mixtral",
-                          "trace.max_sequences=1", "workload=hobbit_16_128", "workload.decode_tokens=4")  # fmt: skip
+    cfg, name = configure(
+        "system=lru",
+        "hardware=here",
+        f"hydra.searchpath=[file://{tmp_path}]",
+        "model=tiny_mixtral",
+        "trace.max_sequences=1",
+        "workload=hobbit_16_128",
+        "workload.decode_tokens=4",
+    )
     run = build(cfg, name)
     assert run.hardware.name == "here"
     assert run.hardware.compute.memory_gb_per_s > 0
@@ -170,17 +207,20 @@ def test_what_a_machine_has_taken_is_asked_before_the_calibration_takes_its_own(
 def test_a_gpus_context_and_workspace_are_told_without_what_the_process_holds_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The CUDA runtime's side of it, with torch's calls in a GPU's place: 23 GiB are the process's own tensors, or kept
-    for them; the context takes 0.5 GiB, the workspace of a stream's first product 32 MiB of what is kept.
+    """The CUDA runtime's side of it, with torch's calls in a GPU's place: 23 GiB are the process's
+    own tensors, or kept for them; the context takes 0.5 GiB, the workspace of a stream's first
+    product 32 MiB of what is kept.
     """
     allocated, workspace, kept, context = [20 << 30], 32 << 20, 23 << 30, 1 << 29
     runtime = object.__new__(CudaRuntime)
     runtime.device = torch.device("cpu")
     answers: dict[str, Callable[[object], object]] = {
-        "memory_allocated": lambda device: allocated[0], "memory_reserved": lambda device: kept,
+        "memory_allocated": lambda device: allocated[0],
+        "memory_reserved": lambda device: kept,
         "mem_get_info": lambda device: ((80 << 30) - kept - context, 80 << 30),
-        "stream": lambda stream: nullcontext(), "Stream": lambda device: FakeStream(),
-    }  # fmt: skip
+        "stream": lambda stream: nullcontext(),
+        "Stream": lambda device: FakeStream(),
+    }
     for name, answer in answers.items():
         monkeypatch.setattr(f"real.cuda.runtime.torch.cuda.{name}", answer)
 

@@ -1,4 +1,6 @@
-"""What the kernels' benchmark times, tiny and on the host: every operator once, with the bytes that it has to read."""
+"""What the kernels' benchmark times, tiny and on the host: every operator once, with the bytes
+that it has to read.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,16 @@ NEURONS, HIDDEN = 40, 64
 
 def test_every_operator_is_timed_beside_the_bytes_that_it_reads() -> None:
     bench = Bench(
-        shapes={"mixtral": (NEURONS, HIDDEN)}, far_bytes=1 << 12, kept_shares=(0.5,), curve_bytes=(1 << 12,),
-        curve_hidden=HIDDEN, gates=((8, 2, HIDDEN),), prefill_rows=(2,), copy_bytes=1 << 12, repeats=1,
-    )  # fmt: skip
+        shapes={"mixtral": (NEURONS, HIDDEN)},
+        far_bytes=1 << 12,
+        kept_shares=(0.5,),
+        curve_bytes=(1 << 12,),
+        curve_hidden=HIDDEN,
+        gates=((8, 2, HIDDEN),),
+        prefill_rows=(2,),
+        copy_bytes=1 << 12,
+        repeats=1,
+    )
     read = {timed.operator: timed.read_bytes for timed in Measuring(HostRuntime(), bench).measure()}
     assert read["expert bf16"] == 3 * NEURONS * HIDDEN * 2
     half, up = NEURONS // 2 * 2 * HIDDEN * 2, NEURONS * HIDDEN * 2
@@ -23,4 +32,10 @@ def test_every_operator_is_timed_beside_the_bytes_that_it_reads() -> None:
     assert int2 == NEURONS * HIDDEN // 4 + 2 * NEURONS * 2
     assert read["expert of 50% of its neurons"] == half + int2
     assert read["stacked gates of 4"] == 4 * 8 * HIDDEN * 2
-    assert {"gemv int4", "expert int4", "gemv int4 by size", "torch bf16", "torch bmm bf16, 3 x 2 rows"} <= set(read)
+    assert {
+        "gemv int4",
+        "expert int4",
+        "gemv int4 by size",
+        "torch bf16",
+        "torch bmm bf16, 3 x 2 rows",
+    } <= set(read)

@@ -1,4 +1,6 @@
-"""Slots, staging and copies on a runtime that checks their order; each rule is broken once, and seen to fail."""
+"""Slots, staging and copies on a runtime that checks their order; each rule is broken once, and
+seen to fail.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ class Held:
 
 def held(capacity: int = 2 * SIZE) -> Held:
     keys = range(BASE.num_keys)
-    return Held(BASE, (capacity,), [0] * len(keys), [BASE.bytes_of(key) for key in keys], [ABSENT] * len(keys))
+    return Held(
+        BASE,
+        (capacity,),
+        [0] * len(keys),
+        [BASE.bytes_of(key) for key in keys],
+        [ABSENT] * len(keys),
+    )
 
 
 @dataclass
@@ -53,12 +61,18 @@ def bench(*, strict: bool = True, piece_bytes: int = 300) -> Bench:
     slots = DeviceSlots(runtime, cast(Slots, state))
     slots.allocate()
     return Bench(
-        runtime, state, slots, CopyEngine(runtime, slots, "copies", piece_bytes), PinnedArena(runtime, 1 << 16)
+        runtime,
+        state,
+        slots,
+        CopyEngine(runtime, slots, "copies", piece_bytes),
+        PinnedArena(runtime, 1 << 16),
     )
 
 
 def content(seed: int) -> Tensor:
-    return torch.randint(0, 256, (SIZE,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (SIZE,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
+    )
 
 
 def load(b: Bench, key: int, source: Any = None) -> Tensor:
@@ -155,7 +169,9 @@ class File:
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3])
-def test_what_rests_elsewhere_goes_through_buffers_that_are_filled_again_when_copied(buffers: int) -> None:
+def test_what_rests_elsewhere_goes_through_buffers_that_are_filled_again_when_copied(
+    buffers: int,
+) -> None:
     b = bench(strict=False)
     ring = StagingRing(b.runtime, b.arena, buffers, 300)
     file = File(content(0))
@@ -168,7 +184,9 @@ def test_a_buffer_that_is_filled_before_it_has_been_copied_is_found() -> None:
     b = bench(strict=False)
     ring = StagingRing(b.runtime, b.arena, 1, 300)
     forgetful = cast(StagingRing, Forgetful(ring, b.runtime))
-    with pytest.raises(OrderError, match="the host writes memory that stream 1 may still be reading"):
+    with pytest.raises(
+        OrderError, match="the host writes memory that stream 1 may still be reading"
+    ):
         load(b, 0, Elsewhere(File(content(0)).read, forgetful))
 
 
@@ -210,7 +228,9 @@ def test_what_is_allocated_after_the_slots_breaks_the_budget() -> None:
     b.slots.seal()
     b.slots.check_budget()
     b.runtime.allocate(1)
-    with pytest.raises(DeviceError, match="1 B have been allocated on the device since the run began"):
+    with pytest.raises(
+        DeviceError, match="1 B have been allocated on the device since the run began"
+    ):
         b.slots.check_budget()
 
 
@@ -219,8 +239,12 @@ def test_a_device_that_is_too_small_says_so() -> None:
         DeviceSlots(FakeRuntime(capacity_bytes=1000), cast(Slots, held())).allocate()
 
 
-def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_what_lay_there() -> None:
-    """Keys of 992 and 400 B in 2000 B: what two large ones leave is little, what two small ones leave is in pieces."""
+def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_what_lay_there() -> (
+    None
+):
+    """Keys of 992 and 400 B in 2000 B: what two large ones leave is little, what two small ones
+    leave is in pieces.
+    """
     runtime, mixed = FakeRuntime(strict=True), held()
     for key in (0, 4):
         mixed.key_bytes[key] = 992
@@ -354,7 +378,9 @@ def test_the_arena_gives_out_aligned_pieces_and_no_more_than_it_has() -> None:
     assert runtime.is_pinned(first)
     assert runtime.is_pinned(second)
     assert runtime.mapped(second) is second
-    assert second.untyped_storage().nbytes() == arena.num_bytes, "the storage holds more than what is pinned"
+    assert second.untyped_storage().nbytes() == arena.num_bytes, (
+        "the storage holds more than what is pinned"
+    )
     arena.take(10)
     with pytest.raises(ValueError, match="has 0 B left, not 1"):
         arena.take(1)

@@ -1,6 +1,8 @@
-"""The CUDA device on a runtime without a GPU, which refuses what a GPU might have done in another order.
+"""The CUDA device on a runtime without a GPU, which refuses what a GPU might have done in another
+order.
 
-Oracles: the CPU device's logits, bit for bit; the store's own bytes under every expert that is computed.
+Oracles: the CPU device's logits, bit for bit; the store's own bytes under every expert that is
+computed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ from sim.traces.trace import Trace
 from sim.values.places import ROOT
 from sim.values.record import Record
 
-NVME = ("hardware=rtx4090_nvme", "hardware.ram.capacity_gib=0.005", "hardware.links.nvme.head_bytes=30000")
+NVME = (
+    "hardware=rtx4090_nvme",
+    "hardware.ram.capacity_gib=0.005",
+    "hardware.links.nvme.head_bytes=30000",
+)
 """A managed RAM tier of 58 experts, and a link that hands on early."""
 STAND_IN = ("engine.weights=stand_in", "engine.stand_in_gib=0.004")
 """Experts without a model, as a GPU's replays have them."""
@@ -55,18 +61,33 @@ def runtimes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRuntime]:
 @pytest.fixture
 def prepared(stores: Path, bundled_trace: Trace, runtimes: list[FakeRuntime]) -> Prepare:
     def make(*overrides: str, way: str = "replay") -> Prepared:
-        fixed = (f"input={way}", f"engine.store_dir={stores}", "output_dir=unused", "budget.resident_share=0.25",
-                 "live.prompt_tokens=5", "live.new_tokens=4", "live.sequences=1", "trace.path=capture/assets/traces/"
-                 "tiny_mixtral", "trace.max_sequences=2", *FREE)  # fmt: skip
+        fixed = (
+            f"input={way}",
+            f"engine.store_dir={stores}",
+            "output_dir=unused",
+            "budget.resident_share=0.25",
+            "live.prompt_tokens=5",
+            "live.new_tokens=4",
+            "live.sequences=1",
+            "trace.path=capture/assets/traces/tiny_mixtral",
+            "trace.max_sequences=2",
+            *FREE,
+        )
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             request = read_request(compose("real", [*fixed, *overrides]), "system")
-        return prepare(request, bundled_trace) if way == "live" else prepare_replay(request, bundled_trace)
+        return (
+            prepare(request, bundled_trace)
+            if way == "live"
+            else prepare_replay(request, bundled_trace)
+        )
 
     return make
 
 
 def watch(device: CudaDevice) -> list[int]:
-    """Compare a slot's bytes with the store's before each expert that is computed from it; the keys computed."""
+    """Compare a slot's bytes with the store's before each expert that is computed from it; the
+    keys computed.
+    """
     seen: list[int] = []
     compute = device._compute_expert
     whole = device._weights.store.path.read_bytes()
@@ -78,7 +99,9 @@ def watch(device: CudaDevice) -> list[int]:
         if held is not None:
             width = device.arrivals.pair_bytes(key)
             stored = b"".join(stored[width * neuron : width * (neuron + 1)] for neuron in held)
-        slot = torch.cat([*device.slots.of(key).parts(0, len(stored)), torch.empty(0, dtype=torch.uint8)])
+        slot = torch.cat(
+            [*device.slots.of(key).parts(0, len(stored)), torch.empty(0, dtype=torch.uint8)]
+        )
         assert slot.numpy().tobytes() == stored, f"{key} holds other bytes"
         if device.homes.ram is not None and len(seen) % 8 == 0:
             check_ram(device, whole)
@@ -102,22 +125,31 @@ def check_ram(device: CudaDevice, whole: bytes) -> None:
         for key in held:
             offset = device.homes.offset(key)
             stored = whole[offset : offset + device._bytes_of(key)]
-            assert device.homes.ram.blob(key).numpy().tobytes() == stored, f"{key} holds other bytes in RAM"
+            assert device.homes.ram.blob(key).numpy().tobytes() == stored, (
+                f"{key} holds other bytes in RAM"
+            )
 
 
 def compare(device: CudaDevice) -> list[int]:
-    """Compare what an expert's graph has computed with what torch makes of the same bytes; the keys compared."""
+    """Compare what an expert's graph has computed with what torch makes of the same bytes; the
+    keys compared.
+    """
     seen: list[int] = []
     compute = device._compute_expert
 
     def look(key: int, rows: int) -> None:
         compute(key, rows)
         if device._captured is not None and rows == 1:
-            segment = device._captured._segments._segments[device._controller.geometry.precision_of(key), 1]
+            segment = device._captured._segments._segments[
+                device._controller.geometry.precision_of(key), 1
+            ]
             pieces = list(device.slots.of(key).parts(0, device._bytes_of(key)))
-            own = device._work_of.output(key, torch.cat(pieces), device._work_of.noise, device.arrivals.held(key))
+            own = device._work_of.output(
+                key, torch.cat(pieces), device._work_of.noise, device.arrivals.held(key)
+            )
             off = float((segment.outputs_JH - own).norm())
-            # Both accumulate in fp32, in orders of their own. Of an expert without active neurons nothing is left.
+            # Both accumulate in fp32, in orders of their own. Of an expert without active neurons
+            # nothing is left.
             assert off <= 1e-5 * float(own.norm()), f"{key} is off by {off}"
             seen.append(key)
 
@@ -134,7 +166,9 @@ def replay(run: Prepared) -> tuple[Record, list[int]]:
     return record, seen
 
 
-@pytest.mark.parametrize("system", ["lru", "mixtral_offloading"])  # lossless: decisions depend on times
+@pytest.mark.parametrize(
+    "system", ["lru", "mixtral_offloading"]
+)  # lossless: decisions depend on times
 def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -> None:
     logits: dict[str, list[torch.Tensor]] = {}
     for name in ("cpu", "cuda"):
@@ -149,20 +183,41 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
 
 @pytest.mark.parametrize(
     "overrides",
-    [("system=lru",), ("system=fiddler",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
-     pytest.param(("system=lru", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
-     ("system=floe", "payload.missed=fetched", "engine.gather_threads=2", "engine.gather_columns=5"),
-     ("system=floe", "engine.gather=zero_copy", "engine.gather_columns=5"),
-     pytest.param(("system=floe", "engine.source=direct"), marks=pytest.mark.thorough),
-     pytest.param(("system=floe", "engine.links=paced", "engine.compute=padded"), marks=pytest.mark.thorough),
-     pytest.param(("system=fate", "budget.resident_share=0.4"), marks=pytest.mark.thorough),
-     pytest.param(("system=moe_infinity", *NVME), marks=pytest.mark.thorough),
-     pytest.param(("system=fate", "budget.resident_share=0.4", *NVME, "engine.source=buffered"),
-                  marks=pytest.mark.thorough),
-     ("system=load_on_demand", "loader.in_flight=2"), ("system=lru", "engine.source=direct"),
-     pytest.param(("system=lru", "engine.source=buffered", "loader.in_flight=2"), marks=pytest.mark.thorough)],
+    [
+        ("system=lru",),
+        ("system=fiddler",),
+        pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
+        pytest.param(
+            ("system=lru", "engine.links=paced", "engine.compute=padded"),
+            marks=pytest.mark.thorough,
+        ),
+        (
+            "system=floe",
+            "payload.missed=fetched",
+            "engine.gather_threads=2",
+            "engine.gather_columns=5",
+        ),
+        ("system=floe", "engine.gather=zero_copy", "engine.gather_columns=5"),
+        pytest.param(("system=floe", "engine.source=direct"), marks=pytest.mark.thorough),
+        pytest.param(
+            ("system=floe", "engine.links=paced", "engine.compute=padded"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(("system=fate", "budget.resident_share=0.4"), marks=pytest.mark.thorough),
+        pytest.param(("system=moe_infinity", *NVME), marks=pytest.mark.thorough),
+        pytest.param(
+            ("system=fate", "budget.resident_share=0.4", *NVME, "engine.source=buffered"),
+            marks=pytest.mark.thorough,
+        ),
+        ("system=load_on_demand", "loader.in_flight=2"),
+        ("system=lru", "engine.source=direct"),
+        pytest.param(
+            ("system=lru", "engine.source=buffered", "loader.in_flight=2"),
+            marks=pytest.mark.thorough,
+        ),
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     overrides: tuple[str, ...], prepared: Prepare, runtimes: list[FakeRuntime]
 ) -> None:
@@ -182,16 +237,27 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
 
 @pytest.mark.parametrize(
     "overrides",
-    [("system=mixtral_offloading",), pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
-     ("system=fate", "budget.resident_share=0.4"),
-     ("system=floe", "payload.missed=fetched", "engine.gather=zero_copy", "engine.gather_columns=5"),
-     ("system=lru", *STAND_IN), ("system=floe", *STAND_IN)],
+    [
+        ("system=mixtral_offloading",),
+        pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
+        ("system=fate", "budget.resident_share=0.4"),
+        (
+            "system=floe",
+            "payload.missed=fetched",
+            "engine.gather=zero_copy",
+            "engine.gather_columns=5",
+        ),
+        ("system=lru", *STAND_IN),
+        ("system=floe", *STAND_IN),
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_graphs_compute_what_torch_does_of_whole_experts_and_of_ones_in_part(
     overrides: tuple[str, ...], prepared: Prepare
 ) -> None:
-    """Pools of single layers, of two precisions, of mixed sizes, and experts of which some neurons have come."""
+    """Pools of single layers, of two precisions, of mixed sizes, and experts of which some
+    neurons have come.
+    """
     run = prepared("device=cuda", "trace.max_sequences=1", "+workload.decode_tokens=6", *overrides)
     device = cast(CudaDevice, run.device)
     seen, kinds = compare(device), set[str]()
@@ -208,7 +274,9 @@ def test_graphs_compute_what_torch_does_of_whole_experts_and_of_ones_in_part(
 
 
 def test_experts_of_another_activation_have_no_graph(prepared: Prepare) -> None:
-    run = prepared("device=cuda", "system=lru", "trace.max_sequences=1", "+workload.decode_tokens=2")
+    run = prepared(
+        "device=cuda", "system=lru", "trace.max_sequences=1", "+workload.decode_tokens=2"
+    )
     device = cast(CudaDevice, run.device)
     for form in device._weights.forms:
         form.layer.experts.act_fn = torch.nn.GELU()
@@ -218,7 +286,10 @@ def test_experts_of_another_activation_have_no_graph(prepared: Prepare) -> None:
 
 
 def test_a_kernel_that_reads_host_memory_needs_all_of_the_store_in_it(prepared: Prepare) -> None:
-    with pytest.raises(ValueError, match=r"engine.gather=zero_copy with engine.source=direct \(the whole store must"):
+    with pytest.raises(
+        ValueError,
+        match=r"engine.gather=zero_copy with engine.source=direct \(the whole store must",
+    ):
         prepared("device=cuda", "system=floe", "engine.gather=zero_copy", "engine.source=direct")
 
 
@@ -235,7 +306,9 @@ def test_a_gpu_that_is_too_small_for_the_slots_is_told_of_and_everything_is_give
     assert not cast(CudaDevice, run.device).slots.pools
 
 
-def test_torchs_own_out_of_memory_becomes_a_message_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_out_of_memory_becomes_a_message_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The CUDA runtime's side of it, with torch's calls in a GPU's place."""
 
     def refuses(*_sizes: object, **_options: object) -> torch.Tensor:
@@ -245,18 +318,28 @@ def test_torchs_own_out_of_memory_becomes_a_message_with_a_way_out(monkeypatch: 
     runtime.device = torch.device("cuda", 0)
     monkeypatch.setattr("real.cuda.runtime.torch.empty", refuses)
     monkeypatch.setattr("real.cuda.runtime.torch.cuda.mem_get_info", lambda device: (5, 9))
-    with pytest.raises(DeviceError, match=r"the device has 5 B of 9 B free, but 100 B are needed; lower budget"):
+    with pytest.raises(
+        DeviceError, match=r"the device has 5 B of 9 B free, but 100 B are needed; lower budget"
+    ):
         runtime.allocate(100)
 
 
 def test_page_faults_are_no_source_of_a_gpu(prepared: Prepare) -> None:
-    with pytest.raises(ValueError, match=r"does not run engine.source=mmap \(page faults\); choose device=null"):
+    with pytest.raises(
+        ValueError, match=r"does not run engine.source=mmap \(page faults\); choose device=null"
+    ):
         prepared("device=cuda", "system=lru", "engine.source=mmap")
 
 
 def test_a_run_on_the_host_tells_what_it_ran_on(prepared: Prepare) -> None:
-    run = prepared("device=host", "system=lru", "trace.max_sequences=1", "workload=hobbit_16_128",
-                   "workload.prompt_tokens=2", "workload.decode_tokens=2")  # fmt: skip
+    run = prepared(
+        "device=host",
+        "system=lru",
+        "trace.max_sequences=1",
+        "workload=hobbit_16_128",
+        "workload.prompt_tokens=2",
+        "workload.decode_tokens=2",
+    )
     driver = replay_driver(run)
     record = driver.drive()
     told = measure(run, run.run, driver, record).summary["real"]
@@ -268,7 +351,19 @@ def test_without_a_gpu_it_says_so(stores: Path, bundled_trace: Trace) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        request = read_request(compose("real", ["device=cuda", f"engine.store_dir={stores}", "output_dir=unused",
-                                                "trace.path=capture/assets/traces/tiny_mixtral"]), "lru")  # fmt: skip
-    with pytest.raises(ValueError, match=r"there is no CUDA device here .* choose device=cpu or device=null"):
+        request = read_request(
+            compose(
+                "real",
+                [
+                    "device=cuda",
+                    f"engine.store_dir={stores}",
+                    "output_dir=unused",
+                    "trace.path=capture/assets/traces/tiny_mixtral",
+                ],
+            ),
+            "lru",
+        )
+    with pytest.raises(
+        ValueError, match=r"there is no CUDA device here .* choose device=cpu or device=null"
+    ):
         prepare_replay(request, bundled_trace)

@@ -1,4 +1,6 @@
-"""Copies issued before their service begins: behind what stands before them, never sooner, and no thread is left."""
+"""Copies issued before their service begins: behind what stands before them, never sooner, and
+no thread is left.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,14 @@ class Fed:
             self.home[key].copy_(content(key))
             self.bench.held.state[key] = RESIDENT
         b = self.bench
-        self.feeder = Feeder(b.runtime, b.slots, b.engine, lambda key: Pinned((self.home[key],)), self.news,
-                             lambda: self.is_over)  # fmt: skip
+        self.feeder = Feeder(
+            b.runtime,
+            b.slots,
+            b.engine,
+            lambda key: Pinned((self.home[key],)),
+            self.news,
+            lambda: self.is_over,
+        )
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -60,12 +68,16 @@ class Fed:
             assert self.news.wait_for(lambda: self.copies() >= count, PATIENCE_S)
 
 
-def test_what_is_announced_is_issued_behind_what_stands_before_it_and_can_be_read_at_its_end() -> None:
+def test_what_is_announced_is_issued_behind_what_stands_before_it_and_can_be_read_at_its_end() -> (
+    None
+):
     fed = Fed()
     with fed.running():
         fed.announce(8, 1, behind=7)
         with fed.news:
-            assert not fed.news.wait_for(lambda: fed.copies() > 0, 0.1), "transfer 7 has not been issued"
+            assert not fed.news.wait_for(lambda: fed.copies() > 0, 0.1), (
+                "transfer 7 has not been issued"
+            )
         fed.feeder.was_issued(7)
         assert fed.feeder.await_end(8, PATIENCE_S)
     b = fed.bench
@@ -112,5 +124,7 @@ def test_what_is_never_issued_runs_out_of_patience() -> None:
     fed = Fed()
     with fed.running():
         fed.announce(8, 1, behind=7)
-        with pytest.raises(RuntimeError, match="transfer 8 was announced, but its copy is not issued"):
+        with pytest.raises(
+            RuntimeError, match="transfer 8 was announced, but its copy is not issued"
+        ):
             fed.feeder.await_end(8, 0.05)

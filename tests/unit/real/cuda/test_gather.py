@@ -1,4 +1,6 @@
-"""FloE's gather: the rows that are kept, in order, in as many pieces and streams as asked for, in legal order."""
+"""FloE's gather: the rows that are kept, in order, in as many pieces and streams as asked for,
+in legal order.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,18 @@ ROW_BYTES = 24
 
 
 def pairs(neurons: int = 100) -> Tensor:
-    return torch.randint(0, 256, (neurons, ROW_BYTES), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (neurons, ROW_BYTES), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
 
 
 def gatherer(runtime: FakeRuntime, threads: int, columns: int) -> Gatherer:
     return Gatherer(
-        runtime, PinnedArena(runtime, arena_bytes(threads, columns, ROW_BYTES)), threads, columns, ROW_BYTES
+        runtime,
+        PinnedArena(runtime, arena_bytes(threads, columns, ROW_BYTES)),
+        threads,
+        columns,
+        ROW_BYTES,
     )
 
 

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from helpers.fake_runtime import FakeRuntime, OrderError
 from real.cuda.arena import PinnedArena
-from real.cuda.segments import Kind, Need, Segments, fused_expert, sparse_expert_in_part, tables_bytes
+from real.cuda.segments import (
+    Kind,
+    Need,
+    Segments,
+    fused_expert,
+    sparse_expert_in_part,
+    tables_bytes,
+)
 from real.kernels.quantise import layout_of, quantise
 from real.kernels.slot_matrices import SlotMatrices
 
@@ -23,8 +30,12 @@ class Bench:
         self.stream = self.runtime.stream("compute")
         rows = 2 * INNER if is_gated else INNER
         made = torch.Generator().manual_seed(0)
-        first = [quantise(torch.randn(rows, HIDDEN, generator=made) * 0.1, 4, 16) for _ in range(SLOTS)]
-        down = [quantise(torch.randn(HIDDEN, INNER, generator=made) * 0.1, 4, 16) for _ in range(SLOTS)]
+        first = [
+            quantise(torch.randn(rows, HIDDEN, generator=made) * 0.1, 4, 16) for _ in range(SLOTS)
+        ]
+        down = [
+            quantise(torch.randn(HIDDEN, INNER, generator=made) * 0.1, 4, 16) for _ in range(SLOTS)
+        ]
         begin = layout_of(first[0]).stored_bytes
         size = begin + layout_of(down[0]).stored_bytes
         self.pool = self.runtime.allocate(SLOTS * size).view(SLOTS, size)
@@ -35,9 +46,14 @@ class Bench:
         self.down = SlotMatrices(self.pool, layout_of(down[0]), begin)
         self.is_gated = is_gated
         self.segments = Segments(
-            self.runtime, self.stream, PinnedArena(self.runtime, tables_bytes(3)),
-            [Kind(fused_expert(self.first, self.down, is_gated=is_gated), self.pool)], HIDDEN, torch.bfloat16, 3,
-        )  # fmt: skip
+            self.runtime,
+            self.stream,
+            PinnedArena(self.runtime, tables_bytes(3)),
+            [Kind(fused_expert(self.first, self.down, is_gated=is_gated), self.pool)],
+            HIDDEN,
+            torch.bfloat16,
+            3,
+        )
 
     def wanted(self, x_1H: Tensor, slots: list[int]) -> Tensor:
         """In fp64, matrix by matrix."""
@@ -81,20 +97,27 @@ def test_a_slot_whose_copy_is_not_ordered_before_the_replay_is_found() -> None:
 
 def test_a_number_of_needs_that_was_not_told_is_refused() -> None:
     with pytest.raises(ValueError, match="a segment of 4 needs, of 1 to 3"):
-        Bench().segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(slot) for slot in range(4)])
+        Bench().segments.run(
+            0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(slot) for slot in range(4)]
+        )
 
 
 NEURONS, EXPERTS = 37, 5
 
 
 class Sparse:
-    """Experts whose neurons come one by one: pairs in slots, up projections at two bits elsewhere."""
+    """Experts whose neurons come one by one: pairs in slots, up projections at two bits
+    elsewhere.
+    """
 
     def __init__(self, *, strict: bool = False, most_needs: int = 3) -> None:
         self.runtime = FakeRuntime(strict=strict)
         self.stream = self.runtime.stream("compute")
         made = torch.Generator().manual_seed(0)
-        self.stored = [quantise(torch.randn(NEURONS, HIDDEN, generator=made) * 0.1, 2, 16) for _ in range(EXPERTS)]
+        self.stored = [
+            quantise(torch.randn(NEURONS, HIDDEN, generator=made) * 0.1, 2, 16)
+            for _ in range(EXPERTS)
+        ]
         layout = layout_of(self.stored[0])
         ups = self.runtime.allocate(EXPERTS * layout.stored_bytes).view(EXPERTS, -1)
         for number, matrix in enumerate(self.stored):
@@ -105,9 +128,14 @@ class Sparse:
         self.pairs = self.pool.view(torch.bfloat16).view(SLOTS, NEURONS, 2 * HIDDEN)
         compute = sparse_expert_in_part(self.up, self.pairs)
         self.segments = Segments(
-            self.runtime, self.stream, PinnedArena(self.runtime, tables_bytes(most_needs, NEURONS)),
-            [Kind(compute, self.pool, ups, NEURONS)], HIDDEN, torch.bfloat16, most_needs,
-        )  # fmt: skip
+            self.runtime,
+            self.stream,
+            PinnedArena(self.runtime, tables_bytes(most_needs, NEURONS)),
+            [Kind(compute, self.pool, ups, NEURONS)],
+            HIDDEN,
+            torch.bfloat16,
+            most_needs,
+        )
 
     def bring(self, slot: int, count: int, seed: int) -> Tensor:
         """Pairs of so many neurons into a slot; what lies behind them stays NaN. The neurons."""

@@ -1,4 +1,6 @@
-"""FloE's gather by a kernel that reads pinned memory: the rows that are kept, in legal order; each rule broken once."""
+"""FloE's gather by a kernel that reads pinned memory: the rows that are kept, in legal order;
+each rule broken once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Bench:
         self.compute = self.runtime.stream("compute")
 
     def read(self, count: int) -> Tensor:
-        return self.runtime.run(self.compute, lambda: self.target[:count].clone(), reads=[self.target[:count]])
+        return self.runtime.run(
+            self.compute, lambda: self.target[:count].clone(), reads=[self.target[:count]]
+        )
 
 
 @pytest.mark.parametrize("form", ["zero_copy", "staged"])
@@ -40,7 +44,11 @@ class Bench:
 def test_both_forms_bring_the_kept_rows_in_their_order(columns: int, form: str) -> None:
     for count in (0, 1, 49, 100):
         b = Bench(columns=columns, form=form, strict=False)
-        kept = torch.randperm(NEURONS, generator=torch.Generator().manual_seed(count))[:count].sort().values
+        kept = (
+            torch.randperm(NEURONS, generator=torch.Generator().manual_seed(count))[:count]
+            .sort()
+            .values
+        )
         for end in b.worker.gather(b.pairs, kept, b.target):
             b.runtime.wait(b.compute, end)
         assert torch.equal(b.read(count), b.pairs[kept])
@@ -68,13 +76,17 @@ def test_many_gathers_reuse_the_lists_of_rows_behind_the_kernels_that_read_them(
         b.runtime.wait(b.worker._stream, done)  # type: ignore[attr-defined]
 
 
-def test_a_list_that_is_written_while_a_kernel_reads_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_is_written_while_a_kernel_reads_it_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     b = Bench()
     assert isinstance(b.worker, ZeroCopyGatherer)
     monkeypatch.setattr(b.runtime, "synchronize", lambda event: None)
     for _ in range(2):
         b.worker.gather(b.pairs, torch.arange(5), b.target)
-    with pytest.raises(OrderError, match="the host writes memory that stream 1 may still be reading"):
+    with pytest.raises(
+        OrderError, match="the host writes memory that stream 1 may still be reading"
+    ):
         b.worker.gather(b.pairs, torch.arange(5), b.target)
 
 
@@ -120,5 +132,7 @@ def test_what_does_not_fit_is_refused_before_anything_moves() -> None:
 def test_the_form_is_what_the_engine_is_told() -> None:
     assert isinstance(Bench(form="zero_copy").worker, ZeroCopyGatherer)
     assert isinstance(Bench(form="staged").worker, Gatherer)
-    with pytest.raises(ValueError, match=r"unknown engine.gather=copied; allowed: staged, zero_copy"):
+    with pytest.raises(
+        ValueError, match=r"unknown engine.gather=copied; allowed: staged, zero_copy"
+    ):
         Engine(gather="copied")

@@ -51,7 +51,9 @@ def test_what_ends_after_the_computation_is_not() -> None:
 
 
 def test_what_a_hand_over_begins_may_end_in_the_same_computation() -> None:
-    """0 ends at 4 and starts 1 (4 ns), which starts 2 (0 ns): both end at 8 with the computation."""
+    """0 ends at 4 and starts 1 (4 ns), which starts 2 (0 ns): both end at 8 with the
+    computation.
+    """
     heard = listen()
     heard.then = {("end", 0): lambda: heard.serve(1, 4), ("end", 1): lambda: heard.serve(2, 0)}
     heard.serve(0, 4)
@@ -77,7 +79,14 @@ def test_at_one_instant_transfers_come_by_number_then_results_then_predictions()
     heard.serve(5, 4, link=0)
     heard.serve(2, 4, link=1)
     heard.device.sleep_until(4, Turn.GATE)
-    same = [(4, "end", 2), (4, "end", 5), (4, "end", 6), (4, "cpu", 8), (4, "prediction", 3), (4, "prediction", 4)]
+    same = [
+        (4, "end", 2),
+        (4, "end", 5),
+        (4, "end", 6),
+        (4, "cpu", 8),
+        (4, "prediction", 3),
+        (4, "prediction", 4),
+    ]
     assert heard.seen == [(1, "cpu", 9), *same]
 
 
@@ -134,7 +143,9 @@ def test_waiting_for_what_nothing_can_bring_is_refused_and_says_so() -> None:
 
 
 def test_two_engines_share_their_link() -> None:
-    """0 alone to 10, 20 of its 30 left; shared it is through at 50, when 1 has done 20 of its 30."""
+    """0 alone to 10, 20 of its 30 left; shared it is through at 50, when 1 has done 20 of its
+    30.
+    """
     heard = listen(2)
     heard.serve(0, 30)
     heard.device.compute(0, 1, 10)
@@ -151,7 +162,9 @@ def test_an_engine_that_serves_is_not_given_more() -> None:
 
 
 def test_a_cut_asked_for_is_reported_at_the_end_of_the_chunk() -> None:
-    """Chunks of 2 end at 2, 4 and 6; asked at 3, the one that ends at 4 is reported, and then no other."""
+    """Chunks of 2 end at 2, 4 and 6; asked at 3, the one that ends at 4 is reported, and then no
+    other.
+    """
     heard = listen()
     service = heard.serve(0, 7, moved_bytes=7, chunk_bytes=2)
     heard.device.compute(0, 1, 3)
@@ -161,8 +174,12 @@ def test_a_cut_asked_for_is_reported_at_the_end_of_the_chunk() -> None:
     assert heard.seen == [(4, "chunk to 4", 0), (7, "end", 0)]
 
 
-@pytest.mark.parametrize(("at_ns", "seen"), [(3, "chunk to 4"), (4, "chunk to 6"), (5, "chunk to 6"), (6, "end")])
-def test_a_chunk_that_ends_at_an_instant_has_ended_before_what_is_asked_then(at_ns: int, seen: str) -> None:
+@pytest.mark.parametrize(
+    ("at_ns", "seen"), [(3, "chunk to 4"), (4, "chunk to 6"), (5, "chunk to 6"), (6, "end")]
+)
+def test_a_chunk_that_ends_at_an_instant_has_ended_before_what_is_asked_then(
+    at_ns: int, seen: str
+) -> None:
     heard = listen()
     service = heard.serve(0, 7, moved_bytes=7, chunk_bytes=2)
     heard.device.compute(0, 1, at_ns)

@@ -46,7 +46,9 @@ def play(scenario: Scenario, device: Device | None = None) -> tuple[Record, Reco
 
 
 def asked(record: Record, calls: list[Call]) -> list[tuple[int, str, int]]:
-    return [(now, call.kind, call.argument) for now, call in zip(record.call_ns, calls, strict=True)]
+    return [
+        (now, call.kind, call.argument) for now, call in zip(record.call_ns, calls, strict=True)
+    ]
 
 
 def idle(record: Record) -> list[tuple[int, int, int]]:
@@ -55,7 +57,12 @@ def idle(record: Record) -> list[tuple[int, int, int]]:
 
 def services(record: Record) -> list[tuple[int, int, int, int]]:
     """(transfer, link, start, end) of each."""
-    columns = (record.service_number, record.service_link, record.service_start_ns, record.service_end_ns)
+    columns = (
+        record.service_number,
+        record.service_link,
+        record.service_start_ns,
+        record.service_end_ns,
+    )
     return list(zip(*columns, strict=True))
 
 
@@ -82,12 +89,29 @@ def machine(*steps: Step, **rest: Any) -> Scenario:
 )
 def test_hobbit_figure_9(wait: Any, forecast: Prediction, score: float, makespan_ns: int) -> None:
     """Two layers: attention 3, load 14 (low 3.5), expert 2 ms."""
-    step = Step(0, True, True, 1, 1, (3_000_000,) * 2, 0, ((Need(0),), (Need(0, 1, score),)), ((forecast,), (None,)))
+    step = Step(
+        0,
+        True,
+        True,
+        1,
+        1,
+        (3_000_000,) * 2,
+        0,
+        ((Need(0),), (Need(0, 1, score),)),
+        ((forecast,), (None,)),
+    )
     scenario = Scenario(
-        sites=2, experts=2, variant_bytes=(4, 1), service_ns=(14_000_000, 3_500_000), base_ns=(2_000_000,) * 2,
-        per_token_ns=(0, 0), pools=(PoolSpec(8, (0,)), PoolSpec(2, (1,))), steps=(step,),
-        selector=Thresholds(0.5, 1.0), loader=Loader(lookahead=1, wait=wait),
-    )  # fmt: skip
+        sites=2,
+        experts=2,
+        variant_bytes=(4, 1),
+        service_ns=(14_000_000, 3_500_000),
+        base_ns=(2_000_000,) * 2,
+        per_token_ns=(0, 0),
+        pools=(PoolSpec(8, (0,)), PoolSpec(2, (1,))),
+        steps=(step,),
+        selector=Thresholds(0.5, 1.0),
+        loader=Loader(lookahead=1, wait=wait),
+    )
     record, _ = play(scenario)
     assert record.makespan_ns == makespan_ns
     assert record.gate_ns[0] == 3_000_000
@@ -96,10 +120,13 @@ def test_hobbit_figure_9(wait: Any, forecast: Prediction, score: float, makespan
 def test_a_wave_computed_as_its_needs_become_ready() -> None:
     """Three needs, room for two. 0 loads 1..11, 1 loads 11..21.
 
-    0 is computed 11..15: it is unpinned and 2 is admitted, but the link is busy, so nothing is polled. At 21, 1 is
-    there and 2 takes the slot of 0: it loads 21..31 while 1 is computed 21..25, and is computed 31..35.
+    0 is computed 11..15: it is unpinned and 2 is admitted, but the link is busy, so nothing is
+    polled. At 21, 1 is there and 2 takes the slot of 0: it loads 21..31 while 1 is computed 21..25,
+    and is computed 31..35.
     """
-    scenario = machine(token((0, 1, 2), rows=3, token=3), capacity=2, loader=Loader(wait="as_ready"))
+    scenario = machine(
+        token((0, 1, 2), rows=3, token=3), capacity=2, loader=Loader(wait="as_ready")
+    )
     record, controller = play(scenario)
     assert asked(record, controller.log) == [
         (0, "begin_sequence", 0),
@@ -121,9 +148,12 @@ def test_a_wave_computed_as_its_needs_become_ready() -> None:
 def test_a_wave_computed_when_all_that_a_call_admitted_is_there() -> None:
     """Three needs, room for two: 0 and 1 load 1..21 and are computed 21..29.
 
-    At 25, 0 is done and 2 is admitted; the link is free, so it is polled, and 2 loads 25..35 and is computed 35..39.
+    At 25, 0 is done and 2 is admitted; the link is free, so it is polled, and 2 loads 25..35 and is
+    computed 35..39.
     """
-    scenario = machine(token((0, 1, 2), rows=3, token=3), capacity=2, loader=Loader(wait="wait_all"))
+    scenario = machine(
+        token((0, 1, 2), rows=3, token=3), capacity=2, loader=Loader(wait="wait_all")
+    )
     record, controller = play(scenario)
     assert asked(record, controller.log)[1:-1] == [
         (1, "gate", 0),
@@ -140,9 +170,12 @@ def test_a_wave_computed_when_all_that_a_call_admitted_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("wait", "computed_ns"),
-    [("as_ready", [(2, 5), (0, 15), (1, 25)]), ("wait_all", [(0, 25), (1, 29), (2, 33)]),
-     ("in_order", [(0, 15), (1, 25), (2, 29)])],
-)  # fmt: skip
+    [
+        ("as_ready", [(2, 5), (0, 15), (1, 25)]),
+        ("wait_all", [(0, 25), (1, 29), (2, 33)]),
+        ("in_order", [(0, 15), (1, 25), (2, 29)]),
+    ],
+)
 def test_what_is_there_is_computed_first_or_with_the_rest_or_in_its_turn(
     wait: Any, computed_ns: list[tuple[int, int]]
 ) -> None:
@@ -181,19 +214,29 @@ def test_the_link_is_polled_until_it_is_full(in_flight: Any, polls: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("service_ns", "outcome"), [(4, Outcome.HIT), (5, Outcome.HIT), (6, Outcome.LATE)], ids=["before", "at", "after"]
+    ("service_ns", "outcome"),
+    [(4, Outcome.HIT), (5, Outcome.HIT), (6, Outcome.LATE)],
+    ids=["before", "at", "after"],
 )
-def test_a_transfer_that_ends_at_the_instant_of_a_gate_has_arrived(service_ns: int, outcome: Outcome) -> None:
-    """The prefetch for site 1 starts at 1; the expert of site 0 ends at 5 and the gate of site 1 is at 6."""
+def test_a_transfer_that_ends_at_the_instant_of_a_gate_has_arrived(
+    service_ns: int, outcome: Outcome
+) -> None:
+    """The prefetch for site 1 starts at 1; the expert of site 0 ends at 5 and the gate of site 1
+    is at 6.
+    """
     step = token((0,), (0,), ahead={0: (foresee(0),)})
-    scenario = machine(step, initial=((0, 0, 0),), service_ns=(service_ns,), loader=Loader(lookahead=1))
+    scenario = machine(
+        step, initial=((0, 0, 0),), service_ns=(service_ns,), loader=Loader(lookahead=1)
+    )
     _, controller = play(scenario)
     assert controller.lookup_outcomes[-1] == outcome
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_transfers_in_flight_at_the_end_are_cut(in_flight: Any) -> None:
-    """Site 0 foresees 1, 2 and 3 at site 1, which needs none of them: 1 loads from 1, the run ends at 10."""
+    """Site 0 foresees 1, 2 and 3 at site 1, which needs none of them: 1 loads from 1, the run
+    ends at 10.
+    """
     step = token((0,), (0,), ahead={0: (foresee(1, 2, 3),)})
     initial = ((0, 0, 0), (0, 1, 0))
     loader = Loader(lookahead=1, in_flight=in_flight, cancel_stale=False)
@@ -208,7 +251,9 @@ def test_a_sequence_begins_with_its_first_step_and_ends_with_its_last() -> None:
     """Two sequences, step by step: 0, 1, 0. Each step: dense 1, expert 4, tail 2."""
     first = token((0,), ends=False, tail_ns=2)
     other = token((0,), sequence=1, tail_ns=2)
-    record, controller = play(machine(first, other, replace(first, begins=False, ends=True), initial=((0, 0, 0),)))
+    record, controller = play(
+        machine(first, other, replace(first, begins=False, ends=True), initial=((0, 0, 0),))
+    )
     calls = [call for call in asked(record, controller.log) if call[1].endswith("sequence")]
     assert calls == [
         (0, "begin_sequence", 0),
@@ -230,16 +275,27 @@ def test_a_need_that_nothing_brings_is_an_error_that_names_it() -> None:
     silent, workload = controller_for(scenario), ScenarioWorkload(scenario)
     silent.__class__ = Silent
     links = "link 0 serves nothing, nothing issued behind, 1 queued"
-    missing = rf"step 0 site 1 waits for site 1 expert 5 high \(0 needs not admitted; {links}\).*nothing is under way"
+    missing = (
+        rf"step 0 site 1 waits for site 1 expert 5 high \(0 needs not admitted; {links}\).*nothing"
+        r" is under way"
+    )
     with pytest.raises(RuntimeError, match=missing):
         drive(silent, workload, ScenarioDurations(scenario, workload), NullDevice())  # type: ignore[arg-type]
 
 
 def test_host_time_surrounds_the_gate_wakes_the_stream_and_ends_the_site() -> None:
-    """Dense to 1, sync 2 to the gate at 3; 0 loads 3..13; issue 3 to 6; woken at 13 for 4; computed 17..21; post 5."""
+    """Dense to 1, sync 2 to the gate at 3; 0 loads 3..13; issue 3 to 6; woken at 13 for 4;
+    computed 17..21; post 5.
+    """
     record, _ = play(machine(token((0,)), host=Host(sync_ns=2, issue_ns=3, wake_ns=4, post_ns=5)))
     assert record.gate_ns == [3]
-    assert idle(record) == [(1, 3, HOST_TIME), (3, 6, HOST_TIME), (6, 13, 0), (13, 17, HOST_TIME), (21, 26, HOST_TIME)]
+    assert idle(record) == [
+        (1, 3, HOST_TIME),
+        (3, 6, HOST_TIME),
+        (6, 13, 0),
+        (13, 17, HOST_TIME),
+        (21, 26, HOST_TIME),
+    ]
     assert record.end_ns == [26]
 
 
@@ -263,8 +319,13 @@ def test_the_site_waits_for_the_cpus_results() -> None:
 def test_a_cpu_result_that_ends_a_waves_need_wakes_the_stream_for_what_it_lets_in() -> None:
     """Room for one: 0 goes to the CPU, 1..8; 1 is let in then, is there, and computed 10..14."""
     placement = Placement(frozenset({(0, 0)}), cpu_ns=7)
-    scenario = machine(token((0, 1), rows=2, token=2), capacity=1, initial=((0, 0, 1),), placement=placement,
-                       host=Host(wake_ns=2))  # fmt: skip
+    scenario = machine(
+        token((0, 1), rows=2, token=2),
+        capacity=1,
+        initial=((0, 0, 1),),
+        placement=placement,
+        host=Host(wake_ns=2),
+    )
     record, controller = play(scenario)
     assert asked(record, controller.log)[2:4] == [(8, "cpu_done", 0), (8, "need_done", 0)]
     assert idle(record) == [(1, 8, CPU_RESULT), (8, 10, HOST_TIME)]
@@ -273,17 +334,23 @@ def test_a_cpu_result_that_ends_a_waves_need_wakes_the_stream_for_what_it_lets_i
 
 def test_what_the_placement_leaves_out_lets_the_next_in_at_once() -> None:
     placement = Placement(skip=frozenset({(0, 0)}))
-    scenario = machine(token((0, 1), rows=2, token=2), capacity=1, initial=((0, 0, 1),), placement=placement)
+    scenario = machine(
+        token((0, 1), rows=2, token=2), capacity=1, initial=((0, 0, 1),), placement=placement
+    )
     record, controller = play(scenario)
     assert asked(record, controller.log)[1:3] == [(1, "gate", 0), (1, "need_done", 0)]
     assert record.end_ns == [5]
 
 
 def test_streamed_dense_blocks_are_waited_for() -> None:
-    """One slot: block 0 is there. Block 1 is queued at the gate at 1 and comes at 21; block 0 then at 42, too late."""
+    """One slot: block 0 is there. Block 1 is queued at the gate at 1 and comes at 21; block 0
+    then at 42, too late.
+    """
     loader = Loader(dense_slots=1)
     links, initial = (Link(0, 1),), ((0, 0, 0), (0, 1, 0))
-    scenario = machine(token((0,), (0,)), initial=initial, links=links, dense_bytes=(20, 20), loader=loader)
+    scenario = machine(
+        token((0,), (0,)), initial=initial, links=links, dense_bytes=(20, 20), loader=loader
+    )
     record, controller = play(scenario)
     assert asked(record, controller.log) == [
         (0, "begin_sequence", 0),
@@ -300,7 +367,9 @@ def test_streamed_dense_blocks_are_waited_for() -> None:
 def test_a_prediction_with_a_latency_comes_between_the_calls_of_the_stream() -> None:
     """Site 0's forecast is made 1..3, site 1's 6..8."""
     step = token((0,), (0,), ahead={0: (foresee(1),)})
-    scenario = machine(step, initial=((0, 0, 0), (0, 1, 0)), prediction_ns=2, loader=Loader(lookahead=1))
+    scenario = machine(
+        step, initial=((0, 0, 0), (0, 1, 0)), prediction_ns=2, loader=Loader(lookahead=1)
+    )
     record, controller = play(scenario)
     assert [call for call in asked(record, controller.log) if call[1] != "poll"] == [
         (0, "begin_sequence", 0),
@@ -318,9 +387,13 @@ def test_a_transfer_takes_its_links_one_after_another() -> None:
 
 
 def test_a_link_hands_on_so_early_that_the_next_never_starves() -> None:
-    """4 bytes: 40 on link 1, 8 on link 0, of which the head of a byte 2: handed on at 1 + 40 + 2 - 8."""
+    """4 bytes: 40 on link 1, 8 on link 0, of which the head of a byte 2: handed on at 1 + 40 + 2
+    - 8.
+    """
     links = (Link(0, 2), Link(0, 10, head_bytes=1))
-    record, controller = play(machine(token((0,)), variant_bytes=(4,), service_ns=(8,), links=links))
+    record, controller = play(
+        machine(token((0,)), variant_bytes=(4,), service_ns=(8,), links=links)
+    )
     assert (35, "head_done", 0) in asked(record, controller.log)
     assert services(record) == [(0, 1, 1, 41), (0, 0, 35, 43)]
 
@@ -328,7 +401,11 @@ def test_a_link_hands_on_so_early_that_the_next_never_starves() -> None:
 def test_what_is_written_back_goes_first_in_one_service() -> None:
     """The link takes 3 and 10 a byte: 13 for what comes, 13 for what goes."""
     scenario = machine(
-        token((0,)), capacity=1, initial=((0, 0, 1),), links=(Link(3, 10),), loader=Loader(write_back=True)
+        token((0,)),
+        capacity=1,
+        initial=((0, 0, 1),),
+        links=(Link(3, 10),),
+        loader=Loader(write_back=True),
     )
     record, _ = play(scenario)
     assert services(record) == [(0, 0, 1, 27)]
@@ -343,10 +420,18 @@ def test_engines_that_serve_at_once_share_the_link() -> None:
 
 
 def test_a_prefetch_gives_way_to_a_demand_at_the_end_of_a_chunk() -> None:
-    """Site 0 foresees 1 (4 bytes, 1..41, chunks of 10). Site 1 needs 0 at 6: the prefetch is cut at 11, on at 51."""
+    """Site 0 foresees 1 (4 bytes, 1..41, chunks of 10). Site 1 needs 0 at 6: the prefetch is cut
+    at 11, on at 51.
+    """
     step = token((0,), (0,), ahead={0: (foresee(1),)}, tail_ns=99)
-    scenario = machine(step, initial=((0, 0, 0),), variant_bytes=(4,), service_ns=(40,), links=(Link(0, 10),),
-                       loader=Loader(lookahead=1, chunk_bytes=1, cancel_stale=False))  # fmt: skip
+    scenario = machine(
+        step,
+        initial=((0, 0, 0),),
+        variant_bytes=(4,),
+        service_ns=(40,),
+        links=(Link(0, 10),),
+        loader=Loader(lookahead=1, chunk_bytes=1, cancel_stale=False),
+    )
     record, controller = play(scenario)
     assert (11, "chunk_done", 0) in asked(record, controller.log)
     assert services(record) == [(0, 0, 1, 11), (1, 0, 11, 51), (0, 0, 51, 81)]
@@ -363,4 +448,8 @@ def test_with_nothing_to_run_the_stream_waits_for_a_request() -> None:
     record, controller = play(replace(scenario, steps=(), requests=requests, batching=batching))
     assert idle(record) == [(5, 50, NO_REQUEST), (50, 52, HOST_TIME)]
     assert (record.step_start_ns, record.step_end_ns) == ([0, 52], [5, 57])
-    assert asked(record, controller.log)[-3:] == [(52, "begin_sequence", 1), (53, "gate", 1), (57, "end_sequence", 1)]
+    assert asked(record, controller.log)[-3:] == [
+        (52, "begin_sequence", 1),
+        (53, "gate", 1),
+        (57, "end_sequence", 1),
+    ]

@@ -1,4 +1,5 @@
-"""The device of threads: what it copies, how it ends, and that whatever goes wrong is said in the main thread.
+"""The device of threads: what it copies, how it ends, and that whatever goes wrong is said in the
+main thread.
 
 No test asserts how long anything takes; where one waits, it waits for something to happen.
 """
@@ -39,7 +40,9 @@ def device() -> Iterator[PacedDevice]:
 
 
 def wait_for(heard: Listening, count: int) -> None:
-    heard.device.wait(lambda: len(heard.seen) >= count, lambda: f"{count} hand-overs, got {heard.seen}")
+    heard.device.wait(
+        lambda: len(heard.seen) >= count, lambda: f"{count} hand-overs, got {heard.seen}"
+    )
 
 
 def test_a_service_ends_when_it_is_due_and_not_before(device: PacedDevice) -> None:
@@ -98,7 +101,9 @@ def test_what_an_outer_link_still_feeds_does_not_end_before_it(device: PacedDevi
     assert [service.link for service in heard.ended] == [1, 0]
 
 
-def test_a_service_is_cut_at_the_end_of_a_chunk_and_its_engine_serves_on(device: PacedDevice) -> None:
+def test_a_service_is_cut_at_the_end_of_a_chunk_and_its_engine_serves_on(
+    device: PacedDevice,
+) -> None:
     heard = Listening(device)
 
     def cut() -> None:
@@ -185,7 +190,9 @@ def test_a_wait_without_any_hand_over_ends_with_what_waits_for_what() -> None:
     heard = Listening(device)
     with device.lock:
         heard.serve(0, 3_600_000 * MS)
-    with pytest.raises(RuntimeError, match=r"the moon is missing, and nothing has happened for 0\.05 s"):
+    with pytest.raises(
+        RuntimeError, match=r"the moon is missing, and nothing has happened for 0\.05 s"
+    ):
         device.wait(lambda: False, lambda: "the moon is missing")
     device.close()
 
@@ -216,7 +223,9 @@ def test_what_goes_wrong_in_a_thread_is_raised_in_the_main_thread_with_its_cause
     if where == "close":
         while not heard.seen:
             time.sleep(0.001)
-    with pytest.raises(RuntimeError, match=r"the thread of the engine 0 of link 0 failed.*a broken loader") as raised:
+    with pytest.raises(
+        RuntimeError, match=r"the thread of the engine 0 of link 0 failed.*a broken loader"
+    ) as raised:
         blocks[where]()
     assert isinstance(raised.value.__cause__, Broken)
     device.close()
@@ -268,10 +277,21 @@ def test_a_run_takes_every_part_of_the_device(device: PacedDevice) -> None:
     """Two links, of which the outer one hands on early; a CPU and a predictor with a latency."""
     links = (Link(1, 10, engines=2), Link(1, 10, head_bytes=1))
     placement = Placement(frozenset({(0, 1)}), cpu_ns=3)
-    scenario = one_load(variant_bytes=(4,), service_ns=(40,), links=links, placement=placement, prediction_ns=2,
-                        loader=Loader(lookahead=1))  # fmt: skip
+    scenario = one_load(
+        variant_bytes=(4,),
+        service_ns=(40,),
+        links=links,
+        placement=placement,
+        prediction_ns=2,
+        loader=Loader(lookahead=1),
+    )
     record = play(scenario, device, 10_000)
-    assert sorted(set(zip(record.service_number, record.service_link, strict=True))) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert sorted(set(zip(record.service_number, record.service_link, strict=True))) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     assert min(record.service_end_ns) > 0
     assert len(record.ready_ns) == 3
     assert record.makespan_ns == record.step_end_ns[-1]

@@ -84,7 +84,9 @@ def ends_by_fractions(jobs: list[tuple[int, ...]]) -> dict[int, int]:
     now = 0
     while len(ends) < len(jobs):
         active = [
-            e for e, (begin_ns, latency_ns, _) in enumerate(jobs) if e not in ends and begin_ns + latency_ns <= now
+            e
+            for e, (begin_ns, latency_ns, _) in enumerate(jobs)
+            if e not in ends and begin_ns + latency_ns <= now
         ]
         if now >= begun:
             ends |= {engine: now for engine in active if left[engine] <= 0}

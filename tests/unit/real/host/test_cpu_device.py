@@ -1,6 +1,7 @@
 """The CPU device: real bytes in the controller's slots, and decisions that repeat.
 
-Oracles: the store's own bytes; a fresh controller that hears the same calls; the simulator that replays the durations.
+Oracles: the store's own bytes; a fresh controller that hears the same calls; the simulator that
+replays the durations.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
         ("system=moe_infinity", *NVME),
         ("system=promoe", "loader.chunk_bytes=20000", "engine.source=buffered", "engine.cold=true"),
         pytest.param(("system=fiddler",), marks=THOROUGH),
-        pytest.param(("system=llama_cpp", "engine.source=mmap", "engine.cold=true"), marks=THOROUGH),
+        pytest.param(
+            ("system=llama_cpp", "engine.source=mmap", "engine.cold=true"), marks=THOROUGH
+        ),
         pytest.param(("system=adapmoe", "budget.resident_share=0.6"), marks=THOROUGH),
-        pytest.param(("system=lru", "loader.in_flight=2", "hardware.links.loader.engines=2"), marks=THOROUGH),
+        pytest.param(
+            ("system=lru", "loader.in_flight=2", "hardware.links.loader.engines=2"), marks=THOROUGH
+        ),
     ],
     ids=lambda overrides: overrides[0] + overrides[1][:12] if len(overrides) > 1 else overrides[0],
 )
@@ -55,12 +60,16 @@ def test_the_slots_are_exactly_the_budgets_bytes(prepare: Prepare) -> None:
     prepared = prepare("system=fiddler", *FREE)
     controller = prepared.run.controller
     budget = int(0.4 * 16 * 8 * 3 * 128 * 120 * 2)
-    assert cast(CpuDevice, prepared.device).slots.num_bytes == budget + 2 * max(controller.geometry.variant_bytes)
+    assert cast(CpuDevice, prepared.device).slots.num_bytes == budget + 2 * max(
+        controller.geometry.variant_bytes
+    )
     assert sum(controller.slots.capacity_bytes) == budget
 
 
 @THOROUGH
-def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(prepare: Prepare) -> None:
+def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(
+    prepare: Prepare,
+) -> None:
     prepared = prepare("system=fate", *FREE)
     run(prepared)
     assert cast(CpuDevice, prepared.device).slots.num_scattered > 3
@@ -73,7 +82,9 @@ def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(pr
         pytest.param(("system=transformers", *FREE), marks=THOROUGH),
         ("system=deepspeed_mii", "engine.source=buffered", *FREE),
         pytest.param(("system=sti", "loader.in_flight=2", *FREE), marks=THOROUGH),
-        pytest.param(("system=deepspeed_mii", *NVME[:1], "hardware.ram=null", *FREE), marks=THOROUGH),
+        pytest.param(
+            ("system=deepspeed_mii", *NVME[:1], "hardware.ram=null", *FREE), marks=THOROUGH
+        ),
         pytest.param(("system=infinite_link", *FREE), marks=THOROUGH),
     ],
     ids=lambda overrides: overrides[0],
@@ -81,17 +92,25 @@ def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(pr
 def test_where_layers_stream_what_is_computed_is_there(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
-    """As an expert is computed its slot has the store's bytes, and a dense block's those that stand in for it."""
+    """As an expert is computed its slot has the store's bytes, and a dense block's those that
+    stand in for it.
+    """
     prepared = prepare(*overrides)
     assert prepared.weights is not None
-    device, controller, store = cast(CpuDevice, prepared.device), prepared.run.controller, prepared.weights.store
+    device, controller, store = (
+        cast(CpuDevice, prepared.device),
+        prepared.run.controller,
+        prepared.weights.store,
+    )
     g, home = controller.geometry, read_whole(store.path, store.header.num_bytes)
     compute, seen = device.compute, {"experts": 0, "dense": 0}
 
     def checked(key: int, rows: int, nominal_ns: int) -> None:
         if key >= 0 and g.expert_of(key) < g.experts:
             blob = device._home_blob(key) if device._refers else device.slots.blob(key)
-            assert (blob.numpy() == home[device._offset(key) :][: g.bytes_of(key)]).all(), g.name_of(key)
+            assert (blob.numpy() == home[device._offset(key) :][: g.bytes_of(key)]).all(), (
+                g.name_of(key)
+            )
             seen["experts"] += 1
         elif key >= 0 and device.blocks is not None:
             device.blocks.check(key, controller.dense_bytes[g.site_of(key)])
@@ -107,22 +126,34 @@ def test_where_layers_stream_what_is_computed_is_there(
 
 
 LOADER_KINDS = (
-    ("system=load_on_demand",), ("system=mixtral_offloading",), ("system=hobbit",), ("system=moe_infinity", *NVME),
-    ("system=promoe", "loader.chunk_bytes=20000"), ("system=fiddler",), ("system=edgemoe",), ("system=sida",),
-    ("system=transformers",), ("system=deepspeed_mii",),
-)  # fmt: skip
+    ("system=load_on_demand",),
+    ("system=mixtral_offloading",),
+    ("system=hobbit",),
+    ("system=moe_infinity", *NVME),
+    ("system=promoe", "loader.chunk_bytes=20000"),
+    ("system=fiddler",),
+    ("system=edgemoe",),
+    ("system=sida",),
+    ("system=transformers",),
+    ("system=deepspeed_mii",),
+)
 """One system for each kind of loader."""
 USUAL = ("system=mixtral_offloading", "system=moe_infinity", "system=promoe")
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param(words, id=words[0], marks=() if words[0] in USUAL else THOROUGH) for words in LOADER_KINDS],
+    [
+        pytest.param(words, id=words[0], marks=() if words[0] in USUAL else THOROUGH)
+        for words in LOADER_KINDS
+    ],
 )
 def test_a_paced_run_conforms_in_its_answers_and_in_time(
     prepare: Prepare, bundled_trace: Trace, overrides: tuple[str, ...]
 ) -> None:
-    """Links paced, computations free: what the machine took is replayed, so that a busy one matters to ties only."""
+    """Links paced, computations free: what the machine took is replayed, so that a busy one
+    matters to ties only.
+    """
     prepared = prepare("engine.compute=free", *overrides)
     made = prepared.run
     recording = record_run(made.controller, made.workload, made.durations, prepared.device)
@@ -141,17 +172,25 @@ def test_a_paced_run_conforms_in_its_answers_and_in_time(
         found.check()
     except NonconformanceError as error:
         if (load := os.getloadavg()[0]) > (os.cpu_count() or 1):
-            pytest.skip(f"the machine is busy (load average {load:.1f} on {os.cpu_count()} cores): {error}")
+            pytest.skip(
+                f"the machine is busy (load average {load:.1f} on {os.cpu_count()} cores): {error}"
+            )
         raise
 
 
 def test_a_stand_in_of_any_geometry_computes_its_pattern(
     prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output of every expert is that of the pattern, worked out by hand; few blobs stand for all experts."""
+    """The output of every expert is that of the pattern, worked out by hand; few blobs stand for
+    all experts.
+    """
     prepared = prepare(
-        "system=lru", "engine.weights=stand_in", "engine.stand_in_gib=0.001", *FREE, store_dir=tmp_path
-    )  # fmt: skip
+        "system=lru",
+        "engine.weights=stand_in",
+        "engine.stand_in_gib=0.001",
+        *FREE,
+        store_dir=tmp_path,
+    )
     assert prepared.weights is not None
     header = prepared.weights.store.header
     assert header.num_bytes <= 1 << 20
@@ -186,7 +225,11 @@ def test_a_stand_in_of_any_geometry_computes_its_pattern(
     [
         (("system=floe", "precision=fp16", "payload=active_share", *FREE), "payload ActiveShare"),
         (("system=floe", "hardware=rtx4090_nvme"), "payload ReusedChannels with a RAM tier"),
-        pytest.param(("system=infinite_link", "engine.source=direct"), "a reference needs memory", marks=THOROUGH),
+        pytest.param(
+            ("system=infinite_link", "engine.source=direct"),
+            "a reference needs memory",
+            marks=THOROUGH,
+        ),
         (("system=sida", *FREE), "write_back with engine.links=free"),
         (("system=lru", "precision=mxfp4"), "precision mxfp4 cannot be stored"),
         pytest.param(
@@ -194,7 +237,9 @@ def test_a_stand_in_of_any_geometry_computes_its_pattern(
             "the weights have",
             marks=THOROUGH,
         ),
-        pytest.param(("system=lru", "engine.source=tape"), "unknown engine.source=tape", marks=THOROUGH),
+        pytest.param(
+            ("system=lru", "engine.source=tape"), "unknown engine.source=tape", marks=THOROUGH
+        ),
         (("system=lru", "+engine.colour=red"), "not of .'colour'"),
         pytest.param(("system=lru", "device=tpu"), "unknown device=tpu", marks=THOROUGH),
         pytest.param(("system=lru", "input=dream"), "unknown input=dream", marks=THOROUGH),
@@ -208,7 +253,9 @@ def test_what_the_device_does_not_do_is_refused_before_any_work(
 
 
 def test_room_for_a_variant_is_found_in_pieces_and_given_back_whole() -> None:
-    """Random claims of two sizes up to the last byte, as a controller that counts bytes may make them."""
+    """Random claims of two sizes up to the last byte, as a controller that counts bytes may make
+    them.
+    """
 
     class Held:
         def __init__(self) -> None:
@@ -225,7 +272,9 @@ def test_room_for_a_variant_is_found_in_pieces_and_given_back_whole() -> None:
     draw = np.random.default_rng(0)
     for _ in range(3000):
         key = int(draw.integers(120))
-        pool = [k for k in range(120) if slots.state[k] == 0 and slots.pool_of[k] == slots.pool_of[key]]
+        pool = [
+            k for k in range(120) if slots.state[k] == 0 and slots.pool_of[k] == slots.pool_of[key]
+        ]
         used = sum(slots.key_bytes[k] for k in pool)
         if slots.state[key] == 0:
             slots.state[key] = 4

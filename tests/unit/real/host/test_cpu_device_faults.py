@@ -17,12 +17,15 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 @pytest.mark.parametrize(
-    "source", [pytest.param("buffered", marks=THOROUGH), "direct", pytest.param("mmap", marks=THOROUGH)]
+    "source",
+    [pytest.param("buffered", marks=THOROUGH), "direct", pytest.param("mmap", marks=THOROUGH)],
 )
 def test_a_file_that_is_cut_while_it_is_read_ends_the_run_with_a_message(
     prepare: Prepare, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = prepare("system=load_on_demand", f"engine.source={source}", *FREE, store_dir=tmp_path)
+    prepared = prepare(
+        "system=load_on_demand", f"engine.source={source}", *FREE, store_dir=tmp_path
+    )
     assert prepared.weights is not None
     path, device = prepared.weights.store.path, cast(CpuDevice, prepared.device)
     compute, computed = device.compute, []
@@ -60,20 +63,31 @@ def test_a_read_error_ends_the_run_with_the_systems_own_words(
 
 
 @THOROUGH
-def test_short_reads_are_read_on_and_change_nothing(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_are_read_on_and_change_nothing(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared = prepare("system=lru", "engine.source=buffered", *FREE)
     preadv = os.preadv
-    monkeypatch.setattr("real.store.reading.os.preadv", lambda f, b, o: preadv(f, [b[0][: max(1, len(b[0]) // 2)]], o))
+    monkeypatch.setattr(
+        "real.store.reading.os.preadv",
+        lambda f, b, o: preadv(f, [b[0][: max(1, len(b[0]) // 2)]], o),
+    )
     run(prepared)
     assert check_contents(prepared) > 20
 
 
-def test_a_loader_that_hangs_is_noticed_and_the_run_ends(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog: nothing is handed over for longer than the patience, so the wait is given up."""
+def test_a_loader_that_hangs_is_noticed_and_the_run_ends(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog: nothing is handed over for longer than the patience, so the wait is given
+    up.
+    """
     prepared = prepare("system=load_on_demand", "engine.patience_s=0.3", *FREE)
     device, hold = cast(CpuDevice, prepared.device), threading.Event()
     monkeypatch.setattr(device, "_move", lambda *_arguments: hold.wait(20))
-    with pytest.raises(RuntimeError, match=r"nothing has happened for 0\.3 s|did not end within 0\.3 s"):
+    with pytest.raises(
+        RuntimeError, match=r"nothing has happened for 0\.3 s|did not end within 0\.3 s"
+    ):
         run(prepared)
     hold.set()
     for thread in device._threads:

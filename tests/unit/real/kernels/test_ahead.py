@@ -1,4 +1,6 @@
-"""Every kernel is compiled down to machine code for GPUs that are not here; nothing spills, all fits."""
+"""Every kernel is compiled down to machine code for GPUs that are not here; nothing spills, all
+fits.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,37 @@ import pytest
 from real.kernels.ahead import SHARED_BYTES, TARGETS, Compiled, main
 from sim.values.places import ROOT
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
 KERNELS = {
-    "_dequant_gemv_kernel", "_gated_gemv_kernel", "_grouped_gemm_kernel", "_gate_kernel", "_down_kernel",
-    "_add_parts_kernel", "_gather_rows_kernel", "_stacked_gates_kernel", "_stamp_kernel", "_spin_kernel",
-}  # fmt: skip
-"""All that the package has: the interpreter checks numbers, this checks that a compiler takes them."""
+    "_dequant_gemv_kernel",
+    "_gated_gemv_kernel",
+    "_grouped_gemm_kernel",
+    "_gate_kernel",
+    "_down_kernel",
+    "_add_parts_kernel",
+    "_gather_rows_kernel",
+    "_stacked_gates_kernel",
+    "_stamp_kernel",
+    "_spin_kernel",
+}
+"""All that the package has: the interpreter checks numbers, this checks that a compiler takes
+them.
+"""
 
 
 def fresh(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A process in which kernels are compiled: this one interprets them, and cannot do both."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=900,
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
         env={**environment, "TRITON_CACHE_DIR": str(cache)},
-    )  # fmt: skip
+    )
 
 
 def compiled(cache: Path, *options: str) -> list[Compiled]:
@@ -72,7 +90,9 @@ def test_a_tile_that_is_too_large_is_found(tmp_path: Path) -> None:
 def test_a_spill_and_too_much_shared_memory_are_told() -> None:
     limit = SHARED_BYTES[89]
     assert not Compiled("k", 89, {}, 255, 0, 0, limit).faults()
-    assert Compiled("k", 89, {}, 255, 0, 8, 0).faults() == ["k {} for sm_89 spills 8 bytes a thread"]
+    assert Compiled("k", 89, {}, 255, 0, 8, 0).faults() == [
+        "k {} for sm_89 spills 8 bytes a thread"
+    ]
     told = f"k {{}} for sm_89 takes {limit + 1} B of shared memory of {limit}"
     assert Compiled("k", 89, {}, 255, 0, 0, limit + 1).faults() == [told]
     assert not Compiled("k", 90, {}, 255, 0, 0, limit + 1).faults()
@@ -84,4 +104,7 @@ def test_where_kernels_are_interpreted_compiling_is_refused(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(sys, "argv", ["ahead", "--few"])
     assert main() == 2
-    assert capsys.readouterr().err == "error: recording launches needs Triton installed and TRITON_INTERPRET unset\n"
+    assert (
+        capsys.readouterr().err
+        == "error: recording launches needs Triton installed and TRITON_INTERPRET unset\n"
+    )

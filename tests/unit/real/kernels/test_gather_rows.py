@@ -1,4 +1,6 @@
-"""Rows that a kernel reads where they lie: byte for byte those that were named, and nothing else is written."""
+"""Rows that a kernel reads where they lie: byte for byte those that were named, and nothing else
+is written.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ WIDTHS = (1, 7, 24, 26, 28, 131, 320)
 
 
 def source(rows: int, width: int) -> Tensor:
-    return torch.randint(0, 256, (rows, width), generator=torch.Generator().manual_seed(width), dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (rows, width), generator=torch.Generator().manual_seed(width), dtype=torch.uint8
+    )
 
 
 def chosen(rows: int, count: int) -> Tensor:
     """In no order; the same row more than once where there are not so many."""
-    return torch.randint(0, rows, (count,), generator=torch.Generator().manual_seed(count), dtype=torch.int32)
+    return torch.randint(
+        0, rows, (count,), generator=torch.Generator().manual_seed(count), dtype=torch.int32
+    )
 
 
 def nan_filled(rows: int, width: int, device: str) -> Tensor:
@@ -35,13 +41,19 @@ def check(got: Tensor, matrix: Tensor, row_C: Tensor) -> None:
     """Row by row, by Python's own indexing."""
     bytes_of = matrix.numpy()
     for place, row in enumerate(row_C.tolist()):
-        assert got[place].cpu().numpy().tobytes() == bytes_of[row].tobytes(), f"place {place} of row {row}"
+        assert got[place].cpu().numpy().tobytes() == bytes_of[row].tobytes(), (
+            f"place {place} of row {row}"
+        )
     assert bool((got[len(row_C) :] == 0xFF).all()), "written past the chosen rows"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("rows", "count", "columns"), [(1, 1, 1), (13, 5, 1), (13, 0, 4), (67, 31, 7), (64, 64, 50)])
-def test_the_named_rows_arrive_in_their_order(width: int, rows: int, count: int, columns: int, device: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "count", "columns"), [(1, 1, 1), (13, 5, 1), (13, 0, 4), (67, 31, 7), (64, 64, 50)]
+)
+def test_the_named_rows_arrive_in_their_order(
+    width: int, rows: int, count: int, columns: int, device: str
+) -> None:
     matrix, row_C = source(rows, width), chosen(rows, count)
     target = nan_filled(count + 2, width, device)
     gather_rows(resting(matrix, device), resting(row_C, device), target, columns, tile=(4, 32))
@@ -88,10 +100,13 @@ def test_what_does_not_fit_is_refused() -> None:
     matrix, row_C = source(10, 8), chosen(10, 4)
     with pytest.raises(ValueError, match="columns=0 must be at least 1"):
         gather_rows(matrix, row_C, nan_filled(4, 8, "cpu"), 0)
-    with pytest.raises(ValueError, match=r"rows are told as contiguous torch.int32 \[C\], not torch.int64"):
+    with pytest.raises(
+        ValueError, match=r"rows are told as contiguous torch.int32 \[C\], not torch.int64"
+    ):
         gather_rows(matrix, row_C.long(), nan_filled(4, 8, "cpu"))
     with pytest.raises(
-        ValueError, match=r"source is contiguous torch.uint8 \[rows, bytes\], not torch.uint8 \[10, 4\]"
+        ValueError,
+        match=r"source is contiguous torch.uint8 \[rows, bytes\], not torch.uint8 \[10, 4\]",
     ):
         gather_rows(matrix[:, ::2], row_C, nan_filled(4, 4, "cpu"))
     with pytest.raises(ValueError, match=r"4 rows of 8 B do not fit a target of \[3, 8\]"):

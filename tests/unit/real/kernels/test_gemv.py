@@ -17,33 +17,54 @@ SHAPES = [(1, 1, 64), (3, 7, 16), (13, 131, 32), (64, 64, 64), (65, 257, 64), (1
 SLOTS = torch.tensor([2, 0], dtype=torch.int32)
 
 
-def check(shape: tuple[int, int, int], bits: int, x_dtype: torch.dtype, device: str, tile: tuple[int, int] | None,
-          **form: object) -> None:  # fmt: skip
+def check(
+    shape: tuple[int, int, int],
+    bits: int,
+    x_dtype: torch.dtype,
+    device: str,
+    tile: tuple[int, int] | None,
+    **form: object,
+) -> None:
     rows, columns, group = shape
     (matrices,) = in_slots(rows, columns, bits, group, device=device, **form)  # type: ignore[arg-type]
     x_JK = random(2, columns, seed=1, dtype=x_dtype)
     y_JN = dequant_gemv(x_JK.to(device), matrices, SLOTS.to(device), tile)
-    want = torch.stack([exact(matrices, slot) @ x.double() for slot, x in zip(SLOTS.tolist(), x_JK, strict=True)])
+    want = torch.stack(
+        [exact(matrices, slot) @ x.double() for slot, x in zip(SLOTS.tolist(), x_JK, strict=True)]
+    )
     error(f"{bits} bits of {shape}", y_JN, want)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_vector_through_matrices_in_slots(shape: tuple[int, int, int], bits: int, device: str) -> None:
+def test_a_vector_through_matrices_in_slots(
+    shape: tuple[int, int, int], bits: int, device: str
+) -> None:
     check(shape, bits, torch.float32, device, TILE)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_inputs_cost_no_accuracy(bits: int, dtype: torch.dtype, device: str) -> None:
-    check((65, 130, 32), bits, dtype, device, TILE, dtype=torch.bfloat16 if bits == 16 else torch.float16)
+    check(
+        (65, 130, 32),
+        bits,
+        dtype,
+        device,
+        TILE,
+        dtype=torch.bfloat16 if bits == 16 else torch.float16,
+    )
 
 
 def test_one_input_serves_all_needs(device: str) -> None:
     (matrices,) = in_slots(13, 131, 4, 32, device=device)
     x_1K = random(1, 131, seed=1)
     got = dequant_gemv(x_1K.to(device), matrices, SLOTS.to(device), TILE)
-    error("one input for all", got, torch.stack([exact(matrices, slot) @ x_1K[0].double() for slot in SLOTS.tolist()]))
+    error(
+        "one input for all",
+        got,
+        torch.stack([exact(matrices, slot) @ x_1K[0].double() for slot in SLOTS.tolist()]),
+    )
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -53,7 +74,9 @@ def test_symmetric_channels(bits: int, device: str) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_groups_far_from_zero_lose_only_what_their_zeros_do(bits: int, device: str) -> None:
-    """Weights around 0.5 with a spread of 0.05: a tenth of what cancels is left, so ten times the error may be."""
+    """Weights around 0.5 with a spread of 0.05: a tenth of what cancels is left, so ten times
+    the error may be.
+    """
     rows, columns = 32, 128
     (matrices,) = in_slots(rows, columns, bits, 64, device=device, offset=0.5)
     x_K = random(columns, seed=3)
@@ -94,7 +117,9 @@ def test_the_references_are_right_too(bits: int) -> None:
     rows, columns, group = 13, 131, 32
     gate, up = in_slots(rows, columns, bits, group, matrices=2)
     x_K = random(columns, seed=4)
-    first, second = (torch.stack([exact(m, s) @ x_K.double() for s in SLOTS.tolist()]) for m in (gate, up))
+    first, second = (
+        torch.stack([exact(m, s) @ x_K.double() for s in SLOTS.tolist()]) for m in (gate, up)
+    )
     error("gemv", dequant_gemv(x_K[None], gate, SLOTS), first)
     error("gated", gated_gemv(x_K, gate, up, SLOTS), first / (1 + (-first).exp()) * second)
     assert dequant_gemv(x_K[None], gate, SLOTS[:0]).shape == (0, rows)
@@ -102,7 +127,9 @@ def test_the_references_are_right_too(bits: int) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     (matrices,) = in_slots(4, 64, 4, 32)
-    with pytest.raises(ValueError, match=r"inputs are \[3, 64\], but 2 needs of 64 columns take \[1 or 2, 64\]"):
+    with pytest.raises(
+        ValueError, match=r"inputs are \[3, 64\], but 2 needs of 64 columns take \[1 or 2, 64\]"
+    ):
         dequant_gemv(torch.zeros(3, 64), matrices, SLOTS)
     with pytest.raises(ValueError, match=r"a slot table is torch\.int32"):
         dequant_gemv(torch.zeros(2, 64), matrices, SLOTS.long())

@@ -13,20 +13,30 @@ COUNTS = [3, 0, 37]
 SLOTS = torch.tensor([2, 1, 0], dtype=torch.int32)
 
 
-def check(shape: tuple[int, int, int], bits: int, x_dtype: torch.dtype, device: str,
-          tile: tuple[int, int, int] | None = TILE, **form: object) -> None:  # fmt: skip
+def check(
+    shape: tuple[int, int, int],
+    bits: int,
+    x_dtype: torch.dtype,
+    device: str,
+    tile: tuple[int, int, int] | None = TILE,
+    **form: object,
+) -> None:
     rows, columns, group = shape
     (matrices,) = in_slots(rows, columns, bits, group, device=device, **form)  # type: ignore[arg-type]
     x_TK = random(sum(COUNTS), columns, seed=1, dtype=x_dtype)
     got = grouped_gemm(x_TK.to(device), matrices, SLOTS.to(device), COUNTS, tile)
     parts = x_TK.double().split(COUNTS)
-    want = torch.cat([part @ exact(matrices, slot).T for part, slot in zip(parts, SLOTS.tolist(), strict=True)])
+    want = torch.cat(
+        [part @ exact(matrices, slot).T for part, slot in zip(parts, SLOTS.tolist(), strict=True)]
+    )
     error(f"{bits} bits of {shape}", got, want)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("shape", [(1, 1, 64), (13, 131, 32), (70, 65, 200)], ids=str)
-def test_the_rows_of_each_expert_meet_its_own_matrix(shape: tuple[int, int, int], bits: int, device: str) -> None:
+def test_the_rows_of_each_expert_meet_its_own_matrix(
+    shape: tuple[int, int, int], bits: int, device: str
+) -> None:
     check(shape, bits, torch.float32, device, dtype=torch.float32 if bits == 16 else torch.float16)
 
 
@@ -49,7 +59,14 @@ def test_the_tiles_that_a_gpu_gets(device: str) -> None:
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("shape", [(1408, 2048, 64), (768, 2048, 64), (2048, 1408, 64)], ids=str)
 def test_the_shapes_of_real_experts(shape: tuple[int, int, int], bits: int, device: str) -> None:
-    check(shape, bits, torch.bfloat16, device, (64, 128, 64), dtype=torch.bfloat16 if bits == 16 else torch.float16)
+    check(
+        shape,
+        bits,
+        torch.bfloat16,
+        device,
+        (64, 128, 64),
+        dtype=torch.bfloat16 if bits == 16 else torch.float16,
+    )
 
 
 def test_no_tile_crosses_from_one_expert_to_the_next() -> None:

@@ -1,4 +1,6 @@
-"""Rounding to few bits, and how the integers are packed, against plain Python over single weights."""
+"""Rounding to few bits, and how the integers are packed, against plain Python over single
+weights.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from real.kernels.quantise import (
     unpack,
 )
 
-SHAPES = [(1, 1, 1), (1, 7, 64), (3, 5, 2), (7, 13, 4), (8, 64, 64), (13, 130, 64), (64, 96, 32), (5, 64, 200)]
+SHAPES = [
+    (1, 1, 1),
+    (1, 7, 64),
+    (3, 5, 2),
+    (7, 13, 4),
+    (8, 64, 64),
+    (13, 130, 64),
+    (64, 96, 32),
+    (5, 64, 200),
+]
 """Rows, columns, group: ones, primes, groups that do not divide the columns, one group a row."""
 METAS = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -36,7 +47,9 @@ def weights(rows: int, columns: int, seed: int = 0, offset: float = 0.0) -> Tens
 
 
 def plain_pack(integers: list[list[int]], bits: int) -> list[list[int]]:
-    """The packing, weight by weight: row n of R * slab + r lies in byte row r, the first slab in the high bits."""
+    """The packing, weight by weight: row n of R * slab + r lies in byte row r, the first slab in
+    the high bits.
+    """
     rows, per = len(integers), 8 // bits
     held = -(-rows // per)
     packed = [[0] * len(integers[0]) for _ in range(held)]
@@ -68,7 +81,9 @@ def plain_read(matrix: Quantised) -> list[list[Fraction]]:
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 31])
 def test_packing_is_that_of_single_weights_and_is_undone(bits: int, rows: int) -> None:
-    integers = torch.randint(0, 2**bits, (rows, 5), generator=torch.Generator().manual_seed(rows), dtype=torch.uint8)
+    integers = torch.randint(
+        0, 2**bits, (rows, 5), generator=torch.Generator().manual_seed(rows), dtype=torch.uint8
+    )
     packed = pack(integers, bits)
     assert packed.tolist() == plain_pack(integers.tolist(), bits)
     assert torch.equal(unpack(packed, bits, rows), integers)
@@ -77,7 +92,9 @@ def test_packing_is_that_of_single_weights_and_is_undone(bits: int, rows: int) -
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("meta", METAS, ids=str)
-def test_reading_is_that_of_single_weights(bits: int, shape: tuple[int, int, int], meta: torch.dtype) -> None:
+def test_reading_is_that_of_single_weights(
+    bits: int, shape: tuple[int, int, int], meta: torch.dtype
+) -> None:
     rows, columns, group = shape
     matrix = quantise(weights(rows, columns), bits, group, meta)
     read, plain = dequantise(matrix).tolist(), plain_read(matrix)
@@ -90,18 +107,24 @@ def test_reading_is_that_of_single_weights(bits: int, shape: tuple[int, int, int
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("meta", METAS, ids=str)
 @pytest.mark.parametrize("offset", [0.0, 0.1, -3.0, 1000.0], ids=str)
-def test_no_weight_is_off_by_more_than_the_derived_bound(bits: int, meta: torch.dtype, offset: float) -> None:
+def test_no_weight_is_off_by_more_than_the_derived_bound(
+    bits: int, meta: torch.dtype, offset: float
+) -> None:
     weight = weights(13, 130, offset=offset)
     matrix = quantise(weight, bits, 64, meta)
     bound = error_bound(matrix).repeat_interleave(64, dim=1)[:, :130]
     off = (dequantise(matrix).double() - weight.double()).abs()
     assert bool((off <= bound).all()), f"{(off / bound).max():.3f} times the bound"
-    assert bool((off.amax() > 0.25 * matrix.scale.double().min()).all()), "a bound that is never neared shows nothing"
+    assert bool((off.amax() > 0.25 * matrix.scale.double().min()).all()), (
+        "a bound that is never neared shows nothing"
+    )
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_on_a_grid_of_its_own_steps_every_weight_comes_back_as_it_was(bits: int) -> None:
-    """With the least and the greatest at the ends of the range, scale and zero are exact, and so is everything."""
+    """With the least and the greatest at the ends of the range, scale and zero are exact, and so
+    is everything.
+    """
     integers = torch.randint(0, 2**bits, (12, 64), generator=torch.Generator().manual_seed(1))
     integers[:, ::32], integers[:, 1::32] = 0, 2**bits - 1
     weight = (integers - 2 ** (bits - 1)) * 0.125
@@ -143,7 +166,9 @@ def test_channels_have_one_symmetric_scale_each(bits: int) -> None:
 
 @pytest.mark.parametrize(("bits", "bits_per_weight"), [(8, 8.5), (4, 4.5), (2, 2.5)])
 def test_bytes_are_those_that_the_simulator_counts(bits: int, bits_per_weight: float) -> None:
-    """fp16 scale and zero for each 64 weights: half a bit a weight, as hqq4_g64 and hqq2_g64 have it."""
+    """fp16 scale and zero for each 64 weights: half a bit a weight, as hqq4_g64 and hqq2_g64
+    have it.
+    """
     matrix = quantise(weights(64, 256), bits, 64)
     assert matrix.num_bytes == 64 * 256 * bits_per_weight / 8
     assert layout_of(matrix).stored_bytes == matrix.num_bytes
@@ -151,9 +176,14 @@ def test_bytes_are_those_that_the_simulator_counts(bits: int, bits_per_weight: f
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_stored_matrix_is_read_back_from_views_of_its_bytes(bits: int, shape: tuple[int, int, int]) -> None:
+def test_a_stored_matrix_is_read_back_from_views_of_its_bytes(
+    bits: int, shape: tuple[int, int, int]
+) -> None:
     rows, columns, group = shape
-    for matrix in (quantise(weights(rows, columns), bits, group), quantise_channels(weights(rows, columns), bits)):
+    for matrix in (
+        quantise(weights(rows, columns), bits, group),
+        quantise_channels(weights(rows, columns), bits),
+    ):
         layout = layout_of(matrix)
         buffer = torch.full((layout.stored_bytes + 32,), 255, dtype=torch.uint8)
         layout.write(matrix, buffer)
@@ -161,7 +191,9 @@ def test_a_stored_matrix_is_read_back_from_views_of_its_bytes(bits: int, shape: 
         again = layout.read(buffer)
         assert torch.equal(dequantise(again), dequantise(matrix))
         assert again.packed.data_ptr() == buffer.data_ptr()
-        assert again.num_bytes == matrix.num_bytes <= layout.stored_bytes < matrix.num_bytes + 3 * 16
+        assert (
+            again.num_bytes == matrix.num_bytes <= layout.stored_bytes < matrix.num_bytes + 3 * 16
+        )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +208,9 @@ def test_a_stored_matrix_is_read_back_from_views_of_its_bytes(bits: int, shape: 
         (torch.tensor([[-1e8, 1e8]]), 2, 2, "beyond torch.float16; store scales as torch.float32"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused(weight: Tensor, bits: int, group: int, said: str) -> None:
+def test_what_cannot_be_rounded_is_refused(
+    weight: Tensor, bits: int, group: int, said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         quantise(weight, bits, group)
 
@@ -189,7 +223,9 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         Layout(8, 64, 4, 32).read(torch.zeros(319, dtype=torch.uint8))
     with pytest.raises(ValueError, match="symmetric=True cannot hold"):
         Layout(8, 64, 4, 32, symmetric=True).write(matrix, torch.zeros(400, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"scale is torch.float16 \[8, 2\], but .* has torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"scale is torch.float16 \[8, 2\], but .* has torch.float32"
+    ):
         Layout(8, 64, 4, 32, torch.float32).write(matrix, torch.zeros(500, dtype=torch.uint8))
 
 
@@ -200,17 +236,25 @@ def test_hqq_is_asked_for_whole_slabs_and_groups() -> None:
         from_hqq(torch.zeros(1), {"axis": 0})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("hqq") is None, reason="the package hqq is not installed")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.skipif(
+    importlib.util.find_spec("hqq") is None, reason="the package hqq is not installed"
+)
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_the_layout_is_hqqs_and_its_zeros_fit_better(bits: int) -> None:
     from hqq.core.bitpack import BitPack
 
-    integers = torch.randint(0, 2**bits, (16, 128), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+    integers = torch.randint(
+        0, 2**bits, (16, 128), generator=torch.Generator().manual_seed(2), dtype=torch.uint8
+    )
     theirs = {8: BitPack.pack_8bit_u8, 4: BitPack.pack_4bit_u8, 2: BitPack.pack_2bit_u8}[bits]
     assert torch.equal(pack(integers, bits), theirs(integers.view(32, 64)).view(-1, 128))
     # Half-quadratic quantisation minimises a norm below 1 by its zeros.
     weight = torch.distributions.StudentT(3.0).sample((64, 256)) * 0.02
-    own, fitted = (dequantise(q) - weight for q in (quantise(weight, bits, 64), quantise_hqq(weight, bits, 64)))
+    own, fitted = (
+        dequantise(q) - weight for q in (quantise(weight, bits, 64), quantise_hqq(weight, bits, 64))
+    )
     assert packed_rows(64, bits) == len(quantise_hqq(weight, bits, 64).packed)
     assert float(fitted.abs().pow(0.7).mean()) <= float(own.abs().pow(0.7).mean()) * 1.001

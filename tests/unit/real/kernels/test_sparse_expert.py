@@ -15,8 +15,12 @@ SHAPES = [(1, 1), (7, 5), (130, 96), (64, 300)]
 """Neurons, hidden size."""
 
 
-def made(neurons: int, hidden: int, share: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, up projections of two needs, pairs of three slots, and thresholds that keep such a share."""
+def made(
+    neurons: int, hidden: int, share: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, up projections of two needs, pairs of three slots, and thresholds that keep such a
+    share.
+    """
     v_JI = random(2, neurons, seed=2)
     kept = round(neurons * share)
     ranked = v_JI.abs().sort(dim=1, descending=True).values
@@ -40,7 +44,9 @@ def wanted(x_H: Tensor, v_JI: Tensor, pairs: Tensor, threshold_J: Tensor) -> Ten
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_masked(shape: tuple[int, int], share: float, device: str) -> None:
     x_H, v_JI, pairs, threshold_J = made(*shape, share, torch.bfloat16)
-    got = sparse_expert(*(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)), tile=TILE)
+    got = sparse_expert(
+        *(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)), tile=TILE
+    )
     error(f"{share:.0%} of {shape}", got, wanted(x_H, v_JI, pairs, threshold_J))
     if round(shape[0] * share) == 0:
         assert not bool(got.any()), "nothing is kept, so nothing may come out"
@@ -53,9 +59,14 @@ def test_the_tiles_that_a_gpu_gets(dtype: torch.dtype, device: str) -> None:
     error(str(dtype), got, wanted(x_H, v_JI, pairs, threshold_J))
 
 
-def gathered(v_JI: Tensor, pairs: Tensor, threshold_J: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def gathered(
+    v_JI: Tensor, pairs: Tensor, threshold_J: Tensor, capacity: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The kept neurons of each need, last first, in its slot; all else is NaN."""
-    v_JC, rows = torch.full((2, capacity), torch.nan), torch.full((3, capacity, pairs.shape[2]), torch.nan)
+    v_JC, rows = (
+        torch.full((2, capacity), torch.nan),
+        torch.full((3, capacity, pairs.shape[2]), torch.nan),
+    )
     count_J = torch.zeros(2, dtype=torch.int32)
     for j, slot in enumerate(SLOTS.tolist()):
         kept = (v_JI[j].abs() >= threshold_J[j]).nonzero()[:, 0].flip(0)
@@ -78,7 +89,9 @@ def test_gathered(shape: tuple[int, int], share: float, device: str) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_shape_of_a_real_expert(share: float, device: str) -> None:
     x_H, v_JI, pairs, threshold_J = made(1408, 2048, share, torch.bfloat16)
-    got = sparse_expert(*(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)), tile=(128, 512))
+    got = sparse_expert(
+        *(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)), tile=(128, 512)
+    )
     error("1408 x 2048", got, wanted(x_H, v_JI, pairs, threshold_J))
 
 
@@ -91,11 +104,17 @@ def test_the_references_are_right_too() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     x_H, v_JI, pairs, threshold_J = made(8, 4, 0.5, torch.float32)
-    with pytest.raises(ValueError, match=r"pairs are \[.., 8, 8\] with contiguous rows, not \[3, 7, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"pairs are \[.., 8, 8\] with contiguous rows, not \[3, 7, 8\]"
+    ):
         sparse_expert(x_H, v_JI, pairs[:, :7], SLOTS, threshold_J)
     with pytest.raises(ValueError, match="2 needs take int32 slots and float32 thresholds"):
         sparse_expert(x_H, v_JI, pairs, SLOTS.long(), threshold_J)
-    with pytest.raises(ValueError, match=r"2 needs take as many int32 slots, not torch.int32 \[1\]"):
+    with pytest.raises(
+        ValueError, match=r"2 needs take as many int32 slots, not torch.int32 \[1\]"
+    ):
         gathered_expert(x_H, v_JI, pairs, SLOTS[:1], SLOTS)
-    with pytest.raises(ValueError, match=r"2 needs take as many int32 counts, not torch.int64 \[2\]"):
+    with pytest.raises(
+        ValueError, match=r"2 needs take as many int32 counts, not torch.int64 \[2\]"
+    ):
         gathered_expert(x_H, v_JI, pairs, SLOTS, SLOTS.long())

@@ -1,4 +1,6 @@
-"""HOBBIT's stacked gates and the sequential form, against fp64 scores, a plain sort and a plain softmax."""
+"""HOBBIT's stacked gates and the sequential form, against fp64 scores, a plain sort and a plain
+softmax.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from torch import Tensor
 from helpers.oracles import error, random
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
 
-FORMS = [(1, 1, 1, 1), (2, 8, 2, 64), (3, 60, 4, 130), (1, 128, 8, 256), (2, 7, 7, 33), (1, 16, 3, 97)]
+FORMS = [
+    (1, 1, 1, 1),
+    (2, 8, 2, 64),
+    (3, 60, 4, 130),
+    (1, 128, 8, 256),
+    (2, 7, 7, 33),
+    (1, 16, 3, 97),
+]
 """Layers, experts, k, hidden size."""
 
 
@@ -22,23 +31,30 @@ def by_hand(scores: list[float], k: int) -> tuple[list[int], list[float]]:
     return best, [part / sum(parts) for part in parts]
 
 
-def check(name: str, gated: tuple[Tensor, Tensor, Tensor], x_TH: Tensor, weight_PEH: Tensor, k: int) -> None:
+def check(
+    name: str, gated: tuple[Tensor, Tensor, Tensor], x_TH: Tensor, weight_PEH: Tensor, k: int
+) -> None:
     score_TPE, expert_TPk, weight_TPk = (part.cpu() for part in gated)
     error(name, score_TPE, torch.einsum("th,peh->tpe", x_TH.double(), weight_PEH.double()))
     for t in range(len(x_TH)):
         for p in range(len(weight_PEH)):
-            # Of the kernel's own scores: which of two is greater by less than its rounding is not for fp64 to say.
+            # Of the kernel's own scores: which of two is greater by less than its rounding is not
+            # for fp64 to say.
             experts, weights = by_hand(score_TPE[t, p].tolist(), k)
             assert expert_TPk[t, p].tolist() == experts
             assert weight_TPk[t, p].tolist() == pytest.approx(weights, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_stacked_gates_select_as_a_plain_sort_does(form: tuple[int, int, int, int], device: str) -> None:
+def test_stacked_gates_select_as_a_plain_sort_does(
+    form: tuple[int, int, int, int], device: str
+) -> None:
     layers, experts, k, hidden = form
     x_TH = random(2, hidden, seed=1, dtype=torch.bfloat16)
     weight_PEH = random(layers, experts, hidden, seed=2, dtype=torch.bfloat16)
-    check(str(form), stacked_gates(x_TH.to(device), weight_PEH.to(device), k, 64), x_TH, weight_PEH, k)
+    check(
+        str(form), stacked_gates(x_TH.to(device), weight_PEH.to(device), k, 64), x_TH, weight_PEH, k
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -54,15 +70,21 @@ def test_stacked_and_sequential_gates_are_equal_to_the_bit(dtype: torch.dtype, d
 def test_at_a_tie_the_lower_expert_is_first(device: str) -> None:
     weight_PEH = torch.ones(1, 6, 32)
     weight_PEH[0, 3] = 2
-    _, expert_TPk, weight_TPk = stacked_gates(torch.ones(1, 32).to(device), weight_PEH.to(device), 4)
+    _, expert_TPk, weight_TPk = stacked_gates(
+        torch.ones(1, 32).to(device), weight_PEH.to(device), 4
+    )
     assert expert_TPk.tolist() == [[[3, 0, 1, 2]]]
-    assert weight_TPk[0, 0].cpu().tolist() == pytest.approx(by_hand([32, 32, 32, 64, 32, 32], 4)[1], abs=1e-9)
+    assert weight_TPk[0, 0].cpu().tolist() == pytest.approx(
+        by_hand([32, 32, 32, 64, 32, 32], 4)[1], abs=1e-9
+    )
 
 
 def test_an_expert_that_is_masked_out_is_selected_last(device: str) -> None:
     weight_PEH = torch.zeros(1, 3, 32)
     weight_PEH[0, 1, 0] = -math.inf
-    _, expert_TPk, weight_TPk = stacked_gates(torch.ones(1, 32).to(device), weight_PEH.to(device), 3)
+    _, expert_TPk, weight_TPk = stacked_gates(
+        torch.ones(1, 32).to(device), weight_PEH.to(device), 3
+    )
     assert expert_TPk.tolist() == [[[0, 2, 1]]]
     assert weight_TPk.cpu().tolist() == [[[0.5, 0.5, 0.0]]]
 

@@ -1,4 +1,6 @@
-"""The check that a GPU's kernels are asked: it finds what is wrong, what is left out, and what raises."""
+"""The check that a GPU's kernels are asked: it finds what is wrong, what is left out, and what
+raises.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,29 @@ def refuse(result: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("change", [spoil, leave_out, refuse])
-def test_a_kernel_that_is_wrong_is_found_and_no_other(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+def test_a_kernel_that_is_wrong_is_found_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
     found = broken(monkeypatch, "gated_gemv", change)
     assert not any(found.pop("gated_gemv"))
-    assert set(found) == {"dequant_gemv", "grouped_gemm", "sparse_expert", "gathered_expert", "gather_rows",
-                          "stacked_gates", "sequential_gates"}  # fmt: skip
+    assert set(found) == {
+        "dequant_gemv",
+        "grouped_gemm",
+        "sparse_expert",
+        "gathered_expert",
+        "gather_rows",
+        "stacked_gates",
+        "sequential_gates",
+    }
     assert all(all(held) for held in found.values())
 
 
 def test_a_row_that_is_brought_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     bring = kernels.gather_rows
 
-    def shifted(source: torch.Tensor, row_C: torch.Tensor, target: torch.Tensor, columns: int) -> None:
+    def shifted(
+        source: torch.Tensor, row_C: torch.Tensor, target: torch.Tensor, columns: int
+    ) -> None:
         bring(source, row_C.roll(1), target, columns)
 
     assert kernels._gathered(CPU, 67, 26, 7) == 0
@@ -57,6 +70,8 @@ def test_a_row_that_is_brought_wrongly_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_wrong_selection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = broken(monkeypatch, "stacked_gates", lambda gated: (gated[0], gated[1].flip(2), gated[2]))
+    found = broken(
+        monkeypatch, "stacked_gates", lambda gated: (gated[0], gated[1].flip(2), gated[2])
+    )
     assert not any(found["stacked_gates"])
     assert all(found["sequential_gates"])

@@ -1,6 +1,8 @@
-"""Live runs: the bits of the unpatched eager model, whatever order experts are computed in, and decisions that repeat.
+"""Live runs: the bits of the unpatched eager model, whatever order experts are computed in, and
+decisions that repeat.
 
-Oracles: transformers' own forward calls of the whole model; a fresh controller over the trace of what was seen.
+Oracles: transformers' own forward calls of the whole model; a fresh controller over the trace of
+what was seen.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from sim.traces.trace import Trace
 from sim.values.places import ROOT
 
 ASSETS = ROOT / "capture" / "assets"
-TRACES = {name: f"capture/assets/traces/{name}" for name in ("tiny_mixtral", "tiny_qwen2moe", "tiny_switch")}
+TRACES = {
+    name: f"capture/assets/traces/{name}"
+    for name in ("tiny_mixtral", "tiny_qwen2moe", "tiny_switch")
+}
 FREE = ("engine.links=free", "engine.compute=free")
 Prepare = Callable[..., Prepared]
 
@@ -39,9 +44,16 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("real.store.weightless.skeleton", cached_skeleton)
 
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
-        fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused",
-                 "budget.resident_share=0.25", "live.sequences=1", "live.prompt_tokens=9",
-                 "live.new_tokens=5")  # fmt: skip
+        fixed = (
+            f"model={model}",
+            "input=live",
+            f"engine.store_dir={stores}",
+            "output_dir=unused",
+            "budget.resident_share=0.25",
+            "live.sequences=1",
+            "live.prompt_tokens=9",
+            "live.new_tokens=5",
+        )
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("real", [*fixed, f"trace.path={TRACES[model]}", *overrides])
         trace = bundled_trace if model == "tiny_mixtral" else _trace(TRACES[model])
@@ -84,13 +96,24 @@ def driven(prepared: Prepared) -> tuple[LiveDriver, Any]:
     ("model", "overrides"),
     [
         ("tiny_mixtral", ("system=lru", "loader=as_ready", "engine.compute=free")),
-        ("tiny_qwen2moe", ("system=lru", "loader=as_ready", "engine.compute=free", "model.top_k=4")),
-        pytest.param("tiny_switch", ("system=lru", *FREE), marks=pytest.mark.thorough),
-        pytest.param("tiny_qwen2moe", ("system=mixtral_offloading", "device=null"), marks=pytest.mark.thorough),
-        pytest.param(
-            "tiny_mixtral", ("system=load_on_demand", "engine.source=direct", *FREE), marks=pytest.mark.thorough
+        (
+            "tiny_qwen2moe",
+            ("system=lru", "loader=as_ready", "engine.compute=free", "model.top_k=4"),
         ),
-        pytest.param("tiny_mixtral", ("system=moe_infinity", "device=null"), marks=pytest.mark.thorough),
+        pytest.param("tiny_switch", ("system=lru", *FREE), marks=pytest.mark.thorough),
+        pytest.param(
+            "tiny_qwen2moe",
+            ("system=mixtral_offloading", "device=null"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_mixtral",
+            ("system=load_on_demand", "engine.source=direct", *FREE),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_mixtral", ("system=moe_infinity", "device=null"), marks=pytest.mark.thorough
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -98,7 +121,10 @@ def test_at_full_precision_a_live_run_has_the_bits_of_the_eager_model(
     live: Prepare, model: str, overrides: tuple[str, ...]
 ) -> None:
     prepared = live(*overrides, model=model)
-    assert all(prepared.weights is not None and lossless for lossless in prepared.weights.store.header.lossless)
+    assert all(
+        prepared.weights is not None and lossless
+        for lossless in prepared.weights.store.header.lossless
+    )
     driver, record = driven(prepared)
     expected = by_transformers(model, driver._model.passages, 5)
     assert driver.logits is not None
@@ -119,7 +145,7 @@ def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Pre
     experts = [g.expert_of(key) for key in computed if g.expert_of(key) < g.experts]
     descents = sum(
         a > b and s == t for a, b, s, t in zip(experts, experts[1:], sites, sites[1:], strict=False)
-    )  # fmt: skip
+    )
     assert descents > 20
 
 
@@ -143,18 +169,24 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     driver, _ = driven(prepared)
     expected = by_transformers("tiny_qwen2moe", driver._model.passages, 5)
     assert driver.logits is not None
-    assert not all(torch.equal(one, other) for one, other in zip(driver.logits, expected, strict=True))
+    assert not all(
+        torch.equal(one, other) for one, other in zip(driver.logits, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
     ("device", "overrides"),
     [
         pytest.param("cpu", ("system=hobbit", *FREE), marks=pytest.mark.thorough),
-        pytest.param("cpu", ("system=fate", "budget.resident_share=0.5", *FREE), marks=pytest.mark.thorough),
+        pytest.param(
+            "cpu", ("system=fate", "budget.resident_share=0.5", *FREE), marks=pytest.mark.thorough
+        ),
         pytest.param("cpu", ("system=fiddler", *FREE), marks=pytest.mark.thorough),
         ("null", ("system=hobbit_cpu",)),
         pytest.param("null", ("system=promoe",), marks=pytest.mark.thorough),
-        pytest.param("null", ("system=eap", "budget.resident_share=0.5"), marks=pytest.mark.thorough),
+        pytest.param(
+            "null", ("system=eap", "budget.resident_share=0.5"), marks=pytest.mark.thorough
+        ),
         pytest.param("null", ("system=lru", "placement=skip_absent"), marks=pytest.mark.thorough),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
@@ -162,7 +194,9 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
 def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was_seen(
     live: Prepare, device: str, overrides: tuple[str, ...]
 ) -> None:
-    """Gates that came into being offer what those of a trace do: choices, scores, forecasts, tokens, inputs."""
+    """Gates that came into being offer what those of a trace do: choices, scores, forecasts,
+    tokens, inputs.
+    """
     prepared = live(f"device={'null' if device == 'null' else device}", *overrides)
     run = recorded(prepared)
     trace = load_trace(TRACES["tiny_mixtral"], run.plain.predictor.lookahead_sites)
@@ -171,8 +205,12 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
 
 
 @pytest.mark.thorough
-def test_low_precision_changes_the_logits_and_full_precision_on_the_same_path_does_not(live: Prepare) -> None:
-    """The quantised bytes are what is computed: a lossy system's logits are near the model's, not equal."""
+def test_low_precision_changes_the_logits_and_full_precision_on_the_same_path_does_not(
+    live: Prepare,
+) -> None:
+    """The quantised bytes are what is computed: a lossy system's logits are near the model's,
+    not equal.
+    """
     driver, _ = driven(live("system=lru", "precision=int4", "device=null"))
     expected = by_transformers("tiny_mixtral", driver._model.passages, 1)
     assert driver.logits is not None
@@ -191,30 +229,48 @@ def test_a_live_run_on_the_virtual_clock_is_repeated_to_the_ns(live: Prepare) ->
     [
         (("system=oracle",), "knows the future"),
         pytest.param(("system=pregated_moe",), "told the run's needs", marks=pytest.mark.thorough),
-        pytest.param(("system=lru", "workload=recorded"), "has no trace's steps", marks=pytest.mark.thorough),
         pytest.param(
-            ("system=lru", "workload=continuous_4_chunked"), "prompts are read whole", marks=pytest.mark.thorough
+            ("system=lru", "workload=recorded"), "has no trace's steps", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            ("system=lru", "workload=continuous_4_chunked"),
+            "prompts are read whole",
+            marks=pytest.mark.thorough,
         ),
         (("system=lru", "workload.prompt_tokens=8"), "its lengths are live.prompt_tokens"),
         (("system=lru", "model=mixtral_8x7b"), "needs a model that decides"),
-        pytest.param(("system=lru", "live.sequences=5000"), "prompts with split=eval", marks=pytest.mark.thorough),
         pytest.param(
-            ("system=lru", "live.prompt_tokens=100000"), "has [0-9]+ tokens, needs 100000", marks=pytest.mark.thorough
+            ("system=lru", "live.sequences=5000"),
+            "prompts with split=eval",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ("system=lru", "live.prompt_tokens=100000"),
+            "has [0-9]+ tokens, needs 100000",
+            marks=pytest.mark.thorough,
         ),
     ],
 )
-def test_what_a_live_run_cannot_have_is_refused_by_name(live: Prepare, overrides: tuple[str, ...], why: str) -> None:
+def test_what_a_live_run_cannot_have_is_refused_by_name(
+    live: Prepare, overrides: tuple[str, ...], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         live_driver(live(*overrides))
 
 
 @pytest.mark.thorough
-def test_a_device_is_given_back_when_the_model_fails(live: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_given_back_when_the_model_fails(
+    live: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared = live("system=lru", *FREE)
     driver = live_driver(prepared)
-    monkeypatch.setattr(driver, "_tell_tokens", lambda tokens: (_ for _ in ()).throw(RuntimeError("no more")))
+    monkeypatch.setattr(
+        driver, "_tell_tokens", lambda tokens: (_ for _ in ()).throw(RuntimeError("no more"))
+    )
     with pytest.raises(RuntimeError, match="no more"):
         driver.drive()
     device = cast(CpuDevice, prepared.device)
     assert not any(thread.is_alive() for thread in device._threads)
-    assert all("forward" not in form.layer.experts.__dict__ for form in driver._model.weightless.forms)
+    assert all(
+        "forward" not in form.layer.experts.__dict__ for form in driver._model.weightless.forms
+    )

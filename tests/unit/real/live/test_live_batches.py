@@ -1,9 +1,11 @@
-"""Live runs of several sequences at once: the bits of the unpatched eager model on batches of the same shape.
+"""Live runs of several sequences at once: the bits of the unpatched eager model on batches of the
+same shape.
 
-Oracles: transformers' own forward calls of the whole model, over key-value caches that are kept here sequence by
-sequence, without padding, and put side by side for each call. Where prompts of a group differ in length the model's own
-experts are given the rows that are tokens: of a padded row nobody asks what its experts would have said, and with them
-among its rows a matrix product may round otherwise.
+Oracles: transformers' own forward calls of the whole model, over key-value caches that are kept
+here sequence by sequence, without padding, and put side by side for each call. Where prompts of a
+group differ in length the model's own experts are given the rows that are tokens: of a padded row
+nobody asks what its experts would have said, and with them among its rows a matrix product may
+round otherwise.
 """
 
 from __future__ import annotations
@@ -55,9 +57,18 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
 
     def prepared(*overrides: str, model: str = "tiny_mixtral") -> Prepared:
         path = f"capture/assets/traces/{model}"
-        fixed = (f"model={model}", "input=live", f"engine.store_dir={stores}", "output_dir=unused", "device=null",
-                 "budget.resident_share=0.25", "live.sequences=3", "live.prompt_tokens=7", "live.new_tokens=3",
-                 f"trace.path={path}")  # fmt: skip
+        fixed = (
+            f"model={model}",
+            "input=live",
+            f"engine.store_dir={stores}",
+            "output_dir=unused",
+            "device=null",
+            "budget.resident_share=0.25",
+            "live.sequences=3",
+            "live.prompt_tokens=7",
+            "live.new_tokens=3",
+            f"trace.path={path}",
+        )
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("real", [*fixed, *overrides])
         trace = bundled_trace if model == "tiny_mixtral" else load_trace(path, lookahead_sites=1)
@@ -73,8 +84,11 @@ def ended() -> dict[tuple[str, ...], tuple[LiveDriver, Path]]:
 
 
 @pytest.fixture
-def driven(live: Prepare, ended: dict[tuple[str, ...], tuple[LiveDriver, Path]],
-           tmp_path_factory: pytest.TempPathFactory) -> Drive:  # fmt: skip
+def driven(
+    live: Prepare,
+    ended: dict[tuple[str, ...], tuple[LiveDriver, Path]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Drive:
     def run(model: str, *overrides: str) -> tuple[LiveDriver, Path]:
         if (model, *overrides) not in ended:
             folder = tmp_path_factory.mktemp("out")
@@ -98,7 +112,9 @@ def eager(model: str, dtype: str = "float32") -> Any:
 
 
 class SideBySide:
-    """An unpatched decoder over caches that are kept by sequence [heads, T, D] and padded anew for each call."""
+    """An unpatched decoder over caches that are kept by sequence [heads, T, D] and padded anew
+    for each call.
+    """
 
     def __init__(self, model: Any, passages: Sequence[Passage]) -> None:
         self._model, self._passages = model, passages
@@ -117,7 +133,12 @@ class SideBySide:
                 self.fed.setdefault(number, []).append(token)
             for layer in range(len(self._kept[numbers[0]])):
                 keys, values = (
-                    torch.stack([_left(self._kept[number][layer][which], max(lengths)) for number in numbers])
+                    torch.stack(
+                        [
+                            _left(self._kept[number][layer][which], max(lengths))
+                            for number in numbers
+                        ]
+                    )
                     for which in (0, 1)
                 )
                 past.update(keys, values, layer)
@@ -131,12 +152,20 @@ class SideBySide:
         ids = torch.tensor([[0] * (new - len(added)) + added for added in tokens])
         given = {}
         if len(set(counts)) > 1:
-            given = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, -new:]}
+            given = {
+                "attention_mask": mask,
+                "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, -new:],
+            }
         with experts_of_tokens(self._model, mask[:, -new:].flatten().bool()):
-            logits = self._model(input_ids=ids, past_key_values=past, use_cache=True, **given).logits[:, -1]
+            logits = self._model(
+                input_ids=ids, past_key_values=past, use_cache=True, **given
+            ).logits[:, -1]
         for row, number in enumerate(numbers):
             self._kept[number] = [
-                (layer.keys[row, :, width - counts[row] :], layer.values[row, :, width - counts[row] :])
+                (
+                    layer.keys[row, :, width - counts[row] :],
+                    layer.values[row, :, width - counts[row] :],
+                )
                 for layer in past.layers
             ]
             self._next[number] = int(logits[row].argmax())
@@ -175,7 +204,9 @@ def experts_of_tokens(model: Any, is_token: torch.Tensor) -> Iterator[None]:
 
 
 def alone(model: Any, passage: Passage, new_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
-    """The tokens that a model feeds itself after a prompt, and what it says of the next one each time [1, V]."""
+    """The tokens that a model feeds itself after a prompt, and what it says of the next one each
+    time [1, V].
+    """
     run, fed, logits = decoder_of(model, [passage]), [], []
     with torch.no_grad():
         run.prefill(0)
@@ -192,14 +223,27 @@ def alone(model: Any, passage: Passage, new_tokens: int) -> tuple[list[int], lis
         ("tiny_switch", ("system=lru", *STATIC)),
         pytest.param("tiny_mixtral", ("system=lru", *STATIC), marks=pytest.mark.thorough),
         pytest.param("tiny_qwen2moe", ("system=lru", *STATIC), marks=pytest.mark.thorough),
-        pytest.param("tiny_mixtral", ("system=lru", "device=cpu", "loader=as_ready", *FREE, *STATIC),
-                     marks=pytest.mark.thorough),
-        pytest.param("tiny_qwen2moe", ("system=lru", "device=cpu", *FREE, *STATIC), marks=pytest.mark.thorough),
-        pytest.param("tiny_mixtral", ("system=lru", "device=host", *FREE, *STATIC), marks=pytest.mark.thorough),
-        pytest.param("tiny_switch", ("system=lru", "device=host", *FREE, *STATIC), marks=pytest.mark.thorough),
+        pytest.param(
+            "tiny_mixtral",
+            ("system=lru", "device=cpu", "loader=as_ready", *FREE, *STATIC),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_qwen2moe",
+            ("system=lru", "device=cpu", *FREE, *STATIC),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_mixtral",
+            ("system=lru", "device=host", *FREE, *STATIC),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_switch", ("system=lru", "device=host", *FREE, *STATIC), marks=pytest.mark.thorough
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[1:3]),
-)  # fmt: skip
+)
 def test_a_group_of_equal_lengths_has_the_bits_of_the_unpatched_model_on_the_same_batch(
     driven: Drive, model: str, overrides: tuple[str, ...]
 ) -> None:
@@ -224,16 +268,38 @@ def test_a_group_of_equal_lengths_has_the_bits_of_the_unpatched_model_on_the_sam
     [
         ("tiny_mixtral", ("system=lru", *CONTINUOUS, *RAGGED, "live.sequences=4")),
         ("tiny_qwen2moe", ("system=lru", *CONTINUOUS, *RAGGED, "live.sequences=4")),
-        pytest.param("tiny_qwen2moe", ("system=lru", *STATIC, *RAGGED, "live.sequences=4"), marks=pytest.mark.thorough),
-        pytest.param("tiny_qwen2moe", ("system=lru", "engine.dtype=bfloat16", *CONTINUOUS, *RAGGED, "live.sequences=6"),
-                     marks=pytest.mark.thorough),
-        pytest.param("tiny_mixtral", ("system=lru", "device=cpu", "loader=as_ready", *FREE, *CONTINUOUS, *RAGGED,
-                                      "live.sequences=6", "workload.together=3"), marks=pytest.mark.thorough),
-        pytest.param("tiny_mixtral", ("system=lru", "device=host", *FREE, *CONTINUOUS, *RAGGED, "live.sequences=4"),
-                     marks=pytest.mark.thorough),
+        pytest.param(
+            "tiny_qwen2moe",
+            ("system=lru", *STATIC, *RAGGED, "live.sequences=4"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_qwen2moe",
+            ("system=lru", "engine.dtype=bfloat16", *CONTINUOUS, *RAGGED, "live.sequences=6"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_mixtral",
+            (
+                "system=lru",
+                "device=cpu",
+                "loader=as_ready",
+                *FREE,
+                *CONTINUOUS,
+                *RAGGED,
+                "live.sequences=6",
+                "workload.together=3",
+            ),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "tiny_mixtral",
+            ("system=lru", "device=host", *FREE, *CONTINUOUS, *RAGGED, "live.sequences=4"),
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[1:3]),
-)  # fmt: skip
+)
 def test_sequences_that_join_and_leave_have_the_bits_of_the_unpatched_model_on_the_same_batches(
     driven: Drive, model: str, overrides: tuple[str, ...]
 ) -> None:
@@ -250,18 +316,24 @@ def test_sequences_that_join_and_leave_have_the_bits_of_the_unpatched_model_on_t
 
 @pytest.mark.parametrize(
     ("model", "batches"),
-    [("tiny_mixtral", CONTINUOUS), pytest.param("tiny_switch", STATIC, marks=pytest.mark.thorough),
-     pytest.param("tiny_qwen2moe", CONTINUOUS,
-                                                                         marks=pytest.mark.thorough)],
-)  # fmt: skip
+    [
+        ("tiny_mixtral", CONTINUOUS),
+        pytest.param("tiny_switch", STATIC, marks=pytest.mark.thorough),
+        pytest.param("tiny_qwen2moe", CONTINUOUS, marks=pytest.mark.thorough),
+    ],
+)
 def test_padding_and_neighbours_do_not_change_what_a_sequence_generates(
     driven: Drive, model: str, batches: tuple[str, ...]
 ) -> None:
-    """To rounding: matrix products of several rows, and of longer caches, may add up in another order."""
+    """To rounding: matrix products of several rows, and of longer caches, may add up in another
+    order.
+    """
     driver, _ = driven(model, "system=lru", *batches, *RAGGED, "live.sequences=4")
     whole, said = eager(model), dict[int, list[torch.Tensor]]()
     assert driver.logits is not None
-    with_logits = [step for step in driver._live.workload.steps if step.decode or model != "tiny_switch"]
+    with_logits = [
+        step for step in driver._live.workload.steps if step.decode or model != "tiny_switch"
+    ]
     for step, logits in zip(with_logits, driver.logits, strict=True):
         if step.decode:
             for row, number in enumerate(step.sequences):
@@ -276,15 +348,27 @@ def test_padding_and_neighbours_do_not_change_what_a_sequence_generates(
     "overrides",
     [
         pytest.param(("system=hobbit", *CONTINUOUS, *RAGGED), marks=pytest.mark.thorough),
-        pytest.param(("system=fate", *STATIC, *RAGGED, "budget.resident_share=0.5"), marks=pytest.mark.thorough),
-        pytest.param(("system=fate", *CONTINUOUS, "workload.lookahead_norm=renormed", "budget.resident_share=0.5"),
-                     marks=pytest.mark.thorough),
-        pytest.param(("system=lru", "device=cpu", *FREE, *CONTINUOUS, *RAGGED), marks=pytest.mark.thorough),
+        pytest.param(
+            ("system=fate", *STATIC, *RAGGED, "budget.resident_share=0.5"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            (
+                "system=fate",
+                *CONTINUOUS,
+                "workload.lookahead_norm=renormed",
+                "budget.resident_share=0.5",
+            ),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ("system=lru", "device=cpu", *FREE, *CONTINUOUS, *RAGGED), marks=pytest.mark.thorough
+        ),
         pytest.param(("system=promoe", *STATIC, *RAGGED), marks=pytest.mark.thorough),
         ("system=hobbit", *CONTINUOUS, *RAGGED, "workload.arrivals_per_s=20"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_calls_of_batches_get_the_same_answers_over_the_trace_of_what_was_seen(
     live: Prepare, overrides: tuple[str, ...]
 ) -> None:
@@ -356,12 +440,18 @@ class Placeless(torch.nn.Module):
     ],
 )
 def test_models_whose_caches_or_positions_cannot_be_put_together_are_refused_where_that_is_needed(
-    bundled_trace: Trace, batching: str, lengths: list[tuple[int, int]], sliding: bool, placeless: bool
+    bundled_trace: Trace,
+    batching: str,
+    lengths: list[tuple[int, int]],
+    sliding: bool,
+    placeless: bool,
 ) -> None:
     workload = composed(bundled_trace, lengths, batching) if batching != "sequential" else None
     if workload is None:
         prompts = [LivePrompt("code", "eval", *each) for each in lengths]
-        workload = Workload(blank_trace(bundled_trace.header, prompts), split="all", batching=batching)
+        workload = Workload(
+            blank_trace(bundled_trace.header, prompts), split="all", batching=batching
+        )
     of_windows = tiny("gpt_oss")
     for model, is_refused, why in (
         (of_windows, sliding, "caches DynamicSlidingWindowLayer, which cannot be put together"),
@@ -376,10 +466,21 @@ def test_rows_of_a_blank_trace_are_those_of_the_sequences_to_come(bundled_trace:
     trace = workload.trace
     assert trace.position.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
     assert trace.step.tolist() == [0, 0, 0, 1, 2, 3, 3, 4]
-    assert trace.phase.tolist() == [PREFILL, PREFILL, PREFILL, DECODE, DECODE, PREFILL, PREFILL, DECODE]
+    assert trace.phase.tolist() == [
+        PREFILL,
+        PREFILL,
+        PREFILL,
+        DECODE,
+        DECODE,
+        PREFILL,
+        PREFILL,
+        DECODE,
+    ]
     assert [(step.sequences, step.rows, step.token) for step in workload.steps] == [
-        ((0, 1), 5, 3), ((0, 1), 2, 4), ((0,), 1, 5),
-    ]  # fmt: skip
+        ((0, 1), 5, 3),
+        ((0, 1), 2, 4),
+        ((0,), 1, 5),
+    ]
 
 
 def test_lengths_of_sequences_are_drawn_from_what_was_asked_for_and_drawn_again_alike() -> None:

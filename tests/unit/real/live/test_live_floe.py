@@ -1,7 +1,7 @@
 """FloE live: a running model's own activations say how many neurons move, and which.
 
-Oracles: the up projections of the checkpoint, rounded to two bits here, on inputs that hooks of the model saw; fp64 of
-the neurons that have come; a fresh controller that is told the counts.
+Oracles: the up projections of the checkpoint, rounded to two bits here, on inputs that hooks of the
+model saw; fp64 of the neurons that have come; a fresh controller that is told the counts.
 """
 
 from __future__ import annotations
@@ -43,11 +43,23 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("real.store.weightless.skeleton", cached_skeleton)
 
     def prepared(*overrides: str) -> Prepared:
-        fixed = ("model=tiny_mixtral", "input=live", "system=floe", f"engine.store_dir={stores}", "output_dir=unused",
-                 "device=null", "budget.resident_share=0.25", "live.sequences=1", "live.prompt_tokens=9",
-                 "live.new_tokens=5", f"trace.path={TRACE}")  # fmt: skip
+        fixed = (
+            "model=tiny_mixtral",
+            "input=live",
+            "system=floe",
+            f"engine.store_dir={stores}",
+            "output_dir=unused",
+            "device=null",
+            "budget.resident_share=0.25",
+            "live.sequences=1",
+            "live.prompt_tokens=9",
+            "live.new_tokens=5",
+            f"trace.path={TRACE}",
+        )
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            return prepare(read_request(compose("real", [*fixed, *overrides]), "floe"), bundled_trace)
+            return prepare(
+                read_request(compose("real", [*fixed, *overrides]), "floe"), bundled_trace
+            )
 
     return prepared
 
@@ -56,10 +68,17 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
 def ups() -> torch.Tensor:
     """All up projections at two bits, [S, E, I, H]."""
     forms = expert_forms(load_model(ROOT / "capture" / "assets" / "tiny_mixtral"))
-    return torch.stack([
-        torch.stack([dequantise(quantise(form.matrices(form.tensors(e))["up"], 2, 64)) for e in range(8)])
-        for form in forms
-    ])  # fmt: skip
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    dequantise(quantise(form.matrices(form.tensors(e))["up"], 2, 64))
+                    for e in range(8)
+                ]
+            )
+            for form in forms
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +98,9 @@ class Part:
 
 
 class Seen:
-    """What the routers of the decoded steps were fed, by step and site, and what the device computed in part."""
+    """What the routers of the decoded steps were fed, by step and site, and what the device
+    computed in part.
+    """
 
     def __init__(self, driver: LiveDriver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver, self.fed = driver, dict[tuple[int, int], torch.Tensor]()
@@ -88,17 +109,23 @@ class Seen:
             form.layer.router.register_forward_pre_hook(self._hook(form.layer.site))
         own = ExpertWork.run
 
-        def run(work: ExpertWork, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Any = None) -> None:
+        def run(
+            work: ExpertWork, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Any = None
+        ) -> None:
             own(work, key, blob, rows, neurons)
             if neurons is not None:
                 output = work._outputs[work._geometry.expert_of(key)]
-                self.parts.append(Part(driver._step.index, key, rows.clone(), neurons.copy(), output.clone()))
+                self.parts.append(
+                    Part(driver._step.index, key, rows.clone(), neurons.copy(), output.clone())
+                )
 
         monkeypatch.setattr(ExpertWork, "run", run)
 
     def _hook(self, site: int) -> Any:
         def hook(_module: Any, args: Any) -> None:
-            self.fed[self.driver._step.index, site] = args[0].detach().reshape(-1, args[0].shape[-1]).clone()
+            self.fed[self.driver._step.index, site] = (
+                args[0].detach().reshape(-1, args[0].shape[-1]).clone()
+            )
 
         return hook
 
@@ -114,7 +141,9 @@ def ended() -> dict[tuple[str, ...], tuple[Prepared, Seen]]:
 
 @pytest.fixture
 def driven(
-    live: Prepare, ended: dict[tuple[str, ...], tuple[Prepared, Seen]], monkeypatch: pytest.MonkeyPatch
+    live: Prepare,
+    ended: dict[tuple[str, ...], tuple[Prepared, Seen]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Drive:
     def run(*overrides: str) -> tuple[Prepared, Seen]:
         if overrides not in ended:
@@ -131,31 +160,51 @@ def driven(
 @pytest.mark.parametrize(
     ("overrides", "channels"),
     [
-        pytest.param(("predictor=none", "payload=active_share"), "active", marks=pytest.mark.thorough),
+        pytest.param(
+            ("predictor=none", "payload=active_share"), "active", marks=pytest.mark.thorough
+        ),
         pytest.param(("payload.missed=dropped",), "named", marks=pytest.mark.thorough),
         (("payload.missed=fetched",), "both"),
-        pytest.param(("predictor=none", "payload=active_share", "device=cpu", *FREE), "active",
-                     marks=pytest.mark.thorough),
-        pytest.param(("payload.missed=fetched", "device=cpu", *FREE), "both", marks=pytest.mark.thorough),
-        pytest.param(("payload.missed=fetched", "device=host", *FREE), "both", marks=pytest.mark.thorough),
+        pytest.param(
+            ("predictor=none", "payload=active_share", "device=cpu", *FREE),
+            "active",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ("payload.missed=fetched", "device=cpu", *FREE), "both", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            ("payload.missed=fetched", "device=host", *FREE), "both", marks=pytest.mark.thorough
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
-)  # fmt: skip
+)
 def test_what_comes_of_an_expert_are_the_channels_that_the_models_rows_make_active(
-    driven: Drive, ups: torch.Tensor, thresholds: torch.Tensor, overrides: tuple[str, ...],
+    driven: Drive,
+    ups: torch.Tensor,
+    thresholds: torch.Tensor,
+    overrides: tuple[str, ...],
     channels: str,
-) -> None:  # fmt: skip
+) -> None:
     prepared, seen = driven(*overrides)
     g, column = prepared.run.controller.geometry, 2
-    assert prepared.run.trace.header.sparsities[column] == prepared.run.controller.payload.sparsity == 0.9  # type: ignore[attr-defined]
+    assert (
+        prepared.run.trace.header.sparsities[column]
+        == prepared.run.controller.payload.sparsity
+        == 0.9
+    )  # type: ignore[attr-defined]
     forecast = 0
     for part in seen.parts:
         step, row, neurons = part.step, part.row, part.neurons
         site, expert = g.site_of(part.key), g.expert_of(part.key)
         assert torch.equal(row, seen.fed[step, site])
 
-        def response(fed: torch.Tensor, site: int = site, expert: int = expert) -> np.ndarray[Any, Any]:
-            found: np.ndarray[Any, Any] = (fed[0].double() @ ups[site, expert].double().T).abs().numpy()
+        def response(
+            fed: torch.Tensor, site: int = site, expert: int = expert
+        ) -> np.ndarray[Any, Any]:
+            found: np.ndarray[Any, Any] = (
+                (fed[0].double() @ ups[site, expert].double().T).abs().numpy()
+            )
             return found
 
         threshold, own = float(thresholds[site, expert, column]), response(row)
@@ -168,7 +217,8 @@ def test_what_comes_of_an_expert_are_the_channels_that_the_models_rows_make_acti
         before = response(seen.fed[step, site - 1])
         named = set(np.flatnonzero(before >= threshold).tolist())
         if not named:
-            # One byte goes all the same, of the likeliest neuron, whose rest takes the place of the row's last.
+            # One byte goes all the same, of the likeliest neuron, whose rest takes the place of the
+            # row's last.
             first = int(before.argmax())
             others = [neuron for neuron in np.argsort(-own).tolist() if neuron != first]
             assert got == (set() if channels == "named" else {first, *others[: len(of_row) - 1]})
@@ -178,7 +228,9 @@ def test_what_comes_of_an_expert_are_the_channels_that_the_models_rows_make_acti
     assert (forecast > 10) == (channels != "active")
 
 
-def test_an_expert_of_these_channels_is_computed_as_fp64_does(driven: Drive, ups: torch.Tensor) -> None:
+def test_an_expert_of_these_channels_is_computed_as_fp64_does(
+    driven: Drive, ups: torch.Tensor
+) -> None:
     prepared, seen = driven("payload.missed=fetched")
     parts, g = seen.parts, prepared.run.controller.geometry
     forms = expert_forms(load_model(ROOT / "capture" / "assets" / "tiny_mixtral"))
@@ -205,15 +257,23 @@ def test_the_counts_that_a_live_run_is_told_are_those_of_its_own_inputs(
     steps = [step for step in seen.driver._live.workload.steps if step.decode]
     assert arrays["position"].tolist() == [9, 10, 11, 12, 13]
     for site in range(1, 16):
-        before, row = (torch.cat([seen.fed[step.index, at] for step in steps]) for at in (site - 1, site))
+        before, row = (
+            torch.cat([seen.fed[step.index, at] for step in steps]) for at in (site - 1, site)
+        )
         for expert in range(8):
             chosen = np.flatnonzero((trace.ids[9:, site] == expert).any(-1))
             of_site = thresholds[site, expert].numpy()
-            masks = (row @ ups[site, expert].T).abs().numpy()[chosen, None] >= of_site[None, :, None]
+            masks = (row @ ups[site, expert].T).abs().numpy()[chosen, None] >= of_site[
+                None, :, None
+            ]
             values = (before @ ups[site, expert].T).abs().numpy()
             counts = named_and_found(values, of_site, chosen, masks)
             for name, count in zip(("named", "found", "active"), counts, strict=True):
-                assert np.array_equal(arrays[name][:, site, expert, 2], count[:, 2]), (name, site, expert)
+                assert np.array_equal(arrays[name][:, site, expert, 2], count[:, 2]), (
+                    name,
+                    site,
+                    expert,
+                )
     rows, active, found, named = prepared.run.controller.payload.channel_counts([0])  # type: ignore[attr-defined]
     assert (rows, active > found > 0, named > found) == (5, True, True)
 
@@ -226,7 +286,8 @@ def test_the_counts_that_a_live_run_is_told_are_those_of_its_own_inputs(
         pytest.param(("payload=active_share_nominal",), marks=pytest.mark.thorough),
         pytest.param(("payload.missed=fetched", "device=cpu", *FREE), marks=pytest.mark.thorough),
         pytest.param(
-            ("workload=continuous_4", "live.sequences=3", "live.new_tokens=[2,7]"), marks=pytest.mark.thorough
+            ("workload=continuous_4", "live.sequences=3", "live.new_tokens=[2,7]"),
+            marks=pytest.mark.thorough,
         ),
     ],
     ids=" ".join,
@@ -243,7 +304,9 @@ def test_calls_get_the_same_answers_of_a_controller_that_is_told_the_counts(
     assert run.difference(fresh) is None
 
 
-def test_a_prefetch_that_begins_late_brings_what_was_forecast_and_its_rest_what_the_row_lacks() -> None:
+def test_a_prefetch_that_begins_late_brings_what_was_forecast_and_its_rest_what_the_row_lacks() -> (
+    None
+):
     up, payload = torch.eye(4), cast(Any, ActiveShare(0.5, "nominal"))
     payload.forecast_bytes = payload.missing_bytes = lambda key, *rest: 2
     geometry = Geometry(2, 4, 2, ("floe",), (16.0,), (16,), 160)

@@ -20,13 +20,22 @@ Shorten = Callable[[str, int, int], Trace]
 
 
 def shortened(name: str, sequences: int, decoded: int) -> Trace:
-    """A bundled trace with its first eval sequences, and so many decoded tokens of each; fit sequences stay."""
+    """A bundled trace with its first eval sequences, and so many decoded tokens of each; fit
+    sequences stay.
+    """
     trace = load_trace(f"capture/assets/traces/{name}", 3, name == "tiny_mixtral")
     chosen = [s.sequence for s in trace.header.sequences if s.split == "eval"][:sequences]
-    is_fit = np.isin(trace.sequence, [s.sequence for s in trace.header.sequences if s.split == "fit"])
-    first = {number: trace.position[(trace.sequence == number) & (trace.phase == DECODE)].min() for number in chosen}
+    is_fit = np.isin(
+        trace.sequence, [s.sequence for s in trace.header.sequences if s.split == "fit"]
+    )
+    first = {
+        number: trace.position[(trace.sequence == number) & (trace.phase == DECODE)].min()
+        for number in chosen
+    }
     end = np.array([first.get(number, 0) + decoded for number in trace.sequence.tolist()])
-    kept = is_fit | (np.isin(trace.sequence, chosen) & ((trace.phase != DECODE) | (trace.position < end)))
+    kept = is_fit | (
+        np.isin(trace.sequence, chosen) & ((trace.phase != DECODE) | (trace.position < end))
+    )
     columns: dict[str, Any] = {
         field: getattr(trace, field)[kept]
         for field in ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
@@ -50,4 +59,6 @@ def forms(mixtral: Any) -> list[ExpertForm]:
 @pytest.fixture(scope="session")
 def subject(mixtral: Any) -> Subject:
     trace = shortened("tiny_mixtral", 2, 6)
-    return Subject(mixtral, trace, [s.sequence for s in trace.header.sequences if s.split == "eval"][:2])
+    return Subject(
+        mixtral, trace, [s.sequence for s in trace.header.sequences if s.split == "eval"][:2]
+    )

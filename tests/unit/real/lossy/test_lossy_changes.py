@@ -40,7 +40,9 @@ def test_a_relative_change_from_nothing_is_no_number() -> None:
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("sequences", [4, 8, 32])
 def test_intervals_of_changes_cover_the_truth(relative: bool, sequences: int) -> None:
-    """Sequences of unequal lengths; both loops vary on each by 10 %, and what is between them by 3 % of their own."""
+    """Sequences of unequal lengths; both loops vary on each by 10 %, and what is between them by
+    3 % of their own.
+    """
     random = np.random.default_rng(sequences)
     truth = 0.2 if relative else 0.1
     held = 0

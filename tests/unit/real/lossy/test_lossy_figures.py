@@ -1,4 +1,6 @@
-"""Recipes, searches and figures: what is served is what the papers vary, and claims are judged by paired numbers."""
+"""Recipes, searches and figures: what is served is what the papers vary, and claims are judged
+by paired numbers.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,24 @@ def test_the_highest_scores_are_served_low_or_left_out() -> None:
 
 def test_a_share_of_a_gates_experts_goes_low_by_how_many_rows_chose_them() -> None:
     # Rows: expert 5 four, 2 two, 1 and 7 one each.
-    assert _codes(by_popularity(0.5, popular_first=False, experts=8)) == [[0, 0], [0, 1], [0, 0], [1, 0]]
-    assert _codes(by_popularity(0.5, popular_first=True, experts=8)) == [[1, 1], [1, 0], [1, 1], [0, 1]]
-    assert _codes(by_popularity(0.49, popular_first=True, experts=8)) == [[0, 1], [1, 0], [1, 0], [0, 1]]
+    assert _codes(by_popularity(0.5, popular_first=False, experts=8)) == [
+        [0, 0],
+        [0, 1],
+        [0, 0],
+        [1, 0],
+    ]
+    assert _codes(by_popularity(0.5, popular_first=True, experts=8)) == [
+        [1, 1],
+        [1, 0],
+        [1, 1],
+        [0, 1],
+    ]
+    assert _codes(by_popularity(0.49, popular_first=True, experts=8)) == [
+        [0, 1],
+        [1, 0],
+        [1, 0],
+        [0, 1],
+    ]
     assert _codes(by_popularity(1.0, popular_first=True, experts=8)) == [[1, 1]] * 4
 
 
@@ -63,11 +80,19 @@ def test_a_table_gives_each_expert_its_code() -> None:
     assert _codes(by_table(table)) == [[0, 1], [1, 0], [1, 0], [2, 1]]
 
 
-def test_everything_dense_is_changed_inside_the_block_and_restored_after(mixtral: Any, forms: list[ExpertForm]) -> None:
+def test_everything_dense_is_changed_inside_the_block_and_restored_after(
+    mixtral: Any, forms: list[ExpertForm]
+) -> None:
     saved = {name: values.clone() for name, values in mixtral.state_dict().items()}
     with changed_dense(mixtral, forms, lambda w: w * 2) as count:
-        changed = {name for name, values in mixtral.state_dict().items() if not torch.equal(values, saved[name])}
-    assert count == len(changed) == 16 * 5 + 2  # q, k, v, o and the router of 16 layers; embedding and head
+        changed = {
+            name
+            for name, values in mixtral.state_dict().items()
+            if not torch.equal(values, saved[name])
+        }
+    assert (
+        count == len(changed) == 16 * 5 + 2
+    )  # q, k, v, o and the router of 16 layers; embedding and head
     assert not any("experts" in name or "norm" in name for name in changed)
     assert all(torch.equal(values, saved[name]) for name, values in mixtral.state_dict().items())
 
@@ -84,10 +109,15 @@ class Additive:
         layer = SimpleNamespace(num_experts=self.cost.shape[1])
         return [SimpleNamespace(layer=layer)] * len(self.cost)
 
-    def losses(self, variants: Any, decide: Any, forward: Any = None, track: Any = None) -> list[TokenLoss]:
+    def losses(
+        self, variants: Any, decide: Any, forward: Any = None, track: Any = None
+    ) -> list[TokenLoss]:
         experts = self.cost.shape[1]
         ids = torch.arange(experts)[None]
-        codes = [decide(site, None, ids, torch.ones(1, experts)).codes[0].numpy() for site in range(len(self.cost))]
+        codes = [
+            decide(site, None, ids, torch.ones(1, experts)).codes[0].numpy()
+            for site in range(len(self.cost))
+        ]
         low = variants.precisions[-1] == "int2" and len(variants.precisions) == 1
         nats = self.all_low if low else float((np.array(codes) * self.cost).sum())
         full = np.ones(3)
@@ -125,9 +155,15 @@ def test_the_search_takes_as_many_of_the_least_important_as_the_loss_allows(
     assert found.names()[0][0] == ("int4", "int2")[found.table[0, 0]]
 
 
-def test_where_the_fewest_bits_are_within_the_loss_there_is_nothing_to_mix(additive: Additive) -> None:
-    found = search(replace(additive, all_low=0.01), Importance("int4", "int2", additive.cost), 0.1,  # type: ignore[arg-type]
-                   Scheme("channels"))  # fmt: skip
+def test_where_the_fewest_bits_are_within_the_loss_there_is_nothing_to_mix(
+    additive: Additive,
+) -> None:
+    found = search(
+        replace(additive, all_low=0.01),
+        Importance("int4", "int2", additive.cost),
+        0.1,  # type: ignore[arg-type]
+        Scheme("channels"),
+    )
     assert (found.high, found.low) == ("int2", "int2")
     with pytest.raises(ValueError, match="tolerated=0 must be"):
         search(additive, Importance("int4", "int2", additive.cost), 0, Scheme())  # type: ignore[arg-type]
@@ -141,23 +177,38 @@ def test_the_least_important_go_first_ties_by_site_then_expert() -> None:
 
 def _point(curve: str, x: float, nats: float, divergence: float) -> Point:
     draw = np.random.default_rng(int(10 * x))
-    losses = [TokenLoss(full := draw.random(5), full + nats, np.full(5, divergence), np.ones(5, bool))
-              for _ in range(8)]  # fmt: skip
+    losses = [
+        TokenLoss(full := draw.random(5), full + nats, np.full(5, divergence), np.ones(5, bool))
+        for _ in range(8)
+    ]
     return Point(curve, x, losses)
 
 
 def _sweep(**changes: Any) -> Sweep:
-    points = [_point("a", 0.1, 0.01, 0.1), _point("b", 0.1, 0.02, 0.1), _point("a", 0.2, 0.05, 0.3),
-              _point("b", 0.2, 0.04, 0.4)]  # fmt: skip
-    given = {"figure": "f", "title": "T", "source": "S", "axis": "share", "points": points,
-             "orders": (Order("a is better", "a", "b", (0.1, 0.2)),)}  # fmt: skip
+    points = [
+        _point("a", 0.1, 0.01, 0.1),
+        _point("b", 0.1, 0.02, 0.1),
+        _point("a", 0.2, 0.05, 0.3),
+        _point("b", 0.2, 0.04, 0.4),
+    ]
+    given = {
+        "figure": "f",
+        "title": "T",
+        "source": "S",
+        "axis": "share",
+        "points": points,
+        "orders": (Order("a is better", "a", "b", (0.1, 0.2)),),
+    }
     return Sweep(**{**given, **changes})
 
 
 def test_a_claim_is_judged_place_by_place_by_both_measures() -> None:
     said = _sweep().verdicts[0].text
-    assert said == ("by perplexity it holds at 1, it is the other way round at 1 of 2; by KL it holds at 1, cannot be "
-                    "told at 1 of 2")  # fmt: skip
+    assert (
+        said
+        == "by perplexity it holds at 1, it is the other way round at 1 of 2; by KL it holds at 1,"
+        " cannot be told at 1 of 2"
+    )
     unsure = Estimate(-0.1, -0.2, 0.1)
     assert verdict_of([Estimate(-1, -2, -0.5)] * 2) == "holds at all 2"
     assert verdict_of([unsure]) == "cannot be told at 1 of 1"
@@ -182,9 +233,17 @@ def test_a_whole_text_at_full_precision_loses_nothing(bench: Bench) -> None:
     assert all((loss.divergence == 0).all() for loss in bench.eval.losses(variants, all_at(0)))
 
 
-@pytest.mark.parametrize("name", [
-    "floe_tables", *(pytest.param(name, marks=pytest.mark.thorough) for name in FIGURES if name != "floe_tables"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "floe_tables",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in FIGURES
+            if name != "floe_tables"
+        ),
+    ],
+)
 def test_a_figure_measures_every_point_of_its_claims(name: str, bench: Bench) -> None:
     sweep = FIGURES[name](bench)
     assert all(len(verdict.perplexity) == len(verdict.order.at) for verdict in sweep.verdicts)
@@ -198,14 +257,19 @@ def test_uses_count_the_rows_that_chose_each_expert(bench: Bench) -> None:
     assert (uses.sum(1) == 2 * 20 * 2).all()
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (["figure=fate_11"], "unknown figure=fate_11; known: hobbit_3b"),
-    (["figure=fate_10", "eval=0"], "eval=0 must be a whole number of 1 or more"),
-    (["figure=fate_10", "model=nowhere"], "model=nowhere is no directory"),
-    (["figure=fate_10", "eval=999"], "eval=999, but prompts=heldout has 32 texts"),
-    (["figure=fate_10", "colour=red"], "'colour=red' is no key=value"),
-])  # fmt: skip
-def test_wrong_words_are_refused_in_one_line(words: list[str], told: str, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["figure=fate_11"], "unknown figure=fate_11; known: hobbit_3b"),
+        (["figure=fate_10", "eval=0"], "eval=0 must be a whole number of 1 or more"),
+        (["figure=fate_10", "model=nowhere"], "model=nowhere is no directory"),
+        (["figure=fate_10", "eval=999"], "eval=999, but prompts=heldout has 32 texts"),
+        (["figure=fate_10", "colour=red"], "'colour=red' is no key=value"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(
+    words: list[str], told: str, tmp_path: Path, capsys: Any
+) -> None:
     assert figures_main([*words, f"output_dir={tmp_path}"]) == 2
     error = capsys.readouterr().err
     assert told in error

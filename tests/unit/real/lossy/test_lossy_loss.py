@@ -18,8 +18,10 @@ def _logits(seed: int, rows: int = 5, words: int = 7) -> torch.Tensor:
 
 def _losses(seed: int, sequences: int = 6) -> list[TokenLoss]:
     draw = np.random.default_rng(seed)
-    return [TokenLoss(draw.random(4), draw.random(4) + 0.5, draw.random(4), draw.random(4) < 0.5)
-            for _ in range(sequences)]  # fmt: skip
+    return [
+        TokenLoss(draw.random(4), draw.random(4) + 0.5, draw.random(4), draw.random(4) < 0.5)
+        for _ in range(sequences)
+    ]
 
 
 def test_equal_logits_diverge_by_exactly_nothing() -> None:
@@ -35,7 +37,9 @@ def test_nats_and_divergence_are_those_of_the_formulas() -> None:
     for row in range(5):
         p, q = (np.exp(t[row].double().numpy()) for t in (full, lossy))
         p, q = p / p.sum(), q / q.sum()
-        assert loss.divergence[row] == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)))
+        assert loss.divergence[row] == pytest.approx(
+            sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+        )
         assert loss.agrees[row] == (p.argmax() == q.argmax())
         if row < len(following):
             assert loss.full[row] == pytest.approx(-math.log(p[following[row]]))
@@ -80,7 +84,9 @@ def test_differences_are_paired_and_change_sign_with_their_sides() -> None:
     there, back = divergence_difference(ours, theirs), divergence_difference(theirs, ours)
     assert there.value == pytest.approx(-back.value)
     assert there.low == pytest.approx(-back.high if back.high is not None else 0)
-    assert (1 + difference(ours, theirs).value) * (1 + difference(theirs, ours).value) == pytest.approx(1)
+    assert (1 + difference(ours, theirs).value) * (
+        1 + difference(theirs, ours).value
+    ) == pytest.approx(1)
     expected = quality_of(ours).perplexity.value / quality_of(theirs).perplexity.value
     assert difference(ours, theirs).value == pytest.approx(expected - 1)
 

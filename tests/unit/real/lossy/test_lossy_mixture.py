@@ -18,7 +18,9 @@ from real.store.experts import ExpertForm, compute_all, swapped_experts
 ROWS = 9
 
 
-def _gate(forms: list[ExpertForm], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _gate(
+    forms: list[ExpertForm], seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hidden states, ids and weights of some rows."""
     draw = torch.Generator().manual_seed(seed)
     hidden = torch.randn(ROWS, 128, generator=draw)
@@ -26,8 +28,9 @@ def _gate(forms: list[ExpertForm], seed: int = 0) -> tuple[torch.Tensor, torch.T
     return hidden, ids, torch.softmax(torch.randn(ROWS, 2, generator=draw), -1)
 
 
-def _by_hand(forms: list[ExpertForm], site: int, hidden: torch.Tensor, served: Served,
-             weights_of: Any) -> torch.Tensor:  # fmt: skip
+def _by_hand(
+    forms: list[ExpertForm], site: int, hidden: torch.Tensor, served: Served, weights_of: Any
+) -> torch.Tensor:
     """Row by row and choice by choice, in float64."""
     total = torch.zeros(hidden.shape, dtype=torch.float64)
     for row in range(len(hidden)):
@@ -35,7 +38,10 @@ def _by_hand(forms: list[ExpertForm], site: int, hidden: torch.Tensor, served: S
             code = int(served.codes[row, rank])
             if code == LEFT_OUT:
                 continue
-            m = {name: w.double() for name, w in weights_of(code, site, int(served.ids[row, rank])).items()}
+            m = {
+                name: w.double()
+                for name, w in weights_of(code, site, int(served.ids[row, rank])).items()
+            }
             x = hidden[row].double()
             out = m["down"] @ (F.silu(m["gate"] @ x) * (m["up"] @ x))
             total[row] += float(served.weights[row, rank]) * out
@@ -48,10 +54,16 @@ def test_the_highest_precision_is_the_models_own_storage(forms: list[ExpertForm]
         assert values.data_ptr() == forms[3].tensors(5)[name].data_ptr()
 
 
-@pytest.mark.parametrize(("by", "rounded"), [
-    ("groups", lambda w: dequantise(quantise(w, 4, 64))), ("channels", lambda w: dequantise(quantise_channels(w, 4))),
-])  # fmt: skip
-def test_integers_are_those_of_the_named_quantiser(forms: list[ExpertForm], by: str, rounded: Any) -> None:
+@pytest.mark.parametrize(
+    ("by", "rounded"),
+    [
+        ("groups", lambda w: dequantise(quantise(w, 4, 64))),
+        ("channels", lambda w: dequantise(quantise_channels(w, 4))),
+    ],
+)
+def test_integers_are_those_of_the_named_quantiser(
+    forms: list[ExpertForm], by: str, rounded: Any
+) -> None:
     variants = Variants(forms, ("int4",), Scheme(by))
     own = forms[2].matrices(forms[2].tensors(1))
     for name, matrix in forms[2].matrices(dict(variants.tensors(0, 2, 1))).items():
@@ -99,7 +111,9 @@ def test_mixed_skipped_and_exchanged_choices_add_up_as_by_hand(forms: list[Exper
         return forms[site].matrices(dict(variants.tensors(code, site, expert)))
 
     found = mix(variants, 6, hidden, served)
-    torch.testing.assert_close(found.double(), _by_hand(forms, 6, hidden, served, weights_of), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found.double(), _by_hand(forms, 6, hidden, served, weights_of), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_decision_on_a_union_is_handed_to_every_choice_of_it() -> None:
@@ -109,7 +123,9 @@ def test_a_decision_on_a_union_is_handed_to_every_choice_of_it() -> None:
     assert served.codes.tolist() == [[1, -1], [-1, -1], [1, -1]]
 
 
-def test_a_pass_stops_at_every_site_and_gives_the_logits_of_the_model(mixtral: Any, forms: list[ExpertForm]) -> None:
+def test_a_pass_stops_at_every_site_and_gives_the_logits_of_the_model(
+    mixtral: Any, forms: list[ExpertForm]
+) -> None:
     tokens = torch.tensor([[5, 9, 100, 7]])
     with torch.no_grad():
         own = mixtral(input_ids=tokens).logits
@@ -124,7 +140,9 @@ def test_a_pass_stops_at_every_site_and_gives_the_logits_of_the_model(mixtral: A
     assert torch.equal(answer, own)
 
 
-def test_a_pass_given_up_half_way_leaves_the_model_as_it_was(mixtral: Any, forms: list[ExpertForm]) -> None:
+def test_a_pass_given_up_half_way_leaves_the_model_as_it_was(
+    mixtral: Any, forms: list[ExpertForm]
+) -> None:
     tokens = torch.tensor([[5, 9, 100, 7]])
     with torch.no_grad():
         own = mixtral(input_ids=tokens).logits
@@ -133,12 +151,16 @@ def test_a_pass_given_up_half_way_leaves_the_model_as_it_was(mixtral: Any, forms
         assert torch.equal(mixtral(input_ids=tokens).logits, own)
 
 
-def test_an_error_of_the_model_is_raised_in_the_caller(mixtral: Any, forms: list[ExpertForm]) -> None:
+def test_an_error_of_the_model_is_raised_in_the_caller(
+    mixtral: Any, forms: list[ExpertForm]
+) -> None:
     with PausedModel(mixtral, Variants(forms, ("fp16",))) as paused, pytest.raises(IndexError):
         paused.begin(lambda: mixtral(input_ids=torch.tensor([[999999]])).logits)
 
 
-def test_experts_at_one_low_precision_are_a_model_with_these_weights(mixtral: Any, forms: list[ExpertForm]) -> None:
+def test_experts_at_one_low_precision_are_a_model_with_these_weights(
+    mixtral: Any, forms: list[ExpertForm]
+) -> None:
     variants, tokens = Variants(forms, ("int4",)), torch.tensor([[5, 9, 100, 7]])
     with torch.no_grad(), swapped_experts(mixtral, mixing(variants, all_at(0)), forms):
         ours = mixtral(input_ids=tokens).logits

@@ -1,4 +1,6 @@
-"""A system's decisions in a real forward pass: what loses nothing changes nothing; the loops agree where they must."""
+"""A system's decisions in a real forward pass: what loses nothing changes nothing; the loops
+agree where they must.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def _read(model: Any, subject: Subject, text: Text, compute: Any) -> torch.Tenso
     """Logits of a text, step by step, with the experts computed by something else."""
     reading = Reading(model)
     with swapped_experts(model, compute, subject.forms):
-        return torch.cat([reading.prompt(text.prompt), *(reading.step(token) for token in text.fed)])
+        return torch.cat(
+            [reading.prompt(text.prompt), *(reading.step(token) for token in text.fed)]
+        )
 
 
 def _closed(words: tuple[str, ...], subject: Subject, reference: Reference) -> tuple[Run, Replayed]:
@@ -66,22 +70,33 @@ def lossy(subject: Subject, reference: Reference) -> tuple[Run, Replayed]:
     return _closed(LOSSY, subject, reference)
 
 
-def test_the_full_precision_pass_records_the_gates_of_the_trace(subject: Subject, reference: Reference) -> None:
+def test_the_full_precision_pass_records_the_gates_of_the_trace(
+    subject: Subject, reference: Reference
+) -> None:
     for rows in subject.rows:
         mine, bundled = reference.trace.ids[rows], subject.trace.ids[rows]
         assert (np.sort(mine, -1) == np.sort(bundled, -1)).all()
         # The bundled weights are rounded to steps of 1/8192, its lookahead to 1/28.
         assert np.abs(reference.trace.weights[rows] - subject.trace.weights[rows]).max() <= 1 / 8192
         known = np.isfinite(subject.trace.lookahead["raw"][rows])[:, :, :2]
-        gap = np.abs(reference.trace.lookahead["raw"][rows] - subject.trace.lookahead["raw"][rows])[:, :, :2]
+        gap = np.abs(reference.trace.lookahead["raw"][rows] - subject.trace.lookahead["raw"][rows])[
+            :, :, :2
+        ]
         assert known.any()
         assert gap[known].max() <= 0.5 / 28 + 1e-5
         assert (np.isfinite(reference.trace.lookahead["raw"][rows])[:, :, :2] == known).all()
 
 
-def test_the_full_precision_pass_forecasts_prompts_as_the_trace_does(subject: Subject, reference: Reference) -> None:
-    """Together, as the trace keeps them; of sequences that were not read, and of norms, what it has stays."""
-    cells = [trace.prompt_forecasts["raw"].filter(pl.col("ahead") <= 2) for trace in (subject.trace, reference.trace)]
+def test_the_full_precision_pass_forecasts_prompts_as_the_trace_does(
+    subject: Subject, reference: Reference
+) -> None:
+    """Together, as the trace keeps them; of sequences that were not read, and of norms, what it
+    has stays.
+    """
+    cells = [
+        trace.prompt_forecasts["raw"].filter(pl.col("ahead") <= 2)
+        for trace in (subject.trace, reference.trace)
+    ]
     read = pl.col("sequence").is_in([text.sequence for text in subject.texts])
     recorded, shown = (frame.filter(read) for frame in cells)
     place = ["step", "sequence", "site", "ahead", "expert"]
@@ -92,27 +107,39 @@ def test_the_full_precision_pass_forecasts_prompts_as_the_trace_does(subject: Su
     assert (both["score"] - both["score_shown"]).abs().median() < 1e-5
     others = [frame.filter(~read) for frame in cells]
     assert others[0].equals(others[1])
-    assert reference.trace.prompt_forecasts["renormed"].equals(subject.trace.prompt_forecasts["renormed"])
+    assert reference.trace.prompt_forecasts["renormed"].equals(
+        subject.trace.prompt_forecasts["renormed"]
+    )
 
 
-def test_the_full_precision_pass_keeps_what_it_does_not_measure(subject: Subject, reference: Reference) -> None:
-    """Active shares, by which the open loop of FloE moves; rows of other sequences, on which predictors are fitted."""
+def test_the_full_precision_pass_keeps_what_it_does_not_measure(
+    subject: Subject, reference: Reference
+) -> None:
+    """Active shares, by which the open loop of FloE moves; rows of other sequences, on which
+    predictors are fitted.
+    """
     recorded, shown = subject.trace, reference.trace
     assert recorded.active_shares is not None
     assert shown.active_shares is not None
     assert np.array_equal(shown.active_shares, recorded.active_shares, equal_nan=True)
     others = ~np.isin(recorded.sequence, [text.sequence for text in subject.texts])
     assert np.array_equal(shown.ids[others], recorded.ids[others])
-    assert np.array_equal(shown.lookahead["raw"][others], recorded.lookahead["raw"][others], equal_nan=True)
+    assert np.array_equal(
+        shown.lookahead["raw"][others], recorded.lookahead["raw"][others], equal_nan=True
+    )
 
 
-def test_reading_step_by_step_finds_what_one_pass_finds(mixtral: Any, subject: Subject, reference: Reference) -> None:
+def test_reading_step_by_step_finds_what_one_pass_finds(
+    mixtral: Any, subject: Subject, reference: Reference
+) -> None:
     whole = read_whole(mixtral, subject.texts[0])
     torch.testing.assert_close(reference.logits[0], whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("loop", ["open", "closed"])
-def test_a_lossless_system_changes_exactly_nothing(loop: str, subject: Subject, reference: Reference) -> None:
+def test_a_lossless_system_changes_exactly_nothing(
+    loop: str, subject: Subject, reference: Reference
+) -> None:
     run = _run(LOSSLESS, reference.trace)
     assert is_lossless(run)
     variants = Variants(subject.forms, run.controller.geometry.precisions)
@@ -128,19 +155,24 @@ def test_a_lossless_system_changes_exactly_nothing(loop: str, subject: Subject, 
     assert replayed.result.frames.lookups.equals(alone.frames.lookups)
 
 
-def test_a_lossy_system_in_the_loop_changes_gates_and_logits(reference: Reference, lossy: tuple[Run, Replayed],
-                                                            subject: Subject) -> None:  # fmt: skip
+def test_a_lossy_system_in_the_loop_changes_gates_and_logits(
+    reference: Reference, lossy: tuple[Run, Replayed], subject: Subject
+) -> None:
     run, replayed = lossy
     assert not is_lossless(run)
     assert quality_of(replayed.losses).divergence.value > 0
     outcomes = replayed.result.summary["lookups"]
     assert outcomes["skip"] > 0
     assert 0 < replayed.result.summary["quality_proxy"]["low_share"] < 1
-    shares = [agreement(mine, ids) for mine, ids in zip(replayed.chosen, reference.ids, strict=True)]
+    shares = [
+        agreement(mine, ids) for mine, ids in zip(replayed.chosen, reference.ids, strict=True)
+    ]
     assert 0.9 < np.nanmean(np.concatenate(shares)) < 1
 
 
-def test_the_gates_that_a_lossy_model_showed_give_the_run_again(lossy: tuple[Run, Replayed]) -> None:
+def test_the_gates_that_a_lossy_model_showed_give_the_run_again(
+    lossy: tuple[Run, Replayed],
+) -> None:
     run, replayed = lossy
     again = execute(_run(LOSSY, run.workload.trace))
     assert again.summary == replayed.result.summary
@@ -151,14 +183,23 @@ def test_the_gates_that_a_lossy_model_showed_give_the_run_again(lossy: tuple[Run
 def test_what_the_model_computed_is_what_the_lookups_say(
     mixtral: Any, subject: Subject, reference: Reference, lossy: tuple[Run, Replayed]
 ) -> None:
-    """A pass that nobody stops, with a table of the run's lookups: KeyError if a gate asked for one that has none."""
+    """A pass that nobody stops, with a table of the run's lookups: KeyError if a gate asked for
+    one that has none.
+    """
     run, replayed = lossy
     rows = run.workload.needs
     lookups = {}
-    keys = zip(rows.tick.tolist(), rows.expert.tolist(), run.controller.lookup_keys, run.controller.lookup_outcomes,
-               strict=True)  # fmt: skip
+    keys = zip(
+        rows.tick.tolist(),
+        rows.expert.tolist(),
+        run.controller.lookup_keys,
+        run.controller.lookup_outcomes,
+        strict=True,
+    )
     for tick, expert, key, outcome in keys:
-        lookups[tick, expert] = -1 if outcome == Outcome.SKIP else run.controller.geometry.precision_of(key)
+        lookups[tick, expert] = (
+            -1 if outcome == Outcome.SKIP else run.controller.geometry.precision_of(key)
+        )
     variants = Variants(subject.forms, run.controller.geometry.precisions)
     text, tick = subject.texts[0], [-1]
 
@@ -185,7 +226,9 @@ def test_one_low_precision_in_the_loop_is_a_model_with_these_weights(
         assert np.array_equal(expected.divergence, replayed.losses[index].divergence)
 
 
-def test_a_text_that_the_model_writes_is_fed_with_its_own_tokens(subject: Subject, reference: Reference) -> None:
+def test_a_text_that_the_model_writes_is_fed_with_its_own_tokens(
+    subject: Subject, reference: Reference
+) -> None:
     run = _run(LOSSLESS, reference.trace)
     variants = Variants(subject.forms, ("fp16",))
     written: list[int] = []
@@ -231,11 +274,18 @@ def test_what_cannot_run_in_the_loop_is_refused(subject: Subject, reference: Ref
 def test_no_gate_looks_beyond_the_last(subject: Subject) -> None:
     eyes, hidden = eyes_of(subject, 3, "raw"), torch.ones(1, subject.model.config.hidden_size)
     last = len(subject.layers) - 1
-    assert [len(eyes.ahead(site, hidden, 3)) for site in (last - 3, last - 2, last - 1, last)] == [3, 2, 1, 0]
+    assert [len(eyes.ahead(site, hidden, 3)) for site in (last - 3, last - 2, last - 1, last)] == [
+        3,
+        2,
+        1,
+        0,
+    ]
 
 
 def test_a_model_of_another_shape_is_refused(subject: Subject) -> None:
     header = replace(subject.trace.header, model=replace(subject.trace.header.model, experts=4))
-    with pytest.raises(ValueError, match="16 sites of 8 experts, top-2; trace tiny_mixtral has 16 of 4"):
+    with pytest.raises(
+        ValueError, match="16 sites of 8 experts, top-2; trace tiny_mixtral has 16 of 4"
+    ):
         Subject(subject.model, replace(subject.trace, header=header), [subject.texts[0].sequence])
     assert len(expert_forms(subject.model)) == 16

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 
 from capture.tiny.model import load_model
 from real.lossy.mixture import all_at, mixing
-from real.lossy.sparse import WHERE, ActivationSample, quantiles, require_gated, sparse_forward, sparse_output
+from real.lossy.sparse import (
+    WHERE,
+    ActivationSample,
+    quantiles,
+    require_gated,
+    sparse_forward,
+    sparse_output,
+)
 from real.lossy.variants import Variants
 from real.store.experts import ExpertForm, expert_forms, swapped_experts
 from sim.values.places import ROOT
@@ -22,7 +29,9 @@ def _hidden(rows: int = 6) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_a_channel_counts_where_its_activation_reaches_the_threshold(forms: list[ExpertForm], where: str) -> None:
+def test_a_channel_counts_where_its_activation_reaches_the_threshold(
+    forms: list[ExpertForm], where: str
+) -> None:
     form, hidden, threshold = forms[5], _hidden(), 0.4
     tensors = form.tensors(3)
     m = {name: matrix.double() for name, matrix in form.matrices(tensors).items()}
@@ -44,7 +53,9 @@ def test_a_threshold_is_the_smallest_value_that_covers_the_share(share: float) -
     assert found == min(covering)
 
 
-def test_thresholds_are_those_of_each_experts_own_rows(mixtral: Any, forms: list[ExpertForm]) -> None:
+def test_thresholds_are_those_of_each_experts_own_rows(
+    mixtral: Any, forms: list[ExpertForm]
+) -> None:
     sample, tokens = ActivationSample(), torch.arange(5, 45)[None]
     seen: dict[tuple[int, int], list[torch.Tensor]] = {}
 
@@ -55,7 +66,10 @@ def test_thresholds_are_those_of_each_experts_own_rows(mixtral: Any, forms: list
             seen.setdefault((site, expert), []).append(up.abs().flatten())
         return all_at(0)(site, hidden, ids, weights)
 
-    with torch.no_grad(), swapped_experts(mixtral, mixing(Variants(forms, ("fp16",)), decide, sample.forward), forms):
+    with (
+        torch.no_grad(),
+        swapped_experts(mixtral, mixing(Variants(forms, ("fp16",)), decide, sample.forward), forms),
+    ):
         mixtral(input_ids=tokens)
     found = sample.thresholds(16, 8, (0.5, 0.9))["up"]
     for (site, expert), parts in seen.items():
@@ -76,7 +90,9 @@ def test_prompts_compute_whole_experts_where_decoded_tokens_do_not(forms: list[E
     assert not torch.allclose(alone, form.forward(tensors, hidden[:1]))
 
 
-def test_experts_without_a_gate_are_refused_and_those_with_one_are_tried(forms: list[ExpertForm]) -> None:
+def test_experts_without_a_gate_are_refused_and_those_with_one_are_tried(
+    forms: list[ExpertForm],
+) -> None:
     require_gated(forms[0])
     switch = expert_forms(load_model(ROOT / "capture" / "assets" / "tiny_switch"))
     with pytest.raises(ValueError, match=r"has in, out; channels are left out of experts"):

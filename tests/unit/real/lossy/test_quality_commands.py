@@ -1,4 +1,6 @@
-"""The commands of quality: fits that the simulator takes, words that are refused, the harness as an extra."""
+"""The commands of quality: fits that the simulator takes, words that are refused, the harness as
+an extra.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ def _artefact(of: Trace, folder: Path, **changes: Any) -> Path:
     low = np.zeros((16, 8), np.uint8)
     low[3, 5] = low[7] = 1
     given: dict[str, Any] = {
-        "kind": "expert_widths", "parameters": {"high": "int4", "low": "int2", "tolerated": "0.05"},
-        "trace": {"name": of.header.name, "sha256": trace_sha256(of.header)}, "shape": shape_of(of.header),
-        "sequences": (0, 1), "arrays": {"low": low}, "results": {"loss": 0.04},
-    }  # fmt: skip
+        "kind": "expert_widths",
+        "parameters": {"high": "int4", "low": "int2", "tolerated": "0.05"},
+        "trace": {"name": of.header.name, "sha256": trace_sha256(of.header)},
+        "shape": shape_of(of.header),
+        "sequences": (0, 1),
+        "arrays": {"low": low},
+        "results": {"loss": 0.04},
+    }
     return write_artefact(folder, "fit", Artefact(**{**given, **changes}))
 
 
@@ -53,14 +59,25 @@ def test_the_simulator_serves_the_widths_of_a_fit(bundled_trace: Trace, tmp_path
     assert wanted[:, 0].any()
 
 
-@pytest.mark.parametrize(("changes", "words", "told"), [
-    ({"kind": "low_share"}, (), "has kind low_share"),
-    ({"trace": {"name": "tiny_mixtral", "sha256": "0" * 64}}, (), "has trace 000"),
-    ({"sequences": (32,)}, (), "the precision selector was fitted on 1 of the sequences of this run"),
-    ({"parameters": {"high": "int8", "low": "int4"}}, (), "set precision.high=int8 precision.low=int4"),
-    ({"arrays": {"low": np.full((16, 8), 3)}}, (), "array low of the fit must be 0 or 1"),
-    ({}, ("precision.table=[[int4]]",), "both say which experts are low"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words", "told"),
+    [
+        ({"kind": "low_share"}, (), "has kind low_share"),
+        ({"trace": {"name": "tiny_mixtral", "sha256": "0" * 64}}, (), "has trace 000"),
+        (
+            {"sequences": (32,)},
+            (),
+            "the precision selector was fitted on 1 of the sequences of this run",
+        ),
+        (
+            {"parameters": {"high": "int8", "low": "int4"}},
+            (),
+            "set precision.high=int8 precision.low=int4",
+        ),
+        ({"arrays": {"low": np.full((16, 8), 3)}}, (), "array low of the fit must be 0 or 1"),
+        ({}, ("precision.table=[[int4]]",), "both say which experts are low"),
+    ],
+)
 def test_a_fit_of_something_else_is_refused(
     changes: dict[str, Any], words: tuple[str, ...], told: str, bundled_trace: Trace, tmp_path: Path
 ) -> None:
@@ -70,12 +87,16 @@ def test_a_fit_of_something_else_is_refused(
 
 
 def test_a_fitted_share_is_what_a_prompts_fewest_get(bundled_trace: Trace, tmp_path: Path) -> None:
-    place = _artefact(bundled_trace, tmp_path, kind="low_share", arrays={"low_share": np.array([0.5])})
+    place = _artefact(
+        bundled_trace, tmp_path, kind="low_share", arrays={"low_share": np.array([0.5])}
+    )
     cfg, name = configure("system=fate", "trace.max_sequences=1", f"precision.artefact={place}")
     assert build(cfg, name, bundled_trace).controller.selector.low_share == 0.5  # type: ignore[attr-defined]
 
 
-def test_fates_share_is_fitted_on_fit_sequences_and_within_the_loss(tmp_path: Path, capsys: Any) -> None:
+def test_fates_share_is_fitted_on_fit_sequences_and_within_the_loss(
+    tmp_path: Path, capsys: Any
+) -> None:
     assert fit_main(["fit=low_share", "tolerated=0.004", "texts=1", f"output_dir={tmp_path}"]) == 0
     artefact = read_artefact(tmp_path / "low_share-0.004.json")
     assert artefact.sequences == (0,)
@@ -84,34 +105,45 @@ def test_fates_share_is_fitted_on_fit_sequences_and_within_the_loss(tmp_path: Pa
     assert "precision=low_for_few precision.artefact=" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    ([], "fit=(nothing)"), (["fit=widths", "tolerated=zero"], "tolerated=zero must be a number"),
-    (["fit=widths", "tolerated=0"], "must be above 0"), (["fit=widths", "system=lru"], "'system=lru' is no key=value"),
-    (["fit=sparsity", "trace=tiny_switch"], "channels are left out of experts"),
-    (["fit=widths", "trace=none"], "none"),
-])  # fmt: skip
-def test_wrong_words_for_a_fit_are_refused(words: list[str], told: str, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "fit=(nothing)"),
+        (["fit=widths", "tolerated=zero"], "tolerated=zero must be a number"),
+        (["fit=widths", "tolerated=0"], "must be above 0"),
+        (["fit=widths", "system=lru"], "'system=lru' is no key=value"),
+        (["fit=sparsity", "trace=tiny_switch"], "channels are left out of experts"),
+        (["fit=widths", "trace=none"], "none"),
+    ],
+)
+def test_wrong_words_for_a_fit_are_refused(
+    words: list[str], told: str, tmp_path: Path, capsys: Any
+) -> None:
     assert fit_main([*words, f"output_dir={tmp_path / 'fits'}"]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "fits").exists()
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (["loop=ajar"], "unknown loop=ajar; known: open, closed, both"),
-    (["group=many"], "group=many must be a whole number"),
-    (["quantiser=rows"], "unknown quantiser=rows"),
-    (["system=hobbit", "precision=mxfp4"], "no quantiser makes precision mxfp4"),
-    (["prompts=heldout"], "weights=DIR"),
-    (["prompts=heldout", "trace=tiny_mixtral"], "give one of them"),
-    (["system=hobit"], "hobit"),
-    (["system=lru", "workload=static_4"], "choose workload=sequential"),
-    (["system=lru", "weights=capture/assets/tiny_qwen2moe"], "was captured from"),
-    (["weights="], "give weights=VALUE, once"),
-    (["limit=3"], "limit=3 is for the harness: say which tasks=a,b"),
-    (["tasks=mine", "task_dir=nowhere"], "task_dir=nowhere is no folder"),
-])  # fmt: skip
-def test_wrong_words_for_quality_are_refused_and_leave_nothing(words: list[str], told: str, tmp_path: Path,
-                                                              capsys: Any) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["loop=ajar"], "unknown loop=ajar; known: open, closed, both"),
+        (["group=many"], "group=many must be a whole number"),
+        (["quantiser=rows"], "unknown quantiser=rows"),
+        (["system=hobbit", "precision=mxfp4"], "no quantiser makes precision mxfp4"),
+        (["prompts=heldout"], "weights=DIR"),
+        (["prompts=heldout", "trace=tiny_mixtral"], "give one of them"),
+        (["system=hobit"], "hobit"),
+        (["system=lru", "workload=static_4"], "choose workload=sequential"),
+        (["system=lru", "weights=capture/assets/tiny_qwen2moe"], "was captured from"),
+        (["weights="], "give weights=VALUE, once"),
+        (["limit=3"], "limit=3 is for the harness: say which tasks=a,b"),
+        (["tasks=mine", "task_dir=nowhere"], "task_dir=nowhere is no folder"),
+    ],
+)
+def test_wrong_words_for_quality_are_refused_and_leave_nothing(
+    words: list[str], told: str, tmp_path: Path, capsys: Any
+) -> None:
     place = tmp_path / "out"
     assert quality_main([*words, f"output_dir={place}"]) == 2
     error = capsys.readouterr().err
@@ -138,20 +170,29 @@ doc_to_text: ""
 doc_to_target: "{{text}}"
 metric_list: [{metric: bits_per_byte}]
 """
-TEXTS = ("The river was low that summer, and the boats lay on the sand.", "She asked the old man what he had seen.")
+TEXTS = (
+    "The river was low that summer, and the boats lay on the sand.",
+    "She asked the old man what he had seen.",
+)
 
 
 @pytest.mark.thorough
-def test_the_harness_scores_a_task_of_ones_own_as_the_model_itself_does(tmp_path: Path, capsys: Any,
-                                                                        mixtral: Any) -> None:  # fmt: skip
-    """Bits a byte at full precision are those of a plain pass of the model over the task's texts."""
+def test_the_harness_scores_a_task_of_ones_own_as_the_model_itself_does(
+    tmp_path: Path, capsys: Any, mixtral: Any
+) -> None:
+    """Bits a byte at full precision are those of a plain pass of the model over the task's
+    texts.
+    """
     pytest.importorskip("lm_eval")
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     (tmp_path / "read_on.yaml").write_text(TASK.replace("FILE", str(tmp_path / "texts.jsonl")))
     words = ["tasks=read_on", f"task_dir={tmp_path}", f"output_dir={tmp_path / 'out'}"]
     assert quality_main(["system=hobbit", "precision=hobbit_int8", *words]) == 0
     scores = {
-        name: found["read_on"]["bits_per_byte,none"] for name, found in json.loads(capsys.readouterr().out).items()
+        name: found["read_on"]["bits_per_byte,none"]
+        for name, found in json.loads(capsys.readouterr().out).items()
     }
     nats = 0.0
     tokenizer = AutoTokenizer.from_pretrained("capture/assets/tiny_mixtral")
@@ -159,7 +200,9 @@ def test_the_harness_scores_a_task_of_ones_own_as_the_model_itself_does(tmp_path
         tokens = tokenizer(text)["input_ids"]
         with torch.no_grad():
             logits = mixtral(torch.tensor([[tokenizer.eos_token_id, *tokens]])).logits[0, :-1]
-        nats += float(torch.nn.functional.cross_entropy(logits.float(), torch.tensor(tokens), reduction="sum"))
+        nats += float(
+            torch.nn.functional.cross_entropy(logits.float(), torch.tensor(tokens), reduction="sum")
+        )
     expected = nats / math.log(2) / sum(len(text.encode()) for text in TEXTS)
     assert scores["full"] == pytest.approx(expected, rel=1e-5)
     assert scores["lossy"] != scores["full"]
@@ -172,16 +215,26 @@ def test_the_harness_scores_a_task_of_ones_own_as_the_model_itself_does(tmp_path
 def test_without_a_cache_every_row_gets_what_its_selector_wants() -> None:
     ids = torch.tensor([[4, 2], [1, 3], [0, 8]])
     weights = torch.tensor([[0.3, 0.7], [0.95, 0.05], [0.5, 0.5]])
-    served = AsWanted(ScoreThreshold("fp16", "int4", 0.6, 0.9), 8)(0, torch.zeros(3, 4), ids, weights)
+    served = AsWanted(ScoreThreshold("fp16", "int4", 0.6, 0.9), 8)(
+        0, torch.zeros(3, 4), ids, weights
+    )
     assert served.codes.tolist() == [[1, 0], [0, -1], [0, -1]]
 
 
 @pytest.mark.thorough
 def test_quality_and_loops_go_from_command_to_front(tmp_path: Path, capsys: Any) -> None:
     for system in ("lru", "hobbit"):
-        words = [f"system={system}", "trace.max_sequences=2", "loop=closed", f"output_dir={tmp_path / system}"]
+        words = [
+            f"system={system}",
+            "trace.max_sequences=2",
+            "loop=closed",
+            f"output_dir={tmp_path / system}",
+        ]
         assert quality_main(words) == 0
-    found = {name: json.loads((tmp_path / name / "quality.json").read_text())["rows"][0] for name in ("lru", "hobbit")}
+    found = {
+        name: json.loads((tmp_path / name / "quality.json").read_text())["rows"][0]
+        for name in ("lru", "hobbit")
+    }
     assert found["lru"]["divergence"] == 0
     assert found["hobbit"]["divergence"] > 0
     assert pl.read_parquet(tmp_path / "hobbit" / "quality.parquet").height == 2
@@ -197,8 +250,15 @@ def test_quality_and_loops_go_from_command_to_front(tmp_path: Path, capsys: Any)
 @pytest.mark.parametrize("model", ["tiny_qwen2moe", "tiny_switch"])
 @pytest.mark.parametrize("system", ["lru", "sida", "swapmoe"])
 def test_other_architectures_close_the_loop(model: str, system: str, tmp_path: Path) -> None:
-    words = [f"systems={system}", f"model={model}", f"trace={model}", "trace.max_sequences=1", "mode=teacher-forced",
-             "budget.resident_share=0.5", f"output_dir={tmp_path / 'out'}"]  # fmt: skip
+    words = [
+        f"systems={system}",
+        f"model={model}",
+        f"trace={model}",
+        "trace.max_sequences=1",
+        "mode=teacher-forced",
+        "budget.resident_share=0.5",
+        f"output_dir={tmp_path / 'out'}",
+    ]
     assert closed_main(words) == 0
     row = json.loads((tmp_path / "out" / "closed_loop.json").read_text())["rows"][0]
     assert (row["divergence"] == 0) == (system == "lru")

@@ -1,4 +1,5 @@
-"""Experts streamed from a checkpoint, and models loaded without them: the same weights, and never all at once.
+"""Experts streamed from a checkpoint, and models loaded without them: the same weights, and never
+all at once.
 
 Oracle: the whole model as transformers loads it.
 """
@@ -34,7 +35,11 @@ def settings(folder: Path) -> Settings:
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny_mixtral", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("tiny_qwen2moe", "tiny_switch"))]
+    "name",
+    [
+        "tiny_mixtral",
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("tiny_qwen2moe", "tiny_switch")),
+    ],
 )
 def test_a_bundled_checkpoint_gives_the_experts_of_the_loaded_model(name: str) -> None:
     weightless = load_weightless(settings(ASSETS / name))
@@ -51,7 +56,9 @@ def test_a_bundled_checkpoint_gives_the_experts_of_the_loaded_model(name: str) -
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) for n in SAVED])
-def test_a_model_saved_by_transformers_runs_the_same_without_its_experts_weights(name: str, tmp_path: Path) -> None:
+def test_a_model_saved_by_transformers_runs_the_same_without_its_experts_weights(
+    name: str, tmp_path: Path
+) -> None:
     """Fused and single tensors, biases, transposed and gateless layouts, lists of modules."""
     transformers.logging.set_verbosity_error()
     model = tiny(name)
@@ -60,19 +67,29 @@ def test_a_model_saved_by_transformers_runs_the_same_without_its_experts_weights
     experts = CheckpointExperts(tmp_path, weightless.forms)
     forms = weightless.forms
 
-    def compute(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return compute_all(forms[site], lambda expert: experts.tensors(site, expert), hidden, ids, weights)
+    def compute(
+        site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return compute_all(
+            forms[site], lambda expert: experts.tensors(site, expert), hidden, ids, weights
+        )
 
     ids = torch.randint(4, 100, (1, 7), generator=torch.Generator().manual_seed(0))
-    extra: dict[str, Any] = {"decoder_input_ids": ids[:, :3]} if model.config.is_encoder_decoder else {}
+    extra: dict[str, Any] = (
+        {"decoder_input_ids": ids[:, :3]} if model.config.is_encoder_decoder else {}
+    )
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     with torch.no_grad(), swapped_experts(weightless.model, compute, forms):
-        assert torch.equal(weightless.model(input_ids=ids, **extra)[0], model(input_ids=ids, **extra)[0])
+        assert torch.equal(
+            weightless.model(input_ids=ids, **extra)[0], model(input_ids=ids, **extra)[0]
+        )
 
 
 def test_writing_a_store_asks_for_one_expert_at_a_time(tmp_path: Path) -> None:
-    """No two experts' tensors are alive at once, so a store takes one expert's memory, whatever the model."""
+    """No two experts' tensors are alive at once, so a store takes one expert's memory, whatever
+    the model.
+    """
     import weakref
 
     forms = expert_forms(load_model(ASSETS / "tiny_mixtral"))
@@ -94,7 +111,9 @@ def test_writing_a_store_asks_for_one_expert_at_a_time(tmp_path: Path) -> None:
 
 
 class Peak:
-    """The most memory of its own that the process has had within the block, in bytes, beyond what it had before."""
+    """The most memory of its own that the process has had within the block, in bytes, beyond
+    what it had before.
+    """
 
     def __enter__(self) -> Peak:
         gc.collect()
@@ -121,15 +140,26 @@ class Peak:
 
 def own_bytes() -> int:
     """What is the process's alone: pages of files that it reads are not."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("RssAnon")
+    )
     return int(line.split()[1]) << 10
 
 
 @pytest.mark.thorough
-def test_loading_a_model_and_writing_its_store_take_the_memory_of_few_experts(tmp_path: Path) -> None:
+def test_loading_a_model_and_writing_its_store_take_the_memory_of_few_experts(
+    tmp_path: Path,
+) -> None:
     """94 MB of experts, of 1 MB each; loaded whole they take all of it."""
     transformers.logging.set_verbosity_error()
-    shape = {"hidden_size": 64, "intermediate_size": 1280, "num_hidden_layers": 6, "num_local_experts": 16}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 1280,
+        "num_hidden_layers": 6,
+        "num_local_experts": 16,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
     config = transformers.MixtralConfig(**shape, **heads)
     transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
@@ -151,10 +181,19 @@ def test_loading_a_model_and_writing_its_store_take_the_memory_of_few_experts(tm
 
 
 def test_stored_tensors_are_read_back_exactly_or_within_the_bound_of_their_rounding() -> None:
-    """Raw precisions cast; grouped ones keep the quantiser's own bound, flipped ones by their columns."""
+    """Raw precisions cast; grouped ones keep the quantiser's own bound, flipped ones by their
+    columns.
+    """
     form = expert_forms(tiny("gpt_oss"))[0]
     tensors = form.tensors(3)
-    for precision, bits in (("fp32", 0), ("fp16", 0), ("bf16", 0), ("int8", 8), ("int4", 4), ("int2", 2)):
+    for precision, bits in (
+        ("fp32", 0),
+        ("fp16", 0),
+        ("bf16", 0),
+        ("int8", 8),
+        ("int4", 4),
+        ("int2", 2),
+    ):
         variant = variant_of(precision, form.like, form.flipped)
         blob = variant.encode(tensors)
         assert len(blob) == variant.num_bytes
@@ -167,7 +206,9 @@ def test_stored_tensors_are_read_back_exactly_or_within_the_bound_of_their_round
                 assert (off <= bound).all(), (precision, name)
                 assert (off > 0).any()
             else:
-                dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision, torch.float16)
+                dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(
+                    precision, torch.float16
+                )
                 assert torch.equal(again[name], values.to(dtype).float()), (precision, name)
 
 
@@ -175,10 +216,14 @@ def test_checkpoints_that_do_not_come_out_as_the_models_experts_are_refused(tmp_
     forms = expert_forms(load_model(ASSETS / "tiny_mixtral"))
     with pytest.raises(StoreError, match="has no safetensors files"):
         CheckpointExperts(tmp_path, forms)
-    with pytest.raises(StoreError, match=r"tensors of 12 expert blocks .* but the model has 16 sites"):
+    with pytest.raises(
+        StoreError, match=r"tensors of 12 expert blocks .* but the model has 16 sites"
+    ):
         CheckpointExperts(ASSETS / "tiny_qwen2moe", forms)
     with pytest.raises(StoreError, match=r"expert 0 needs \['down', 'gate', 'up'\], found \[\]"):
-        CheckpointExperts(ASSETS / "tiny_switch", expert_forms(load_model(ASSETS / "tiny_qwen2moe"))).tensors(0, 0)
+        CheckpointExperts(
+            ASSETS / "tiny_switch", expert_forms(load_model(ASSETS / "tiny_qwen2moe"))
+        ).tensors(0, 0)
 
 
 def test_weights_beyond_a_precision_are_refused_by_name() -> None:

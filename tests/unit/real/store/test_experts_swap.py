@@ -1,4 +1,6 @@
-"""Experts of transformers' models as matrices, and computed by something else: bit for bit, and restored."""
+"""Experts of transformers' models as matrices, and computed by something else: bit for bit, and
+restored.
+"""
 
 from __future__ import annotations
 
@@ -49,26 +51,38 @@ def _eager(model: Any) -> Any:
 
 
 SWAPPED = [name for name in AVAILABLE if name not in REFUSED]
-USUAL = (("mixtral", torch.float32), ("gpt_oss", torch.bfloat16), ("nemotron_h", torch.bfloat16),
-         ("switch_transformers", torch.float32), ("aria_text", torch.float32))  # fmt: skip
+USUAL = (
+    ("mixtral", torch.float32),
+    ("gpt_oss", torch.bfloat16),
+    ("nemotron_h", torch.bfloat16),
+    ("switch_transformers", torch.float32),
+    ("aria_text", torch.float32),
+)
 """One of each layout."""
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        pytest.param(name, dtype, id=f"{name}-{dtype}".replace("torch.", ""),
-                     marks=() if (name, dtype) in USUAL else pytest.mark.thorough)
-        for name in SWAPPED for dtype in (torch.float32, torch.bfloat16)
+        pytest.param(
+            name,
+            dtype,
+            id=f"{name}-{dtype}".replace("torch.", ""),
+            marks=() if (name, dtype) in USUAL else pytest.mark.thorough,
+        )
+        for name in SWAPPED
+        for dtype in (torch.float32, torch.bfloat16)
     ],
-)  # fmt: skip
+)
 def test_swapped_experts_compute_the_bits_of_the_eager_model(name: str, dtype: torch.dtype) -> None:
     model = _eager(tiny(name, dtype))
     plain = _run(model)
     forms = expert_forms(model)
     seen: list[int] = []
 
-    def compute(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def compute(
+        site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         seen.append(site)
         # Copies that lie elsewhere: nothing may depend on the model's own tensors.
         return compute_all(
@@ -121,7 +135,9 @@ def test_an_expert_is_what_its_named_matrices_say(name: str) -> None:
         expected = torch.relu(hidden @ matrices["in"].T) @ matrices["out"].T
     else:
         assert set(matrices) == {"gate", "up", "down"}
-        expected = (F.silu(hidden @ matrices["gate"].T) * (hidden @ matrices["up"].T)) @ matrices["down"].T
+        expected = (F.silu(hidden @ matrices["gate"].T) * (hidden @ matrices["up"].T)) @ matrices[
+            "down"
+        ].T
     with torch.no_grad():
         assert torch.allclose(form.forward(form.tensors(3), hidden), expected, rtol=1e-5, atol=1e-6)
 
@@ -142,7 +158,9 @@ def test_transposed_interleaved_and_gateless_layouts_give_matrices_of_out_by_in(
         assert torch.equal(matrices["up_bias"][5], stored["gate_up_proj_bias"][at + 1])
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "aria_text", "nemotron_h", "switch_transformers"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "gpt_oss", "aria_text", "nemotron_h", "switch_transformers"]
+)
 def test_stored_tensors_come_back_from_the_matrices(name: str) -> None:
     form = expert_forms(tiny(name))[0]
     tensors = form.tensors(1)
@@ -163,7 +181,9 @@ def test_hooks_see_the_same_choices_in_a_swapped_model() -> None:
     assert (plain.take().ids == swapped.take().ids).all()
 
 
-def test_a_model_that_computes_something_else_is_not_taken_for_a_gated_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_computes_something_else_is_not_taken_for_a_gated_expert(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = tiny("mixtral")
     experts = discover(model)[0].experts
 

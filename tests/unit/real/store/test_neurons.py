@@ -1,6 +1,8 @@
-"""Experts that move neuron by neuron: stored, moved in part, completed, and computed of what has come.
+"""Experts that move neuron by neuron: stored, moved in part, completed, and computed of what has
+come.
 
-Oracles: fp64 over the neurons that are there, the others masked; the store's own rows; a fresh controller.
+Oracles: fp64 over the neurons that are there, the others masked; the store's own rows; a fresh
+controller.
 """
 
 from __future__ import annotations
@@ -35,10 +37,14 @@ SIZES = {"gate_up_proj": (2 * NEURONS, HIDDEN), "down_proj": (HIDDEN, NEURONS)}
 
 
 def model(matrices: int = 3) -> Model:
-    return Model("some", 2, 4, 2, HIDDEN, NEURONS, 1, 1, HIDDEN, 32, "test", expert_matrices=matrices)
+    return Model(
+        "some", 2, 4, 2, HIDDEN, NEURONS, 1, 1, HIDDEN, 32, "test", expert_matrices=matrices
+    )
 
 
-def dense(tensors: dict[str, torch.Tensor], rows: torch.Tensor, neurons: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def dense(
+    tensors: dict[str, torch.Tensor], rows: torch.Tensor, neurons: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
     """fp64: what the named neurons of an expert with a SiLU gate make of rows."""
     gate, up = np.split(tensors["gate_up_proj"].double().numpy(), 2)
     x, down = rows.double().numpy(), tensors["down_proj"].double().numpy()
@@ -72,7 +78,9 @@ def test_all_neurons_in_their_order_are_the_expert_bit_for_bit() -> None:
 
 
 def test_experts_without_a_gate_cannot_be_stored_so() -> None:
-    with pytest.raises(StoreError, match=r"experts of in, out have no neurons .* another precision"):
+    with pytest.raises(
+        StoreError, match=r"experts of in, out have no neurons .* another precision"
+    ):
         plan_store({}, [StandInForm(model(matrices=2), 0)], ["floe"])
     with pytest.raises(StoreError, match="goes with no other one, got floe, int4"):
         plan_store({}, [StandInForm(model(), 0)], ["floe", "int4"])
@@ -80,7 +88,9 @@ def test_experts_without_a_gate_cannot_be_stored_so() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(moves=st.lists(st.tuples(st.integers(1, 800), st.integers(0, 800)), min_size=1, max_size=4))
-def test_what_completes_a_partial_move_brings_the_neurons_that_are_not_there(moves: list[tuple[int, int]]) -> None:
+def test_what_completes_a_partial_move_brings_the_neurons_that_are_not_there(
+    moves: list[tuple[int, int]],
+) -> None:
     """A slot filled byte by byte by ``extent`` has the rows of ``held``, each neuron once."""
     size, key = 32, 3
     geometry = Geometry(2, 4, 2, ("floe",), (16.0,), (size * NEURONS,), 10 * size * NEURONS)
@@ -104,7 +114,9 @@ def test_what_completes_a_partial_move_brings_the_neurons_that_are_not_there(mov
         assert held is not None
         assert len(held) == (there + more) // size
         assert len(set(held.tolist())) == len(held)
-        assert np.array_equal(slot.reshape(NEURONS, size)[: len(held)], home.reshape(NEURONS, size)[held])
+        assert np.array_equal(
+            slot.reshape(NEURONS, size)[: len(held)], home.reshape(NEURONS, size)[held]
+        )
         number += 2
     arrivals.begin(key, number, 0, size * NEURONS)
     assert arrivals.held(key) is None
@@ -119,7 +131,8 @@ def _fill(arrivals: Arrivals, key: int, slot: Any, home: Any, begin: int, count:
         begin += piece
 
 
-# ---- a run -----------------------------------------------------------------------------------------------------------
+# ---- a run
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +141,16 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(stores: Path, trace: Trace, *words: str) -> Prepared:
-    fixed = (f"engine.store_dir={stores}", "output_dir=unused", "budget.resident_share=0.4", "trace.max_sequences=1",
-             "+workload.decode_tokens=4", "engine.links=free", "engine.compute=free", "system=floe")  # fmt: skip
+    fixed = (
+        f"engine.store_dir={stores}",
+        "output_dir=unused",
+        "budget.resident_share=0.4",
+        "trace.max_sequences=1",
+        "+workload.decode_tokens=4",
+        "engine.links=free",
+        "engine.compute=free",
+        "system=floe",
+    )
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return prepare_replay(read_request(compose("real", [*fixed, *words]), "floe"), trace)
 
@@ -146,11 +167,17 @@ def prepared(stores: Path, trace: Trace, *words: str) -> Prepared:
 def test_floe_computes_on_a_device_the_neurons_that_the_controller_moved(
     stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    """Slots hold the store's rows of as many neurons as bytes were moved; the output is fp64's of these alone."""
+    """Slots hold the store's rows of as many neurons as bytes were moved; the output is fp64's
+    of these alone.
+    """
     run = prepared(stores, bundled_trace, *words)
     assert run.weights is not None
     device, store, controller = cast(CpuDevice, run.device), run.weights.store, run.run.controller
-    g, compute, home = controller.geometry, device.compute, np.frombuffer(store.path.read_bytes(), np.uint8)
+    g, compute, home = (
+        controller.geometry,
+        device.compute,
+        np.frombuffer(store.path.read_bytes(), np.uint8),
+    )
     counts: list[int] = []
 
     def checked(key: int, rows: int, nominal_ns: int) -> None:
@@ -170,7 +197,9 @@ def test_floe_computes_on_a_device_the_neurons_that_the_controller_moved(
     assert len(counts) > 40
     assert len(set(counts)) > 5, "as many as the trace's tokens made active"
     # Where a forecast names no channel, one byte goes all the same.
-    assert {transfer.moved_bytes % device.arrivals.pair_bytes(transfer.key) for transfer in moved} <= {0, 1}
+    assert {
+        transfer.moved_bytes % device.arrivals.pair_bytes(transfer.key) for transfer in moved
+    } <= {0, 1}
     sizes = [variant.num_bytes for variant in store.header.variants]
     again = build(run.request.simulated, "floe", bundled_trace, stored_bytes=sizes)
     assert replay(recording.calls, again.controller, again.workload, recording.asked_ns) is None
@@ -185,12 +214,16 @@ def _check_partial(device: CpuDevice, key: int, held: Any, home: Any) -> None:
     size, offset = device.arrivals.pair_bytes(key), device._offset(key)
     blob = device.slots.blob(key)
     pairs = blob[: len(held) * size].view(torch.float16).view(len(held), size // 2)
-    assert np.array_equal(pairs.view(torch.uint8).numpy(), home[offset:][: len(blob)].reshape(-1, size)[held])
+    assert np.array_equal(
+        pairs.view(torch.uint8).numpy(), home[offset:][: len(blob)].reshape(-1, size)[held]
+    )
     rows = device._work_of.rows(key, 1)
     up = up_of(device, key)
     hidden = up.shape[1]
-    tensors = {"gate_up_proj": torch.cat([pairs[:, :hidden].float(), up[torch.from_numpy(held)]]),
-               "down_proj": pairs[:, hidden:].T.float()}  # fmt: skip
+    tensors = {
+        "gate_up_proj": torch.cat([pairs[:, :hidden].float(), up[torch.from_numpy(held)]]),
+        "down_proj": pairs[:, hidden:].T.float(),
+    }
     expected = dense(tensors, rows, np.arange(len(held)))
     found = device._work_of.output(key, blob, rows, held)
     assert np.allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
@@ -204,11 +237,16 @@ def test_the_up_projections_are_the_models_own_at_two_bits_and_count_as_a_loss(
 
     run = prepared(stores, bundled_trace)
     assert run.weights is not None
-    store, form = run.weights.store, expert_forms(load_model(ROOT / "capture" / "assets" / "tiny_mixtral"))[2]
+    store, form = (
+        run.weights.store,
+        expert_forms(load_model(ROOT / "capture" / "assets" / "tiny_mixtral"))[2],
+    )
     store.verify()
     assert store.header.lossless == (False,)
     key = run.run.controller.geometry.key(0, 2, 6)
     up = form.matrices(form.tensors(6))["up"]
     assert torch.equal(up_of(cast(CpuDevice, run.device), key), dequantise(quantise(up, 2, 64)))
     ups = 16 * 8 * store.header.resident.num_bytes  # type: ignore[union-attr]
-    assert ups == 16 * 8 * (30 * 128 + 2 * 120 * 2 * 2), "2.5 bits a weight: 30 rows of bytes, scales and zeros"
+    assert ups == 16 * 8 * (30 * 128 + 2 * 120 * 2 * 2), (
+        "2.5 bits a weight: 30 rows of bytes, scales and zeros"
+    )

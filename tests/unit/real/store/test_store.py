@@ -1,4 +1,6 @@
-"""A file of experts: written once, and refused where it was cut or altered or is of other experts."""
+"""A file of experts: written once, and refused where it was cut or altered or is of other
+experts.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_a_store_is_written_once_and_opened_again(prepare: Prepare, stores: Path
     assert path.stat().st_mtime_ns == written
 
 
-def test_a_store_that_was_cut_or_altered_is_refused_by_what_is_wrong(prepare: Prepare, tmp_path: Path) -> None:
+def test_a_store_that_was_cut_or_altered_is_refused_by_what_is_wrong(
+    prepare: Prepare, tmp_path: Path
+) -> None:
     prepare("system=lru", *FREE, store_dir=tmp_path)
     path = tmp_path / "tiny_mixtral-fp16.experts"
     content = bytearray(path.read_bytes())
@@ -51,9 +55,14 @@ def test_a_store_of_other_experts_than_the_run_counts_with_is_refused(prepare: P
     assert hobbit.weights is not None
     geometry = lru.run.controller.geometry
     lru.weights.store.check_shape(geometry)
-    with pytest.raises(StoreError, match=r"holds 16 x 8 experts of \(92160,\) B, the run needs 15 x 8 of \(92160,\) B"):
+    with pytest.raises(
+        StoreError,
+        match=r"holds 16 x 8 experts of \(92160,\) B, the run needs 15 x 8 of \(92160,\) B",
+    ):
         lru.weights.store.check_shape(replace(geometry, sites=15))
-    with pytest.raises(StoreError, match=r"experts of \(92160, \d+\) B, the run needs 16 x 8 of \(92160,\) B"):
+    with pytest.raises(
+        StoreError, match=r"experts of \(92160, \d+\) B, the run needs 16 x 8 of \(92160,\) B"
+    ):
         CpuDevice(lru.run.controller, hobbit.weights, Engine(source="direct"))
 
 

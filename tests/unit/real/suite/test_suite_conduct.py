@@ -1,4 +1,6 @@
-"""Pieces that are done, fail, crash, hang or run out of time, in processes that need nothing but Python."""
+"""Pieces that are done, fail, crash, hang or run out of time, in processes that need nothing but
+Python.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,20 @@ def piece(name: str, seconds: float = 20.0, least_s: float = 0.1) -> Piece:
 def suite(tmp_path: Path) -> Make:
     """A suite whose pieces are lines of Python by name; others write a file and end."""
 
-    def make(code: dict[str, str] | None = None, seconds: float = 60.0, archive: Path | None = None) -> Suite:
+    def make(
+        code: dict[str, str] | None = None, seconds: float = 60.0, archive: Path | None = None
+    ) -> Suite:
         folder = tmp_path / "results"
         folder.mkdir(exist_ok=True)
 
         def command(one: Piece, given: float) -> Sequence[str]:
             text = (code or {}).get(one.name, DONE)
-            return (sys.executable, "-S", "-c", text.replace("{folder}", str(folder)).replace("{name}", one.name))
+            return (
+                sys.executable,
+                "-S",
+                "-c",
+                text.replace("{folder}", str(folder)).replace("{name}", one.name),
+            )
 
         return Suite(folder, "host", "tiny", seconds, archive, lambda text: None, command)
 
@@ -47,31 +56,47 @@ def state(one: Suite) -> dict[str, str]:
 
 
 def test_a_crash_and_a_failure_leave_the_other_pieces(suite: Make) -> None:
-    one = suite({"crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-                 "fails": "raise SystemExit('no such link')"})  # fmt: skip
+    one = suite(
+        {
+            "crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            "fails": "raise SystemExit('no such link')",
+        }
+    )
     assert one.run([piece("first"), piece("crash"), piece("fails"), piece("last")]) is False
-    assert state(one) == {"first": "done", "crash": "failed", "fails": "failed", "last": "done", "report": "done"}
+    assert state(one) == {
+        "first": "done",
+        "crash": "failed",
+        "fails": "failed",
+        "last": "done",
+        "report": "done",
+    }
     assert one.outcomes["fails"].reason == "no such link"
     assert "processes have failed" in one.outcomes["crash"].reason
 
 
 def test_a_piece_that_hangs_is_ended_with_all_that_it_has_started(suite: Make) -> None:
-    code = ("import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']); "
-            "open('{folder}/child', 'w').write(str(child.pid)); time.sleep(60)")  # fmt: skip
+    code = (
+        "import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']); "
+        "open('{folder}/child', 'w').write(str(child.pid)); time.sleep(60)"
+    )
     one = suite({"hangs": code})
     began = time.monotonic()
     assert one.run([piece("hangs", 1.5), piece("next")]) is False
     assert time.monotonic() - began < 30
     assert state(one) == {"hangs": "out of time", "next": "done", "report": "done"}
     child = int((one.folder / "child").read_text())
-    ended = subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True).stdout.strip()
+    ended = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True
+    ).stdout.strip()
     # A zombie's state may have more letters: of its priority, say.
     assert ended[:1] in ("", "Z"), "what it had started is still there"
 
 
 def test_what_asks_for_another_process_gets_one(suite: Make) -> None:
     """Status 75: as after a fault of a GPU."""
-    code = DONE + "; sys.exit(75 if pathlib.Path('{folder}/{name}.ran').read_text() != 'xxx' else 0)"
+    code = (
+        DONE + "; sys.exit(75 if pathlib.Path('{folder}/{name}.ran').read_text() != 'xxx' else 0)"
+    )
     one = suite({"again": code})
     assert one.run([piece("again")]) is True
     assert (one.folder / "again.ran").read_text() == "xxx"
@@ -82,18 +107,29 @@ def test_what_has_been_done_is_not_done_again_unless_asked(suite: Make) -> None:
     assert broken.run([piece("first"), piece("second")]) is False
     mended = suite()
     assert mended.run([piece("first"), piece("second")]) is True
-    assert [(mended.folder / f"{name}.ran").read_text() for name in ("first", "second")] == ["x", "x"]
+    assert [(mended.folder / f"{name}.ran").read_text() for name in ("first", "second")] == [
+        "x",
+        "x",
+    ]
     assert suite().run([piece("first"), piece("second")], again=["first"]) is True
-    assert [(mended.folder / f"{name}.ran").read_text() for name in ("first", "second")] == ["xx", "x"]
+    assert [(mended.folder / f"{name}.ran").read_text() for name in ("first", "second")] == [
+        "xx",
+        "x",
+    ]
 
 
 def test_what_was_done_in_part_goes_on_the_next_time(suite: Make) -> None:
     code = (
-        DONE + "; print('no time for b'); sys.exit(74 if pathlib.Path('{folder}/{name}.ran').read_text() == 'x' else 0)"
+        DONE
+        + "; print('no time for b'); sys.exit(74 if pathlib.Path('{folder}/{name}.ran').read_text()"
+        " == 'x' else 0)"
     )
     one = suite({"runs": code})
     assert one.run([piece("runs")]) is False
-    assert (one.outcomes["runs"].status, one.outcomes["runs"].reason) == ("in part", "no time for b")
+    assert (one.outcomes["runs"].status, one.outcomes["runs"].reason) == (
+        "in part",
+        "no time for b",
+    )
     assert suite({"runs": code}).run([piece("runs")]) is True
 
 
@@ -114,7 +150,9 @@ def test_without_time_pieces_are_left_out_and_the_report_is_made_all_the_same(su
 def test_results_of_another_device_are_not_mixed_in(suite: Make) -> None:
     one = suite()
     one.run([piece("first")])
-    with pytest.raises(ValueError, match="holds results of device=host size=tiny, not of device=cuda size=full"):
+    with pytest.raises(
+        ValueError, match="holds results of device=host size=tiny, not of device=cuda size=full"
+    ):
         Suite(one.folder, "cuda", "full", 10.0)
 
 

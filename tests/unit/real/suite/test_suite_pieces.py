@@ -1,4 +1,6 @@
-"""Every piece of the suite, tiny, with the host in the GPU's place: all but a GPU's calls is done for real."""
+"""Every piece of the suite, tiny, with the host in the GPU's place: all but a GPU's calls is
+done for real.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def check(folder: Path) -> None:
     timed = json.loads((folder / "kernels.json").read_text())
     assert timed["all"]
     kinds = {row["operator"] for row in timed["rows"]}
-    assert {"gemv int4", "expert int4", "expert bf16", "gemv int4 by size", "expert of 50% of its neurons"} <= kinds
+    assert {
+        "gemv int4",
+        "expert int4",
+        "expert bf16",
+        "gemv int4 by size",
+        "expert of 50% of its neurons",
+    } <= kinds
     page = (folder / "report.md").read_text()
     assert "A rehearsal on the host: no figure here is a GPU's" in page
     assert "| kernels against fp64 | all, within 1e-5 |" in page
@@ -59,8 +67,11 @@ def check_models(folder: Path) -> None:
     """What the others leave."""
     for cell in ("tiny_mixtral lru", "tiny_mixtral lru, 4 at once"):
         assert rows(folder, "live")[cell]["result"] | {"makespan_s": 0} == {
-            "steps": 3, "makespan_s": 0, "lossless": True, "equal": True,
-        }, cell  # fmt: skip
+            "steps": 3,
+            "makespan_s": 0,
+            "lossless": True,
+            "equal": True,
+        }, cell
     validated = json.loads((folder / "validation" / "validation.json").read_text())
     assert [one["first_difference"] for one in validated["checks"]] == [None, None]
     assert "hardware=host_measured" in (folder / "report.md").read_text()
@@ -68,7 +79,9 @@ def check_models(folder: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_pieces_run_with_the_host_as_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_run_with_the_host_as_their_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs, "STORES", tmp_path / "stores")
     folder = tmp_path / "results"
     folder.mkdir()
@@ -76,7 +89,11 @@ def test_pieces_run_with_the_host_as_their_device(tmp_path: Path, monkeypatch: p
     pieces = [piece_of(name) for name in ("probe", "verify", "kernels", "copies", "replay")]
     for piece in pieces:
         piece.load()(context)
-    state = {"device": "host", "size": "tiny", "pieces": {piece.name: outcome(piece.name) for piece in pieces}}
+    state = {
+        "device": "host",
+        "size": "tiny",
+        "pieces": {piece.name: outcome(piece.name) for piece in pieces},
+    }
     (folder / "suite.json").write_text(json.dumps(state))
     REPORT.load()(context)
     check(folder)
@@ -84,14 +101,24 @@ def test_pieces_run_with_the_host_as_their_device(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.thorough
 def test_the_command_does_it_all_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "real.suite", "device=host", "size=tiny", f"output={tmp_path / 'results'}",
-               "minutes=20", f"archive={tmp_path / 'all.tar.gz'}")  # fmt: skip
+    command = (
+        sys.executable,
+        "-m",
+        "real.suite",
+        "device=host",
+        "size=tiny",
+        f"output={tmp_path / 'results'}",
+        "minutes=20",
+        f"archive={tmp_path / 'all.tar.gz'}",
+    )
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     check(tmp_path / "results")
     check_models(tmp_path / "results")
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert [f"{piece.name}: done before" in again.stdout for piece in PIECES] == [True] * len(PIECES)
+    assert [f"{piece.name}: done before" in again.stdout for piece in PIECES] == [True] * len(
+        PIECES
+    )
 
 
 def context(folder: Path, device: str = "host", seconds: float = 60.0) -> Context:
@@ -102,9 +129,16 @@ def context(folder: Path, device: str = "host", seconds: float = 60.0) -> Contex
 def test_a_rehearsal_of_any_size_replays_what_a_gpu_does_stand_ins_for_experts(size: str) -> None:
     """Their code is another than a bundled model's. What may differ is numbers."""
     full, here = SIZES["full"].words, SIZES[size].words
-    for words in (here, plan_of(asked_for(size, "host")).words, plan_of(asked_for(size, "cuda")).words):
+    for words in (
+        here,
+        plan_of(asked_for(size, "host")).words,
+        plan_of(asked_for(size, "cuda")).words,
+    ):
         request = request_of(words, "lru", 0.5)
-        assert weights_folder(request.engine, instantiate(request.simulated.model, _convert_="all")) is None, words
+        assert (
+            weights_folder(request.engine, instantiate(request.simulated.model, _convert_="all"))
+            is None
+        ), words
     assert {word.partition("=")[0] for word in full} <= {word.partition("=")[0] for word in here}
     assert set(RUNS) <= set(here)
 
@@ -128,7 +162,9 @@ def test_cells_are_kept_one_by_one_and_a_killed_one_has_failed(tmp_path: Path) -
     assert again.done() == {"a": 1}, "what has ended its process is not tried again"
 
 
-def test_a_cell_that_cannot_run_is_refused_and_one_that_fails_on_a_gpu_asks_for_another_process(tmp_path: Path) -> None:
+def test_a_cell_that_cannot_run_is_refused_and_one_that_fails_on_a_gpu_asks_for_another_process(
+    tmp_path: Path,
+) -> None:
     cells = Cells(context(tmp_path, "cuda"), "runs")
 
     def refuse() -> None:

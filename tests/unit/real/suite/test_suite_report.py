@@ -13,29 +13,55 @@ from real.suite.runs import rates
 from sim.values.record import Record
 
 
-def row(operator: str, median_ns: float, read_bytes: int, share: float, shape: str = "mixtral") -> dict[str, Any]:
-    return {"operator": operator, "shape": shape, "median_ns": median_ns, "read_bytes": read_bytes, "share": share}
+def row(
+    operator: str, median_ns: float, read_bytes: int, share: float, shape: str = "mixtral"
+) -> dict[str, Any]:
+    return {
+        "operator": operator,
+        "shape": shape,
+        "median_ns": median_ns,
+        "read_bytes": read_bytes,
+        "share": share,
+    }
 
 
 def told(folder: Path) -> list[str]:
-    return [line for line in targets(Context("cuda", "full", folder)) if line.startswith("| ") and "target" not in line]
+    return [
+        line
+        for line in targets(Context("cuda", "full", folder))
+        if line.startswith("| ") and "target" not in line
+    ]
 
 
 def test_only_large_matrices_have_a_target_and_one_that_misses_says_so(tmp_path: Path) -> None:
-    Context("cuda", "full", tmp_path).save("kernels", {"rows": [
-        row("gemv int4 by size", 1, 63 << 20, 0.1), row("gemv int4 by size", 1, 64 << 20, 0.8),
-        row("expert int4", 1, 99 << 20, 0.79),
-    ]})  # fmt: skip
+    Context("cuda", "full", tmp_path).save(
+        "kernels",
+        {
+            "rows": [
+                row("gemv int4 by size", 1, 63 << 20, 0.1),
+                row("gemv int4 by size", 1, 64 << 20, 0.8),
+                row("expert int4", 1, 99 << 20, 0.79),
+            ]
+        },
+    )
     first, second = told(tmp_path)
     assert first.endswith("| >= 80% | 80.0% | holds |")
     assert second.endswith("| >= 80% | 79.0% | **missed** |")
 
 
 def test_the_sparse_expert_is_judged_by_the_bytes_that_its_ceiling_counts(tmp_path: Path) -> None:
-    """A tenth kept: a third and a fifteenth of the bytes, 0.4, at most 2.5 times as fast; 2.25 times is 90 % of it."""
-    Context("cuda", "full", tmp_path).save("kernels", {"rows": [
-        row("expert bf16", 2250, 1, 1), row("up and sparse_expert 10% kept", 1000, 1, 1),
-    ]})  # fmt: skip
+    """A tenth kept: a third and a fifteenth of the bytes, 0.4, at most 2.5 times as fast; 2.25
+    times is 90 % of it.
+    """
+    Context("cuda", "full", tmp_path).save(
+        "kernels",
+        {
+            "rows": [
+                row("expert bf16", 2250, 1, 1),
+                row("up and sparse_expert 10% kept", 1000, 1, 1),
+            ]
+        },
+    )
     (line,) = told(tmp_path)
     assert line.endswith("| >= 85% | 90.0% | holds |")
 
@@ -43,18 +69,34 @@ def test_the_sparse_expert_is_judged_by_the_bytes_that_its_ceiling_counts(tmp_pa
 def test_loads_are_judged_by_the_best_copy_from_pinned_memory(tmp_path: Path) -> None:
     context = Context("cuda", "full", tmp_path)
     context.save(
-        "facts", {"copies": [{"memory": "pinned", "bytes_per_s": 50e9}, {"memory": "back", "bytes_per_s": 90e9}]}
+        "facts",
+        {
+            "copies": [
+                {"memory": "pinned", "bytes_per_s": 50e9},
+                {"memory": "back", "bytes_per_s": 90e9},
+            ]
+        },
     )
-    context.save("copies", {"rows": [
-        {"cell": "in_flight=1", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 45e9}},
-        {"cell": "in_flight=2", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 48e9}},
-        {"cell": "small", "result": {"bytes": 1 << 20, "bytes_per_s_behind": 1e9}},
-    ]})  # fmt: skip
-    assert [line.split(" | ")[-2:] for line in told(tmp_path)] == [["90.0%", "**missed** |"], ["96.0%", "holds |"]]
+    context.save(
+        "copies",
+        {
+            "rows": [
+                {"cell": "in_flight=1", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 45e9}},
+                {"cell": "in_flight=2", "result": {"bytes": 16 << 20, "bytes_per_s_behind": 48e9}},
+                {"cell": "small", "result": {"bytes": 1 << 20, "bytes_per_s_behind": 1e9}},
+            ]
+        },
+    )
+    assert [line.split(" | ")[-2:] for line in told(tmp_path)] == [
+        ["90.0%", "**missed** |"],
+        ["96.0%", "holds |"],
+    ]
 
 
 def test_a_rate_behind_another_counts_the_gap_between_them() -> None:
-    """Three of 1000 B on link 0 in 100 ns each; the second begins where the first ends and takes 200 from there."""
+    """Three of 1000 B on link 0 in 100 ns each; the second begins where the first ends and takes
+    200 from there.
+    """
     record = Record()
     record.service_link += [0, 0, 0, 1]
     record.service_start_ns += [0, 100, 500, 0]
@@ -71,12 +113,13 @@ def test_both_forms_of_the_gather_stand_side_by_side() -> None:
     rates_gb = {("staged", 1): (1.0, 2.0), ("staged", 4): (4.0, 3.0), ("zero_copy", 1): (5.0, 7.5)}
     found = [
         {"gather": form, "threads": threads, "columns": columns, "bytes_per_s": rate * 1e9}
-        for (form, threads), pair in rates_gb.items() for columns, rate in zip((10, 50), pair, strict=True)
-    ]  # fmt: skip
+        for (form, threads), pair in rates_gb.items()
+        for columns, rate in zip((10, 50), pair, strict=True)
+    ]
     text = "\n".join(gathers(found))
     assert "| FloE's gather, GB/s by columns | threads: 1 | threads: 4 | zero-copy |" in text
     assert "| 10 | 1.00 | 4.00 | 5.00 |\n| 50 | 2.00 | 3.00 | 7.50 |" in text
     assert (
-        "(threads: 1, 50 columns, 2.00 GB/s; threads: 4, 10 columns, 4.00 GB/s; zero-copy, 50 columns, 7.50 GB/s)"
-        in text
+        "(threads: 1, 50 columns, 2.00 GB/s; threads: 4, 10 columns, 4.00 GB/s; zero-copy, 50"
+        " columns, 7.50 GB/s)" in text
     )

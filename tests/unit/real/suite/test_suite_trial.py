@@ -1,4 +1,6 @@
-"""What stops the project on a machine is told before a piece runs: there it lies in a folder, and is not installed."""
+"""What stops the project on a machine is told before a piece runs: there it lies in a folder,
+and is not installed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from sim.values.places import ROOT
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
     """The packages' files that a bundle holds."""
-    for path in (path for part in ("sim", "real", "capture", "conf") for path in (ROOT / part).rglob("*")):
+    for path in (
+        path for part in ("sim", "real", "capture", "conf") for path in (ROOT / part).rglob("*")
+    ):
         name = path.relative_to(ROOT)
         if path.is_file() and "__pycache__" not in name.parts and is_read(str(name)):
             (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -40,9 +44,13 @@ def packages(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess[str]:
-    """``python -m real.suite`` in a fresh interpreter that sees ``path`` and no installed package."""
+    """``python -m real.suite`` in a fresh interpreter that sees ``path`` and no installed
+    package.
+    """
     arguments = [sys.executable, "-S", "-m", "real.suite", *words]
-    return subprocess.run(arguments, cwd=folder, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        arguments, cwd=folder, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_an_unpacked_bundle_has_all_that_its_pieces_import_and_runs_without_being_installed(
@@ -68,7 +76,10 @@ def test_a_module_that_a_piece_imports_inside_a_function_is_tried_too(
     monkeypatch.setattr("real.suite.__main__.missing", lambda device: [])
     assert main(["missing", "device=host", "size=tiny"]) == 1
     told = capsys.readouterr().out
-    assert "real.live.run cannot be imported (ModuleNotFoundError: import of real.live.run halted" in told
+    assert (
+        "real.live.run cannot be imported (ModuleNotFoundError: import of real.live.run halted"
+        in told
+    )
     assert "unpack the bundle anew" in told
     # Nothing is run, either.
     assert main(["device=host", "size=tiny", "output=nowhere"]) == 2

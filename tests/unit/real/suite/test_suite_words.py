@@ -28,7 +28,9 @@ from sim.values.places import ROOT
         ("budget=1", "'budget=1' is no KEY=VALUE of device, size"),
     ],
 )
-def test_a_wrong_word_is_refused_with_what_is_allowed(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_word_is_refused_with_what_is_allowed(
+    word: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([word]) == 2
     assert told in capsys.readouterr().err
 
@@ -57,8 +59,12 @@ def test_packed_modules_can_be_imported_elsewhere(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "there", filter="data")
     code = """import simpy; print(simpy.__file__); simpy.Environment().run(until=1)
 import importlib.metadata; assert importlib.metadata.version("simpy") == simpy.__version__ != "UNKNOWN" """
-    done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(tmp_path / "there")},
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(tmp_path / "there")},
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.startswith(str(tmp_path / "there")), done.stderr
     assert not done.returncode, done.stderr
     with pytest.raises(ValueError, match="must be a new file"):
@@ -72,29 +78,51 @@ def test_code_for_one_version_of_python_is_not_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_unpacked(tmp_path: Path) -> None:
+def test_a_bundle_holds_the_project_without_other_models_and_runs_where_it_is_unpacked(
+    tmp_path: Path,
+) -> None:
     packed = tmp_path / "bundle.tar.xz"
     told = bundle([], packed)
     assert told.packed_bytes == packed.stat().st_size
     names = tracked()
-    assert told.tree_bytes + told.left_out_bytes == sum((ROOT / name).stat().st_size for name in names)
+    assert told.tree_bytes + told.left_out_bytes == sum(
+        (ROOT / name).stat().st_size for name in names
+    )
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "there", filter="data")
-    there = {str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()}
+    there = {
+        str(path.relative_to(tmp_path / "there"))
+        for path in (tmp_path / "there").rglob("*")
+        if path.is_file()
+    }
     left = set(names) - there
     assert there <= set(names)
     assert {name.split("/")[-2] for name in left} >= {"tiny_qwen2moe", "tiny_switch"}
     assert all(name.startswith("capture/assets/") and "tiny_mixtral" not in name for name in left)
     done = subprocess.run(
-        [sys.executable, "-m", "real.suite", "device=host", "size=tiny", "pieces=stores,replay", "output=results"],
-        cwd=tmp_path / "there", env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "real.suite",
+            "device=host",
+            "size=tiny",
+            "pieces=stores,replay",
+            "output=results",
+        ],
+        cwd=tmp_path / "there",
+        env={**os.environ, "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| replay | done |" in (tmp_path / "there" / "results" / "report.md").read_text()
 
 
 @pytest.mark.thorough
-def test_a_bundle_that_is_too_large_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_that_is_too_large_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bundle", f"output={tmp_path / 'all.tar.xz'}", "most_mib=1"]) == 2
     assert "more than 1048576: bring fewer packages" in capsys.readouterr().err
     assert main(["bundle", f"output={tmp_path / 'all.tar.xz'}", "most_mib=some"]) == 2

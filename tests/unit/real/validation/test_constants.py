@@ -1,4 +1,6 @@
-"""What a machine takes is learnt from its runs: on a device whose times are nominal the nominal times come back."""
+"""What a machine takes is learnt from its runs: on a device whose times are nominal the nominal
+times come back.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +68,20 @@ def test_a_prediction_from_another_systems_run_on_the_null_device_is_exact() -> 
 
 
 def test_twice_as_slow_a_machine_is_learnt_as_one() -> None:
-    """The same run on links and compute of half the speed: what was learnt there predicts the nominal run's double."""
-    slow = ("hardware.links.loader.efficiency=0.5", "hardware.links.loader.overhead_us=200",
-            "hardware.compute.memory_efficiency=0.5")  # fmt: skip
+    """The same run on links and compute of half the speed: what was learnt there predicts the
+    nominal run's double.
+    """
+    slow = (
+        "hardware.links.loader.efficiency=0.5",
+        "hardware.links.loader.overhead_us=200",
+        "hardware.compute.memory_efficiency=0.5",
+    )
     words = ("device=null", "trace.max_sequences=1", "hardware.host.issue_us=0")
     pairs = measure_run(request_of((*words, *slow), "lru", 0.5), 0.5, "lru").pairs
     nominal = {pair[:2] for pair in measure_run(request_of(words, "lru", 0.5), 0.5, "lru").pairs}
-    constants = Constants.learn((kind, ns // 2 if kind[0] != "tail" else ns, took) for kind, ns, took in pairs)
+    constants = Constants.learn(
+        (kind, ns // 2 if kind[0] != "tail" else ns, took) for kind, ns, took in pairs
+    )
     for kind, nominal_ns in nominal:
         if kind[0] in ("expert", "hop"):
             assert constants.takes(kind, nominal_ns) == pytest.approx(2 * nominal_ns, abs=2)

@@ -10,7 +10,9 @@ from real.validation.judge import Case, as_row, coverage, intervals, rankings
 def case(system: str, predicted: int, *measured: int, share: float = 0.5) -> Case:
     """Two steps, of which the first takes a quarter of the time."""
     steps = tuple((ns // 4, ns - ns // 4) for ns in measured)
-    return Case(system, share, predicted, measured, (predicted // 4, predicted - predicted // 4), steps)
+    return Case(
+        system, share, predicted, measured, (predicted // 4, predicted - predicted // 4), steps
+    )
 
 
 def test_the_error_is_against_the_median_of_the_repeats_and_the_noise_is_theirs() -> None:
@@ -29,9 +31,13 @@ def test_one_run_has_no_noise() -> None:
 
 
 def test_only_pairs_that_differ_by_more_than_the_noise_count_for_the_order() -> None:
-    """a, b, c measure 100, 102 and 200 with 2 % of noise each: a and b cannot be told apart (2 x 2 % of 100 is 4)."""
-    a, b, c = (case(name, p, m - m // 50, m, m + m // 50) for name, p, m in
-               (("a", 10300, 10000), ("b", 10200, 10200), ("c", 9000, 20000)))  # fmt: skip
+    """a, b, c measure 100, 102 and 200 with 2 % of noise each: a and b cannot be told apart (2 x
+    2 % of 100 is 4).
+    """
+    a, b, c = (
+        case(name, p, m - m // 50, m, m + m // 50)
+        for name, p, m in (("a", 10300, 10000), ("b", 10200, 10200), ("c", 9000, 20000))
+    )
     (found,) = rankings([a, b, c])
     assert (found.told_apart, found.right, found.tau) == (2, 0, -1)
     assert (found.picked, found.fastest, found.regret) == ("c", "a", pytest.approx(1.0))
@@ -62,12 +68,15 @@ def test_an_interval_is_as_wide_as_the_errors_of_the_other_cases() -> None:
 
 def test_coverage_counts_runs_not_cases() -> None:
     others = [case(f"s{n}", 1000, 1000 + 10 * n) for n in range(1, 12)]
-    # Each case's interval comes from eleven others' errors: 11 % wide for all but the last two, whose runs count, too.
+    # Each case's interval comes from eleven others' errors: 11 % wide for all but the last two,
+    # whose runs count, too.
     mine = case("mine", 2000, 2000, 2500)
     found = coverage([*others, mine])
     within = [
         low <= run <= high
-        for one, (low, high) in zip([*others, mine], (i for i in intervals([*others, mine]) if i), strict=True)
+        for one, (low, high) in zip(
+            [*others, mine], (i for i in intervals([*others, mine]) if i), strict=True
+        )
         for run in one.measured_ns
     ]
     assert len(within) == 13

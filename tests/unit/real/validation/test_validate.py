@@ -15,18 +15,32 @@ from real.validation.cases import Plan, order_of
 from real.validation.constants import MeasuredDurations
 from sim.process.interrupts import Terminated
 
-WORDS = ("device=null", "trace.max_sequences=1", "+workload.prompt_tokens=12", "+workload.decode_tokens=14")
+WORDS = (
+    "device=null",
+    "trace.max_sequences=1",
+    "+workload.prompt_tokens=12",
+    "+workload.decode_tokens=14",
+)
 
 
 def validate(folder: Path, *words: str, status: int = 0, lengths: bool = True) -> dict[str, Any]:
     own = WORDS if lengths else WORDS[:2]
-    arguments = ["systems=lru,hobbit", "budgets=0.25", "repeats=1", f"output_dir={folder}", *own, *words]
+    arguments = [
+        "systems=lru,hobbit",
+        "budgets=0.25",
+        "repeats=1",
+        f"output_dir={folder}",
+        *own,
+        *words,
+    ]
     assert main(arguments) == status
     found: dict[str, Any] = json.loads((folder / "validation.json").read_text())
     return found
 
 
-def test_on_the_null_device_everything_is_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_null_device_everything_is_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = validate(tmp_path / "v")
     for check in found["checks"]:
         assert check["first_difference"] is None
@@ -39,28 +53,51 @@ def test_on_the_null_device_everything_is_equal(tmp_path: Path, capsys: pytest.C
     assert "| lru | 25% |" in out
     assert "- hobbit: lossy (experts at low precision, experts skipped)" in out
     assert "- no time of paced_cpu was ever compared with a real machine's" in out
-    assert "with trace.max_sequences=1 +workload.prompt_tokens=12 +workload.decode_tokens=14" in found["labels"]
+    assert (
+        "with trace.max_sequences=1 +workload.prompt_tokens=12 +workload.decode_tokens=14"
+        in found["labels"]
+    )
     # Also on the figure, in lines that fit it.
-    assert "was ever compared" in (tmp_path / "v" / "predicted_measured.svg").read_text(encoding="utf-8")
+    assert "was ever compared" in (tmp_path / "v" / "predicted_measured.svg").read_text(
+        encoding="utf-8"
+    )
     assert {path.name for path in (tmp_path / "v").iterdir()} == {
-        "validation.json", "validation.md", "predicted_measured.png", "predicted_measured.svg", "timelines.json",
-    }  # fmt: skip
-    assert f"<!-- null: {found['facts']['runs on']} -->" in (tmp_path / "v" / "predicted_measured.svg").read_text()
+        "validation.json",
+        "validation.md",
+        "predicted_measured.png",
+        "predicted_measured.svg",
+        "timelines.json",
+    }
+    assert (
+        f"<!-- null: {found['facts']['runs on']} -->"
+        in (tmp_path / "v" / "predicted_measured.svg").read_text()
+    )
     events = json.loads((tmp_path / "v" / "timelines.json").read_text())["traceEvents"]
-    spans = [{(e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == pid}
-             for pid in (1, 2)]  # fmt: skip
+    spans = [
+        {
+            (e["tid"], e["name"], e["ts"], e["dur"])
+            for e in events
+            if e["ph"] == "X" and e["pid"] == pid
+        }
+        for pid in (1, 2)
+    ]
     assert spans[0] == spans[1] != set()
 
 
 @pytest.mark.thorough
-def test_a_prediction_that_is_off_shows_as_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MeasuredDurations, "hop_ns", lambda self, link, moved: 2 * self._nominal.hop_ns(link, moved))
+def test_a_prediction_that_is_off_shows_as_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        MeasuredDurations, "hop_ns", lambda self, link, moved: 2 * self._nominal.hop_ns(link, moved)
+    )
     found = validate(tmp_path / "v")
     assert all(case["error"] > 0.2 for case in found["cases"])
 
 
-def test_a_simulator_that_decides_otherwise_is_told_with_the_call(tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_simulator_that_decides_otherwise_is_told_with_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is replayed is asked with another budget than what was recorded."""
     prepare, asked = cases.prepare_replay, []
 
@@ -81,13 +118,19 @@ def test_a_simulator_that_decides_otherwise_is_told_with_the_call(tmp_path: Path
     ("stop", "status", "why"),
     [
         (RuntimeError("the loader failed"), 1, "one failed: the loader failed"),
-        pytest.param(Terminated(), 128 + signal.SIGTERM, "it was interrupted", marks=pytest.mark.thorough),
+        pytest.param(
+            Terminated(), 128 + signal.SIGTERM, "it was interrupted", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_what_ends_the_runs_leaves_a_report_of_those_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: BaseException,
-    status: int, why: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stop: BaseException,
+    status: int,
+    why: str,
+) -> None:
     measure_run, measured = cases.measure_run, []
 
     def fails_at_the_third(*arguments: Any) -> Any:
@@ -100,7 +143,11 @@ def test_what_ends_the_runs_leaves_a_report_of_those_before_it(
     found = validate(tmp_path / "v", "repeats=2", status=status)
     assert found["facts"]["INCOMPLETE"] == f"2 of 4 runs; then {why}"
     assert [len(case["system"]) > 0 for case in found["cases"]] == [True, True]
-    assert capsys.readouterr().err.strip().endswith(f"error: {why}; the report is of the runs before it")
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith(f"error: {why}; the report is of the runs before it")
+    )
 
 
 def test_a_first_run_that_fails_leaves_its_message_and_no_report(
@@ -111,7 +158,11 @@ def test_a_first_run_that_fails_leaves_its_message_and_no_report(
 
     monkeypatch.setattr("real.validate.measure_run", fails)
     assert main(["systems=lru", "budgets=0.25", f"output_dir={tmp_path}/v", *WORDS]) == 1
-    assert capsys.readouterr().err.strip().endswith("error: the loader failed\nnothing was written: no run had ended")
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith("error: the loader failed\nnothing was written: no run had ended")
+    )
     assert not list((tmp_path / "v").glob("*"))
 
 
@@ -136,10 +187,19 @@ def test_repeats_are_interleaved_and_the_order_is_the_seeds() -> None:
         (["systems=lru", "budgets=0.5", "loud"], "'loud' is no KEY=VALUE"),
         (["systems=lru", "budgets=0.5", "device=abacus"], "abacus"),
         (["systems=nonesuch", "budgets=0.5"], "nonesuch"),
-        (["systems=lru", "budgets=0.5", "closed_loop=ajar"], "unknown closed_loop=ajar; known: teacher-forced"),
+        (
+            ["systems=lru", "budgets=0.5", "closed_loop=ajar"],
+            "unknown closed_loop=ajar; known: teacher-forced",
+        ),
         (["systems=lru", "budgets=7", "device=null"], "resident_share"),
         pytest.param(
-            ["systems=lru", "budgets=0.5", "device=null", "closed_loop=teacher-forced", "+workload.decode_tokens=4"],
+            [
+                "systems=lru",
+                "budgets=0.5",
+                "device=null",
+                "closed_loop=teacher-forced",
+                "+workload.decode_tokens=4",
+            ],
             "workload.decode_tokens: a text is read as long as it was recorded; leave lengths out",
             marks=pytest.mark.thorough,
         ),
@@ -157,14 +217,19 @@ def test_what_cannot_be_run_is_refused_before_anything_is(
 def test_other_words_go_into_the_configuration() -> None:
     asked = parse(["systems=lru", "budgets=0.25,0.5", "engine.links=free", "repeats=2"])
     assert asked.plan == Plan(("lru",), (0.25, 0.5), 2, 0, ("engine.links=free",))
-    assert parse(["systems=lru", "budgets=0.5", "closed_loop=free-running"]).modes == ("free-running",)
+    assert parse(["systems=lru", "budgets=0.5", "closed_loop=free-running"]).modes == (
+        "free-running",
+    )
 
 
 @pytest.mark.thorough
-def test_the_closed_loop_shows_zero_for_what_loses_nothing_and_a_shift_for_what_does(tmp_path: Path) -> None:
+def test_the_closed_loop_shows_zero_for_what_loses_nothing_and_a_shift_for_what_does(
+    tmp_path: Path,
+) -> None:
     words = ("closed_loop=teacher-forced", "engine.links=free")
     rows = validate(tmp_path / "v", *words, lengths=False)["closed_loop"]
     assert [(row["system"], row["lossless"], row["is_zero"]) for row in rows] == [
-        ("lru", True, True), ("hobbit", False, False),
-    ]  # fmt: skip
+        ("lru", True, True),
+        ("hobbit", False, False),
+    ]
     assert "| lru | teacher-forced | 100" in (tmp_path / "v" / "validation.md").read_text()

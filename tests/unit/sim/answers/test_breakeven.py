@@ -23,7 +23,9 @@ def test_falling_differences_cross_as_rising_ones_do() -> None:
 
 def test_an_exact_zero_ends_the_search() -> None:
     asked: list[None] = []
-    assert crossing(lambda x: 10 - x, 1, 100, tell=lambda: asked.append(None)).value == pytest.approx(10)
+    assert crossing(
+        lambda x: 10 - x, 1, 100, tell=lambda: asked.append(None)
+    ).value == pytest.approx(10)
     assert len(asked) <= 14
 
 
@@ -44,8 +46,9 @@ def test_the_knee_of_two_straight_lines_is_where_they_meet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y"), [([0, 1, 2], [0, 1, 2]), ([0, 1, 2], [0, 0.5, 2]), ([0, 1], [0, 1]), ([0, 1, 2], [2, 1, 0])],
+    ("x", "y"),
+    [([0, 1, 2], [0, 1, 2]), ([0, 1, 2], [0, 0.5, 2]), ([0, 1], [0, 1]), ([0, 1, 2], [2, 1, 0])],
     ids=["a straight line", "it bends upwards", "two points", "it falls"],
-)  # fmt: skip
+)
 def test_a_curve_that_does_not_bend_down_has_no_knee(x: list[float], y: list[float]) -> None:
     assert knee(x, y) is None

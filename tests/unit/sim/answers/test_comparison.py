@@ -1,4 +1,6 @@
-"""Two runs side by side: what may be compared, sums that are exact, files and simulations that say the same."""
+"""Two runs side by side: what may be compared, sums that are exact, files and simulations that
+say the same.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_runs_of_other_quality_are_told_as_such() -> None:
     assert told.endswith(" They are not of one quality: A serves at fp16; B at int4 (lossy).")
     told = answer(compared(("hobbit", "lru"), found["hobbit"], found["lru"]))
     assert re.search(
-        r"quality: A serves at \w+, \d+% of needs at low precision, .*% skipped \(lossy\); B at fp16\.$", told
+        r"quality: A serves at \w+, \d+% of needs at low precision, .*% skipped \(lossy\); B at"
+        r" fp16\.$",
+        told,
     )
     same = answer(compared(("lru", "again"), found["lru"], found["lru"]))
     assert "quality" not in same
@@ -60,26 +64,46 @@ def test_runs_of_other_quality_are_told_as_such() -> None:
 
 def test_what_one_run_held_in_staging_slots_beside_equal_budgets_is_told() -> None:
     """Of its two slots it used one at a time here, of an INT4 expert of 88,080,384 B."""
-    words = ["system=fate", "trace.max_sequences=1", "budget.resident_share=0.5", "workload.decode_tokens=4"]
-    staged, pooled = trial(words), trial([*words, "loader.destination=pool", "loader.staging_slots=0"])
+    words = [
+        "system=fate",
+        "trace.max_sequences=1",
+        "budget.resident_share=0.5",
+        "workload.decode_tokens=4",
+    ]
+    staged, pooled = (
+        trial(words),
+        trial([*words, "loader.destination=pool", "loader.staging_slots=0"]),
+    )
     told = answer(compared(("staged", "pooled"), staged, pooled))
-    assert told.endswith(" Beside their equal budgets A held up to 0.088 GB in staging slots, B none.")
+    assert told.endswith(
+        " Beside their equal budgets A held up to 0.088 GB in staging slots, B none."
+    )
     assert "staging" not in answer(compared(("staged", "again"), staged, staged))
 
 
-def test_the_differences_of_the_parts_sum_to_the_difference_of_the_makespans(trials: dict[str, Trial]) -> None:
+def test_the_differences_of_the_parts_sum_to_the_difference_of_the_makespans(
+    trials: dict[str, Trial],
+) -> None:
     found = compared(NAMES, *trials.values())
     for column, one in enumerate(trials.values()):
-        assert sum(times[column] for times in found.parts.values()) == round(one.summary["makespan_s"] * 1e9)
-    assert found.parts["compute"][0] == found.parts["compute"][1], "the same trace computes the same"
+        assert sum(times[column] for times in found.parts.values()) == round(
+            one.summary["makespan_s"] * 1e9
+        )
+    assert found.parts["compute"][0] == found.parts["compute"][1], (
+        "the same trace computes the same"
+    )
     assert sum(a != b for a, b in found.parts.values()) > 1
 
 
-def test_the_ratio_of_all_steps_is_that_of_the_makespans_and_decode_that_of_the_rates(trials: dict[str, Trial]) -> None:
+def test_the_ratio_of_all_steps_is_that_of_the_makespans_and_decode_that_of_the_rates(
+    trials: dict[str, Trial],
+) -> None:
     a, b = trials.values()
     found = compared(NAMES, a, b)
     assert found.verdict is found.ratios["all steps"]
-    assert found.verdict.speedup == pytest.approx(b.summary["makespan_s"] / a.summary["makespan_s"], rel=1e-12)
+    assert found.verdict.speedup == pytest.approx(
+        b.summary["makespan_s"] / a.summary["makespan_s"], rel=1e-12
+    )
     rates = [one.summary["decode_tokens_per_s"] for one in (a, b)]
     assert found.ratios["decode"].speedup == pytest.approx(rates[0] / rates[1], rel=1e-12)
 
@@ -90,7 +114,9 @@ def test_a_run_against_itself_cannot_be_told_apart(trials: dict[str, Trial]) -> 
     assert all(ours == theirs for ours, theirs in found.parts.values())
 
 
-def test_files_say_what_the_simulation_said(trials: dict[str, Trial], folders: dict[str, Path]) -> None:
+def test_files_say_what_the_simulation_said(
+    trials: dict[str, Trial], folders: dict[str, Path]
+) -> None:
     from_files = compared(NAMES, *(read_run(folders[name]) for name in NAMES))
     assert from_files == compared(NAMES, *trials.values())
 
@@ -107,7 +133,8 @@ def test_with_arrivals_the_latency_decides(arrivals: str) -> None:
     assert found.verdict.verdict == FASTER
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused
+# -------------------------------------------------------------------------------------------------
 
 
 def changed(one: Trial, what: str, value: Any) -> Trial:
@@ -132,7 +159,11 @@ def changed(one: Trial, what: str, value: Any) -> Trial:
         ("workload.together", 2, "workload.together=2"),
         ("trace.split", "all", "trace.split=all"),
         ("summary.budget.allowed_bytes", 9_019_431_321, "bytes for experts=9019431321"),
-        ("summary.budget.allowed_bytes", 9_019_431_321, "B budget.resident_share=0.8, or A budget.resident_share=0.2"),
+        (
+            "summary.budget.allowed_bytes",
+            9_019_431_321,
+            "B budget.resident_share=0.8, or A budget.resident_share=0.2",
+        ),
     ],
 )
 def test_runs_of_other_conditions_are_refused_with_both_values(
@@ -179,7 +210,10 @@ def spoil(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("summary only", "has no tokens.parquet; a run is compared by all its files: set outputs=all"),
+        (
+            "summary only",
+            "has no tokens.parquet; a run is compared by all its files: set outputs=all",
+        ),
         ("cut", "a file of this run cannot be read"),
         ("other schema", "is not of schema 1"),
         ("no yaml", "a file of this run cannot be read"),
@@ -188,7 +222,11 @@ def spoil(folder: Path, how: str) -> None:
     ],
 )
 def test_files_that_are_no_run_are_refused(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, told: str
+    folders: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+    told: str,
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(folders["lfu"], broken)
@@ -205,9 +243,12 @@ def test_files_that_are_no_run_are_refused(
         (["lru", "nosuch"], "Could not find 'system/nosuch'"),
         (["lru", "cache=lfu"], "neither the directory of a run nor a system"),
         (["lru", "lru lfu"], "'lfu' is no key=value"),
-        (["lru", "lru hardware=jetson_agx_orin", "trace.max_sequences=1"], "lru has hardware.name=rtx4090_pcie4, "),
+        (
+            ["lru", "lru hardware=jetson_agx_orin", "trace.max_sequences=1"],
+            "lru has hardware.name=rtx4090_pcie4, ",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_asked_is_refused(
     folders: dict[str, Path], capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
@@ -215,7 +256,8 @@ def test_what_cannot_be_asked_is_refused(
     assert told in capsys.readouterr().err
 
 
-# ---- what is printed -------------------------------------------------------------------------------------------------
+# ---- what is printed
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -226,8 +268,12 @@ def hand_made() -> Callable[[float], Comparison]:
         ours = np.array([1e9, 2e9, 2e9, 1e9])
         ratio = paired(ours, factor * ours)
         waiting = 5_000_000_000, round(6e9 * factor) - 1_000_000_000
-        return Comparison(("x", "y"), {"compute": (10**9, 10**9), "no_slot": waiting}, {"all steps": ratio},
-                          (Labels(), Labels()))  # fmt: skip
+        return Comparison(
+            ("x", "y"),
+            {"compute": (10**9, 10**9), "no_slot": waiting},
+            {"all steps": ratio},
+            (Labels(), Labels()),
+        )
 
     return made
 
@@ -235,15 +281,25 @@ def hand_made() -> Callable[[float], Comparison]:
 @pytest.mark.parametrize(
     ("factor", "told"),
     [
-        (1.5, "A (x) is faster than B (y). B's time over A's, paired 95 % over 4 sequences of this trace: all steps "
-              "1.50x [1.50, 1.50], P(A faster) > 0.999. A's run is -3.000 s against B's, of which waiting for no slot "
-              "-3.000 s."),
-        (0.5, "A (x) is slower than B (y). B's time over A's, paired 95 % over 4 sequences of this trace: all steps "
-              "0.50x [0.50, 0.50], P(A faster) < 0.001. A's run is +3.000 s against B's, of which waiting for no slot "
-              "+3.000 s."),
+        (
+            1.5,
+            (
+                "A (x) is faster than B (y). B's time over A's, paired 95 % over 4 sequences of"
+                " this trace: all steps 1.50x [1.50, 1.50], P(A faster) > 0.999. A's run is -3.000"
+                " s against B's, of which waiting for no slot -3.000 s."
+            ),
+        ),
+        (
+            0.5,
+            (
+                "A (x) is slower than B (y). B's time over A's, paired 95 % over 4 sequences of"
+                " this trace: all steps 0.50x [0.50, 0.50], P(A faster) < 0.001. A's run is +3.000"
+                " s against B's, of which waiting for no slot +3.000 s."
+            ),
+        ),
     ],
     ids=["faster", "slower"],
-)  # fmt: skip
+)
 def test_the_answer_says_who_by_how_much_and_why(
     hand_made: Callable[[float], Comparison], factor: float, told: str
 ) -> None:
@@ -254,20 +310,31 @@ def test_the_cause_has_the_sign_of_the_whole_difference_when_nobody_is_faster(
     hand_made: Callable[[float], Comparison],
 ) -> None:
     a, b = np.array([1.0, 5.0, 1.0, 5.0]), np.array([2.0, 4.0, 2.0, 5.0])
-    found = replace(hand_made(1.0), ratios={"all steps": paired(a, b)}, parts={"demand": (5, 9), "host": (3, 2)})
+    found = replace(
+        hand_made(1.0), ratios={"all steps": paired(a, b)}, parts={"demand": (5, 9), "host": (3, 2)}
+    )
     assert not found.verdict.is_decided
     assert " s against B's, of which waiting for demand -" in answer(found)
 
 
-def test_too_few_sequences_have_figures_and_no_verdict(hand_made: Callable[[float], Comparison]) -> None:
+def test_too_few_sequences_have_figures_and_no_verdict(
+    hand_made: Callable[[float], Comparison],
+) -> None:
     found = hand_made(1.5)
-    few = replace(found, ratios={"all steps": paired(np.array([1e9, 2e9, 3e9]), 1.5 * np.array([1e9, 2e9, 3e9]))})
+    few = replace(
+        found,
+        ratios={"all steps": paired(np.array([1e9, 2e9, 3e9]), 1.5 * np.array([1e9, 2e9, 3e9]))},
+    )
     told = answer(few)
-    assert told.startswith("Cannot tell whether A (x) or B (y) is faster (fewer than 4 sequences). B's time over A's, ")
+    assert told.startswith(
+        "Cannot tell whether A (x) or B (y) is faster (fewer than 4 sequences). B's time over A's, "
+    )
     assert "all steps 1.50x [1.50, 1.50]" in told
 
 
-def test_the_table_leaves_out_what_neither_waited_for(hand_made: Callable[[float], Comparison]) -> None:
+def test_the_table_leaves_out_what_neither_waited_for(
+    hand_made: Callable[[float], Comparison],
+) -> None:
     table = table_of(hand_made(1.5))
     assert list(table.columns[0].cells) == ["compute", "waiting: no slot", "all"]
     assert list(table.columns[3].cells) == ["+0.000", "-3.000", "-3.000"]

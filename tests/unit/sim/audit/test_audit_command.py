@@ -1,4 +1,6 @@
-"""``python -m sim.audit``: what it says of a run, of a run that was altered, and of what is no run."""
+"""``python -m sim.audit``: what it says of a run, of a run that was altered, and of what is no
+run.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,50 @@ from sim.setup.execute import execute
 from sim.values.places import ROOT
 
 NOT_RECOMPUTED = {
-    "schema", "version", "system", "trace.name", "trace.sha256", "trace.source", "trace.gates", "trace.findings",
+    "schema",
+    "version",
+    "system",
+    "trace.name",
+    "trace.sha256",
+    "trace.source",
+    "trace.gates",
+    "trace.findings",
     "trace.expert_bytes",
-    "load_s", "stall_s.demand", "stall_s.behind_demand", "stall_s.behind_prefetch", "stall_s.late_prefetch",
-    "stall_s.no_slot", "slowed_s", "prediction.top1", "prediction.recall_at_issued", "prediction.precision",
-    "prediction.exact_set", "prediction.fitted_on", "peak_bytes.device", "bounds.compute_s", "bounds.link_s",
-    "bounds.relaxed_s", "bounds.method", "bounds.belady_loads", "bounds.why_no_belady", "bounds.oracle_s",
-    "labels.transplanted", "labels.part", "labels.synthetic", "labels.machine", "labels.lossy", "labels.knows_future",
-    "labels.reference", "prediction.prompts", "prediction.prefill",
-    "overrides", "budget.initial_bytes", "contracts.loop", "contracts.carry_over",
+    "load_s",
+    "stall_s.demand",
+    "stall_s.behind_demand",
+    "stall_s.behind_prefetch",
+    "stall_s.late_prefetch",
+    "stall_s.no_slot",
+    "slowed_s",
+    "prediction.top1",
+    "prediction.recall_at_issued",
+    "prediction.precision",
+    "prediction.exact_set",
+    "prediction.fitted_on",
+    "peak_bytes.device",
+    "bounds.compute_s",
+    "bounds.link_s",
+    "bounds.relaxed_s",
+    "bounds.method",
+    "bounds.belady_loads",
+    "bounds.why_no_belady",
+    "bounds.oracle_s",
+    "labels.transplanted",
+    "labels.part",
+    "labels.synthetic",
+    "labels.machine",
+    "labels.lossy",
+    "labels.knows_future",
+    "labels.reference",
+    "prediction.prompts",
+    "prediction.prefill",
+    "overrides",
+    "budget.initial_bytes",
+    "contracts.loop",
+    "contracts.carry_over",
     "contracts.warmup_tokens",
-}  # fmt: skip
+}
 LOOSE = {"budget.device_bytes", "budget.slots.fp16", "peak_bytes.staging", "peak_bytes.ram"}
 """Keys of which the files give a range: most other values are in it, too."""
 
@@ -96,7 +131,8 @@ def test_a_value_that_is_gone_or_new_is_told(folder: Path) -> None:
     run = read_run(folder)
     without = {key: value for key, value in run.summary.items() if key != "hit_ratio_prefill"}
     assert [str(one) for one in audit(replace(run, summary=without)).differences] == [
-        "hit_ratio_prefill: summary.json has '(nothing)', the files give 0.2 ((hit + high_for_low) / needs asked for)"
+        "hit_ratio_prefill: summary.json has '(nothing)', the files give 0.2 ((hit + high_for_low)"
+        " / needs asked for)"
     ]
     more = audit(replace(run, summary={**run.summary, "of_a_later_version": 3}))
     assert more.not_recomputed["no rule of this version knows it"] == ["of_a_later_version"]
@@ -105,19 +141,32 @@ def test_a_value_that_is_gone_or_new_is_told(folder: Path) -> None:
 
 ALTERED: dict[str, tuple[Callable[[RunFiles], dict[str, pl.DataFrame]], set[str]]] = {
     "a hit that was a miss": (
-        lambda run: {"lookups": run.lookups.with_columns(
-            outcome=pl.when(pl.col("outcome") == "hit").then(pl.lit("miss")).otherwise("outcome"))},
-        {"lookups.hit", "lookups.miss", "hit_ratio", "hit_ratio_prefill", "miss_penalty"}),
+        lambda run: {
+            "lookups": run.lookups.with_columns(
+                outcome=pl.when(pl.col("outcome") == "hit")
+                .then(pl.lit("miss"))
+                .otherwise("outcome")
+            )
+        },
+        {"lookups.hit", "lookups.miss", "hit_ratio", "hit_ratio_prefill", "miss_penalty"},
+    ),
     "a transfer that moved more": (
-        lambda run: {"transfers": run.transfers.with_columns(moved_bytes=pl.col("moved_bytes") + 1)},
-        {"bytes.pcie.demand", "bytes.pcie.prefetch", "prefetch.wasted_bytes"}),
+        lambda run: {
+            "transfers": run.transfers.with_columns(moved_bytes=pl.col("moved_bytes") + 1)
+        },
+        {"bytes.pcie.demand", "bytes.pcie.prefetch", "prefetch.wasted_bytes"},
+    ),
     "a step that took longer": (
-        lambda run: {"tokens": run.tokens.with_columns(end_ns=pl.col("end_ns") + pl.col("step") // 5)},
-        {"makespan_s", "stall_s", "prefill_tokens_per_s", "link_utilisation.pcie"}),
+        lambda run: {
+            "tokens": run.tokens.with_columns(end_ns=pl.col("end_ns") + pl.col("step") // 5)
+        },
+        {"makespan_s", "stall_s", "prefill_tokens_per_s", "link_utilisation.pcie"},
+    ),
     "a prefetch that was never queued": (
         lambda run: {"decisions": run.decisions.filter(pl.col("kind") != "queue_prefetch")},
-        {"prefetch.queued", "prefetch.promoted", "prefetch.cancelled", "prefetch.dropped_no_slot"}),
-}  # fmt: skip
+        {"prefetch.queued", "prefetch.promoted", "prefetch.cancelled", "prefetch.dropped_no_slot"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ALTERED)
@@ -127,7 +176,9 @@ def test_a_table_that_was_altered_is_noticed_where_it_counts(folder: Path, name:
     assert keys <= {one.rule.key for one in audit(replace(run, **change(run))).differences}
 
 
-def test_a_difference_is_told_with_both_values_and_the_rule(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_difference_is_told_with_both_values_and_the_rule(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = copied / "summary.json"
     summary = json.loads(place.read_text(encoding="utf-8"))
     place.write_text(json.dumps(altered(summary, "prefetch.wasted_bytes")), encoding="utf-8")
@@ -160,12 +211,21 @@ def without_column(folder: Path) -> None:
         (nothing, "holds no run"),
         (write("summary.json", "{"), "holds no run"),
         (write("summary.json", "[1]"), "is no summary of a run: it has no budget.slots"),
-        (write("summary.json", '{"budget": {"slots": {"fp16": 1}}}'), "is no run of this version: KeyError"),
-        (lambda folder: (folder / "tokens.parquet").unlink(), "lacks tokens.parquet; run again with outputs=all"),
+        (
+            write("summary.json", '{"budget": {"slots": {"fp16": 1}}}'),
+            "is no run of this version: KeyError",
+        ),
+        (
+            lambda folder: (folder / "tokens.parquet").unlink(),
+            "lacks tokens.parquet; run again with outputs=all",
+        ),
         (write("transfers.parquet", "PAR1"), "transfers.parquet cannot be read"),
         (without_column, "lookups.parquet lacks the columns skips"),
         (write("config.yaml", "a: [1"), "config.yaml cannot be read"),
-        (write("config.yaml", "model: {}"), "config.yaml is no configuration of a run: it lacks hardware, workload"),
+        (
+            write("config.yaml", "model: {}"),
+            "config.yaml is no configuration of a run: it lacks hardware, workload",
+        ),
     ],
 )
 def test_what_is_no_run_is_told_in_one_line(
@@ -185,13 +245,26 @@ def test_it_wants_one_folder(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_is_a_command_that_needs_nothing_else_of_the_project(folder: Path) -> None:
-    code = "import runpy, sys; sys.argv = ['audit', sys.argv[1]]; runpy.run_module('sim.audit', run_name='__main__')"
-    told = "import atexit, sys; atexit.register(lambda: print([m for m in sys.modules if m[:4] in ('sim.', 'duck')]))"
+    code = (
+        "import runpy, sys; sys.argv = ['audit', sys.argv[1]]; runpy.run_module('sim.audit',"
+        " run_name='__main__')"
+    )
+    told = (
+        "import atexit, sys; atexit.register(lambda: print([m for m in sys.modules if m[:4] in"
+        " ('sim.', 'duck')]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{told}; {code}", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert all(name.startswith(("sim.audit", "sim.process.interrupts")) for name in eval(done.stdout.splitlines()[-1]))
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert all(
+        name.startswith(("sim.audit", "sim.process.interrupts"))
+        for name in eval(done.stdout.splitlines()[-1])
+    )
 
 
 def test_of_each_table_only_columns_that_a_run_has_are_read(folder: Path) -> None:

@@ -47,13 +47,27 @@ def fewest(gates: list[list[int]], slots: int, *initial: int, whole: bool = Fals
         ([[0, 1, 2], [0, 1, 2]], 2, (), 4),
         ([[0], [0]], 1, (5,), 1),
     ],
-    ids=["nothing is kept", "0 is kept", "one of three", "two of three", "all of three", "all is there at the start",
-         "one of two is there", "a union", "a union wider than the slots", "what is there is of no use"],
-)  # fmt: skip
-def test_the_fewest_loads_on_paper(gates: list[list[int]], slots: int, initial: tuple[int, ...], loads: int) -> None:
-    """What counts is what is kept from gate to gate. 0 1 2 0 1 2: after the first 2 all three are worth keeping.
+    ids=[
+        "nothing is kept",
+        "0 is kept",
+        "one of three",
+        "two of three",
+        "all of three",
+        "all is there at the start",
+        "one of two is there",
+        "a union",
+        "a union wider than the slots",
+        "what is there is of no use",
+    ],
+)
+def test_the_fewest_loads_on_paper(
+    gates: list[list[int]], slots: int, initial: tuple[int, ...], loads: int
+) -> None:
+    """What counts is what is kept from gate to gate. 0 1 2 0 1 2: after the first 2 all three are
+    worth keeping.
 
-    In one slot 0 (over 1 and 2) saves a load, and nothing else is saved but by keeping it: 1 and 2 end later, so 5.
+    In one slot 0 (over 1 and 2) saves a load, and nothing else is saved but by keeping it: 1 and 2
+    end later, so 5.
     """
     assert fewest(gates, slots, *initial) == loads
 
@@ -71,20 +85,31 @@ def test_the_fewest_loads_on_paper(gates: list[list[int]], slots: int, initial: 
         ([[0, 1], [2, 3], [0, 1]], 3, (), 5),
         ([[0, 1, 2], [0, 1, 2]], 2, (), 4),
     ],
-    ids=["1 takes the only slot", "one of three", "two of three", "all of three", "0 is there, then 1 comes",
-         "what is there is of no use", "a pair takes both slots", "one of a pair stays", "too wide to be whole"],
-)  # fmt: skip
+    ids=[
+        "1 takes the only slot",
+        "one of three",
+        "two of three",
+        "all of three",
+        "0 is there, then 1 comes",
+        "what is there is of no use",
+        "a pair takes both slots",
+        "one of a pair stays",
+        "too wide to be whole",
+    ],
+)
 def test_a_gate_that_is_whole_takes_its_slots_until_the_next(
     gates: list[list[int]], slots: int, initial: tuple[int, ...], loads: int
 ) -> None:
-    """Top-1 this is Belady's minimum. 0 1 2 0 1 2 in two slots: 2 takes one, so 1 is given up: 3 loads, 0 hits,
-    1 is loaded again and 2 hits: 4.
+    """Top-1 this is Belady's minimum. 0 1 2 0 1 2 in two slots: 2 takes one, so 1 is given up: 3
+    loads, 0 hits, 1 is loaded again and 2 hits: 4.
     """
     assert fewest(gates, slots, *initial, whole=True) == loads
 
 
 def workload() -> Workload:
-    """Two sites, top-2 of 4, three tokens in one sequence; at both sites 0 1, then 2 3, then 0 1; weights 3/4, 1/4."""
+    """Two sites, top-2 of 4, three tokens in one sequence; at both sites 0 1, then 2 3, then 0
+    1; weights 3/4, 1/4.
+    """
     base = synthesize(ModelShape("tiny", "none", 2, 4, 2, 8, 8), tokens=3, lookahead=0)
     ids = np.array([[[0, 1]] * 2, [[2, 3]] * 2, [[0, 1]] * 2], np.int16)
     weights = np.broadcast_to(np.array([0.75, 0.25], np.float32), ids.shape)
@@ -96,22 +121,47 @@ DURATIONS = FixedDurations((10, 20), 5, (7, 3), {8: 100, 6: 75, 2: 25}, (1, 1))
 DENSE = 3 * (10 + 20 + 5)
 
 
-def controller(selector: Any, capacity_bytes: int, variant_bytes: tuple[int, ...] = (8,), *,
-               cache: CachePolicy | None = None, loader: Mapping[str, Any] | None = None,
-               placement: Placement | None = None, site_bytes: Any = None, **options: Any) -> Controller:  # fmt: skip
+def controller(
+    selector: Any,
+    capacity_bytes: int,
+    variant_bytes: tuple[int, ...] = (8,),
+    *,
+    cache: CachePolicy | None = None,
+    loader: Mapping[str, Any] | None = None,
+    placement: Placement | None = None,
+    site_bytes: Any = None,
+    **options: Any,
+) -> Controller:
     names, bits = ("fp16", "int4")[: len(variant_bytes)], (16.0, 4.0)[: len(variant_bytes)]
     geometry = Geometry(2, 4, 2, names, bits, variant_bytes, capacity_bytes, site_bytes)
-    return Controller(geometry, NoPrediction(), cache or LRU(initial="empty"), selector, placement or Load(),
-                      Loader(**(loader or {})), **options)  # fmt: skip
+    return Controller(
+        geometry,
+        NoPrediction(),
+        cache or LRU(initial="empty"),
+        selector,
+        placement or Load(),
+        Loader(**(loader or {})),
+        **options,
+    )
 
 
-def bounds(selector: Any, capacity_bytes: int, variant_bytes: tuple[int, ...] = (8,), *,
-           durations: FixedDurations = DURATIONS, **options: Any) -> Bounds:  # fmt: skip
-    return lower_bounds(workload(), durations, controller(selector, capacity_bytes, variant_bytes, **options))
+def bounds(
+    selector: Any,
+    capacity_bytes: int,
+    variant_bytes: tuple[int, ...] = (8,),
+    *,
+    durations: FixedDurations = DURATIONS,
+    **options: Any,
+) -> Bounds:
+    return lower_bounds(
+        workload(), durations, controller(selector, capacity_bytes, variant_bytes, **options)
+    )
 
 
 def test_with_one_precision_every_need_is_computed_and_the_fewest_are_loaded() -> None:
-    """12 needs of 8. Four slots, two of them taken by each gate's own pair: one site's 0 and 1 stay, 12 - 2 loads."""
+    """12 needs of 8. Four slots, two of them taken by each gate's own pair: one site's 0 and 1
+    stay, 12 - 2 loads.
+    """
     found = bounds(Fixed("fp16"), 32)
     assert (found.compute_ns, found.link_ns) == (DENSE + 12 * 8, 10 * 100)
     assert (found.belady_loads, found.why_no_belady, found.lower_ns) == (10, None, 1000)
@@ -124,14 +174,18 @@ def test_two_slots_keep_nothing_and_three_slots_one() -> None:
 
 
 def test_what_is_there_at_the_start_need_not_be_loaded() -> None:
-    """The four slots start with site 0's experts: 0 and 1 are there at once, and stay or come back as before."""
+    """The four slots start with site 0's experts: 0 and 1 are there at once, and stay or come
+    back as before.
+    """
     warm = bounds(Fixed("fp16"), 32, cache=LRU())
     assert warm.belady_loads == 6
     assert warm.link_ns == 600
 
 
 def test_pools_of_their_own_bound_belady_but_not_the_link() -> None:
-    """Two slots a site: 2 and 3 take both, so 6 + 6 loads; the four slots together would make 10."""
+    """Two slots a site: 2 and 3 take both, so 6 + 6 loads; the four slots together would make
+    10.
+    """
     found = bounds(Fixed("fp16"), 32, cache=LRU("site", initial="empty"))
     assert (found.belady_loads, found.link_ns) == (12, 1000)
 
@@ -142,7 +196,9 @@ def test_a_long_computation_is_the_bound_when_all_is_there() -> None:
 
 
 def test_a_need_that_low_precision_may_serve_is_computed_at_low_and_loads_nothing() -> None:
-    """Scores are 0 and 3/4 everywhere: the second may be low. High needs: 0 2 0 at either site, 4 loads."""
+    """Scores are 0 and 3/4 everywhere: the second may be low. High needs: 0 2 0 at either site,
+    4 loads.
+    """
     found = bounds(ScoreThreshold("fp16", "int4", 0.5, 0.8), 32, (8, 2))
     assert (found.compute_ns, found.link_ns) == (DENSE + 6 * 8 + 6 * 4, 400)
     assert (found.belady_loads, found.why_no_belady) == (None, "variants of several sizes")
@@ -154,12 +210,15 @@ def test_a_need_that_may_be_skipped_costs_nothing() -> None:
 
 
 def test_the_bound_is_for_every_cache_of_the_budget_not_for_what_one_makes_of_it() -> None:
-    """``Transient`` uses two slots of the four: Belady in its pool loads 12 times, another cache need only 10."""
+    """``Transient`` uses two slots of the four: Belady in its pool loads 12 times, another cache
+    need only 10.
+    """
     found = bounds(Fixed("fp16"), 32, cache=Transient())
     assert (found.belady_loads, found.link_ns) == (12, 1000)
 
 
-# ---- what may avoid a load or make it cheaper ------------------------------------------------------------------------
+# ---- what may avoid a load or make it cheaper
+# ------------------------------------------------------------------------
 
 
 class Halves:
@@ -190,7 +249,9 @@ def test_partial_moves_may_make_any_load_cheap_but_no_computation() -> None:
 
 
 def test_where_low_may_serve_for_high_nothing_must_be_loaded_high() -> None:
-    found = bounds(ScoreThreshold("fp16", "int4", 1.0, 1.0), 32, (8, 2), loader={"low_for_high": True})
+    found = bounds(
+        ScoreThreshold("fp16", "int4", 1.0, 1.0), 32, (8, 2), loader={"low_for_high": True}
+    )
     assert (found.compute_ns, found.link_ns) == (DENSE + 12 * 4, 0)
     assert bounds(ScoreThreshold("fp16", "int4", 1.0, 1.0), 32, (8, 2)).link_ns == 1000
 
@@ -201,17 +262,26 @@ def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
     assert bounds(Fixed("fp16"), 32, durations=slow).compute_ns == DENSE + 12 * 8 + 6 * 9
 
 
-# ---- several engines, sizes, slots beside the pools ------------------------------------------------------------------
+# ---- several engines, sizes, slots beside the pools
+# ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("engines", "latency", "link"),
     [(1, 40, 1000), (2, 40, 640), (2, 80, 500), (4, 0, 1000), (4, 90, 250)],
-    ids=["one engine", "latencies hide behind the other's bytes", "each engine takes five services", "no latency",
-         "four engines"],
-)  # fmt: skip
-def test_engines_share_the_bandwidth_and_overlap_their_latencies(engines: int, latency: int, link: int) -> None:
-    """Ten loads of 100, ``latency`` of them without bytes: at best one latency and then the bytes of all ten.
+    ids=[
+        "one engine",
+        "latencies hide behind the other's bytes",
+        "each engine takes five services",
+        "no latency",
+        "four engines",
+    ],
+)
+def test_engines_share_the_bandwidth_and_overlap_their_latencies(
+    engines: int, latency: int, link: int
+) -> None:
+    """Ten loads of 100, ``latency`` of them without bytes: at best one latency and then the bytes
+    of all ten.
 
     But each engine serves one at a time: ten services of 100 on two engines take 500 at least.
     """
@@ -223,19 +293,25 @@ def test_engines_share_the_bandwidth_and_overlap_their_latencies(engines: int, l
 def test_streamed_dense_blocks_take_the_link_for_every_gate_but_the_first() -> None:
     """Six gates, one slot: five blocks of 3 B in 30 ns each, beside the loads."""
     durations = FixedDurations((10, 20), 5, (7,), {8: 100, 3: 30}, (1,))
-    found = bounds(Fixed("fp16"), 32, durations=durations, loader={"dense_slots": 1}, dense_bytes=(3, 3))
+    found = bounds(
+        Fixed("fp16"), 32, durations=durations, loader={"dense_slots": 1}, dense_bytes=(3, 3)
+    )
     assert found.link_ns == 1000 + 5 * 30
 
 
 def test_where_bytes_differ_from_site_to_site_each_load_counts_as_the_least() -> None:
-    """8 B at site 0, 6 at site 1: 32 B may be 5 slots, of which a gate's pair takes two: 12 - 3 loads of 75."""
+    """8 B at site 0, 6 at site 1: 32 B may be 5 slots, of which a gate's pair takes two: 12 - 3
+    loads of 75.
+    """
     found = bounds(Fixed("fp16"), 32, site_bytes=((8, 6),))
     assert (found.link_ns, found.belady_loads) == (9 * 75, None)
     assert found.why_no_belady == "variants of several sizes"
 
 
 def test_staging_slots_hold_variants_too() -> None:
-    """Two slots and two staging slots keep what four slots keep, and no gate's pair need stay together."""
+    """Two slots and two staging slots keep what four slots keep, and no gate's pair need stay
+    together.
+    """
     found = bounds(Fixed("fp16"), 16, loader={"destination": "staging", "staging_slots": 2})
     assert (found.link_ns, found.belady_loads) == (800, None)
     assert found.why_no_belady == "variants held outside the pools"
@@ -247,18 +323,23 @@ def test_pools_that_overflow_keep_a_gates_union_beside_nothing_else() -> None:
 
 
 def test_one_need_at_a_time_leaves_room_for_what_is_kept() -> None:
-    """A gate's pair need not stay together: four slots keep 0 and 1 of both sites, and 2 and 3 pass through."""
+    """A gate's pair need not stay together: four slots keep 0 and 1 of both sites, and 2 and 3
+    pass through.
+    """
     assert bounds(Fixed("fp16"), 32, loader={"replay_unit": "access"}).link_ns == 800
 
 
 def test_what_a_gate_leaves_over_the_slots_may_be_kept() -> None:
-    """0 1 2 in two slots, then the same: two are kept; three where the gate may leave all of them."""
+    """0 1 2 in two slots, then the same: two are kept; three where the gate may leave all of
+    them.
+    """
     ticks, items = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])
     assert fewest_loads(ticks, items, 2, (), over=np.zeros(6, np.int64)) == 4
     assert fewest_loads(ticks, items, 2, (), over=np.full(6, 3)) == 3
 
 
-# ---- links further out -----------------------------------------------------------------------------------------------
+# ---- links further out
+# -----------------------------------------------------------------------------------------------
 
 TWO_HOPS = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 300}], (1,))
 
@@ -277,14 +358,20 @@ def test_where_nobody_owns_the_memory_between_every_load_crosses_both_links() ->
 def test_what_a_managed_tier_holds_need_not_come_over_the_links_beyond_it(
     ram_bytes: int, initial: str, outer: int
 ) -> None:
-    """Four slots on the device and four in RAM hold the eight experts: each is read once, or was there."""
+    """Four slots on the device and four in RAM hold the eight experts: each is read once, or was
+    there.
+    """
     route = Route((1, 1), (0, 0), ram_link=1, ram_bytes=ram_bytes)
-    found = bounds(Fixed("fp16"), 32, durations=TWO_HOPS, route=route, ram_cache=LRU(initial=initial))
+    found = bounds(
+        Fixed("fp16"), 32, durations=TWO_HOPS, route=route, ram_cache=LRU(initial=initial)
+    )
     assert found.link_ns == max(10 * 100, outer * 300)
 
 
 def test_a_run_whose_experts_rest_in_ram_is_not_bound_by_the_drive() -> None:
-    """Twelve loads of 100 from RAM; a bound without RAM's contents would take ten of 300 for certain."""
+    """Twelve loads of 100 from RAM; a bound without RAM's contents would take ten of 300 for
+    certain.
+    """
     route = Route((1, 1), (0, 0), ram_link=1, ram_bytes=64)
     made = controller(Fixed("fp16"), 16, route=route, ram_cache=LRU(initial="ascending"))
     spent = simulate(made, workload(), TWO_HOPS).makespan_ns
@@ -302,7 +389,9 @@ def test_what_is_on_its_way_holds_a_slot_on_the_device_and_in_a_managed_tier(
 ) -> None:
     durations = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 200}, {8: 300}], (1,))
     route = Route((1,) * 3, (0,) * 3, ram_link, 32 if ram_link else 0)
-    made = controller(Fixed("fp16"), 32, route=route, ram_cache=LRU(initial="empty") if ram_link else None)
+    made = controller(
+        Fixed("fp16"), 32, route=route, ram_cache=LRU(initial="empty") if ram_link else None
+    )
     permitted = [(0,)] * 12
     work = work_of(workload(), durations, made, permitted)
     found = [problem_of(workload(), durations, made, work, permitted, link) for link in range(3)]
@@ -314,8 +403,9 @@ def test_what_is_on_its_way_holds_a_slot_on_the_device_and_in_a_managed_tier(
 
 
 def test_what_waits_without_a_slot_may_come_while_everything_is_pinned() -> None:
-    """One slot, pinned from gate to gate. Loads of 300 come after their gates, so that each interval takes 1300; where
-    what has come waits outside, they come before, and nothing but the 1000 of computing counts.
+    """One slot, pinned from gate to gate. Loads of 300 come after their gates, so that each
+    interval takes 1300; where what has come waits outside, they come before, and nothing but the
+    1000 of computing counts.
     """
     gates = np.arange(4)
     requests = Requests(gates, np.full(4, 8), np.full(4, 300), np.full(4, -1), np.full(4, True))
@@ -335,10 +425,14 @@ class Paged(FixedDurations):
 
 
 def test_what_the_operating_system_may_keep_is_bound_by_its_rate() -> None:
-    """36 loads, 8 of them from the drive: a bound that took the drive's time for all would be above the run."""
+    """36 loads, 8 of them from the drive: a bound that took the drive's time for all would be
+    above the run.
+    """
     base = synthesize(ModelShape("tiny", "none", 2, 4, 2, 8, 8), tokens=9, lookahead=0)
     ids = np.array([[[0, 1]] * 2, [[2, 3]] * 2] * 4 + [[[0, 1]] * 2], np.int16)
-    told = Workload(replace(base, ids=ids, weights=np.full(ids.shape, 0.5, np.float32)), split="all")
+    told = Workload(
+        replace(base, ids=ids, weights=np.full(ids.shape, 0.5, np.float32)), split="all"
+    )
     paged, plain = Paged((1, 1), 1, (1,), {8: 100}), FixedDurations((1, 1), 1, (1,), {8: 100})
     slots = 16
     found = lower_bounds(told, paged, controller(Fixed("fp16"), slots), RELAXATION)

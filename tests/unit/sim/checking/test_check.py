@@ -21,14 +21,19 @@ from sim.traces.trace import ModelShape, TraceError, write_trace
 A, B, C, D = 0, 1, 2, 3
 LOOKUPS = [A, B, C, A, C, B, A]
 BY_LRU = [False, False, False, False, True, False, False]
-"""Two slots, empty at first. Step 2 loads C for A, step 3 A for B; at step 4 C is there. At step 5 B goes in for the
-least recent, A, so that step 6 does not find A. First in, first out would let C go, and find A."""
+"""Two slots, empty at first. Step 2 loads C for A, step 3 A for B; at step 4 C is there. At step 5
+B goes in for the least recent, A, so that step 6 does not find A. First in, first out would let C
+go, and find A."""
 LAYER = 2
 Change = Callable[[dict[str, Any]], None]
 
 
-def write(folder: Path, change: Change = lambda columns: None, sizes: object = None,
-          lookups: Sequence[int] = LOOKUPS) -> Path:  # fmt: skip
+def write(
+    folder: Path,
+    change: Change = lambda columns: None,
+    sizes: object = None,
+    lookups: Sequence[int] = LOOKUPS,
+) -> Path:
     """One site, four experts of 10 B, one choice a token; the site is layer 2 of its model."""
     shape = ModelShape("tiny", "none", 1, 4, 1, 8, 8)
     base = synthesize(shape, tokens=len(lookups) - 1, sequences=1, prompt_tokens=1, lookahead=0)
@@ -36,17 +41,31 @@ def write(folder: Path, change: Change = lambda columns: None, sizes: object = N
     trace = type(base)(**{**vars(base), "ids": ids})
     count = len(lookups)
     columns: dict[str, Any] = {
-        "site": [0] * count, "step": base.step.tolist(), "sequence": base.sequence.tolist(),
-        "position": base.position.tolist(), "slot": [0] * count, "expert": list(lookups), "resident": list(BY_LRU),
-        "prefetched": [False] * count, "loaded_bytes": [0 if flag else 10 for flag in BY_LRU],
+        "site": [0] * count,
+        "step": base.step.tolist(),
+        "sequence": base.sequence.tolist(),
+        "position": base.position.tolist(),
+        "slot": [0] * count,
+        "expert": list(lookups),
+        "resident": list(BY_LRU),
+        "prefetched": [False] * count,
+        "loaded_bytes": [0 if flag else 10 for flag in BY_LRU],
         "dropped": [False] * count,
-    }  # fmt: skip
+    }
     change(columns)
     stream = io.BytesIO()
-    pl.DataFrame(columns, schema={name: COLUMNS.get(name, pl.Int64) for name in columns}).write_parquet(stream)
-    rows = [{"site": 0, "layer": LAYER, "expert_bytes": 10, "dense_bytes": 0}] if sizes is None else sizes
+    pl.DataFrame(
+        columns, schema={name: COLUMNS.get(name, pl.Int64) for name in columns}
+    ).write_parquet(stream)
+    rows = (
+        [{"site": 0, "layer": LAYER, "expert_bytes": 10, "dense_bytes": 0}]
+        if sizes is None
+        else sizes
+    )
     write_trace(
-        folder / "log", trace, {RESIDENCY_FILE: stream.getvalue(), EXPERT_BYTES_FILE: json.dumps(rows).encode()}
+        folder / "log",
+        trace,
+        {RESIDENCY_FILE: stream.getvalue(), EXPERT_BYTES_FILE: json.dumps(rows).encode()},
     )
     return folder / "log"
 
@@ -57,19 +76,26 @@ def test_the_contract_that_explains_every_flag_is_named_and_the_others_first_dev
     options = ["initial=empty", "scope=global", "retention=strict"]
     assert main([str(write(tmp_path)), "budget=20B", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    hits = {1: ": hits 14.28 %, 16.66 % of decoded tokens'", 2: ": hits 28.57 %, 33.33 % of decoded tokens'"}
+    hits = {
+        1: ": hits 14.28 %, 16.66 % of decoded tokens'",
+        2: ": hits 28.57 %, 33.33 % of decoded tokens'",
+    }
     assert lines[0].endswith(f": 7 lookups, 1 of them flagged resident{hits[1]}")
     # One token a step: rows and needs are one order.
     explained = [line for line in lines if line.startswith("explains all 7 flags: policy=lru")]
     assert len(explained) == 2
     assert all(line.endswith(hits[1]) for line in explained)
-    fifo = "explains 6 of 7 flags (85.71 %): policy=fifo initial=empty scope=global retention=strict"
+    fifo = (
+        "explains 6 of 7 flags (85.71 %): policy=fifo initial=empty scope=global retention=strict"
+    )
     place = lines.index(f"{fifo}{hits[2]}")
-    assert lines[place + 1] == (
-        "  first deviation: row 6: step 6, layer 2 (site 0), expert 0 (slot 0, position 6): the log says absent, the "
-        "replay found it resident. In the replay it was loaded at step 3, layer 2 (site 0), last asked for at step 3, "
-        "layer 2 (site 0), and not evicted since. It is the only one: with this one flag the other way round the "
-        "contract explains the log."
+    assert (
+        lines[place + 1]
+        == "  first deviation: row 6: step 6, layer 2 (site 0), expert 0 (slot 0, position 6): the"
+        " log says absent, the replay found it resident. In the replay it was loaded at step 3,"
+        " layer 2 (site 0), last asked for at step 3, layer 2 (site 0), and not evicted since."
+        " It is the only one: with this one flag the other way round the contract explains the"
+        " log."
     )
 
 
@@ -79,15 +105,23 @@ def test_who_was_evicted_for_it_and_when_is_told_of_an_expert_that_should_be_the
     def found(columns: dict[str, Any]) -> None:
         columns["resident"][6] = True
 
-    options = ["policy=lru", "initial=empty", "scope=global", "retention=strict", "recency=needs", "replay_unit=union"]
+    options = [
+        "policy=lru",
+        "initial=empty",
+        "scope=global",
+        "retention=strict",
+        "recency=needs",
+        "replay_unit=union",
+    ]
     assert main([str(write(tmp_path, found)), "budget=20", *options]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "no contract explains every flag"
     assert lines[3].endswith(
-        "the log says resident, the replay found it absent. In the replay it was last asked for at step 3, layer 2 "
-        "(site 0) and evicted at step 5, layer 2 (site 0) for expert 1 of layer 2 (site 0). If the contract holds, the "
-        "log may lack a lookup of it in this layer, from step 3 to step 6. To load it the replay evicted expert 2 of "
-        "layer 2 (site 0). It is the only one: with this one flag the other way round the contract explains the log."
+        "the log says resident, the replay found it absent. In the replay it was last asked for at"
+        " step 3, layer 2 (site 0) and evicted at step 5, layer 2 (site 0) for expert 1 of layer 2"
+        " (site 0). If the contract holds, the log may lack a lookup of it in this layer, from step"
+        " 3 to step 6. To load it the replay evicted expert 2 of layer 2 (site 0). It is the only"
+        " one: with this one flag the other way round the contract explains the log."
     )
 
 
@@ -99,7 +133,15 @@ def test_the_past_of_an_expert_is_what_came_before_the_gate(tmp_path: Path) -> N
     # It goes at step 6, which is yet to come.
     assert replay.lapse(C, 4, True) == Lapse(loaded=2, asked=2, evicted=None, evicted_for=None)
     assert replay.lapse(A, 6, False) == Lapse(loaded=3, asked=3, evicted=5, evicted_for=B)
-    assert [replay.victims(key, tick) for tick, key in enumerate(LOOKUPS)] == [[], [], [A], [B], [], [A], [C]]
+    assert [replay.victims(key, tick) for tick, key in enumerate(LOOKUPS)] == [
+        [],
+        [],
+        [A],
+        [B],
+        [],
+        [A],
+        [C],
+    ]
 
 
 def test_an_expert_that_nothing_asked_for_before_is_told_to_have_never_been_there(
@@ -108,23 +150,54 @@ def test_an_expert_that_nothing_asked_for_before_is_told_to_have_never_been_ther
     def found(columns: dict[str, Any]) -> None:
         columns["resident"][0] = True
 
-    assert main([str(write(tmp_path, found)), "budget=20", "policy=lru", "initial=empty", "scope=global"]) == 1
-    assert "In the replay it had never been there: no lookup before asked for it." in capsys.readouterr().out
+    assert (
+        main(
+            [
+                str(write(tmp_path, found)),
+                "budget=20",
+                "policy=lru",
+                "initial=empty",
+                "scope=global",
+            ]
+        )
+        == 1
+    )
+    assert (
+        "In the replay it had never been there: no lookup before asked for it."
+        in capsys.readouterr().out
+    )
 
 
 def test_an_expert_that_the_log_may_have_exchanged_is_told_with_the_evidence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine asked for A B C C D C D; the log has D at row 2. So the replay lacks C at row 3 and has D at row 4."""
+    """The engine asked for A B C C D C D; the log has D at row 2. So the replay lacks C at row 3
+    and has D at row 4.
+    """
     flags = [False, False, False, True, False, True, True]
-    log = write(tmp_path, lambda columns: columns.update(resident=flags), lookups=[A, B, D, C, D, C, D])
-    assert main([str(log), "budget=20", "policy=lru", "initial=empty", "scope=global", "retention=strict"]) == 1
+    log = write(
+        tmp_path, lambda columns: columns.update(resident=flags), lookups=[A, B, D, C, D, C, D]
+    )
+    assert (
+        main(
+            [
+                str(log),
+                "budget=20",
+                "policy=lru",
+                "initial=empty",
+                "scope=global",
+                "retention=strict",
+            ]
+        )
+        == 1
+    )
     story = capsys.readouterr().out.splitlines()[3]
     assert story.endswith(
-        "In the replay it had never been there: no lookup before asked for it. If the contract holds, the log may "
-        "lack a lookup of it in this layer, from step 0 to step 3. To load it the replay evicted "
-        "expert 1 of layer 2 (site 0). Row 2 (step 2), where the log asks for expert 3 of that layer, may have "
-        "asked for it: at row 4 (step 4) the log says that expert 3 is absent, the replay found it resident."
+        "In the replay it had never been there: no lookup before asked for it. If the contract"
+        " holds, the log may lack a lookup of it in this layer, from step 0 to step 3. To load it"
+        " the replay evicted expert 1 of layer 2 (site 0). Row 2 (step 2), where the log asks for"
+        " expert 3 of that layer, may have asked for it: at row 4 (step 4) the log says that expert"
+        " 3 is absent, the replay found it resident."
     )
 
 
@@ -138,7 +211,8 @@ def test_what_is_not_given_is_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "budget"), [("20", 20), ("20B", 20), ("2kB", 2000), ("4000MiB", 4000 << 20), ("0.5GiB", 1 << 29)]
+    ("text", "budget"),
+    [("20", 20), ("20B", 20), ("2kB", 2000), ("4000MiB", 4000 << 20), ("0.5GiB", 1 << 29)],
 )
 def test_a_budget_is_a_number_and_a_unit(text: str, budget: int) -> None:
     assert parse_budget(text) == budget
@@ -155,13 +229,20 @@ def test_a_budget_is_a_number_and_a_unit(text: str, budget: int) -> None:
         (["log", "budget=0"], "is 0 B, must be 1 to"),
         (["log", "budget=1", "budget=2"], "budget is given twice"),
         (["log", "budget=1", "policy=belief"], "unknown policy=belief; known: "),
-        (["log", "budget=1", "policy=fifo", "recency=rows"], "no policy has all of the options recency"),
+        (
+            ["log", "budget=1", "policy=fifo", "recency=rows"],
+            "no policy has all of the options recency",
+        ),
         (["log", "budget=20", "strict"], "'strict' is no key=value"),
         (["log", "budget=20", "policy=lru"], "header.json"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused(
-    tmp_path: Path, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    arguments: list[str],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
@@ -205,7 +286,10 @@ def _set(name: str, place: int, value: object) -> Change:
         (_set("dropped", 6, True), "must be the 7 choices of the trace, each once"),
         (_set("resident", 6, None), "missing in 1 rows"),
         (lambda columns: columns.pop("slot"), "columns"),
-        (lambda columns: [column.append(column[-1]) for column in columns.values()], "rows is 8, must be 1 to 7"),
+        (
+            lambda columns: [column.append(column[-1]) for column in columns.values()],
+            "rows is 8, must be 1 to 7",
+        ),
     ],
 )
 def test_a_log_that_is_not_the_traces_is_refused(tmp_path: Path, change: Change, why: str) -> None:
@@ -216,17 +300,30 @@ def test_a_log_that_is_not_the_traces_is_refused(tmp_path: Path, change: Change,
 
 @pytest.mark.parametrize(
     "sizes",
-    [[], {}, [{}], [{"site": 1, "layer": 2, "expert_bytes": 10, "dense_bytes": 0}],
-     [{"site": 0, "layer": 2, "expert_bytes": 0, "dense_bytes": 0}],
-     [{"site": 0, "layer": 2, "expert_bytes": 1.5, "dense_bytes": 0}]],
-)  # fmt: skip
+    [
+        [],
+        {},
+        [{}],
+        [{"site": 1, "layer": 2, "expert_bytes": 10, "dense_bytes": 0}],
+        [{"site": 0, "layer": 2, "expert_bytes": 0, "dense_bytes": 0}],
+        [{"site": 0, "layer": 2, "expert_bytes": 1.5, "dense_bytes": 0}],
+    ],
+)
 def test_bytes_that_cannot_be_are_refused(tmp_path: Path, sizes: object) -> None:
     with pytest.raises(TraceError, match=EXPERT_BYTES_FILE):
         read_log(write(tmp_path, sizes=sizes))
 
 
 def test_a_trace_without_a_residency_log_is_refused(tmp_path: Path) -> None:
-    base = synthesize(ModelShape("tiny", "none", 1, 4, 1, 8, 8), tokens=2, sequences=1, prompt_tokens=1, lookahead=0)
+    base = synthesize(
+        ModelShape("tiny", "none", 1, 4, 1, 8, 8),
+        tokens=2,
+        sequences=1,
+        prompt_tokens=1,
+        lookahead=0,
+    )
     write_trace(tmp_path / "log", base)
-    with pytest.raises(TraceError, match="name a trace imported from an engine that logs residency"):
+    with pytest.raises(
+        TraceError, match="name a trace imported from an engine that logs residency"
+    ):
         read_log(tmp_path / "log")

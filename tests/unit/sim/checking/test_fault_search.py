@@ -1,4 +1,6 @@
-"""Faults of an engine with two slots, worked out by hand; and that a walk finds what a whole replay finds."""
+"""Faults of an engine with two slots, worked out by hand; and that a walk finds what a whole
+replay finds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ import pytest
 
 from sim.check import main
 from sim.checking.cache_replay import Contract, Replayer
-from sim.checking.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk, Difference, Fault
+from sim.checking.cache_walk import (
+    BUDGET,
+    EXCHANGED,
+    LOST,
+    PINNED,
+    UNREFRESHED,
+    VICTIM,
+    CacheWalk,
+    Difference,
+    Fault,
+)
 from sim.checking.exchanged_lookups import Swapped
 from sim.checking.fault_search import FLAG, SWAPPED, FaultSearch
 from sim.traces.residency_log import read_log
@@ -23,9 +35,16 @@ RIGHT = [False, False, True, False, True, False, True]
 """Two slots, least recently asked for goes: C goes in for B, D for C."""
 
 
-def walk_of(folder: Path, lookups: Sequence[int], flags: Sequence[bool], contract: Contract = LRU,
-            budget: int = 20) -> CacheWalk:  # fmt: skip
-    """A walk through a log of one lookup a step, experts of 10 B, with what was read as the flags say."""
+def walk_of(
+    folder: Path,
+    lookups: Sequence[int],
+    flags: Sequence[bool],
+    contract: Contract = LRU,
+    budget: int = 20,
+) -> CacheWalk:
+    """A walk through a log of one lookup a step, experts of 10 B, with what was read as the
+    flags say.
+    """
 
     def change(columns: dict[str, Any]) -> None:
         columns.update(resident=list(flags), loaded_bytes=[0 if flag else 10 for flag in flags])
@@ -38,7 +57,9 @@ def explained(walk: CacheWalk) -> set[tuple[str, int, int, int, int]]:
     """Kind, first and last step, expert, other."""
     found = FaultSearch(walk).search()
     assert found.is_complete
-    return {(e.kind, e.first.tick, e.last.tick, e.first.key, e.first.other) for e in found.explanations}
+    return {
+        (e.kind, e.first.tick, e.last.tick, e.first.key, e.first.other) for e in found.explanations
+    }
 
 
 @pytest.mark.parametrize("flags", [RIGHT, [False] * 7, [True] * 7])
@@ -79,13 +100,19 @@ def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
         (Fault(EXCHANGED, 5, D, B), None),
     ],
 )
-def test_a_fault_shows_where_it_does_by_hand(tmp_path: Path, fault: Fault, first: Difference | None) -> None:
+def test_a_fault_shows_where_it_does_by_hand(
+    tmp_path: Path, fault: Fault, first: Difference | None
+) -> None:
     found = walk_of(tmp_path, ASKED, RIGHT).first_difference(fault)
     assert found == first
 
 
-def test_an_expert_that_went_too_soon_is_told_with_all_that_would_have_made_it_go(tmp_path: Path) -> None:
-    """Step 4 finds no A: C went in for it at step 3, as it does if step 2 was not told of; or A was just dropped."""
+def test_an_expert_that_went_too_soon_is_told_with_all_that_would_have_made_it_go(
+    tmp_path: Path,
+) -> None:
+    """Step 4 finds no A: C went in for it at step 3, as it does if step 2 was not told of; or A
+    was just dropped.
+    """
     flags = [False, False, True, False, False, False, True]
     found = explained(walk_of(tmp_path, ASKED, flags))
     assert (VICTIM, 3, 3, A, B) in found
@@ -102,8 +129,12 @@ def test_an_expert_that_is_never_evicted_is_told_of(tmp_path: Path) -> None:
     assert not any(kind in (UNREFRESHED, LOST, VICTIM) for kind, *_ in found)
 
 
-def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_have_been(tmp_path: Path) -> None:
-    """One slot from after step 2 on: of what was there only the last asked for stays, and nothing is found again."""
+def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_have_been(
+    tmp_path: Path,
+) -> None:
+    """One slot from after step 2 on: of what was there only the last asked for stays, and
+    nothing is found again.
+    """
     flags = [False, False, True, False, False, False, False]
     found = explained(walk_of(tmp_path, ASKED, flags))
     assert {(first, last) for kind, first, last, *_ in found if kind == BUDGET} == {(2, 3)}
@@ -116,13 +147,21 @@ def test_a_flag_that_what_was_read_does_not_bear_out_is_the_fault(
         columns["resident"][6] = True
 
     folder = write(tmp_path, change)
-    options = ["budget=20B", "policy=lru", "scope=global", "initial=empty", "retention=strict", "recency=needs"]
+    options = [
+        "budget=20B",
+        "policy=lru",
+        "scope=global",
+        "initial=empty",
+        "retention=strict",
+        "recency=needs",
+    ]
     assert main([str(folder), *options]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "  one fault explains every flag:" in lines
-    assert lines[lines.index("  one fault explains every flag:") + 1] == (
-        "    flag: row 6, step 6, layer 2 (site 0), expert 0 of layer 2 (site 0): the flag alone is wrong (what was "
-        "read says the contrary)"
+    assert (
+        lines[lines.index("  one fault explains every flag:") + 1]
+        == "    flag: row 6, step 6, layer 2 (site 0), expert 0 of layer 2 (site 0): the flag alone"
+        " is wrong (what was read says the contrary)"
     )
     assert lines[-1] == "note: 1 flags are not what was read for them, the first in row 6"
 
@@ -139,29 +178,47 @@ def test_a_search_that_may_walk_no_further_says_so(tmp_path: Path) -> None:
 
 def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batches are looked up whole"):
-        walk_of(tmp_path, ASKED, RIGHT, Contract("lru", (("initial", "empty"), ("replay_unit", "access"))))
+        walk_of(
+            tmp_path,
+            ASKED,
+            RIGHT,
+            Contract("lru", (("initial", "empty"), ("replay_unit", "access"))),
+        )
 
 
 def test_every_lookup_that_may_be_written_wrongly_is_told_and_that_the_log_cannot_tell_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine asked for A B C C D C D; the log has D at row 2, as what was read for it, and C is there at row 3."""
+    """The engine asked for A B C C D C D; the log has D at row 2, as what was read for it, and C
+    is there at row 3.
+    """
     flags = [False, False, False, True, False, True, True]
 
     def change(columns: dict[str, Any]) -> None:
         columns.update(resident=flags, loaded_bytes=[0 if flag else 10 for flag in flags])
 
     folder = write(tmp_path, change, lookups=[A, B, D, C, D, C, D])
-    options = ["budget=20B", "policy=lru", "scope=global", "initial=empty", "retention=strict", "recency=needs"]
+    options = [
+        "budget=20B",
+        "policy=lru",
+        "scope=global",
+        "initial=empty",
+        "retention=strict",
+        "recency=needs",
+    ]
     assert main([str(folder), *options]) == 1
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "exchanged:" in line)
-    assert line == (
-        "    exchanged: the engine was asked at row 2 (step 2, layer 2 (site 0)): another expert than 3, such as 2"
+    assert (
+        line
+        == "    exchanged: the engine was asked at row 2 (step 2, layer 2 (site 0)): another expert"
+        " than 3, such as 2"
     )
 
 
 def test_two_lookups_in_each_others_place_are_told(tmp_path: Path) -> None:
-    """The engine asked for A B A C A B; the log has rows 1 and 3, B and C, in each other's place."""
+    """The engine asked for A B A C A B; the log has rows 1 and 3, B and C, in each other's
+    place.
+    """
     flags = [False, False, True, False, True, False]
     lookups = [A, C, A, B, A, B]
     walk = walk_of(tmp_path, lookups, flags)

@@ -1,4 +1,6 @@
-"""The loader's switches: what can be set, what does not go together, and a transfer as it is queued."""
+"""The loader's switches: what can be set, what does not go together, and a transfer as it is
+queued.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,27 @@ from sim.values.types import PrefetchOutcome, Route
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("depth", "first_missing"), ("queue", "replace"), ("promote", False), ("cancel_stale", False),
-        ("demand_first", False), ("in_flight", 2), ("wait", "as_ready"), ("wait", "in_order"),
-        ("prefetch_budget", "until_next_gate"), ("prefetch_budget", 0), ("prefetch_budget", 3), ("low_for_high", True),
-        ("chunk_bytes", 1 << 20), ("staging_slots", 2), ("dense_slots", 1), ("slot_claim", "queue"),
-        ("retention", "after_batch"), ("replay_unit", "access"), ("write_back", True),
+        ("depth", "first_missing"),
+        ("queue", "replace"),
+        ("promote", False),
+        ("cancel_stale", False),
+        ("demand_first", False),
+        ("in_flight", 2),
+        ("wait", "as_ready"),
+        ("wait", "in_order"),
+        ("prefetch_budget", "until_next_gate"),
+        ("prefetch_budget", 0),
+        ("prefetch_budget", 3),
+        ("low_for_high", True),
+        ("chunk_bytes", 1 << 20),
+        ("staging_slots", 2),
+        ("dense_slots", 1),
+        ("slot_claim", "queue"),
+        ("retention", "after_batch"),
+        ("replay_unit", "access"),
+        ("write_back", True),
     ],
-)  # fmt: skip
+)
 def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
     assert asdict(Loader(**{name: value})) == asdict(Loader()) | {name: value}
 
@@ -28,29 +44,41 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("depth", "deep", "all, first_missing"), ("queue", "lifo", "append, replace"), ("in_flight", 3, "1, 2"),
-        ("in_flight", 0, "1, 2"), ("wait", "later", "wait_all, as_ready, in_order"),
-        ("destination", "disk", "pool, staging"), ("slot_claim", "never", "issue, queue"),
+        ("depth", "deep", "all, first_missing"),
+        ("queue", "lifo", "append, replace"),
+        ("in_flight", 3, "1, 2"),
+        ("in_flight", 0, "1, 2"),
+        ("wait", "later", "wait_all, as_ready, in_order"),
+        ("destination", "disk", "pool, staging"),
+        ("slot_claim", "never", "issue, queue"),
         ("demand_evicts", "all", "masked_last, unmasked"),
-        ("retention", "forever", "strict, after_batch"), ("replay_unit", "token", "union, access"),
+        ("retention", "forever", "strict, after_batch"),
+        ("replay_unit", "token", "union, access"),
         ("prefetch_budget", -1, "all, until_next_gate, within_layer, or a count >= 0"),
         ("prefetch_budget", "some", "all, until_next_gate, within_layer, or a count >= 0"),
         ("prefetch_budget", 1.5, "all, until_next_gate, within_layer, or a count >= 0"),
     ],
-)  # fmt: skip
-def test_what_is_unknown_is_refused_with_what_is_allowed(name: str, value: Any, allowed: str) -> None:
-    with pytest.raises(ValueError, match=rf"^loader\.{name}={value} is unknown; allowed: {allowed}$"):
+)
+def test_what_is_unknown_is_refused_with_what_is_allowed(
+    name: str, value: Any, allowed: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^loader\.{name}={value} is unknown; allowed: {allowed}$"
+    ):
         Loader(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("chunk_bytes", 0, "must be a whole number >= 1"), ("chunk_bytes", "1MiB", "must be a whole number in"),
-        ("staging_slots", -1, "must be a whole number >= 0"), ("dense_slots", 1.5, "must be a whole number in"),
-        ("write_back", "yes", "must be true or false"), ("promote", 1, "must be true or false"),
+        ("chunk_bytes", 0, "must be a whole number >= 1"),
+        ("chunk_bytes", "1MiB", "must be a whole number in"),
+        ("staging_slots", -1, "must be a whole number >= 0"),
+        ("dense_slots", 1.5, "must be a whole number in"),
+        ("write_back", "yes", "must be true or false"),
+        ("promote", 1, "must be true or false"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^loader\.{name}={value!r} {message}"):
         Loader(**{name: value})
@@ -60,11 +88,17 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
     ("switches", "message"),
     [
         ({"destination": "staging"}, "destination=staging needs staging_slots >= 1"),
-        ({"chunk_bytes": 1, "demand_first": False}, "chunk_bytes has no use with demand_first=false"),
+        (
+            {"chunk_bytes": 1, "demand_first": False},
+            "chunk_bytes has no use with demand_first=false",
+        ),
         ({"chunk_bytes": 1, "write_back": True}, "chunk_bytes and write_back cannot be combined"),
         ({"write_back": True, "staging_slots": 1}, "write_back and staging cannot be combined"),
         ({"write_back": True, "retention": "after_batch"}, "write_back needs retention=strict"),
-        ({"slot_claim": "queue", "staging_slots": 1}, "slot_claim=queue and staging cannot be combined"),
+        (
+            {"slot_claim": "queue", "staging_slots": 1},
+            "slot_claim=queue and staging cannot be combined",
+        ),
         ({"demand_evicts": "unmasked"}, "demand_evicts=unmasked needs staging_slots >= 1"),
         (
             {"demand_evicts": "unmasked", "staging_slots": 1, "retention": "after_batch"},
@@ -80,13 +114,20 @@ def test_what_does_not_go_together_is_refused(switches: dict[str, Any], message:
 def test_chunks_need_links_of_one_engine() -> None:
     Loader(chunk_bytes=1).check_route(Route((1, 1), (0, 0)))
     Loader().check_route(Route((1, 2), (0, 0)))
-    with pytest.raises(ValueError, match=r"chunk_bytes=1 needs one engine on every link, got engines \[1, 2\]; set"):
+    with pytest.raises(
+        ValueError, match=r"chunk_bytes=1 needs one engine on every link, got engines \[1, 2\]; set"
+    ):
         Loader(chunk_bytes=1).check_route(Route((1, 2), (0, 0)))
 
 
 def test_a_transfer_is_queued_without_a_number_and_unused_until_something_else_is_known() -> None:
     transfer = Transfer(7, True, 100, 3)
-    assert (transfer.key, transfer.prefetch, transfer.moved_bytes, transfer.call) == (7, True, 100, 3)
+    assert (transfer.key, transfer.prefetch, transfer.moved_bytes, transfer.call) == (
+        7,
+        True,
+        100,
+        3,
+    )
     assert (transfer.number, transfer.awaited, list(transfer.victims)) == (-1, False, [])
     assert transfer.outcome == PrefetchOutcome.UNUSED_AT_END
     assert (transfer.hops, transfer.parent, transfer.urgent) == (((0, 3),), -1, False)

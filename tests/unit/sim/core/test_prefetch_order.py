@@ -43,12 +43,23 @@ class Says:
 
 
 def gate(site: int, expert: int, tick: int = 0) -> Any:
-    return SimpleNamespace(site=site, tick=tick, step=tick, token=1, needs=[expert], keys=[5 * site + expert],
-                           tokens=[1], scores=[0.0], experts=np.array([[expert]]))  # fmt: skip
+    return SimpleNamespace(
+        site=site,
+        tick=tick,
+        step=tick,
+        token=1,
+        needs=[expert],
+        keys=[5 * site + expert],
+        tokens=[1],
+        scores=[0.0],
+        experts=np.array([[expert]]),
+    )
 
 
 def controller(says: Says, **switches: Any) -> Controller:
-    return Controller(GEOMETRY, says, LRU(initial="empty"), Fixed("fp16"), Load(), Loader(**switches))
+    return Controller(
+        GEOMETRY, says, LRU(initial="empty"), Fixed("fp16"), Load(), Loader(**switches)
+    )
 
 
 def issued(one: Controller) -> list[int]:
@@ -60,7 +71,9 @@ def issued(one: Controller) -> list[int]:
     return keys
 
 
-@pytest.mark.parametrize(("order", "keys"), [("nearest", [3, 5, 6, 12, 13]), ("likeliest", [3, 12, 5, 13, 6])])
+@pytest.mark.parametrize(
+    ("order", "keys"), [("nearest", [3, 5, 6, 12, 13]), ("likeliest", [3, 12, 5, 13, 6])]
+)
 def test_demands_go_first_and_then_the_likeliest_of_all_sites(order: str, keys: list[int]) -> None:
     one = controller(Says(s1=NEAR, s2=FAR), prefetch_order=order)
     one.gate(gate(0, 3))
@@ -89,7 +102,9 @@ def test_the_first_site_that_lacks_something_ends_the_asking() -> None:
 
 
 def test_a_new_queue_replaces_what_waits_and_what_was_masked() -> None:
-    """MoE-Infinity: candidates are those of the last gate alone; here it names nothing of site 1 any more."""
+    """MoE-Infinity: candidates are those of the last gate alone; here it names nothing of site 1
+    any more.
+    """
     says = Says(s1=NEAR, s2=FAR)
     one = controller(says, prefetch_order="likeliest", queue="replace")
     one.gate(gate(0, 3))
@@ -112,5 +127,7 @@ def test_a_forecast_of_the_gates_own_site_is_for_its_next_gate() -> None:
 
 
 def test_likeliness_adds_up_over_rows() -> None:
-    rows = SimpleNamespace(experts=np.array([[2, 0], [0, -1]]), weights=np.array([[0.5, 0.25], [0.5, 0.0]]))
+    rows = SimpleNamespace(
+        experts=np.array([[2, 0], [0, -1]]), weights=np.array([[0.5, 0.25], [0.5, 0.0]])
+    )
     assert likeliness(rows) == {2: 0.5, 0: 0.75}  # type: ignore[arg-type]

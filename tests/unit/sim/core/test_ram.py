@@ -70,7 +70,9 @@ def test_it_has_its_own_bytes_and_its_own_contents() -> None:
 def test_it_begins_with_the_highest_precision_and_then_with_the_lower_copies_for_which_there_is_room(
     ram_bytes: int, there: list[int]
 ) -> None:
-    """Six experts of 4 B and their low copies of 1 B, which are 8 9 10 and 12 13 14: storage holds 30 B."""
+    """Six experts of 4 B and their low copies of 1 B, which are 8 9 10 and 12 13 14: storage
+    holds 30 B.
+    """
     both = replace(GEOMETRY, precisions=("fp16", "int4"), bits=(16.0, 4.0), variant_bytes=(4, 1))
     ram = RamTier(both, LRU(), Route((1, 1), (0, 0), ram_link=1, ram_bytes=ram_bytes))
     assert [key for key, state in enumerate(ram.state) if state == RESIDENT] == there
@@ -94,7 +96,9 @@ def test_lookups_are_told_in_one_call_in_their_order_and_pin_what_is_asked_for()
     assert [key for key, pinned in enumerate(ram.pinned) if pinned] == [1, 5]
 
 
-def test_what_comes_in_takes_a_slot_from_what_is_not_in_use_and_is_there_when_it_has_arrived() -> None:
+def test_what_comes_in_takes_a_slot_from_what_is_not_in_use_and_is_there_when_it_has_arrived() -> (
+    None
+):
     """0 is in use, so 1 goes, although 0 is the older one."""
     ram, policy = tier()
     for key in (0, 4):
@@ -154,9 +158,13 @@ def test_what_is_given_up_before_it_came_is_forgotten_and_its_claim_is_free_agai
 
 @pytest.mark.parametrize("system", ["hobbit", "fate"])
 def test_with_room_for_all_that_storage_holds_nothing_waits_for_storage(system: str) -> None:
-    """Two precisions are in play: of both all copies are in RAM, as where there is no storage below it."""
+    """Two precisions are in play: of both all copies are in RAM, as where there is no storage
+    below it.
+    """
     words = [f"system={system}", "trace.max_sequences=1", "outputs=summary"]
     plain = execute(prepared([*words, "hardware=rtx4090_pcie4"])).summary
-    over = execute(prepared([*words, "hardware=rtx4090_nvme", "hardware.ram.capacity_gib=400"])).summary
+    over = execute(
+        prepared([*words, "hardware=rtx4090_nvme", "hardware.ram.capacity_gib=400"])
+    ).summary
     assert over["ram"]["hits"] == over["ram"]["lookups"] > 0
     assert over["makespan_s"] == plain["makespan_s"]

@@ -24,16 +24,23 @@ def gate(rows: list[list[int]], tick: int | None = 0) -> Any:
     needs = flat if len(rows) == 1 else sorted(set(flat), key=lambda e: (-flat.count(e), e))
     told = {} if tick is None else {"tick": tick}
     return SimpleNamespace(
-        site=1, needs=needs, tokens=[flat.count(e) for e in needs], scores=[0.1 * e for e in needs], token=9,
-        experts=np.array(rows), weights=np.full(np.shape(rows), 0.5), **told,
-    )  # fmt: skip
+        site=1,
+        needs=needs,
+        tokens=[flat.count(e) for e in needs],
+        scores=[0.1 * e for e in needs],
+        token=9,
+        experts=np.array(rows),
+        weights=np.full(np.shape(rows), 0.5),
+        **told,
+    )
 
 
 def to(expert: int, precision: int = 0) -> int:
     return rerouted(expert, precision, 2)
 
 
-# ---- what a selector's answers mean ----------------------------------------------------------------------------------
+# ---- what a selector's answers mean
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("expert", "precision", "answer"), [(0, 0, 2), (0, 1, 3), (5, 1, 13)])
@@ -108,13 +115,18 @@ def test_an_answer_that_names_the_needs_own_expert_is_no_reroute() -> None:
 
 def test_a_reroute_is_an_outcome_where_the_other_is_there_or_comes_with_another_need() -> None:
     serving = serve(gate([[3, 4, 0]]), [to(5), to(1), to(5)], GEOMETRY)
-    keys, outcomes = serving.looked_up([PLANE + UNITS + 5, UNITS + 1, -1], [HIGH_FOR_LOW, MISS, int(Outcome.SKIP)], 0)
+    keys, outcomes = serving.looked_up(
+        [PLANE + UNITS + 5, UNITS + 1, -1], [HIGH_FOR_LOW, MISS, int(Outcome.SKIP)], 0
+    )
     assert outcomes == [OTHER, MISS, OTHER]
     assert keys == [PLANE + UNITS + 5, UNITS + 1, UNITS + 5]
-    assert serving.looked_up([-1], [int(Outcome.SKIP)], 2) == ([UNITS + 5], [OTHER]), "the last one alone, in a wave"
+    assert serving.looked_up([-1], [int(Outcome.SKIP)], 2) == ([UNITS + 5], [OTHER]), (
+        "the last one alone, in a wave"
+    )
 
 
-# ---- serving what was forecast ---------------------------------------------------------------------------------------
+# ---- serving what was forecast
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,13 +135,19 @@ def test_a_reroute_is_an_outcome_where_the_other_is_there_or_comes_with_another_
         ([3, 4], [4, 3], [3, 4]),  # all forecast: nothing changes
         ([3, 4], [5, 3], [3, 5]),  # 3 stands, 4 is sent to the one that is left
         ([3, 4], [5, 1], [5, 1]),  # none: in need order to the best first
-        ([3, 4], [5, 1, 3], [5, 1]),  # as many of the forecast count as there are needs, and 3 is its third
+        (
+            [3, 4],
+            [5, 1, 3],
+            [5, 1],
+        ),  # as many of the forecast count as there are needs, and 3 is its third
         ([3, 4, 0], [1], [1, 1, 1]),  # fewer were forecast: they serve again
         ([3, 4, 0, 2], [1, 3], [3, 1, 1, 3]),  # 4 to 1; then from the best again: 0 to 1, 2 to 3
         ([3, 4], [], [3, 4]),  # nothing forecast: the router's choice
     ],
 )
-def test_what_was_forecast_serves(needs: list[int], foreseen: list[int], serving: list[int]) -> None:
+def test_what_was_forecast_serves(
+    needs: list[int], foreseen: list[int], serving: list[int]
+) -> None:
     asked = gate([needs])
     answers = ForecastRoutes("fp16").select(asked, SimpleNamespace(foreseen=foreseen))  # type: ignore[arg-type]
     one = Geometry(2, 6, 2, ("fp16",), (16.0,), (8,), 48)
@@ -138,5 +156,12 @@ def test_what_was_forecast_serves(needs: list[int], foreseen: list[int], serving
 
 def test_a_forecast_itself_is_never_sent_elsewhere() -> None:
     selector = ForecastRoutes("int4")
-    assert list(selector.select(gate([[3, 4]], tick=None), SimpleNamespace(foreseen=[1, 2]))) == [0, 0]  # type: ignore[arg-type]
-    assert (selector.precisions, selector.permitted(0.5), selector.constant) == (("int4",), (0, REROUTE), None)
+    assert list(selector.select(gate([[3, 4]], tick=None), SimpleNamespace(foreseen=[1, 2]))) == [
+        0,
+        0,
+    ]  # type: ignore[arg-type]
+    assert (selector.precisions, selector.permitted(0.5), selector.constant) == (
+        ("int4",),
+        (0, REROUTE),
+        None,
+    )

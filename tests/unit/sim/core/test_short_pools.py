@@ -1,4 +1,6 @@
-"""Pools below one token's needs, down to none: always loaded, through staging, and kept as far as there is room."""
+"""Pools below one token's needs, down to none: always loaded, through staging, and kept as far
+as there is room.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,13 @@ from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.values.types import CapacityError, Geometry
 
-SHORT = ("trace.max_sequences=1", "workload.prompt_tokens=4", "workload.decode_tokens=12", "hardware.memory_gib=96",
-         "outputs=summary")  # fmt: skip
+SHORT = (
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=4",
+    "workload.decode_tokens=12",
+    "hardware.memory_gib=96",
+    "outputs=summary",
+)
 FATE = ("system=fate", "predictor=none", "precision=fp16")
 STAGED = ("loader.staging_slots=2",)
 
@@ -23,7 +30,10 @@ STAGED = ("loader.staging_slots=2",)
 def test_a_quota_of_zero_needs_staging_and_says_so() -> None:
     geometry = Geometry(3, 4, 2, ("fp16",), (16.0,), (10,), 60)
     cache: Any = LRU(scope="site", quotas=(4, 1, 0))
-    with pytest.raises(CapacityError, match=r"pool 1 holds 10 B, .* = 20 B there; .*staging: loader\.staging_slots=2"):
+    with pytest.raises(
+        CapacityError,
+        match=r"pool 1 holds 10 B, .* = 20 B there; .*staging: loader\.staging_slots=2",
+    ):
         Slots(geometry, cache, 2)
     assert Slots(geometry, cache, 2, stages=True).is_short == [False, True, True]
 
@@ -34,13 +44,24 @@ def ran(configure: Configure, *words: str) -> Any:
 
 
 @pytest.mark.parametrize("cache", ["arc_shallow_first", "lru_per_site"])
-def test_layers_without_a_slot_load_every_need_of_every_token(configure: Configure, cache: str) -> None:
+def test_layers_without_a_slot_load_every_need_of_every_token(
+    configure: Configure, cache: str
+) -> None:
     """Fate section 4.4 with c = 0: three layers of eight experts take all 24 of 128 slots."""
     quotas = f"cache.quotas=[8,8,8,{','.join('0' * 13)}]"
-    words = (f"cache={cache}", *([quotas] if cache == "lru_per_site" else []), "budget.resident_share=0.1875")
+    words = (
+        f"cache={cache}",
+        *([quotas] if cache == "lru_per_site" else []),
+        "budget.resident_share=0.1875",
+    )
     run, result = ran(configure, *words, *STAGED)
     one_expert = run.controller.geometry.variant_bytes[0]
-    assert [capacity // one_expert for capacity in run.controller.slots.capacity_bytes] == [8, 8, 8, *[0] * 13]
+    assert [capacity // one_expert for capacity in run.controller.slots.capacity_bytes] == [
+        8,
+        8,
+        8,
+        *[0] * 13,
+    ]
     lookups = result.frames.lookups
     assert set(lookups.filter(pl.col("site") < 3)["outcome"]) == {"hit"}
     deep = lookups.filter(pl.col("site") >= 3)
@@ -52,7 +73,9 @@ def test_layers_without_a_slot_load_every_need_of_every_token(configure: Configu
 
 
 def test_a_pool_of_one_slot_keeps_one_of_two_needs(configure: Configure) -> None:
-    """A token's second need finds the slot pinned by its first and is gone after its gate: at most one hit a gate."""
+    """A token's second need finds the slot pinned by its first and is gone after its gate: at
+    most one hit a gate.
+    """
     quotas = "cache.quotas=[" + ",".join("1" * 16) + "]"
     _, result = ran(configure, "cache=lru_per_site", quotas, "budget.resident_share=0.125", *STAGED)
     decode = result.frames.lookups.filter(pl.col("phase") == "decode")
@@ -61,9 +84,17 @@ def test_a_pool_of_one_slot_keeps_one_of_two_needs(configure: Configure) -> None
     assert hits.max() == 1
 
 
-def test_prefetches_of_a_layer_without_a_slot_pass_through_the_transient_buffer(configure: Configure) -> None:
-    run, result = ran(configure, "predictor=foreseen_1", "cache.quotas.shallow_sites=3",
-                      "budget.resident_share=0.1875", "loader.staging_slots=4", "workload.prompt_tokens=1")  # fmt: skip
+def test_prefetches_of_a_layer_without_a_slot_pass_through_the_transient_buffer(
+    configure: Configure,
+) -> None:
+    run, result = ran(
+        configure,
+        "predictor=foreseen_1",
+        "cache.quotas.shallow_sites=3",
+        "budget.resident_share=0.1875",
+        "loader.staging_slots=4",
+        "workload.prompt_tokens=1",
+    )
     deep = result.frames.lookups.filter(pl.col("site") >= 4)
     assert set(deep["outcome"]) <= {"hit", "late", "promoted"}
     assert result.summary["prefetch"]["used"] + result.summary["prefetch"]["late"] > 0
@@ -72,5 +103,7 @@ def test_prefetches_of_a_layer_without_a_slot_pass_through_the_transient_buffer(
 
 def test_without_staging_the_run_is_refused_with_both_ways_out(configure: Configure) -> None:
     without = ("loader.destination=pool", "loader.staging_slots=0", "budget.resident_share=0.1875")
-    with pytest.raises(CapacityError, match=r"pool 3 holds 0 B, .*loader\.staging_slots=2; the smallest budget\."):
+    with pytest.raises(
+        CapacityError, match=r"pool 3 holds 0 B, .*loader\.staging_slots=2; the smallest budget\."
+    ):
         build(configure(*FATE, *SHORT, *without), "fate")

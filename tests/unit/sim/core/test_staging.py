@@ -20,7 +20,11 @@ def test_a_slot_is_taken_when_it_is_claimed_and_what_has_arrived_is_there() -> N
     staging.claim()
     assert (staging.used, staging.is_full, any(staging.holds)) == (1, False, False)
     staging.put(4)
-    assert (staging.used, list(staging.keys), [key for key, held in enumerate(staging.holds) if held]) == (1, [4], [4])
+    assert (
+        staging.used,
+        list(staging.keys),
+        [key for key, held in enumerate(staging.holds) if held],
+    ) == (1, [4], [4])
     staging.claim()
     assert staging.is_full
     staging.check()

@@ -1,4 +1,6 @@
-"""A run whose policy leaves a demand without a slot ends with who and what, not with a traceback of the clock."""
+"""A run whose policy leaves a demand without a slot ends with who and what, not with a traceback
+of the clock.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,20 @@ def nobody(self: LRU, pool: int, incoming: int, blocked: bytearray) -> Iterator[
     return iter(())
 
 
-def test_a_policy_that_names_no_victim_is_named_with_the_expert_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = prepared(["system=lru", "trace.max_sequences=1", "workload.decode_tokens=2", "budget.resident_share=0.25"])
+def test_a_policy_that_names_no_victim_is_named_with_the_expert_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = prepared(
+        [
+            "system=lru",
+            "trace.max_sequences=1",
+            "workload.decode_tokens=2",
+            "budget.resident_share=0.25",
+        ]
+    )
     monkeypatch.setattr(LRU, "victims", nobody)
-    with pytest.raises(ValueError, match=r"^LRU names too few victims for site \d+ expert \d+ fp16: no demand can be"):
+    with pytest.raises(
+        ValueError,
+        match=r"^LRU names too few victims for site \d+ expert \d+ fp16: no demand can be",
+    ):
         execute(run)

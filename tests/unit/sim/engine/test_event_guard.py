@@ -1,4 +1,6 @@
-"""How many heap events a run costs: a guard of speed without a clock (docs/design.md section 12)."""
+"""How many heap events a run costs: a guard of speed without a clock (docs/design.md section
+12).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def counted() -> Iterator[list[int]]:
 
 
 class Wishes:
-    """Counts how often a service begins to be asked to give way: while ``cut`` says yes it is one wish."""
+    """Counts how often a service begins to be asked to give way: while ``cut`` says yes it is
+    one wish.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self.count = 0
@@ -61,7 +65,11 @@ class Wishes:
 
         def counted(link: int) -> bool:
             answer = cut(link)
-            serving = (controller._on_link[link][0], controller._on_link[link][0].left_bytes) if answer else None
+            serving = (
+                (controller._on_link[link][0], controller._on_link[link][0].left_bytes)
+                if answer
+                else None
+            )
             self.count += answer and wished.get(link) != serving
             wished[link] = serving
             return answer
@@ -81,12 +89,18 @@ class Ran:
     wishes: int
 
     def head_ns(self, service: int) -> int:
-        """When a service hands its transfer on, since it began (docs/design.md section 5, cut-through)."""
+        """When a service hands its transfer on, since it began (docs/design.md section 5,
+        cut-through).
+        """
         record, hop = self.record, self.scenario.hop_ns
         link, mine = record.service_link[service], record.service_bytes[service]
         head = self.scenario.head_bytes(link)
-        following = self.controller.hop_bytes(self.controller.issued[record.service_number[service]], link - 1)
-        never_starves = hop(link, mine) + hop(link - 1, min(head, following)) - hop(link - 1, following)
+        following = self.controller.hop_bytes(
+            self.controller.issued[record.service_number[service]], link - 1
+        )
+        never_starves = (
+            hop(link, mine) + hop(link - 1, min(head, following)) - hop(link - 1, following)
+        )
         return max(hop(link, min(head, mine)), never_starves)
 
     @property
@@ -94,31 +108,39 @@ class Ran:
         """Services that hand on before they end."""
         rows = zip(self.record.service_link, self.record.service_bytes, strict=True)
         return sum(
-            self.scenario.head_bytes(link) > 0 and self.head_ns(service) < self.scenario.hop_ns(link, moved)
+            self.scenario.head_bytes(link) > 0
+            and self.head_ns(service) < self.scenario.hop_ns(link, moved)
             for service, (link, moved) in enumerate(rows)
         )
 
     @property
     def changes_of_shared_rates(self) -> int:
-        """On a link of several engines, the ends of latencies and of services; without latency, the beginnings."""
+        """On a link of several engines, the ends of latencies and of services; without latency,
+        the beginnings.
+        """
         shared = [link for link in self.record.service_link if self.scenario.engines(link) > 1]
         return sum(1 + (self.scenario.latency_ns(link) > 0) for link in shared)
 
     @property
     def changes_of_paces(self) -> int:
-        """Where parties hold each other up: of each piece of work the end of its latency, and, whenever one begins,
-        ends, stops or goes on, each point that rings of everybody's work in progress.
+        """Where parties hold each other up: of each piece of work the end of its latency, and,
+        whenever one begins, ends, stops or goes on, each point that rings of everybody's work in
+        progress.
         """
         if self.scenario.rivalry is None:
             return 0
         gates, services = len(self.record.gate_ns), len(self.record.service_number)
         pieces = gates + len(self.workload.steps) + len(self.controller.lookup_keys) + services
-        marks = sum(self.scenario.engines(link) * self.points(link) for link in range(self.scenario.hops))
+        marks = sum(
+            self.scenario.engines(link) * self.points(link) for link in range(self.scenario.hops)
+        )
         waiting = sum(self.comes_from_a_head(link) for link in self.record.service_link)
         return pieces * (1 + 2 * (2 + marks)) + 2 * waiting * (2 + marks) + gates
 
     def points(self, link: int) -> int:
-        """Of a service on a link among rivals: its end, a head or a cut, and where it waits for the link before it."""
+        """Of a service on a link among rivals: its end, a head or a cut, and where it waits for
+        the link before it.
+        """
         is_marked = self.scenario.head_bytes(link) > 0 or self.scenario.loader.chunk_bytes > 0
         return 1 + is_marked + self.comes_from_a_head(link)
 
@@ -138,18 +160,25 @@ class Ran:
 
     @property
     def always(self) -> int:
-        """Gates, services, heads, CPU results, predictions, ends and begins of sequences, and waits for arrivals.
+        """Gates, services, heads, CPU results, predictions, ends and begins of sequences, and waits
+        for arrivals.
 
-        A service that the end of the run cuts had its event, too; an issued transfer that is never served had none.
+        A service that the end of the run cuts had its event, too; an issued transfer that is never
+        served had none.
         """
         gates, record = len(self.record.gate_ns), self.record
         cpu = self.controller.lookup_outcomes.count(int(Outcome.CPU))
         predictions = gates if self.controller.predicts_later else 0
         arrivals = record.idle_cause.count(NO_REQUEST)
         return (
-            gates + len(record.service_number) + self.heads + cpu + predictions + boundaries(self.workload.steps)
+            gates
+            + len(record.service_number)
+            + self.heads
+            + cpu
+            + predictions
+            + boundaries(self.workload.steps)
             + arrivals
-        )  # fmt: skip
+        )
 
     @property
     def is_exact(self) -> bool:
@@ -160,7 +189,9 @@ class Ran:
 
     @property
     def waves(self) -> int:
-        """Calls of ``need_done``: of a gate served in waves every need but the last may be released."""
+        """Calls of ``need_done``: of a gate served in waves every need but the last may be
+        released.
+        """
         return len(self.controller.wave_calls) // 2
 
 
@@ -186,7 +217,9 @@ def run(name: str, seed: int, ties: bool) -> Ran:
 
 
 @BOTH_TIES
-def test_a_run_costs_an_event_a_gate_a_service_a_wave_release_and_a_sequence_end(ties: bool) -> None:
+def test_a_run_costs_an_event_a_gate_a_service_a_wave_release_and_a_sequence_end(
+    ties: bool,
+) -> None:
     """The plain case, one link and nothing beside it: exactly so many."""
     waves = 0
     for seed in range(60):
@@ -208,7 +241,13 @@ def test_no_feature_costs_more_events_than_the_page_allows(name: str, ties: bool
         if ran.is_exact:
             assert ran.events - (ran.always + ran.waves) in THE_END, seed
         else:
-            allowed = ran.always + ran.needs_of_waves + ran.wishes + ran.changes_of_shared_rates + ran.changes_of_paces
+            allowed = (
+                ran.always
+                + ran.needs_of_waves
+                + ran.wishes
+                + ran.changes_of_shared_rates
+                + ran.changes_of_paces
+            )
             assert ran.events <= allowed + max(THE_END), seed
 
 
@@ -228,27 +267,40 @@ def test_the_features_have_what_costs_them_events(ties: bool) -> None:
     assert sum(ran.is_exact for ran in runs) > 20
 
 
-@pytest.mark.parametrize("system", ["load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle"])
+@pytest.mark.parametrize(
+    "system", ["load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle"]
+)
 @pytest.mark.parametrize("share", [0.25, 0.6])
 def test_every_system_costs_no_more(
     configure: Callable[..., DictConfig], bundled_trace: Trace, system: str, share: float
 ) -> None:
-    overrides = ("trace.max_sequences=2", "experiment=more_memory", f"budget.resident_share={share}")
+    overrides = (
+        "trace.max_sequences=2",
+        "experiment=more_memory",
+        f"budget.resident_share={share}",
+    )
     built = build(configure(f"system={system}", *overrides), system, bundled_trace)
     with counted() as events:
         record = simulate(built.controller, built.workload, built.durations)
     gates = len(built.workload.steps) * built.workload.sites
     releases = len(built.controller.wave_calls) // 2
     assert gates == 16 * len(built.workload.steps) > 1000
-    assert events[0] - gates - len(record.service_number) - releases - boundaries(built.workload.steps) in THE_END
+    assert (
+        events[0] - gates - len(record.service_number) - releases - boundaries(built.workload.steps)
+        in THE_END
+    )
 
 
 @pytest.mark.parametrize("chunks", ["null", "1048576"])
 def test_what_runs_at_every_gate_finds_its_methods_fast(
     configure: Callable[..., DictConfig], bundled_trace: Trace, chunks: str
 ) -> None:
-    """Python keeps up to thirty attributes inside an object; with more, every call of a method takes the slow way."""
-    built = build(configure("system=hobbit", f"loader.chunk_bytes={chunks}"), "hobbit", bundled_trace)
+    """Python keeps up to thirty attributes inside an object; with more, every call of a method
+    takes the slow way.
+    """
+    built = build(
+        configure("system=hobbit", f"loader.chunk_bytes={chunks}"), "hobbit", bundled_trace
+    )
     engine = Engine(Clock(), built.controller, built.workload, built.durations)
     links = engine._polled[0][-1], built.controller.slots
     for one in (engine, built.controller, *links, built.controller.cache):

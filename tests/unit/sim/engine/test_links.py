@@ -1,7 +1,8 @@
-"""The links of the simulated machine by hand: engines that share, cut-through, chunks, write-back and the run's end.
+"""The links of the simulated machine by hand: engines that share, cut-through, chunks, write-back
+and the run's end.
 
-Every machine here has experts of one byte or of four, dense work of 1 a site and experts of 1, unless said otherwise.
-A service is (transfer, link, start, end).
+Every machine here has experts of one byte or of four, dense work of 1 a site and experts of 1,
+unless said otherwise. A service is (transfer, link, start, end).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def loaded(timeline: Timeline) -> list[tuple[Any, ...]]:
     return served(timeline, "number", "start_ns", "end_ns", "bytes")
 
 
-# ---- one engine ------------------------------------------------------------------------------------------------------
+# ---- one engine
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -46,91 +48,139 @@ def test_one_engine_serves_one_after_another_in_the_order_of_issue(in_flight: in
 
 
 def test_what_is_issued_holds_its_slot_and_cannot_be_overtaken() -> None:
-    """With two in flight both prefetches are issued at 1, so the demand at 3 waits for them until 21."""
+    """With two in flight both prefetches are issued at 1, so the demand at 3 waits for them
+    until 21.
+    """
     step = ahead([0], [7], foreseen=(5, 6))
-    times: dict[int, Any] = {1: [(0, 1, 11), (1, 11, 21)], 2: [(0, 1, 11), (1, 11, 21), (2, 21, 31)]}
+    times: dict[int, Any] = {
+        1: [(0, 1, 11), (1, 11, 21)],
+        2: [(0, 1, 11), (1, 11, 21), (2, 21, 31)],
+    }
     for in_flight in (1, 2):
         loader = replace(Loader(lookahead=1), in_flight=in_flight)
         timeline = run(machine(step, initial=((0, 0, 0),), loader=loader))
-        assert [row[:3] for row in served(timeline, "number", "start_ns", "end_ns")] == times[in_flight]
+        assert [row[:3] for row in served(timeline, "number", "start_ns", "end_ns")] == times[
+            in_flight
+        ]
         assert [t.key % 9 for t in timeline.transfers] == [5, 7] if in_flight == 1 else [5, 6, 7]
 
 
 def test_what_the_end_of_the_run_cuts_has_no_end() -> None:
     """The prefetch of 5 starts at 1; the last expert is through at 4."""
-    timeline = run(machine(ahead([0], [0]), initial=((0, 0, 0), (0, 1, 0)), loader=Loader(lookahead=1)))
+    timeline = run(
+        machine(ahead([0], [0]), initial=((0, 0, 0), (0, 1, 0)), loader=Loader(lookahead=1))
+    )
     assert served(timeline) == [(0, 0, 1, -1)]
     assert timeline.makespan_ns == 4
 
 
-# ---- several engines -------------------------------------------------------------------------------------------------
+# ---- several engines
+# -------------------------------------------------------------------------------------------------
 
 
 def test_three_engines_take_three_times_as_long_each() -> None:
     timeline = run(machine(token(gate(0, 1, 2)), links=(Link(0, 12, engines=3),)))
-    assert served(timeline, "number", "engine", "start_ns", "end_ns") == [(n, n, 1, 37) for n in range(3)]
+    assert served(timeline, "number", "engine", "start_ns", "end_ns") == [
+        (n, n, 1, 37) for n in range(3)
+    ]
 
 
 def test_a_free_engine_takes_the_next_and_latencies_overlap() -> None:
-    """9 each, 3 of it latency. Two draw halves from 4 to 16; the third has its latency from 16 on, then all: 25."""
+    """9 each, 3 of it latency. Two draw halves from 4 to 16; the third has its latency from 16
+    on, then all: 25.
+    """
     timeline = run(machine(token(gate(0, 1, 2)), links=(Link(3, 6, engines=2),)))
     rows = served(timeline, "number", "engine", "start_ns", "end_ns")
     assert rows == [(0, 0, 1, 16), (1, 1, 1, 16), (2, 0, 16, 25)]
 
 
 def test_one_that_comes_later_slows_what_is_there_and_is_faster_once_that_has_ended() -> None:
-    """The prefetch does 5 alone until 6, and its other 5 at half the pace until 16; the demand then has 5 left."""
-    timeline = run(machine(ahead([0], [1]), initial=((0, 0, 0),), base_ns=(4,), links=(Link(0, 10, engines=2),),
-                           loader=Loader(lookahead=1)))  # fmt: skip
+    """The prefetch does 5 alone until 6, and its other 5 at half the pace until 16; the demand
+    then has 5 left.
+    """
+    timeline = run(
+        machine(
+            ahead([0], [1]),
+            initial=((0, 0, 0),),
+            base_ns=(4,),
+            links=(Link(0, 10, engines=2),),
+            loader=Loader(lookahead=1),
+        )
+    )
     assert served(timeline) == [(0, 0, 1, 16), (1, 0, 6, 21)]
     assert timeline.makespan_ns == 25
 
 
 def test_a_latency_that_ends_slows_the_others_from_then_on() -> None:
-    """Latency 4, 10 of work. The prefetch works alone from 5 until the demand's latency ends, 6 + 4 = 10: 5 are left.
+    """Latency 4, 10 of work. The prefetch works alone from 5 until the demand's latency ends, 6 + 4
+    = 10: 5 are left.
 
     At half the pace it ends at 20; the demand has done 5 and ends at 25.
     """
-    timeline = run(machine(ahead([0], [1]), initial=((0, 0, 0),), base_ns=(4,), links=(Link(4, 10, engines=2),),
-                           loader=Loader(lookahead=1)))  # fmt: skip
+    timeline = run(
+        machine(
+            ahead([0], [1]),
+            initial=((0, 0, 0),),
+            base_ns=(4,),
+            links=(Link(4, 10, engines=2),),
+            loader=Loader(lookahead=1),
+        )
+    )
     assert served(timeline) == [(0, 0, 1, 20), (1, 0, 6, 25)]
 
 
 def test_work_that_does_not_divide_ends_at_the_next_whole_nanosecond() -> None:
-    """5 each at 1. After a third of 4 ns each has 11/3 left when a fourth waits: all end at 1 + 15 = 16.
+    """5 each at 1. After a third of 4 ns each has 11/3 left when a fourth waits: all end at 1 + 15
+    = 16.
 
-    With a prefetch of 5 that began at 1 and demands of 5 at 3: it has 3 left, then a third a ns: through at 12. The
-    demands have 2 left at 12, halves: 16.
+    With a prefetch of 5 that began at 1 and demands of 5 at 3: it has 3 left, then a third a ns:
+    through at 12. The demands have 2 left at 12, halves: 16.
     """
     together = run(machine(token(gate(0, 1, 2, 3)), links=(Link(0, 5, engines=3),)))
     assert served(together)[:3] == [(n, 0, 1, 16) for n in range(3)]
-    later = run(machine(ahead([0], [1, 2]), initial=((0, 0, 0),), links=(Link(0, 5, engines=3),),
-                        loader=Loader(lookahead=1)))  # fmt: skip
+    later = run(
+        machine(
+            ahead([0], [1, 2]),
+            initial=((0, 0, 0),),
+            links=(Link(0, 5, engines=3),),
+            loader=Loader(lookahead=1),
+        )
+    )
     assert served(later) == [(0, 0, 1, 12), (1, 0, 3, 16), (2, 0, 3, 16)]
 
 
 def test_what_is_left_of_a_nanosecond_is_kept() -> None:
-    """7 each: two at 3 beside one that began at 1 and has 5 left. Thirds: it ends at 18, they have 2 left: 22.
+    """7 each: two at 3 beside one that began at 1 and has 5 left. Thirds: it ends at 18, they have
+    2 left: 22.
 
-    With one at 3 and another at 4: of the first, 7 - 2 - 1/2 = 9/2 are left at 4, thirds: it would be through at 17 1/2
-    and ends at 18. The second has 7 - 1/2 - 14/3 = 11/6 left at 18, the third 7/3: halves, 3 2/3 and then 1/2 alone:
-    the second ends at 22, having drawn its half until then; the third has 1/3 left and ends at 23.
+    With one at 3 and another at 4: of the first, 7 - 2 - 1/2 = 9/2 are left at 4, thirds: it would
+    be through at 17 1/2 and ends at 18. The second has 7 - 1/2 - 14/3 = 11/6 left at 18, the third
+    7/3: halves, 3 2/3 and then 1/2 alone: the second ends at 22, having drawn its half until then;
+    the third has 1/3 left and ends at 23.
     """
     link = (Link(0, 7, engines=3),)
-    pair = run(machine(ahead([0], [1, 2]), initial=((0, 0, 0),), links=link, loader=Loader(lookahead=1)))
+    pair = run(
+        machine(ahead([0], [1, 2]), initial=((0, 0, 0),), links=link, loader=Loader(lookahead=1))
+    )
     assert served(pair) == [(0, 0, 1, 18), (1, 0, 3, 22), (2, 0, 3, 22)]
-    three = token(gate(0), gate(0), gate(3), ahead={0: (foresee(5),), 1: (foresee(6),)}, dense_ns=(1, 1, 0))
-    timeline = run(machine(three, initial=((0, 0, 0), (0, 1, 0)), links=link, loader=Loader(lookahead=1)))
+    three = token(
+        gate(0), gate(0), gate(3), ahead={0: (foresee(5),), 1: (foresee(6),)}, dense_ns=(1, 1, 0)
+    )
+    timeline = run(
+        machine(three, initial=((0, 0, 0), (0, 1, 0)), links=link, loader=Loader(lookahead=1))
+    )
     assert served(timeline) == [(0, 0, 1, 18), (1, 0, 3, 22), (2, 0, 4, 23)]
 
 
-# ---- cut-through -----------------------------------------------------------------------------------------------------
+# ---- cut-through
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("outer", "inner", "rows"),
     [
-        # The inner link is faster: it begins so late that it never starves, and ends a head after the outer one.
+        # The inner link is faster: it begins so late that it never starves, and ends a head after
+        # the outer one.
         (Link(0, 5, head_bytes=1), Link(0, 2), [(0, 1, 1, 21), (0, 0, 15, 23)]),
         # It is slower: it begins when the head is through.
         (Link(0, 2, head_bytes=1), Link(0, 5), [(0, 1, 1, 9), (0, 0, 3, 23)]),
@@ -152,16 +202,29 @@ def test_a_hop_begins_when_enough_of_the_one_before_is_through(
 
 
 def test_a_hop_that_began_late_for_other_reasons_may_end_long_after() -> None:
-    """0 and 1 follow each other on the outer link, 1..9 and 9..17. The inner one has 0 until 23, then 1 until 43."""
+    """0 and 1 follow each other on the outer link, 1..9 and 9..17. The inner one has 0 until 23,
+    then 1 until 43.
+    """
     timeline = run(machine(token(gate(0, 1)), links=(Link(0, 5), Link(0, 2, head_bytes=1)), **WIDE))
     assert served(timeline) == [(0, 1, 1, 9), (0, 0, 3, 23), (1, 1, 9, 17), (1, 0, 23, 43)]
     assert timeline.transfers[1].hops == ((1, 1), (0, 11))
 
 
 def test_what_finds_no_slot_when_handed_on_comes_back_with_the_end_of_its_hop() -> None:
-    """One slot, pinned by site 0's need until site 1's gate at 6, which needs what was handed on at 3."""
-    timeline = run(machine(ahead([0], [5]), capacity=4, initial=((0, 0, 0),), base_ns=(4,), loader=Loader(lookahead=1),
-                           links=(Link(0, 5), Link(0, 2, head_bytes=1)), **WIDE))  # fmt: skip
+    """One slot, pinned by site 0's need until site 1's gate at 6, which needs what was handed on
+    at 3.
+    """
+    timeline = run(
+        machine(
+            ahead([0], [5]),
+            capacity=4,
+            initial=((0, 0, 0),),
+            base_ns=(4,),
+            loader=Loader(lookahead=1),
+            links=(Link(0, 5), Link(0, 2, head_bytes=1)),
+            **WIDE,
+        )
+    )
     assert served(timeline) == [(0, 1, 1, 9), (0, 0, 9, 29)]
     assert outcomes(timeline) == ["hit", "late"]
     assert timeline.transfers[0].hops == ((1, 1), (0, 9))
@@ -169,21 +232,41 @@ def test_what_finds_no_slot_when_handed_on_comes_back_with_the_end_of_its_hop() 
 
 
 def test_what_finds_no_slot_at_the_end_of_its_hop_either_is_dropped() -> None:
-    """Site 0's need is computed until 21: the prefetch is dropped at 9, and is a miss at 22, all the way from there."""
-    timeline = run(machine(ahead([0], [5]), capacity=4, initial=((0, 0, 0),), base_ns=(20,), loader=Loader(lookahead=1),
-                           links=(Link(0, 5), Link(0, 2, head_bytes=1)), **WIDE))  # fmt: skip
+    """Site 0's need is computed until 21: the prefetch is dropped at 9, and is a miss at 22, all
+    the way from there.
+    """
+    timeline = run(
+        machine(
+            ahead([0], [5]),
+            capacity=4,
+            initial=((0, 0, 0),),
+            base_ns=(20,),
+            loader=Loader(lookahead=1),
+            links=(Link(0, 5), Link(0, 2, head_bytes=1)),
+            **WIDE,
+        )
+    )
     assert served(timeline) == [(0, 1, 1, 9), (1, 1, 22, 30), (1, 0, 24, 44)]
     assert timeline.prefetch["dropped"] == 1
     assert outcomes(timeline) == ["hit", "miss"]
 
 
-# ---- chunks ----------------------------------------------------------------------------------------------------------
+# ---- chunks
+# ----------------------------------------------------------------------------------------------------------
 
 
 def chunked(base: int, link: Link, chunk: int = 1) -> Timeline:
     """A prefetch of 4 bytes from 1 on, and a demand for another expert at 2 + ``base``."""
-    return run(machine(ahead([0], [1]), initial=((0, 0, 0),), base_ns=(base,), links=(link,),
-                       loader=Loader(lookahead=1, chunk_bytes=chunk), **WIDE))  # fmt: skip
+    return run(
+        machine(
+            ahead([0], [1]),
+            initial=((0, 0, 0),),
+            base_ns=(base,),
+            links=(link,),
+            loader=Loader(lookahead=1, chunk_bytes=chunk),
+            **WIDE,
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,15 +282,26 @@ def chunked(base: int, link: Link, chunk: int = 1) -> Timeline:
         (30, [(0, 1, 41, 4), (1, 41, 81, 4)]),
     ],
 )
-def test_a_prefetch_gives_way_at_the_next_end_of_a_chunk_but_the_last(base: int, rows: list[tuple[int, ...]]) -> None:
+def test_a_prefetch_gives_way_at_the_next_end_of_a_chunk_but_the_last(
+    base: int, rows: list[tuple[int, ...]]
+) -> None:
     assert loaded(chunked(base, Link(0, 10)))[:2] == rows
 
 
 def test_every_resumption_pays_the_overhead_again() -> None:
-    """5 and 10 a byte: cut at 1 + 15; the demand takes 45; the 3 bytes that are left take 35, until 96."""
+    """5 and 10 a byte: cut at 1 + 15; the demand takes 45; the 3 bytes that are left take 35,
+    until 96.
+    """
     step = token(gate(0), gate(1), ahead={0: (foresee(5),)}, tail_ns=99)
-    timeline = run(machine(step, initial=((0, 0, 0),), links=(Link(5, 10),),
-                           loader=Loader(lookahead=1, chunk_bytes=1), **WIDE))  # fmt: skip
+    timeline = run(
+        machine(
+            step,
+            initial=((0, 0, 0),),
+            links=(Link(5, 10),),
+            loader=Loader(lookahead=1, chunk_bytes=1),
+            **WIDE,
+        )
+    )
     assert loaded(timeline) == [(0, 1, 16, 1), (1, 16, 61, 4), (0, 61, 96, 3)]
 
 
@@ -220,14 +314,23 @@ def test_a_chunk_may_be_larger_than_what_is_left_after_it() -> None:
 def test_what_a_need_waits_for_is_not_cut() -> None:
     """The demand at 3 is for 1, beside 5, which is on its way."""
     step = ahead([0], [5, 1])
-    timeline = run(machine(step, initial=((0, 0, 0),), links=(Link(0, 10),),
-                           loader=Loader(lookahead=1, chunk_bytes=1), **WIDE))  # fmt: skip
+    timeline = run(
+        machine(
+            step,
+            initial=((0, 0, 0),),
+            links=(Link(0, 10),),
+            loader=Loader(lookahead=1, chunk_bytes=1),
+            **WIDE,
+        )
+    )
     assert loaded(timeline) == [(0, 1, 41, 4), (1, 41, 81, 4)]
     assert outcomes(timeline) == ["hit", "late", "miss"]
 
 
 def test_a_demand_is_never_cut() -> None:
-    timeline = run(machine(token(gate(0, 1)), links=(Link(0, 10),), loader=Loader(chunk_bytes=1), **WIDE))
+    timeline = run(
+        machine(token(gate(0, 1)), links=(Link(0, 10),), loader=Loader(chunk_bytes=1), **WIDE)
+    )
     assert loaded(timeline) == [(0, 1, 41, 4), (1, 41, 81, 4)]
 
 
@@ -236,18 +339,26 @@ def test_time_behind_a_prefetch_ends_at_the_cut() -> None:
     assert stalls(chunked(1, Link(0, 10))) == {"behind_prefetch": 8, "demand": 40}
 
 
-# ---- write-back ------------------------------------------------------------------------------------------------------
+# ---- write-back
+# ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("link", [Link(2, 8), Link(2, 8, engines=2)], ids=["one engine", "two engines"])
+@pytest.mark.parametrize(
+    "link", [Link(2, 8), Link(2, 8, engines=2)], ids=["one engine", "two engines"]
+)
 def test_what_is_written_back_goes_over_the_link_in_the_same_service(link: Link) -> None:
     """0 loads 1..11 into the only slot; 1 at 13 takes 10 for 0 and 10 for itself."""
-    timeline = run(machine(*sequence(gate(0), gate(1)), capacity=1, links=(link,), loader=Loader(write_back=True)))
+    timeline = run(
+        machine(
+            *sequence(gate(0), gate(1)), capacity=1, links=(link,), loader=Loader(write_back=True)
+        )
+    )
     assert served(timeline) == [(0, 0, 1, 11), (1, 0, 13, 33)]
     assert [row.bytes for row in timeline.services] == [1, 1]
 
 
-# ---- which link ------------------------------------------------------------------------------------------------------
+# ---- which link
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

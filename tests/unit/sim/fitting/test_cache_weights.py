@@ -15,10 +15,16 @@ def test_the_grid_has_every_point_of_the_simplex() -> None:
     """(n + 3) choose 3 of them: 10 for halves, 286 for tenths."""
     halves = list(simplex(0.5))
     assert len(halves) == 10
-    assert {tuple(point.values()) for point in halves} >= {(1, 0, 0, 0), (0, 0.5, 0.5, 0), (0, 0, 0, 1)}
+    assert {tuple(point.values()) for point in halves} >= {
+        (1, 0, 0, 0),
+        (0, 0.5, 0.5, 0),
+        (0, 0, 0, 1),
+    }
     tenths = list(simplex(0.1))
     assert len({tuple(point.values()) for point in tenths}) == len(tenths) == 286
-    assert all(sum(point.values()) == pytest.approx(1) and min(point.values()) >= 0 for point in tenths)
+    assert all(
+        sum(point.values()) == pytest.approx(1) and min(point.values()) >= 0 for point in tenths
+    )
 
 
 @pytest.mark.parametrize("step", [0.3, 0, -0.1, 2, 0.01, float("nan")])
@@ -49,7 +55,9 @@ def test_the_penalty_of_a_run_is_that_of_its_summary(precision: str) -> None:
     run, fit = calibrate([*words, "step=1"])
     summary = execute(run).summary
     assert summary["lookups"]["miss"] > 100
-    assert miss_penalty(run.controller, run.workload) == pytest.approx(summary["miss_penalty"], abs=1e-12)
+    assert miss_penalty(run.controller, run.workload) == pytest.approx(
+        summary["miss_penalty"], abs=1e-12
+    )
     assert len(fit.points) == 4
 
 
@@ -66,7 +74,10 @@ def test_the_best_point_costs_what_a_run_with_its_weights_costs() -> None:
         (["step=0.3"], "step=0.3 must divide 1"),
         (["step=x"], "step=x must be a number"),
         (["cache=lru"], "LRU has no weights to calibrate; choose cache=weighted_score"),
-        (["predictor=gate_lookahead_1"], "runs the fit sequences without a predictor; leave it out"),
+        (
+            ["predictor=gate_lookahead_1"],
+            "runs the fit sequences without a predictor; leave it out",
+        ),
         (["trace.split=eval"], "runs the fit sequences without a predictor; leave it out"),
         (["cache.weights.lru=-1"], "cache.weights need"),
         (["no_such_group=1"], "no_such_group"),

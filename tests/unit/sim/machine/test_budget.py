@@ -1,4 +1,6 @@
-"""What expert slots may hold: the same GiB for systems of any precision, or a share of all experts."""
+"""What expert slots may hold: the same GiB for systems of any precision, or a share of all
+experts.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ def test_a_budget_in_gib_is_the_same_for_systems_of_any_precision(system: str) -
 
 
 def test_runs_of_the_same_gib_may_be_compared_where_those_of_the_same_share_may_not() -> None:
-    lru, fate = (conditions_of(prepared([f"system={name}", "budget.slots_gib=12.5", *FEW])) for name in ("lru", "fate"))
+    lru, fate = (
+        conditions_of(prepared([f"system={name}", "budget.slots_gib=12.5", *FEW]))
+        for name in ("lru", "fate")
+    )
     assert fate.share == 1 > lru.share, "in INT4 all experts take less"
     check_comparable(("lru", "fate"), lru, fate)
     shared = conditions_of(prepared(["system=fate", "budget.resident_share=0.5", *FEW]))
-    with pytest.raises(ValueError, match=r"bytes for experts=.* or both the same budget\.slots_gib"):
+    with pytest.raises(
+        ValueError, match=r"bytes for experts=.* or both the same budget\.slots_gib"
+    ):
         check_comparable(("lru", "fate"), lru, shared)
 
 
@@ -52,7 +59,14 @@ def test_a_share_of_whole_slots_loses_none_to_rounding() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["slots_gib=0", "slots_gib=-2", "slots_gib=much", "slots_gib=10000000", "resident_share=0", "resident_share=2"],
+    [
+        "slots_gib=0",
+        "slots_gib=-2",
+        "slots_gib=much",
+        "slots_gib=10000000",
+        "resident_share=0",
+        "resident_share=2",
+    ],
 )
 def test_what_is_no_budget_is_refused_with_its_name_and_value(words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"budget.{words.split('=')[0]}")) as refused:

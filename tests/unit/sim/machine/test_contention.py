@@ -1,4 +1,6 @@
-"""Who holds up whom, and for how long: paces by hand, work in progress by hand, and what a run may never do."""
+"""Who holds up whom, and for how long: paces by hand, work in progress by hand, and what a run
+may never do.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_a_link_keeps_its_share_while_compute_works_and_all_of_it_else() -> None
 
 
 def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they_ask() -> None:
-    """30 and 50 from 60: three quarters each. The CPU alone has all; who draws from elsewhere is left alone."""
+    """30 and 50 from 60: three quarters each. The CPU alone has all; who draws from elsewhere is
+    left alone.
+    """
     shared = Contention([1.0], 60, {CPU: 30, LINK: 50})
     assert shared.paces(ALL) == (WHOLE, 750_000, 750_000)
     assert shared.paces(1 << CPU) == (WHOLE,) * 3
@@ -39,15 +43,22 @@ def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
     assert Contention([1.0], 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[CPU] == 1
 
 
-def ends_of(contention: Contention, *works: tuple[int, int, int, int],
-            engines: tuple[int, ...] = ()) -> tuple[list[tuple[int, int]], list[int]]:  # fmt: skip
-    """(party, end) of works (party, from, latency, work), in order; and how much each party was slowed."""
+def ends_of(
+    contention: Contention, *works: tuple[int, int, int, int], engines: tuple[int, ...] = ()
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """(party, end) of works (party, from, latency, work), in order; and how much each party was
+    slowed.
+    """
     env, ends = Clock(), []
     contest = Contest(env, contention, engines)
     for order, (party, at, latency, work) in enumerate(works):
 
         def begin(
-            alarm: Alarm, party: int = party, latency: int = latency, work: int = work, order: int = order
+            alarm: Alarm,
+            party: int = party,
+            latency: int = latency,
+            work: int = work,
+            order: int = order,
         ) -> None:
             def done(alarm: Alarm) -> None:
                 ends.append((party, alarm.at_ns))
@@ -60,38 +71,45 @@ def ends_of(contention: Contention, *works: tuple[int, int, int, int],
 
 
 def test_a_transfer_goes_slowly_for_as_long_as_compute_works() -> None:
-    """70 at 0.7 while compute works until 100: 30 of 100 ns are left, at the whole pace from then on."""
+    """70 at 0.7 while compute works until 100: 30 of 100 ns are left, at the whole pace from
+    then on.
+    """
     ends, slowed = ends_of(Contention([0.7]), (COMPUTE, 0, 0, 100), (LINK, 0, 0, 100))
     assert ends == [(COMPUTE, 100), (LINK, 130)]
     assert slowed == [0, 0, 30]
 
 
 def test_a_latency_holds_nobody_up_and_is_held_up_by_nobody() -> None:
-    """Both draw 2 of 2: alone until 40, half from then on. The CPU has 60 left and the link 50: that ends at 140, when
-    of the CPU's 10 are left.
+    """Both draw 2 of 2: alone until 40, half from then on. The CPU has 60 left and the link 50:
+    that ends at 140, when of the CPU's 10 are left.
     """
-    ends, slowed = ends_of(Contention([1.0], 2, {CPU: 2, LINK: 2}), (CPU, 0, 0, 100), (LINK, 10, 30, 50))
+    ends, slowed = ends_of(
+        Contention([1.0], 2, {CPU: 2, LINK: 2}), (CPU, 0, 0, 100), (LINK, 10, 30, 50)
+    )
     assert ends == [(LINK, 140), (CPU, 150)]
     assert slowed == [0, 50, 50]
 
 
 def test_work_ends_at_the_first_whole_ns_at_which_nothing_remains() -> None:
-    """At two thirds, rounded down to a millionth, 2 ns take 3 and a bit, so 4. Then the other is alone: of its 10 ns
-    4 x 0.666666 are done, 7.33 remain.
+    """At two thirds, rounded down to a millionth, 2 ns take 3 and a bit, so 4. Then the other is
+    alone: of its 10 ns 4 x 0.666666 are done, 7.33 remain.
     """
     ends, _ = ends_of(Contention([1.0], 2, {CPU: 1, LINK: 2}), (CPU, 0, 0, 2), (LINK, 0, 0, 10))
     assert ends == [(CPU, 4), (LINK, 12)]
 
 
 def test_what_begins_when_another_ends_does_not_meet_it() -> None:
-    ends, slowed = ends_of(Contention([0.5]), (COMPUTE, 0, 0, 10), (LINK, 10, 0, 10), (COMPUTE, 20, 0, 10))
+    ends, slowed = ends_of(
+        Contention([0.5]), (COMPUTE, 0, 0, 10), (LINK, 10, 0, 10), (COMPUTE, 20, 0, 10)
+    )
     assert ends == [(COMPUTE, 10), (LINK, 20), (COMPUTE, 30)]
     assert sum(slowed) == 0
 
 
 def test_the_engines_of_a_link_share_the_pace_that_others_leave_it() -> None:
-    """Half of the pace while compute works, for two engines a quarter each: of 10 and 40 ns the first is through at 40.
-    The other has 30 left, at a half until compute ends at 60, and then at the whole pace: 20 more.
+    """Half of the pace while compute works, for two engines a quarter each: of 10 and 40 ns the
+    first is through at 40. The other has 30 left, at a half until compute ends at 60, and then at
+    the whole pace: 20 more.
     """
     works = ((COMPUTE, 0, 0, 60), (LINK, 0, 0, 10), (LINK, 0, 0, 40))
     ends, slowed = ends_of(Contention([0.5]), *works, engines=(2,))
@@ -122,24 +140,33 @@ def test_a_mark_rings_when_so_much_is_done_however_long_that_took() -> None:
 
 
 def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
-    """Two engines share from 0 to 10: of 20 each has done 5. One is held until 18: the other has done 13 by then, and
-    7 are left; both at half: the other ends at 32, when the first has 8 left, alone.
+    """Two engines share from 0 to 10: of 20 each has done 5. One is held until 18: the other has
+    done 13 by then, and 7 are left; both at half: the other ends at 32, when the first has 8 left,
+    alone.
     """
     env = Clock()
     contest = Contest(env, Contention([1.0]), (2,))
     first, other = (begun(env, contest, LINK, 20, number) for number in (1, 2))
     for at_ns, held in ((10, True), (18, False)):
-        Alarm(env, lambda alarm, held=held: contest.hold(first, alarm.at_ns, held)).set(at_ns, NEED_DONE)
+        Alarm(env, lambda alarm, held=held: contest.hold(first, alarm.at_ns, held)).set(
+            at_ns, NEED_DONE
+        )
     rings = rung(env, contest, first, 5, 6, 19)
     assert rings == [(5, 10), (6, 20), (19, 39)]
     assert contest.slowed_ns == [0, 0, 0]
     assert other.left == 0
 
 
-# ---- runs ------------------------------------------------------------------------------------------------------------
+# ---- runs
+# ------------------------------------------------------------------------------------------------------------
 
-DEMAND = ("system=load_on_demand", "trace.max_sequences=1", "workload.prompt_tokens=1", "workload.decode_tokens=4",
-          "budget.resident_share=0.3")  # fmt: skip
+DEMAND = (
+    "system=load_on_demand",
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=1",
+    "workload.decode_tokens=4",
+    "budget.resident_share=0.3",
+)
 
 
 def makespan_ns(words: tuple[str, ...], **changes: Any) -> int:
@@ -156,13 +183,17 @@ def overlapped(hardware: Hardware, share: float) -> dict[str, Any]:
 
 
 def test_where_nothing_overlaps_nobody_is_slowed() -> None:
-    """``wait_all`` without prefetches, one token at a time: the link works only while the stream stands."""
+    """``wait_all`` without prefetches, one token at a time: the link works only while the stream
+    stands.
+    """
     words, hardware = (*DEMAND, "loader.wait=wait_all"), prepared(DEMAND).hardware
     assert makespan_ns(words, **overlapped(hardware, 0.25)) == makespan_ns(words)
 
 
 def test_a_slower_link_under_computation_costs_time_where_they_overlap() -> None:
-    """Loads on demand, computed as they come: the slower the worse, and never as bad as always that slow."""
+    """Loads on demand, computed as they come: the slower the worse, and never as bad as always
+    that slow.
+    """
     hardware = prepared(DEMAND).hardware
     words = (*DEMAND, "loader.wait=as_ready")
     times = [makespan_ns(words, **overlapped(hardware, share)) for share in (1.0, 0.75, 0.25)]
@@ -178,25 +209,37 @@ def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
     shared = SharedMemory(total * 0.8, ("compute", hardware.link_names[0]), "as_drawn")
     words = (*DEMAND, "loader.wait=as_ready")
     least, drawn, most = (
-        makespan_ns(words, shared_memory=memory) for memory in (None, shared, replace(shared, slows="always"))
+        makespan_ns(words, shared_memory=memory)
+        for memory in (None, shared, replace(shared, slows="always"))
     )
     assert least < drawn < most
 
 
 def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
     """What compute was slowed by is compute's; the summary refuses a sum that does not hold."""
-    run = prepared([*DEMAND, "loader.wait=as_ready", "hardware=gb10", "hardware.shared_memory.gb_per_s=150",
-                    "hardware.shared_memory.parties=[compute,nvme]"])  # fmt: skip
+    run = prepared(
+        [
+            *DEMAND,
+            "loader.wait=as_ready",
+            "hardware=gb10",
+            "hardware.shared_memory.gb_per_s=150",
+            "hardware.shared_memory.parties=[compute,nvme]",
+        ]
+    )
     result = execute(run)
     summary = result.summary
     assert result.frames.record.slowed_ns[COMPUTE] > 0
-    assert summary["compute_busy_s"] + sum(summary["stall_s"].values()) == pytest.approx(summary["makespan_s"])
+    assert summary["compute_busy_s"] + sum(summary["stall_s"].values()) == pytest.approx(
+        summary["makespan_s"]
+    )
     assert summary["slowed_s"]["compute"] == result.frames.record.slowed_ns[COMPUTE] / 1e9
     assert summary["bounds"]["lower_s"] <= summary["makespan_s"]
 
 
 def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> None:
-    """On unified memory the cores beside the device ask for too much; the drive beside it does not."""
+    """On unified memory the cores beside the device ask for too much; the drive beside it does
+    not.
+    """
     hardware = prepared([*DEMAND, "hardware=gb10"]).hardware
     assert hardware.together(False).contention is None
     shared = hardware.together(True).contention
@@ -210,19 +253,33 @@ def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("+hardware.links.pcie.overlapped=0",), r"hardware\.links\.pcie\.overlapped=0 must be from 0\.001 to 1"),
-        (("+hardware.links.pcie.overlapped=1.5",), r"hardware\.links\.pcie\.overlapped=1\.5 must be"),
         (
-            ("+hardware.links.pcie.overlapped=0.5", "hardware.links.pcie.engines=2", "loader.chunk_bytes=1000000"),
+            ("+hardware.links.pcie.overlapped=0",),
+            r"hardware\.links\.pcie\.overlapped=0 must be from 0\.001 to 1",
+        ),
+        (
+            ("+hardware.links.pcie.overlapped=1.5",),
+            r"hardware\.links\.pcie\.overlapped=1\.5 must be",
+        ),
+        (
+            (
+                "+hardware.links.pcie.overlapped=0.5",
+                "hardware.links.pcie.engines=2",
+                "loader.chunk_bytes=1000000",
+            ),
             r"loader\.chunk_bytes=1000000 needs one engine on every link, got engines \[2\]",
         ),
         (
-            ("+hardware.shared_memory={_target_: sim.machine.SharedMemory, gb_per_s: 9, parties: [compute, pcie], "
-             "slows: often}",),
+            (
+                (
+                    "+hardware.shared_memory={_target_: sim.machine.SharedMemory, gb_per_s: 9,"
+                    " parties: [compute, pcie], slows: often}"
+                ),
+            ),
             r"hardware\.shared_memory\.slows='often'; allowed: always, as_drawn",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepared(["system=lru", "hardware=rtx4090_pcie4", "trace.max_sequences=1", *words])

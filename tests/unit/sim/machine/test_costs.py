@@ -20,21 +20,44 @@ MIXTRAL_EXPERT = 352_321_536
 
 def machine(**changes: Any) -> Hardware:
     """1 TFLOP/s and 100 GB/s, reached; 2 us a launch. Two links of 5 and 1 GB/s, reached."""
-    compute = Compute(peak_tflops=2.0, flops_efficiency=0.5, memory_gb_per_s=200.0, memory_efficiency=0.5,
-                      launch_us=2.0, dense_launches=4, expert_launches=3, tail_launches=1)  # fmt: skip
+    compute = Compute(
+        peak_tflops=2.0,
+        flops_efficiency=0.5,
+        memory_gb_per_s=200.0,
+        memory_efficiency=0.5,
+        launch_us=2.0,
+        dense_launches=4,
+        expert_launches=3,
+        tail_launches=1,
+    )
     values: dict[str, Any] = {
-        "name": "m", "preset": "roofline", "validated": "none", "memory_gib": 1.0, "reserved_gib": 0.25,
-        "links": {"near": Link(10.0, 0.5, 6.0), "far": Link(2.0, 0.5, 80.0)}, "compute": compute, "source": "paper",
-    }  # fmt: skip
+        "name": "m",
+        "preset": "roofline",
+        "validated": "none",
+        "memory_gib": 1.0,
+        "reserved_gib": 0.25,
+        "links": {"near": Link(10.0, 0.5, 6.0), "far": Link(2.0, 0.5, 80.0)},
+        "compute": compute,
+        "source": "paper",
+    }
     return Hardware(**(values | changes))
 
 
 def small(**changes: Any) -> Model:
     """Per layer 240 dense parameters; head 80; an expert 384 (see test_model)."""
     values: dict[str, Any] = {
-        "name": "small", "sites": 3, "experts": 4, "top_k": 2, "hidden": 8, "expert_intermediate": 16, "heads": 2,
-        "kv_heads": 1, "head_dim": 4, "vocab": 10, "source": "paper",
-    }  # fmt: skip
+        "name": "small",
+        "sites": 3,
+        "experts": 4,
+        "top_k": 2,
+        "hidden": 8,
+        "expert_intermediate": 16,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 4,
+        "vocab": 10,
+        "source": "paper",
+    }
     return Model(**(values | changes))
 
 
@@ -49,15 +72,26 @@ def from_conf(group: str, name: str) -> Any:
 
 def test_a_hop_takes_the_overhead_and_the_bytes_of_its_own_link() -> None:
     durations = Roofline(small(), machine(), ("fp16",))
-    assert [durations.hop_ns(0, size) for size in (0, 1, 5, 12, 10**9)] == [6000, 6000, 6001, 6002, 200_006_000]
-    assert (durations.hop_ns(1, 1000), durations.latency_ns(0), durations.latency_ns(1)) == (81_000, 6_000, 80_000)
+    assert [durations.hop_ns(0, size) for size in (0, 1, 5, 12, 10**9)] == [
+        6000,
+        6000,
+        6001,
+        6002,
+        200_006_000,
+    ]
+    assert (durations.hop_ns(1, 1000), durations.latency_ns(0), durations.latency_ns(1)) == (
+        81_000,
+        6_000,
+        80_000,
+    )
 
 
 def test_a_mixtral_expert_on_a_4090_by_hand() -> None:
     """Over PCIe: 352,321,536 B at 31.5 * 0.816 = 25.704 GB/s are 13,706,876 ns, and 6 us: 13.71 ms.
 
-    One token reads its weights at 1008 * 0.9 = 907.2 GB/s: 388,361 ns, and 3 launches of 4 us. At int4 a quarter:
-    97,090 ns. 400 tokens: 2 * 400 * 176,160,768 FLOPs at 165.2 * 0.96 = 158.592 TFLOP/s: 888,624 ns, more than that.
+    One token reads its weights at 1008 * 0.9 = 907.2 GB/s: 388,361 ns, and 3 launches of 4 us. At
+    int4 a quarter: 97,090 ns. 400 tokens: 2 * 400 * 176,160,768 FLOPs at 165.2 * 0.96 = 158.592
+    TFLOP/s: 888,624 ns, more than that.
     """
     hardware, mixtral = from_conf("hardware", "rtx4090_pcie4"), from_conf("model", "mixtral_8x7b")
     durations = Roofline(mixtral, hardware, ("fp16", "int4"))
@@ -68,7 +102,8 @@ def test_a_mixtral_expert_on_a_4090_by_hand() -> None:
 
 
 def test_a_mixtral_expert_on_its_hosts_cpu_by_hand() -> None:
-    """352,321,536 B at 117 * 0.6 = 70.2 GB/s: 5,018,825 ns, the 5 ms that HOBBIT reports; and 20 us there and back.
+    """352,321,536 B at 117 * 0.6 = 70.2 GB/s: 5,018,825 ns, the 5 ms that HOBBIT reports; and 20 us
+    there and back.
 
     400 tokens: 2 * 400 * 176,160,768 FLOPs at 4.7 * 0.5 = 2.35 TFLOP/s: 59,969,623 ns.
     """
@@ -80,30 +115,41 @@ def test_a_mixtral_expert_on_its_hosts_cpu_by_hand() -> None:
 
 
 def test_a_machine_whose_cpu_is_not_described_computes_nothing_there() -> None:
-    with pytest.raises(ValueError, match=r"hardware m has no cpu section.*; choose placement=load, or a machine"):
+    with pytest.raises(
+        ValueError, match=r"hardware m has no cpu section.*; choose placement=load, or a machine"
+    ):
         Roofline(small(), machine(), ("fp16",)).cpu_ns(0, 0, 1)
 
 
 def test_where_bytes_differ_from_site_to_site_so_does_the_work() -> None:
-    """200,000 B at 100 B/ns are 2 us and 400,000 B 4 us; 16 bits a parameter: 1e5 and 2e5 parameters.
+    """200,000 B at 100 B/ns are 2 us and 400,000 B 4 us; 16 bits a parameter: 1e5 and 2e5
+    parameters.
 
     100 tokens: 2 * 100 * 1e5 FLOPs at 1 FLOP/ps are 20 us, and 40 us.
     """
-    durations = Roofline(small(), machine(), ("fp16", "int4"), ((200_000, 400_000, 200_000), (50_000, 100_000, 50_000)))
+    durations = Roofline(
+        small(),
+        machine(),
+        ("fp16", "int4"),
+        ((200_000, 400_000, 200_000), (50_000, 100_000, 50_000)),
+    )
     assert [durations.expert_ns(0, site, 1) for site in range(3)] == [8_000, 10_000, 8_000]
     assert [durations.expert_ns(0, site, 100) for site in range(2)] == [26_000, 46_000]
     assert [durations.expert_ns(1, site, 1) for site in range(2)] == [6_500, 7_000]
 
 
 def test_what_the_host_costs_and_a_prediction_takes_is_the_machines() -> None:
-    durations = Roofline(small(), machine(host=Host(1.0, 2.0, 3.5, 4.0), prediction_us=70.0), ("fp16",))
+    durations = Roofline(
+        small(), machine(host=Host(1.0, 2.0, 3.5, 4.0), prediction_us=70.0), ("fp16",)
+    )
     assert durations.host == HostCosts(1_000, 2_000, 3_500, 4_000)
     assert durations.prediction_ns == 70_000
     assert Roofline(small(), machine(), ("fp16",)).host == HostCosts()
 
 
 def test_dense_work_reads_its_weights_and_the_keys_and_values_so_far() -> None:
-    """One row at token 1001: weights 240 * 2 = 480 B, keys and values 1001 * 16 = 16,016 B: 165 ns at 100 B/ns.
+    """One row at token 1001: weights 240 * 2 = 480 B, keys and values 1001 * 16 = 16,016 B: 165 ns
+    at 100 B/ns.
 
     FLOPs: 2 * 240 + 4 * 1001 * 8 = 32,512: 33 ns at 1 FLOP/ps, less. Four launches take 8 us.
     """
@@ -114,7 +160,8 @@ def test_dense_work_reads_its_weights_and_the_keys_and_values_so_far() -> None:
 def test_a_prompt_attends_to_half_of_itself_on_average() -> None:
     """101 rows, no context: each row attends to (1 + .. + 101) / 101 = 51 tokens.
 
-    FLOPs: 2 * 101 * 240 + 4 * 101 * 51 * 8 = 48,480 + 164,832 = 213,312: 213 ns. Bytes: 480 + 101 * 16 = 2,096: 21 ns.
+    FLOPs: 2 * 101 * 240 + 4 * 101 * 51 * 8 = 48,480 + 164,832 = 213,312: 213 ns. Bytes: 480 + 101 *
+    16 = 2,096: 21 ns.
     """
     durations = Roofline(small(), machine(), ("fp16",))
     assert durations.dense_ns(step(rows=101, token=101))[0] == 213 + 8_000
@@ -123,15 +170,20 @@ def test_a_prompt_attends_to_half_of_itself_on_average() -> None:
 def test_each_sequence_of_a_step_attends_to_its_own_context() -> None:
     """Eight sequences of one row at up to 1001 tokens: 480 + 8 * 16,016 = 128,608 B: 1286 ns.
 
-    FLOPs: 8 * (480 + 32,032) = 260,096: 260 ns, less. Two prompts of 101 rows: twice the FLOPs of one, 427 ns.
+    FLOPs: 8 * (480 + 32,032) = 260,096: 260 ns, less. Two prompts of 101 rows: twice the FLOPs of
+    one, 427 ns.
     """
     durations = Roofline(small(), machine(), ("fp16",))
-    assert durations.dense_ns(step(rows=8, token=1001, sequences=tuple(range(8))))[0] == 1_286 + 8_000
+    assert (
+        durations.dense_ns(step(rows=8, token=1001, sequences=tuple(range(8))))[0] == 1_286 + 8_000
+    )
     assert durations.dense_ns(step(rows=202, token=101, sequences=(0, 1)))[0] == 427 + 8_000
 
 
 def test_the_head_runs_once_a_sequence() -> None:
-    """80 parameters of 2 B: 1.6 ns, rounded to 2; 2 * 500 * 80 FLOPs for 500 sequences: 80 ns. One launch of 2 us."""
+    """80 parameters of 2 B: 1.6 ns, rounded to 2; 2 * 500 * 80 FLOPs for 500 sequences: 80 ns.
+    One launch of 2 us.
+    """
     durations = Roofline(small(), machine(), ("fp16",))
     assert durations.tail_ns(step()) == 2 + 2_000
     assert durations.tail_ns(step(rows=500, sequences=tuple(range(500)))) == 80 + 2_000
@@ -140,15 +192,26 @@ def test_the_head_runs_once_a_sequence() -> None:
 def test_fixed_durations_are_what_was_given() -> None:
     fixed = FixedDurations((1, 2), 3, (10, 5), {8: 80, 2: 20}, (4, 0), cpu_ns=7, prediction_ns=9)
     assert (list(fixed.dense_ns(step())), fixed.tail_ns(step())) == ([1, 2], 3)
-    assert (fixed.expert_ns(0, 0, 1), fixed.expert_ns(0, 1, 3), fixed.expert_ns(1, 0, 3)) == (14, 22, 5)
+    assert (fixed.expert_ns(0, 0, 1), fixed.expert_ns(0, 1, 3), fixed.expert_ns(1, 0, 3)) == (
+        14,
+        22,
+        5,
+    )
     assert (fixed.hop_ns(0, 8), fixed.hop_ns(0, 2), fixed.latency_ns(0)) == (80, 20, 0)
     assert (fixed.cpu_ns(0, 0, 1), fixed.prediction_ns, fixed.host) == (7, 9, HostCosts())
     assert FixedDurations((1,), 0, (10,), {}).expert_ns(0, 0, 9) == 10
 
 
 def test_fixed_durations_of_several_links_are_by_link() -> None:
-    fixed = FixedDurations((1,), 0, (10,), ({8: 80}, {8: 800}), latency_ns=(0, 30), host=HostCosts(sync_ns=2))
-    assert (fixed.hop_ns(0, 8), fixed.hop_ns(1, 8), fixed.latency_ns(1), fixed.host.sync_ns) == (80, 800, 30, 2)
+    fixed = FixedDurations(
+        (1,), 0, (10,), ({8: 80}, {8: 800}), latency_ns=(0, 30), host=HostCosts(sync_ns=2)
+    )
+    assert (fixed.hop_ns(0, 8), fixed.hop_ns(1, 8), fixed.latency_ns(1), fixed.host.sync_ns) == (
+        80,
+        800,
+        30,
+        2,
+    )
 
 
 @dataclass(frozen=True)
@@ -158,19 +221,37 @@ class Limits:
 
 
 def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() -> None:
-    """Dense 1776 B; keys and values 48 B a token, of 200 tokens; 7 rows * 2 B * (4 * 8 + 2 * 2 * 16)."""
-    ledger = check_memory(small(), machine(), Limits(200, 7), slot_bytes=5_000, staging_bytes=70, overflow_bytes=300,
-                          parts_bytes=11)  # fmt: skip
+    """Dense 1776 B; keys and values 48 B a token, of 200 tokens; 7 rows * 2 B * (4 * 8 + 2 * 2 *
+    16).
+    """
+    ledger = check_memory(
+        small(),
+        machine(),
+        Limits(200, 7),
+        slot_bytes=5_000,
+        staging_bytes=70,
+        overflow_bytes=300,
+        parts_bytes=11,
+    )
     assert vars(ledger) == {
-        "dense_bytes": 1_776, "kv_bytes": 9_600, "activation_bytes": 1_344, "slot_bytes": 5_000, "staging_bytes": 70,
-        "overflow_bytes": 300, "reserved_bytes": 1 << 28, "parts_bytes": 11,
-    }  # fmt: skip
+        "dense_bytes": 1_776,
+        "kv_bytes": 9_600,
+        "activation_bytes": 1_344,
+        "slot_bytes": 5_000,
+        "staging_bytes": 70,
+        "overflow_bytes": 300,
+        "reserved_bytes": 1 << 28,
+        "parts_bytes": 11,
+    }
     assert ledger.total_bytes == 1_776 + 9_600 + 1_344 + 5_000 + 70 + 300 + (1 << 28) + 11
 
 
 def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:
     """Three layers of 240 parameters at 2 B: 1776 - 3 * 480 = 336 B are no layer's."""
-    held = [check_memory(small(), machine(), Limits(), slot_bytes=0, dense_slots=n).dense_bytes for n in (0, 1, 2)]
+    held = [
+        check_memory(small(), machine(), Limits(), slot_bytes=0, dense_slots=n).dense_bytes
+        for n in (0, 1, 2)
+    ]
     assert held == [1_776, 336 + 480, 336 + 960]
 
 
@@ -178,13 +259,17 @@ def test_memory_is_enough_to_the_last_byte_and_one_more_is_refused_by_its_parts(
     rest = (1 << 30) - (1 << 28) - 1_776 - 48 - 2 * (32 + 64)
     assert check_memory(small(), machine(), Limits(), slot_bytes=rest).total_bytes == 1 << 30
     parts = r"dense 0\.00, kv 0\.00, activation 0\.00, slot 0\.75, reserved 0\.25 GiB"
-    with pytest.raises(ValueError, match=rf"holds 1 GiB, but the run needs 1\.00 GiB \({parts}\); lower budget"):
+    with pytest.raises(
+        ValueError, match=rf"holds 1 GiB, but the run needs 1\.00 GiB \({parts}\); lower budget"
+    ):
         check_memory(small(), machine(), Limits(), slot_bytes=rest + 1)
 
 
 def test_a_refusal_for_memory_says_how_much_fits() -> None:
     """3 GiB of slots beside 0.25 GiB reserved in 1 GiB: 0.75 GiB."""
-    with pytest.raises(ValueError, match=r"lower budget\.resident_share or slots_gib \(0\.75 GiB of slots fit\)"):
+    with pytest.raises(
+        ValueError, match=r"lower budget\.resident_share or slots_gib \(0\.75 GiB of slots fit\)"
+    ):
         check_memory(small(), machine(), Limits(), slot_bytes=3 << 30)
     with pytest.raises(ValueError, match=r"\(0\.00 GiB of slots fit\)"):
         check_memory(small(), machine(reserved_gib=0.9999999), Limits(), slot_bytes=100)
@@ -193,7 +278,12 @@ def test_a_refusal_for_memory_says_how_much_fits() -> None:
 @pytest.mark.parametrize(
     ("union", "arriving", "pool", "over"),
     [(30, 0, 100, 30), (30, 80, 100, 40), (120, 0, 100, 140), (120, 500, 100, 240)],
-    ids=["the last union has been trimmed", "beside what arrives 10 of it stay", "20 of it never fit", "all stays"],
+    ids=[
+        "the last union has been trimmed",
+        "beside what arrives 10 of it stay",
+        "20 of it never fit",
+        "all stays",
+    ],
 )
 def test_what_pools_hold_over_their_capacity_is_the_union_and_what_stays_of_the_last(
     union: int, arriving: int, pool: int, over: int

@@ -23,23 +23,40 @@ def link(**changes: Any) -> Link:
 def compute(**changes: Any) -> Compute:
     """1 TFLOP/s and 100 GB/s, reached; 2 us a launch."""
     values: dict[str, Any] = {
-        "peak_tflops": 2.0, "flops_efficiency": 0.5, "memory_gb_per_s": 200.0, "memory_efficiency": 0.5,
-        "launch_us": 2.0, "dense_launches": 4, "expert_launches": 3, "tail_launches": 1,
-    }  # fmt: skip
+        "peak_tflops": 2.0,
+        "flops_efficiency": 0.5,
+        "memory_gb_per_s": 200.0,
+        "memory_efficiency": 0.5,
+        "launch_us": 2.0,
+        "dense_launches": 4,
+        "expert_launches": 3,
+        "tail_launches": 1,
+    }
     return Compute(**(values | changes))
 
 
 def cpu(**changes: Any) -> Cpu:
-    values: dict[str, Any] = {"peak_tflops": 0.1, "flops_efficiency": 0.5, "memory_gb_per_s": 20.0,
-                              "memory_efficiency": 0.5, "round_trip_us": 30.0}  # fmt: skip
+    values: dict[str, Any] = {
+        "peak_tflops": 0.1,
+        "flops_efficiency": 0.5,
+        "memory_gb_per_s": 20.0,
+        "memory_efficiency": 0.5,
+        "round_trip_us": 30.0,
+    }
     return Cpu(**(values | changes))
 
 
 def machine(**changes: Any) -> Hardware:
     values: dict[str, Any] = {
-        "name": "m", "preset": "roofline", "validated": "none", "memory_gib": 1.0, "reserved_gib": 0.25,
-        "links": {"pcie": link()}, "compute": compute(), "source": "paper",
-    }  # fmt: skip
+        "name": "m",
+        "preset": "roofline",
+        "validated": "none",
+        "memory_gib": 1.0,
+        "reserved_gib": 0.25,
+        "links": {"pcie": link()},
+        "compute": compute(),
+        "source": "paper",
+    }
     return Hardware(**(values | changes))
 
 
@@ -48,12 +65,19 @@ def loaded(name: str) -> Any:
         return instantiate(compose(f"hardware/{name}")["hardware"], _convert_="all")
 
 
-# ---- figures ---------------------------------------------------------------------------------------------------------
+# ---- figures
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> None:
     """6 us + bytes at 5 GB/s: 0.2 ns a byte, rounded once."""
-    assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [6000, 6000, 6001, 6002, 200_006_000]
+    assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [
+        6000,
+        6000,
+        6001,
+        6002,
+        200_006_000,
+    ]
     assert link().latency_ns == 6_000
 
 
@@ -67,7 +91,9 @@ def test_an_operation_takes_the_longer_of_computing_and_moving_and_its_launches(
     assert one.operation_ns(0, 0, 0) == 0
 
 
-def test_an_expert_on_the_cpu_takes_the_longer_of_computing_and_reading_and_its_round_trip() -> None:
+def test_an_expert_on_the_cpu_takes_the_longer_of_computing_and_reading_and_its_round_trip() -> (
+    None
+):
     """50 FLOP/ns and 10 B/ns."""
     assert cpu().operation_ns(5e5, 0) == 10_000 + 30_000
     assert cpu().operation_ns(5e5, 3e5) == 30_000 + 30_000
@@ -78,7 +104,8 @@ def test_host_times_become_whole_nanoseconds() -> None:
     assert machine().host.costs == HostCosts()
 
 
-# ---- links and routes ------------------------------------------------------------------------------------------------
+# ---- links and routes
+# ------------------------------------------------------------------------------------------------
 
 
 def test_links_are_in_order_from_the_device_outwards_under_the_names_they_are_given() -> None:
@@ -107,21 +134,36 @@ def test_a_route_names_engines_cut_through_and_the_managed_ram_by_link() -> None
     ("changes", "message"),
     [
         ({"links": {"pcie": link(head_bytes=1)}}, "link 0, which ends at the device"),
-        ({"links": {"pcie": link(), "nvme": link(head_bytes=1, engines=2)}}, "link 1 has 2 engines"),
-        ({"ram": Ram(1.0, "pcie")}, r"filled_by='pcie' must be a link that ends in RAM: this machine has none"),
-        ({"ram": Ram(1.0, "ssd"), "links": {"pcie": link(), "nvme": link()}}, r"filled_by='ssd' must be .*: nvme"),
+        (
+            {"links": {"pcie": link(), "nvme": link(head_bytes=1, engines=2)}},
+            "link 1 has 2 engines",
+        ),
+        (
+            {"ram": Ram(1.0, "pcie")},
+            r"filled_by='pcie' must be a link that ends in RAM: this machine has none",
+        ),
+        (
+            {"ram": Ram(1.0, "ssd"), "links": {"pcie": link(), "nvme": link()}},
+            r"filled_by='ssd' must be .*: nvme",
+        ),
         ({"links": {}}, r"hardware\.links={} must hold at least one link"),
         ({"links": None}, r"hardware\.links=None must hold at least one link"),
         ({"links": {"pcie": None}}, r"hardware\.links\.pcie=None must be a section"),
-        ({"links": [link(name="x"), link(name="x")]}, r"hardware\.links must have different names, got x, x"),
+        (
+            {"links": [link(name="x"), link(name="x")]},
+            r"hardware\.links must have different names, got x, x",
+        ),
     ],
 )
-def test_a_route_that_cannot_be_is_refused_with_the_machine(changes: dict[str, Any], message: str) -> None:
+def test_a_route_that_cannot_be_is_refused_with_the_machine(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         machine(**changes)
 
 
-# ---- ranges ----------------------------------------------------------------------------------------------------------
+# ---- ranges
+# ----------------------------------------------------------------------------------------------------------
 
 
 def with_link(**changes: Any) -> Hardware:
@@ -131,34 +173,90 @@ def with_link(**changes: Any) -> Hardware:
 @pytest.mark.parametrize(
     ("build", "changes", "message"),
     [
-        (with_link, {"peak_gb_per_s": "fast"}, r"hardware\.links\.pcie\.peak_gb_per_s='fast' must be a number"),
+        (
+            with_link,
+            {"peak_gb_per_s": "fast"},
+            r"hardware\.links\.pcie\.peak_gb_per_s='fast' must be a number",
+        ),
         (
             with_link,
             {"peak_gb_per_s": 0},
             r"hardware\.links\.pcie\.peak_gb_per_s=0 must be from 0\.001 to 100000; give",
         ),
-        (with_link, {"peak_gb_per_s": 1e9}, r"hardware\.links\.pcie\.peak_gb_per_s=1000000000\.0 must be from"),
-        (with_link, {"efficiency": 1.5}, r"hardware\.links\.pcie\.efficiency=1\.5 must be .* to 1; give a share"),
+        (
+            with_link,
+            {"peak_gb_per_s": 1e9},
+            r"hardware\.links\.pcie\.peak_gb_per_s=1000000000\.0 must be from",
+        ),
+        (
+            with_link,
+            {"efficiency": 1.5},
+            r"hardware\.links\.pcie\.efficiency=1\.5 must be .* to 1; give a share",
+        ),
         (with_link, {"efficiency": 0}, r"hardware\.links\.pcie\.efficiency=0 must be from 0\.001"),
         (with_link, {"overhead_us": -1}, r"hardware\.links\.pcie\.overhead_us=-1 must be"),
-        (with_link, {"overhead_us": 1e9}, r"hardware\.links\.pcie\.overhead_us=1000000000\.0 must be .*; give micro"),
-        (with_link, {"engines": 0}, r"hardware\.links\.pcie\.engines=0 must be a whole number >= 1"),
+        (
+            with_link,
+            {"overhead_us": 1e9},
+            r"hardware\.links\.pcie\.overhead_us=1000000000\.0 must be .*; give micro",
+        ),
+        (
+            with_link,
+            {"engines": 0},
+            r"hardware\.links\.pcie\.engines=0 must be a whole number >= 1",
+        ),
         (with_link, {"engines": 1000}, r"hardware\.links\.pcie\.engines=1000 must be from 1 to 64"),
-        (with_link, {"head_bytes": -1}, r"hardware\.links\.pcie\.head_bytes=-1 must be a whole number >= 0"),
-        (compute, {"peak_tflops": 0}, r"hardware\.compute\.peak_tflops=0 must be from 1e-06 to 1e\+06"),
-        (compute, {"memory_gb_per_s": 1e9}, r"hardware\.compute\.memory_gb_per_s=1000000000\.0 must be from"),
-        (compute, {"memory_efficiency": 2}, r"hardware\.compute\.memory_efficiency=2 must be .*; give a share"),
-        (compute, {"expert_launches": 1.5}, r"hardware\.compute\.expert_launches=1\.5 must be a whole number"),
+        (
+            with_link,
+            {"head_bytes": -1},
+            r"hardware\.links\.pcie\.head_bytes=-1 must be a whole number >= 0",
+        ),
+        (
+            compute,
+            {"peak_tflops": 0},
+            r"hardware\.compute\.peak_tflops=0 must be from 1e-06 to 1e\+06",
+        ),
+        (
+            compute,
+            {"memory_gb_per_s": 1e9},
+            r"hardware\.compute\.memory_gb_per_s=1000000000\.0 must be from",
+        ),
+        (
+            compute,
+            {"memory_efficiency": 2},
+            r"hardware\.compute\.memory_efficiency=2 must be .*; give a share",
+        ),
+        (
+            compute,
+            {"expert_launches": 1.5},
+            r"hardware\.compute\.expert_launches=1\.5 must be a whole number",
+        ),
         (cpu, {"memory_gb_per_s": 0}, r"hardware\.cpu\.memory_gb_per_s=0 must be from"),
         (cpu, {"round_trip_us": None}, r"hardware\.cpu\.round_trip_us=None must be a number"),
-        (Host, {"wake_us": -1}, r"hardware\.host\.wake_us=-1 must be from 0 to 1e\+06; give microseconds"),
-        (Ram, {"capacity_gib": 0, "filled_by": "nvme"}, r"hardware\.ram\.capacity_gib=0 must be from"),
+        (
+            Host,
+            {"wake_us": -1},
+            r"hardware\.host\.wake_us=-1 must be from 0 to 1e\+06; give microseconds",
+        ),
+        (
+            Ram,
+            {"capacity_gib": 0, "filled_by": "nvme"},
+            r"hardware\.ram\.capacity_gib=0 must be from",
+        ),
         (machine, {"memory_gib": "24GiB"}, r"hardware\.memory_gib='24GiB' must be a number"),
         (machine, {"memory_gib": 1e9}, r"hardware\.memory_gib=1000000000\.0 must be from"),
         (machine, {"prediction_us": -1}, r"hardware\.prediction_us=-1 must be"),
-        (machine, {"compute": None}, r"hardware\.compute of m must be a section with its _target_, got None"),
+        (
+            machine,
+            {"compute": None},
+            r"hardware\.compute of m must be a section with its _target_, got None",
+        ),
         (machine, {"ram": 24}, r"hardware\.ram of m must be a section"),
-        (machine, {"validated": "yes"}, r"hardware\.validated='yes'; allowed: measured, emulated, none"),
+        (
+            machine,
+            {"validated": "yes"},
+            r"hardware\.validated='yes'; allowed: measured, emulated, none",
+        ),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused_by_the_name_of_its_key(
@@ -168,7 +266,8 @@ def test_a_machine_that_cannot_be_is_refused_by_the_name_of_its_key(
         build(**changes)
 
 
-# ---- the files -------------------------------------------------------------------------------------------------------
+# ---- the files
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -14,7 +14,9 @@ GB = 1e9
 
 
 def read_course(reads: Reads, moved_bytes: int, bytes_per_s: float) -> float:
-    """Read by read: asked for when the one ``queue_depth`` before it is done, passed on in order over one channel."""
+    """Read by read: asked for when the one ``queue_depth`` before it is done, passed on in order
+    over one channel.
+    """
     done: list[float] = []
     left = moved_bytes
     while left > 0:
@@ -27,7 +29,9 @@ def read_course(reads: Reads, moved_bytes: int, bytes_per_s: float) -> float:
 
 
 def gather_course(gather: Gather, moved_bytes: int, bytes_per_s: float) -> float:
-    """Piece by piece: gathered one after another, each copied when it and the copy before it are done."""
+    """Piece by piece: gathered one after another, each copied when it and the copy before it are
+    done.
+    """
     gathered = copied = 0.0
     left = moved_bytes
     while left > 0:
@@ -42,9 +46,16 @@ def gather_course(gather: Gather, moved_bytes: int, bytes_per_s: float) -> float
 def test_reads_take_what_their_course_takes(seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(300):
-        reads = Reads(draw.choice((512, 4096, 131_072)), draw.choice((1, 2, 3, 8, 32)), draw.choice((0.0, 5.0, 80.0)),
-                      fault_us=draw.choice((0.0, 1.5)))  # fmt: skip
-        size, rate = draw.randint(0, 40 * reads.block_bytes), draw.choice((0.05, 0.5, 3.0, 12.0)) * GB
+        reads = Reads(
+            draw.choice((512, 4096, 131_072)),
+            draw.choice((1, 2, 3, 8, 32)),
+            draw.choice((0.0, 5.0, 80.0)),
+            fault_us=draw.choice((0.0, 1.5)),
+        )
+        size, rate = (
+            draw.randint(0, 40 * reads.block_bytes),
+            draw.choice((0.05, 0.5, 3.0, 12.0)) * GB,
+        )
         assert reads.time_s(size, rate) == pytest.approx(read_course(reads, size, rate), rel=1e-12)
 
 
@@ -52,14 +63,22 @@ def test_reads_take_what_their_course_takes(seed: int) -> None:
 def test_a_gather_and_its_copies_take_what_their_course_takes(seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(300):
-        gather = Gather(draw.randint(1, 8), draw.choice((0.5, 3.0, 9.0)), draw.choice((4.0, 40.0, 200.0)),
-                        draw.choice((1, 1_000, 65_536)))  # fmt: skip
+        gather = Gather(
+            draw.randint(1, 8),
+            draw.choice((0.5, 3.0, 9.0)),
+            draw.choice((4.0, 40.0, 200.0)),
+            draw.choice((1, 1_000, 65_536)),
+        )
         size, rate = draw.randint(0, 30 * gather.piece_bytes), draw.choice((0.5, 3.0, 25.0)) * GB
-        assert gather.time_s(size, rate) == pytest.approx(gather_course(gather, size, rate), rel=1e-12)
+        assert gather.time_s(size, rate) == pytest.approx(
+            gather_course(gather, size, rate), rel=1e-12
+        )
 
 
 def test_one_read_at_a_time_waits_for_each() -> None:
-    """1 MiB in 8 blocks of 128 KiB at 1 GB/s, 80 us each: 8 x (80 + 131.072) us; 8 at once wait once."""
+    """1 MiB in 8 blocks of 128 KiB at 1 GB/s, 80 us each: 8 x (80 + 131.072) us; 8 at once wait
+    once.
+    """
     assert Reads(131_072, 1, 80.0).time_s(1 << 20, GB) == pytest.approx(8 * (80 + 131.072) / 1e6)
     assert Reads(131_072, 8, 80.0).time_s(1 << 20, GB) == pytest.approx((80 + 8 * 131.072) / 1e6)
 
@@ -73,8 +92,12 @@ def test_a_page_fault_adds_to_each_of_its_reads() -> None:
 def test_scattered_blocks_are_passed_on_at_their_own_rate() -> None:
     scattered = Reads(4096, 64, 0.0, scattered=True, scattered_gb_per_s=0.5)
     assert scattered.time_s(4096 * 1000, 3 * GB) == pytest.approx(4096 * 1000 / 0.5e9)
-    assert Reads(4096, 64, 0.0, scattered_gb_per_s=0.5).time_s(4096 * 1000, GB) == pytest.approx(4.096e-3)
-    assert scattered.time_s(4096 * 1000, 0.1 * GB) == pytest.approx(4.096e6 / 1e8), "never above the link itself"
+    assert Reads(4096, 64, 0.0, scattered_gb_per_s=0.5).time_s(4096 * 1000, GB) == pytest.approx(
+        4.096e-3
+    )
+    assert scattered.time_s(4096 * 1000, 0.1 * GB) == pytest.approx(4.096e6 / 1e8), (
+        "never above the link itself"
+    )
 
 
 def test_threads_gather_at_most_half_of_what_the_memory_can_do() -> None:
@@ -84,17 +107,25 @@ def test_threads_gather_at_most_half_of_what_the_memory_can_do() -> None:
 
 
 def test_whichever_stage_is_slower_sets_the_pace() -> None:
-    """100 MB in pieces of 1 MB: gathered at 2 GB/s and copied at 25, or gathered at 100 and copied at 25."""
+    """100 MB in pieces of 1 MB: gathered at 2 GB/s and copied at 25, or gathered at 100 and
+    copied at 25.
+    """
     assert Gather(1, 2.0, 100.0, 10**6).time_s(10**8, 25 * GB) == pytest.approx(50e-3 + 1e6 / 25e9)
     assert Gather(20, 5.0, 200.0, 10**6).time_s(10**8, 25 * GB) == pytest.approx(4e-3 + 1e6 / 100e9)
 
 
-# ---- on a link -------------------------------------------------------------------------------------------------------
+# ---- on a link
+# -------------------------------------------------------------------------------------------------------
 
 
 def link(**changes: Any) -> Link:
     """5 GB/s, reached; 6 us."""
-    values: dict[str, Any] = {"peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0, "name": "pcie"}
+    values: dict[str, Any] = {
+        "peak_gb_per_s": 10.0,
+        "efficiency": 0.5,
+        "overhead_us": 6.0,
+        "name": "pcie",
+    }
     return Link(**(values | changes))
 
 
@@ -123,7 +154,13 @@ def test_a_link_with_a_gather_is_a_line_of_two_stages() -> None:
 
 
 def test_without_these_a_link_is_what_it_was() -> None:
-    assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [6000, 6000, 6001, 6002, 200_006_000]
+    assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [
+        6000,
+        6000,
+        6001,
+        6002,
+        200_006_000,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +170,14 @@ def test_without_these_a_link_is_what_it_was() -> None:
         ({"calls": 0}, r"hardware\.links\.pcie\.calls=0 must be a whole number >= 1"),
         ({"reads": 4096}, r"hardware\.links\.pcie\.reads=4096 must be null or a section"),
         ({"reads": Reads(4096, 1, 0.0), "gather": Gather(1, 1.0, 1.0, 1)}, r"has reads and gather"),
-        ({"reads": Reads(4096, 1, 0.0), "engines": 2}, r"engines=2 does not go with reads, gather or call_bytes"),
-        ({"call_bytes": 1, "engines": 2}, r"engines=2 does not go with reads, gather or call_bytes"),
+        (
+            {"reads": Reads(4096, 1, 0.0), "engines": 2},
+            r"engines=2 does not go with reads, gather or call_bytes",
+        ),
+        (
+            {"call_bytes": 1, "engines": 2},
+            r"engines=2 does not go with reads, gather or call_bytes",
+        ),
     ],
 )
 def test_a_link_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -148,12 +191,20 @@ def test_a_link_that_cannot_be_is_refused(changes: dict[str, Any], message: str)
         (lambda: Reads(100, 1, 0.0), r"reads\.block_bytes=100 must be a whole number >= 512"),
         (lambda: Reads(4096, 0, 0.0), r"reads\.queue_depth=0 must be"),
         (lambda: Reads(4096, 1, -1.0), r"reads\.latency_us=-1\.0 must be"),
-        (lambda: Reads(4096, 1, 0.0, scattered=True), r"scattered=True needs reads\.scattered_gb_per_s"),
+        (
+            lambda: Reads(4096, 1, 0.0, scattered=True),
+            r"scattered=True needs reads\.scattered_gb_per_s",
+        ),
         (lambda: Gather(0, 1.0, 1.0, 1), r"gather\.threads=0 must be"),
-        (lambda: Gather(1, 0.0, 1.0, 1), r"gather\.gb_per_s_per_thread=0\.0 must be .*; give 10\*\*9"),
+        (
+            lambda: Gather(1, 0.0, 1.0, 1),
+            r"gather\.gb_per_s_per_thread=0\.0 must be .*; give 10\*\*9",
+        ),
         (lambda: Gather(1, 1.0, 1.0, 0), r"gather\.piece_bytes=0 must be"),
     ],
 )
-def test_a_part_that_cannot_be_is_refused_by_the_name_of_its_figure(build: Any, message: str) -> None:
+def test_a_part_that_cannot_be_is_refused_by_the_name_of_its_figure(
+    build: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         build()

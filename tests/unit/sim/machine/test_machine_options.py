@@ -1,4 +1,6 @@
-"""What a machine may say beyond its formulas: measured tables, gates run ahead, weights written out before use."""
+"""What a machine may say beyond its formulas: measured tables, gates run ahead, weights written
+out before use.
+"""
 
 from __future__ import annotations
 
@@ -18,47 +20,81 @@ POINTS = [[1, 10.0], [3, 20.0], [5, 60.0]]
 
 
 def compute(**changes: Any) -> Compute:
-    """1 TFLOP/s and 100 GB/s, reached; launches of 1 us: two for dense work, three for an expert."""
+    """1 TFLOP/s and 100 GB/s, reached; launches of 1 us: two for dense work, three for an
+    expert.
+    """
     values: dict[str, Any] = {
-        "peak_tflops": 2.0, "flops_efficiency": 0.5, "memory_gb_per_s": 200.0, "memory_efficiency": 0.5,
-        "launch_us": 1.0, "dense_launches": 2, "expert_launches": 3, "tail_launches": 1,
-    }  # fmt: skip
+        "peak_tflops": 2.0,
+        "flops_efficiency": 0.5,
+        "memory_gb_per_s": 200.0,
+        "memory_efficiency": 0.5,
+        "launch_us": 1.0,
+        "dense_launches": 2,
+        "expert_launches": 3,
+        "tail_launches": 1,
+    }
     return Compute(**(values | changes))
 
 
 def machine(**changes: Any) -> Hardware:
     values: dict[str, Any] = {
-        "name": "m", "preset": "roofline", "validated": "none", "memory_gib": 1.0, "reserved_gib": 0.25,
-        "links": {"pcie": Link(10.0, 0.5, 6.0)}, "compute": compute(), "source": "a test",
-    }  # fmt: skip
+        "name": "m",
+        "preset": "roofline",
+        "validated": "none",
+        "memory_gib": 1.0,
+        "reserved_gib": 0.25,
+        "links": {"pcie": Link(10.0, 0.5, 6.0)},
+        "compute": compute(),
+        "source": "a test",
+    }
     return Hardware(**(values | changes))
 
 
 def small(**changes: Any) -> Model:
     """240 dense parameters a layer, 384 an expert (test_model)."""
     values: dict[str, Any] = {
-        "name": "small", "sites": 3, "experts": 4, "top_k": 2, "hidden": 8, "expert_intermediate": 16, "heads": 2,
-        "kv_heads": 1, "head_dim": 4, "vocab": 10, "source": "a test",
-    }  # fmt: skip
+        "name": "small",
+        "sites": 3,
+        "experts": 4,
+        "top_k": 2,
+        "hidden": 8,
+        "expert_intermediate": 16,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 4,
+        "vocab": 10,
+        "source": "a test",
+    }
     return Model(**(values | changes))
 
 
-def durations(hardware: Hardware, model: Model | None = None, precisions: tuple[str, ...] = ("fp16",),
-              **options: Any) -> Roofline:  # fmt: skip
+def durations(
+    hardware: Hardware,
+    model: Model | None = None,
+    precisions: tuple[str, ...] = ("fp16",),
+    **options: Any,
+) -> Roofline:
     return Roofline(model or small(), hardware, precisions, **options)
 
 
-# ---- measured --------------------------------------------------------------------------------------------------------
+# ---- measured
+# --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("at", "expected_us"), [(0, 10), (1, 10), (2, 15), (3, 20), (4, 40), (5, 60), (7, 100)])
-def test_between_the_points_of_a_table_and_beyond_its_last_there_are_straight_lines(at: int, expected_us: int) -> None:
+@pytest.mark.parametrize(
+    ("at", "expected_us"), [(0, 10), (1, 10), (2, 15), (3, 20), (4, 40), (5, 60), (7, 100)]
+)
+def test_between_the_points_of_a_table_and_beyond_its_last_there_are_straight_lines(
+    at: int, expected_us: int
+) -> None:
     assert time_ns(POINTS, at) == expected_us * 1_000
     assert time_ns([[3, 7.0]], at) == 7_000
 
 
 def test_a_table_takes_the_place_of_its_formula_and_of_no_other() -> None:
-    measured = Measured("small", {"fp16": POINTS}, [[0, 5.0], [1000, 15.0]], {"pcie": [[0, 1.0], [10**6, 101.0]]})
+    measured = Measured(
+        "small", {"fp16": POINTS}, [[0, 5.0], [1000, 15.0]], {"pcie": [[0, 1.0], [10**6, 101.0]]}
+    )
     one = durations(machine(measured=measured), precisions=("fp16", "int4"))
     plain = durations(machine(), precisions=("fp16", "int4"))
     assert [one.expert_ns(0, 0, tokens) for tokens in (1, 2, 4)] == [10_000, 15_000, 40_000]
@@ -71,7 +107,10 @@ def test_a_table_takes_the_place_of_its_formula_and_of_no_other() -> None:
 
 def test_times_of_one_models_experts_are_not_anothers() -> None:
     hardware = machine(measured=Measured("large", {"fp16": POINTS}))
-    with pytest.raises(ValueError, match=r"hardware\.measured holds times of model large, not of small; choose that"):
+    with pytest.raises(
+        ValueError,
+        match=r"hardware\.measured holds times of model large, not of small; choose that",
+    ):
         durations(hardware)
     transplant = small(name="tiny", gates_of="tiny", sizes_of="large")
     assert durations(hardware, transplant).expert_ns(0, 0, 1) == 10_000
@@ -82,10 +121,16 @@ def test_times_of_one_models_experts_are_not_anothers() -> None:
     ("arguments", "message"),
     [
         ({"expert_us": {"fp16": POINTS}}, r"hardware\.measured\.model must name the model"),
-        ({"copy_us": {"pcie": []}}, r"hardware\.measured\.copy_us\.pcie=\[\] must be a list of \[argument"),
+        (
+            {"copy_us": {"pcie": []}},
+            r"hardware\.measured\.copy_us\.pcie=\[\] must be a list of \[argument",
+        ),
         ({"copy_us": {"pcie": [[1]]}}, r"must be a list of \[argument, microseconds\]"),
         ({"copy_us": {"pcie": [[1, "2us"]]}}, r"copy_us\.pcie='2us' must be a number"),
-        ({"copy_us": {"pcie": [[2, 1], [2, 3]]}}, r"copy_us\.pcie: the arguments \[2, 2\] must ascend"),
+        (
+            {"copy_us": {"pcie": [[2, 1], [2, 3]]}},
+            r"copy_us\.pcie: the arguments \[2, 2\] must ascend",
+        ),
         ({"model": "small", "dense_us": [[0, -1]]}, r"dense_us=-1 must be a number >= 0"),
     ],
 )
@@ -99,7 +144,8 @@ def test_a_table_of_a_link_that_is_not_there_is_refused() -> None:
         machine(measured=Measured(copy_us={"nvme": POINTS}))
 
 
-# ---- gates run ahead -------------------------------------------------------------------------------------------------
+# ---- gates run ahead
+# -------------------------------------------------------------------------------------------------
 
 
 def test_gates_that_are_run_ahead_on_the_device_delay_every_gate() -> None:
@@ -107,14 +153,24 @@ def test_gates_that_are_run_ahead_on_the_device_delay_every_gate() -> None:
     wide = small(hidden=8000)
     hardware = machine(forecasting=Forecasting("compute"))
     plain, ahead = durations(hardware, wide), durations(hardware, wide, forecast_sites=2)
-    assert [b - a for a, b in zip(plain.dense_ns(STEP), ahead.dense_ns(STEP), strict=True)] == [3_280] * 3
+    assert [b - a for a, b in zip(plain.dense_ns(STEP), ahead.dense_ns(STEP), strict=True)] == [
+        3_280
+    ] * 3
     assert ahead.prediction_ns == 0
     assert not hardware.predicts_later(2)
 
 
 def test_gates_that_are_run_ahead_on_the_cpu_answer_later() -> None:
-    """64,000 parameters: 128,000 B at 10 B/ns are 12.8 us, and a round trip of 30 us; beside what is set anyway."""
-    cpu = Cpu(peak_tflops=1.0, flops_efficiency=0.5, memory_gb_per_s=20.0, memory_efficiency=0.5, round_trip_us=30.0)
+    """64,000 parameters: 128,000 B at 10 B/ns are 12.8 us, and a round trip of 30 us; beside
+    what is set anyway.
+    """
+    cpu = Cpu(
+        peak_tflops=1.0,
+        flops_efficiency=0.5,
+        memory_gb_per_s=20.0,
+        memory_efficiency=0.5,
+        round_trip_us=30.0,
+    )
     hardware = machine(forecasting=Forecasting("cpu"), cpu=cpu, prediction_us=2.0)
     ahead = durations(hardware, small(hidden=8000), forecast_sites=2)
     assert ahead.prediction_ns == 2_000 + 12_800 + 30_000
@@ -123,11 +179,14 @@ def test_gates_that_are_run_ahead_on_the_cpu_answer_later() -> None:
     assert not machine(forecasting=Forecasting("cpu"), cpu=cpu).predicts_later(0)
 
 
-# ---- dequantisation --------------------------------------------------------------------------------------------------
+# ---- dequantisation
+# --------------------------------------------------------------------------------------------------
 
 
 def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once() -> None:
-    """384,000 parameters in int4: 192,000 B read and 768,000 B written are 9600 ns, and a launch; then 7680 ns."""
+    """384,000 parameters in int4: 192,000 B read and 768,000 B written are 9600 ns, and a
+    launch; then 7680 ns.
+    """
     model = small(expert_intermediate=16_000)
     written = durations(machine(compute=compute(dequantise_launches=1)), model, ("fp16", "int4"))
     fused = durations(machine(), model, ("fp16", "int4"))
@@ -136,13 +195,22 @@ def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once
     assert written.expert_ns(0, 0, 1) == fused.expert_ns(0, 0, 1) == 7_680 + 3_000
 
 
-# ---- one memory ------------------------------------------------------------------------------------------------------
+# ---- one memory
+# ------------------------------------------------------------------------------------------------------
 
-CPU = Cpu(peak_tflops=1.0, flops_efficiency=0.5, memory_gb_per_s=60.0, memory_efficiency=0.5, round_trip_us=0.0)
+CPU = Cpu(
+    peak_tflops=1.0,
+    flops_efficiency=0.5,
+    memory_gb_per_s=60.0,
+    memory_efficiency=0.5,
+    round_trip_us=0.0,
+)
 
 
 def test_who_draws_from_one_memory_is_slowed_as_though_all_drew_at_once() -> None:
-    """The CPU's 30 GB/s and the link's 5 from a memory of 28: each at four fifths. Without the CPU the link has all."""
+    """The CPU's 30 GB/s and the link's 5 from a memory of 28: each at four fifths. Without the
+    CPU the link has all.
+    """
     hardware = machine(cpu=CPU, shared_memory=SharedMemory(28.0, ("cpu", "pcie")))
     both, alone = hardware.together(True), hardware.together(False)
     assert both.cpu is not None
@@ -165,23 +233,36 @@ def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
     assert machine().together(True) == machine()
 
 
-# ---- what no machine can be ------------------------------------------------------------------------------------------
+# ---- what no machine can be
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: machine(reserved_gib=1.5), r"hardware\.reserved_gib=1\.5 exceeds hardware\.memory_gib=1"),
-        (lambda: machine(forecasting=Forecasting("cpu")), r"forecasting\.on=cpu, but hardware m has no cpu section"),
+        (
+            lambda: machine(reserved_gib=1.5),
+            r"hardware\.reserved_gib=1\.5 exceeds hardware\.memory_gib=1",
+        ),
+        (
+            lambda: machine(forecasting=Forecasting("cpu")),
+            r"forecasting\.on=cpu, but hardware m has no cpu section",
+        ),
         (
             lambda: machine(shared_memory=SharedMemory(9.0, ("cpu", "pcie"))),
             r"parties has cpu; those of m are compute, p",
         ),
-        (lambda: SharedMemory(9.0, ("cpu",)), r"shared_memory\.parties=\('cpu',\) must name two or more"),
+        (
+            lambda: SharedMemory(9.0, ("cpu",)),
+            r"shared_memory\.parties=\('cpu',\) must name two or more",
+        ),
         (lambda: SharedMemory(-9.0, ("cpu", "pcie")), r"shared_memory\.gb_per_s=-9\.0 must be"),
         (lambda: Forecasting("npu"), r"hardware\.forecasting\.on='npu'; allowed: compute, cpu"),
         (lambda: machine(forecasting="cpu"), r"hardware\.forecasting of m must be a section"),
-        (lambda: compute(dequantise_launches=-1), r"hardware\.compute\.dequantise_launches=-1 must be"),
+        (
+            lambda: compute(dequantise_launches=-1),
+            r"hardware\.compute\.dequantise_launches=-1 must be",
+        ),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(build: Any, message: str) -> None:

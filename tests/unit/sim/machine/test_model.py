@@ -24,9 +24,18 @@ def conf(name: str) -> Model:
 
 def small(**changes: Any) -> Model:
     values: dict[str, Any] = {
-        "name": "small", "sites": 3, "experts": 4, "top_k": 2, "hidden": 8, "expert_intermediate": 16, "heads": 2,
-        "kv_heads": 1, "head_dim": 4, "vocab": 10, "source": "paper",
-    }  # fmt: skip
+        "name": "small",
+        "sites": 3,
+        "experts": 4,
+        "top_k": 2,
+        "hidden": 8,
+        "expert_intermediate": 16,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 4,
+        "vocab": 10,
+        "source": "paper",
+    }
     return Model(**(values | changes))
 
 
@@ -50,9 +59,13 @@ def test_mixtral_takes_87_gib_of_which_its_experts_take_84() -> None:
     assert round((experts + mixtral.dense_bytes) / GIB) == 87
 
 
-@pytest.mark.parametrize(("name", "billions"), [("mixtral_8x7b", 46.7), ("qwen3_30b_a3b", 30.5), ("gpt_oss_20b", 20.9)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("mixtral_8x7b", 46.7), ("qwen3_30b_a3b", 30.5), ("gpt_oss_20b", 20.9)]
+)
 def test_parameters_add_up_to_the_published_total(name: str, billions: float) -> None:
-    """46.7 B (arXiv:2401.04088), 30.5 B and 20.9 B (model cards); 0.2 % for biases and per-head norms left out."""
+    """46.7 B (arXiv:2401.04088), 30.5 B and 20.9 B (model cards); 0.2 % for biases and per-head
+    norms left out.
+    """
     assert total_params(conf(name)) / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
@@ -62,9 +75,11 @@ def test_mixtral_keeps_131_072_bytes_of_keys_and_values_a_token() -> None:
 
 
 def test_a_small_model_by_hand() -> None:
-    """Attention 8 * 4 * (2 * 2 + 2 * 1) = 192, two norms 16, router 32: 240 a layer. Head, embedding 80 each; norm 8.
+    """Attention 8 * 4 * (2 * 2 + 2 * 1) = 192, two norms 16, router 32: 240 a layer. Head,
+    embedding 80 each; norm 8.
 
-    Dense: 3 * 240 + 2 * 80 + 8 = 888 parameters, 1776 B; with one matrix for both 808. Expert: 3 * 8 * 16 = 384.
+    Dense: 3 * 240 + 2 * 80 + 8 = 888 parameters, 1776 B; with one matrix for both 808. Expert: 3 *
+    8 * 16 = 384.
     """
     model = small()
     assert (model.block_params(0), model.head_params, model.expert_params) == (240, 80, 384)
@@ -79,11 +94,17 @@ def test_a_small_model_by_hand() -> None:
 def test_an_odd_number_of_bits_takes_whole_bytes() -> None:
     """3 * 1 * 1 parameters of 2 bits: 6 bits, 1 B; of 4 bits: 2 B."""
     tiny = small(hidden=1, expert_intermediate=1)
-    assert (tiny.expert_bytes("int2"), tiny.expert_bytes("int4"), tiny.expert_bytes("int8")) == (1, 2, 3)
+    assert (tiny.expert_bytes("int2"), tiny.expert_bytes("int4"), tiny.expert_bytes("int8")) == (
+        1,
+        2,
+        3,
+    )
 
 
 def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown precision 'int3'; known: fp32, fp16, bf16, int8, int4, int2"):
+    with pytest.raises(
+        ValueError, match="unknown precision 'int3'; known: fp32, fp16, bf16, int8, int4, int2"
+    ):
         small().expert_bytes("int3")
 
 
@@ -104,9 +125,14 @@ def test_a_model_that_cannot_be_is_refused(changes: dict[str, Any], message: str
 
 def shape(**changes: Any) -> ModelShape:
     values: dict[str, Any] = {
-        "name": "small", "architecture": "none", "sites": 3, "experts": 4, "top_k": 2, "hidden": 8,
+        "name": "small",
+        "architecture": "none",
+        "sites": 3,
+        "experts": 4,
+        "top_k": 2,
+        "hidden": 8,
         "expert_intermediate": 16,
-    }  # fmt: skip
+    }
     return ModelShape(**(values | changes))
 
 
@@ -128,7 +154,9 @@ def test_a_transplant_must_be_declared_and_says_what_it_is() -> None:
         small().check_trace(shape(name="tiny", hidden=4), "t")
     declared = small(gates_of="tiny", sizes_of="small")
     declared.check_trace(shape(name="tiny", hidden=4), "t")
-    with pytest.raises(ValueError, match="takes its gates from tiny, but trace t was captured from other"):
+    with pytest.raises(
+        ValueError, match="takes its gates from tiny, but trace t was captured from other"
+    ):
         declared.check_trace(shape(name="other"), "t")
 
 
@@ -138,8 +166,9 @@ def test_a_transplant_tells_each_way_in_which_it_is_not_the_whole() -> None:
     assert declared.transplant == f"{told}, how many layers that has is not known"
     assert replace(declared, whole=(3, 4, 2)).transplant == told
     assert replace(declared, whole=(6, 4, 2)).transplant == f"{told}, 3 of its 6 layers"
-    assert replace(declared, whole=(2, 8, 1)).transplant == (
-        f"{told}, 3 layers for its 2, 4 experts a layer for its 8, top-2 for its top-1"
+    assert (
+        replace(declared, whole=(2, 8, 1)).transplant
+        == f"{told}, 3 layers for its 2, 4 experts a layer for its 8, top-2 for its top-1"
     )
 
 
@@ -157,17 +186,40 @@ def test_a_model_of_fewer_layers_than_the_published_one_of_its_name_says_so() ->
     [
         ((), "TRANSPLANTED: gates of tiny_mixtral, sizes of mixtral_8x7b, 16 of its 32 layers"),
         (("model=tiny_mixtral",), None),
-        (("model=mixtral_8x7b", "model.sites=16", "model.gates_of=tiny_mixtral", "model.sizes_of=mixtral_8x7b"),
-         "TRANSPLANTED: gates of tiny_mixtral, sizes of mixtral_8x7b, 16 of its 32 layers"),
-        (("model=phi_3_5_moe", "model.sites=16", "model.experts=8", "model.gates_of=tiny_mixtral",
-          "model.sizes_of=phi_3_5_moe"),
-         "TRANSPLANTED: gates of tiny_mixtral, sizes of phi_3_5_moe, 16 of its 32 layers, 8 experts a layer for its "
-         "16"),
-        (("model.sizes_of=mine",),
-         "TRANSPLANTED: gates of tiny_mixtral, sizes of mine, how many layers that has is not known"),
+        (
+            (
+                "model=mixtral_8x7b",
+                "model.sites=16",
+                "model.gates_of=tiny_mixtral",
+                "model.sizes_of=mixtral_8x7b",
+            ),
+            "TRANSPLANTED: gates of tiny_mixtral, sizes of mixtral_8x7b, 16 of its 32 layers",
+        ),
+        (
+            (
+                "model=phi_3_5_moe",
+                "model.sites=16",
+                "model.experts=8",
+                "model.gates_of=tiny_mixtral",
+                "model.sizes_of=phi_3_5_moe",
+            ),
+            (
+                "TRANSPLANTED: gates of tiny_mixtral, sizes of phi_3_5_moe, 16 of its 32 layers, 8"
+                " experts a layer for its 16"
+            ),
+        ),
+        (
+            ("model.sizes_of=mine",),
+            (
+                "TRANSPLANTED: gates of tiny_mixtral, sizes of mine, how many layers that has is"
+                " not known"
+            ),
+        ),
     ],
-)  # fmt: skip
-def test_a_transplant_says_which_part_of_the_published_model_it_has(words: tuple[str, ...], told: str | None) -> None:
+)
+def test_a_transplant_says_which_part_of_the_published_model_it_has(
+    words: tuple[str, ...], told: str | None
+) -> None:
     """Looked up in conf/model, whatever the command line has made of it."""
     assert prepared(("system=lru", "trace.max_sequences=1", *words)).model.transplant == told
 

@@ -1,4 +1,6 @@
-"""Every model of the catalogue against what its authors and the papers publish, and a second count of the same."""
+"""Every model of the catalogue against what its authors and the papers publish, and a second
+count of the same.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,31 @@ from sim.values.places import ROOT
 GIB, MIB = 1 << 30, 1 << 20
 FACTS = ROOT.parent / "shared" / "facts" / "models.csv"
 CATALOGUE = {
-    "Mixtral-8x7B": ("mixtral_8x7b", 46.7, 12.9), "Mixtral-8x22B": ("mixtral_8x22b", 141, 39),
-    "Phi-3.5-MoE": ("phi_3_5_moe", 41.9, 6.6), "Qwen1.5-MoE-A2.7B": ("qwen1_5_moe_a2_7b", 14.3, 2.7),
-    "Qwen3-30B-A3B": ("qwen3_30b_a3b", 30.5, 3.3), "Qwen3-235B-A22B": ("qwen3_235b_a22b", 235, 22),
-    "DeepSeekMoE-16B": ("deepseek_moe_16b", 16.4, 2.8), "DeepSeek-V2-Lite": ("deepseek_v2_lite", 15.7, None),
-    "DeepSeek-V2": ("deepseek_v2", 236, 21), "DeepSeek-V3": ("deepseek_v3", 671, 37),
-    "OLMoE-1B-7B": ("olmoe_1b_7b", 6.9, 1.3), "gpt-oss-20b": ("gpt_oss_20b", 20.9, None),
-    "gpt-oss-120b": ("gpt_oss_120b", 116.8, None), "Switch-base-8": ("switch_base_8", 0.62, None),
-    "Switch-base-16": ("switch_base_16", 1.07, None), "Switch-base-32": ("switch_base_32", 1.98, None),
-    "Switch-base-64": ("switch_base_64", 3.79, None), "Switch-base-128": ("switch_base_128", 7.42, None),
-    "Switch-large-128": ("switch_large_128", 26.4, None), "GPTSAN-japanese": ("gptsan_japanese", 2.8, None),
+    "Mixtral-8x7B": ("mixtral_8x7b", 46.7, 12.9),
+    "Mixtral-8x22B": ("mixtral_8x22b", 141, 39),
+    "Phi-3.5-MoE": ("phi_3_5_moe", 41.9, 6.6),
+    "Qwen1.5-MoE-A2.7B": ("qwen1_5_moe_a2_7b", 14.3, 2.7),
+    "Qwen3-30B-A3B": ("qwen3_30b_a3b", 30.5, 3.3),
+    "Qwen3-235B-A22B": ("qwen3_235b_a22b", 235, 22),
+    "DeepSeekMoE-16B": ("deepseek_moe_16b", 16.4, 2.8),
+    "DeepSeek-V2-Lite": ("deepseek_v2_lite", 15.7, None),
+    "DeepSeek-V2": ("deepseek_v2", 236, 21),
+    "DeepSeek-V3": ("deepseek_v3", 671, 37),
+    "OLMoE-1B-7B": ("olmoe_1b_7b", 6.9, 1.3),
+    "gpt-oss-20b": ("gpt_oss_20b", 20.9, None),
+    "gpt-oss-120b": ("gpt_oss_120b", 116.8, None),
+    "Switch-base-8": ("switch_base_8", 0.62, None),
+    "Switch-base-16": ("switch_base_16", 1.07, None),
+    "Switch-base-32": ("switch_base_32", 1.98, None),
+    "Switch-base-64": ("switch_base_64", 3.79, None),
+    "Switch-base-128": ("switch_base_128", 7.42, None),
+    "Switch-large-128": ("switch_large_128", 26.4, None),
+    "GPTSAN-japanese": ("gptsan_japanese", 2.8, None),
     "NLLB-MoE-54B": ("nllb_moe_54b", 54.5, None),
-}  # fmt: skip
-"""Name of the model: its file, and the published billions of parameters, in all and used by a token. The latter is left
-out where its authors count otherwise: DeepSeek-V2-Lite and gpt-oss without the input embedding."""
+}
+"""Name of the model: its file, and the published billions of parameters, in all and used by a
+token. The latter is left out where its authors count otherwise: DeepSeek-V2-Lite and gpt-oss
+without the input embedding."""
 
 
 @cache
@@ -44,7 +57,9 @@ def all_experts(model: Model, precision: str) -> int:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_parameters_add_up_to_what_is_published(name: str) -> None:
-    """In all within 0.8 % (GPTSAN's 2.8 B is printed with two digits), active ones within 3 % (all with two digits)."""
+    """In all within 0.8 % (GPTSAN's 2.8 B is printed with two digits), active ones within 3 %
+    (all with two digits).
+    """
     file, total, active = CATALOGUE[name]
     model = conf(file)
     assert model.name == file
@@ -54,7 +69,9 @@ def test_parameters_add_up_to_what_is_published(name: str) -> None:
 
 
 def test_the_papers_sizes_come_out() -> None:
-    """HOBBIT Table 1: 87 and 84, 78 and 75 "GB", which are GiB; FloE: over 300 MB an expert, 94 GB in all."""
+    """HOBBIT Table 1: 87 and 84, 78 and 75 "GB", which are GiB; FloE: over 300 MB an expert, 94
+    GB in all.
+    """
     mixtral, phi = conf("mixtral_8x7b"), conf("phi_3_5_moe")
     assert all_experts(mixtral, "fp16") == 84 * GIB
     assert round((all_experts(mixtral, "fp16") + mixtral.dense_bytes) / GIB) == 87
@@ -80,7 +97,9 @@ def test_experts_take_nearly_all_of_a_switch_base_16() -> None:
 
 def test_an_expert_of_gpt_oss_as_it_is_stored_has_13_236_480_bytes() -> None:
     """24,883,200 weights at 4.25 bits, and 8,640 biases at 16 bits."""
-    assert conf("gpt_oss_20b").expert_bytes("mxfp4") == 24_883_200 * 17 // 32 + 2 * 8_640 == 13_236_480
+    assert (
+        conf("gpt_oss_20b").expert_bytes("mxfp4") == 24_883_200 * 17 // 32 + 2 * 8_640 == 13_236_480
+    )
 
 
 def test_compressed_keys_and_values_are_what_deepseek_caches() -> None:
@@ -94,7 +113,9 @@ def test_an_encoders_layers_keep_no_keys_and_values() -> None:
     assert conf("switch_base_8").kv_bytes_per_token == 12 * 2 * 768 * 4
 
 
-@pytest.mark.skipif(not Path(FACTS).exists(), reason="the table of facts is not part of the project")
+@pytest.mark.skipif(
+    not Path(FACTS).exists(), reason="the table of facts is not part of the project"
+)
 def test_the_catalogue_agrees_with_the_table_of_facts_to_its_last_digit() -> None:
     with FACTS.open(encoding="utf-8", newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
@@ -102,7 +123,11 @@ def test_the_catalogue_agrees_with_the_table_of_facts_to_its_last_digit() -> Non
     for name, row in rows.items():
         model = conf(CATALOGUE[name][0])
         assert round(model.total_params / 1e9, 3) == float(row["computed_total_B"]), name
-        assert round(model.active_params / 1e9, 3) == float(row["computed_active_B_incl_embed"]), name
+        assert round(model.active_params / 1e9, 3) == float(row["computed_active_B_incl_embed"]), (
+            name
+        )
         assert model.expert_params == int(row["expert_params"]), name
         assert model.expert_bytes("fp16") == int(row["expert_bytes_fp16"]), name
-        assert model.kv_bytes_per_token * 16 == int(row["kv_bytes_per_token_fp16"]) * model.kv_bits, name
+        assert (
+            model.kv_bytes_per_token * 16 == int(row["kv_bytes_per_token_fp16"]) * model.kv_bits
+        ), name

@@ -1,4 +1,6 @@
-"""Sizes from a transformers config.json: against the parameters that transformers itself makes, and what is refused."""
+"""Sizes from a transformers config.json: against the parameters that transformers itself makes,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,17 @@ from sim.machine.model_config import ConfigError, config_text, model_from_config
 from sim.models import main
 from sim.values.places import ROOT
 
-SMALL = {"model_type": "mixtral", "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2,
-         "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
-         "vocab_size": 10}  # fmt: skip
+SMALL = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 10,
+}
 
 
 def small(**changes: Any) -> Model:
@@ -37,7 +47,8 @@ def conf(name: str) -> Model:
         return instantiate(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
-# ---- against transformers --------------------------------------------------------------------------------------------
+# ---- against transformers
+# --------------------------------------------------------------------------------------------
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_hidden_layers": 2},
@@ -53,7 +64,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"num_hidden_layers": 3, "moe_layer_end_index": 2},
     "granitemoe": {"num_hidden_layers": 2},
 }
-"""Configurations whose model transformers makes (without memory); all else as its defaults have it."""
+"""Configurations whose model transformers makes (without memory); all else as its defaults have
+it.
+"""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,7 +75,11 @@ def test_every_parameter_that_transformers_makes_is_counted(family: str, tmp_pat
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     config = mapping[family](**FAMILIES[family])
     config.save_pretrained(tmp_path)
-    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    auto = (
+        transformers.AutoModelForSeq2SeqLM
+        if config.is_encoder_decoder
+        else transformers.AutoModelForCausalLM
+    )
     with torch.device("meta"):
         made = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
     model = model_from_config(read_config(tmp_path / "config.json"), "made", "transformers")
@@ -76,24 +93,33 @@ def test_the_bundled_models_files_say_what_their_configurations_say(name: str) -
     assert vars(read) | {"source": ""} == vars(written) | {"source": ""}
 
 
-# ---- by hand ---------------------------------------------------------------------------------------------------------
+# ---- by hand
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_plain_configuration_by_hand() -> None:
     model = small()
     assert (model.sites, model.experts, model.top_k, model.head_dim) == (3, 4, 2, 4)
-    assert (model.block_params(0), model.expert_params, model.total_params) == (240, 384, 888 + 12 * 384)
+    assert (model.block_params(0), model.expert_params, model.total_params) == (
+        240,
+        384,
+        888 + 12 * 384,
+    )
 
 
 def test_layers_without_experts_stand_before_the_sites() -> None:
-    """Five layers, the first without: 240 - 32 (no router) and a block of 3 x 8 x 16 beside the experts' 3 x 8 x 4."""
+    """Five layers, the first without: 240 - 32 (no router) and a block of 3 x 8 x 16 beside the
+    experts' 3 x 8 x 4.
+    """
     model = small(num_hidden_layers=5, first_k_dense_replace=1, moe_intermediate_size=4)
     assert (model.sites, model.leading_dense_layers, model.expert_intermediate) == (4, 1, 4)
     assert [model.block_params(site) for site in range(4)] == [240 + 208 + 384, 240, 240, 240]
     assert [model.layers_at(site) for site in range(4)] == [2, 1, 1, 1]
     assert model.kv_bytes_per_token == 5 * model.layer_kv_bytes
     assert small(num_hidden_layers=5, mlp_only_layers=[0], moe_intermediate_size=4) == model
-    assert small(num_hidden_layers=5, moe_layer_freq=[0, 1, 1, 1, 1], moe_intermediate_size=4) == model
+    assert (
+        small(num_hidden_layers=5, moe_layer_freq=[0, 1, 1, 1, 1], moe_intermediate_size=4) == model
+    )
 
 
 def test_every_second_layer_may_have_experts() -> None:
@@ -102,38 +128,65 @@ def test_every_second_layer_may_have_experts() -> None:
 
 
 def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> None:
-    path = config_file(tmp_path, {"model_type": "both", "vision_config": {"x": 1}, "text_config": SMALL})
+    path = config_file(
+        tmp_path, {"model_type": "both", "vision_config": {"x": 1}, "text_config": SMALL}
+    )
     assert model_from_config(read_config(path), "small", "a test") == small()
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mamba_expand": 2}, r"nobody knows whether these keys change sizes: mamba_expand=2; take out"),
-        ({"num_local_experts": "absent"}, r"none of num_local_experts, num_experts, .* is given \(this is the model's"),
-        ({"num_experts": 5}, r"{'num_local_experts': 4, 'num_experts': 5} name one thing \(experts\) and differ"),
+        (
+            {"mamba_expand": 2},
+            r"nobody knows whether these keys change sizes: mamba_expand=2; take out",
+        ),
+        (
+            {"num_local_experts": "absent"},
+            r"none of num_local_experts, num_experts, .* is given \(this is the model's",
+        ),
+        (
+            {"num_experts": 5},
+            r"{'num_local_experts': 4, 'num_experts': 5} name one thing \(experts\) and differ",
+        ),
         ({"hidden_size": "8"}, r"hidden_size='8' must be a whole number >= 0"),
         ({"hidden_size": -8}, r"hidden_size=-8 must be a whole number >= 0"),
-        ({"num_attention_heads": 3}, r"hidden 8 is no multiple of 3 heads, and head_dim is not given"),
+        (
+            {"num_attention_heads": 3},
+            r"hidden 8 is no multiple of 3 heads, and head_dim is not given",
+        ),
         ({"num_experts_per_tok": 5}, r"model\.top_k=5 exceeds model\.experts=4"),
-        ({"layer_types": ["linear_attention"]}, r"layer_types has linear_attention; only layers of full"),
-        ({"mlp_only_layers": [1]}, r"layers \[1\] have no experts; only the first ones may lack them"),
+        (
+            {"layer_types": ["linear_attention"]},
+            r"layer_types has linear_attention; only layers of full",
+        ),
+        (
+            {"mlp_only_layers": [1]},
+            r"layers \[1\] have no experts; only the first ones may lack them",
+        ),
         ({"decoder_sparse_step": 2}, r"one in 2 of 3 layers has experts"),
         ({"moe_layer_end_index": 1}, r"moe_layer_end_index=1 leaves layers without experts after"),
     ],
 )
-def test_what_cannot_be_told_is_refused_with_what_was_found(changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_told_is_refused_with_what_was_found(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         small(**changes)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("[1]", "holds a list"), ("{", "is no JSON"), (None, "No such file")], ids=str
+    ("content", "message"),
+    [("[1]", "holds a list"), ("{", "is no JSON"), (None, "No such file")],
+    ids=str,
 )
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_file_that_is_no_configuration_is_refused(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")
@@ -141,12 +194,25 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str
         read_config(path)
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command
+# -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_file_that_is_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = config_file(tmp_path, SMALL | {"first_k_dense_replace": 1, "moe_intermediate_size": 4, "kv_lora_rank": 8,
-                                          "qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 4})  # fmt: skip
+def test_the_command_writes_a_file_that_is_the_same_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config_file(
+        tmp_path,
+        SMALL
+        | {
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 4,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 2,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 4,
+        },
+    )
     output = tmp_path / "mine.yaml"
     assert main([f"from={path}", "name=mine", f"output={output}"]) == 0
     assert "python -m sim model=mine" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""A trace's own bytes of an expert, layer by layer: taken at the precision that they were recorded at, else told."""
+"""A trace's own bytes of an expert, layer by layer: taken at the precision that they were
+recorded at, else told.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,43 @@ SITES, EXPERTS, TOP_K, TOKENS = 4, 12, 2, 60
 SIZES = (864, 1240, 864, 1240)
 """By layer. An expert of 16 x 32 has 930 bytes at q4_k_m on average."""
 BUDGET = 12_000
-SHAPE = ("model=tiny_mixtral", f"model.sites={SITES}", f"model.experts={EXPERTS}", f"model.top_k={TOP_K}",
-         "model.hidden=16", "model.expert_intermediate=32")  # fmt: skip
-CACHE = ("system=lru", "cache.initial=empty", "workload=recorded", f"budget.slots_gib={BUDGET / 2**30}")
+SHAPE = (
+    "model=tiny_mixtral",
+    f"model.sites={SITES}",
+    f"model.experts={EXPERTS}",
+    f"model.top_k={TOP_K}",
+    "model.hidden=16",
+    "model.expert_intermediate=32",
+)
+CACHE = (
+    "system=lru",
+    "cache.initial=empty",
+    "workload=recorded",
+    f"budget.slots_gib={BUDGET / 2**30}",
+)
 
 
 def log_of_an_engine(gguf: str) -> tuple[str, int, int]:
-    """A route log of an engine with one LRU cache in bytes, in plain Python; the lookups that hit, the bytes read."""
+    """A route log of an engine with one LRU cache in bytes, in plain Python; the lookups that
+    hit, the bytes read.
+    """
     draw = random.Random(5)
-    lines = ["# route_trace v1",
-             f"# model=/m/{gguf}.gguf arch=tiny n_layer={SITES} n_expert={EXPERTS} n_expert_used={TOP_K}",
-             *(f"# layer={site} expert_bytes={size} dense_bytes=7" for site, size in enumerate(SIZES)),
-             "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"]  # fmt: skip
+    lines = [
+        "# route_trace v1",
+        (
+            f"# model=/m/{gguf}.gguf arch=tiny n_layer={SITES} n_expert={EXPERTS}"
+            f" n_expert_used={TOP_K}"
+        ),
+        *(f"# layer={site} expert_bytes={size} dense_bytes=7" for site, size in enumerate(SIZES)),
+        "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes",
+    ]
     cache: OrderedDict[tuple[int, int], int] = OrderedDict()
     hits = read = 0
     for token in range(TOKENS):
         for site, size in enumerate(SIZES):
-            needs = [(site, expert) for expert in draw.sample(range(EXPERTS // 2 + token % 6), TOP_K)]
+            needs = [
+                (site, expert) for expert in draw.sample(range(EXPERTS // 2 + token % 6), TOP_K)
+            ]
             there = [need in cache for need in needs]
             for need in needs:
                 cache[need] = size
@@ -51,12 +73,24 @@ def log_of_an_engine(gguf: str) -> tuple[str, int, int]:
     return "\n".join(lines) + "\n", hits, read
 
 
-def run_of(folder: Path, gguf: str, *words: str, facts: tuple[str, ...] = ()) -> tuple[Run, int, int]:
+def run_of(
+    folder: Path, gguf: str, *words: str, facts: tuple[str, ...] = ()
+) -> tuple[Run, int, int]:
     """A run of what the engine's log was imported to; what the engine did."""
     text, hits, read = log_of_an_engine(gguf)
     (folder / "route.csv").write_text(text, encoding="utf-8")
     given = ("hidden=16", "expert_intermediate=32", "licence=CC0-1.0", *facts)
-    assert main(["format=bigmoe", f"path={folder / 'route.csv'}", f"output_dir={folder / 'trace'}", *given]) == 0
+    assert (
+        main(
+            [
+                "format=bigmoe",
+                f"path={folder / 'route.csv'}",
+                f"output_dir={folder / 'trace'}",
+                *given,
+            ]
+        )
+        == 0
+    )
     return build(*configure(*CACHE, *SHAPE, f"trace.path={folder / 'trace'}", *words)), hits, read
 
 
@@ -64,7 +98,9 @@ def summary_of(run: Run) -> dict[str, Any]:
     return execute(run).summary
 
 
-def test_a_run_at_the_recorded_precision_does_to_the_byte_what_the_engine_did(tmp_path: Path) -> None:
+def test_a_run_at_the_recorded_precision_does_to_the_byte_what_the_engine_did(
+    tmp_path: Path,
+) -> None:
     run, hits, read = run_of(tmp_path, "Tiny-Q4_K_M", "precision=q4_k_m")
     summary = summary_of(run)
     assert summary["lookups"]["hit"] == hits
@@ -72,16 +108,28 @@ def test_a_run_at_the_recorded_precision_does_to_the_byte_what_the_engine_did(tm
     assert summary["storage_bytes"] == EXPERTS * sum(SIZES)
     assert summary["budget"]["resident_share"] == BUDGET / (EXPERTS * sum(SIZES))
     assert summary["trace"]["expert_bytes"] == {
-        "stored_as": "Q4_K_M", "least": min(SIZES), "most": max(SIZES), "taken": True, "note": None,
-    }  # fmt: skip
+        "stored_as": "Q4_K_M",
+        "least": min(SIZES),
+        "most": max(SIZES),
+        "taken": True,
+        "note": None,
+    }
 
 
 def test_a_share_is_of_all_experts_in_their_own_sizes(tmp_path: Path) -> None:
-    run, *_ = run_of(tmp_path, "Tiny-Q4_K_M", "precision=q4_k_m", "budget.slots_gib=null", "budget.resident_share=0.5")
+    run, *_ = run_of(
+        tmp_path,
+        "Tiny-Q4_K_M",
+        "precision=q4_k_m",
+        "budget.slots_gib=null",
+        "budget.resident_share=0.5",
+    )
     assert run.controller.geometry.capacity_bytes == EXPERTS * sum(SIZES) // 2
 
 
-def test_another_model_s_sizes_and_other_precisions_are_nominal_and_the_second_is_said(tmp_path: Path) -> None:
+def test_another_model_s_sizes_and_other_precisions_are_nominal_and_the_second_is_said(
+    tmp_path: Path,
+) -> None:
     words = ("precision=q4_k_m", "model.gates_of=Tiny-Q4_K_M", "model.sizes_of=x")
     transplanted, hits, _ = run_of(tmp_path, "Tiny-Q4_K_M", *words)
     summary = summary_of(transplanted)
@@ -92,19 +140,24 @@ def test_another_model_s_sizes_and_other_precisions_are_nominal_and_the_second_i
     assert other.controller.geometry.variant_bytes == (1536,)
     told = summary_of(other)["trace"]["expert_bytes"]
     assert not told["taken"]
-    assert told["note"] == (
-        "the trace's engine stored an expert as Q4_K_M in 864 to 1,240 bytes; this run takes the model's nominal ones "
-        "of int8; precision=q4_k_m takes these"
+    assert (
+        told["note"]
+        == "the trace's engine stored an expert as Q4_K_M in 864 to 1,240 bytes; this run takes the"
+        " model's nominal ones of int8; precision=q4_k_m takes these"
     )
 
 
-@pytest.mark.parametrize(("gguf", "facts"), [("Tiny-Q5_K_S", ()), ("tiny", ()), ("Tiny-Q4_K_M", ("dtype=own",))])
+@pytest.mark.parametrize(
+    ("gguf", "facts"), [("Tiny-Q5_K_S", ()), ("tiny", ()), ("Tiny-Q4_K_M", ("dtype=own",))]
+)
 def test_where_the_storage_has_no_precision_s_name_the_way_to_give_one_is_said(
     tmp_path: Path, gguf: str, facts: tuple[str, ...]
 ) -> None:
     run, *_ = run_of(tmp_path, gguf, "precision=q4_k_m", facts=facts)
     assert run.recorded_bytes is not None
-    assert "import it again with dtype=NAME" in str(run.recorded_bytes.told(run.controller.geometry.precisions))
+    assert "import it again with dtype=NAME" in str(
+        run.recorded_bytes.told(run.controller.geometry.precisions)
+    )
 
 
 def test_a_name_that_is_given_for_the_storage_is_taken(tmp_path: Path) -> None:
@@ -113,13 +166,22 @@ def test_a_name_that_is_given_for_the_storage_is_taken(tmp_path: Path) -> None:
 
 
 def test_sizes_that_are_none_of_this_model_s_experts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"records experts of 864 to 1,240 bytes as fp16, those of model .* take 3072"):
+    with pytest.raises(
+        ValueError,
+        match=r"records experts of 864 to 1,240 bytes as fp16, those of model .* take 3072",
+    ):
         run_of(tmp_path, "tiny", facts=("dtype=fp16",))
 
 
 def test_written_out_variants_take_slots_of_what_they_are_written_out_as(tmp_path: Path) -> None:
     model = run_of(tmp_path, "Tiny-Q4_K_M", "precision=q4_k_m")[0].model
-    geometry = make_geometry(model, ("q4_k_m",), Budget(0.5), held_bits=16.0, recorded={"q4_k_m": SIZES})
+    geometry = make_geometry(
+        model, ("q4_k_m",), Budget(0.5), held_bits=16.0, recorded={"q4_k_m": SIZES}
+    )
     assert geometry.held_bytes == (3072,)
-    assert geometry.capacity_bytes == SITES * EXPERTS * geometry.held_bytes[0] // 2 == all_slot_bytes(geometry) // 2
+    assert (
+        geometry.capacity_bytes
+        == SITES * EXPERTS * geometry.held_bytes[0] // 2
+        == all_slot_bytes(geometry) // 2
+    )
     assert geometry.site_bytes == (SIZES,)

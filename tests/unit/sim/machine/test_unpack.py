@@ -1,4 +1,6 @@
-"""Experts that are written out when they arrive: by hand, in a run, and the numbers of the paper that measured it."""
+"""Experts that are written out when they arrive: by hand, in a run, and the numbers of the paper
+that measured it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,14 @@ from sim.study.trials import prepared
 from sim.values.units import seconds
 
 SLOW = "+hardware.links.pcie.unpack={_target_: sim.machine.Unpack, gb_per_s: 40, overhead_us: 5}"
-DEMAND = ("system=load_on_demand", "loader.wait=wait_all", "trace.max_sequences=1", "workload.prompt_tokens=1",
-          "workload.decode_tokens=4", "budget.resident_share=0.3")  # fmt: skip
+DEMAND = (
+    "system=load_on_demand",
+    "loader.wait=wait_all",
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=1",
+    "workload.decode_tokens=4",
+    "budget.resident_share=0.3",
+)
 
 
 def test_what_is_written_out_takes_its_bytes_over_the_rate() -> None:
@@ -30,32 +38,47 @@ def test_what_has_as_many_bits_is_usable_at_once() -> None:
 
 
 def test_edgemoe_reads_and_widens_a_token_s_experts_in_the_time_that_it_tells() -> None:
-    """Its 0.392 s less the compute: six experts of 18.9 MB in FP32, stored at 3.24 bits and widened by the loader."""
+    """Its 0.392 s less the compute: six experts of 18.9 MB in FP32, stored at 3.24 bits and
+    widened by the loader.
+    """
     compute_s, read_bytes_per_s, widen_bytes_per_s = constants()
     drive, unpack = Link(read_bytes_per_s / 1e9, 1.0, 0.0), Unpack(widen_bytes_per_s / 1e9, bits=32)
     stored = round(EXPERT_BYTES * MEAN_BITS / 32)
     token_ns = EXPERTS_A_TOKEN * (drive.hop_ns(stored) + unpack.time_ns(stored, MEAN_BITS))
     assert seconds(token_ns) + compute_s == pytest.approx(0.392, rel=1e-6)
-    assert seconds(EXPERTS_A_TOKEN * drive.hop_ns(EXPERT_BYTES)) + compute_s == pytest.approx(0.789, rel=1e-6)
+    assert seconds(EXPERTS_A_TOKEN * drive.hop_ns(EXPERT_BYTES)) + compute_s == pytest.approx(
+        0.789, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("precision", ["int4", "fp16"])
 def test_a_run_waits_for_every_load_to_be_written_out(precision: str) -> None:
-    """Nothing overlaps: each load stops the stream for its copy and its writing out; fp16 needs none."""
+    """Nothing overlaps: each load stops the stream for its copy and its writing out; fp16 needs
+    none.
+    """
     run = prepared([*DEMAND, f"precision={precision}", "hardware.memory_gib=96", SLOW])
     size = run.controller.geometry.variant_bytes[0]
     result = execute(run)
     copy_ns = run.hardware.links[0].hop_ns(size)
-    written_ns = 5_000 + round(size * 16 / run.controller.geometry.bits[0] / 40) if precision == "int4" else 0
+    written_ns = (
+        5_000 + round(size * 16 / run.controller.geometry.bits[0] / 40)
+        if precision == "int4"
+        else 0
+    )
     loads = len(result.frames.controller.issued)
     assert loads > 20
     assert sum(result.summary["stall_s"].values()) == seconds(loads * (copy_ns + written_ns))
 
 
 def test_what_is_written_out_is_read_in_full_by_its_kernels() -> None:
-    plain, written = prepared([*DEMAND, "precision=int4"]), prepared([*DEMAND, "precision=int4", SLOW])
+    plain, written = (
+        prepared([*DEMAND, "precision=int4"]),
+        prepared([*DEMAND, "precision=int4", SLOW]),
+    )
     compute, size = plain.hardware.compute, plain.controller.geometry.variant_bytes[0]
-    in_full = compute.operation_ns(0, size * 16 / plain.controller.geometry.bits[0], compute.expert_launches)
+    in_full = compute.operation_ns(
+        0, size * 16 / plain.controller.geometry.bits[0], compute.expert_launches
+    )
     assert plain.durations.expert_ns(0, 0, 1) < written.durations.expert_ns(0, 0, 1)
     assert written.durations.expert_ns(0, 0, 1) == pytest.approx(in_full, abs=2)
 
@@ -72,8 +95,14 @@ def test_of_two_precisions_each_is_written_out_at_its_own_bits() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((SLOW, "loader.chunk_bytes=1000000"), r"loader\.chunk_bytes=1000000, dense_slots=0 do not go with"),
-        ((SLOW, "hardware.links.pcie.engines=2"), r"pcie\.unpack does not go with engines=2, head_bytes=0"),
+        (
+            (SLOW, "loader.chunk_bytes=1000000"),
+            r"loader\.chunk_bytes=1000000, dense_slots=0 do not go with",
+        ),
+        (
+            (SLOW, "hardware.links.pcie.engines=2"),
+            r"pcie\.unpack does not go with engines=2, head_bytes=0",
+        ),
         ((SLOW.replace("40", "-40"),), r"unpack\.gb_per_s=-40 must be from 0\.001 to 100000"),
         ((SLOW.replace("overhead_us", "bits"),), r"unpack\.bits=5 must be from 8 to 32"),
     ],

@@ -17,10 +17,18 @@ from sim.policies.frequency import LFU
 from sim.policies.popular import Popular
 from sim.policies.profile import Profile
 from sim.policies.recency import FIFO, LRU, LeastStale, Transient
-from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
+from sim.policies.scores import (
+    ActivationRatio,
+    DecayedLFU,
+    FrequencyOverDistance,
+    Random,
+    VisitCount,
+    WeightedScore,
+)
 from sim.values.types import Cause, Geometry
 
-# ---- LRU and FIFO ----------------------------------------------------------------------------------------------------
+# ---- LRU and FIFO
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_lru_starts_in_the_order_of_the_initial_keys() -> None:
@@ -63,11 +71,20 @@ def test_an_evicted_key_comes_back_as_recent() -> None:
 
 
 def rows(*experts: tuple[int, ...]) -> Any:
-    """A gate of several rows, each with its experts by rank (-1: none); needs go by the number of rows, then id."""
+    """A gate of several rows, each with its experts by rank (-1: none); needs go by the number
+    of rows, then id.
+    """
     count = Counter(expert for row in experts for expert in row if expert >= 0)
     needs = sorted(count, key=lambda expert: (-count[expert], expert))
-    return SimpleNamespace(site=0, token=3, tick=0, step=0, needs=needs, tokens=[count[e] for e in needs],
-                           experts=np.array(experts))  # fmt: skip
+    return SimpleNamespace(
+        site=0,
+        token=3,
+        tick=0,
+        step=0,
+        needs=needs,
+        tokens=[count[e] for e in needs],
+        experts=np.array(experts),
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +94,9 @@ def rows(*experts: tuple[int, ...]) -> Any:
 def test_recency_by_rows_goes_by_the_last_row_that_chose_an_expert_and_its_rank_there(
     recency: str, expected: list[int]
 ) -> None:
-    """Need order is 0 (two rows), 1, 2, 3. By rows: 1 in the first only, 0 last in the second, then 3 and 2."""
+    """Need order is 0 (two rows), 1, 2, 3. By rows: 1 in the first only, 0 last in the second,
+    then 3 and 2.
+    """
     policy = begin(LRU(initial="empty", recency=recency), 0, 1, 2, 3, 4)
     ask(policy, 0, 1, 2, 3, at=rows((0, 1), (0, -1), (3, 2)))
     assert order(policy) == expected
@@ -114,10 +133,13 @@ def test_the_transient_buffer_has_room_for_one_token_and_starts_empty() -> None:
     geometry = Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100)
     plan = Transient().pools(geometry)
     assert (plan.capacity_bytes, plan.initial, set(plan.pool_of)) == ((16,), (), {0})
-    assert Transient().pools(Geometry(3, 4, 2, ("fp16",), (16.0,), (8,), 10)).capacity_bytes == (10,)
+    assert Transient().pools(Geometry(3, 4, 2, ("fp16",), (16.0,), (8,), 10)).capacity_bytes == (
+        10,
+    )
 
 
-# ---- LFU -------------------------------------------------------------------------------------------------------------
+# ---- LFU
+# -------------------------------------------------------------------------------------------------------------
 
 
 def used(counts: str) -> LFU:
@@ -139,7 +161,9 @@ def test_equal_counts_go_least_recent_first() -> None:
     assert order(policy) == [1, 2, 0]
 
 
-@pytest.mark.parametrize(("counts", "back"), [("resident", [2, 0, 1]), ("sequence", [2, 1, 0]), ("model", [2, 1, 0])])
+@pytest.mark.parametrize(
+    ("counts", "back"), [("resident", [2, 0, 1]), ("sequence", [2, 1, 0]), ("model", [2, 1, 0])]
+)
 def test_only_resident_counts_are_forgotten_on_eviction(counts: str, back: list[int]) -> None:
     """0 goes and comes back: with no count behind 2 (later than it), or with its two."""
     policy = used(counts)
@@ -149,8 +173,12 @@ def test_only_resident_counts_are_forgotten_on_eviction(counts: str, back: list[
     assert order(policy) == back
 
 
-@pytest.mark.parametrize(("counts", "after"), [("resident", [2, 1, 0]), ("sequence", [2, 0, 1]), ("model", [2, 1, 0])])
-def test_only_sequence_counts_are_forgotten_when_a_sequence_begins(counts: str, after: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("counts", "after"), [("resident", [2, 1, 0]), ("sequence", [2, 0, 1]), ("model", [2, 1, 0])]
+)
+def test_only_sequence_counts_are_forgotten_when_a_sequence_begins(
+    counts: str, after: list[int]
+) -> None:
     """All at 0 again, least recent first: 2 (inserted), 0 and 1 (asked for in this order)."""
     policy = used(counts)
     policy.on_sequence(1, False)
@@ -179,11 +207,14 @@ def test_a_missed_key_is_counted_at_its_request_and_not_again_when_it_comes() ->
 
 
 def test_an_unknown_scope_of_counts_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown LFU counts 'layer'; known: resident, sequence, model"):
+    with pytest.raises(
+        ValueError, match="unknown LFU counts 'layer'; known: resident, sequence, model"
+    ):
         LFU("layer")
 
 
-# ---- weighted score, HOBBIT eq. 3 ------------------------------------------------------------------------------------
+# ---- weighted score, HOBBIT eq. 3
+# ------------------------------------------------------------------------------------
 
 
 def weighted(*keys: int, **weights: float) -> Any:
@@ -199,8 +230,12 @@ def worst_first(policy: Any, *blocked: int) -> list[int]:
     ("site", "expected"),
     [(0, [9, 6, 3, 0]), (1, [0, 9, 6, 3]), (3, [6, 3, 0, 9])],
 )
-def test_the_site_that_comes_last_goes_first_and_the_current_one_last(site: int, expected: list[int]) -> None:
-    """1 - ((l_t - l_i + 4) mod 4) / 4. At site 3: sites 2 1 0 3 have 1/4, 1/2, 3/4 (0 comes next, past the end), 1."""
+def test_the_site_that_comes_last_goes_first_and_the_current_one_last(
+    site: int, expected: list[int]
+) -> None:
+    """1 - ((l_t - l_i + 4) mod 4) / 4. At site 3: sites 2 1 0 3 have 1/4, 1/2, 3/4 (0 comes
+    next, past the end), 1.
+    """
     policy = weighted(0, 3, 6, 9, fld=1.0)
     ask(policy, 3 * site + 1, missed=[3 * site + 1], at=gate(site, e1=1), wanted=[0])
     assert worst_first(policy) == expected
@@ -230,7 +265,9 @@ def test_all_four_terms_by_hand() -> None:
     [("lru", [4, 3]), ("lfu", [4, 3]), ("lhu", [3, 4])],
 )
 def test_each_term_alone(term: str, expected: list[int]) -> None:
-    """Expert 0 (key 3): used last, by five tokens, wanting low. Expert 1 (key 4): used first, by two, wanting high."""
+    """Expert 0 (key 3): used last, by five tokens, wanting low. Expert 1 (key 4): used first, by
+    two, wanting high.
+    """
     policy = weighted(3, 4, **{term: 1.0})
     ask(policy, 4, at=gate(1, 5, e1=2), wanted=[0])
     ask(policy, 3, at=gate(1, 8, e0=5), wanted=[1])
@@ -273,14 +310,23 @@ def test_what_is_evicted_or_blocked_is_not_offered() -> None:
 
 
 @pytest.mark.parametrize(
-    "weights", [{"lru": 1.0}, {"lru": 1, "lfu": 1, "lhu": 1, "fld": -1}, {"lru": "x", "lfu": 1, "lhu": 1, "fld": 1}, {}]
+    "weights",
+    [
+        {"lru": 1.0},
+        {"lru": 1, "lfu": 1, "lhu": 1, "fld": -1},
+        {"lru": "x", "lfu": 1, "lhu": 1, "fld": 1},
+        {},
+    ],
 )
 def test_weights_that_are_missing_or_negative_are_refused(weights: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0"):
+    with pytest.raises(
+        ValueError, match=r"cache\.weights need lru, lfu, lhu, fld, each a number >= 0"
+    ):
         WeightedScore(weights)
 
 
-# ---- what is asked for and never comes in ----------------------------------------------------------------------------
+# ---- what is asked for and never comes in
+# ----------------------------------------------------------------------------
 
 
 EVERY = {
@@ -291,7 +337,9 @@ EVERY = {
     "LFU": lambda: LFU(initial="empty"),
     "LFU by sequence": lambda: LFU("sequence", initial="empty"),
     "LFU by model": lambda: LFU("model", initial="empty"),
-    "weighted": lambda: WeightedScore(dict.fromkeys(WeightedScore.TERMS, 1.0), "global", (), "empty"),
+    "weighted": lambda: WeightedScore(
+        dict.fromkeys(WeightedScore.TERMS, 1.0), "global", (), "empty"
+    ),
     "Belady": lambda: Belady(initial="empty"),
     "Belady with costs": lambda: CostAwareBelady(initial="empty"),
     "LFU that decays": lambda: DecayedLFU(initial="empty"),
@@ -302,11 +350,16 @@ EVERY = {
     "visit count": lambda: VisitCount(initial="empty"),
     "random": lambda: Random(initial="empty"),
 }
-REFUSING = {"Belady with bypass": lambda: Belady(initial="empty", bypass=True), "popular": lambda: Popular([[0, 0]])}
+REFUSING = {
+    "Belady with bypass": lambda: Belady(initial="empty", bypass=True),
+    "popular": lambda: Popular([[0, 0]]),
+}
 
 
 @pytest.mark.parametrize("make", (EVERY | REFUSING).values(), ids=EVERY | REFUSING)
-def test_what_was_computed_elsewhere_is_forgotten_when_its_gate_is_over(make: Callable[[], Any]) -> None:
+def test_what_was_computed_elsewhere_is_forgotten_when_its_gate_is_over(
+    make: Callable[[], Any],
+) -> None:
     """3 is absent and computed on the CPU, twice; 0 is there, and stays."""
     policy = make()
     if isinstance(policy, Foreseeing):
@@ -323,7 +376,9 @@ def test_what_was_computed_elsewhere_is_forgotten_when_its_gate_is_over(make: Ca
 
 
 def test_a_use_elsewhere_is_a_use() -> None:
-    """3 is computed on the CPU twice, then prefetched: it counts two with counts that outlive it, else none."""
+    """3 is computed on the CPU twice, then prefetched: it counts two with counts that outlive
+    it, else none.
+    """
     found = {}
     for counts in ("resident", "sequence", "model"):
         policy = begin(LFU(counts, initial="empty"), 0)
@@ -344,6 +399,8 @@ def test_a_need_that_comes_into_the_pool_from_staging_has_the_recency_of_its_req
 
 
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
-def test_every_policy_but_those_that_bypass_or_keep_a_list_admits_all(make: Callable[[], Any]) -> None:
+def test_every_policy_but_those_that_bypass_or_keep_a_list_admits_all(
+    make: Callable[[], Any],
+) -> None:
     assert make().admits_all
     assert all(make().admit(3, victims) for victims in ((), (1,), (0, 2)))

@@ -18,7 +18,13 @@ def slots(count: int) -> Geometry:
 def lists(policy: ARC) -> tuple[list[int], list[int], list[int], list[int], float]:
     """T1, T2, B1, B2, each least recent first, and p."""
     of = policy._lists[0]
-    return list(of.recent), list(of.frequent), list(of.recent_ghosts), list(of.frequent_ghosts), of.target
+    return (
+        list(of.recent),
+        list(of.frequent),
+        list(of.recent_ghosts),
+        list(of.frequent_ghosts),
+        of.target,
+    )
 
 
 def request(policy: ARC, key: int, capacity: int) -> int | None:
@@ -38,10 +44,12 @@ def request(policy: ARC, key: int, capacity: int) -> int | None:
 
 
 def test_two_slots_through_every_case_of_the_figure() -> None:
-    """c = 2. 1 enters T1, and T2 at its second request. 2 enters T1. 3: |T1| = 1 > p = 0, so 2 goes to B1. 2, a ghost
-    of B1: p = 0 + max(0 / 1, 1) = 1, and |T1| = 1 is not above it: 1 goes to B2. 1, a ghost of B2: p = 1 - max(0 / 1,
-    1) = 0, so T1's 3 goes to B1. 4 is new: T1 is empty, T2's 2 goes to B2. 3, a ghost of B1: p = 1; |T1| = 1 is not
-    above it: T2's 1 goes to B2. 2, a ghost of B2 (with 2 there, none in B1): p = 0; T1's 4 goes.
+    """c = 2. 1 enters T1, and T2 at its second request. 2 enters T1. 3: |T1| = 1 > p = 0, so 2 goes
+    to B1. 2, a ghost of B1: p = 0 + max(0 / 1, 1) = 1, and |T1| = 1 is not above it: 1 goes to B2.
+    1, a ghost of B2: p = 1 - max(0 / 1,
+    1) = 0, so T1's 3 goes to B1. 4 is new: T1 is empty, T2's 2 goes to B2. 3, a ghost of B1: p = 1;
+       |T1| = 1 is not above it: T2's 1 goes to B2. 2, a ghost of B2 (with 2 there, none in B1): p =
+       0; T1's 4 goes.
     """
     policy = begin(ARC(initial="empty"), geometry=slots(2))
     told = [(key, request(policy, key, 2), *lists(policy)) for key in (1, 1, 2, 3, 2, 1, 4, 3, 2)]
@@ -66,7 +74,9 @@ def test_a_full_t1_loses_one_without_a_ghost() -> None:
 
 
 def test_a_ghost_of_t2_takes_t1s_place_where_t1_holds_just_what_it_should() -> None:
-    """T1 = 4, T2 = 1 2, p = 1. For a new key |T1| = p keeps 4, and T2's 1 goes; for a ghost of T2 4 goes."""
+    """T1 = 4, T2 = 1 2, p = 1. For a new key |T1| = p keeps 4, and T2's 1 goes; for a ghost of
+    T2 4 goes.
+    """
     for incoming, expected in ((7, 1), (5, 4)):
         policy = begin(ARC(initial="empty"), geometry=slots(3))
         for key in (1, 1, 2, 2, 4):

@@ -48,7 +48,8 @@ def test_belady_without_a_future_is_refused() -> None:
         Belady().pools(ONE_SITE)
 
 
-# ---- bypass ----------------------------------------------------------------------------------------------------------
+# ---- bypass
+# ----------------------------------------------------------------------------------------------------------
 
 
 def bypassing(slots: int, schedule: list[list[int]], *keys: int) -> Any:
@@ -61,7 +62,14 @@ def test_who_comes_again_before_all_that_would_have_to_go_enters() -> None:
     """After the first gate 0 comes again at 1, 4 at 2, 1 at 3, 5 and 2 never."""
     policy = bypassing(3, [[4, 5], [0], [4], [1]], 0, 1, 2)
     ask(policy, 4, 5, missed=[4, 5], at=gate(tick=0))
-    admitted = {(4, 1): True, (4, 0): False, (4, 1, 2): True, (4, 0, 1): False, (5, 1): False, (5,): True}
+    admitted = {
+        (4, 1): True,
+        (4, 0): False,
+        (4, 1, 2): True,
+        (4, 0, 1): False,
+        (5, 1): False,
+        (5,): True,
+    }
     assert {case: policy.admit(case[0], case[1:]) for case in admitted} == admitted
     assert not policy.admit(5, (2,)), "2 never comes again either, but has the smaller key"
 
@@ -72,7 +80,8 @@ def test_without_bypass_everybody_enters() -> None:
     assert policy.admit(5, (0,))
 
 
-# ---- costs -----------------------------------------------------------------------------------------------------------
+# ---- costs
+# -----------------------------------------------------------------------------------------------------------
 
 
 TWO_SIZES = Geometry(2, 2, 1, ("fp16",), (16.0,), (8,), 99, ((8, 2),))
@@ -86,8 +95,9 @@ def costly(overhead_bytes: int, schedule: list[list[int]], *keys: int) -> Any:
 
 
 def test_a_load_that_costs_more_for_its_bytes_is_kept_longer() -> None:
-    """After request 0: key 1 comes in 1, key 3 in 2, key 0 in 3. A load costs 4 + its bytes: 12 / 8 and 6 / 2 a byte.
-    Worth: 1.5 / 1, 3 / 2 and 1.5 / 3. Equal ones go largest key first. Without overhead it is 1 / 1, 1 / 2, 1 / 3.
+    """After request 0: key 1 comes in 1, key 3 in 2, key 0 in 3. A load costs 4 + its bytes: 12 / 8
+    and 6 / 2 a byte. Worth: 1.5 / 1, 3 / 2 and 1.5 / 3. Equal ones go largest key first. Without
+    overhead it is 1 / 1, 1 / 2, 1 / 3.
     """
     schedule = [[4], [1], [3], [0]]
     for overhead, expected in ((4, [4, 0, 3, 1]), (0, [4, 0, 3, 1]), (5, [4, 0, 1, 3])):
@@ -101,7 +111,9 @@ def test_before_the_first_gate_the_first_request_is_one_away() -> None:
 
 
 def test_needs_that_wait_for_a_later_wave_are_the_next_to_come() -> None:
-    """One gate asks for 1, 0, 3 and 4. The first wave is 1, which comes again; 0, 3 and 4 come before, in turn."""
+    """One gate asks for 1, 0, 3 and 4. The first wave is 1, which comes again; 0, 3 and 4 come
+    before, in turn.
+    """
     policy = costly(0, [[1, 0, 3, 4], [1]], 0, 1, 3, 4)
     ask(policy, 1, at=gate(0, tick=0))
     assert order(policy, geometry=TWO_SIZES) == [1, 4, 3, 0]
@@ -111,5 +123,7 @@ def test_needs_that_wait_for_a_later_wave_are_the_next_to_come() -> None:
 
 @pytest.mark.parametrize("overhead", [-1, 0.5, True])
 def test_an_overhead_that_is_no_number_of_bytes_is_refused(overhead: Any) -> None:
-    with pytest.raises(ValueError, match=r"cache\.overhead_bytes=.* must be a whole number, 0 or more"):
+    with pytest.raises(
+        ValueError, match=r"cache\.overhead_bytes=.* must be a whole number, 0 or more"
+    ):
         CostAwareBelady(overhead)

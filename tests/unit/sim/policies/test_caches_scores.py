@@ -13,7 +13,14 @@ from sim.policies.popular import Popular
 from sim.policies.precisions import ScoreThreshold
 from sim.policies.profile import Profile
 from sim.policies.recency import LeastStale
-from sim.policies.scores import ActivationRatio, DecayedLFU, FrequencyOverDistance, Random, VisitCount, WeightedScore
+from sim.policies.scores import (
+    ActivationRatio,
+    DecayedLFU,
+    FrequencyOverDistance,
+    Random,
+    VisitCount,
+    WeightedScore,
+)
 from sim.values.types import Cause, Geometry
 
 COLD = {"initial": "empty"}
@@ -23,14 +30,20 @@ def worst_first(policy: Any, *blocked: int) -> list[int]:
     return order(policy, *blocked, geometry=FOUR_SITES)
 
 
-# ---- frequency over distance -----------------------------------------------------------------------------------------
+# ---- frequency over distance
+# -----------------------------------------------------------------------------------------
 
 
 def distant(*keys: int, uses: Any = None, encoder_sites: int = 0, **options: Any) -> Any:
     """Four sites of two experts: keys 0 1, 3 4, 6 7, 9 10."""
     policy = FrequencyOverDistance(**(COLD | {"initial_counts": "none"} | options))
-    policy.profile(Profile(np.zeros((4, 2), int) if uses is None else np.array(uses), np.zeros((1, 4, 1), int),
-                           encoder_sites))  # fmt: skip
+    policy.profile(
+        Profile(
+            np.zeros((4, 2), int) if uses is None else np.array(uses),
+            np.zeros((1, 4, 1), int),
+            encoder_sites,
+        )
+    )
     return begin(policy, *keys, geometry=FOUR_SITES)
 
 
@@ -47,7 +60,8 @@ def used_at_site_1(**options: Any) -> Any:
     [
         # The text, d = (i - 1) mod 4 and 4 for 0: 4 / 3, 2 / 4, 1 / 1, 3 / 2 for sites 0 to 3.
         ({}, [3, 6, 0, 9]),
-        # The printed formula, d = (1 - i) mod 4: 4 / 1, 2 / 4, 1 / 3, 3 / 2: site 2, which comes next, goes first.
+        # The printed formula, d = (1 - i) mod 4: 4 / 1, 2 / 4, 1 / 3, 3 / 2: site 2, which comes
+        # next, goes first.
         ({"distance": "since"}, [6, 3, 9, 0]),
         # Distance 0 protects.
         ({"current": "keep"}, [6, 0, 9, 3]),
@@ -55,7 +69,9 @@ def used_at_site_1(**options: Any) -> Any:
     ],
     ids=str,
 )
-def test_frequency_over_distance_as_text_and_as_printed(options: dict[str, str], expected: list[int]) -> None:
+def test_frequency_over_distance_as_text_and_as_printed(
+    options: dict[str, str], expected: list[int]
+) -> None:
     assert worst_first(used_at_site_1(**options)) == expected
 
 
@@ -68,18 +84,28 @@ def test_unused_experts_go_first_farthest_site_first_then_by_id() -> None:
 
 
 def test_uses_go_on_from_those_of_the_profile_and_count_tokens() -> None:
-    """Before the first gate the last site is the present one: site 0 is 1 away, site 3 four. 3 / 1, 5 / 2, 8 / 4."""
+    """Before the first gate the last site is the present one: site 0 is 1 away, site 3 four. 3 /
+    1, 5 / 2, 8 / 4.
+    """
     uses = [[3, 0], [5, 0], [0, 0], [8, 0]]
     policy = distant(0, 3, 9, uses=uses, initial_counts="profile")
     assert worst_first(policy) == [9, 3, 0]
     ask(policy, 9, at=gate(3, e0=5))
     assert worst_first(policy) == [3, 0, 9], "13 / 4 now"
-    assert worst_first(distant(0, 3, 9, uses=uses)) == [9, 3, 0], "without the profile: by distance 4, 2, 1"
+    assert worst_first(distant(0, 3, 9, uses=uses)) == [
+        9,
+        3,
+        0,
+    ], "without the profile: by distance 4, 2, 1"
 
 
 def test_an_encoders_experts_are_worth_nothing_and_distances_are_the_decoders() -> None:
-    """Sites 0 and 1 are an encoder. While it runs, site 2 is 1 away and site 3 two: 4 / 1, 6 / 2."""
-    policy = distant(0, 3, 6, 9, uses=[[9, 9], [9, 9], [4, 0], [6, 0]], encoder_sites=2, initial_counts="profile")
+    """Sites 0 and 1 are an encoder. While it runs, site 2 is 1 away and site 3 two: 4 / 1, 6 /
+    2.
+    """
+    policy = distant(
+        0, 3, 6, 9, uses=[[9, 9], [9, 9], [4, 0], [6, 0]], encoder_sites=2, initial_counts="profile"
+    )
     for key, site in ((0, 0), (3, 1)):
         ask(policy, key, at=gate(site, e0=7))
         assert worst_first(policy)[2:] == [9, 6]
@@ -101,11 +127,14 @@ def test_an_unknown_form_of_the_score_is_refused(option: str) -> None:
         FrequencyOverDistance(**{option: "paper"})
 
 
-# ---- MoE-Infinity ----------------------------------------------------------------------------------------------------
+# ---- MoE-Infinity
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_an_activation_ratio_is_a_share_of_the_sites_uses_and_early_sites_weigh_more() -> None:
-    """Site 0: 3 of 4 tokens and 1 of 4, weight 1. Site 2: all, weight 1/2: 0.75, 0.25, 0.5; site 3 unused: 0."""
+    """Site 0: 3 of 4 tokens and 1 of 4, weight 1. Site 2: all, weight 1/2: 0.75, 0.25, 0.5; site
+    3 unused: 0.
+    """
     policy = begin(ActivationRatio(**COLD), 0, 1, 6, 9, geometry=FOUR_SITES)
     ask(policy, 0, 1, at=gate(0, e0=3, e1=1))
     ask(policy, 6, at=gate(2, e0=5))
@@ -132,7 +161,8 @@ def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon: Any) -> None:
         ActivationRatio(epsilon)
 
 
-# ---- HOBBIT's terms by themselves ------------------------------------------------------------------------------------
+# ---- HOBBIT's terms by themselves
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weight", [float("inf"), float("nan"), -0.1, True])
@@ -142,21 +172,30 @@ def test_a_weight_that_is_no_number_from_0_on_is_refused(weight: float) -> None:
 
 
 def test_a_use_that_was_to_be_skipped_is_none_at_high_precision() -> None:
-    """0 to 3 are there at fp16. The selector wants 0 high and 1 low, and would skip 2 and 3 but for their copies."""
+    """0 to 3 are there at fp16. The selector wants 0 high and 1 low, and would skip 2 and 3 but
+    for their copies.
+    """
     selector = ScoreThreshold("fp16", "int4", 0.6, 0.9)
     choice = SimpleNamespace(site=0, needs=[0, 1, 2, 3], scores=[0.0, 0.7, 0.95, 1.0])
-    wanted = selector.select(choice, SimpleNamespace(has=lambda precision, site, expert: precision == 0))
-    lhu = WeightedScore(dict.fromkeys(WeightedScore.TERMS, 0.0) | {"lhu": 1.0}, "global", (), "empty")
+    wanted = selector.select(
+        choice, SimpleNamespace(has=lambda precision, site, expert: precision == 0)
+    )
+    lhu = WeightedScore(
+        dict.fromkeys(WeightedScore.TERMS, 0.0) | {"lhu": 1.0}, "global", (), "empty"
+    )
     policy = begin(lhu, 3, 2, 1, 0)
     ask(policy, 0, 1, 2, 3, at=gate(e0=1, e1=1, e2=1, e3=1), wanted=wanted)
     assert order(policy) == [1, 2, 3, 0]
 
 
-# ---- LFU that decays, least stale ------------------------------------------------------------------------------------
+# ---- LFU that decays, least stale
+# ------------------------------------------------------------------------------------
 
 
 def test_a_count_halves_with_each_step() -> None:
-    """0 is asked for in steps 0 and 1, 1 in step 2, 2 in step 4: at step 4 worth 1/16 + 1/8, 1/4 and 1."""
+    """0 is asked for in steps 0 and 1, 1 in step 2, 2 in step 4: at step 4 worth 1/16 + 1/8, 1/4
+    and 1.
+    """
     policy = begin(DecayedLFU(0.5, **COLD), 0, 1, 2, 3)
     for step, key in ((0, 0), (1, 0), (2, 1), (4, 2)):
         ask(policy, key, at=gate(step=step))
@@ -194,11 +233,14 @@ def test_what_this_pass_has_not_touched_goes_first_each_generation_by_insert() -
     assert order(policy) == [2, 0, 4, 1], "a new pass: all others are stale"
 
 
-# ---- random ----------------------------------------------------------------------------------------------------------
+# ---- random
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_lots_are_drawn_anew_after_every_eviction_and_evenly() -> None:
-    """5 of 5 places for each of 5 keys, 4,000 draws: chi-squared with 4 degrees is under 18.5 in 999 of 1000."""
+    """5 of 5 places for each of 5 keys, 4,000 draws: chi-squared with 4 degrees is under 18.5 in
+    999 of 1000.
+    """
     policy = begin(Random(seed=3, **COLD), *range(5))
     first = np.zeros(5)
     for _ in range(4000):
@@ -221,7 +263,8 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
         Random(seed)
 
 
-# ---- a fixed list ----------------------------------------------------------------------------------------------------
+# ---- a fixed list
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted() -> None:

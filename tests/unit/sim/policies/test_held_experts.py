@@ -1,4 +1,6 @@
-"""Slots that hold what was dequantised: sizes by hand, and what a run pays for a hit and for a load."""
+"""Slots that hold what was dequantised: sizes by hand, and what a run pays for a hit and for a
+load.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,35 @@ from sim.values.types import Geometry
 
 UNPACK = "+hardware.links.pcie.unpack={_target_: sim.machine.Unpack, gb_per_s: 40, bits: 32}"
 MIB = 2**20
-RUN = ("system=edgemoe", "predictor=none", "trace.max_sequences=1", "workload.prompt_tokens=1",
-       "workload.decode_tokens=6", "hardware.memory_gib=96", "loader.chunk_bytes=null",
-       "outputs=summary")  # fmt: skip
+RUN = (
+    "system=edgemoe",
+    "predictor=none",
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=1",
+    "workload.decode_tokens=6",
+    "hardware.memory_gib=96",
+    "loader.chunk_bytes=null",
+    "outputs=summary",
+)
 
 
 def test_ten_experts_of_switch_base_are_a_buffer_of_180_mib() -> None:
-    """EdgeMoE section 4.2: "approximately 180MB more". 768 x 3072 x 2 weights of 4 B are 18 MiB, stored in 2.25 MiB or
-    1.125 MiB; ten slots of 96 experts are a share of 10 / 96.
+    """EdgeMoE section 4.2: "approximately 180MB more". 768 x 3072 x 2 weights of 4 B are 18 MiB,
+    stored in 2.25 MiB or 1.125 MiB; ten slots of 96 experts are a share of 10 / 96.
     """
-    run = prepared(["system=edgemoe", "predictor=none", "hardware=jetson_tx2", "model=switch_base_8",
-                    "trace=tiny_switch", "model.gates_of=tiny_switch", "model.sizes_of=switch_base_8",
-                    "trace.max_sequences=1", "budget.resident_share=0.10417"])  # fmt: skip
+    run = prepared(
+        [
+            "system=edgemoe",
+            "predictor=none",
+            "hardware=jetson_tx2",
+            "model=switch_base_8",
+            "trace=tiny_switch",
+            "model.gates_of=tiny_switch",
+            "model.sizes_of=switch_base_8",
+            "trace.max_sequences=1",
+            "budget.resident_share=0.10417",
+        ]
+    )
     assert run.controller.geometry.variant_bytes == (9 * MIB // 4, 9 * MIB // 8)
     assert len(run.controller.slots.initial) == 10
     assert run.ledger.slot_bytes == pytest.approx(180 * MIB, rel=1e-4)
@@ -42,7 +61,9 @@ def test_a_slot_is_taken_by_what_is_held_and_a_load_moves_what_is_stored() -> No
 
 
 def test_what_is_held_is_no_less_than_what_is_stored() -> None:
-    with pytest.raises(ValueError, match=r"held_bytes \(4,\) must be no less than variant_bytes \(10,\)"):
+    with pytest.raises(
+        ValueError, match=r"held_bytes \(4,\) must be no less than variant_bytes \(10,\)"
+    ):
         Geometry(1, 4, 1, ("int4",), (4.0,), (10,), 40, held_bytes=(4,))
 
 
@@ -61,9 +82,13 @@ def test_a_run_of_edgemoe_moves_int4_and_int2_and_holds_fp32() -> None:
 
 
 def test_a_hit_needs_neither_the_load_nor_the_dequantisation() -> None:
-    """The stream waits for loads, and each is read and written out once: nothing else depends on the rate."""
-    slow, fast = (prepared([*RUN, "budget.resident_share=0.9", "loader.wait=wait_all", rate])
-                  for rate in (UNPACK, UNPACK.replace("40", "80")))  # fmt: skip
+    """The stream waits for loads, and each is read and written out once: nothing else depends on
+    the rate.
+    """
+    slow, fast = (
+        prepared([*RUN, "budget.resident_share=0.9", "loader.wait=wait_all", rate])
+        for rate in (UNPACK, UNPACK.replace("40", "80"))
+    )
     waited = []
     for run in (slow, fast):
         result = execute(run)
@@ -73,11 +98,16 @@ def test_a_hit_needs_neither_the_load_nor_the_dequantisation() -> None:
         assert sum(result.summary["stall_s"].values()) == pytest.approx(sum(each) / 1e9)
         waited.append(sum(each))
     expert = 4 * 3 * 4096 * 14336
-    assert waited[0] - waited[1] == pytest.approx(len(slow.controller.issued) * expert * (1 / 40 - 1 / 80), rel=1e-6)
+    assert waited[0] - waited[1] == pytest.approx(
+        len(slow.controller.issued) * expert * (1 / 40 - 1 / 80), rel=1e-6
+    )
 
 
 def test_fp32_is_what_its_kernels_read() -> None:
-    held, stored = (prepared([*RUN, "budget.resident_share=0.25", word]) for word in ("seed=0", "precision.held=null"))
+    held, stored = (
+        prepared([*RUN, "budget.resident_share=0.25", word])
+        for word in ("seed=0", "precision.held=null")
+    )
     compute = held.hardware.compute
     expert = 3 * 4096 * 14336
     for run, size in ((held, 4 * expert), (stored, expert // 2)):
@@ -87,8 +117,15 @@ def test_fp32_is_what_its_kernels_read() -> None:
 
 
 def test_what_a_link_writes_out_is_held_so_too() -> None:
-    run = prepared(["system=lru", "precision=int4", "trace.max_sequences=1", "hardware.memory_gib=96",
-                    UNPACK.replace("32", "16")])  # fmt: skip
+    run = prepared(
+        [
+            "system=lru",
+            "precision=int4",
+            "trace.max_sequences=1",
+            "hardware.memory_gib=96",
+            UNPACK.replace("32", "16"),
+        ]
+    )
     geometry = run.controller.geometry
     assert geometry.held_bytes == (4 * geometry.variant_bytes[0],)
     assert run.ledger.slot_bytes == 64 * geometry.held_bytes[0]
@@ -97,7 +134,12 @@ def test_what_a_link_writes_out_is_held_so_too() -> None:
 def test_what_is_stored_on_a_device_is_held_as_it_is() -> None:
     run = prepared([*RUN, "budget.resident_share=0.25"])
     sizes = (run.model.expert_bytes("int4"), run.model.expert_bytes("int2"))
-    assert make_geometry(run.model, ("int4", "int2"), Budget(0.25), stored_bytes=sizes, held_bits=32.0).held_bytes == ()
+    assert (
+        make_geometry(
+            run.model, ("int4", "int2"), Budget(0.25), stored_bytes=sizes, held_bits=32.0
+        ).held_bytes
+        == ()
+    )
 
 
 @pytest.mark.parametrize("held", ["fp31", "", 4])

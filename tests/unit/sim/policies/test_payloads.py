@@ -23,10 +23,20 @@ SHARES = np.array([[[0.52, 0.31, 0.125], [0.4, 0.2, 0.0999]]], np.float32)
 """Of one row's two experts, at each sparsity."""
 
 
-def gate(*experts: int, rows: int = 1, share: Any = SHARES, site: int = 0, position: int = 9) -> Any:
-    """A gate of so many rows, which all chose these experts; the first at position 9 of sequence 4."""
-    return SimpleNamespace(needs=list(experts), experts=np.array([experts] * rows), share=share, site=site,
-                           row_sequence=np.full(rows, 4), row_position=np.arange(rows) + position)  # fmt: skip
+def gate(
+    *experts: int, rows: int = 1, share: Any = SHARES, site: int = 0, position: int = 9
+) -> Any:
+    """A gate of so many rows, which all chose these experts; the first at position 9 of sequence
+    4.
+    """
+    return SimpleNamespace(
+        needs=list(experts),
+        experts=np.array([experts] * rows),
+        share=share,
+        site=site,
+        row_sequence=np.full(rows, 4),
+        row_position=np.arange(rows) + position,
+    )
 
 
 def forecast(*experts: int, rows: int = 1, site: int = 1) -> Any:
@@ -43,11 +53,13 @@ def test_a_whole_payload_is_never_asked() -> None:
         Whole().forecast_bytes(0, forecast(1), 0, gate(1))
 
 
-# ---- layer by layer --------------------------------------------------------------------------------------------------
+# ---- layer by layer
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("needs", "experts"), [((3, 5), [4, 4]), ((3,), [8]), ((0, 1, 2), [3, 3, 2]), (tuple(range(8)), [1] * 8)]
+    ("needs", "experts"),
+    [((3, 5), [4, 4]), ((3,), [8]), ((0, 1, 2), [3, 3, 2]), (tuple(range(8)), [1] * 8)],
 )
 def test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them(
     needs: tuple[int, ...], experts: list[int]
@@ -56,17 +68,25 @@ def test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them(
     payload.prepare(GEOMETRY, ())
     moved = [payload.moved_bytes(expert, gate(*needs), index) for index, expert in enumerate(needs)]
     assert moved == [1000 * count for count in experts]
-    assert moved == [payload.forecast_bytes(e, forecast(*needs), index, gate(1)) for index, e in enumerate(needs)]
+    assert moved == [
+        payload.forecast_bytes(e, forecast(*needs), index, gate(1)) for index, e in enumerate(needs)
+    ]
     assert sum(moved) == 8 * 1000
     assert payload.missing_bytes(3, gate(*needs), 0, moved[0]) == 0
 
 
 def widths(*rows: Sequence[int]) -> Geometry:
-    """A site for each row, which names the precision of each of its experts, of 1,000 and 300 bytes."""
-    missing = {(1 - p, site, expert) for site, row in enumerate(rows) for expert, p in enumerate(row)}
+    """A site for each row, which names the precision of each of its experts, of 1,000 and 300
+    bytes.
+    """
+    missing = {
+        (1 - p, site, expert) for site, row in enumerate(rows) for expert, p in enumerate(row)
+    }
     count = len(rows[0])
     keys = frozenset((p * len(rows) + site) * (count + 1) + expert for p, site, expert in missing)
-    return Geometry(len(rows), count, 2, ("int8", "int2"), (8.0, 2.0), (1000, 300), 8000, missing=keys)
+    return Geometry(
+        len(rows), count, 2, ("int8", "int2"), (8.0, 2.0), (1000, 300), 8000, missing=keys
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,8 +105,13 @@ def test_a_layer_of_several_widths_is_dealt_out_expert_by_expert(
     """Each brings itself, so that no move is partial, and all of them the layer."""
     payload = WholeLayer()
     payload.prepare(widths((0, 1, 0, 1, 1), (1,) * 5), ())
-    assert [payload.moved_bytes(0, gate(*needs, site=site), index) for index in range(len(needs))] == moved
-    assert [payload.forecast_bytes(0, forecast(*needs, site=site), i, gate(1)) for i in range(len(needs))] == moved
+    assert [
+        payload.moved_bytes(0, gate(*needs, site=site), index) for index in range(len(needs))
+    ] == moved
+    assert [
+        payload.forecast_bytes(0, forecast(*needs, site=site), i, gate(1))
+        for i in range(len(needs))
+    ] == moved
     assert sum(moved) == (2900, 1500)[site]
 
 
@@ -98,13 +123,23 @@ def test_experts_without_weights_bring_nothing() -> None:
 
 
 def test_a_layer_whose_experts_may_move_at_either_width_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"at no precision of int8, int2; choose a fixed one, or precision=per_expert"):
+    with pytest.raises(
+        ValueError,
+        match=r"at no precision of int8, int2; choose a fixed one, or precision=per_expert",
+    ):
         WholeLayer().prepare(replace(widths((0, 1)), missing=frozenset()), ())
 
 
-def test_a_streamed_layer_moves_each_expert_at_its_width(configure: Configure, bundled_trace: Trace) -> None:
+def test_a_streamed_layer_moves_each_expert_at_its_width(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     """Every gate all experts of its layer, whichever it needs."""
-    words = ("system=sti", "precision=per_expert", "precision.low_share=0.6", "trace.max_sequences=1")
+    words = (
+        "system=sti",
+        "precision=per_expert",
+        "precision.low_share=0.6",
+        "trace.max_sequences=1",
+    )
     run = build(configure(*words, "hardware.memory_gib=96"), "sti", bundled_trace)
     execute(run)
     controller = run.controller
@@ -116,7 +151,8 @@ def test_a_streamed_layer_moves_each_expert_at_its_width(configure: Configure, b
     assert moved == sum(layers[site] for site in run.workload.gate_site.tolist())
 
 
-# ---- active channels -------------------------------------------------------------------------------------------------
+# ---- active channels
+# -------------------------------------------------------------------------------------------------
 
 
 def active(sparsity: float = 0.9, shares: str = "recorded") -> ActiveShare:
@@ -125,15 +161,21 @@ def active(sparsity: float = 0.9, shares: str = "recorded") -> ActiveShare:
     return payload
 
 
-@pytest.mark.parametrize(("sparsity", "moved"), [(0.5, [520, 400]), (0.8, [310, 200]), (0.9, [125, 100])])
+@pytest.mark.parametrize(
+    ("sparsity", "moved"), [(0.5, [520, 400]), (0.8, [310, 200]), (0.9, [125, 100])]
+)
 def test_a_row_moves_the_channels_that_it_makes_active(sparsity: float, moved: list[int]) -> None:
-    """Shares of 1,000 bytes to the nearest: a share is a number of channels, whatever float32 makes of it."""
+    """Shares of 1,000 bytes to the nearest: a share is a number of channels, whatever float32
+    makes of it.
+    """
     assert [active(sparsity).moved_bytes(e, gate(3, 5), i) for i, e in enumerate((3, 5))] == moved
 
 
 def test_what_was_not_recorded_moves_whole() -> None:
     """A prompt of one token, or experts in attention: their shares are NaN."""
-    assert active().moved_bytes(3, gate(3, 5, share=np.full((1, 2, 3), np.nan, np.float32)), 0) == 1000
+    assert (
+        active().moved_bytes(3, gate(3, 5, share=np.full((1, 2, 3), np.nan, np.float32)), 0) == 1000
+    )
 
 
 def test_a_forecast_moves_the_nominal_share() -> None:
@@ -153,23 +195,35 @@ def test_what_a_prefetch_lacks_of_a_rows_channels_is_left_out_but_not_of_several
     assert active().missing_bytes(3, gate(3, 5, rows=2), 0, 100) == 900
 
 
-# ---- channels by reused up projections -------------------------------------------------------------------------------
+# ---- channels by reused up projections
+# -------------------------------------------------------------------------------
 
 
 WIDTH = 40
 
 
 def reused(missed: str = "dropped") -> ReusedChannels:
-    """One row is known, of 40 channels. At site 1, sparsity 0.9, the forecast names 6 channels of expert 3, 4 of which
-    the row makes active, as it does 5 in all; of expert 5, which it does not choose, 2.
+    """One row is known, of 40 channels. At site 1, sparsity 0.9, the forecast names 6 channels of
+    expert 3, 4 of which the row makes active, as it does 5 in all; of expert 5, which it does not
+    choose, 2.
     """
     payload = ReusedChannels(0.9, missed)
     payload.prepare(GEOMETRY, SPARSITIES)
     counts = {name: np.zeros((1, 2, 8, 3), np.uint8) for name in ("named", "found", "active")}
-    counts["named"][0, 1, 3], counts["found"][0, 1, 3], counts["active"][0, 1, 3] = (22, 10, 6), (18, 8, 4), (20, 9, 5)
+    counts["named"][0, 1, 3], counts["found"][0, 1, 3], counts["active"][0, 1, 3] = (
+        (22, 10, 6),
+        (18, 8, 4),
+        (20, 9, 5),
+    )
     counts["named"][0, 1, 5] = (20, 8, 2)
-    payload.know({**counts, "sequence": np.array([4], np.uint8), "position": np.array([9], np.uint8),
-                  "width": np.array([WIDTH], np.uint32)})  # fmt: skip
+    payload.know(
+        {
+            **counts,
+            "sequence": np.array([4], np.uint8),
+            "position": np.array([9], np.uint8),
+            "width": np.array([WIDTH], np.uint32),
+        }
+    )
     return payload
 
 
@@ -180,13 +234,17 @@ def test_a_prefetch_moves_the_channels_that_are_named_for_it(expert: int, moved:
 
 
 @pytest.mark.parametrize("where", [{"position": 8}, {"site": 1}])
-def test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share(where: dict[str, int]) -> None:
+def test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share(
+    where: dict[str, int],
+) -> None:
     assert reused().forecast_bytes(8 + 3, forecast(3, site=1), 0, gate(1, **where)) == 100
     assert ReusedChannels(0.9).missed == "dropped"
 
 
 def test_what_was_not_named_is_left_out_or_fetched() -> None:
-    """5 - 4 of 40 channels of 1,000 bytes; a prefetch that moved more than was named lacks no more than it has not."""
+    """5 - 4 of 40 channels of 1,000 bytes; a prefetch that moved more than was named lacks no
+    more than it has not.
+    """
     at = gate(3, 5, site=1)
     assert reused().missing_bytes(8 + 3, at, 0, 150) == 0
     assert reused("fetched").missing_bytes(8 + 3, at, 0, 150) == 25
@@ -252,7 +310,8 @@ def test_shares_that_make_no_sense_are_refused(arguments: tuple[Any, ...], messa
 
 def test_a_sparsity_that_is_not_recorded_is_refused_with_those_that_are() -> None:
     message = (
-        r"sparsities \[0\.5, 0\.8, 0\.9\], not at payload\.sparsity=0\.7; choose one of these, or payload\.shares="
+        r"sparsities \[0\.5, 0\.8, 0\.9\], not at payload\.sparsity=0\.7; choose one of these, or"
+        r" payload\.shares="
     )
     with pytest.raises(ValueError, match=message):
         active(0.7)

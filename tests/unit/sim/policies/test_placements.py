@@ -33,7 +33,8 @@ def test_what_is_absent_is_computed_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("up_to", "places"), [(1, "load load cpu"), (2, "load cpu cpu"), (4, "load cpu cpu"), (5, "cpu cpu cpu")]
+    ("up_to", "places"),
+    [(1, "load load cpu"), (2, "load cpu cpu"), (4, "load cpu cpu"), (5, "cpu cpu cpu")],
 )
 def test_what_many_rows_chose_is_loaded_all_the_same(up_to: int, places: str) -> None:
     found = AbsentOnCpu(up_to_tokens=up_to).place(GATE, [14, 12, 17], DEVICE, QUEUED)
@@ -42,7 +43,10 @@ def test_what_many_rows_chose_is_loaded_all_the_same(up_to: int, places: str) ->
 
 def test_rows_are_those_of_the_needs_that_are_asked_about() -> None:
     """A wave asks about some needs of its gate only, each by its own key."""
-    assert list(AbsentOnCpu(up_to_tokens=2).place(GATE, [17, 14], DEVICE, QUEUED)) == [Place.CPU, Place.LOAD]
+    assert list(AbsentOnCpu(up_to_tokens=2).place(GATE, [17, 14], DEVICE, QUEUED)) == [
+        Place.CPU,
+        Place.LOAD,
+    ]
     assert list(AbsentOnCpu(up_to_tokens=2).place(GATE, [], DEVICE, QUEUED)) == []
 
 
@@ -62,7 +66,9 @@ def test_a_number_of_rows_that_is_none_is_refused(value: Any) -> None:
         ((CHUNK,), "LOAD"),
     ],
 )
-def test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu(phases: tuple[int, ...], place: str) -> None:
+def test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu(
+    phases: tuple[int, ...], place: str
+) -> None:
     """HOBBIT section 5.4. One row of a prompt makes a gate a prompt's."""
     gate: Any = SimpleNamespace(needs=[4], tokens=[1], row_phase=np.array(phases))
     assert list(AbsentOnCpu(when="decode").place(gate, [14], DEVICE, QUEUED)) == [Place[place]]
@@ -78,26 +84,37 @@ def test_what_is_absent_is_left_out() -> None:
     assert list(SkipAbsent().place(GATE, [14, 12], DEVICE, QUEUED)) == [Place.SKIP] * 2
 
 
-@pytest.mark.parametrize("placement", [Load(), AbsentOnCpu(), CpuByCost(7, 70, "sum"), SkipAbsent()])
+@pytest.mark.parametrize(
+    "placement", [Load(), AbsentOnCpu(), CpuByCost(7, 70, "sum"), SkipAbsent()]
+)
 def test_a_placement_says_whether_it_needs_a_cpu(placement: Any) -> None:
     assert placement.uses_cpu == isinstance(placement, AbsentOnCpu | CpuByCost)
 
 
-# ---- Fiddler ---------------------------------------------------------------------------------------------------------
+# ---- Fiddler
+# ---------------------------------------------------------------------------------------------------------
 
 
 def fiddler(tokens: list[int], objective: str, *held: int) -> list[str]:
-    """7 a token on the CPU, 70 a load. Expert i of ``tokens[i]`` rows has the key 10 + i; ``held`` are resident."""
+    """7 a token on the CPU, 70 a load. Expert i of ``tokens[i]`` rows has the key 10 + i;
+    ``held`` are resident.
+    """
     gate: Any = SimpleNamespace(site=3, needs=list(range(len(tokens))), tokens=tokens)
     device: Any = SimpleNamespace(
         expert_of=lambda key: key % 10, has=lambda p, site, expert: site == 3 and expert in held
     )
-    places = CpuByCost(7, 70, objective).place(gate, [10 + expert for expert in gate.needs], device, QUEUED)
+    places = CpuByCost(7, 70, objective).place(
+        gate, [10 + expert for expert in gate.needs], device, QUEUED
+    )
     return [Place(place).name for place in places]
 
 
-@pytest.mark.parametrize(("tokens", "place"), [(1, "CPU"), (9, "CPU"), (10, "LOAD"), (11, "LOAD"), (500, "LOAD")])
-def test_the_sum_goes_to_the_cpu_below_ten_tokens_and_at_ten_to_the_gpu(tokens: int, place: str) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "place"), [(1, "CPU"), (9, "CPU"), (10, "LOAD"), (11, "LOAD"), (500, "LOAD")]
+)
+def test_the_sum_goes_to_the_cpu_below_ten_tokens_and_at_ten_to_the_gpu(
+    tokens: int, place: str
+) -> None:
     """9 x 7 = 63 < 70; 10 x 7 = 70: a tie, which efeslab/fiddler gives to the GPU."""
     assert fiddler([tokens], "sum") == [place]
     assert fiddler([30, tokens, 1], "sum") == ["LOAD", place, "CPU"]
@@ -122,18 +139,24 @@ def test_the_maximum_balances_both_sides(tokens: list[int], places: str) -> None
 
 
 def test_what_is_resident_costs_neither_side_anything() -> None:
-    """Of the other two one load is best, max(7 x 4, 70) = 70. Of all three it is the first's, max(7 x 14, 70) = 98."""
+    """Of the other two one load is best, max(7 x 4, 70) = 70. Of all three it is the first's,
+    max(7 x 14, 70) = 98.
+    """
     assert fiddler([50, 10, 4], "max", 0)[1:] == ["LOAD", "CPU"]
     assert fiddler([50, 10, 4], "max") == ["LOAD", "CPU", "CPU"]
 
 
 @given(st.lists(st.integers(1, 40), max_size=7), st.frozensets(st.integers(0, 6)))
-def test_the_maximum_is_the_least_of_all_assignments(tokens: list[int], held: frozenset[int]) -> None:
+def test_the_maximum_is_the_least_of_all_assignments(
+    tokens: list[int], held: frozenset[int]
+) -> None:
     """Oracle: Fiddler's enumeration of all 2^n; of the best ones, one with the most loads."""
     absent = [expert for expert in range(len(tokens)) if expert not in held]
 
     def cost(loaded: tuple[bool, ...]) -> tuple[int, int]:
-        cpu = sum(7 * tokens[expert] for expert, on_gpu in zip(absent, loaded, strict=True) if not on_gpu)
+        cpu = sum(
+            7 * tokens[expert] for expert, on_gpu in zip(absent, loaded, strict=True) if not on_gpu
+        )
         return max(cpu, 70 * sum(loaded)), -sum(loaded)
 
     places = fiddler(tokens, "max", *held)

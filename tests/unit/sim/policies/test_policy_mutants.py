@@ -1,7 +1,8 @@
-"""One planted defect for each kind of policy, each a line of it rewritten: the tables of values by hand notice it.
+"""One planted defect for each kind of policy, each a line of it rewritten: the tables of values by
+hand notice it.
 
-A defect is an edit of the source: the changed functions get the code that the edited text compiles to, so that whoever
-uses them, by whatever name, runs the defect.
+A defect is an edit of the source: the changed functions get the code that the edited text compiles
+to, so that whoever uses them, by whatever name, runs the defect.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import pytest
 
 @dataclass(frozen=True)
 class Defect:
-    """In ``sim.policies.MODULE`` (or another module of ``sim``) ``old`` becomes ``new``; ``table`` is
-    ``FOLDER.FILE:TEST``, a test that must fail then.
+    """In ``sim.policies.MODULE`` (or another module of ``sim``) ``old`` becomes ``new``; ``table``
+    is ``FOLDER.FILE:TEST``, a test that must fail then.
     """
 
     module: str
@@ -33,169 +34,317 @@ class Defect:
 DEFECTS = {
     # caches
     "least recent counts arrivals of demands": Defect(
-        "recency", "if cause is not DEMAND:\n            self._orders[self._pool_of[key]].setdefault",
+        "recency",
+        "if cause is not DEMAND:\n            self._orders[self._pool_of[key]].setdefault",
         "if cause is DEMAND:\n            self._orders[self._pool_of[key]].setdefault",
-        "policies.test_caches:test_lru_starts_in_the_order_of_the_initial_keys"),
+        "policies.test_caches:test_lru_starts_in_the_order_of_the_initial_keys",
+    ),
     "first in, last out": Defect(
-        "recency", "self._orders[self._pool_of[key]][key] = None",
+        "recency",
+        "self._orders[self._pool_of[key]][key] = None",
         "self._orders[self._pool_of[key]] = {key: None, **self._orders[self._pool_of[key]]}",
-        "policies.test_caches:test_fifo_goes_by_inserts_and_hears_no_requests"),
+        "policies.test_caches:test_fifo_goes_by_inserts_and_hears_no_requests",
+    ),
     "a pass's own first": Defect(
-        "recency", "if gate.step != self._step:", "if gate.step < self._step:",
-        "policies.test_caches_scores:test_what_this_pass_has_not_touched_goes_first_each_generation_by_insert"),
+        "recency",
+        "if gate.step != self._step:",
+        "if gate.step < self._step:",
+        "policies.test_caches_scores:test_what_this_pass_has_not_touched_goes_first_each_generation_by_insert",
+    ),
     "uses never forgotten": Defect(
-        "frequency", 'if self.counts == "resident":', 'if self.counts == "never":',
-        "policies.test_caches:test_only_resident_counts_are_forgotten_on_eviction"),
+        "frequency",
+        'if self.counts == "resident":',
+        'if self.counts == "never":',
+        "policies.test_caches:test_only_resident_counts_are_forgotten_on_eviction",
+    ),
     "eq. 3 without LHU": Defect(
-        "scores", "+ w_lhu * high_uses[expert]", "+ w_lhu * uses[expert]",
-        "policies.test_caches:test_each_term_alone"),
+        "scores",
+        "+ w_lhu * high_uses[expert]",
+        "+ w_lhu * uses[expert]",
+        "policies.test_caches:test_each_term_alone",
+    ),
     "eq. 3 keeps the farthest": Defect(
-        "scores", "(1 - distance / sites)", "(distance / sites)",
-        "policies.test_caches:test_the_site_that_comes_last_goes_first_and_the_current_one_last"),
+        "scores",
+        "(1 - distance / sites)",
+        "(distance / sites)",
+        "policies.test_caches:test_the_site_that_comes_last_goes_first_and_the_current_one_last",
+    ),
     "eq. 3 remembers other sequences": Defect(
-        "scores", "self._base[:] = 0.0", "pass",
-        "policies.test_caches:test_what_was_learnt_is_forgotten_when_a_sequence_begins_but_not_when_one_ends"),
+        "scores",
+        "self._base[:] = 0.0",
+        "pass",
+        "policies.test_caches:test_what_was_learnt_is_forgotten_when_a_sequence_begins_but_not_when_one_ends",
+    ),
     "EdgeMoE's distance the other way round": Defect(
-        "scores", "(-1 if self._since else 1)", "(1 if self._since else -1)",
-        "policies.test_caches_scores:test_frequency_over_distance_as_text_and_as_printed"),
+        "scores",
+        "(-1 if self._since else 1)",
+        "(1 if self._since else -1)",
+        "policies.test_caches_scores:test_frequency_over_distance_as_text_and_as_printed",
+    ),
     "EdgeMoE's zero distance is one": Defect(
-        "scores", "np.where(self._nearest, decoders, by_key)", "np.where(self._nearest, 1, by_key)",
-        "policies.test_caches_scores:test_unused_experts_go_first_farthest_site_first_then_by_id"),
+        "scores",
+        "np.where(self._nearest, decoders, by_key)",
+        "np.where(self._nearest, 1, by_key)",
+        "policies.test_caches_scores:test_unused_experts_go_first_farthest_site_first_then_by_id",
+    ),
     "late sites weigh as much": Defect(
-        "scores", "(uses / max(uses.sum(), 1.0) + self.epsilon) * self._early[site]",
+        "scores",
+        "(uses / max(uses.sum(), 1.0) + self.epsilon) * self._early[site]",
         "(uses / max(uses.sum(), 1.0) + self.epsilon)",
-        "policies.test_caches_scores:test_an_activation_ratio_is_a_share_of_the_sites_uses_and_early_sites_weigh_more"),
+        "policies.test_caches_scores:test_an_activation_ratio_is_a_share_of_the_sites_uses_and_early_sites_weigh_more",
+    ),
     "visits counted as LFU does": Defect(
-        "scores", "return -self._visits[within]", "return self._visits[within].copy()",
-        "policies.test_caches_scores:test_the_code_of_moe_infinity_evicts_what_is_visited_most_and_forgets_it"),
+        "scores",
+        "return -self._visits[within]",
+        "return self._visits[within].copy()",
+        "policies.test_caches_scores:test_the_code_of_moe_infinity_evicts_what_is_visited_most_and_forgets_it",
+    ),
     "a decay for any number of steps": Defect(
-        "scores", "self.decay ** (gate.step - self._step)", "self.decay",
-        "policies.test_caches_scores:test_a_count_halves_with_each_step"),
+        "scores",
+        "self.decay ** (gate.step - self._step)",
+        "self.decay",
+        "policies.test_caches_scores:test_a_count_halves_with_each_step",
+    ),
     "lots drawn once": Defect(
-        "scores", "self._generator.random(out=self._draws)", "pass",
-        "policies.test_caches_scores:test_lots_are_drawn_anew_after_every_eviction_and_evenly"),
+        "scores",
+        "self._generator.random(out=self._draws)",
+        "pass",
+        "policies.test_caches_scores:test_lots_are_drawn_anew_after_every_eviction_and_evenly",
+    ),
     "ARC's p moves by one": Defect(
-        "adaptive", "self.target + max(1.0, len(twos) / len(ones))", "self.target + 1.0",
-        "policies.test_caches_arc:test_the_longer_the_other_lists_ghosts_the_further_p_moves"),
+        "adaptive",
+        "self.target + max(1.0, len(twos) / len(ones))",
+        "self.target + 1.0",
+        "policies.test_caches_arc:test_the_longer_the_other_lists_ghosts_the_further_p_moves",
+    ),
     "ARC takes T1's at p": Defect(
-        "adaptive", "(is_ghost and held == lists.target)", "held == lists.target",
-        "policies.test_caches_arc:test_two_slots_through_every_case_of_the_figure"),
+        "adaptive",
+        "(is_ghost and held == lists.target)",
+        "held == lists.target",
+        "policies.test_caches_arc:test_two_slots_through_every_case_of_the_figure",
+    ),
     "what was never in leaves a ghost": Defect(
-        "adaptive", "                if was_resident:\n                    ghosts[key] = None",
+        "adaptive",
+        "                if was_resident:\n                    ghosts[key] = None",
         "                if key >= 0:\n                    ghosts[key] = None",
-        "policies.test_caches_arc:test_what_was_requested_and_never_came_in_leaves_no_ghost"),
+        "policies.test_caches_arc:test_what_was_requested_and_never_came_in_leaves_no_ghost",
+    ),
     "Belady the other way round": Defect(
-        "belady", "(key for _, key in reversed(self._orders[pool]) if", "(key for _, key in self._orders[pool] if",
-        "policies.test_caches_belady:test_the_latest_next_request_goes_first_and_the_largest_key_of_those_never_asked_for"),
+        "belady",
+        "(key for _, key in reversed(self._orders[pool]) if",
+        "(key for _, key in self._orders[pool] if",
+        "policies.test_caches_belady:test_the_latest_next_request_goes_first_and_the_largest_key_of_those_never_asked_for",
+    ),
     "a bypass that lets in what comes later": Defect(
-        "belady", "return all((again[victim]", "return any((again[victim]",
-        "policies.test_caches_belady:test_who_comes_again_before_all_that_would_have_to_go_enters"),
+        "belady",
+        "return all((again[victim]",
+        "return any((again[victim]",
+        "policies.test_caches_belady:test_who_comes_again_before_all_that_would_have_to_go_enters",
+    ),
     "a fixed list admits anybody": Defect(
-        "popular", "return key in self._listed", "return key >= 0",
-        "policies.test_caches_scores:test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted"),
+        "popular",
+        "return key in self._listed",
+        "return key >= 0",
+        "policies.test_caches_scores:test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted",
+    ),
     "shallow sites share, too": Defect(
-        "quotas", "quotas.append(min(geometry.experts, slots))", "quotas.append(min(geometry.experts, slots) // 2)",
-        "policies.test_quotas:test_shallow_sites_are_filled_before_deep_ones_share"),
+        "quotas",
+        "quotas.append(min(geometry.experts, slots))",
+        "quotas.append(min(geometry.experts, slots) // 2)",
+        "policies.test_quotas:test_shallow_sites_are_filled_before_deep_ones_share",
+    ),
     "AdapMoE's loads without its prefetch": Defect(
-        "quotas", "- b * (1 - math.comb(held, k) / math.comb(experts, k))", "- b * 0 * math.comb(experts, held)",
-        "policies.test_quotas:test_expected_loads_are_adapmoes_for_eight_experts_and_two"),
+        "quotas",
+        "- b * (1 - math.comb(held, k) / math.comb(experts, k))",
+        "- b * 0 * math.comb(experts, held)",
+        "policies.test_quotas:test_expected_loads_are_adapmoes_for_eight_experts_and_two",
+    ),
     "the last site takes what is left": Defect(
-        "quotas", "better = candidate < total[own:]", "better = candidate > total[own:]",
-        "policies.test_quotas:test_the_dynamic_programme_finds_the_best_of_all_divisions"),
+        "quotas",
+        "better = candidate < total[own:]",
+        "better = candidate > total[own:]",
+        "policies.test_quotas:test_the_dynamic_programme_finds_the_best_of_all_divisions",
+    ),
     # predictors
     "lookahead beyond what is asked": Defect(
-        "lookahead", "BestOf(choice, self.experts)", "BestOf(choice, self.experts + 1)",
-        "policies.test_predictors_lookahead:test_speculative_loading_may_name_one_or_two_of_what_is_forecast"),
+        "lookahead",
+        "BestOf(choice, self.experts)",
+        "BestOf(choice, self.experts + 1)",
+        "policies.test_predictors_lookahead:test_speculative_loading_may_name_one_or_two_of_what_is_forecast",
+    ),
     "the percentile itself is above it": Defect(
-        "lookahead", "named = ranked > np.percentile(", "named = ranked >= np.percentile(",
-        "policies.test_predictors_lookahead:test_a_tie_at_the_percentile_is_not_above_it_and_ties_above_go_by_id"),
+        "lookahead",
+        "named = ranked > np.percentile(",
+        "named = ranked >= np.percentile(",
+        "policies.test_predictors_lookahead:test_a_tie_at_the_percentile_is_not_above_it_and_ties_above_go_by_id",
+    ),
     "the offline budget rounded up": Defect(
-        "lookahead", "max(block_ns // expert_ns, top_k)", "max(-(-block_ns // expert_ns), top_k)",
-        "policies.test_predictors_lookahead:test_the_offline_budget_is_what_fits_beside_a_block"),
+        "lookahead",
+        "max(block_ns // expert_ns, top_k)",
+        "max(-(-block_ns // expert_ns), top_k)",
+        "policies.test_predictors_lookahead:test_the_offline_budget_is_what_fits_beside_a_block",
+    ),
     "the farthest request is the match": Defect(
-        "matching", "int(np.argmax(np.round(cosine, 12)))", "int(np.argmin(np.round(cosine, 12)))",
-        "policies.test_predictors_matching:test_the_request_nearest_by_the_cosine_of_its_rows_is_the_match"),
+        "matching",
+        "int(np.argmax(np.round(cosine, 12)))",
+        "int(np.argmin(np.round(cosine, 12)))",
+        "policies.test_predictors_matching:test_the_request_nearest_by_the_cosine_of_its_rows_is_the_match",
+    ),
     "a path of one site only": Defect(
-        "paths", "if earlier is not None:\n            key =", "if earlier == 0:\n            key =",
-        "policies.test_predictors_paths:test_the_dictionary_of_two_sites_backs_off_to_one"),
+        "paths",
+        "if earlier is not None:\n            key =",
+        "if earlier == 0:\n            key =",
+        "policies.test_predictors_paths:test_the_dictionary_of_two_sites_backs_off_to_one",
+    ),
     "no back-off": Defect(
-        "paths", "            key = key[1:]\n", "            break\n",
-        "policies.test_predictors_paths:test_the_dictionary_of_two_sites_backs_off_to_one"),
+        "paths",
+        "            key = key[1:]\n",
+        "            break\n",
+        "policies.test_predictors_paths:test_the_dictionary_of_two_sites_backs_off_to_one",
+    ),
     "conditionals of the next site on itself": Defect(
-        "paths", "self._of[site][experts], 0.0)", "self._of[site].T[experts], 0.0)",
-        "policies.test_predictors_paths:test_the_sum_of_conditionals_ranks_the_next_site"),
+        "paths",
+        "self._of[site][experts], 0.0)",
+        "self._of[site].T[experts], 0.0)",
+        "policies.test_predictors_paths:test_the_sum_of_conditionals_ranks_the_next_site",
+    ),
     "every token is unknown": Defect(
-        "token_routes", "self._place.get(token, len(self._place))", "len(self._place)",
-        "policies.test_predictors_references:test_a_hash_layer_is_foretold_by_its_token"),
+        "token_routes",
+        "self._place.get(token, len(self._place))",
+        "len(self._place)",
+        "policies.test_predictors_references:test_a_hash_layer_is_foretold_by_its_token",
+    ),
     "networks without their last layer's bias": Defect(
-        "learned", "@ weight + bias", "@ weight + bias * 0",
-        "policies.test_predictors_learned:test_the_networks_equal_plain_python"),
+        "learned",
+        "@ weight + bias",
+        "@ weight + bias * 0",
+        "policies.test_predictors_learned:test_the_networks_equal_plain_python",
+    ),
     "history of another step": Defect(
-        "learned", "earlier = self._seen if gate.step == self._step else []", "earlier = self._seen",
-        "policies.test_predictors_learned:test_the_selections_of_an_earlier_step_are_no_history"),
+        "learned",
+        "earlier = self._seen if gate.step == self._step else []",
+        "earlier = self._seen",
+        "policies.test_predictors_learned:test_the_selections_of_an_earlier_step_are_no_history",
+    ),
     "the future of another step": Defect(
-        "references", "future.step[tick] == future.step[gate.tick]", "future.step[tick] >= 0",
-        "policies.test_predictors_references:test_the_future_is_told_as_far_as_the_step_goes"),
+        "references",
+        "future.step[tick] == future.step[gate.tick]",
+        "future.step[tick] >= 0",
+        "policies.test_predictors_references:test_the_future_is_told_as_far_as_the_step_goes",
+    ),
     "stated is right as often as a coin": Defect(
-        "references", "if draw < recall]", "if draw < 0.5]",
-        "policies.test_predictors_references:test_a_perfect_statement_is_the_future_and_none_is_nothing"),
+        "references",
+        "if draw < recall]",
+        "if draw < 0.5]",
+        "policies.test_predictors_references:test_a_perfect_statement_is_the_future_and_none_is_nothing",
+    ),
     "importance never fades": Defect(
-        "importance", "self._importance[gate.site] * self.decay", "self._importance[gate.site] * 1.0",
-        "policies.test_predictors_importance:test_importance_is_gate_weight_that_halves_with_each_gate_of_the_site"),
+        "importance",
+        "self._importance[gate.site] * self.decay",
+        "self._importance[gate.site] * 1.0",
+        "policies.test_predictors_importance:test_importance_is_gate_weight_that_halves_with_each_gate_of_the_site",
+    ),
     # precisions, and who serves
     "a score at T1 is low": Defect(
-        "precisions", "        if score <= self.low_above:\n            return 0\n",
+        "precisions",
+        "        if score <= self.low_above:\n            return 0\n",
         "        if score < self.low_above:\n            return 0\n",
-        "policies.test_precisions:test_a_threshold_belongs_to_the_better_side"),
+        "policies.test_precisions:test_a_threshold_belongs_to_the_better_side",
+    ),
     "a light expert at the threshold goes": Defect(
-        "precisions", "[SKIP if score > self.skip_above else 0", "[SKIP if score < self.skip_above else 0",
-        "policies.test_precisions:test_a_light_expert_is_left_out_even_where_it_is_there"),
+        "precisions",
+        "[SKIP if score > self.skip_above else 0",
+        "[SKIP if score < self.skip_above else 0",
+        "policies.test_precisions:test_a_light_expert_is_left_out_even_where_it_is_there",
+    ),
     "the most used at low": Defect(
-        "precisions", 'kind="stable")[:count]', 'kind="stable")[::-1][:count]',
-        "policies.test_precisions:test_the_least_used_experts_have_the_lower_width"),
+        "precisions",
+        'kind="stable")[:count]',
+        'kind="stable")[::-1][:count]',
+        "policies.test_precisions:test_the_least_used_experts_have_the_lower_width",
+    ),
     "the most popular at low": Defect(
-        "precisions", "[0] * (len(needs) - low) + [1] * low", "[1] * low + [0] * (len(needs) - low)",
-        "policies.test_precisions:test_the_least_popular_quarter_of_a_prompts_experts_is_low"),
+        "precisions",
+        "[0] * (len(needs) - low) + [1] * low",
+        "[1] * low + [0] * (len(needs) - low)",
+        "policies.test_precisions:test_the_least_popular_quarter_of_a_prompts_experts_is_low",
+    ),
     "all that was forecast serves": Defect(
-        "reroutes", "resident.foreseen[: len(needs)]", "resident.foreseen[:]",
-        "core.test_rerouting:test_what_was_forecast_serves"),
+        "reroutes",
+        "resident.foreseen[: len(needs)]",
+        "resident.foreseen[:]",
+        "core.test_rerouting:test_what_was_forecast_serves",
+    ),
     "one expert serves a row twice": Defect(
-        "reroutes", "free[asking, best] = False", "free[asking, best] = True",
-        "policies.test_masked_gate:test_of_one_row_what_is_absent_goes_to_the_best_there"),
+        "reroutes",
+        "free[asking, best] = False",
+        "free[asking, best] = True",
+        "policies.test_masked_gate:test_of_one_row_what_is_absent_goes_to_the_best_there",
+    ),
     # placements
     "Fiddler's tie goes to the CPU": Defect(
-        "placements", "self.cpu_per_token * n < self.load", "self.cpu_per_token * n <= self.load",
-        "policies.test_placements:test_the_sum_goes_to_the_cpu_below_ten_tokens_and_at_ten_to_the_gpu"),
+        "placements",
+        "self.cpu_per_token * n < self.load",
+        "self.cpu_per_token * n <= self.load",
+        "policies.test_placements:test_the_sum_goes_to_the_cpu_below_ten_tokens_and_at_ten_to_the_gpu",
+    ),
     "of equal costs the fewest loads": Defect(
-        "placements", "count * self.load) <= best:", "count * self.load) < best:",
-        "policies.test_placements:test_the_maximum_balances_both_sides"),
+        "placements",
+        "count * self.load) <= best:",
+        "count * self.load) < best:",
+        "policies.test_placements:test_the_maximum_balances_both_sides",
+    ),
     "prompts on the CPU": Defect(
-        "placements", "(gate.row_phase != DECODE).any()", "(gate.row_phase != DECODE).all()",
-        "policies.test_placements:test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu"),
+        "placements",
+        "(gate.row_phase != DECODE).any()",
+        "(gate.row_phase != DECODE).all()",
+        "policies.test_placements:test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu",
+    ),
     # payloads
     "a layer is what is needed of it": Defect(
-        "payloads", "divmod(len(sizes), len(needs))", "divmod(len(needs), len(needs))",
-        "policies.test_payloads:test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them"),
+        "payloads",
+        "divmod(len(sizes), len(needs))",
+        "divmod(len(needs), len(needs))",
+        "policies.test_payloads:test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them",
+    ),
     "idle channels move": Defect(
-        "payloads", "self._bytes(key, self.active_share)\n", "self._bytes(key, self.sparsity)\n",
-        "policies.test_payloads:test_a_forecast_moves_the_nominal_share"),
+        "payloads",
+        "self._bytes(key, self.active_share)\n",
+        "self._bytes(key, self.sparsity)\n",
+        "policies.test_payloads:test_a_forecast_moves_the_nominal_share",
+    ),
     "channels of this site's own input": Defect(
-        "payloads", "if choice.site == gate.site + 1 and", "if choice.site >= gate.site and",
-        "policies.test_payloads:test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share"),
+        "payloads",
+        "if choice.site == gate.site + 1 and",
+        "if choice.site >= gate.site and",
+        "policies.test_payloads:test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share",
+    ),
     # what policies are made to do
     "the least likely first": Defect(
-        "sim.core.prefetches", "absent.sort(key=_FIRST, reverse=True)", "absent.sort(key=_FIRST)",
-        "core.test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites"),
+        "sim.core.prefetches",
+        "absent.sort(key=_FIRST, reverse=True)",
+        "absent.sort(key=_FIRST)",
+        "core.test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites",
+    ),
     "old masks stay beside new ones": Defect(
-        "sim.core.prefetches", "        self._masks.clear()\n", "        self._masks.copy()\n",
-        "core.test_prefetch_order:test_a_new_queue_replaces_what_waits_and_what_was_masked"),
+        "sim.core.prefetches",
+        "        self._masks.clear()\n",
+        "        self._masks.copy()\n",
+        "core.test_prefetch_order:test_a_new_queue_replaces_what_waits_and_what_was_masked",
+    ),
     "slots of stored bytes": Defect(
-        "sim.core.slots", "list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes", "self.key_bytes",
-        "policies.test_held_experts:test_a_slot_is_taken_by_what_is_held_and_a_load_moves_what_is_stored"),
+        "sim.core.slots",
+        "list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes",
+        "self.key_bytes",
+        "policies.test_held_experts:test_a_slot_is_taken_by_what_is_held_and_a_load_moves_what_is_stored",
+    ),
     "no pool is short": Defect(
-        "sim.core.slots", "short = [capacity < at_once * size", "short = [capacity < 0 * size",
-        "core.test_short_pools:test_a_quota_of_zero_needs_staging_and_says_so"),
-}  # fmt: skip
+        "sim.core.slots",
+        "short = [capacity < at_once * size",
+        "short = [capacity < 0 * size",
+        "core.test_short_pools:test_a_quota_of_zero_needs_staging_and_says_so",
+    ),
+}
 
 
 def module_of(name: str) -> ModuleType:
@@ -205,7 +354,11 @@ def module_of(name: str) -> ModuleType:
 def functions_of(module: ModuleType) -> Iterator[FunctionType]:
     """Every function and method that the module defines."""
     for value in vars(module).values():
-        of = vars(value).values() if inspect.isclass(value) and value.__module__ == module.__name__ else (value,)
+        of = (
+            vars(value).values()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+            else (value,)
+        )
         for one in of:
             found = one.fget if isinstance(one, property) else getattr(one, "__func__", one)
             if isinstance(found, FunctionType) and found.__module__ == module.__name__:
@@ -223,7 +376,9 @@ def plant(defect: Defect, patch: pytest.MonkeyPatch) -> int:
     """Rewrite the line; how many functions it changed."""
     module = module_of(defect.module)
     source = inspect.getsource(module)
-    assert source.count(defect.old) == 1, f"{defect.old!r} stands {source.count(defect.old)} times in {module.__name__}"
+    assert source.count(defect.old) == 1, (
+        f"{defect.old!r} stands {source.count(defect.old)} times in {module.__name__}"
+    )
     edited = compile(source.replace(defect.old, defect.new), str(module.__file__), "exec")
     new = {code.co_qualname: code for code in codes_in(edited)}
     changed = 0
@@ -239,7 +394,11 @@ def cases_of(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     """The arguments of each case of a parametrized test."""
     choices: list[list[dict[str, Any]]] = []
     for mark in getattr(test, "pytestmark", []):
-        names = [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+        names = (
+            [name.strip() for name in mark.args[0].split(",")]
+            if isinstance(mark.args[0], str)
+            else mark.args[0]
+        )
         values = (value if len(names) > 1 else (value,) for value in mark.args[1])
         choices.append([dict(zip(names, value, strict=True)) for value in values])
     for combination in product(*choices):
@@ -256,7 +415,14 @@ def passes(table: Callable[..., Any]) -> bool:
     try:
         for case in cases_of(table):
             table(**case)
-    except (AssertionError, ArithmeticError, LookupError, RuntimeError, ValueError, pytest.fail.Exception):
+    except (
+        AssertionError,
+        ArithmeticError,
+        LookupError,
+        RuntimeError,
+        ValueError,
+        pytest.fail.Exception,
+    ):
         return False
     return True
 
@@ -278,4 +444,6 @@ def test_every_module_of_policies_has_a_defect_planted_in_it() -> None:
     modules = {path.stem for path in Path(folder).parent.glob("*.py")}
     # Interfaces, names, what the others are made of, and what is only data.
     plain = {"__init__", "base", "predictors", "fitted", "row_forecast", "pools", "profile"}
-    assert modules - plain == {defect.module for defect in DEFECTS.values() if not defect.module.startswith("sim.")}
+    assert modules - plain == {
+        defect.module for defect in DEFECTS.values() if not defect.module.startswith("sim.")
+    }

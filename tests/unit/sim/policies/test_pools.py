@@ -12,13 +12,29 @@ from sim.policies.recency import LRU
 from sim.values.types import CapacityError, Geometry, PoolPlan
 
 
-def geometry(capacity_bytes: int, variant_bytes: tuple[int, ...] = (4, 1), sites: int = 2, experts: int = 2,
-             site_bytes: tuple[tuple[int, ...], ...] | None = None) -> Geometry:  # fmt: skip
+def geometry(
+    capacity_bytes: int,
+    variant_bytes: tuple[int, ...] = (4, 1),
+    sites: int = 2,
+    experts: int = 2,
+    site_bytes: tuple[tuple[int, ...], ...] | None = None,
+) -> Geometry:
     names = ("fp16", "int4")[: len(variant_bytes)]
-    return Geometry(sites, experts, 1, names, (16.0, 4.0)[: len(names)], variant_bytes, capacity_bytes, site_bytes)
+    return Geometry(
+        sites,
+        experts,
+        1,
+        names,
+        (16.0, 4.0)[: len(names)],
+        variant_bytes,
+        capacity_bytes,
+        site_bytes,
+    )
 
 
-def plan(capacity_bytes: int, *, scope: str = "global", shares: Sequence[float] = (), **rest: Any) -> PoolPlan:
+def plan(
+    capacity_bytes: int, *, scope: str = "global", shares: Sequence[float] = (), **rest: Any
+) -> PoolPlan:
     return LRU(scope, shares).pools(geometry(capacity_bytes, **rest))
 
 
@@ -30,9 +46,18 @@ def test_a_global_pool_holds_everything() -> None:
 
 @pytest.mark.parametrize(
     ("capacity_bytes", "slots"),
-    [(24, (2, 2, 2)), (28, (3, 2, 2)), (32, (3, 3, 2)), (35, (3, 3, 2)), (36, (3, 3, 3)), (11, (1, 1, 0))],
+    [
+        (24, (2, 2, 2)),
+        (28, (3, 2, 2)),
+        (32, (3, 3, 2)),
+        (35, (3, 3, 2)),
+        (36, (3, 3, 3)),
+        (11, (1, 1, 0)),
+    ],
 )
-def test_sites_get_equal_slots_and_left_over_ones_go_to_the_first(capacity_bytes: int, slots: tuple[int, ...]) -> None:
+def test_sites_get_equal_slots_and_left_over_ones_go_to_the_first(
+    capacity_bytes: int, slots: tuple[int, ...]
+) -> None:
     """Slots of the largest variant, 4 B; what is less than a slot is nobody's."""
     per_site = plan(capacity_bytes, scope="site", sites=3)
     assert per_site.capacity_bytes == tuple(4 * count for count in slots)
@@ -45,7 +70,12 @@ def test_a_key_of_any_precision_lives_in_the_pool_of_its_site() -> None:
 
 @pytest.mark.parametrize(
     ("capacity_bytes", "shares", "pools"),
-    [(100, (0.8, 0.2), (80, 20)), (100, (3, 1), (75, 25)), (99, (0.5, 0.5), (49, 50)), (10, (1, 2, 7), (3, 7))],
+    [
+        (100, (0.8, 0.2), (80, 20)),
+        (100, (3, 1), (75, 25)),
+        (99, (0.5, 0.5), (49, 50)),
+        (10, (1, 2, 7), (3, 7)),
+    ],
 )
 def test_precisions_get_their_shares_and_the_last_one_the_rest(
     capacity_bytes: int, shares: tuple[float, ...], pools: tuple[int, ...]
@@ -58,12 +88,15 @@ def test_precisions_get_their_shares_and_the_last_one_the_rest(
 
 
 def test_a_single_precision_gets_all_bytes_whatever_its_share() -> None:
-    assert plan(100, scope="precision", shares=(0.8, 0.2), variant_bytes=(4,)).capacity_bytes == (100,)
+    assert plan(100, scope="precision", shares=(0.8, 0.2), variant_bytes=(4,)).capacity_bytes == (
+        100,
+    )
 
 
 def test_too_few_shares_are_refused_with_the_precisions_in_play() -> None:
     with pytest.raises(
-        ValueError, match=r"cache shares \[0.8\] name 1 pools, but the precisions in play are fp16, int4"
+        ValueError,
+        match=r"cache shares \[0.8\] name 1 pools, but the precisions in play are fp16, int4",
     ):
         plan(100, scope="precision", shares=(0.8,))
 
@@ -75,12 +108,16 @@ def test_too_few_shares_are_refused_with_the_precisions_in_play() -> None:
 def test_a_global_pool_is_filled_by_site_then_expert_at_the_highest_precision(
     capacity_bytes: int, initial: tuple[int, ...]
 ) -> None:
-    """High variants take 4 B: keys 0, 1 (site 0) and 3, 4 (site 1). What is left over takes no low variant."""
+    """High variants take 4 B: keys 0, 1 (site 0) and 3, 4 (site 1). What is left over takes no
+    low variant.
+    """
     assert plan(capacity_bytes).initial == initial
 
 
 def test_a_low_pool_is_filled_with_what_the_high_one_does_not_hold() -> None:
-    """8 B high: site 0's two experts (keys 0, 1). 2 B low: site 1's two (keys 9, 10), not site 0's (6, 7)."""
+    """8 B high: site 0's two experts (keys 0, 1). 2 B low: site 1's two (keys 9, 10), not site
+    0's (6, 7).
+    """
     assert plan(10, scope="precision", shares=(0.8, 0.2)).initial == (0, 1, 9, 10)
 
 
@@ -97,9 +134,18 @@ def test_an_empty_start_holds_nothing() -> None:
     [
         ({"scope": "layer"}, "unknown cache scope 'layer'; known: global, precision, site"),
         ({"initial": "warm"}, "unknown initial cache 'warm'; known: ascending, popular, empty"),
-        ({"shares": (0.5, 0.5)}, r"shares go with scope=precision, got scope=global shares=\[0.5, 0.5\]"),
-        ({"scope": "precision"}, r"shares go with scope=precision, got scope=precision shares=\[\]"),
-        ({"scope": "precision", "shares": (1.0, 0.0)}, r"shares must be numbers > 0, got \[1.0, 0.0\]"),
+        (
+            {"shares": (0.5, 0.5)},
+            r"shares go with scope=precision, got scope=global shares=\[0.5, 0.5\]",
+        ),
+        (
+            {"scope": "precision"},
+            r"shares go with scope=precision, got scope=precision shares=\[\]",
+        ),
+        (
+            {"scope": "precision", "shares": (1.0, 0.0)},
+            r"shares must be numbers > 0, got \[1.0, 0.0\]",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -107,7 +153,8 @@ def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], message: s
         LRU(**arguments)
 
 
-# ---- slots: claims in bytes ------------------------------------------------------------------------------------------
+# ---- slots: claims in bytes
+# ------------------------------------------------------------------------------------------
 
 
 def slots(capacity_bytes: int, at_once: int = 1, overflows: bool = False, **rest: Any) -> Slots:
@@ -127,7 +174,9 @@ def test_slots_start_with_the_initial_keys_and_their_bytes_taken() -> None:
 
 
 def test_a_claim_takes_free_bytes_first_and_evicts_in_the_policys_order_what_is_lacking() -> None:
-    """0 and 1 hold 8 of 10 B. A low one (1 B) is free; a high one (4 B) lacks 3 then: 0 goes, the oldest."""
+    """0 and 1 hold 8 of 10 B. A low one (1 B) is free; a high one (4 B) lacks 3 then: 0 goes,
+    the oldest.
+    """
     held = slots(10)
     assert claim(held, 6, must=False) == []
     assert held.free_bytes == [1]
@@ -136,14 +185,18 @@ def test_a_claim_takes_free_bytes_first_and_evicts_in_the_policys_order_what_is_
 
 
 def test_a_claim_of_several_victims_takes_no_more_than_it_needs() -> None:
-    """Site 0's two experts of 2 B and one of site 1's, of 4 B, fill 8 B; 4 B more take both small ones."""
+    """Site 0's two experts of 2 B and one of site 1's, of 4 B, fill 8 B; 4 B more take both
+    small ones.
+    """
     held = slots(8, variant_bytes=(4,), site_bytes=((2, 4),))  # keys 0, 1, 3
     assert held.initial == (0, 1, 3)
     assert claim(held, 4, must=True) == [0, 1]
     assert held.free_bytes == [0]
 
 
-def test_a_prefetch_takes_nothing_masked_a_demand_does_so_last_and_neither_takes_what_is_pinned() -> None:
+def test_a_prefetch_takes_nothing_masked_a_demand_does_so_last_and_neither_takes_what_is_pinned() -> (
+    None
+):
     held = slots(12)  # keys 0, 1, 3
     held.blocked[0] = 1  # masked
     held.blocked[1] = held.pinned[1] = 1
@@ -163,7 +216,9 @@ def test_a_prefetch_takes_nothing_masked_a_demand_does_so_last_and_neither_takes
 
 
 def test_what_must_come_in_overflows_where_that_is_allowed_and_what_is_too_much_is_named() -> None:
-    """0, 1 and 3 fill 12 B; 4 comes on top. Then the oldest that is neither pinned nor masked goes first."""
+    """0, 1 and 3 fill 12 B; 4 comes on top. Then the oldest that is neither pinned nor masked
+    goes first.
+    """
     held = slots(12, overflows=True)
     assert claim(held, 4, must=True) == []
     assert (held.free_bytes, held.peak_bytes) == ([-4], 16)
@@ -182,8 +237,11 @@ def test_a_claim_that_is_given_back_leaves_its_bytes_free() -> None:
 
 
 def test_a_pool_that_cannot_hold_one_tokens_needs_is_refused_with_the_way_out() -> None:
-    with pytest.raises(CapacityError, match=r"pool 0 holds 3 B, but one token may need 1 experts of 4 B = 4 B there; "
-                                            r"raise budget.resident_share"):  # fmt: skip
+    with pytest.raises(
+        CapacityError,
+        match=r"pool 0 holds 3 B, but one token may need 1 experts of 4 B = 4 B there; "
+        r"raise budget.resident_share",
+    ):
         slots(3)
     with pytest.raises(CapacityError, match="one token may need 2 experts of 4 B = 8 B"):
         slots(7, at_once=2)

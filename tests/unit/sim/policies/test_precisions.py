@@ -54,9 +54,18 @@ def test_what_is_there_changes_nothing_below_the_second_threshold() -> None:
 
 @pytest.mark.parametrize(
     ("score", "answers"),
-    [(0.0, (0,)), (T1, (0,)), (ABOVE_T1, (0, 1)), (T2, (0, 1)), (ABOVE_T2, (0, 1, SKIP)), (1.0, (0, 1, SKIP))],
+    [
+        (0.0, (0,)),
+        (T1, (0,)),
+        (ABOVE_T1, (0, 1)),
+        (T2, (0, 1)),
+        (ABOVE_T2, (0, 1, SKIP)),
+        (1.0, (0, 1, SKIP)),
+    ],
 )
-def test_permitted_names_every_variant_that_may_serve(score: float, answers: tuple[int, ...]) -> None:
+def test_permitted_names_every_variant_that_may_serve(
+    score: float, answers: tuple[int, ...]
+) -> None:
     assert ScoreThreshold("fp16", "int4", T1, T2).permitted(score) == answers
 
 
@@ -82,24 +91,43 @@ def test_given_thresholds_are_not_profiled_away() -> None:
 @pytest.mark.parametrize(
     ("low", "skip", "quantiles", "message"),
     [
-        (0.8, 0.6, None, r"low_above=0.8, skip_above=0.6; set precision.low_above and precision.skip_above"),
+        (
+            0.8,
+            0.6,
+            None,
+            r"low_above=0.8, skip_above=0.6; set precision.low_above and precision.skip_above",
+        ),
         (-0.1, 0.6, None, r"need 0 <= low_above <= skip_above <= 1 \(HOBBIT's T1 and T2\)"),
         (0.5, 1.1, None, r"need 0 <= low_above <= skip_above <= 1"),
-        (0.5, None, None, r"give both precision.low_above and precision.skip_above, got 0.5 and None"),
-        (None, 0.5, (0.1, 0.2), r"give both precision.low_above and precision.skip_above, got None and 0.5"),
+        (
+            0.5,
+            None,
+            None,
+            r"give both precision.low_above and precision.skip_above, got 0.5 and None",
+        ),
+        (
+            None,
+            0.5,
+            (0.1, 0.2),
+            r"give both precision.low_above and precision.skip_above, got None and 0.5",
+        ),
         (None, None, None, r"need two ascending precision.quantiles .* got None"),
         (None, None, (0.9, 0.1), r"need two ascending precision.quantiles"),
         (None, None, (0.9,), r"need two ascending precision.quantiles"),
         (None, None, (0.5, 1.5), r"need two ascending precision.quantiles within 0..1"),
     ],
 )
-def test_thresholds_that_make_no_sense_are_refused(low: Any, skip: Any, quantiles: Any, message: str) -> None:
+def test_thresholds_that_make_no_sense_are_refused(
+    low: Any, skip: Any, quantiles: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         ScoreThreshold("fp16", "int4", low, skip, quantiles)
 
 
 def test_one_precision_under_two_names_is_refused() -> None:
-    with pytest.raises(ValueError, match="need two different precisions, got high=int4 and low=int4"):
+    with pytest.raises(
+        ValueError, match="need two different precisions, got high=int4 and low=int4"
+    ):
         ScoreThreshold("int4", "int4", T1, T2)
 
 
@@ -109,15 +137,25 @@ def test_a_fixed_selector_knows_one_precision() -> None:
     assert list(selector.select(SimpleNamespace(needs=[4, 2]), holds())) == [0, 0]
 
 
-# ---- bits a weight ---------------------------------------------------------------------------------------------------
+# ---- bits a weight
+# ---------------------------------------------------------------------------------------------------
 
 
 def model(**changes: Any) -> Model:
     """Mixtral-8x7B's experts: 3 x 4096 x 14336 weights."""
     values: dict[str, Any] = {
-        "name": "mixtral", "sites": 32, "experts": 8, "top_k": 2, "hidden": 4096, "expert_intermediate": 14336,
-        "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 32000, "source": "x",
-    }  # fmt: skip
+        "name": "mixtral",
+        "sites": 32,
+        "experts": 8,
+        "top_k": 2,
+        "hidden": 4096,
+        "expert_intermediate": 14336,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "vocab": 32000,
+        "source": "x",
+    }
     return Model(**(values | changes))
 
 
@@ -129,8 +167,14 @@ PROJECTION = 4096 * 14336
     [
         ("fp32", 3 * PROJECTION * 4),
         ("fp16", 352_321_536),
-        ("fp8", 3 * (PROJECTION + PROJECTION // 128**2 * 4)),  # one byte each, and an fp32 scale a block
-        ("mxfp4", 3 * (PROJECTION // 2 + PROJECTION // 32)),  # half a byte each, and one byte for each 32
+        (
+            "fp8",
+            3 * (PROJECTION + PROJECTION // 128**2 * 4),
+        ),  # one byte each, and an fp32 scale a block
+        (
+            "mxfp4",
+            3 * (PROJECTION // 2 + PROJECTION // 32),
+        ),  # half a byte each, and one byte for each 32
         ("hqq4_g64", 3 * (PROJECTION // 2 + PROJECTION // 64 * 4)),  # two fp16 for each 64
         ("hqq2_g64", 3 * (PROJECTION // 4 + PROJECTION // 64 * 4)),
         ("hqq2_g16", 3 * (PROJECTION // 4 + PROJECTION // 16 * 2)),  # two bytes for each 16
@@ -145,24 +189,31 @@ def test_an_expert_has_the_bytes_of_its_blocks(name: str, size: int) -> None:
 
 
 def test_an_expert_in_q4_k_m_is_a_share_of_the_published_file() -> None:
-    """Mixtral-8x7B in Q4_K_M is published at 26.4 to 28.4 GB: 4.53 to 4.87 bits for each of its 46.7 B weights."""
+    """Mixtral-8x7B in Q4_K_M is published at 26.4 to 28.4 GB: 4.53 to 4.87 bits for each of its
+    46.7 B weights.
+    """
     assert 4.53 <= PRECISION_BITS["q4_k_m"] <= 4.87
 
 
 def test_ten_experts_of_switch_base_take_180_mib_in_fp32() -> None:
-    """EdgeMoE section 4.3: ten more experts are "approximately 180MB more"; 2 x 768 x 3072 weights of four bytes."""
+    """EdgeMoE section 4.3: ten more experts are "approximately 180MB more"; 2 x 768 x 3072
+    weights of four bytes.
+    """
     switch = model(hidden=768, expert_intermediate=3072, expert_matrices=2)
     assert 10 * switch.expert_bytes("fp32") == 180 * 2**20
 
 
 def test_floe_compresses_an_expert_9_23_times() -> None:
-    """352.3 MB by (14.7 MB of INT2 up + a tenth of gate and down, 23.5 MB); the paper says 9.3. Scales and zeros of the
-    up projection, which the paper leaves out and the device holds, make it 8.4.
+    """352.3 MB by (14.7 MB of INT2 up + a tenth of gate and down, 23.5 MB); the paper says 9.3.
+    Scales and zeros of the up projection, which the paper leaves out and the device holds, make it
+    8.4.
     """
     up_bare = PROJECTION * 2 // 8
     tenth = 0.1 * model().expert_bytes("floe")
     assert round(model().expert_bytes("fp16") / (up_bare + tenth), 2) == 9.23
-    assert model().resident_bytes("floe") == PROJECTION * 2 // 8 + PROJECTION // 64 * 4 == 18_350_080
+    assert (
+        model().resident_bytes("floe") == PROJECTION * 2 // 8 + PROJECTION // 64 * 4 == 18_350_080
+    )
     assert round(model().expert_bytes("fp16") / (model().resident_bytes("floe") + tenth), 1) == 8.4
 
 
@@ -178,7 +229,10 @@ def test_experts_without_a_gate_have_the_bits_of_up_and_down() -> None:
 
 @pytest.mark.parametrize(("name", "matrices"), [("floe", 2), ("floe", 1), ("q4_k_m", 4)])
 def test_bits_by_projection_need_the_projections(name: str, matrices: int) -> None:
-    message = f"precision {name} has bits for gate, up, down, but an expert of model mixtral has {matrices} matrices"
+    message = (
+        f"precision {name} has bits for gate, up, down, but an expert of model mixtral has"
+        f" {matrices} matrices"
+    )
     with pytest.raises(ValueError, match=message):
         model(expert_matrices=matrices).expert_bytes(name)
 
@@ -188,12 +242,14 @@ def test_an_unknown_precision_is_refused_with_those_that_are_there() -> None:
         model().expert_bytes("int3")
 
 
-# ---- HOBBIT's identities ---------------------------------------------------------------------------------------------
+# ---- HOBBIT's identities
+# ---------------------------------------------------------------------------------------------
 
 
 def test_hobbits_three_shares_by_hand() -> None:
-    """67 / 30 / 3 % of all selections: the first of two is always high, so 34 % of the seconds are high, 60 % low, 6 %
-    skipped. A hundred tokens whose first weighs 0.5 (34), 0.7 (60) and 0.95 (6).
+    """67 / 30 / 3 % of all selections: the first of two is always high, so 34 % of the seconds are
+    high, 60 % low, 6 % skipped. A hundred tokens whose first weighs 0.5 (34), 0.7 (60) and 0.95
+    (6).
     """
     first = [0.5] * 34 + [0.7] * 60 + [0.95] * 6
     answers = [answer for weight in first for answer in mixtral(0.0, weight)]
@@ -217,12 +273,15 @@ def mixtral(*scores: float) -> list[int]:
         (1.0, [0, SKIP]),
     ],
 )
-def test_equation_2_for_two_experts_at_mixtrals_thresholds(first_weight: float, answers: list[int]) -> None:
+def test_equation_2_for_two_experts_at_mixtrals_thresholds(
+    first_weight: float, answers: list[int]
+) -> None:
     """The second's score is the first's weight, from 0.5 (a tie) to 1."""
     assert mixtral(0.0, first_weight) == answers
 
 
-# ---- light experts ---------------------------------------------------------------------------------------------------
+# ---- light experts
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_light_expert_is_left_out_even_where_it_is_there() -> None:
@@ -235,7 +294,10 @@ def test_a_light_expert_is_left_out_even_where_it_is_there() -> None:
 
 def test_a_light_experts_threshold_is_the_quantile_of_the_scores() -> None:
     """Of 0, 0.01 .. 1 the 0.876 quantile is 0.876; given outright, no profile changes it."""
-    for light, threshold in ((SkipLight("fp16", None, 0.876), 0.876), (SkipLight("fp16", 0.5, 0.876), 0.5)):
+    for light, threshold in (
+        (SkipLight("fp16", None, 0.876), 0.876),
+        (SkipLight("fp16", 0.5, 0.876), 0.5),
+    ):
         light.profile(np.linspace(0, 1, 101))
         assert light.skip_above == pytest.approx(threshold)
 
@@ -249,12 +311,15 @@ def test_a_light_experts_threshold_is_the_quantile_of_the_scores() -> None:
         ("much", None, r"precision\.skip_above"),
     ],
 )
-def test_a_threshold_of_light_experts_that_is_none_is_refused(skip_above: Any, quantile: Any, message: str) -> None:
+def test_a_threshold_of_light_experts_that_is_none_is_refused(
+    skip_above: Any, quantile: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         SkipLight("fp16", skip_above, quantile)
 
 
-# ---- a bit-width of its own for every expert -------------------------------------------------------------------------
+# ---- a bit-width of its own for every expert
+# -------------------------------------------------------------------------
 
 USES = np.array([[9, 1, 5, 5], [7, 0, 5, 2]])
 """Tokens that chose each of four experts, at two sites."""
@@ -270,11 +335,16 @@ USES = np.array([[9, 1, 5, 5], [7, 0, 5, 2]])
         (1.0, {(site, expert) for site in range(2) for expert in range(4)}),
     ],
 )
-def test_the_least_used_experts_have_the_lower_width(low_share: float, low: set[tuple[int, int]]) -> None:
+def test_the_least_used_experts_have_the_lower_width(
+    low_share: float, low: set[tuple[int, int]]
+) -> None:
     selector = PerExpert("int4", "int2", low_share)
     selector.profile(USES)
     found = {
-        (site, expert) for site in range(2) for expert, precision in enumerate(every(selector, site)) if precision == 1
+        (site, expert)
+        for site in range(2)
+        for expert, precision in enumerate(every(selector, site))
+        if precision == 1
     }
     assert found == low
 
@@ -296,7 +366,13 @@ def test_a_table_says_which_and_no_profile_changes_it() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ([["int4", "int8"]], r"precision\.table\[0\]=\['int4', 'int8'\] must be a list of int4 or int2, one an expert"),
+        (
+            [["int4", "int8"]],
+            (
+                r"precision\.table\[0\]=\['int4', 'int8'\] must be a list of int4 or int2, one an"
+                r" expert"
+            ),
+        ),
         (["int4"], r"precision\.table\[0\]='int4' must be a list"),
         ([["int4"], [4]], r"precision\.table\[1\]=\[4\]"),
     ],
@@ -308,24 +384,37 @@ def test_a_table_of_other_names_is_refused(table: Any, message: str) -> None:
 
 def test_a_table_of_another_shape_is_refused() -> None:
     selector = PerExpert("int4", "int2", 0.0, [["int4", "int2"], ["int2"]])
-    with pytest.raises(ValueError, match=r"names 2 sites of \[1, 2\] experts, but the model has 2 of 2; give one row"):
+    with pytest.raises(
+        ValueError,
+        match=r"names 2 sites of \[1, 2\] experts, but the model has 2 of 2; give one row",
+    ):
         selector.check_shape(2, 2)
 
 
-# ---- low precision for what few rows chose ---------------------------------------------------------------------------
+# ---- low precision for what few rows chose
+# ---------------------------------------------------------------------------
 
 
 def fate(
-    rows: int, needs: int, *, held: tuple[tuple[int, int, int], ...] = (), gate: bool = True, **changes: Any
+    rows: int,
+    needs: int,
+    *,
+    held: tuple[tuple[int, int, int], ...] = (),
+    gate: bool = True,
+    **changes: Any,
 ) -> Any:
     choice = SimpleNamespace(site=2, needs=list(range(needs)), experts=np.zeros((rows, 2)))
     if gate:
         choice.tick = 7
-    return list(LowForFew("int4", "int2", **({"low_share": 0.25} | changes)).select(choice, holds(*held)))
+    return list(
+        LowForFew("int4", "int2", **({"low_share": 0.25} | changes)).select(choice, holds(*held))
+    )
 
 
 def test_the_least_popular_quarter_of_a_prompts_experts_is_low() -> None:
-    """Eight activated experts: two; seven: 1.75, rounded down; three: none. Needs come most popular first."""
+    """Eight activated experts: two; seven: 1.75, rounded down; three: none. Needs come most
+    popular first.
+    """
     assert fate(5, 8) == [0] * 6 + [1] * 2
     assert fate(5, 7) == [0] * 6 + [1]
     assert fate(5, 3) == [0] * 3
@@ -338,7 +427,9 @@ def test_a_decoded_tokens_experts_are_high() -> None:
 
 
 def test_what_a_decoded_tokens_gate_does_not_find_is_low_if_so_told() -> None:
-    """There at high precision: high. There at low precision only, elsewhere, or nowhere: low. A forecast is high."""
+    """There at high precision: high. There at low precision only, elsewhere, or nowhere: low. A
+    forecast is high.
+    """
     held = ((0, 2, 0), (1, 2, 1), (0, 1, 2))
     assert fate(1, 4, held=held, low_if_absent=True) == [0, 1, 1, 1]
     assert fate(1, 4, held=held, low_if_absent=True, gate=False) == [0] * 4

@@ -27,11 +27,15 @@ def test_importance_is_gate_weight_that_halves_with_each_gate_of_the_site() -> N
     """Expert 1: 0.75, then 0.375 + 0.25 = 0.625; expert 3: 0.25 / 2 = 0.125; expert 0: 0.75."""
     predictor = ready(decay=0.5, experts="all")
     first, second = gate(1, [[1, 3]], [[0.75, 0.25]]), gate(1, [[0, 1]], [[0.75, 0.25]])
-    assert told(predictor.predict(first)) == [(1, [1, 3])], "this gate's own weights count, and its own site is named"
+    assert told(predictor.predict(first)) == [(1, [1, 3])], (
+        "this gate's own weights count, and its own site is named"
+    )
     predictor.observe(first)
     predictor.observe(gate(0, [[2, 3]], [[0.5, 0.5]]))
     (forecast,) = predictor.predict(second)
-    assert (forecast.site, list(forecast.needs)) == (1, [0, 1, 3]), "another site's gates are no matter"
+    assert (forecast.site, list(forecast.needs)) == (1, [0, 1, 3]), (
+        "another site's gates are no matter"
+    )
     assert forecast.weights[0, :3].tolist() == [0.75, 0.625, 0.125]
     predictor.forget()
     assert told(predictor.predict(second)) == [(1, [0, 1])]

@@ -15,17 +15,26 @@ from sim.policies.learned import LearnedPerSite
 SHAPE = Shape(5, 4, 2)
 
 
-def made_up(predictor: LearnedPerSite, shape: Shape, width: int = 3, hidden: int = 6) -> dict[str, Any]:
+def made_up(
+    predictor: LearnedPerSite, shape: Shape, width: int = 3, hidden: int = 6
+) -> dict[str, Any]:
     """Random networks, of two layers at the first site."""
     rng = np.random.default_rng(11)
     arrays: dict[str, Any] = {}
     for site in predictor.sources(shape):
-        sizes = [predictor.num_given(shape, site, hidden) + (predictor.history + 1) * shape.experts, shape.experts]
+        sizes = [
+            predictor.num_given(shape, site, hidden) + (predictor.history + 1) * shape.experts,
+            shape.experts,
+        ]
         if site == 0:
             sizes.insert(1, width)
         for layer in range(len(sizes) - 1):
-            arrays[f"site{site}_w{layer}"] = rng.standard_normal((sizes[layer], sizes[layer + 1])).astype(np.float16)
-            arrays[f"site{site}_b{layer}"] = rng.standard_normal(sizes[layer + 1]).astype(np.float16)
+            arrays[f"site{site}_w{layer}"] = rng.standard_normal(
+                (sizes[layer], sizes[layer + 1])
+            ).astype(np.float16)
+            arrays[f"site{site}_b{layer}"] = rng.standard_normal(sizes[layer + 1]).astype(
+                np.float16
+            )
     return arrays
 
 
@@ -35,20 +44,31 @@ class Walk:
     def __init__(self, shape: Shape, rows: int = 2, depth: int = 3, hidden: int = 6) -> None:
         rng = np.random.default_rng(5)
         self.shape, self.depth = shape, depth
-        self.ids = np.argsort(rng.random((rows, shape.sites, shape.experts)), axis=2)[:, :, : shape.top_k]
+        self.ids = np.argsort(rng.random((rows, shape.sites, shape.experts)), axis=2)[
+            :, :, : shape.top_k
+        ]
         self.ids[0, 2, 1] = -1
-        self.scores = rng.standard_normal((rows, shape.sites, depth, shape.experts)).astype(np.float32)
+        self.scores = rng.standard_normal((rows, shape.sites, depth, shape.experts)).astype(
+            np.float32
+        )
         self.inputs = rng.standard_normal((rows, shape.sites, hidden)).astype(np.float32)
 
     def gate(self, site: int, step: int = 0) -> Any:
         def lookahead(j: int) -> Any:
             return self.scores[:, site, j - 1] if site + j <= self.shape.last(site) else None
 
-        return SimpleNamespace(site=site, step=step, experts=self.ids[:, site], lookahead=lookahead,
-                               gate_input=self.inputs[:, site])  # fmt: skip
+        return SimpleNamespace(
+            site=site,
+            step=step,
+            experts=self.ids[:, site],
+            lookahead=lookahead,
+            gate_input=self.inputs[:, site],
+        )
 
 
-def plain_likeliness(walk: Walk, predictor: LearnedPerSite, arrays: dict[str, Any], row: int, site: int) -> list[float]:
+def plain_likeliness(
+    walk: Walk, predictor: LearnedPerSite, arrays: dict[str, Any], row: int, site: int
+) -> list[float]:
     features: list[float] = []
     if predictor.inputs == "scores":
         for j in range(predictor.lookahead_sites):
@@ -61,11 +81,16 @@ def plain_likeliness(walk: Walk, predictor: LearnedPerSite, arrays: dict[str, An
         features += [1.0 if expert in chosen else 0.0 for expert in range(walk.shape.experts)]
     values, layer = features, 0
     while f"site{site}_w{layer}" in arrays:
-        weight, bias = arrays[f"site{site}_w{layer}"].tolist(), arrays[f"site{site}_b{layer}"].tolist()
+        weight, bias = (
+            arrays[f"site{site}_w{layer}"].tolist(),
+            arrays[f"site{site}_b{layer}"].tolist(),
+        )
         if layer:
             values = [max(value, 0.0) for value in values]
-        values = [bias[out] + sum(value * weight[place][out] for place, value in enumerate(values))
-                  for out in range(len(bias))]  # fmt: skip
+        values = [
+            bias[out] + sum(value * weight[place][out] for place, value in enumerate(values))
+            for out in range(len(bias))
+        ]
         layer += 1
     return [1 / (1 + math.exp(-value)) for value in values]
 
@@ -87,7 +112,9 @@ def test_the_networks_equal_plain_python(inputs: str, stride: int, history: int)
                 expected = plain_likeliness(walk, predictor, arrays, row, site)
                 ranked = sorted(range(4), key=lambda e: -expected[e])
                 assert choice.experts[row].tolist() == ranked
-                assert choice.weights[row].tolist() == pytest.approx([expected[e] for e in ranked], rel=1e-4)
+                assert choice.weights[row].tolist() == pytest.approx(
+                    [expected[e] for e in ranked], rel=1e-4
+                )
         predictor.observe(walk.gate(site))
 
 
@@ -119,7 +146,9 @@ def test_no_forecast_leaves_its_stack_or_stands_without_its_inputs() -> None:
 
 def test_networks_of_other_inputs_are_refused() -> None:
     arrays = made_up(LearnedPerSite("scores"), SHAPE)
-    with pytest.raises(ValueError, match="array site0_w0 of the fit takes 12 features beside the selections, not 0"):
+    with pytest.raises(
+        ValueError, match="array site0_w0 of the fit takes 12 features beside the selections, not 0"
+    ):
         LearnedPerSite("ids").know(SHAPE, arrays)
     arrays["site2_b0"] = np.array([np.nan] * 4)
     with pytest.raises(ValueError, match="site2_b0 of the fit has values that are not finite"):
@@ -127,7 +156,11 @@ def test_networks_of_other_inputs_are_refused() -> None:
 
 
 def test_impossible_choices_are_refused_by_name() -> None:
-    for choices, name in (({"inputs": "hidden"}, "inputs"), ({"stride": 0}, "stride"), ({"history": -1}, "history"),
-                          ({"score_sites": 0}, "score_sites")):  # fmt: skip
+    for choices, name in (
+        ({"inputs": "hidden"}, "inputs"),
+        ({"stride": 0}, "stride"),
+        ({"history": -1}, "history"),
+        ({"score_sites": 0}, "score_sites"),
+    ):
         with pytest.raises(ValueError, match=rf"predictor\.{name}="):
             LearnedPerSite(**choices)  # type: ignore[arg-type]

@@ -17,29 +17,48 @@ from sim.traces.trace import Trace
 
 
 def gate_of(scores: Any, selected: list[list[int]], site: int = 3) -> Any:
-    """A gate whose next site has these raw scores [R, E]; the site's own rule selects ``selected`` of each row."""
+    """A gate whose next site has these raw scores [R, E]; the site's own rule selects
+    ``selected`` of each row.
+    """
     rows = np.array(scores, np.float32)
     chosen = np.array(selected)
-    routed = RowForecast(site + 1, rows.shape[1] + 1, chosen, np.ones(chosen.shape) / chosen.shape[1])
-    return SimpleNamespace(site=site, routed=lambda j: routed, lookahead=lambda j: rows, forecasts=lambda n: [routed])
+    routed = RowForecast(
+        site + 1, rows.shape[1] + 1, chosen, np.ones(chosen.shape) / chosen.shape[1]
+    )
+    return SimpleNamespace(
+        site=site, routed=lambda j: routed, lookahead=lambda j: rows, forecasts=lambda n: [routed]
+    )
 
 
-@pytest.mark.parametrize(("phases", "named"), [([1, 1], True), ([0, 0], False), ([0, 1], False), ([2, 2], False)])
-def test_without_prompts_nothing_is_forecast_in_a_step_that_holds_their_rows(phases: list[int], named: bool) -> None:
+@pytest.mark.parametrize(
+    ("phases", "named"), [([1, 1], True), ([0, 0], False), ([0, 1], False), ([2, 2], False)]
+)
+def test_without_prompts_nothing_is_forecast_in_a_step_that_holds_their_rows(
+    phases: list[int], named: bool
+) -> None:
     gate = gate_of([[1, 2, 3], [3, 2, 1]], [[2], [0]])
     gate.row_phase = np.array(phases, np.uint8)
     assert list(GateLookahead(1, prompts=False).predict(gate)) == gate.forecasts(1) * named
     assert list(GateLookahead(1).predict(gate)) == gate.forecasts(1)
 
 
-@pytest.mark.parametrize(("num_experts", "named"), [(60, 15), (64, 16), (8, 2), (4, 1), (5, 1), (1, 0)])
-def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(num_experts: int, named: int) -> None:
-    """The percentile of E different values, interpolated, lies at place 0.75 (E - 1), counted from 0: 44.25 of 60, so
-    that 45 .. 59 lie above (15: Qwen1.5-MoE); 47.25 of 64, 48 .. 63 (16: DeepSeekMoE); 5.25 of 8, 6 and 7; 2.25 of 4,
-    3; exactly 3 of 5, and value 3 is not above itself: 4. One expert is not above itself.
+@pytest.mark.parametrize(
+    ("num_experts", "named"), [(60, 15), (64, 16), (8, 2), (4, 1), (5, 1), (1, 0)]
+)
+def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(
+    num_experts: int, named: int
+) -> None:
+    """The percentile of E different values, interpolated, lies at place 0.75 (E - 1), counted from
+    0: 44.25 of 60, so that 45 .. 59 lie above (15: Qwen1.5-MoE); 47.25 of 64, 48 .. 63 (16:
+    DeepSeekMoE); 5.25 of 8, 6 and 7; 2.25 of 4, 3; exactly 3 of 5, and value 3 is not above itself:
+    4. One expert is not above itself.
     """
     scores = np.random.default_rng(1).permutation(num_experts)
-    found = [expert for choice in ConfidentLookahead().predict(gate_of([scores], [[0]])) for expert in choice.needs]
+    found = [
+        expert
+        for choice in ConfidentLookahead().predict(gate_of([scores], [[0]]))
+        for expert in choice.needs
+    ]
     best = sorted(range(num_experts), key=lambda expert: -scores[expert])[:named]
     assert found == best
 
@@ -50,20 +69,30 @@ def test_equal_weights_are_none_above_another() -> None:
 
 
 def test_a_tie_at_the_percentile_is_not_above_it_and_ties_above_go_by_id() -> None:
-    """Sorted 0 0 0 0 1 1 5 5: place 5.25 lies between 1 and 5, so 5 and 5; sorted 0 0 0 5 5 5 5 5: 5 itself, nobody."""
-    assert next(iter(ConfidentLookahead().predict(gate_of([[5, 0, 1, 5, 0, 1, 0, 0]], [[0]])))).needs == [0, 3]
+    """Sorted 0 0 0 0 1 1 5 5: place 5.25 lies between 1 and 5, so 5 and 5; sorted 0 0 0 5 5 5 5
+    5: 5 itself, nobody.
+    """
+    assert next(
+        iter(ConfidentLookahead().predict(gate_of([[5, 0, 1, 5, 0, 1, 0, 0]], [[0]])))
+    ).needs == [0, 3]
     assert list(ConfidentLookahead().predict(gate_of([[5, 0, 5, 5, 0, 5, 0, 5]], [[0]]))) == []
 
 
 def test_weights_are_the_softmax_and_scores_shares_of_what_is_named() -> None:
-    """Scores 0, ln 2, ln 3, 0: weights 1/7, 2/7, 3/7, 1/7. Percentile 50 is 1.5 / 7: experts 2 and 1 are above."""
+    """Scores 0, ln 2, ln 3, 0: weights 1/7, 2/7, 3/7, 1/7. Percentile 50 is 1.5 / 7: experts 2
+    and 1 are above.
+    """
     (forecast,) = ConfidentLookahead(50).predict(gate_of([[0, math.log(2), math.log(3), 0]], [[2]]))
     assert forecast.needs == [2, 1]
     assert forecast.weights[0, :2].tolist() == pytest.approx([3 / 7, 2 / 7], rel=1e-6)
     assert forecast.scores == pytest.approx([0, 3 / 5], rel=1e-6)
     assert forecast.keys == [4 * 5 + 2, 4 * 5 + 1]
-    assert next(iter(ConfidentLookahead(50, experts=1).predict(gate_of([[0, 1, 2, 0]], [[2]])))).needs == [2]
-    assert next(iter(ConfidentLookahead(0, experts="top_k").predict(gate_of([[0, 1, 2, 3]], [[2, 1]])))).needs == [3, 2]
+    assert next(
+        iter(ConfidentLookahead(50, experts=1).predict(gate_of([[0, 1, 2, 0]], [[2]])))
+    ).needs == [2]
+    assert next(
+        iter(ConfidentLookahead(0, experts="top_k").predict(gate_of([[0, 1, 2, 3]], [[2, 1]])))
+    ).needs == [3, 2]
 
 
 def test_of_several_rows_it_is_their_popularity() -> None:
@@ -75,8 +104,8 @@ def test_of_several_rows_it_is_their_popularity() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_percentile_equals_plain_sorting(seed: int) -> None:
-    """Linear interpolation between neighbours in plain Python, on the raw scores: what is above is the same whatever
-    rising function is applied where no two values are equal.
+    """Linear interpolation between neighbours in plain Python, on the raw scores: what is above is
+    the same whatever rising function is applied where no two values are equal.
     """
     rng = np.random.default_rng(seed)
     num_experts, percentile = int(rng.integers(2, 70)), float(rng.uniform(0, 99))
@@ -88,7 +117,9 @@ def test_the_percentile_equals_plain_sorting(seed: int) -> None:
     low = int(place)
     cut = ordered[low] + (place - low) * (ordered[min(low + 1, num_experts - 1)] - ordered[low])
     above = sorted((e for e, w in enumerate(weights) if w > cut), key=lambda e: (-weights[e], e))
-    found = [choice.needs for choice in ConfidentLookahead(percentile).predict(gate_of([scores], [[0]]))]
+    found = [
+        choice.needs for choice in ConfidentLookahead(percentile).predict(gate_of([scores], [[0]]))
+    ]
     assert found == ([above] if above else [])
 
 
@@ -98,8 +129,12 @@ def test_a_site_without_lookahead_has_no_forecast() -> None:
 
 
 def test_the_best_of_a_forecast_are_its_first_needs() -> None:
-    """Three rows; the two most popular stay, with their tokens and scores, and the third leaves its rows."""
-    whole = RowForecast(2, 5, np.array([[0, 1], [1, 2], [1, 0]]), np.array([[3.0, 1.0], [1.0, 1.0], [2.0, 2.0]]))
+    """Three rows; the two most popular stay, with their tokens and scores, and the third leaves
+    its rows.
+    """
+    whole = RowForecast(
+        2, 5, np.array([[0, 1], [1, 2], [1, 0]]), np.array([[3.0, 1.0], [1.0, 1.0], [2.0, 2.0]])
+    )
     assert whole.needs == [1, 0, 2]
     best = BestOf(whole, 2)
     assert (list(best.needs), best.keys, list(best.tokens)) == ([1, 0], [11, 10], [3, 2])
@@ -133,11 +168,19 @@ def test_the_offline_budget_is_what_fits_beside_a_block(
     assert transfers_within(block_ms * 10**6, expert_ms * 10**6, top_k) == expected
 
 
-def test_the_budget_of_a_run_is_that_of_its_mean_layer(configure: Configure, bundled_trace: Trace) -> None:
-    """A link of 4,000 GB/s moves an expert in less than a layer takes: the quotient of the run's own times. At the
-    machine's own speed none fits, and one token's two needs are allowed all the same.
+def test_the_budget_of_a_run_is_that_of_its_mean_layer(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """A link of 4,000 GB/s moves an expert in less than a layer takes: the quotient of the run's
+    own times. At the machine's own speed none fits, and one token's two needs are allowed all the
+    same.
     """
-    words = ("system=fate", "precision=fp16", "loader.prefetch_budget=within_layer", "trace.max_sequences=1")
+    words = (
+        "system=fate",
+        "precision=fp16",
+        "loader.prefetch_budget=within_layer",
+        "trace.max_sequences=1",
+    )
     fast = build(configure(*words, "hardware.links.pcie.peak_gb_per_s=4000"), "x", bundled_trace)
     durations, steps = fast.durations, [step for step in fast.workload.steps if step.decode]
     dense = [ns for step in steps for ns in durations.dense_ns(step)]
@@ -147,7 +190,11 @@ def test_the_budget_of_a_run_is_that_of_its_mean_layer(configure: Configure, bun
     slow = build(configure(*words), "x", bundled_trace)
     assert slow.controller.loader.prefetch_budget == 2
     with pytest.raises(ValueError, match=r"within_layer is a mean of steps.*arrivals_per_s=null"):
-        build(configure(*words, "workload=continuous_4", "workload.arrivals_per_s=1"), "x", bundled_trace)
+        build(
+            configure(*words, "workload=continuous_4", "workload.arrivals_per_s=1"),
+            "x",
+            bundled_trace,
+        )
 
 
 def test_impossible_choices_are_refused_by_name() -> None:

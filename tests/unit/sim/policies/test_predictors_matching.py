@@ -1,4 +1,6 @@
-"""Activation matrices: distances and forecasts by hand, and against plain Python on random requests."""
+"""Activation matrices: distances and forecasts by hand, and against plain Python on random
+requests.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +30,29 @@ B = [[1, 3], [3, 1], [3, 1]]
 
 
 def test_the_request_nearest_by_the_cosine_of_its_rows_is_the_match() -> None:
-    """The running request chose 0 at site 0: cosine with A's row (1, 0) is 1, with B's (1, 3) 1 / sqrt(10). A: at site
-    1 expert 0 has all of it, at site 2 expert 1. Likeliness (share + epsilon) * (1 - distance / 3).
+    """The running request chose 0 at site 0: cosine with A's row (1, 0) is 1, with B's (1, 3) 1 /
+    sqrt(10). A: at site 1 expert 0 has all of it, at site 2 expert 1. Likeliness (share + epsilon)
+    * (1 - distance / 3).
     """
     predictor = matched([A, B])
     near, far = predictor.predict(gate_of(0, [[0]]))
     assert told([near, far]) == [(1, [0, 1]), (2, [1, 0])]
     assert near.weights[0].tolist() == [(1 + EPSILON) * (1 - 1 / 3), EPSILON * (1 - 1 / 3)]
     assert far.weights[0].tolist() == [(1 + EPSILON) * (1 - 2 / 3), EPSILON * (1 - 2 / 3)]
-    # Chose 1 instead: A's cosine 0, B's 3 / sqrt(10). B: shares 3/4 and 1/4 of expert 0 and 1 at both later sites.
+    # Chose 1 instead: A's cosine 0, B's 3 / sqrt(10). B: shares 3/4 and 1/4 of expert 0 and 1 at
+    # both later sites.
     near, far = predictor.predict(gate_of(0, [[1]]))
     assert told([near, far]) == [(1, [0, 1]), (2, [0, 1])]
-    assert near.weights[0].tolist() == [(0.75 + EPSILON) * (1 - 1 / 3), (0.25 + EPSILON) * (1 - 1 / 3)]
+    assert near.weights[0].tolist() == [
+        (0.75 + EPSILON) * (1 - 1 / 3),
+        (0.25 + EPSILON) * (1 - 1 / 3),
+    ]
 
 
 def test_what_came_before_in_the_request_counts() -> None:
-    """After 1 at site 0 and 1 at site 1 (twice), 0 at site 0 leaves the matrix ((1, 2), (0, 2), (0, 0)): cosines with A
-    1 / sqrt(5) + 0 + 0 = 0.447, with B (1 + 6) / sqrt(5 * 10) + 1 / sqrt(10) = 0.990 + 0.316. B is the match.
+    """After 1 at site 0 and 1 at site 1 (twice), 0 at site 0 leaves the matrix ((1, 2), (0, 2), (0,
+    0)): cosines with A 1 / sqrt(5) + 0 + 0 = 0.447, with B (1 + 6) / sqrt(5 * 10) + 1 / sqrt(10) =
+    0.990 + 0.316. B is the match.
     """
     predictor = matched([A, B])
     for _ in range(2):
@@ -58,8 +66,8 @@ def test_what_came_before_in_the_request_counts() -> None:
 
 
 def test_the_code_compares_later_rows_only() -> None:
-    """At site 0 nothing later is known of a new request: all cosines are 0, the first of the collection is the match.
-    From the second token on the earlier tokens' later rows decide.
+    """At site 0 nothing later is known of a new request: all cosines are 0, the first of the
+    collection is the match. From the second token on the earlier tokens' later rows decide.
     """
     predictor = matched([A, B], compare="later")
     assert told(predictor.predict(gate_of(0, [[1]]))) == [(1, [0, 1]), (2, [1, 0])]
@@ -79,7 +87,9 @@ def test_without_a_collection_it_is_nearest_site_first_and_experts_by_id() -> No
 
 
 def test_the_best_of_all_later_experts_may_be_far() -> None:
-    """A at site 0: 2/3 for expert 0 of site 1, 1/3 for expert 1 of site 2, then epsilons of site 1, then of site 2."""
+    """A at site 0: 2/3 for expert 0 of site 1, 1/3 for expert 1 of site 2, then epsilons of site
+    1, then of site 2.
+    """
     for best, named in (
         (1, [(1, [0])]),
         (2, [(1, [0]), (2, [1])]),
@@ -91,8 +101,8 @@ def test_the_best_of_all_later_experts_may_be_far() -> None:
 
 
 def test_each_sequence_of_a_step_is_matched_alone() -> None:
-    """One like A, one like B: two rows. Site 2: A names 1, 0, B 0, 1; both twice, so the larger sum decides: expert 1
-    has A's 1 / 3 and B's 1/4 / 3, expert 0 B's 3/4 / 3.
+    """One like A, one like B: two rows. Site 2: A names 1, 0, B 0, 1; both twice, so the larger sum
+    decides: expert 1 has A's 1 / 3 and B's 1/4 / 3, expert 0 B's 3/4 / 3.
     """
     near, far = matched([A, B]).predict(gate_of(0, [[0], [1], [1]], sequence=[4, 9, 9]))
     assert (near.needs, near.tokens) == ([0, 1], [2, 2])
@@ -101,13 +111,19 @@ def test_each_sequence_of_a_step_is_matched_alone() -> None:
 
 
 def test_a_fit_counts_each_request() -> None:
-    sample = Sample(SHAPE, np.array([[[0], [1], [-1]], [[1], [1], [0]], [[0], [1], [0]]]), np.array([5, 3, 5]),
-                    np.full(3, -1))  # fmt: skip
+    sample = Sample(
+        SHAPE,
+        np.array([[[0], [1], [-1]], [[1], [1], [0]], [[0], [1], [0]]]),
+        np.array([5, 3, 5]),
+        np.full(3, -1),
+    )
     matrices = ActivationMatching().fit(sample)["matrices"]
     assert matrices.tolist() == [[[0, 1], [0, 1], [1, 0]], [[2, 0], [0, 2], [1, 0]]]
 
 
-def plain_likeliness(collection: list[Any], running: list[list[int]], site: int, compare: str, last: int) -> Any:
+def plain_likeliness(
+    collection: list[Any], running: list[list[int]], site: int, compare: str, last: int
+) -> Any:
     sites, experts = len(running), len(running[0])
 
     def cosine(a: list[int], b: list[int]) -> float:
@@ -115,7 +131,9 @@ def plain_likeliness(collection: list[Any], running: list[list[int]], site: int,
         return sum(x * y for x, y in zip(a, b, strict=True)) / sizes if sizes else 0.0
 
     rows = range(sites) if compare == "whole" else range(site + 1, sites)
-    nearness = [sum(cosine(matrix[row], running[row]) for row in rows) / sites for matrix in collection]
+    nearness = [
+        sum(cosine(matrix[row], running[row]) for row in rows) / sites for matrix in collection
+    ]
     best = next(i for i, value in enumerate(nearness) if value > max(nearness) - 1e-12)
     found = {}
     for later in range(site + 1, last + 1):
@@ -147,7 +165,9 @@ def test_matching_equals_plain_python(seed: int, compare: str) -> None:
             for choice in found:
                 likeliness = expected[choice.site]
                 assert choice.needs == sorted(range(6), key=lambda e: (-likeliness[e], e))
-                assert choice.weights[0].tolist() == pytest.approx([likeliness[e] for e in choice.needs], rel=1e-12)
+                assert choice.weights[0].tolist() == pytest.approx(
+                    [likeliness[e] for e in choice.needs], rel=1e-12
+                )
             predictor.observe(gate)
 
 
@@ -162,7 +182,9 @@ def test_impossible_choices_are_refused_by_name() -> None:
 
 
 def test_the_code_names_the_layer_that_has_just_routed_too_and_fades_by_one_more_site() -> None:
-    """Chose 1 at site 0; B is the match: shares 1/4 and 3/4 at site 0, then 3/4 and 1/4. Distances 0, 1 and 2 of 4."""
+    """Chose 1 at site 0; B is the match: shares 1/4 and 3/4 at site 0, then 3/4 and 1/4.
+    Distances 0, 1 and 2 of 4.
+    """
     here, near, far = matched([A, B], fading="code", own_site=True).predict(gate_of(0, [[1]]))
     assert told([here, near, far]) == [(0, [1, 0]), (1, [0, 1]), (2, [0, 1])]
     assert here.weights[0].tolist() == [0.75 + EPSILON, 0.25 + EPSILON]

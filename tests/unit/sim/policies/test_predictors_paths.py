@@ -28,23 +28,34 @@ def known(predictor: Any, sample: Sample) -> Any:
 
 # Top-1, three sites, three experts: the paths of six tokens.
 #   0 0 1,  0 0 1,  0 0 2,  1 0 2,  1 1 0,  2 2 2
-PATHS = [[[0], [0], [1]], [[0], [0], [1]], [[0], [0], [2]], [[1], [0], [2]], [[1], [1], [0]], [[2], [2], [2]]]
+PATHS = [
+    [[0], [0], [1]],
+    [[0], [0], [1]],
+    [[0], [0], [2]],
+    [[1], [0], [2]],
+    [[1], [1], [0]],
+    [[2], [2], [2]],
+]
 
 
 @pytest.mark.parametrize(
     ("path", "likeliest"),
     [
-        # D[2][(0, 0)]: of three tokens two went to 1 and one to 2; nobody went to 0, which is not named.
+        # D[2][(0, 0)]: of three tokens two went to 1 and one to 2; nobody went to 0, which is not
+        # named.
         ((0, 0), [1, 2]),
         # D[2][(1, 0)]: the one token went to 2.
         ((1, 0), [2]),
-        # (2, 0) never occurred: P(. | 0 at site 1), four tokens: 1 twice, 2 twice; the tie goes to the smaller id.
+        # (2, 0) never occurred: P(. | 0 at site 1), four tokens: 1 twice, 2 twice; the tie goes to
+        # the smaller id.
         ((2, 0), [1, 2]),
         # (0, 1) never occurred: P(. | 1 at site 1), one token: 0.
         ((0, 1), [0]),
     ],
 )
-def test_the_dictionary_of_two_sites_backs_off_to_one(path: tuple[int, int], likeliest: list[int]) -> None:
+def test_the_dictionary_of_two_sites_backs_off_to_one(
+    path: tuple[int, int], likeliest: list[int]
+) -> None:
     predictor = known(ExpertPaths(), sample_of(PATHS, 3))
     predictor.observe(gate_of(0, [[path[0]]]))
     assert told(predictor.predict(gate_of(1, [[path[1]]]))) == [(2, likeliest)]
@@ -61,7 +72,9 @@ def test_at_the_first_site_one_choice_is_known() -> None:
 
 
 def test_a_choice_that_never_occurred_at_its_site_leaves_the_marginal() -> None:
-    """Without token 6, expert 2 is unknown at sites 0 and 1. Site 2 of the others: 1 twice, 2 twice, 0 once."""
+    """Without token 6, expert 2 is unknown at sites 0 and 1. Site 2 of the others: 1 twice, 2
+    twice, 0 once.
+    """
     predictor = known(ExpertPaths(), sample_of(PATHS[:5], 3))
     predictor.observe(gate_of(0, [[2]]))
     (forecast,) = predictor.predict(gate_of(1, [[2]]))
@@ -70,7 +83,9 @@ def test_a_choice_that_never_occurred_at_its_site_leaves_the_marginal() -> None:
 
 
 def test_another_step_is_no_path() -> None:
-    """The choice at site 0 of an earlier step is forgotten: 0 at site 1 alone goes to 1 and 2 alike."""
+    """The choice at site 0 of an earlier step is forgotten: 0 at site 1 alone goes to 1 and 2
+    alike.
+    """
     predictor = known(ExpertPaths(), sample_of(PATHS, 3))
     predictor.observe(gate_of(0, [[1]], step=4))
     assert told(predictor.predict(gate_of(1, [[0]], step=5))) == [(2, [1, 2])]
@@ -93,7 +108,9 @@ def test_of_several_rows_what_more_of_them_name_comes_first() -> None:
     assert (forecast.needs, forecast.tokens) == ([1, 0, 2], [2, 1, 1])
 
 
-def plain_path(sample: Sample, key: str, site: int, now: list[int], before: list[int] | None) -> list[float]:
+def plain_path(
+    sample: Sample, key: str, site: int, now: list[int], before: list[int] | None
+) -> list[float]:
     """The likeliness of each expert at ``site + 1``, counted anew for one row."""
 
     def code(experts: list[int]) -> Any:
@@ -103,7 +120,9 @@ def plain_path(sample: Sample, key: str, site: int, now: list[int], before: list
     rows = [row for row in sample.ids.tolist() if max(row[site + 1]) >= 0]
     levels = [lambda row: True, lambda row: code(row[site]) == code(now)]
     if before is not None:
-        levels.append(lambda row: code(row[site]) == code(now) and code(row[site - 1]) == code(before))
+        levels.append(
+            lambda row: code(row[site]) == code(now) and code(row[site - 1]) == code(before)
+        )
     for fits in reversed(levels):
         chosen = [row[site + 1] for row in rows if fits(row)]
         if chosen:
@@ -130,7 +149,9 @@ def test_paths_equal_plain_counting(key: str, seed: int) -> None:
                 if site == stack[-1]:
                     assert found == []
                 else:
-                    expected = plain_path(sample, key, site, row[site], row[site - 1] if site > stack.start else None)
+                    expected = plain_path(
+                        sample, key, site, row[site], row[site - 1] if site > stack.start else None
+                    )
                     assert told(found) == [(site + 1, ranked(expected))]
                     best = [expected[expert] for expert in found[0].needs]
                     assert found[0].weights[0][: len(best)].tolist() == pytest.approx(best, abs=0)
@@ -145,14 +166,18 @@ PAIRS = [[[0, 1], [2, 3]], [[0, 2], [2, 1]], [[1, 3], [3, 0]]]
 
 
 def test_the_sum_of_conditionals_ranks_the_next_site() -> None:
-    """P(.|0) = (0, 1/2, 1, 1/2), P(.|1) = (1/2, 0, 1/2, 1): the sum for {0, 1} is (1/2, 1/2, 3/2, 3/2)."""
+    """P(.|0) = (0, 1/2, 1, 1/2), P(.|1) = (1/2, 0, 1/2, 1): the sum for {0, 1} is (1/2, 1/2,
+    3/2, 3/2).
+    """
     predictor = known(NextSiteConditional(experts="all"), sample_of(PAIRS, 4))
     (forecast,) = predictor.predict(gate_of(0, [[0, 1]]))
     assert forecast.needs == [2, 3, 0, 1]
     assert forecast.weights.tolist() == [[1.5, 1.5, 0.5, 0.5]]
     # Scores: shares of 4 ranked above.
     assert forecast.scores == [0.0, 0.375, 0.75, 0.875]
-    assert told(known(NextSiteConditional(), sample_of(PAIRS, 4)).predict(gate_of(0, [[0, 1]]))) == [(1, [2, 3])]
+    assert told(
+        known(NextSiteConditional(), sample_of(PAIRS, 4)).predict(gate_of(0, [[0, 1]]))
+    ) == [(1, [2, 3])]
 
 
 def test_what_is_never_seen_before_says_nothing() -> None:
@@ -197,7 +222,9 @@ def test_conditionals_equal_plain_counting(combine: str, seed: int) -> None:
             values = {expert: value for expert, value in enumerate(expected) if value > 0}
             assert set(found[0].needs) == set(values)
             best = found[0].weights[0][: len(values)]
-            assert best.tolist() == pytest.approx([expected[expert] for expert in found[0].needs], rel=1e-9)
+            assert best.tolist() == pytest.approx(
+                [expected[expert] for expert in found[0].needs], rel=1e-9
+            )
             assert best.tolist() == sorted(best.tolist(), reverse=True)
 
 
@@ -217,7 +244,9 @@ def test_questions_before_there_is_an_answer_and_impossible_choices_are_refused(
 def test_arrays_of_another_shape_are_refused_by_name() -> None:
     sample = sample_of(PAIRS, 4)
     arrays = NextSiteConditional().fit(sample)
-    with pytest.raises(ValueError, match=r"array together of the fit is uint8 \[1, 4, 4\], must be \[1, 5, 5\]"):
+    with pytest.raises(
+        ValueError, match=r"array together of the fit is uint8 \[1, 4, 4\], must be \[1, 5, 5\]"
+    ):
         NextSiteConditional().know(Shape(2, 5, 2), arrays)
     arrays = ExpertPaths().fit(sample)
     with pytest.raises(ValueError, match="one_keys of the fit names sets that are not there"):

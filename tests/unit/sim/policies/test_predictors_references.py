@@ -1,4 +1,6 @@
-"""References: what they are told and no more; stated accuracies hold in the mean. And the table of tokens."""
+"""References: what they are told and no more; stated accuracies hold in the mean. And the table
+of tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from sim.policies.token_routes import TokenRoutes
 
 # Two steps of three sites, then one of two (an encoder's, say); four experts.
 FUTURE = FutureNeeds(
-    5, [0, 0, 0, 1, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2, 0, 1],
+    5,
+    [0, 0, 0, 1, 1, 1, 2, 2],
+    [0, 1, 2, 0, 1, 2, 0, 1],
     [[0], [1, 2], [3], [0], [0], [2, 1, 3], [1], [2]],
     [[1.0], [0.75, 0.25], [1.0], [1.0], [1.0], [0.5, 0.25, 0.25], [1.0], [1.0]],
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +54,21 @@ def long_future(gates: int, num_experts: int = 16, needs: int = 4) -> FutureNeed
     """Steps of two sites; what the second needs is drawn."""
     rng = np.random.default_rng(3)
     drawn = [rng.permutation(num_experts)[:needs].tolist() for _ in range(2 * gates)]
-    return FutureNeeds(num_experts + 1, [t // 2 for t in range(2 * gates)], [t % 2 for t in range(2 * gates)], drawn,
-                       [[1.0] * needs] * (2 * gates))  # fmt: skip
+    return FutureNeeds(
+        num_experts + 1,
+        [t // 2 for t in range(2 * gates)],
+        [t % 2 for t in range(2 * gates)],
+        drawn,
+        [[1.0] * needs] * (2 * gates),
+    )
 
 
-@pytest.mark.parametrize(("recall", "precision"), [(0.88, 0.88), (0.5, 0.9), (1.0, 0.4), (0.25, 0.5)])
+@pytest.mark.parametrize(
+    ("recall", "precision"), [(0.88, 0.88), (0.5, 0.9), (1.0, 0.4), (0.25, 0.5)]
+)
 def test_stated_accuracies_hold_in_the_mean(recall: float, precision: float) -> None:
-    """Of 4 needs a gate, 3000 gates: named ones are binomial, within 4 sigma; the precision of all that is named within
-    1 %. Enough others are left: at most 4 * 1.5 = 6 of 12 are asked for.
+    """Of 4 needs a gate, 3000 gates: named ones are binomial, within 4 sigma; the precision of all
+    that is named within 1 %. Enough others are left: at most 4 * 1.5 = 6 of 12 are asked for.
     """
     gates = 3000
     future = long_future(gates)
@@ -79,7 +90,9 @@ def test_a_perfect_statement_is_the_future_and_none_is_nothing() -> None:
         predictor = StatedAccuracy(recall, 1.0)
         predictor.foresee_needs(future)
         for tick in range(0, 40, 2):
-            found = [set(choice.needs) for choice in predictor.predict(gate_of(0, [[0]], tick=tick))]
+            found = [
+                set(choice.needs) for choice in predictor.predict(gate_of(0, [[0]], tick=tick))
+            ]
             assert found == ([set(future.needs[tick + 1])] if recall else [])
 
 
@@ -99,15 +112,21 @@ def test_draws_depend_on_seed_gate_and_site_and_the_order_on_likelinesses() -> N
         return found
 
     assert all_named(0) == all_named(0) != all_named(1)
-    first_is_right = [named[0] in needs for named, needs in zip(all_named(0), future.needs[1::2], strict=False)]
+    first_is_right = [
+        named[0] in needs for named, needs in zip(all_named(0), future.needs[1::2], strict=False)
+    ]
     assert 0 < sum(first_is_right) < len(first_is_right), "the best is not always right"
 
 
 def test_each_site_has_its_own_accuracy() -> None:
     predictor = StatedAccuracy([0.5, 1.0, 0.0], 1.0, sites=2)
     predictor.foresee_needs(FUTURE)
-    assert [(site, set(needs)) for site, needs in told(predictor.predict(gate_of(0, [[0]], tick=3)))] == [(1, {0})]
-    with pytest.raises(ValueError, match=r"predictor\.recall has 2 values, but the model has 3 sites"):
+    assert [
+        (site, set(needs)) for site, needs in told(predictor.predict(gate_of(0, [[0]], tick=3)))
+    ] == [(1, {0})]
+    with pytest.raises(
+        ValueError, match=r"predictor\.recall has 2 values, but the model has 3 sites"
+    ):
         StatedAccuracy([0.5, 1.0], 1.0).foresee_needs(FUTURE)
 
 
@@ -115,7 +134,14 @@ def test_what_is_not_told_or_cannot_be_is_refused() -> None:
     for reference in (Foreseen(), StatedAccuracy(1, 1)):
         with pytest.raises(RuntimeError, match="call foresee_needs"):
             list(reference.predict(gate_of(0, [[0]])))
-    wrong = (("sites", 0), ("recall", 1.1), ("precision", 0), ("recall", []), ("seed", -1), ("recall", "high"))
+    wrong = (
+        ("sites", 0),
+        ("recall", 1.1),
+        ("precision", 0),
+        ("recall", []),
+        ("seed", -1),
+        ("recall", "high"),
+    )
     for name, value in wrong:
         with pytest.raises(ValueError, match=rf"predictor\.{name}="):
             StatedAccuracy(**{"recall": 1.0, "precision": 1.0, name: value})  # type: ignore[arg-type]
@@ -129,7 +155,10 @@ def test_what_is_not_told_or_cannot_be_is_refused() -> None:
 def tokens_known(ids: Any, tokens: list[int], num_experts: int, **choices: Any) -> TokenRoutes:
     rows = np.array(ids)
     sample = Sample(
-        Shape(rows.shape[1], num_experts, rows.shape[2]), rows, np.zeros(len(rows), np.int64), np.array(tokens)
+        Shape(rows.shape[1], num_experts, rows.shape[2]),
+        rows,
+        np.zeros(len(rows), np.int64),
+        np.array(tokens),
     )
     predictor = TokenRoutes(**choices)
     predictor.know(sample.shape, predictor.fit(sample))
@@ -142,13 +171,20 @@ def test_a_hash_layer_is_foretold_by_its_token() -> None:
     predictor = tokens_known([[[t % 3], [2 - t % 3], [2 - t % 3]] for t in tokens], tokens, 3)
     for token in (4, 5, 6):
         expected = [2 - token % 3]
-        assert told(predictor.predict(gate_of(0, [[0]], token=token))) == [(1, expected), (2, expected)]
+        assert told(predictor.predict(gate_of(0, [[0]], token=token))) == [
+            (1, expected),
+            (2, expected),
+        ]
         assert told(predictor.predict(gate_of(2, [[0]], token=token))) == []
 
 
 def test_an_unknown_token_is_served_by_the_site_s_own_shares() -> None:
-    """Site 1 of all rows: expert 2 twice, 0 and 1 once; two experts a row are asked for. -1 is no token."""
-    predictor = tokens_known([[[0], [2]], [[0], [2]], [[0], [1]], [[0], [0]]], [7, 8, 9, -1], 3, experts=2)
+    """Site 1 of all rows: expert 2 twice, 0 and 1 once; two experts a row are asked for. -1 is
+    no token.
+    """
+    predictor = tokens_known(
+        [[[0], [2]], [[0], [2]], [[0], [1]], [[0], [0]]], [7, 8, 9, -1], 3, experts=2
+    )
     for token in (10, -1):
         (forecast,) = predictor.predict(gate_of(0, [[0]], token=token))
         assert (forecast.needs, forecast.weights.tolist()) == ([2, 0], [[0.5, 0.25]])
@@ -164,15 +200,24 @@ def test_the_table_equals_plain_counting(seed: int) -> None:
     for token in range(7):
         for site in range(last):
             found = list(predictor.predict(gate_of(site, [[0, 1]], token=token)))
-            assert [choice.site for choice in found] == list(range(site + 1, min(site + 2, last) + 1))
+            assert [choice.site for choice in found] == list(
+                range(site + 1, min(site + 2, last) + 1)
+            )
             for choice in found:
-                rows = [row[choice.site] for row, t in zip(sample.ids.tolist(), sample.token, strict=True)
-                        if max(row[choice.site]) >= 0 and t == token]  # fmt: skip
-                rows = rows or [row[choice.site] for row in sample.ids.tolist() if max(row[choice.site]) >= 0]
+                rows = [
+                    row[choice.site]
+                    for row, t in zip(sample.ids.tolist(), sample.token, strict=True)
+                    if max(row[choice.site]) >= 0 and t == token
+                ]
+                rows = rows or [
+                    row[choice.site] for row in sample.ids.tolist() if max(row[choice.site]) >= 0
+                ]
                 counts = Counter(expert for row in rows for expert in row if expert >= 0)
                 assert choice.needs == sorted(counts, key=lambda e: (-counts[e], e))
                 expected = [counts[expert] / len(rows) for expert in choice.needs]
-                assert choice.weights[0, : len(expected)].tolist() == pytest.approx(expected, rel=1e-12)
+                assert choice.weights[0, : len(expected)].tolist() == pytest.approx(
+                    expected, rel=1e-12
+                )
 
 
 def test_a_trace_without_tokens_cannot_fill_the_table() -> None:

@@ -30,7 +30,9 @@ def told(trace: Trace, predictor: Predictor, **choice: Any) -> Any:
     return prediction(workload, predictor, LOOKUPS, 0)
 
 
-@pytest.mark.parametrize("predictor", [GateLookahead(2), GateLookahead(1, experts=1), ConfidentLookahead()])
+@pytest.mark.parametrize(
+    "predictor", [GateLookahead(2), GateLookahead(1, experts=1), ConfidentLookahead()]
+)
 @pytest.mark.parametrize("trace", [ROWS, CELLS])
 def test_what_is_forecast_is_measured(trace: Trace, predictor: Predictor) -> None:
     said = told(trace, predictor)
@@ -50,7 +52,11 @@ def test_unions_of_prompts_are_measured_by_hand() -> None:
             gate.visit(site)
             if not step.decode:
                 needs = set(gate.needs) if site else set()
-                named, needed, both = named + len(forecast), needed + len(needs), both + len(forecast & needs)
+                named, needed, both = (
+                    named + len(forecast),
+                    needed + len(needs),
+                    both + len(forecast & needs),
+                )
                 choice = gate.routed(1)
                 forecast = set() if choice is None else set(choice.needs)
     prefill = told(CELLS, GateLookahead(1))["prefill"]
@@ -64,7 +70,10 @@ def test_why_not() -> None:
     no_prompts = synthesize(SHAPE, tokens=5, sequences=2, lookahead=2)
     assert told(no_prompts, GateLookahead(2))["prompts"] is None
     said = told(NEITHER, GateLookahead(2))
-    assert said["prompts"] == "not forecast: trace small keeps no lookahead of prompts; capture it anew"
+    assert (
+        said["prompts"]
+        == "not forecast: trace small keeps no lookahead of prompts; capture it anew"
+    )
     assert said["prefill"] is None
 
 
@@ -100,4 +109,7 @@ def test_a_predictor_that_reads_rows_says_what_it_lacks(trace: Trace) -> None:
     said = told(trace, Silent(inputs="scores", score_sites=2))["prompts"]
     assert said.startswith("not forecast: ")
     assert said.endswith("capture it with prefill_lookahead=rows")
-    assert "gate inputs, which trace small keeps of decoded tokens" in told(trace, Silent("gate_input"))["prompts"]
+    assert (
+        "gate inputs, which trace small keeps of decoded tokens"
+        in told(trace, Silent("gate_input"))["prompts"]
+    )

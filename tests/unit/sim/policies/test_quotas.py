@@ -38,10 +38,12 @@ def test_all_sites_may_be_shallow_or_none() -> None:
 
 
 def published_loads(size: int, accuracy: float, single: float) -> float:
-    """AdapMoE's count of on-demand loads, for 8 experts of which a token uses 2 (or 1, in a share ``single``).
+    """AdapMoE's count of on-demand loads, for 8 experts of which a token uses 2 (or 1, in a share
+    ``single``).
 
-    One expert is absent with 1 - s/8 and then not prefetched with 1 - b. Of two, both are absent with (8-s)(7-s)/56:
-    two loads, or one if a prefetch was right; one of them is with 2 s (8-s)/56: a load unless it was prefetched.
+    One expert is absent with 1 - s/8 and then not prefetched with 1 - b. Of two, both are absent
+    with (8-s)(7-s)/56: two loads, or one if a prefetch was right; one of them is with 2 s (8-s)/56:
+    a load unless it was prefetched.
     """
     both, one = (8 - size) * (7 - size) / 56, 2 * (8 - size) * size / 56
     of_two = 2 * both * (1 - accuracy) + both * accuracy + one * (1 - accuracy)
@@ -56,7 +58,9 @@ def test_expected_loads_are_adapmoes_for_eight_experts_and_two() -> None:
         quotas = ExpectedLoads(accuracy, single).divide(geometry(slots, sites=3), slots, None)
         assert sum(quotas) == slots
 
-        def loads(sizes: Any, accuracy: list[float] = accuracy, single: list[float] = single) -> float:
+        def loads(
+            sizes: Any, accuracy: list[float] = accuracy, single: list[float] = single
+        ) -> float:
             return sum(map(published_loads, sizes, accuracy, single))
 
         best = min(loads(sizes) for sizes in product(range(2, 9), repeat=3) if sum(sizes) == slots)
@@ -64,13 +68,19 @@ def test_expected_loads_are_adapmoes_for_eight_experts_and_two() -> None:
 
 
 def test_expected_loads_of_other_shapes_are_hypergeometric() -> None:
-    """E = 6, K = 3, one site against a site that never needs a load: drawn by hand over all 20 triples."""
+    """E = 6, K = 3, one site against a site that never needs a load: drawn by hand over all 20
+    triples.
+    """
     for held in range(3, 7):
         absent = [sum(expert >= held for expert in triple) for triple in combinations(range(6), 3)]
         expected = np.mean([max(n - 0.5 * (n > 0), 0) for n in absent])
-        other = ExpectedLoads([0.5, 0.5]).divide(geometry(held + 3, sites=2, experts=6, top_k=3), held + 3, None)
+        other = ExpectedLoads([0.5, 0.5]).divide(
+            geometry(held + 3, sites=2, experts=6, top_k=3), held + 3, None
+        )
         assert sum(other) == held + 3
-        own = 3 * (1 - held / 6) - 0.5 * (1 - np.mean([max(t) < held for t in combinations(range(6), 3)]))
+        own = 3 * (1 - held / 6) - 0.5 * (
+            1 - np.mean([max(t) < held for t in combinations(range(6), 3)])
+        )
         assert own == pytest.approx(expected)
 
 
@@ -88,8 +98,11 @@ def test_the_dynamic_programme_finds_the_best_of_all_divisions() -> None:
         for slots in (3, 5, 8, 12, 20):
             quotas = fewest_loads(costs, slots, 1)
             given = min(slots, 12)
-            best = min(sum(c[q] for c, q in zip(costs, sizes, strict=True))
-                       for sizes in product(range(1, 5), repeat=3) if sum(sizes) == given)  # fmt: skip
+            best = min(
+                sum(c[q] for c, q in zip(costs, sizes, strict=True))
+                for sizes in product(range(1, 5), repeat=3)
+                if sum(sizes) == given
+            )
             assert sum(quotas) == given
             assert min(quotas) >= 1
             assert sum(c[q] for c, q in zip(costs, quotas, strict=True)) == best
@@ -126,8 +139,11 @@ def test_a_site_that_needs_little_gives_slots_to_one_that_needs_more() -> None:
 
 
 def test_quotas_below_one_tokens_needs_are_refused_with_the_way_out() -> None:
-    with pytest.raises(CapacityError, match=r"at least 2 slots, one token's needs: 8 in all, but the budget holds 7; "
-                                            r"raise budget.resident_share"):  # fmt: skip
+    with pytest.raises(
+        CapacityError,
+        match=r"at least 2 slots, one token's needs: 8 in all, but the budget holds 7; "
+        r"raise budget.resident_share",
+    ):
         ExpectedLoads(0.5).divide(geometry(7), 7, None)
 
 
@@ -136,18 +152,35 @@ def test_quotas_below_one_tokens_needs_are_refused_with_the_way_out() -> None:
     [
         (lambda: ShallowFirst(-1), "shallow_sites=-1 must be a whole number, 0 or more"),
         (lambda: ShallowFirst(1.5), "shallow_sites=1.5 must be a whole number"),  # type: ignore[arg-type]
-        (lambda: ShallowFirst(5).divide(geometry(9), 9, None), "shallow_sites=5 exceeds the model's 4 sites"),
+        (
+            lambda: ShallowFirst(5).divide(geometry(9), 9, None),
+            "shallow_sites=5 exceeds the model's 4 sites",
+        ),
         (lambda: ExpectedLoads(1.5), "prefetch_accuracy=1.5 must be a number from 0 to 1"),
-        (lambda: ExpectedLoads([0.5, -1.0]), r"prefetch_accuracy=\[0.5, -1.0\] must be a number from 0 to 1"),
+        (
+            lambda: ExpectedLoads([0.5, -1.0]),
+            r"prefetch_accuracy=\[0.5, -1.0\] must be a number from 0 to 1",
+        ),
         (lambda: ExpectedLoads("x"), "prefetch_accuracy='x' must be a number from 0 to 1"),  # type: ignore[arg-type]
-        (lambda: ExpectedLoads([0.5, 0.5]).divide(geometry(9), 9, None), "lists 2 values, the model has 4 sites"),
+        (
+            lambda: ExpectedLoads([0.5, 0.5]).divide(geometry(9), 9, None),
+            "lists 2 values, the model has 4 sites",
+        ),
         (lambda: LRU("global", quotas=[1]), "cache.quotas go with scope=site, got scope=global"),
-        (lambda: LRU("site", quotas=[1, -1]), r"cache.quotas=\[1, -1\] must be whole numbers of slots, 0 or more"),
+        (
+            lambda: LRU("site", quotas=[1, -1]),
+            r"cache.quotas=\[1, -1\] must be whole numbers of slots, 0 or more",
+        ),
         (lambda: LRU("site", quotas=[8, 8]).pools(geometry(20)), "name 2 sites, the model has 4"),
-        (lambda: LRU("site", quotas=[8, 8, 4, 1]).pools(geometry(20)),
-         r"cache.quotas=\[8, 8, 4, 1\] take 21 slots, but the cache has 20; lower them, or raise budget"),
+        (
+            lambda: LRU("site", quotas=[8, 8, 4, 1]).pools(geometry(20)),
+            (
+                r"cache.quotas=\[8, 8, 4, 1\] take 21 slots, but the cache has 20; lower them, or"
+                r" raise budget"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_quotas_that_cannot_be_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
@@ -160,7 +193,9 @@ def test_given_quotas_are_pools_of_so_many_slots_and_filled_each_by_itself() -> 
 
 
 def test_popular_initial_contents_are_the_most_used_that_fit() -> None:
-    """Sites of 2 experts, units of 3: keys 0 1, 3 4. Uses 1 7, 5 5: expert 1 of site 0, then site 1's in order."""
+    """Sites of 2 experts, units of 3: keys 0 1, 3 4. Uses 1 7, 5 5: expert 1 of site 0, then
+    site 1's in order.
+    """
     cache = LRU(initial="popular")
     assert cache.needs_profile
     cache.profile(Profile(np.array([[1, 7], [5, 5]]), np.zeros((1, 2, 1), int)))

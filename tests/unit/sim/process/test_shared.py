@@ -47,7 +47,10 @@ def test_steps_that_depend_on_time_are_not_shared(configure: Configure) -> None:
 def test_plain_values_make_what_hydra_makes_of_them(configure: Configure) -> None:
     cfg = configure("system=fate", "hardware=rtx4090_nvme")
     for name in PARTS:
-        ours, theirs = make_object(OmegaConf.to_container(cfg[name])), instantiate(cfg[name], _convert_="all")
+        ours, theirs = (
+            make_object(OmegaConf.to_container(cfg[name])),
+            instantiate(cfg[name], _convert_="all"),
+        )
         assert type(ours) is type(theirs), name
         told = [re.sub(" at 0x[0-9a-f]+", "", str(vars(made))) for made in (ours, theirs)]
         assert told[0] == told[1], name

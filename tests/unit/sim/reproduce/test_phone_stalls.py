@@ -11,11 +11,15 @@ from sim.values.places import ROOT
 
 FOLDER = ROOT / ".." / "shared" / "traces" / "phone_qwen3_30b"
 GATE = 884_736
-"""Bytes of a gate or up projection, and here of a down projection, too: 2048 x 768 weights of 4.5 bits."""
+"""Bytes of a gate or up projection, and here of a down projection, too: 2048 x 768 weights of
+4.5 bits.
+"""
 EXPERT = 3 * GATE
 
 
-def constants(wake: float = 0.0, read: float = 1.0, compute: float = 0.0, booking: float = 0.0) -> Constants:
+def constants(
+    wake: float = 0.0, read: float = 1.0, compute: float = 0.0, booking: float = 0.0
+) -> Constants:
     """``read`` is in ms a projection."""
     return Constants(wake, read / GATE * 1e6, compute, booking, 0.0)
 
@@ -35,7 +39,9 @@ def test_two_absent_experts_need_a_second_round_of_two_reads() -> None:
 
 
 def test_kernels_hide_reads_behind_experts_that_are_there() -> None:
-    """Each of 3 projections of 2 experts computes 0.1 ms; the first expert is there: 0.1 ms of the read is hidden."""
+    """Each of 3 projections of 2 experts computes 0.1 ms; the first expert is there: 0.1 ms of
+    the read is hidden.
+    """
     assert layer_stall_ms([False, True], EXPERT, constants(compute=0.6)) == pytest.approx(0.9)
     # The absent one comes first: nothing is hidden before its gate is there, and then all of it is.
     assert layer_stall_ms([True, False], EXPERT, constants(compute=0.6)) == pytest.approx(1.0)
@@ -51,7 +57,9 @@ def test_a_folder_without_the_run_is_refused_by_name(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-@pytest.mark.skipif(not FOLDER.exists(), reason="the published Qwen3-30B-A3B phone trace is not here")
+@pytest.mark.skipif(
+    not FOLDER.exists(), reason="the published Qwen3-30B-A3B phone trace is not here"
+)
 def test_the_recorded_run_is_predicted_from_its_first_half() -> None:
     run = read_run(FOLDER)
     found = errors(run)
@@ -64,4 +72,6 @@ def test_the_recorded_run_is_predicted_from_its_first_half() -> None:
         values[64:] *= 3
     assert fit(type(run)(run.layers, run.expert_bytes, later)) == fit(run)
     stalls = dict(run.metrics) | {"stall_ms": run.metrics["stall_ms"] * 2}
-    assert fit(type(run)(run.layers, run.expert_bytes, stalls)) == fit(run), "a stall is never fitted"
+    assert fit(type(run)(run.layers, run.expert_bytes, stalls)) == fit(run), (
+        "a stall is never fitted"
+    )

@@ -27,15 +27,21 @@ def small(name: str) -> Paper:
     """The paper with traces of a few tokens, unfitted."""
     paper = load_paper(name)
     traces = {
-        key: {**{k: v for k, v in spec.items() if k != "fits"}, "sequences": 4, "prompt_tokens": 4, "tokens": 3}
-        for key, spec in paper.traces.items() if "like" in spec
-    }  # fmt: skip
+        key: {
+            **{k: v for k, v in spec.items() if k != "fits"},
+            "sequences": 4,
+            "prompt_tokens": 4,
+            "tokens": 3,
+        }
+        for key, spec in paper.traces.items()
+        if "like" in spec
+    }
     return replace(paper, traces=traces)
 
 
 def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_path: Path) -> None:
-    """Every expert is loaded: 2 x 352 MB at 32 GB/s, 22.02 ms, beside a layer's 3 ms; the output matrix takes 0.3 ms
-    a token, a hundredth of a layer a layer.
+    """Every expert is loaded: 2 x 352 MB at 32 GB/s, 22.02 ms, beside a layer's 3 ms; the output
+    matrix takes 0.3 ms a token, a hundredth of a layer a layer.
     """
     runner = Runner(tmp_path, processes=1)
     found = outcomes_of(small("hobbit"), runner, only=["loading_share_4090"])["loading_share_4090"]
@@ -43,7 +49,9 @@ def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_
     assert found.default is not None
     assert found.default.point == pytest.approx(load_ms / (load_ms + 3.0), abs=0.002)
     (slower,) = found.grid.values()
-    assert odds(slower.point) > odds(found.default.point), "the data sheet's machine computes faster and loads slower"
+    assert odds(slower.point) > odds(found.default.point), (
+        "the data sheet's machine computes faster and loads slower"
+    )
 
     started = runner.started
     again = outcomes_of(small("hobbit"), runner, only=["loading_share_4090"])["loading_share_4090"]
@@ -56,12 +64,21 @@ def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_
     verdict = verdict_of(paper, paper.claim("H010"), {"loading_share_4090": found})
     assert (verdict.verdict, verdict.inside) == ("holds", True)
     report.write(tmp_path / "out", paper, [verdict])
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"hobbit.md", "hobbit.json", "hobbit.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "hobbit.md",
+        "hobbit.json",
+        "hobbit.png",
+    }
     assert json.loads((tmp_path / "out" / "hobbit.json").read_text())[0]["verdict"] == "holds"
-    assert any(line.startswith("Load : compute on the 4090") for line in worked(paper, {"loading_share_4090": found}))
+    assert any(
+        line.startswith("Load : compute on the 4090")
+        for line in worked(paper, {"loading_share_4090": found})
+    )
 
 
-def test_on_demand_is_the_same_at_any_budget_and_an_arm_that_cannot_run_says_why(tmp_path: Path) -> None:
+def test_on_demand_is_the_same_at_any_budget_and_an_arm_that_cannot_run_says_why(
+    tmp_path: Path,
+) -> None:
     paper = small("fate")
     runner = Runner(tmp_path, processes=1)
     paper = replace(paper, calibrated={}, words={**paper.words, "high": ["hardware=rtx3090_pcie3"]})
@@ -86,13 +103,21 @@ def test_every_experiments_words_are_known(name: str) -> None:
             points = points_of(paper, experiment, {})
             assert len(points) == 1 + sum(len(one) - 1 for one in experiment.grid.values())
             assert all(
-                arm.trace in paper.traces for point in points for group in point.groups for arm in group.values()
+                arm.trace in paper.traces
+                for point in points
+                for group in point.groups
+                for arm in group.values()
             )
 
 
 def test_the_later_of_two_words_stands_and_an_option_drops_what_was_set_in_another() -> None:
-    paper = replace(load_paper("hobbit"), words={"fast": ["hardware=a", "hardware.x=1"], "both": ["fast", "cache=lru"]})
-    arm = expand(paper, ["both", "trace=mixtral_16", "cache.scope=site", "cache=lfu", "hardware.x=2"], {})
+    paper = replace(
+        load_paper("hobbit"),
+        words={"fast": ["hardware=a", "hardware.x=1"], "both": ["fast", "cache=lru"]},
+    )
+    arm = expand(
+        paper, ["both", "trace=mixtral_16", "cache.scope=site", "cache=lfu", "hardware.x=2"], {}
+    )
     assert arm.words == ("hardware=a", "cache=lfu", "hardware.x=2")
     assert arm.trace == "mixtral_16"
     with pytest.raises(ArmError, match="'quick' is neither"):
@@ -104,19 +129,41 @@ def test_the_later_of_two_words_stands_and_an_option_drops_what_was_set_in_anoth
 def test_a_calibrated_word_is_the_constant_that_was_drawn() -> None:
     arm = expand(load_paper("fate"), ["high", "qwen"], {"host_us": 2500.0})
     assert "hardware.host.sync_us=2500.000" in arm.words
-    overridden = expand(load_paper("fate"), ["high", "qwen", "hardware.host.sync_us=0"], {"host_us": 2500.0})
+    overridden = expand(
+        load_paper("fate"), ["high", "qwen", "hardware.host.sync_us=0"], {"host_us": 2500.0}
+    )
     assert "hardware.host.sync_us=0" in overridden.words
 
 
-def measured(decode: list[float], prefill: list[float] | None = None, penalty: list[float] | None = None,
-             found: list[float] | None = None) -> Measured:  # fmt: skip
+def measured(
+    decode: list[float],
+    prefill: list[float] | None = None,
+    penalty: list[float] | None = None,
+    found: list[float] | None = None,
+) -> Measured:
     ones = [1.0] * len(decode)
-    return Measured(decode, ones, prefill or decode, [1] * len(decode), [4.0] * len(decode), found or ones, ones,
-                    penalty or ones, 0.5, 0.0, 0.0, 0.0, 0.0, 0)  # fmt: skip
+    return Measured(
+        decode,
+        ones,
+        prefill or decode,
+        [1] * len(decode),
+        [4.0] * len(decode),
+        found or ones,
+        ones,
+        penalty or ones,
+        0.5,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0,
+    )
 
 
 def job_of(*words: str, fits: dict[str, Path] | None = None) -> Job:
-    return Job(Arm(words, "tiny"), ROOT / "capture/assets/traces/tiny_mixtral", "digest", fits or {}, None)
+    return Job(
+        Arm(words, "tiny"), ROOT / "capture/assets/traces/tiny_mixtral", "digest", fits or {}, None
+    )
 
 
 def test_an_arm_is_given_the_fit_of_its_own_trace_whatever_was_given_before(tmp_path: Path) -> None:
@@ -167,24 +214,48 @@ def test_orders_are_exact_in_every_group() -> None:
 
 
 def claim(**given: object) -> Claim:
-    return Claim(**({"id": "H999", "where": "1", "says": "x", "role": "transferred", "extent": "partly",
-                     "experiment": "e", "rule": "speedup", "value": 2.0} | given))  # type: ignore[arg-type]  # fmt: skip
+    return Claim(
+        **(
+            {
+                "id": "H999",
+                "where": "1",
+                "says": "x",
+                "role": "transferred",
+                "extent": "partly",
+                "experiment": "e",
+                "rule": "speedup",
+                "value": 2.0,
+            }
+            | given
+        )
+    )  # type: ignore[arg-type]
 
 
 def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
     paper = load_paper("hobbit")
     holds = verdict_of(paper, claim(), {"e": Outcome(Value(2.1), {"other": Value(9.0)})})
     assert (holds.verdict, holds.ends, holds.sign) == ("holds", (2.1, 9.0), True)
-    reachable = verdict_of(paper, claim(), {"e": Outcome(Value(1.2), {"x": Value(1.9), "y": Value(0.9)})})
-    assert (reachable.verdict, reachable.met_at, reachable.width) == ("reachable", ("x",), pytest.approx(1.9 / 0.9))
+    reachable = verdict_of(
+        paper, claim(), {"e": Outcome(Value(1.2), {"x": Value(1.9), "y": Value(0.9)})}
+    )
+    assert (reachable.verdict, reachable.met_at, reachable.width) == (
+        "reachable",
+        ("x",),
+        pytest.approx(1.9 / 0.9),
+    )
     ends = {"default": (1.1, 1.4), "x": (1.2, 2.1)}
     ranges = {name: Value(sum(both) / 2, both) for name, both in ends.items()}
     told = claim(value=(1.0, 2.0), rule="speedup_range")
     spread = verdict_of(paper, told, {"e": Outcome(ranges["default"], {"x": ranges["x"]})})
-    assert (spread.ends, spread.width) == ((1.1, 2.1), pytest.approx(2.1 / 1.4)), "each end of a range has an interval"
+    assert (spread.ends, spread.width) == ((1.1, 2.1), pytest.approx(2.1 / 1.4)), (
+        "each end of a range has an interval"
+    )
     misses = verdict_of(paper, claim(), {"e": Outcome(Value(1.2), {"x": Value(4.0)})})
     assert (misses.verdict, misses.inside) == ("misses", True), "between two points, met at none"
-    assert verdict_of(paper, claim(), {"e": Outcome(None, {}, {"default": "no room"})}).verdict == "misses"
+    assert (
+        verdict_of(paper, claim(), {"e": Outcome(None, {}, {"default": "no room"})}).verdict
+        == "misses"
+    )
     given = verdict_of(paper, claim(role="input", experiment=None, rule=None), {})
     assert counts([holds, reachable, given]) == {
         "transferred": {"holds": 1, "reachable": 1},
@@ -194,10 +265,13 @@ def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [("paper=shannon", "unknown paper=shannon"), ("speed=9", "unknown argument 'speed=9'"),
-     ("processes=0", "processes=0"),
-     ("phone=/nowhere", "qwen.route.csv is not there")],
-)  # fmt: skip
+    [
+        ("paper=shannon", "unknown paper=shannon"),
+        ("speed=9", "unknown argument 'speed=9'"),
+        ("processes=0", "processes=0"),
+        ("phone=/nowhere", "qwen.route.csv is not there"),
+    ],
+)
 def test_what_is_asked_wrongly_is_refused_in_one_line(
     word: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,7 +287,9 @@ def test_all_papers_are_asked_for_by_default() -> None:
 
 def test_on_demand_a_token_takes_the_time_that_the_machine_was_drawn_from(tmp_path: Path) -> None:
     """EdgeMoE's 0.789 s: six FP32 experts are read for a token, and computed."""
-    on_demand = Experiment("on_demand", ("s_per_token", ("run",)), {"run": ["io_exp"]}, ["timing=tx2", "switch_8"])
+    on_demand = Experiment(
+        "on_demand", ("s_per_token", ("run",)), {"run": ["io_exp"]}, ["timing=tx2", "switch_8"]
+    )
     paper = replace(small("edgemoe"), experiments={"on_demand": on_demand})
     found = outcomes_of(paper, Runner(tmp_path, processes=1))["on_demand"]
     assert found.default is not None

@@ -1,4 +1,6 @@
-"""What a kept result depends on: a change that matters is never missed, one that does not costs no run."""
+"""What a kept result depends on: a change that matters is never missed, one that does not costs
+no run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from sim.values.places import ROOT
 
 FILES = {
     "house/__init__.py": '"""A house."""\n',
-    "house/run.py": "from house import floor\nimport house.far.door\n\ndef go():\n    from .cellar import wine\n",
+    "house/run.py": (
+        "from house import floor\nimport house.far.door\n\ndef go():\n    from .cellar import"
+        " wine\n"
+    ),
     "house/floor.py": "HEIGHT = 3  # in m\n",
     "house/cellar.py": "wine = 1\n",
     "house/far/__init__.py": "",
@@ -42,15 +47,25 @@ def house(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_module_reaches_what_it_imports_at_any_remove_in_functions_and_by_relative_names(house: Path) -> None:
+def test_a_module_reaches_what_it_imports_at_any_remove_in_functions_and_by_relative_names(
+    house: Path,
+) -> None:
     assert Code(house).reached(["house.run"]) == {
-        "house", "house.run", "house.floor", "house.far", "house.far.door", "house.garden", "house.cellar",
-    }  # fmt: skip
+        "house",
+        "house.run",
+        "house.floor",
+        "house.far",
+        "house.far.door",
+        "house.garden",
+        "house.cellar",
+    }
     with pytest.raises(ValueError, match=r"no modules below .*: house\.roof"):
         Code(house).reached(["house.roof"])
 
 
-@pytest.mark.parametrize("name", ["house/floor.py", "house/garden.py", "house/cellar.py", "house/far/__init__.py"])
+@pytest.mark.parametrize(
+    "name", ["house/floor.py", "house/garden.py", "house/cellar.py", "house/far/__init__.py"]
+)
 def test_a_change_of_code_that_is_reached_changes_the_digest(house: Path, name: str) -> None:
     before = Code(house).digest("house.run")
     (house / name).write_text(FILES[name] + "\nmore = 1\n")
@@ -59,21 +74,35 @@ def test_a_change_of_code_that_is_reached_changes_the_digest(house: Path, name: 
 
 def test_comments_docstrings_layout_and_what_is_not_reached_do_not_count(house: Path) -> None:
     before = Code(house).digest("house.run")
-    (house / "house/floor.py").write_text('"""How high."""\nHEIGHT = (\n    3\n)\n"""In metres."""\n')
+    (house / "house/floor.py").write_text(
+        '"""How high."""\nHEIGHT = (\n    3\n)\n"""In metres."""\n'
+    )
     (house / "house/attic.py").write_text("dust = 2\n")
-    (house / "house/run.py").write_text(FILES["house/run.py"].replace("def go():", 'def go():\n    """Go."""'))
+    (house / "house/run.py").write_text(
+        FILES["house/run.py"].replace("def go():", 'def go():\n    """Go."""')
+    )
     assert Code(house).digest("house.run") == before
 
 
 def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     return [place for name, value in items for place in leaves(value, (*path, name))] or [path]
 
 
 def test_every_value_of_a_configuration_is_in_the_key_but_where_things_lie() -> None:
-    config = make_cell(Plan("x", base=("system=hobbit", "model=mixtral_8x7b", "trace.path=/a")), {}).config
+    config = make_cell(
+        Plan("x", base=("system=hobbit", "model=mixtral_8x7b", "trace.path=/a")), {}
+    ).config
 
-    def key(one: dict[str, Any], trace: str = "t", timing: object = None, fit: str | None = None) -> str:
+    def key(
+        one: dict[str, Any], trace: str = "t", timing: object = None, fit: str | None = None
+    ) -> str:
         return narrow_key("sim.reproduce.measured", one, trace, timing, fit)
 
     free = {("output_dir",), ("outputs",), ("timeline_steps",), ("trace", "path")}
@@ -96,26 +125,45 @@ def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
     """What python has loaded of the project after a run is among what the key was made of."""
     paper = load_paper("hobbit")
     trace = Runner(tmp_path).trace_dir(paper, "tiny_mixtral")
-    words = ("model=tiny_gates_half_mixtral", "system=hobbit", "hardware=rtx4090_hobbit", "trace.max_sequences=1",
-             "workload.decode_tokens=2", "predictor=always_wrong", "predictor.recall=0.5")  # fmt: skip
+    words = (
+        "model=tiny_gates_half_mixtral",
+        "system=hobbit",
+        "hardware=rtx4090_hobbit",
+        "trace.max_sequences=1",
+        "workload.decode_tokens=2",
+        "predictor=always_wrong",
+        "predictor.recall=0.5",
+    )
     config, fit = composed(Job(Arm(words, "tiny_mixtral"), trace, "", {}, None))
     assert fit is None
     program = (
-        "import json, sys; from pathlib import Path; from sim.reproduce.measured import measure\n"
-        f"measure(json.loads({json.dumps(config)!r}), Path({str(trace)!r}), None)\n"
-        "print(json.dumps([name for name in sys.modules if name.split('.')[0] in ('sim', 'capture', 'real')]))"
+        "import json, sys; from pathlib import Path; from sim.reproduce.measured import"
+        f" measure\nmeasure(json.loads({json.dumps(config)!r}), Path({str(trace)!r}),"
+        " None)\nprint(json.dumps([name for name in sys.modules if name.split('.')[0] in ('sim',"
+        " 'capture', 'real')]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     loaded = set(json.loads(done.stdout))
     assert {"sim.engine.engine", "sim.reproduce.wrong"} <= loaded
     assert loaded <= keys.OWN.reached(["sim.reproduce.measured", *keys.target_modules(config)])
 
 
-def test_what_composes_to_the_same_run_is_not_run_again_and_a_lost_result_is(tmp_path: Path) -> None:
+def test_what_composes_to_the_same_run_is_not_run_again_and_a_lost_result_is(
+    tmp_path: Path,
+) -> None:
     paper = load_paper("hobbit")
     paper = replace(paper, traces={"tiny_mixtral": paper.traces["tiny_mixtral"]})
-    arm = Arm(("model=tiny_gates_half_mixtral", "system=lru", "trace.max_sequences=1", "workload.decode_tokens=2"),
-              "tiny_mixtral")  # fmt: skip
+    arm = Arm(
+        (
+            "model=tiny_gates_half_mixtral",
+            "system=lru",
+            "trace.max_sequences=1",
+            "workload.decode_tokens=2",
+        ),
+        "tiny_mixtral",
+    )
     same = Arm((*arm.words, "cache=lru"), "tiny_mixtral")
 
     def runs(one: Arm) -> tuple[int, Any]:

@@ -1,4 +1,6 @@
-"""The claims' files: every claim of the four papers has one role, and none is scored that must not be."""
+"""The claims' files: every claim of the four papers has one role, and none is scored that must
+not be.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from collections import Counter
 
 import pytest
 
-from sim.reproduce.roles import PAPERS, ROLES, SCORED, RolesError, _check, _claim, load_paper, spread
+from sim.reproduce.roles import (
+    PAPERS,
+    ROLES,
+    SCORED,
+    RolesError,
+    _check,
+    _claim,
+    load_paper,
+    spread,
+)
 from sim.values.places import ROOT
 
 FACTS = ROOT / ".." / "shared" / "facts" / "claims.csv"
@@ -35,7 +46,13 @@ def test_the_claims_carry_the_tables_values_and_places() -> None:
             continue
         assert claim.where == row["section_or_table"], name
         given = [float(row[key]) for key in ("value_low", "value_high") if row[key]]
-        ends = () if claim.value is None else claim.value if isinstance(claim.value, tuple) else (claim.value,)
+        ends = (
+            ()
+            if claim.value is None
+            else claim.value
+            if isinstance(claim.value, tuple)
+            else (claim.value,)
+        )
         assert {*given} == {*ends}, name
         assert claim.extent == {"yes": "full", "partly": "partly"}.get(
             row["reproducible_in_simulator"].split(":")[0].split()[0], "none"
@@ -43,12 +60,19 @@ def test_the_claims_carry_the_tables_values_and_places() -> None:
 
 
 def test_what_the_table_calls_reproducible_is_not_waved_away() -> None:
-    """Of what a simulator can recompute in full all is scored, used or fitted, but these: two sizes whose bit-widths
-    are not told, a model that is not named, a theorem on activations.
+    """Of what a simulator can recompute in full all is scored, used or fitted, but these: two sizes
+    whose bit-widths are not told, a model that is not named, a theorem on activations.
     """
     full = [claim for name in PAPERS for claim in load_paper(name).claims if claim.extent == "full"]
-    assert {claim.id for claim in full if claim.role == "not identifiable"} == {"E057", "E067", "F008", "L307"}
-    simulated = [claim for name in PAPERS for claim in load_paper(name).claims if claim.needs == "simulation"]
+    assert {claim.id for claim in full if claim.role == "not identifiable"} == {
+        "E057",
+        "E067",
+        "F008",
+        "L307",
+    }
+    simulated = [
+        claim for name in PAPERS for claim in load_paper(name).claims if claim.needs == "simulation"
+    ]
     assert len(simulated) == 18
     assert all(claim.role in SCORED for claim in simulated)
 
@@ -58,7 +82,9 @@ def test_no_number_that_a_constant_is_drawn_from_is_scored() -> None:
         paper = load_paper(name)
         drawn = {step["to"] for step in paper.calibrated.values()}
         assert all(not paper.claim(one).scored for one in drawn)
-        per_machine = Counter(claim.used for claim in paper.claims if claim.role == "fitted" and claim.experiment)
+        per_machine = Counter(
+            claim.used for claim in paper.claims if claim.role == "fitted" and claim.experiment
+        )
         assert len(per_machine) <= 1, "one calibrated constant"
 
 
@@ -91,7 +117,9 @@ def test_a_range_of_ids_is_all_of_them() -> None:
         ({"role": "input", "colour": 1}, "colour"),
     ],
 )
-def test_a_claim_that_could_not_be_judged_is_refused_by_name(given: dict[str, object], why: str) -> None:
+def test_a_claim_that_could_not_be_judged_is_refused_by_name(
+    given: dict[str, object], why: str
+) -> None:
     with pytest.raises(RolesError, match=why) as error:
         _check(_claim("H001", {"where": "1", "says": "x", **given}), {})
     assert "H001" in str(error.value)

@@ -7,11 +7,23 @@ from math import exp
 import pytest
 
 from sim.reproduce.roles import Claim
-from sim.reproduce.rules import Value, agrees, digits, has_published_sign, matches, published, speedup_agrees
+from sim.reproduce.rules import (
+    Value,
+    agrees,
+    digits,
+    has_published_sign,
+    matches,
+    published,
+    speedup_agrees,
+)
 
 
-def claim(rule: str = "speedup", value: float | tuple[float, float] = 2.0, **given: object) -> Claim:
-    return Claim(id="H999", where="1", says="x", role="transferred", rule=rule, value=value, **given)  # type: ignore[arg-type]
+def claim(
+    rule: str = "speedup", value: float | tuple[float, float] = 2.0, **given: object
+) -> Claim:
+    return Claim(
+        id="H999", where="1", says="x", role="transferred", rule=rule, value=value, **given
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +53,9 @@ def claim(rule: str = "speedup", value: float | tuple[float, float] = 2.0, **giv
         (1.0203, 1.0, False),
     ],
 )
-def test_a_speedup_has_the_sign_and_a_distance_by_its_size(simulated: float, target: float, holds: bool) -> None:
+def test_a_speedup_has_the_sign_and_a_distance_by_its_size(
+    simulated: float, target: float, holds: bool
+) -> None:
     assert speedup_agrees(simulated, target) is holds
 
 
@@ -62,13 +76,17 @@ def test_a_range_is_met_by_both_ends_of_a_range_and_by_a_number_inside() -> None
     assert not agrees(one, Value(1.05))
 
 
-@pytest.mark.parametrize(("share", "holds"), [(0.8805, True), (0.8806, False), (0.8251, True), (0.8250, False)])
+@pytest.mark.parametrize(
+    ("share", "holds"), [(0.8805, True), (0.8806, False), (0.8251, True), (0.8250, False)]
+)
 def test_shares_are_compared_as_odds_within_a_quarter(share: float, holds: bool) -> None:
     """85.5 %: odds 5.897; 7.371 is 88.05 %, 4.717 is 82.51 %."""
     assert agrees(claim("share", 85.5, unit="%"), Value(share)) is holds
 
 
-@pytest.mark.parametrize(("odds", "holds"), [(38.62, True), (38.63, False), (24.72, True), (24.71, False)])
+@pytest.mark.parametrize(
+    ("odds", "holds"), [(38.62, True), (38.63, False), (24.72, True), (24.71, False)]
+)
 def test_a_printed_ratio_of_times_is_compared_likewise(odds: float, holds: bool) -> None:
     assert agrees(claim("odds", 30.9, unit="x"), Value(odds)) is holds
 
@@ -87,7 +105,10 @@ def test_a_printed_ratio_of_times_is_compared_likewise(odds: float, holds: bool)
 def test_a_reduction_is_within_half_of_the_effect_and_told_from_none(
     reduction: float, interval: tuple[float, float], holds: bool
 ) -> None:
-    assert agrees(claim("reduction", 10, unit="% (approximately)"), Value(reduction, (), (interval,))) is holds
+    assert (
+        agrees(claim("reduction", 10, unit="% (approximately)"), Value(reduction, (), (interval,)))
+        is holds
+    )
 
 
 def test_a_range_of_reductions_needs_each_interval_to_exclude_nothing() -> None:
@@ -100,9 +121,12 @@ def test_a_range_of_reductions_needs_each_interval_to_exclude_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "target", "limit"), [("time", 0.305, 0.20), ("rate", 14.0, 0.20), ("kernel", 0.134, 0.08)]
+    ("rule", "target", "limit"),
+    [("time", 0.305, 0.20), ("rate", 14.0, 0.20), ("kernel", 0.134, 0.08)],
 )
-def test_times_are_within_a_fifth_and_kernels_within_eight_per_cent(rule: str, target: float, limit: float) -> None:
+def test_times_are_within_a_fifth_and_kernels_within_eight_per_cent(
+    rule: str, target: float, limit: float
+) -> None:
     for sign in (-1, 1):
         assert agrees(claim(rule, target), Value(target * (1 + sign * limit * 0.9999)))
         assert not agrees(claim(rule, target), Value(target * (1 + sign * limit * 1.0001)))
@@ -122,7 +146,9 @@ def test_an_order_is_the_published_one_or_not() -> None:
     assert not agrees(claim("order", 1), Value(3.0)), "no order was looked at"
 
 
-@pytest.mark.parametrize(("ratio", "holds"), [(0.98, True), (0.9799, False), (0.9999, True), (1.0, False)])
+@pytest.mark.parametrize(
+    ("ratio", "holds"), [(0.98, True), (0.9799, False), (0.9999, True), (1.0, False)]
+)
 def test_slightly_below_is_at_most_two_per_cent_below(ratio: float, holds: bool) -> None:
     assert agrees(claim("slightly_below", 1, bound="below"), Value(ratio)) is holds
 
@@ -143,7 +169,9 @@ def test_signs_are_of_speedups_reductions_and_orders_alone() -> None:
 
 
 def identity(value: float | tuple[float, float], **given: object) -> Claim:
-    return Claim(id="H999", where="1", says="x", role="identity", check="ratio", value=value, **given)  # type: ignore[arg-type]
+    return Claim(
+        id="H999", where="1", says="x", role="identity", check="ratio", value=value, **given
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +192,9 @@ def identity(value: float | tuple[float, float], **given: object) -> Claim:
         (13.14, 13.0, False),
     ],
 )
-def test_an_identity_is_met_to_the_printed_digits(computed: float, printed: float, same: bool) -> None:
+def test_an_identity_is_met_to_the_printed_digits(
+    computed: float, printed: float, same: bool
+) -> None:
     assert matches(identity(printed), computed) is same
 
 

@@ -1,4 +1,6 @@
-"""What experiments are set up from follows from the papers' numbers: tables, sizes, versions of baselines."""
+"""What experiments are set up from follows from the papers' numbers: tables, sizes, versions of
+baselines.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_an_expert_of_floe_takes_what_its_table_says() -> None:
 
 
 def test_floe_at_80_per_cent_is_not_the_floe_of_its_other_numbers() -> None:
-    """INT2 up projections beside 10 % of gate and down are 9.2 times smaller, beside 20 % 5.7 times."""
+    """INT2 up projections beside 10 % of gate and down are 9.2 times smaller, beside 20 % 5.7
+    times.
+    """
     floe = load_paper("floe")
     smaller = {share: 1 / (1 / 3 * 2 / 16 + 2 / 3 * share) for share in (0.1, 0.2)}
     assert smaller[0.1] == pytest.approx(floe.claim("L001").value, rel=0.01)
@@ -30,7 +34,9 @@ def test_floe_at_80_per_cent_is_not_the_floe_of_its_other_numbers() -> None:
 
 
 def test_no_expert_takes_six_milliseconds_on_fates_high_end_pc() -> None:
-    """At 14 tokens/s and at most 4.1 times as fast as loading every expert of every token, one takes half as long."""
+    """At 14 tokens/s and at most 4.1 times as fast as loading every expert of every token, one
+    takes half as long.
+    """
     fate, qwen = load_paper("fate"), model("qwen1_5_moe_a2_7b")
     loaded = qwen.sites * qwen.top_k
     most_ms = 1e3 * fate.claim("F003").value / fate.claim("F038").value / loaded
@@ -55,14 +61,23 @@ def test_all_experts_at_three_bits_fit_in_21_gb() -> None:
 def test_fiddlers_cpu_takes_three_milliseconds_a_token() -> None:
     """H103: one token of an expert of Mixtral; its code counts every further token the same."""
     hobbit = load_paper("hobbit")
-    (efficiency,) = (float(word.partition("=")[2]) for word in hobbit.words["fiddler"] if "flops_efficiency" in word)
+    (efficiency,) = (
+        float(word.partition("=")[2])
+        for word in hobbit.words["fiddler"]
+        if "flops_efficiency" in word
+    )
     flops = 2 * model("mixtral_8x7b").expert_params
-    assert flops / (4.7e12 * efficiency) * 1e3 == pytest.approx(hobbit.claim("H103").value, rel=0.01)
+    assert flops / (4.7e12 * efficiency) * 1e3 == pytest.approx(
+        hobbit.claim("H103").value, rel=0.01
+    )
 
 
 def test_a_point_may_change_each_group_in_its_own_way() -> None:
     hobbit = load_paper("hobbit")
-    by_name = {point.name: point for point in points_of(hobbit, hobbit.experiments["dynamic_loading_gains"], {})}
+    by_name = {
+        point.name: point
+        for point in points_of(hobbit, hobbit.experiments["dynamic_loading_gains"], {})
+    }
     changed = by_name["pools all_high_int8 / all_high"]
     precisions = [
         next(word for word in reversed(group["theirs"].words) if word.startswith("precision="))
@@ -88,9 +103,13 @@ def test_a_recorded_trace_joins_where_every_trace_is_asked() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [("tiny", "must be MODEL:DIR"), ("mixtral_8x7b:/nowhere", "/nowhere is no trace"),
-     (f"no_model:{TINY}", "no model no_model"), (f"gpt_oss_20b:{TINY}", "gpt_oss_20b")],
-)  # fmt: skip
+    [
+        ("tiny", "must be MODEL:DIR"),
+        ("mixtral_8x7b:/nowhere", "/nowhere is no trace"),
+        (f"no_model:{TINY}", "no model no_model"),
+        (f"gpt_oss_20b:{TINY}", "gpt_oss_20b"),
+    ],
+)
 def test_what_cannot_be_recorded_is_refused_by_name(asked: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_recorded(load_paper("hobbit"), asked)

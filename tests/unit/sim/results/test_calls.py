@@ -26,21 +26,41 @@ from differential.scenario import (
 )
 from sim.core.controller import Controller
 from sim.engine.engine import simulate
-from sim.results.calls import KINDS, Call, Difference, RecordedController, RecordedWorkload, first_difference, replay
+from sim.results.calls import (
+    KINDS,
+    Call,
+    Difference,
+    RecordedController,
+    RecordedWorkload,
+    first_difference,
+    replay,
+)
 from sim.values.types import Outcome
 
 HIT, LATE, MISS, CPU = int(Outcome.HIT), int(Outcome.LATE), int(Outcome.MISS), int(Outcome.CPU)
 
 
 def scenario(cache: CacheName = "lru", slots: int = 2) -> Scenario:
-    """Two sites of 4 experts (5 keys a site), 0 and 6 resident; transfers 10, experts 1, dense work 1.
+    """Two sites of 4 experts (5 keys a site), 0 and 6 resident; transfers 10, experts 1, dense work
+    1.
 
     Site 0 needs 0 and foresees 1 (key 6) and 2 (key 7) at site 1, which needs 2.
     """
     forecasts = (((Forecast(1), Forecast(2)),), (None,))
     step = Step(0, True, True, 1, 1, (1, 1), 0, ((Need(0),), (Need(2),)), forecasts)
     pools = (PoolSpec(slots, (0,), None, ((0, 0, 0), (0, 1, 1))),)
-    return Scenario(2, 4, (1,), (10,), (1,), (0,), pools, (step,), cache=Cache(cache), loader=Loader(lookahead=1))
+    return Scenario(
+        2,
+        4,
+        (1,),
+        (10,),
+        (1,),
+        (0,),
+        pools,
+        (step,),
+        cache=Cache(cache),
+        loader=Loader(lookahead=1),
+    )
 
 
 def wave() -> Scenario:
@@ -66,16 +86,26 @@ def through_two_links() -> Scenario:
 
 
 def in_chunks() -> Scenario:
-    """Two sites of 9 keys, 4 bytes an expert, 10 a byte; a prefetch of 11 is on its way when site 1 needs 10."""
+    """Two sites of 9 keys, 4 bytes an expert, 10 a byte; a prefetch of 11 is on its way when
+    site 1 needs 10.
+    """
     return machine(
-        token(gate(0), gate(1), ahead={0: (foresee(2),)}), initial=((0, 0, 0),), variant_bytes=(4,), service_ns=(40,),
-        links=(Link(0, 10),), loader=Loader(lookahead=1, chunk_bytes=1),
-    )  # fmt: skip
+        token(gate(0), gate(1), ahead={0: (foresee(2),)}),
+        initial=((0, 0, 0),),
+        variant_bytes=(4,),
+        service_ns=(40,),
+        links=(Link(0, 10),),
+        loader=Loader(lookahead=1, chunk_bytes=1),
+    )
 
 
 def through_ram() -> Scenario:
     """Two needs, one after another, through RAM for one."""
-    return machine(*sequence(gate(0), gate(1)), links=(Link(0, 1), Link(0, 1)), ram=RamTier(1, (PoolSpec(1, (0,)),)))
+    return machine(
+        *sequence(gate(0), gate(1)),
+        links=(Link(0, 1), Link(0, 1)),
+        ram=RamTier(1, (PoolSpec(1, (0,)),)),
+    )
 
 
 BY_HAND = (scenario, wave, on_cpu, foretold_late, through_two_links, in_chunks, through_ram)
@@ -87,20 +117,26 @@ def record(chosen: Scenario) -> list[Call]:
 
 def record_with_times(chosen: Scenario) -> tuple[list[Call], list[int]]:
     """The log of a run, and when its steps were asked for."""
-    controller, workload = RecordedController(controller_for(chosen)), RecordedWorkload(ScenarioWorkload(chosen))  # type: ignore[arg-type]
+    controller, workload = (
+        RecordedController(controller_for(chosen)),
+        RecordedWorkload(ScenarioWorkload(chosen)),
+    )  # type: ignore[arg-type]
     simulate(controller, workload, ScenarioDurations(chosen, workload._workload))  # type: ignore[arg-type]
     return controller.log, workload.asked_ns
 
 
-def repeat(calls: list[Call], chosen: Scenario, controller: Controller | None = None) -> Difference | None:
+def repeat(
+    calls: list[Call], chosen: Scenario, controller: Controller | None = None
+) -> Difference | None:
     return replay(calls, controller or controller_for(chosen), ScenarioWorkload(chosen))  # type: ignore[arg-type]
 
 
 def test_a_log_holds_every_call_with_its_answer() -> None:
-    """The forecast masks 6 and queues 7; while 0 is pinned and 6 masked it finds no slot and is dropped.
+    """The forecast masks 6 and queues 7; while 0 is pinned and 6 masked it finds no slot and is
+    dropped.
 
-    At the gate of site 1 nothing is masked any more: 7 is missed, and of 0 and 6 the less recent one goes. Links are
-    polled while something is pending there.
+    At the gate of site 1 nothing is masked any more: 7 is missed, and of 0 and 6 the less recent
+    one goes. Links are polled while something is pending there.
     """
     assert record(scenario()) == [
         Call(1, "begin_sequence", 0),
@@ -121,13 +157,20 @@ def test_a_log_holds_prefetches_as_they_are_issued_and_looked_up() -> None:
 
 
 def test_a_log_holds_the_needs_left_to_later_waves() -> None:
-    """0 is computed from 11 to 15, while 1 loads: its end lets 2 in, which loads when the link is free."""
+    """0 is computed from 11 to 15, while 1 loads: its end lets 2 in, which loads when the link
+    is free.
+    """
     begin, gate, poll, arrival, done, second, third, end = record(wave())
     assert (begin.kind, poll.transfer, end.kind) == ("begin_sequence", 0, "end_sequence")
     assert (gate.outcomes, gate.waits, gate.waiting) == ((MISS, MISS), (0, 1), 1)
     assert (arrival.arrived, arrival.transfer, arrival.key) == (0, 1, 1)
     assert done == Call(5, "need_done", 0, outcomes=(MISS,), keys=(2,), waits=(2,))
-    assert (second.kind, second.transfer, second.key, second.victims) == ("transfer_done", 2, 2, (0,))
+    assert (second.kind, second.transfer, second.key, second.victims) == (
+        "transfer_done",
+        2,
+        2,
+        (0,),
+    )
     assert (third.arrived, third.transfer) == (2, -1)
 
 
@@ -164,13 +207,25 @@ def test_a_log_holds_every_hop_and_what_is_handed_on_early() -> None:
 
 
 def test_a_log_holds_what_is_cut_and_what_is_left_of_it() -> None:
-    """The prefetch is cut at 11, after a byte; the demand of 10 goes first, then the 3 bytes that are left."""
+    """The prefetch is cut at 11, after a byte; the demand of 10 goes first, then the 3 bytes
+    that are left.
+    """
     assert record(in_chunks())[1:6] == [
         Call(2, "gate", 0, outcomes=(HIT,), keys=(0,), queued=(11,)),
         Call(3, "poll", 0, transfer=0, key=11, prefetch=True, left_bytes=4),
         Call(4, "gate", 1, outcomes=(MISS,), keys=(10,), waits=(10,)),
         Call(5, "chunk_done", 0, link=0, moved_bytes=1, transfer=1, key=10, left_bytes=4),
-        Call(6, "transfer_done", 1, link=0, arrived=10, transfer=0, key=11, prefetch=True, left_bytes=3),
+        Call(
+            6,
+            "transfer_done",
+            1,
+            link=0,
+            arrived=10,
+            transfer=0,
+            key=11,
+            prefetch=True,
+            left_bytes=3,
+        ),
     ]
 
 
@@ -211,7 +266,9 @@ def test_a_fresh_controller_gives_the_same_answers(build: Callable[[], Scenario]
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_a_fresh_controller_gives_the_same_answers_whatever_the_features(ties: bool) -> None:
     """Where requests arrive over time, the steps are asked for at the recorded times."""
-    chosen = [random_feature(name, 1, ties) for name in FEATURES] + [random_mixture(seed, ties) for seed in range(16)]
+    chosen = [random_feature(name, 1, ties) for name in FEATURES] + [
+        random_mixture(seed, ties) for seed in range(16)
+    ]
     chosen += [random_feature("chunks", seed, ties) for seed in range(8)]
     kinds = set()
     for each in chosen:
@@ -226,7 +283,10 @@ def test_another_policy_is_found_at_its_first_other_answer() -> None:
     found = repeat(record(scenario()), scenario(), controller_for(scenario("weighted")))
     assert found is not None
     assert (found.number, found.names) == (5, ("victims", "evicted"))
-    assert str(found) == "call 5 poll(0): victims (6,) expected, got (0,); evicted (6,) expected, got (0,)"
+    assert (
+        str(found)
+        == "call 5 poll(0): victims (6,) expected, got (0,); evicted (6,) expected, got (0,)"
+    )
 
 
 @pytest.mark.parametrize("index", range(7))
@@ -242,7 +302,14 @@ def test_a_dropped_call_is_found_where_it_is_missing(index: int) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("outcomes", (LATE,)), ("keys", (1,)), ("waits", (0,)), ("waiting", 1), ("queued", ()), ("cancelled", (1,))],
+    [
+        ("outcomes", (LATE,)),
+        ("keys", (1,)),
+        ("waits", (0,)),
+        ("waiting", 1),
+        ("queued", ()),
+        ("cancelled", (1,)),
+    ],
 )
 def test_a_changed_answer_is_found_and_its_field_is_named(field: str, value: Any) -> None:
     calls = record(scenario())
@@ -255,22 +322,64 @@ def test_a_changed_answer_is_found_and_its_field_is_named(field: str, value: Any
 @pytest.mark.parametrize(
     ("build", "index", "change", "why"),
     [
-        (scenario, 0, {"kind": "pol"}, "call 1 pol(0): 'pol' is no call of a controller; known: begin_sequence, end"),
+        (
+            scenario,
+            0,
+            {"kind": "pol"},
+            "call 1 pol(0): 'pol' is no call of a controller; known: begin_sequence, end",
+        ),
         (scenario, 1, {"argument": 1}, "call 2 gate(1): the workload's next gate has tick 0"),
-        (scenario, 5, {"argument": 3}, "call 6 transfer_done(3) on link 0: transfer 3 is not in flight there; in flight"
-                                       ": [0]"),
-        (scenario, 2, {"kind": "need_done"}, "call 3 need_done(0): key 0 is not being computed while needs wait for"),
-        (scenario, 6, {"kind": "gate", "argument": 2}, "call 7 gate(2): the workload has no more gates"),
-        (wave, 4, {"argument": 3}, "call 5 need_done(3): key 3 is not being computed while needs wait for admission"),
-        (on_cpu, 2, {"argument": 1}, "call 3 cpu_done(1): key 1 is not being computed on the CPU; on it: [0]"),
-        (foretold_late, 2, {"argument": 1}, "call 3 prediction_ready(1): no prediction of gate 1 is being made; made: "
-                                            "[0]"),
-        (through_two_links, 3, {"link": 0}, "call 4 head_done(0) on link 0: transfer 0 is not in flight there; in "
-                                            "flight: []"),
-        (through_two_links, 5, {"kind": "chunk_done"}, "call 6 chunk_done(0) on link 1: transfer 0 would not be cut"),
+        (
+            scenario,
+            5,
+            {"argument": 3},
+            "call 6 transfer_done(3) on link 0: transfer 3 is not in flight there; in flight: [0]",
+        ),
+        (
+            scenario,
+            2,
+            {"kind": "need_done"},
+            "call 3 need_done(0): key 0 is not being computed while needs wait for",
+        ),
+        (
+            scenario,
+            6,
+            {"kind": "gate", "argument": 2},
+            "call 7 gate(2): the workload has no more gates",
+        ),
+        (
+            wave,
+            4,
+            {"argument": 3},
+            "call 5 need_done(3): key 3 is not being computed while needs wait for admission",
+        ),
+        (
+            on_cpu,
+            2,
+            {"argument": 1},
+            "call 3 cpu_done(1): key 1 is not being computed on the CPU; on it: [0]",
+        ),
+        (
+            foretold_late,
+            2,
+            {"argument": 1},
+            "call 3 prediction_ready(1): no prediction of gate 1 is being made; made: [0]",
+        ),
+        (
+            through_two_links,
+            3,
+            {"link": 0},
+            "call 4 head_done(0) on link 0: transfer 0 is not in flight there; in flight: []",
+        ),
+        (
+            through_two_links,
+            5,
+            {"kind": "chunk_done"},
+            "call 6 chunk_done(0) on link 1: transfer 0 would not be cut",
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
-)  # fmt: skip
+)
 def test_a_call_that_cannot_be_made_is_named_with_the_reason(
     build: Callable[[], Scenario], index: int, change: dict[str, Any], why: str
 ) -> None:
@@ -291,7 +400,11 @@ def test_two_logs_part_at_the_first_call_that_differs_in_question_or_answer() ->
     other = [*one[:3], replace(one[3], key=9, prefetch=True), replace(one[4], argument=7), *one[5:]]
     found = first_difference(one, other)
     assert found == Difference(one[3], other[3])
-    assert str(found) == "call 4 transfer_done(0) on link 0: key 1 expected, got 9; prefetch False expected, got True"
+    assert (
+        str(found)
+        == "call 4 transfer_done(0) on link 0: key 1 expected, got 9; prefetch False expected, got"
+        " True"
+    )
 
 
 def test_of_two_logs_the_shorter_one_is_named() -> None:

@@ -1,4 +1,6 @@
-"""Tables of small runs worked out by hand: steps of several sequences, arrivals, phases, what is computed where."""
+"""Tables of small runs worked out by hand: steps of several sequences, arrivals, phases, what is
+computed where.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
 from sim.policies.recency import LRU
 from sim.results.frames import Frames, compute_busy_ns, idle_ns
-from sim.results.latency import decode_time_and_tokens, prefill_time, request_times, tokens_after_the_first
+from sim.results.latency import (
+    decode_time_and_tokens,
+    prefill_time,
+    request_times,
+    tokens_after_the_first,
+)
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape
 from sim.values.types import Geometry, HostCosts
@@ -26,29 +33,42 @@ from sim.workload.steps import Workload
 
 SHAPE = ModelShape("tiny", "none", 2, 4, 2, 8, 8)
 DURATIONS = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,))
-"""Of a step: dense work 10 and 20, a tail of 5, and 7 + rows for each of the two experts at both sites."""
+"""Of a step: dense work 10 and 20, a tail of 5, and 7 + rows for each of the two experts at both
+sites.
+"""
 
 
 def workload(experts: Sequence[int] = (0, 1), *, prompt: int = 2, **options: Any) -> Workload:
-    """Two sequences of ``prompt`` and 2 tokens, which all choose the same experts at both sites, with 3/4 and 1/4."""
+    """Two sequences of ``prompt`` and 2 tokens, which all choose the same experts at both sites,
+    with 3/4 and 1/4.
+    """
     base = synthesize(SHAPE, tokens=2, sequences=2, prompt_tokens=prompt, lookahead=0)
     ids = np.broadcast_to(np.array(experts, np.int16), base.ids.shape)
     weights = np.broadcast_to(np.array([0.75, 0.25], np.float32), base.ids.shape)
     return Workload(replace(base, ids=ids, weights=weights), split="all", **options)
 
 
-def ran(steps: Workload, *, slots: int = 8, initial: str = "ascending", durations: FixedDurations = DURATIONS,
-        **options: Any) -> Frames:  # fmt: skip
+def ran(
+    steps: Workload,
+    *,
+    slots: int = 8,
+    initial: str = "ascending",
+    durations: FixedDurations = DURATIONS,
+    **options: Any,
+) -> Frames:
     """By default all experts are resident from the start."""
     geometry = Geometry(2, 4, 2, ("fp16",), (16.0,), (8,), 8 * slots)
     placement, loader = options.pop("placement", Load()), Loader(**options)
-    controller = Controller(geometry, NoPrediction(), LRU(initial=initial), Fixed("fp16"), placement, loader)
+    controller = Controller(
+        geometry, NoPrediction(), LRU(initial=initial), Fixed("fp16"), placement, loader
+    )
     frames = Frames(controller, steps, durations, simulate(controller, steps, durations), ("pcie",))
     assert compute_busy_ns(frames) + sum(idle_ns(frames).values()) == frames.makespan_ns
     return frames
 
 
-# ---- one sequence at a time ------------------------------------------------------------------------------------------
+# ---- one sequence at a time
+# ------------------------------------------------------------------------------------------
 
 
 def test_one_sequence_after_another() -> None:
@@ -56,19 +76,38 @@ def test_one_sequence_after_another() -> None:
     frames = ran(workload(batching="sequential"))
     columns = ("step", "sequence", "position", "phase", "start_ns", "end_ns")
     assert frames.tokens.select(columns).rows() == [
-        (0, 0, 1, "prefill", 0, 71), (1, 0, 2, "decode", 71, 138), (2, 0, 3, "decode", 138, 205),
-        (3, 1, 1, "prefill", 205, 276), (4, 1, 2, "decode", 276, 343), (5, 1, 3, "decode", 343, 410),
-    ]  # fmt: skip
-    assert frames.sequences.select("arrival_ns", "first_token_ns", "end_ns").rows() == [(0, 71, 205), (205, 276, 410)]
+        (0, 0, 1, "prefill", 0, 71),
+        (1, 0, 2, "decode", 71, 138),
+        (2, 0, 3, "decode", 138, 205),
+        (3, 1, 1, "prefill", 205, 276),
+        (4, 1, 2, "decode", 276, 343),
+        (5, 1, 3, "decode", 343, 410),
+    ]
+    assert frames.sequences.select("arrival_ns", "first_token_ns", "end_ns").rows() == [
+        (0, 71, 205),
+        (205, 276, 410),
+    ]
     assert frames.makespan_ns == 410
 
 
 def test_needs_say_in_which_phase_and_at_which_gate_they_were() -> None:
     lookups = ran(workload(batching="sequential")).lookups
     assert lookups.columns == [
-        "tick", "step", "phase", "site", "key", "expert", "wanted", "served", "outcome", "skips", "tokens", "weight",
-        "gate_ns", "ready_ns",
-    ]  # fmt: skip
+        "tick",
+        "step",
+        "phase",
+        "site",
+        "key",
+        "expert",
+        "wanted",
+        "served",
+        "outcome",
+        "skips",
+        "tokens",
+        "weight",
+        "gate_ns",
+        "ready_ns",
+    ]
     assert lookups["phase"].to_list() == (["prefill"] * 4 + ["decode"] * 8) * 2
     assert lookups["site"].to_list() == [0, 0, 1, 1] * 6
     assert lookups["step"].to_list() == sorted([*range(6)] * 4)
@@ -78,21 +117,35 @@ def test_needs_say_in_which_phase_and_at_which_gate_they_were() -> None:
 
 def test_without_prompts_the_first_step_gives_the_first_token() -> None:
     frames = ran(workload(prompt=0, batching="sequential"))
-    assert frames.sequences.select("arrival_ns", "first_token_ns", "end_ns").rows() == [(0, 67, 134), (134, 201, 268)]
-    assert tokens_after_the_first(frames).select("step", "sequence", "since_last_ns").rows() == [(1, 0, 67), (3, 1, 67)]
+    assert frames.sequences.select("arrival_ns", "first_token_ns", "end_ns").rows() == [
+        (0, 67, 134),
+        (134, 201, 268),
+    ]
+    assert tokens_after_the_first(frames).select("step", "sequence", "since_last_ns").rows() == [
+        (1, 0, 67),
+        (3, 1, 67),
+    ]
 
 
-# ---- several at a time -----------------------------------------------------------------------------------------------
+# ---- several at a time
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_step_of_several_sequences_gives_each_a_token() -> None:
     """Both prompts in one step: 10 + 22 + 20 + 22 + 5 = 79. Then both decode: 71 each step."""
     frames = ran(workload(batching="static", together=2))
     assert frames.tokens.select("step", "sequence", "position", "phase", "end_ns").rows() == [
-        (0, 0, 1, "prefill", 79), (0, 1, 1, "prefill", 79), (1, 0, 2, "decode", 150), (1, 1, 2, "decode", 150),
-        (2, 0, 3, "decode", 221), (2, 1, 3, "decode", 221),
-    ]  # fmt: skip
-    assert frames.sequences.select("arrival_ns", "first_token_ns", "end_ns").rows() == [(0, 79, 221), (0, 79, 221)]
+        (0, 0, 1, "prefill", 79),
+        (0, 1, 1, "prefill", 79),
+        (1, 0, 2, "decode", 150),
+        (1, 1, 2, "decode", 150),
+        (2, 0, 3, "decode", 221),
+        (2, 1, 3, "decode", 221),
+    ]
+    assert frames.sequences.select("arrival_ns", "first_token_ns", "end_ns").rows() == [
+        (0, 79, 221),
+        (0, 79, 221),
+    ]
     times = request_times(frames)
     assert times["tpot_s"]["mean"] == times["itl_s"]["mean"] == 71e-9
     assert times["decode_tokens_per_s"] == pytest.approx(4 / 142e-9)
@@ -102,12 +155,16 @@ def test_a_step_of_several_sequences_gives_each_a_token() -> None:
 
 
 def test_requests_that_arrive_over_time_count_from_their_arrival() -> None:
-    """They arrive at 100 and 120. The first's prompt 100..171, the second's 171..242, then both decode in 71 each."""
+    """They arrive at 100 and 120. The first's prompt 100..171, the second's 171..242, then both
+    decode in 71 each.
+    """
     frames = ran(workload(batching="continuous", together=2, arrivals=(100, 120)))
     columns = ("arrival_ns", "first_token_ns", "end_ns")
     assert frames.sequences.select(columns).rows() == [(100, 171, 384), (120, 242, 384)]
     assert (frames.record.makespan_ns, frames.makespan_ns) == (384, 284)
-    assert sum(idle_ns(frames).values()) == 0, "what passes before the first arrival is nobody's waiting"
+    assert sum(idle_ns(frames).values()) == 0, (
+        "what passes before the first arrival is nobody's waiting"
+    )
     assert tokens_after_the_first(frames).select("sequence", "since_last_ns").rows() == [
         (0, 142),
         (1, 71),
@@ -129,25 +186,43 @@ def test_waiting_for_a_request_is_no_steps_stall() -> None:
     assert frames.tokens["stall_ns"].sum() == 0
 
 
-def test_a_chunk_of_a_prompt_beside_a_decoded_row_is_prefill_of_the_one_and_decode_of_the_other() -> None:
+def test_a_chunk_of_a_prompt_beside_a_decoded_row_is_prefill_of_the_one_and_decode_of_the_other() -> (
+    None
+):
     """One prompt row a step. Both prompts are read by turns, the second while the first decodes."""
     frames = ran(workload(batching="continuous", together=2, prefill_chunk=1))
     rows = frames.tokens.select("step", "sequence", "position", "phase").rows()
     assert rows == [
-        (0, 0, 0, "prefill"), (1, 0, 1, "prefill"), (2, 0, 2, "decode"), (2, 1, 0, "prefill"), (3, 0, 3, "decode"),
-        (3, 1, 1, "prefill"), (4, 1, 2, "decode"), (5, 1, 3, "decode"),
-    ]  # fmt: skip
-    assert frames.lookups.filter(frames.lookups["step"] == 2)["phase"].unique().to_list() == ["prefill"]
+        (0, 0, 0, "prefill"),
+        (1, 0, 1, "prefill"),
+        (2, 0, 2, "decode"),
+        (2, 1, 0, "prefill"),
+        (3, 0, 3, "decode"),
+        (3, 1, 1, "prefill"),
+        (4, 1, 2, "decode"),
+        (5, 1, 3, "decode"),
+    ]
+    assert frames.lookups.filter(frames.lookups["step"] == 2)["phase"].unique().to_list() == [
+        "prefill"
+    ]
     assert decode_time_and_tokens(frames)[1].tolist() == [2, 2]
 
 
-# ---- where needs are computed ----------------------------------------------------------------------------------------
+# ---- where needs are computed
+# ----------------------------------------------------------------------------------------
 
 
 def test_what_the_cpu_computes_is_no_work_of_the_device() -> None:
-    """Nothing is resident: dense work and tails, 35 a step, and 30 ns of the CPU for each need, one after another."""
+    """Nothing is resident: dense work and tails, 35 a step, and 30 ns of the CPU for each need,
+    one after another.
+    """
     durations = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), cpu_ns=30)
-    frames = ran(workload(batching="sequential"), initial="empty", durations=durations, placement=AbsentOnCpu())
+    frames = ran(
+        workload(batching="sequential"),
+        initial="empty",
+        durations=durations,
+        placement=AbsentOnCpu(),
+    )
     assert compute_busy_ns(frames) == 6 * 35
     assert idle_ns(frames)["cpu_join"] == 6 * 2 * 60
     assert frames.lookups["outcome"].unique().to_list() == ["cpu"]
@@ -170,8 +245,9 @@ def test_loads_stall_the_step_that_waits_for_them() -> None:
     assert frames.tokens["hits"].to_list() == [0, 4, 4, 4, 4, 4]
     assert frames.sequences["stall_ns"].to_list() == [400, 0]
     assert frames.transfers.select("class", "queued_ns", "start_ns", "end_ns").rows()[:2] == [
-        ("demand", 10, 10, 110), ("demand", 10, 110, 210),
-    ]  # fmt: skip
+        ("demand", 10, 10, 110),
+        ("demand", 10, 110, 210),
+    ]
 
 
 def test_every_answer_has_a_row_in_the_order_of_the_calls() -> None:
@@ -179,4 +255,7 @@ def test_every_answer_has_a_row_in_the_order_of_the_calls() -> None:
     decisions = frames.decisions
     assert decisions["call"].is_sorted()
     assert dict(decisions["kind"].value_counts().iter_rows()) == {"lookup": 24, "issue": 4}
-    assert decisions.filter(decisions["kind"] == "lookup")["outcome"].to_list() == frames.lookups["outcome"].to_list()
+    assert (
+        decisions.filter(decisions["kind"] == "lookup")["outcome"].to_list()
+        == frames.lookups["outcome"].to_list()
+    )

@@ -1,4 +1,6 @@
-"""What a 95 % interval covers, by simulation: two systems that differ by chance alone, few and unequal sequences."""
+"""What a 95 % interval covers, by simulation: two systems that differ by chance alone, few and
+unequal sequences.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ TRIALS = 20_000
 
 
 @pytest.mark.parametrize("sequences", COUNTS)
-def test_intervals_cover_the_truth_in_93_to_97_of_100_cases_whatever_the_tails(sequences: int) -> None:
+def test_intervals_cover_the_truth_in_93_to_97_of_100_cases_whatever_the_tails(
+    sequences: int,
+) -> None:
     found = {
         (size, tail): coverage(SIZES[size], TAILS[tail], sequences, TRIALS, sequences)
-        for size in SIZES for tail in TAILS
-    }  # fmt: skip
+        for size in SIZES
+        for tail in TAILS
+    }
     assert {where: share for where, share in found.items() if not 0.93 <= share <= 0.97} == {}
     # Of a system against itself all that is not covered is called faster or slower.
     assert 1 - np.mean([*found.values()]) <= 0.06
@@ -36,7 +41,9 @@ def test_a_percentile_bootstrap_would_cover_far_less() -> None:
     assert bootstrap_coverage(SIZES["lognormal .5"], TAILS["5 %"], 4, 500, 4) < 0.85
 
 
-@pytest.mark.parametrize(("tail", "least", "most"), [("exponential", 0.87, 0.92), ("one in five is 1.5x", 0.5, 0.65)])
+@pytest.mark.parametrize(
+    ("tail", "least", "most"), [("exponential", 0.87, 0.92), ("one in five is 1.5x", 0.5, 0.65)]
+)
 def test_few_sequences_do_not_show_a_rare_difference_that_only_one_system_has(
     tail: str, least: float, most: float
 ) -> None:
@@ -48,9 +55,16 @@ def test_few_sequences_do_not_show_a_rare_difference_that_only_one_system_has(
 @pytest.fixture(scope="module")
 def chance() -> Floats:
     """Decoding times [8 seeds, 32 sequences] of one system whose cache evicts at random."""
-    words = ("system=lru", "cache=random", "budget.resident_share=0.5", "workload.prompt_tokens=8",
-             "workload.decode_tokens=16")  # fmt: skip
-    return np.array([decode_time_and_tokens(trial([*words, f"cache.seed={seed}"]))[0] for seed in range(8)])
+    words = (
+        "system=lru",
+        "cache=random",
+        "budget.resident_share=0.5",
+        "workload.prompt_tokens=8",
+        "workload.decode_tokens=16",
+    )
+    return np.array(
+        [decode_time_and_tokens(trial([*words, f"cache.seed={seed}"]))[0] for seed in range(8)]
+    )
 
 
 @pytest.mark.parametrize("sequences", [4, 8, 16, 32])
@@ -59,5 +73,9 @@ def test_a_system_against_itself_is_called_faster_or_slower_in_at_most_6_of_100_
 ) -> None:
     random = np.random.default_rng(sequences)
     picks = [random.choice(chance.shape[1], sequences, replace=False) for _ in range(20)]
-    found = [paired(chance[a][pick], chance[b][pick]) for a, b in combinations(range(8), 2) for pick in picks]
+    found = [
+        paired(chance[a][pick], chance[b][pick])
+        for a, b in combinations(range(8), 2)
+        for pick in picks
+    ]
     assert np.mean([one.is_decided for one in found]) <= 0.06

@@ -1,4 +1,6 @@
-"""Intervals over sequences, against textbook t intervals, a matrix computation, and cases known by hand."""
+"""Intervals over sequences, against textbook t intervals, a matrix computation, and cases known
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,12 @@ def test_equal_sequences_have_the_textbook_t_interval_of_the_mean() -> None:
 
 
 def by_matrix(above: Floats, below: Floats) -> tuple[float, float]:
-    """Standard error of the log ratio and degrees of freedom, by the definition of Bell and McCaffrey.
+    """Standard error of the log ratio and degrees of freedom, by the definition of Bell and
+    McCaffrey.
 
-    Independent errors with variances as the shares leave, once each sequence has given its share of their sum, what is
-    seen. Each square is divided by its expectation over its variance; the freedom is 2 E^2 / Var of their sum.
+    Independent errors with variances as the shares leave, once each sequence has given its share of
+    their sum, what is seen. Each square is divided by its expectation over its variance; the
+    freedom is 2 E^2 / Var of their sum.
     """
     share = (above / above.sum() + below / below.sum()) / 2
     seen = above / above.sum() - below / below.sum()
@@ -62,7 +66,9 @@ def by_matrix(above: Floats, below: Floats) -> tuple[float, float]:
     scale = share / np.diag(covariance)
     half = np.diag(np.sqrt(scale)) @ residual @ np.diag(np.sqrt(share))
     eigenvalues = np.linalg.eigvalsh(half.T @ half)
-    return float(np.sqrt((scale * seen**2).sum())), float(eigenvalues.sum() ** 2 / (eigenvalues**2).sum())
+    return float(np.sqrt((scale * seen**2).sum())), float(
+        eigenvalues.sum() ** 2 / (eigenvalues**2).sum()
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 9, 40])
@@ -80,7 +86,9 @@ def test_a_sequence_that_is_most_of_the_sum_leaves_about_one_degree_of_freedom()
 
 
 def test_two_unequal_sequences_give_a_wide_interval_worked_by_hand() -> None:
-    """Ratios 1 and 4 over equal denominators: log errors +-0.3, shares .35 and .65, one degree of freedom."""
+    """Ratios 1 and 4 over equal denominators: log errors +-0.3, shares .35 and .65, one degree
+    of freedom.
+    """
     found = estimate(np.array([1.0, 4.0]), np.array([1.0, 1.0]))
     assert found is not None
     error = np.sqrt(0.3**2 / (1 - 0.35) + 0.3**2 / (1 - 0.65))
@@ -109,7 +117,10 @@ def test_a_share_stays_between_0_and_1_and_its_complement_mirrors_it() -> None:
 
 
 def test_a_difference_of_either_sign_is_symmetric_about_its_mean() -> None:
-    low, high = mean_interval(np.array([-1.0, 2.0, 0.5]), np.array([10.0, 12.0, 9.0])) or (np.nan, np.nan)
+    low, high = mean_interval(np.array([-1.0, 2.0, 0.5]), np.array([10.0, 12.0, 9.0])) or (
+        np.nan,
+        np.nan,
+    )
     assert (low + high) / 2 == pytest.approx(1.5 / 31)
     assert low < 0 < high
 

@@ -1,4 +1,6 @@
-"""What a reader must know of a run: each kind by the run that has it, and how the labels of several runs are told."""
+"""What a reader must know of a run: each kind by the run that has it, and how the labels of
+several runs are told.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +20,51 @@ FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8"
     [
         (("system=lru",), "lossy", None),
         (("system=hobbit",), "lossy", "lossy (experts at low precision, experts skipped)"),
-        (("system=hobbit", "budget.resident_share=1.0", "precision=int4"), "lossy",
-         "lossy (every expert at int4 or below)"),
+        (
+            ("system=hobbit", "budget.resident_share=1.0", "precision=int4"),
+            "lossy",
+            "lossy (every expert at int4 or below)",
+        ),
         (("system=lru", "precision=mxfp4", "model.stored=mxfp4"), "lossy", None),
         (("system=swapmoe",), "lossy", "lossy (experts in the place of others)"),
         (("system=floe",), "lossy", "lossy (every expert at floe or below, channels left out)"),
         (("system=lru",), "knows_future", None),
         (("system=oracle",), "knows_future", "knows the future (Belady)"),
-        (("system=lru", "loader=hobbit", "predictor=foreseen"), "knows_future", "knows the future (Foreseen)"),
+        (
+            ("system=lru", "loader=hobbit", "predictor=foreseen"),
+            "knows_future",
+            "knows the future (Foreseen)",
+        ),
         (("system=lru", "loader=hobbit", "predictor=next_site"), "knows_future", None),
         (("system=lru",), "reference", None),
         (("system=infinite_link",), "reference", "a reference: copies take no time"),
         (("system=lru",), "transplanted", None),
         (("system=lru", "hardware.validated=measured"), "machine", None),
-        (("system=lru",), "machine", "no time of rtx4090_pcie4 was ever compared with a real machine's"),
+        (
+            ("system=lru",),
+            "machine",
+            "no time of rtx4090_pcie4 was ever compared with a real machine's",
+        ),
     ],
-)  # fmt: skip
-def test_a_run_has_the_label_of_what_it_is(words: tuple[str, ...], kind: str, text: str | None) -> None:
+)
+def test_a_run_has_the_label_of_what_it_is(
+    words: tuple[str, ...], kind: str, text: str | None
+) -> None:
     words = tuple(word.replace("model.stored", "++model.stored") for word in words)
     assert getattr(labels_in(trial((*FEW, *words)).summary), kind) == text
 
 
 def test_prompts_served_low_are_lossy_though_decoding_is_not() -> None:
-    """Fate serves unpopular experts of prompts at INT2: no share of a summary, which are over decode, says so."""
+    """Fate serves unpopular experts of prompts at INT2: no share of a summary, which are over
+    decode, says so.
+    """
     run = prepared((*FEW, "system=fate"))
     summary = execute(run).summary
     assert summary["quality_proxy"]["low_share"] == 0
-    assert summary["labels"]["lossy"] == "lossy (every expert at int4 or below, experts at low precision)"
+    assert (
+        summary["labels"]["lossy"]
+        == "lossy (every expert at int4 or below, experts at low precision)"
+    )
 
 
 def test_a_predictor_fitted_on_the_runs_own_sequences_knows_the_future() -> None:
@@ -53,7 +73,9 @@ def test_a_predictor_fitted_on_the_runs_own_sequences_knows_the_future() -> None
 
 
 def test_overrides_of_the_surroundings_are_labels_of_a_trial_and_survive_a_column() -> None:
-    labels = labels_in(trial((*FEW, "system=lru", "cache=lfu", "budget.resident_share=0.4")).summary)
+    labels = labels_in(
+        trial((*FEW, "system=lru", "cache=lfu", "budget.resident_share=0.4")).summary
+    )
     assert labels.changed == FEW
     assert from_row(labels.row()) == labels
 
@@ -62,23 +84,31 @@ def test_what_all_have_is_said_once_and_what_some_have_by_their_names() -> None:
     lossy, both = Labels(synthetic="S", lossy="lossy (a)"), Labels(synthetic="S")
     assert told([("x", lossy), ("y", lossy), ("z", both)]) == ["S", "x, y: lossy (a)"]
     assert told([("x", lossy), ("x", replace(lossy, lossy="lossy (b)")), ("z", both)]) == [
-        "S", "x: lossy (a)", "x: lossy (b)",
-    ]  # fmt: skip
+        "S",
+        "x: lossy (a)",
+        "x: lossy (b)",
+    ]
     assert told([("x", lossy)]) == ["S", "lossy (a)"]
     assert caption([("x", lossy), ("z", both)]) == "S; x: lossy (a)"
     assert told([]) == []
 
 
 def test_changes_that_all_runs_share_are_said_and_what_is_varied_is_not() -> None:
-    at = [Labels(changed=("trace.max_sequences=2", f"hardware.memory_gib={gib}")) for gib in (24, 48)]
+    at = [
+        Labels(changed=("trace.max_sequences=2", f"hardware.memory_gib={gib}")) for gib in (24, 48)
+    ]
     assert told([("lru", one) for one in at]) == ["with trace.max_sequences=2"]
     assert told(zip("ab", at, strict=True)) == [
-        "with trace.max_sequences=2", "a: with hardware.memory_gib=24", "b: with hardware.memory_gib=48",
-    ]  # fmt: skip
+        "with trace.max_sequences=2",
+        "a: with hardware.memory_gib=24",
+        "b: with hardware.memory_gib=48",
+    ]
 
 
 def test_a_summary_without_labels_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"summary of lru has no labels: an older version wrote it; run it again"):
+    with pytest.raises(
+        ValueError, match=r"summary of lru has no labels: an older version wrote it; run it again"
+    ):
         labels_in({"system": "lru"})
 
 
@@ -90,7 +120,10 @@ def test_labels_on_a_figure_stand_below_its_title_inside_its_width() -> None:
 
     figure, _ = plt.subplots(figsize=(4, 3), layout="constrained")
     figure.suptitle("whose")
-    write_on(figure, [("lru", Labels(transplanted="TRANSPLANTED: " + "gates of one, sizes of another, " * 5))])
+    write_on(
+        figure,
+        [("lru", Labels(transplanted="TRANSPLANTED: " + "gates of one, sizes of another, " * 5))],
+    )
     figure.canvas.draw()
     title = figure._suptitle  # type: ignore[attr-defined]
     assert title.get_text().startswith("whose\nTRANSPLANTED")

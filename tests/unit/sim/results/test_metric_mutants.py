@@ -1,4 +1,6 @@
-"""Defects planted in the metrics, each a line rewritten: the two runs by hand, or the audit of a run, notice each."""
+"""Defects planted in the metrics, each a line rewritten: the two runs by hand, or the audit of a
+run, notice each.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,71 @@ from unit.sim.results.test_worked_runs import NOT_BY_HAND, by_hand, is_same
 Configure = Callable[..., DictConfig]
 
 DEFECTS = {
-    "high_for_low is no hit": Defect("sim.results.hits", "is_in(FOUND_RESIDENT)", 'is_in(["hit"])', ""),
-    "a hit ratio over everything": Defect("sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("skips") != ""', ""),
+    "high_for_low is no hit": Defect(
+        "sim.results.hits", "is_in(FOUND_RESIDENT)", 'is_in(["hit"])', ""
+    ),
+    "a hit ratio over everything": Defect(
+        "sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("skips") != ""', ""
+    ),
     "a hit ratio without what is left out for being absent": Defect(
-        "sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("outcome") != "skip"', ""),
+        "sim.results.hits", 'pl.col("skips") != ALWAYS', 'pl.col("outcome") != "skip"', ""
+    ),
     "a precision's needs with those that are served as they are there": Defect(
-        "sim.results.hits", 'fixed = lookups.filter(pl.col("skips") == NEVER)', "fixed = lookups", ""),
+        "sim.results.hits",
+        'fixed = lookups.filter(pl.col("skips") == NEVER)',
+        "fixed = lookups",
+        "",
+    ),
     "promotions cost nothing": Defect("sim.results.hits", "is_in(MISSED)", 'is_in(["miss"])', ""),
     "wasted without dropped": Defect(
-        "sim.results.metrics", '["evicted_unused", "unused_at_end", "dropped"]', '["evicted_unused", "unused_at_end"]', ""),
-    "wasted on every link": Defect("sim.results.metrics", "to_device.filter(", "frames.transfers.filter(", ""),
+        "sim.results.metrics",
+        '["evicted_unused", "unused_at_end", "dropped"]',
+        '["evicted_unused", "unused_at_end"]',
+        "",
+    ),
+    "wasted on every link": Defect(
+        "sim.results.metrics", "to_device.filter(", "frames.transfers.filter(", ""
+    ),
     "tpot's interval over every sequence": Defect(
-        "sim.results.metrics", "(tokens > 0).astype(np.float64)", "one", ""),
+        "sim.results.metrics", "(tokens > 0).astype(np.float64)", "one", ""
+    ),
     "the hit interval's denominator doubled": Defect(
-        "sim.results.metrics", 'share_interval(found, counted)', 'share_interval(found, 2 * counted)', ""),
-    "p95 is p50": Defect("sim.results.latency", "np.percentile(values_ns, p)", "np.percentile(values_ns, min(p, 50))", ""),
+        "sim.results.metrics",
+        "share_interval(found, counted)",
+        "share_interval(found, 2 * counted)",
+        "",
+    ),
+    "p95 is p50": Defect(
+        "sim.results.latency",
+        "np.percentile(values_ns, p)",
+        "np.percentile(values_ns, min(p, 50))",
+        "",
+    ),
     "the peak on the device grows with what is left over": Defect(
-        "sim.results.metrics", "ledger.total_bytes - max(0,", "ledger.total_bytes + max(0,", ""),
+        "sim.results.metrics", "ledger.total_bytes - max(0,", "ledger.total_bytes + max(0,", ""
+    ),
     "how far pools were over, the other way round": Defect(
-        "sim.results.metrics", "controller.slots.peak_bytes - sum(controller.slots.capacity_bytes)",
-        "sum(controller.slots.capacity_bytes) - controller.slots.peak_bytes", ""),
-    "no channels": Defect("sim.results.metrics", "isinstance(controller.payload, ReusedChannels)", "controller is None", ""),
-    "every end of a need is a wave": Defect("sim.results.metrics", "sum(count > 0 for", "sum(count >= 0 for", ""),
+        "sim.results.metrics",
+        "controller.slots.peak_bytes - sum(controller.slots.capacity_bytes)",
+        "sum(controller.slots.capacity_bytes) - controller.slots.peak_bytes",
+        "",
+    ),
+    "no channels": Defect(
+        "sim.results.metrics",
+        "isinstance(controller.payload, ReusedChannels)",
+        "controller is None",
+        "",
+    ),
+    "every end of a need is a wave": Defect(
+        "sim.results.metrics", "sum(count > 0 for", "sum(count >= 0 for", ""
+    ),
     "unions at the lowest precision": Defect(
-        "sim.results.metrics", "geometry.slot_bytes[geometry.key(0, site, 0)]", "geometry.slot_bytes[-1]", ""),
-}  # fmt: skip
+        "sim.results.metrics",
+        "geometry.slot_bytes[geometry.key(0, site, 0)]",
+        "geometry.slot_bytes[-1]",
+        "",
+    ),
+}
 CONFIGURED = {
     "hobbit": "system=hobbit",
     "light experts left out": "system=adapmoe precision.skip_above=0.7",
@@ -61,7 +103,9 @@ CONFIGURED = {
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A run that has been simulated, to be summarised again and again. ``page``: its name if it is worked by hand."""
+    """A run that has been simulated, to be summarised again and again. ``page``: its name if it
+    is worked by hand.
+    """
 
     run: Run
     frames: Frames
@@ -76,7 +120,9 @@ class Measured:
         values = dict(flat(summary))
         page = by_hand(self.page) if self.page else {}
         assert not set(page) & set(NOT_BY_HAND)
-        return found + [f"{key}: page" for key, value in page.items() if not is_same(values[key], value)]
+        return found + [
+            f"{key}: page" for key, value in page.items() if not is_same(values[key], value)
+        ]
 
 
 def measured(run: Run, page: str = "") -> Measured:
@@ -89,8 +135,15 @@ def measured(run: Run, page: str = "") -> Measured:
 @pytest.fixture(scope="module")
 def runs(configure: Configure, bundled_trace: Trace) -> Sequence[Measured]:
     short = ("trace.max_sequences=2", "+workload.decode_tokens=6", "budget.resident_share=0.4")
-    configured = [build(configure(*short, *words.split()), name, bundled_trace) for name, words in CONFIGURED.items()]
-    return [measured(make_run(), "first"), measured(make_run(**STAGED), "second"), *map(measured, configured)]
+    configured = [
+        build(configure(*short, *words.split()), name, bundled_trace)
+        for name, words in CONFIGURED.items()
+    ]
+    return [
+        measured(make_run(), "first"),
+        measured(make_run(**STAGED), "second"),
+        *map(measured, configured),
+    ]
 
 
 def test_without_a_defect_nothing_differs(runs: Sequence[Measured]) -> None:
@@ -99,6 +152,8 @@ def test_without_a_defect_nothing_differs(runs: Sequence[Measured]) -> None:
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_in_a_metric_is_noticed(name: str, runs: Sequence[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_in_a_metric_is_noticed(
+    name: str, runs: Sequence[Measured], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert plant(DEFECTS[name], monkeypatch) >= 1
     assert any(one.wrong() for one in runs), name

@@ -1,4 +1,6 @@
-"""Summaries of whole runs: every switch is reported, sums agree with the tables, no run beats its bound."""
+"""Summaries of whole runs: every switch is reported, sums agree with the tables, no run beats
+its bound.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +23,50 @@ from sim.setup.execute import Result, execute
 from sim.traces.trace import Trace
 
 Configure = Callable[..., DictConfig]
-HOST = "hardware.host.sync_us=20 hardware.host.issue_us=5 hardware.host.wake_us=30 hardware.host.post_us=10"
+HOST = (
+    "hardware.host.sync_us=20 hardware.host.issue_us=5 hardware.host.wake_us=30"
+    " hardware.host.post_us=10"
+)
 TOGETHER = "workload.batching=continuous workload.together=2"
 RUNS = {
     "as it comes": "system=hobbit",
     "a drive and a RAM tier": "system=mixtral_offloading hardware=rtx4090_nvme",
-    "a RAM tier without cut-through": "system=lru hardware=rtx4090_nvme hardware.links.nvme.head_bytes=0 ram_cache=lfu",
+    "a RAM tier without cut-through": (
+        "system=lru hardware=rtx4090_nvme hardware.links.nvme.head_bytes=0 ram_cache=lfu"
+    ),
     "unified memory": "system=hobbit hardware=jetson_agx_orin budget.resident_share=0.3",
     "three engines": "system=mixtral_offloading hardware.links.pcie.engines=3 loader.in_flight=2",
     "chunks": "system=hobbit loader.chunk_bytes=33554432",
-    "staging": "system=mixtral_offloading loader.destination=staging loader.staging_slots=4 hardware.memory_gib=48",
+    "staging": (
+        "system=mixtral_offloading loader.destination=staging loader.staging_slots=4"
+        " hardware.memory_gib=48"
+    ),
     "write-back": "system=mixtral_offloading loader.write_back=true",
     "the CPU": "system=lru placement=absent_on_cpu",
-    "the CPU for single tokens": f"system=hobbit placement=absent_on_cpu placement.up_to_tokens=1 {TOGETHER}",
+    "the CPU for single tokens": (
+        f"system=hobbit placement=absent_on_cpu placement.up_to_tokens=1 {TOGETHER}"
+    ),
     "streamed layers": "system=lru loader.dense_slots=2",
     "host time": f"system=hobbit {HOST}",
     "late forecasts": "system=mixtral_offloading hardware.prediction_us=200",
     "claims at queueing": "system=mixtral_offloading loader.slot_claim=queue",
     "a pool that overflows": "system=lru loader.retention=after_batch hardware.memory_gib=48",
-    "pools that overflow": "system=lru cache=lru_per_site loader.retention=after_batch hardware.memory_gib=48",
+    "pools that overflow": (
+        "system=lru cache=lru_per_site loader.retention=after_batch hardware.memory_gib=48"
+    ),
     "one need at a time": "system=lru loader.replay_unit=access loader.wait=in_order",
     "together": f"system=mixtral_offloading {TOGETHER}",
     "chunks of prompts": f"system=hobbit {TOGETHER} workload.prefill_chunk=8",
     "arrivals": f"system=lru {TOGETHER} workload.arrivals_per_s=0.05 {HOST}",
     "a burst": f"system=lru {TOGETHER} workload.arrivals_s=[0,0]",
     "groups": "system=hobbit workload.batching=static workload.together=2",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
-def ran(request: pytest.FixtureRequest, configure: Configure, bundled_trace: Trace) -> tuple[Run, Result]:
+def ran(
+    request: pytest.FixtureRequest, configure: Configure, bundled_trace: Trace
+) -> tuple[Run, Result]:
     words = ("trace.max_sequences=2", "budget.resident_share=0.4", *request.param.split())
     run = build(configure(*words), "x", bundled_trace)
     return run, execute(run)
@@ -77,7 +93,11 @@ def test_busy_and_idle_time_make_up_the_makespan(ran: tuple[Run, Result]) -> Non
     frames = result.frames
     assert tuple(result.summary["stall_s"]) == STALL_PARTS
     assert all(int(ns.min(initial=0)) >= 0 for ns in frames.stalls.values())
-    step_ns = frames.tokens.unique("step").select(pl.col("compute_ns").sum() + pl.col("stall_ns").sum()).item()
+    step_ns = (
+        frames.tokens.unique("step")
+        .select(pl.col("compute_ns").sum() + pl.col("stall_ns").sum())
+        .item()
+    )
     steps, since = frames.tokens.unique("step").sort("step"), frames.first_arrival_ns
     between = sum(steps["start_ns"].to_list()) - sum([since, *steps["end_ns"].to_list()[:-1]])
     assert step_ns + between == frames.makespan_ns
@@ -101,7 +121,9 @@ def test_a_summary_is_json_and_reports_every_switch(ran: tuple[Run, Result]) -> 
 def test_bytes_and_time_are_told_by_link(ran: tuple[Run, Result]) -> None:
     run, result = ran
     summary, transfers = result.summary, result.frames.transfers
-    assert list(summary["bytes"]) == list(summary["link_utilisation"]) == list(run.hardware.link_names)
+    assert (
+        list(summary["bytes"]) == list(summary["link_utilisation"]) == list(run.hardware.link_names)
+    )
     for link, by_class in summary["bytes"].items():
         of_link = transfers.filter(pl.col("link") == link)
         for kind in ("demand", "prefetch", "dense"):
@@ -114,7 +136,9 @@ def test_prefetches_that_were_started_have_one_outcome_each(ran: tuple[Run, Resu
     counts = ran[1].summary["prefetch"]
     started = ("used", "late", "dropped", "evicted_unused", "unused_at_end")
     assert counts["started"] == sum(counts[name] for name in started)
-    assert counts["queued"] == counts["started"] + sum(counts[n] for n in ("promoted", "cancelled", "dropped_no_slot"))
+    assert counts["queued"] == counts["started"] + sum(
+        counts[n] for n in ("promoted", "cancelled", "dropped_no_slot")
+    )
 
 
 def test_what_a_tier_held_at_its_fullest_fits_it(ran: tuple[Run, Result]) -> None:
@@ -138,7 +162,8 @@ def test_a_ram_tier_reports_what_it_was_asked_for(ran: tuple[Run, Result]) -> No
         assert ram["capacity_bytes"] == run.hardware.route.ram_bytes
 
 
-# ---- what a run shows ------------------------------------------------------------------------------------------------
+# ---- what a run shows
+# ------------------------------------------------------------------------------------------------
 
 
 def summary_of(configure: Configure, trace: Trace, words: str) -> dict[str, Any]:
@@ -146,7 +171,9 @@ def summary_of(configure: Configure, trace: Trace, words: str) -> dict[str, Any]
     return execute(build(configure(*base, *words.split()), "x", trace)).summary
 
 
-def test_each_cause_of_waiting_shows_where_it_must(configure: Configure, bundled_trace: Trace) -> None:
+def test_each_cause_of_waiting_shows_where_it_must(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     expected = {
         "system=lru hardware=rtx4090_nvme": "storage",
         "system=lru placement=absent_on_cpu": "cpu_join",
@@ -161,29 +188,52 @@ def test_each_cause_of_waiting_shows_where_it_must(configure: Configure, bundled
             assert summary_of(configure, bundled_trace, "system=lru")["stall_s"][part] == 0, part
 
 
-def test_write_back_and_streamed_layers_have_bytes_of_their_own(configure: Configure, bundled_trace: Trace) -> None:
-    found = summary_of(configure, bundled_trace, "system=lru loader.write_back=true")["bytes"]["pcie"]
+def test_write_back_and_streamed_layers_have_bytes_of_their_own(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    found = summary_of(configure, bundled_trace, "system=lru loader.write_back=true")["bytes"][
+        "pcie"
+    ]
     assert found["write_back"] == found["demand"], "each load evicts one of its size"
-    streamed = summary_of(configure, bundled_trace, "system=lru loader.dense_slots=2")["bytes"]["pcie"]
+    streamed = summary_of(configure, bundled_trace, "system=lru loader.dense_slots=2")["bytes"][
+        "pcie"
+    ]
     assert streamed["dense"] > 0
 
 
-def test_forecasts_of_several_rows_are_measured_as_unions(configure: Configure, bundled_trace: Trace) -> None:
+def test_forecasts_of_several_rows_are_measured_as_unions(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     alone = summary_of(configure, bundled_trace, "system=mixtral_offloading")["prediction"]
-    together = summary_of(configure, bundled_trace, f"system=mixtral_offloading {TOGETHER}")["prediction"]
+    together = summary_of(configure, bundled_trace, f"system=mixtral_offloading {TOGETHER}")[
+        "prediction"
+    ]
     assert together.pop("fitted_on") == 0
     assert together.pop("prefill") is None
     assert together.pop("prompts") == "not forecast by the system"
     for name, value in together.items():
         assert 0 < value <= 1, name
-    assert together["recall_at_issued"] > alone["recall_at_issued"], "unions of two rows overlap more"
+    assert together["recall_at_issued"] > alone["recall_at_issued"], (
+        "unions of two rows overlap more"
+    )
 
 
-def test_what_loads_before_the_run_takes_every_link_it_crosses(configure: Configure, bundled_trace: Trace) -> None:
+def test_what_loads_before_the_run_takes_every_link_it_crosses(
+    configure: Configure, bundled_trace: Trace
+) -> None:
     """RAM's 24 GiB hold the device's experts, too: those come from there."""
-    near = build(configure("system=lru", "budget.resident_share=0.4", "trace.max_sequences=1"), "x", bundled_trace)
+    near = build(
+        configure("system=lru", "budget.resident_share=0.4", "trace.max_sequences=1"),
+        "x",
+        bundled_trace,
+    )
     far = build(
-        configure("system=lru", "budget.resident_share=0.4", "trace.max_sequences=1", "hardware=rtx4090_nvme"),
+        configure(
+            "system=lru",
+            "budget.resident_share=0.4",
+            "trace.max_sequences=1",
+            "hardware=rtx4090_nvme",
+        ),
         "x",
         bundled_trace,
     )
@@ -191,7 +241,9 @@ def test_what_loads_before_the_run_takes_every_link_it_crosses(configure: Config
     ram = far.controller.ram
     assert ram is not None
     hop = far.durations.hop_ns
-    on_the_way = hop(1, far.ledger.dense_bytes) + sum(hop(1, ram.key_bytes[key]) for key in ram.initial)
+    on_the_way = hop(1, far.ledger.dense_bytes) + sum(
+        hop(1, ram.key_bytes[key]) for key in ram.initial
+    )
     missing = [key for key in far.controller.slots.initial if key not in set(ram.initial)]
     on_the_way += sum(hop(1, ram.key_bytes[key]) for key in missing)
     assert loads["rtx4090_nvme"] == pytest.approx(loads["rtx4090_pcie4"] + on_the_way / 1e9)

@@ -10,14 +10,24 @@ from sim.results.paired import CANNOT_TELL, FASTER, SLOWER, TOO_FEW, paired
 
 def test_a_run_paired_with_itself_has_the_ratio_1_and_nobody_is_faster() -> None:
     found = paired(*[np.array([3.0, 1.0, 4.0, 1.5])] * 2)
-    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (1.0, (1.0, 1.0), 0.5, CANNOT_TELL)
+    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (
+        1.0,
+        (1.0, 1.0),
+        0.5,
+        CANNOT_TELL,
+    )
     assert not found.is_decided
 
 
 def test_twice_as_slow_on_every_sequence_is_2_for_certain_however_they_vary() -> None:
     ours = np.array([3.0, 1.0, 40.0, 1.5])
     found = paired(ours, 2 * ours)
-    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (2.0, (2.0, 2.0), 1.0, FASTER)
+    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (
+        2.0,
+        (2.0, 2.0),
+        1.0,
+        FASTER,
+    )
     assert paired(2 * ours, ours).verdict == SLOWER
     assert found.is_decided
 
@@ -25,7 +35,12 @@ def test_twice_as_slow_on_every_sequence_is_2_for_certain_however_they_vary() ->
 def test_fewer_than_four_sequences_have_a_ratio_and_an_interval_but_no_verdict() -> None:
     ours = np.array([3.0, 1.0, 40.0])
     found = paired(ours, 2 * ours)
-    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (2.0, (2.0, 2.0), 1.0, TOO_FEW)
+    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (
+        2.0,
+        (2.0, 2.0),
+        1.0,
+        TOO_FEW,
+    )
     assert not found.is_decided
     assert "fewer than 4 sequences" in found.verdict
 
@@ -51,7 +66,12 @@ def test_how_sure_one_is_mirrors_how_sure_the_other_is() -> None:
 
 def test_one_sequence_has_a_ratio_but_no_interval_and_tells_nothing() -> None:
     found = paired(np.array([1.0]), np.array([9.0]))
-    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (9.0, None, None, TOO_FEW)
+    assert (found.speedup, found.interval, found.p_faster, found.verdict) == (
+        9.0,
+        None,
+        None,
+        TOO_FEW,
+    )
     assert str(found) == "9.00x [one sequence]"
 
 

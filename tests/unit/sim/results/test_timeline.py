@@ -14,7 +14,15 @@ from omegaconf import DictConfig
 
 from sim.results.frames import compute_busy_ns, idle_ns
 from sim.results.run import Run
-from sim.results.timeline import COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK, STEP_TRACK, link_tracks, trace_events
+from sim.results.timeline import (
+    COMPUTE_TRACK,
+    CPU_TRACK,
+    HOST_TRACK,
+    LINK_TRACK,
+    STEP_TRACK,
+    link_tracks,
+    trace_events,
+)
 from sim.setup.build import build
 from sim.setup.execute import Result, execute
 from sim.traces.trace import Trace
@@ -22,7 +30,10 @@ from sim.traces.trace import Trace
 Event = dict[str, Any]
 
 
-HOST = "hardware.host.sync_us=20 hardware.host.issue_us=5 hardware.host.wake_us=30 hardware.host.post_us=10"
+HOST = (
+    "hardware.host.sync_us=20 hardware.host.issue_us=5 hardware.host.wake_us=30"
+    " hardware.host.post_us=10"
+)
 RUNS = {
     "as ready": "system=mixtral_offloading",
     "all together": "system=hobbit",
@@ -68,7 +79,9 @@ def test_on_a_track_nothing_overlaps(ran: tuple[Run, Result]) -> None:
             assert ns(before["ts"]) + ns(before["dur"]) <= ns(after["ts"]), track
 
 
-def test_the_compute_track_shows_all_of_the_compute_time_and_all_stalls(ran: tuple[Run, Result]) -> None:
+def test_the_compute_track_shows_all_of_the_compute_time_and_all_stalls(
+    ran: tuple[Run, Result],
+) -> None:
     """Together they fill the run from its first nanosecond to its last."""
     run, result = ran
     shown = slices(events(ran), COMPUTE_TRACK)
@@ -79,8 +92,15 @@ def test_the_compute_track_shows_all_of_the_compute_time_and_all_stalls(ran: tup
     busy = [event for event in shown if not event["name"].startswith("stall: ")]
     assert sum(ns(event["dur"]) for event in busy) == compute_busy_ns(result.frames)
     served = result.frames.lookups.filter(~pl.col("outcome").is_in(["skip", "cpu"]))
-    assert names == {"attention": run.workload.num_gates, "expert": len(served), "head": len(run.workload.steps)}
-    assert max(ns(event["ts"]) + ns(event["dur"]) for event in shown) == result.frames.record.makespan_ns
+    assert names == {
+        "attention": run.workload.num_gates,
+        "expert": len(served),
+        "head": len(run.workload.steps),
+    }
+    assert (
+        max(ns(event["ts"]) + ns(event["dur"]) for event in shown)
+        == result.frames.record.makespan_ns
+    )
 
 
 def test_the_tracks_of_the_links_show_every_service_with_its_times(ran: tuple[Run, Result]) -> None:
@@ -89,20 +109,31 @@ def test_the_tracks_of_the_links_show_every_service_with_its_times(ran: tuple[Ru
     first, names = link_tracks(result.frames), {}
     for row in result.frames.transfers.iter_rows(named=True):
         names[row["number"]] = f"{row['class']} site "
-    columns = zip(record.service_number, record.service_link, record.service_engine, record.service_start_ns,
-                  record.service_end_ns, strict=True)  # fmt: skip
-    services = Counter((number, first[link] + engine, start, record.makespan_ns if end < 0 else end)
-                       for number, link, engine, start, end in columns)  # fmt: skip
+    columns = zip(
+        record.service_number,
+        record.service_link,
+        record.service_engine,
+        record.service_start_ns,
+        record.service_end_ns,
+        strict=True,
+    )
+    services = Counter(
+        (number, first[link] + engine, start, record.makespan_ns if end < 0 else end)
+        for number, link, engine, start, end in columns
+    )
     shown = [event for event in found if event["ph"] == "X" and event["tid"] >= LINK_TRACK]
     assert services == Counter(
-        (event["args"]["number"], event["tid"], ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])) for event in shown
+        (event["args"]["number"], event["tid"], ns(event["ts"]), ns(event["ts"]) + ns(event["dur"]))
+        for event in shown
     )
     assert all(event["name"].startswith(names[event["args"]["number"]]) for event in shown)
     moved = sum(event["args"]["bytes"] for event in shown)
     assert moved == sum(sum(by_class.values()) for by_class in result.summary["bytes"].values())
 
 
-def test_an_arrow_leads_from_a_need_over_its_transfer_to_its_computation(ran: tuple[Run, Result]) -> None:
+def test_an_arrow_leads_from_a_need_over_its_transfer_to_its_computation(
+    ran: tuple[Run, Result],
+) -> None:
     """Over every hop of it, in their order."""
     _, result = ran
     arrows: dict[int, dict[str, list[Event]]] = {}
@@ -126,21 +157,31 @@ def test_an_arrow_leads_from_a_need_over_its_transfer_to_its_computation(ran: tu
 
 def test_no_expert_is_computed_before_it_is_there(ran: tuple[Run, Result]) -> None:
     _, result = ran
-    starts = sorted(ns(e["ts"]) for e in slices(events(ran), COMPUTE_TRACK) if e["name"].startswith("expert"))
+    starts = sorted(
+        ns(e["ts"]) for e in slices(events(ran), COMPUTE_TRACK) if e["name"].startswith("expert")
+    )
     on_device = ~pl.col("outcome").is_in(["skip", "cpu"])
     ready = sorted(result.frames.lookups.filter(on_device)["ready_ns"].to_list())
     assert all(a <= b for a, b in zip(ready, starts, strict=True))
 
 
-def test_the_first_steps_are_shown_only_if_asked_for_and_the_rest_is_said(ran: tuple[Run, Result]) -> None:
+def test_the_first_steps_are_shown_only_if_asked_for_and_the_rest_is_said(
+    ran: tuple[Run, Result],
+) -> None:
     run, result = ran
     short = trace_events(result.frames, run.controller.loader.wait, 3, {})
-    assert short["otherData"] == {"steps_shown": 3, "steps": len(run.workload.steps), "time_unit": "us"}
+    assert short["otherData"] == {
+        "steps_shown": 3,
+        "steps": len(run.workload.steps),
+        "time_unit": "us",
+    }
     until = result.frames.record.step_end_ns[2]
     for event in short["traceEvents"]:
         if event["ph"] == "X":
             assert ns(event["ts"]) < until
-    heads = [event for event in slices(short["traceEvents"], COMPUTE_TRACK) if event["name"] == "head"]
+    heads = [
+        event for event in slices(short["traceEvents"], COMPUTE_TRACK) if event["name"] == "head"
+    ]
     assert len(heads) == 3
     more = trace_events(result.frames, "wait_all", 10**6, {})["otherData"]
     assert more["steps_shown"] == more["steps"]
@@ -152,7 +193,10 @@ def test_a_step_is_a_slice_from_its_beginning_to_its_end(ran: tuple[Run, Result]
     assert [ns(event["ts"]) for event in shown] == record.step_start_ns
     assert [ns(event["ts"]) + ns(event["dur"]) for event in shown] == record.step_end_ns
     assert shown[0]["name"] == f"prefill sequence {run.workload.sequences[0].sequence}"
-    assert Counter(event["name"].split()[0] for event in shown) == {"prefill": 1, "decode": len(run.workload.steps) - 1}
+    assert Counter(event["name"].split()[0] for event in shown) == {
+        "prefill": 1,
+        "decode": len(run.workload.steps) - 1,
+    }
 
 
 def test_the_cpu_and_the_host_have_tracks_of_what_they_do(ran: tuple[Run, Result]) -> None:
@@ -169,9 +213,15 @@ def test_the_timeline_is_json_and_its_tracks_have_names(ran: tuple[Run, Result])
     run, _ = ran
     found = events(ran, 2)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    names = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    names = {
+        event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"
+    }
     engines = run.hardware.links[0].engines
-    first = ["link pcie"] if engines == 1 else [f"link pcie engine {number}" for number in range(engines)]
+    first = (
+        ["link pcie"]
+        if engines == 1
+        else [f"link pcie engine {number}" for number in range(engines)]
+    )
     links = [*first, *(f"link {name}" for name in run.hardware.link_names[1:])]
     assert list(names.values()) == ["steps", "compute", "CPU", "host", *links]
     assert list(names) == sorted(names)

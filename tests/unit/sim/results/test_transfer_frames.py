@@ -42,34 +42,46 @@ def test_a_hop_has_a_row_with_its_own_link_and_times() -> None:
     ]
 
 
-def test_a_dense_block_is_of_a_class_of_its_own_and_what_is_evicted_stands_with_the_last_hop() -> None:
+def test_a_dense_block_is_of_a_class_of_its_own_and_what_is_evicted_stands_with_the_last_hop() -> (
+    None
+):
     block = one(DENSE, 1, 2, 9)
-    mine = Sent(DEMAND, ((1, 8), (0, 18)), (Service(8, 18, link=1), Service(18, 25)), write_back=(4, 2))
+    mine = Sent(
+        DEMAND, ((1, 8), (0, 18)), (Service(8, 18, link=1), Service(18, 25)), write_back=(4, 2)
+    )
     table = traffic(block, mine).table
     assert table["class"].to_list() == ["dense", "demand", "demand"]
     assert table["outcome"].to_list() == ["loaded"] * 3
     assert table["victim"].to_list() == [None, None, 4]
 
 
-def test_a_transfer_that_was_cut_has_the_bytes_of_all_its_services_from_the_first_to_the_last() -> None:
+def test_a_transfer_that_was_cut_has_the_bytes_of_all_its_services_from_the_first_to_the_last() -> (
+    None
+):
     cut = Sent(PREFETCH, ((0, 3),), (Service(4, 12, moved=2), Service(16, 25, moved=9)))
     (row,) = traffic(cut).table.select("moved_bytes", "start_ns", "end_ns").rows()
     assert row == (11, 4, 25)
 
 
 def test_what_the_end_of_the_run_cuts_has_moved_its_share_rounded_down() -> None:
-    """50 B take 110 ns; of 70 ns served 50 * 70 / 110 = 31.8. What has not begun has moved nothing."""
+    """50 B take 110 ns; of 70 ns served 50 * 70 / 110 = 31.8. What has not begun has moved
+    nothing.
+    """
     begun = Sent(PREFETCH, ((0, 900),), (Service(930, None, moved=50),))
     waiting = Sent(PREFETCH, ((0, 950),))
     table = traffic(begun, waiting).table
-    assert table.select("moved_bytes", "start_ns", "end_ns").rows() == [(31, 930, 1000), (0, 1000, 1000)]
+    assert table.select("moved_bytes", "start_ns", "end_ns").rows() == [
+        (31, 930, 1000),
+        (0, 1000, 1000),
+    ]
 
 
 def test_a_hop_that_was_handed_on_and_not_begun_has_moved_nothing() -> None:
     mine = Sent(DEMAND, ((1, 900), (0, 990)), (Service(900, 990, link=1, moved=40),))
     assert traffic(mine).table.select("link", "moved_bytes", "start_ns", "end_ns").rows() == [
-        ("far", 40, 900, 990), ("near", 0, 1000, 1000),
-    ]  # fmt: skip
+        ("far", 40, 900, 990),
+        ("near", 0, 1000, 1000),
+    ]
 
 
 def test_bytes_are_summed_by_link_and_class() -> None:
@@ -80,7 +92,7 @@ def test_bytes_are_summed_by_link_and_class() -> None:
     assert bytes_by_link == {
         "near": {"demand": 6, "prefetch": 3, "dense": 3, "write_back": 0, "activation": 0},
         "far": {"demand": 13, "prefetch": 0, "dense": 0, "write_back": 0, "activation": 0},
-    }  # fmt: skip
+    }
 
 
 def test_what_is_written_back_counts_beside_what_is_brought() -> None:
@@ -88,16 +100,24 @@ def test_what_is_written_back_counts_beside_what_is_brought() -> None:
     whole = one(DEMAND, 0, 0, 68, write_back=(1, 3))
     assert traffic(whole).bytes_by_link()["near"]["write_back"] == 16
     cut = traffic(one(DEMAND, 0, 979, None, write_back=(1, 3)))
-    assert cut.bytes_by_link()["near"] == {"demand": 0, "prefetch": 0, "dense": 0, "write_back": 4, "activation": 0}
+    assert cut.bytes_by_link()["near"] == {
+        "demand": 0,
+        "prefetch": 0,
+        "dense": 0,
+        "write_back": 4,
+        "activation": 0,
+    }
 
 
 def test_a_link_is_busy_while_any_of_its_engines_serves() -> None:
     """10..30 and 20..50 on two engines, 60..70: 50 ns; the other link 5 ns."""
     sent = (
-        Sent(DEMAND, ((0, 0),), (Service(10, 30, engine=0),)), Sent(DEMAND, ((0, 0),), (Service(20, 50, engine=1),)),
-        Sent(DEMAND, ((0, 0),), (Service(25, 28, engine=2),)), Sent(DEMAND, ((0, 0),), (Service(60, 70, engine=0),)),
+        Sent(DEMAND, ((0, 0),), (Service(10, 30, engine=0),)),
+        Sent(DEMAND, ((0, 0),), (Service(20, 50, engine=1),)),
+        Sent(DEMAND, ((0, 0),), (Service(25, 28, engine=2),)),
+        Sent(DEMAND, ((0, 0),), (Service(60, 70, engine=0),)),
         Sent(DEMAND, ((1, 0),), (Service(20, 25, link=1),)),
-    )  # fmt: skip
+    )
     assert traffic(*sent).busy_ns() == {"near": 50, "far": 5}
 
 
@@ -112,12 +132,31 @@ def test_a_run_without_transfers_has_moved_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("row", "until", "done"),
-    [(0, 40, Fraction(10 + 20 + 5)), (1, 40, Fraction(10 + 5)), (0, 8, Fraction(8)), (2, 100, Fraction(10 + 40))],
-    ids=["alone, then shared", "shared from the end of its latency on", "still in its latency", "the other link"],
+    [
+        (0, 40, Fraction(10 + 20 + 5)),
+        (1, 40, Fraction(10 + 5)),
+        (0, 8, Fraction(8)),
+        (2, 100, Fraction(10 + 40)),
+    ],
+    ids=[
+        "alone, then shared",
+        "shared from the end of its latency on",
+        "still in its latency",
+        "the other link",
+    ],
 )
 def test_engines_past_their_latency_share_the_link(row: int, until: int, done: Fraction) -> None:
-    """Latency 10. Engine 0 from 0: alone 10..30; engine 1 from 20, past its latency at 30: 30..40 in halves."""
+    """Latency 10. Engine 0 from 0: alone 10..30; engine 1 from 20, past its latency at 30:
+    30..40 in halves.
+    """
     number = np.array([0, 1, 2])
-    services = Services(number, np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([0, 20, 50]),
-                        np.array([until] * 3), number, number)  # fmt: skip
+    services = Services(
+        number,
+        np.array([0, 0, 1]),
+        np.array([0, 1, 0]),
+        np.array([0, 20, 50]),
+        np.array([until] * 3),
+        number,
+        number,
+    )
     assert services.progress_ns(row, 10, until) == done

@@ -1,4 +1,6 @@
-"""Two small runs worked by hand in docs/metrics.md: every key of summary.json, and what the audit says."""
+"""Two small runs worked by hand in docs/metrics.md: every key of summary.json, and what the
+audit says.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,38 @@ from sim.audit.rules import flat
 from sim.results.outputs import write_outputs
 from sim.setup.execute import execute
 
-NOT_BY_HAND = ("schema", "version", "system", "model", "hardware", "preset", "workload", "seed", "calibration", "ci95",
-               "trace.name", "trace.sha256", "trace.source", "trace.gates", "trace.split", "trace.findings",
-               "bounds.link_s", "bounds.relaxed_s", "bounds.lower_s", "bounds.method", "bounds.belady_loads",
-               "bounds.why_no_belady", "gap", "slowed_s", "trace.numbers", "labels",
-               "prediction.prompts")  # fmt: skip
-"""Identity; proofs (docs/bounds.md); intervals. Of the contracts the page tells the number of waves."""
+NOT_BY_HAND = (
+    "schema",
+    "version",
+    "system",
+    "model",
+    "hardware",
+    "preset",
+    "workload",
+    "seed",
+    "calibration",
+    "ci95",
+    "trace.name",
+    "trace.sha256",
+    "trace.source",
+    "trace.gates",
+    "trace.split",
+    "trace.findings",
+    "bounds.link_s",
+    "bounds.relaxed_s",
+    "bounds.lower_s",
+    "bounds.method",
+    "bounds.belady_loads",
+    "bounds.why_no_belady",
+    "gap",
+    "slowed_s",
+    "trace.numbers",
+    "labels",
+    "prediction.prompts",
+)
+"""Identity; proofs (docs/bounds.md); intervals. Of the contracts the page tells the number of
+waves.
+"""
 
 
 def summary_of(folder: Path, **loader: Any) -> dict[str, Any]:
@@ -35,7 +63,11 @@ def by_hand(run: str) -> dict[str, int | float | None]:
 
 
 def is_same(told: Any, value: float | None) -> bool:
-    return told is None if value is None else told is not None and told == pytest.approx(value, rel=1e-12)
+    return (
+        told is None
+        if value is None
+        else told is not None and told == pytest.approx(value, rel=1e-12)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +86,17 @@ def test_every_key_is_what_the_page_works_out(worked: tuple[str, dict[str, Any]]
     expected = by_hand(run)
     assert len(page_values(FIRST)) > 60
     assert set(expected) <= set(told), set(expected) - set(told)
-    wrong = {key: (told[key], value) for key, value in expected.items() if not is_same(told[key], value)}
+    wrong = {
+        key: (told[key], value) for key, value in expected.items() if not is_same(told[key], value)
+    }
     assert not wrong, "summary.json, page"
-    silent = {key: value for key, value in told.items() if key not in expected and not key.startswith("contracts.")
-              and not any(key == name or key.startswith(f"{name}.") for name in NOT_BY_HAND)}  # fmt: skip
+    silent = {
+        key: value
+        for key, value in told.items()
+        if key not in expected
+        and not key.startswith("contracts.")
+        and not any(key == name or key.startswith(f"{name}.") for name in NOT_BY_HAND)
+    }
     assert [key for key, value in silent.items() if value not in (0, None, [])] == [], (
         "what the page does not name is 0"
     )

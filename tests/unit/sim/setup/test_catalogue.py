@@ -36,7 +36,10 @@ def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
 
 def test_what_an_option_is_stands_in_its_first_sentence(tmp_path: Path) -> None:
     place = tmp_path / "x.yaml"
-    place.write_text("# @package _global_\n# A box, Tang et al. 2024 (sec. 3.4): fast\n# and small. It is red.\nx: 1\n")
+    place.write_text(
+        "# @package _global_\n# A box, Tang et al. 2024 (sec. 3.4): fast\n# and small. It is"
+        " red.\nx: 1\n"
+    )
     assert first_sentence(place) == "A box, Tang et al. 2024 (sec. 3.4): fast and small"
 
 

@@ -35,27 +35,44 @@ SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1", "outputs=s
     [
         pytest.param((), {"2030-01-02/03-04-05", "2030-01-02/03-04-05-2"}, id="runs"),
         pytest.param(
-            ("-m",), {"multirun/2030-01-02/03-04-05/0", "multirun/2030-01-02/03-04-05-2/0"}, id="multiruns",
+            ("-m",),
+            {"multirun/2030-01-02/03-04-05/0", "multirun/2030-01-02/03-04-05-2/0"},
+            id="multiruns",
             marks=pytest.mark.thorough,
         ),
     ],
-)  # fmt: skip
-def test_two_runs_of_one_second_have_two_folders(tmp_path: Path, words: tuple[str, ...], expected: set[str]) -> None:
+)
+def test_two_runs_of_one_second_have_two_folders(
+    tmp_path: Path, words: tuple[str, ...], expected: set[str]
+) -> None:
     runs = [
-        subprocess.Popen([sys.executable, "-c", FROZEN, *words, *SMALL], cwd=tmp_path, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        subprocess.Popen(
+            [sys.executable, "-c", FROZEN, *words, *SMALL],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     told = [run.communicate(timeout=120) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], told
-    found = [path.parent.relative_to(tmp_path / "outputs").as_posix() for path in tmp_path.rglob("summary.json")]
+    found = [
+        path.parent.relative_to(tmp_path / "outputs").as_posix()
+        for path in tmp_path.rglob("summary.json")
+    ]
     assert set(found) == expected
     assert {out.split("files: ")[1].split("outputs/")[1].strip() for out, _ in told} == expected
 
 
 def test_every_folder_that_is_named_by_the_clock_is_a_fresh_one() -> None:
-    named = [line for path in (ROOT / "conf").rglob("*.yaml") for line in path.read_text(encoding="utf-8").splitlines()
-             if "${now:" in line]  # fmt: skip
+    named = [
+        line
+        for path in (ROOT / "conf").rglob("*.yaml")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "${now:" in line
+    ]
     assert len(named) == 2
     assert all(": ${fresh:outputs/" in line for line in named)
 
@@ -64,14 +81,18 @@ def test_as_many_as_ask_for_one_name_at_once_have_folders_of_their_own(tmp_path:
     path = tmp_path / "a" / "b" / "name"
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: fresh_folder(str(path)), range(40)))
-    assert sorted(map(Path, found)) == sorted([path, *(path.with_name(f"name-{n}") for n in range(2, 41))])
+    assert sorted(map(Path, found)) == sorted(
+        [path, *(path.with_name(f"name-{n}") for n in range(2, 41))]
+    )
     assert all(Path(one).is_dir() for one in found)
 
 
 def test_one_who_clears_away_takes_no_folder_from_one_who_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the folder of the day and that of the run another run removes the day's, which is empty."""
+    """Between the folder of the day and that of the run another run removes the day's, which is
+    empty.
+    """
     real, made = Path.mkdir, list[Path]()
 
     def mkdir(self: Path, *given: object, **named: object) -> None:
@@ -89,7 +110,9 @@ def test_one_who_clears_away_takes_no_folder_from_one_who_begins(
 
 def test_where_no_folder_can_be_made_the_way_out_is_told(tmp_path: Path) -> None:
     (tmp_path / "outputs").touch()
-    with pytest.raises(OSError, match=r"no folder for a run can be made in .*; choose hydra\.run\.dir=DIR"):
+    with pytest.raises(
+        OSError, match=r"no folder for a run can be made in .*; choose hydra\.run\.dir=DIR"
+    ):
         fresh_folder(str(tmp_path / "outputs" / "day" / "run"))
 
 
@@ -103,13 +126,23 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_folder_that_another_process_writes_into_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+def test_a_folder_that_another_process_writes_into_is_refused_until_that_has_ended(
+    tmp_path: Path,
+) -> None:
     place = tmp_path / "out"
-    other = subprocess.Popen([sys.executable, "-c", HOLDS, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
-    with pytest.raises(OSError, match=r"output_dir=.*out is being written by another process"), own_folder(place):
+    with (
+        pytest.raises(OSError, match=r"output_dir=.*out is being written by another process"),
+        own_folder(place),
+    ):
         pass
     assert place.is_dir()
     other.kill()

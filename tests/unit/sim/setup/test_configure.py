@@ -15,19 +15,31 @@ from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.setup.execute import execute
 
-OVERRIDES = ("system=hobbit", "precision=fp16", "cache=lfu", "budget.resident_share=0.25", "trace.max_sequences=1")
+OVERRIDES = (
+    "system=hobbit",
+    "precision=fp16",
+    "cache=lfu",
+    "budget.resident_share=0.25",
+    "trace.max_sequences=1",
+)
 
 
 def test_a_run_from_python_has_the_summary_of_the_command_line(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "sim", *OVERRIDES, "outputs=summary", f"output_dir={tmp_path}/run"],
-        cwd=tmp_path, check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     printed = json.loads((tmp_path / "run" / "summary.json").read_text())
     ours = execute(build(*configure(*OVERRIDES))).summary
     assert ours["system"] == "hobbit precision=fp16 cache=lfu"
     assert printed["overrides"] == ["trace.max_sequences=1"]
-    assert {**printed, "wall_s": None, "overrides": []} == {**json.loads(json.dumps(ours)), "wall_s": None}
+    assert {**printed, "wall_s": None, "overrides": []} == {
+        **json.loads(json.dumps(ours)),
+        "wall_s": None,
+    }
 
 
 def test_a_mechanism_that_does_not_exist_is_refused_by_hydra() -> None:

@@ -9,7 +9,11 @@ from sim.setup.sections import words_of
 
 def test_words_give_their_values_by_key_and_the_last_of_several_counts() -> None:
     words = ["log=a.csv", "name=one", "columns=x:y=z", "name=other"]
-    assert words_of(words, ("log", "name", "columns"), "") == {"log": "a.csv", "name": "other", "columns": "x:y=z"}
+    assert words_of(words, ("log", "name", "columns"), "") == {
+        "log": "a.csv",
+        "name": "other",
+        "columns": "x:y=z",
+    }
     assert words_of([], ("log",), "") == {}
 
 

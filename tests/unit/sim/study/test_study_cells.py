@@ -1,4 +1,6 @@
-"""Studies' files, and the configurations that follow from them: the same as hydra's, and the same keys for the same."""
+"""Studies' files, and the configurations that follow from them: the same as hydra's, and the
+same keys for the same.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,24 @@ from sim.study.rows import NUMBERS, TEXTS
 from sim.values.places import ROOT
 
 VALUES: dict[str, list[Any]] = {
-    "budget.resident_share": [0.25, 0.5], "hardware.links.pcie.peak_gb_per_s": [16, 31.5],
-    "loader.in_flight": [1, 2], "loader.chunk_bytes": [None, 1048576], "trace.exclude": [[], ["loops"]], "seed": [3],
-    "trace.max_sequences": [2], "predictor": ["none", "gate_lookahead_1"], "precision": ["hobbit", "fp16"],
-    "cache": ["lru", "lfu"], "hardware": ["rtx4090_nvme", "jetson_agx_orin"], "workload": ["static_4"],
-    "loader.promote": [True, False], "system": ["hobbit", "lru", "fate", "moe_infinity"],
-    "workload.together": [1], "cache.initial": ["empty"], "model.name": ["a b"],
-}  # fmt: skip
+    "budget.resident_share": [0.25, 0.5],
+    "hardware.links.pcie.peak_gb_per_s": [16, 31.5],
+    "loader.in_flight": [1, 2],
+    "loader.chunk_bytes": [None, 1048576],
+    "trace.exclude": [[], ["loops"]],
+    "seed": [3],
+    "trace.max_sequences": [2],
+    "predictor": ["none", "gate_lookahead_1"],
+    "precision": ["hobbit", "fp16"],
+    "cache": ["lru", "lfu"],
+    "hardware": ["rtx4090_nvme", "jetson_agx_orin"],
+    "workload": ["static_4"],
+    "loader.promote": [True, False],
+    "system": ["hobbit", "lru", "fate", "moe_infinity"],
+    "workload.together": [1],
+    "cache.initial": ["empty"],
+    "model.name": ["a b"],
+}
 
 
 def plan(*base: str, last: tuple[str, ...] = ()) -> Plan:
@@ -37,16 +50,21 @@ def by_hydra(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def told_to_hydra(cell: Cell) -> tuple[str, ...]:
-    return tuple(f"{key}='{value}'" if " " in value else f"{key}={value}"
-                 for key, _, value in (word.partition("=") for word in cell.words))  # fmt: skip
+    return tuple(
+        f"{key}='{value}'" if " " in value else f"{key}={value}"
+        for key, _, value in (word.partition("=") for word in cell.words)
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_cell_is_what_hydra_composes_of_its_words(seed: int) -> None:
     drawn = random.Random(seed)
     keys = drawn.sample(sorted(VALUES), 6)
-    values = {key: drawn.choice(VALUES[key]) for key in keys if not (key == "hardware.links.pcie.peak_gb_per_s"
-              and "hardware" in keys)}  # fmt: skip
+    values = {
+        key: drawn.choice(VALUES[key])
+        for key in keys
+        if not (key == "hardware.links.pcie.peak_gb_per_s" and "hardware" in keys)
+    }
     cell = make_cell(plan("outputs=summary"), values)
     assert cell.config == by_hydra(told_to_hydra(cell))
 
@@ -54,10 +72,38 @@ def test_a_cell_is_what_hydra_composes_of_its_words(seed: int) -> None:
 WORDS = [
     f"{key}={value}"
     for key in ("seed", "trace.max_sequences", "hardware.links.pcie.peak_gb_per_s", "_a1.b2")
-    for value in ("0", "-0", "7", "-12", "1.0", "-0.50", "007", "01.5", "1e3", "1_000", "+3", ".5", "5.",
-                  "true", "NULL", "nan", "-inf", "lru", "a_b2", "_x", "Trueish", "a-b", "'a'", "[1,2]", "{a:1}",
-                  "", "a b", "1,2", "é")
-]  # fmt: skip
+    for value in (
+        "0",
+        "-0",
+        "7",
+        "-12",
+        "1.0",
+        "-0.50",
+        "007",
+        "01.5",
+        "1e3",
+        "1_000",
+        "+3",
+        ".5",
+        "5.",
+        "true",
+        "NULL",
+        "nan",
+        "-inf",
+        "lru",
+        "a_b2",
+        "_x",
+        "Trueish",
+        "a-b",
+        "'a'",
+        "[1,2]",
+        "{a:1}",
+        "",
+        "a b",
+        "1,2",
+        "é",
+    )
+]
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -84,22 +130,31 @@ def test_what_is_no_plain_value_goes_through_hydra() -> None:
 
 
 def test_the_command_line_holds_against_the_study_and_shows_in_its_axes() -> None:
-    asked = Plan("x", grids=({"system": ["lru", "hobbit"], "budget.resident_share": [0.25, 0.5]},),
-                 last=("system=fate", "seed=1"))  # fmt: skip
+    asked = Plan(
+        "x",
+        grids=({"system": ["lru", "hobbit"], "budget.resident_share": [0.25, 0.5]},),
+        last=("system=fate", "seed=1"),
+    )
     cells = plan_cells(asked)
-    assert [cell.axes for cell in cells] == [{"system": "fate", "budget.resident_share": share}
-                                             for share in (0.25, 0.5)]  # fmt: skip
+    assert [cell.axes for cell in cells] == [
+        {"system": "fate", "budget.resident_share": share} for share in (0.25, 0.5)
+    ]
     assert {cell.system for cell in cells} == {"fate"}
     assert {cell.config["seed"] for cell in cells} == {1}
 
 
 def test_the_key_is_of_the_resolved_configuration_whatever_words_led_to_it() -> None:
     one = make_cell(plan("system=lru", "seed=0"), {"budget.resident_share": 0.25})
-    same = make_cell(plan("budget.resident_share=0.25", "system=lru", "outputs=all", "timeline_steps=4"), {})
+    same = make_cell(
+        plan("budget.resident_share=0.25", "system=lru", "outputs=all", "timeline_steps=4"), {}
+    )
     assert one.key == same.key
-    others = [make_cell(plan("system=lru"), {"budget.resident_share": 0.26}), make_cell(plan("system=hobbit"), {}),
-              make_cell(plan("system=lru", "budget.resident_share=0.25", "loader.in_flight=2"), {}),
-              make_cell(plan("system=lru", "budget.resident_share=0.25", "trace.split=all"), {})]  # fmt: skip
+    others = [
+        make_cell(plan("system=lru"), {"budget.resident_share": 0.26}),
+        make_cell(plan("system=hobbit"), {}),
+        make_cell(plan("system=lru", "budget.resident_share=0.25", "loader.in_flight=2"), {}),
+        make_cell(plan("system=lru", "budget.resident_share=0.25", "trace.split=all"), {}),
+    ]
     assert len({one.key, *(cell.key for cell in others)}) == 5
 
 
@@ -116,11 +171,27 @@ def test_the_key_changes_with_the_trace_and_the_version(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("base", "values", "message"),
     [
-        ((), {"budget.resident_shar": 0.5}, r"budget\.resident_shar is no setting: .*did you mean resident_share"),
-        ((), {"budgt.resident_share": 0.5}, r"the configuration has no budgt \(did you mean budget\?\)"),
+        (
+            (),
+            {"budget.resident_shar": 0.5},
+            r"budget\.resident_shar is no setting: .*did you mean resident_share",
+        ),
+        (
+            (),
+            {"budgt.resident_share": 0.5},
+            r"the configuration has no budgt \(did you mean budget\?\)",
+        ),
         ((), {"cache.weights.lru": 0.5, "cache": "lru"}, r"cache has no weights; it has .*scope"),
-        ((), {"cache.weights": {"lruu": 0.5}}, r"cache\.weights\.lruu is no setting: .*did you mean lru"),
-        (("system=lru,hobbit",), {}, r"system=lru,hobbit sweeps over values; put them into the study's grid"),
+        (
+            (),
+            {"cache.weights": {"lruu": 0.5}},
+            r"cache\.weights\.lruu is no setting: .*did you mean lru",
+        ),
+        (
+            ("system=lru,hobbit",),
+            {},
+            r"system=lru,hobbit sweeps over values; put them into the study's grid",
+        ),
         (("system",), {}, r"'system' is no override"),
         ((), {"system": "hobit"}, r"Could not find 'system/hobit'"),
     ],
@@ -146,7 +217,10 @@ def test_a_key_that_is_not_there_is_refused_before_anything_runs(
         ({"list": {"a": 1}}, r"list must be a list"),
         ({"list": [[1]]}, r"must be overrides, such as"),
         ({"search": {"trails": 3}}, r"search has no key trails \(did you mean trials\?\)"),
-        ({"search": {"trials": 3}, "list": ["seed=1"]}, r"a study is a search, or a grid and a list"),
+        (
+            {"search": {"trials": 3}, "list": ["seed=1"]},
+            r"a study is a search, or a grid and a list",
+        ),
     ],
 )
 def test_a_file_that_is_no_study_is_refused_by_its_key(found: object, message: str) -> None:
@@ -155,7 +229,9 @@ def test_a_file_that_is_no_study_is_refused_by_its_key(found: object, message: s
 
 
 def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"name=nowhere is no study: neither in conf/study \(budgets"):
+    with pytest.raises(
+        ValueError, match=r"name=nowhere is no study: neither in conf/study \(budgets"
+    ):
         read_plan("nowhere")
     (tmp_path / "x.yaml").write_text("a: [", encoding="utf-8")
     with pytest.raises(ValueError, match="is no yaml"):
@@ -165,7 +241,9 @@ def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path: Path) -> None:
 def test_a_grid_gives_every_combination_and_a_list_its_items() -> None:
     grids = [{"seed": [1, 2], "system": ["lru"]}, {"seed": [3]}]
     found = make_plan("x", {"grid": grids, "list": ["seed=4", ["seed=4"]]}, "x.yaml")
-    assert [cell.config["seed"] for cell in plan_cells(found)] == [1, 2, 3, 4], "equal cells are one"
+    assert [cell.config["seed"] for cell in plan_cells(found)] == [1, 2, 3, 4], (
+        "equal cells are one"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.yaml")))
@@ -187,11 +265,17 @@ def test_the_columns_of_a_row_are_numbers_and_texts_of_a_summary() -> None:
     assert all(isinstance(row[name], int | float) for name in NUMBERS if name != "prediction.top1")
     assert all(isinstance(row[name], str) for name in TEXTS)
     assert len(row["sequence"]) == 1
-    assert sum(row["decode_tokens"]) / sum(row["decode_ns"]) * 1e9 == pytest.approx(row["decode_tokens_per_s"])
+    assert sum(row["decode_tokens"]) / sum(row["decode_ns"]) * 1e9 == pytest.approx(
+        row["decode_tokens_per_s"]
+    )
 
 
 def test_what_cells_share_is_changed_by_none_of_them() -> None:
     values = {"cache.weights.lru": 0.9, "cache.weights": {"lfu": 0.7}, "seed": 3}
     changed = make_cell(plan("system=hobbit"), values).config
-    assert (changed["cache"]["weights"]["lru"], changed["cache"]["weights"]["lfu"], changed["seed"]) == (0.9, 0.7, 3)
+    assert (
+        changed["cache"]["weights"]["lru"],
+        changed["cache"]["weights"]["lfu"],
+        changed["seed"],
+    ) == (0.9, 0.7, 3)
     assert make_cell(plan("system=hobbit"), {}).config == by_hydra(("system=hobbit",))

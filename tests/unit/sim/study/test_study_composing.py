@@ -34,7 +34,9 @@ def plainly(*words: str) -> str:
 
 
 def check_files(files: list[str]) -> None:
-    """Every file once, each beside some file of another group, for whom its values could be taken."""
+    """Every file once, each beside some file of another group, for whom its values could be
+    taken.
+    """
     for word, other in zip(files, [*files[37:], *files[:37]], strict=True):
         words = (word, other) if word.split("=")[0] != other.split("=")[0] else (word,)
         assert plainly(*words) == by_hydra(*words), words
@@ -93,7 +95,9 @@ def test_a_file_that_is_not_plain_is_left_to_hydra(
     forget()
     try:
         word = place.removesuffix(".yaml").replace("/", "=")
-        (tmp_path / place).write_text("{}\n" if word.startswith("cache") else "# @package _global_\n{}\n")
+        (tmp_path / place).write_text(
+            "{}\n" if word.startswith("cache") else "# @package _global_\n{}\n"
+        )
         assert compose_plainly([word]) is not None
         forget()
         (tmp_path / place).write_text(text, encoding="utf-8")

@@ -18,11 +18,20 @@ AXES = axis_types({"seed": [1], "cache": ["lru"]})
 
 
 def row(number: int, status: str = "done", size: int = 0) -> Row:
-    return {**dict.fromkeys(SCHEMA), "key": f"k{number:03d}", "status": status, "axis.seed": number,
-            "axis.cache": "lru", "decode_ns": [1.5, number], "summary": "x" * size}  # fmt: skip
+    return {
+        **dict.fromkeys(SCHEMA),
+        "key": f"k{number:03d}",
+        "status": status,
+        "axis.seed": number,
+        "axis.cache": "lru",
+        "decode_ns": [1.5, number],
+        "summary": "x" * size,
+    }
 
 
-def dataset(place: Path, told: list[str] | None = None, axes: dict[str, Any] | None = None) -> Dataset:
+def dataset(
+    place: Path, told: list[str] | None = None, axes: dict[str, Any] | None = None
+) -> Dataset:
     return Dataset(place, axes or AXES, (told if told is not None else []).append)
 
 
@@ -55,7 +64,9 @@ def test_parts_and_the_tables_of_three_libraries_agree(tmp_path: Path) -> None:
 def test_what_a_killed_study_has_only_in_its_journal_is_found_again(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     lines = [json.dumps(row(n)) for n in (1, 2, 3)]
-    (tmp_path / "journal.jsonl").write_text("\n".join(lines) + '\n{"key": "k004", "sta', encoding="utf-8")
+    (tmp_path / "journal.jsonl").write_text(
+        "\n".join(lines) + '\n{"key": "k004", "sta', encoding="utf-8"
+    )
     (tmp_path / "cells" / ".part-000002.parquet").write_bytes(b"half of a part")
     told: list[str] = []
     with dataset(tmp_path, told) as data:
@@ -88,7 +99,10 @@ def test_a_corrupt_part_is_kept_aside_and_told_and_the_rest_stays_readable(tmp_p
     assert "part-000001.parquet cannot be read" in told[0]
     assert "kept as part-000001.parquet.corrupt, and the cells that it held run again" in told[0]
     assert (tmp_path / "part-000001.parquet.corrupt").is_file()
-    assert pl.read_parquet(tmp_path / "cells" / "*.parquet")["key"].sort().to_list() == ["k001", "k003"]
+    assert pl.read_parquet(tmp_path / "cells" / "*.parquet")["key"].sort().to_list() == [
+        "k001",
+        "k003",
+    ]
     assert sorted(pd.read_parquet(tmp_path / "cells")["key"]) == ["k001", "k003"]
 
 
@@ -96,7 +110,8 @@ def test_two_studies_cannot_write_one_dataset(tmp_path: Path) -> None:
     with dataset(tmp_path) as data:
         data.add(row(1))
         with pytest.raises(
-            DatasetError, match=r"is being written by process \d+ on .*; wait for it, or choose another"
+            DatasetError,
+            match=r"is being written by process \d+ on .*; wait for it, or choose another",
         ):
             dataset(tmp_path).__enter__()
         data.add(row(2))
@@ -106,7 +121,9 @@ def test_two_studies_cannot_write_one_dataset(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_refused_and_nothing_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(DatasetError, match=r"cannot be written .*choose another place, and start again"):
+    with pytest.raises(
+        DatasetError, match=r"cannot be written .*choose another place, and start again"
+    ):
         dataset(tmp_path / "file" / "study").__enter__()
     with pytest.raises(RuntimeError), dataset(tmp_path / "new"):
         raise RuntimeError
@@ -114,7 +131,9 @@ def test_a_place_that_cannot_be_written_is_refused_and_nothing_left(tmp_path: Pa
 
 
 @pytest.mark.parametrize("when", ["journal", "part"])
-def test_a_full_disk_stops_the_study_and_loses_nothing_that_was_recorded(tmp_path: Path, when: str) -> None:
+def test_a_full_disk_stops_the_study_and_loses_nothing_that_was_recorded(
+    tmp_path: Path, when: str
+) -> None:
     """The limit on a file's size stands for the disk's."""
     fill(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -129,7 +148,9 @@ def test_a_full_disk_stops_the_study_and_loses_nothing_that_was_recorded(tmp_pat
             data.flush()
 
     try:
-        with pytest.raises(DatasetError, match=r"cannot be written .*; \d+ cells are recorded and stay: make room"):
+        with pytest.raises(
+            DatasetError, match=r"cannot be written .*; \d+ cells are recorded and stay: make room"
+        ):
             fill_the_disk()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -160,7 +181,10 @@ def test_what_was_refused_or_failed_can_be_run_again(tmp_path: Path) -> None:
         assert data.forget(("refused", "failed")) == 2
         assert data.statuses == {"k000": "done"}
         data.add(row(1))
-    assert read_cells(tmp_path).sort("key").select("key", "status").rows() == [("k000", "done"), ("k001", "done")]
+    assert read_cells(tmp_path).sort("key").select("key", "status").rows() == [
+        ("k000", "done"),
+        ("k001", "done"),
+    ]
 
 
 @pytest.mark.parametrize(

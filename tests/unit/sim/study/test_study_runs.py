@@ -1,4 +1,6 @@
-"""Studies as they are run: stopped, resumed, with cells that are refused or whose process dies, on every launcher."""
+"""Studies as they are run: stopped, resumed, with cells that are refused or whose process dies,
+on every launcher.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +67,18 @@ def quiet(text: str) -> None:
 def test_a_refused_cell_is_recorded_with_its_reason_and_the_others_run(tmp_path: Path) -> None:
     counts = conduct("x", cells_of(), Here(), tmp_path, tell=quiet)
     assert counts == {"done": 6, "refused": 2}
-    refused, other = read_cells(tmp_path).filter(pl.col("status") == "refused").sort("system").to_dicts()[::-1]
+    refused, other = (
+        read_cells(tmp_path).filter(pl.col("status") == "refused").sort("system").to_dicts()[::-1]
+    )
     assert (refused["axis.system"], other["axis.system"]) == ("lru", "load_on_demand")
     assert refused["axis.budget.resident_share"] == other["axis.budget.resident_share"] == 0.01
     assert "the smallest budget.resident_share that works is" in refused["error"]
     assert refused["makespan_s"] is None
 
 
-def test_what_is_recorded_never_runs_twice_but_for_a_retry_of_what_went_wrong(tmp_path: Path) -> None:
+def test_what_is_recorded_never_runs_twice_but_for_a_retry_of_what_went_wrong(
+    tmp_path: Path,
+) -> None:
     first, second, third = Here(), Here(), Here()
     conduct("x", cells_of({**GRID, "system": ["lru"]}), first, tmp_path, tell=quiet)
     conduct("x", cells_of(), second, tmp_path, tell=quiet)
@@ -87,27 +93,42 @@ def test_what_is_recorded_never_runs_twice_but_for_a_retry_of_what_went_wrong(tm
 def run_study(study: Path, place: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "sim.study", f"name={study}", f"output_dir={place}", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def write_study(folder: Path, cells: int) -> Path:
     shares = [round(0.2 + 0.5 * i / cells, 4) for i in range(cells)]
     study = folder / "study.yaml"
-    study.write_text(f"base: {BASE}\ngrid:\n  budget.resident_share: {shares}\n  system: [lru]\n", encoding="utf-8")
+    study.write_text(
+        f"base: {BASE}\ngrid:\n  budget.resident_share: {shares}\n  system: [lru]\n",
+        encoding="utf-8",
+    )
     return study
 
 
 def recorded(place: Path) -> int:
-    """Cells in parts and in the journal, as they stand: while a part appears, its cells are in both."""
+    """Cells in parts and in the journal, as they stand: while a part appears, its cells are in
+    both.
+    """
     journal = place / "journal.jsonl"
     lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
     keys = {json.loads(line)["key"] for line in lines}
-    return len(keys.union(*(pl.read_parquet(part)["key"].to_list() for part in place.glob("cells/part-*.parquet"))))
+    return len(
+        keys.union(
+            *(pl.read_parquet(part)["key"].to_list() for part in place.glob("cells/part-*.parquet"))
+        )
+    )
 
 
-def kill_and_resume(folder: Path, cells: int, how: signal.Signals, moments: Sequence[int], workers: int = 1) -> None:
-    """Stop a study each time that so many cells are recorded, go on, and compare with one that was not stopped."""
+def kill_and_resume(
+    folder: Path, cells: int, how: signal.Signals, moments: Sequence[int], workers: int = 1
+) -> None:
+    """Stop a study each time that so many cells are recorded, go on, and compare with one that
+    was not stopped.
+    """
     study, whole, broken = write_study(folder, cells), folder / "whole", folder / "broken"
     before = 0
     for moment in sorted(moments):
@@ -128,18 +149,24 @@ def kill_and_resume(folder: Path, cells: int, how: signal.Signals, moments: Sequ
     assert comparable(broken).equals(comparable(whole))
 
 
-def test_a_study_killed_at_a_random_moment_goes_on_to_the_dataset_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_study_killed_at_a_random_moment_goes_on_to_the_dataset_of_one_that_was_not(
+    tmp_path: Path,
+) -> None:
     kill_and_resume(tmp_path, 12, signal.SIGKILL, [random.randint(1, 6)])
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * 3)
-def test_a_study_stopped_in_any_way_at_any_moment_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_study_stopped_in_any_way_at_any_moment_goes_on(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     kill_and_resume(tmp_path, 24, how, [random.randint(1, 16)])
 
 
 @pytest.mark.thorough
-def test_five_hundred_configurations_killed_three_times_are_the_dataset_of_those_that_were_not(tmp_path: Path) -> None:
+def test_five_hundred_configurations_killed_three_times_are_the_dataset_of_those_that_were_not(
+    tmp_path: Path,
+) -> None:
     kill_and_resume(tmp_path, 500, signal.SIGKILL, random.sample(range(1, 440), 3), workers=2)
 
 
@@ -180,12 +207,14 @@ def test_cells_that_wait_follow_even_where_all_that_ran_have_ended_at_once(
 @pytest.mark.skipif(not launchers.THREADS.is_dir(), reason="threads are told on Linux only")
 def test_a_process_is_copied_only_while_polars_has_not_been_used() -> None:
     code = (
-        "from sim.study.launchers import _context, has_no_threads_of_work as idle; import polars as pl\n"
-        "print(idle(), _context().get_start_method())\n"
-        "pl.DataFrame({'a': range(9)}).lazy().filter(pl.col('a') > 1).collect()\n"
-        "print(idle(), _context().get_start_method())"
+        "from sim.study.launchers import _context, has_no_threads_of_work as idle; import polars as"
+        " pl\nprint(idle(), _context().get_start_method())\npl.DataFrame({'a':"
+        " range(9)}).lazy().filter(pl.col('a') > 1).collect()\nprint(idle(),"
+        " _context().get_start_method())"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.splitlines() == ["True fork", "False forkserver"]
 
 
@@ -193,7 +222,9 @@ def break_down(*_: object, **__: object) -> None:
     raise ZeroDivisionError("no such luck")
 
 
-def test_an_error_of_the_program_is_recorded_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_program_is_recorded_with_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sim.study.worker.execute", break_down)
     row = run_cell("x", cells_of()[1], "unused")
     assert row["status"] == "failed"
@@ -210,15 +241,24 @@ def test_every_file_of_a_cell_is_kept_where_they_are_asked_for(tmp_path: Path) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "options"), [
-    ("ray", {"workers": "2", "batch": "3"}), ("submitit", {"cluster": "local", "workers": "2", "batch": "5"}),
-    ("pool", {"workers": "2"}),
-])  # fmt: skip
-def test_every_launcher_gives_the_same_rows(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ray", {"workers": "2", "batch": "3"}),
+        ("submitit", {"cluster": "local", "workers": "2", "batch": "5"}),
+        ("pool", {"workers": "2"}),
+    ],
+)
+def test_every_launcher_gives_the_same_rows(
+    tmp_path: Path, name: str, options: dict[str, str]
+) -> None:
     if name != "pool":
         pytest.importorskip(name)
     launcher: Launcher = make_launcher(name, options)
-    assert conduct("x", cells_of(), launcher, tmp_path / name, tell=quiet) == {"done": 6, "refused": 2}
+    assert conduct("x", cells_of(), launcher, tmp_path / name, tell=quiet) == {
+        "done": 6,
+        "refused": 2,
+    }
     conduct("x", cells_of(), Here(), tmp_path / "here", tell=quiet)
     assert comparable(tmp_path / name).equals(comparable(tmp_path / "here"))
 
@@ -236,9 +276,14 @@ def test_what_is_no_launcher_is_refused(name: str, options: dict[str, str], mess
         make_launcher(name, options)
 
 
-def test_a_launcher_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_is_not_installed_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"ray is not installed; pip install -e '\.\[ray\]' \(or choose launcher=pool"):
+    with pytest.raises(
+        ValueError,
+        match=r"ray is not installed; pip install -e '\.\[ray\]' \(or choose launcher=pool",
+    ):
         make_launcher("ray", {})
 
 

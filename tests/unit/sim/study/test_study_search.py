@@ -20,7 +20,10 @@ from sim.study.search import make_search, run_search, told
 from sim.study.worker import run_cell
 
 BASE = ["system=lru", "model=tiny_mixtral", "trace.max_sequences=2"]
-PARAMETERS: dict[str, Any] = {"budget.resident_share": {"low": 0.1, "high": 0.9}, "cache": ["lru", "fifo"]}
+PARAMETERS: dict[str, Any] = {
+    "budget.resident_share": {"low": 0.1, "high": 0.9},
+    "cache": ["lru", "fifo"],
+}
 
 
 def plan(**search: Any) -> Plan:
@@ -66,7 +69,9 @@ def test_the_best_on_fit_is_judged_on_eval_against_the_system_as_it_stands(tmp_p
     trials = cells.filter((pl.col("trace.split") == "fit") & pl.col("axis.cache").is_not_null())
     assert len(trials) == 6
     (found,) = result.found
-    assert found.fit == (trials["decode_tokens_per_s"].max(),), "the best is the best of the trials on fit"
+    assert found.fit == (trials["decode_tokens_per_s"].max(),), (
+        "the best is the best of the trials on fit"
+    )
     judged = cells.filter(pl.col("trace.split") == "eval")
     at = pl.col("axis.budget.resident_share")
     ours = judged.filter(at == found.values["budget.resident_share"]).to_dicts()[0]
@@ -80,7 +85,9 @@ def test_the_best_on_fit_is_judged_on_eval_against_the_system_as_it_stands(tmp_p
 @pytest.mark.thorough
 def test_of_two_objectives_the_front_comes_back(tmp_path: Path) -> None:
     objectives = {"decode_tokens_per_s": "maximize", "budget.device_bytes": "minimize"}
-    result = run_search(plan(trials=8, objectives=objectives, sampler="nsga2"), Here(), tmp_path, quiet)
+    result = run_search(
+        plan(trials=8, objectives=objectives, sampler="nsga2"), Here(), tmp_path, quiet
+    )
     cells = read_cells(tmp_path)
     trials = cells.filter((pl.col("trace.split") == "fit") & pl.col("axis.cache").is_not_null())
     points = list(zip(trials["decode_tokens_per_s"], trials["budget.device_bytes"], strict=True))
@@ -91,7 +98,11 @@ def test_of_two_objectives_the_front_comes_back(tmp_path: Path) -> None:
 
 def test_a_refused_trial_is_a_failed_one_and_the_search_goes_on(tmp_path: Path) -> None:
     parameters = {"budget.resident_share": [0.001, 0.5]}
-    asked = make_plan("x", {"base": BASE, "search": {"parameters": parameters, "trials": 4, "sampler": "random"}}, "x")
+    asked = make_plan(
+        "x",
+        {"base": BASE, "search": {"parameters": parameters, "trials": 4, "sampler": "random"}},
+        "x",
+    )
     result = run_search(asked, Here(), tmp_path, quiet)
     assert 0 < result.failed < 4
     assert result.found[0].values == {"budget.resident_share": 0.5}
@@ -109,20 +120,31 @@ def test_another_search_in_the_same_place_is_refused(tmp_path: Path) -> None:
         ({"parameters": {}}, r"search\.parameters must hold values or a range"),
         ({"parameters": {"seed": [1]}}, r"must be at least two values"),
         ({"parameters": {"seed": {"low": 2, "high": 1}}}, r"low=2 must be below high=1"),
-        ({"parameters": {"seed": {"low": 2, "hihg": 1}}}, r"has no key hihg \(did you mean high\?\)"),
-        ({"objectives": {"speed": "maximize"}}, r"objectives\.speed=maximize: choose maximize or minimize of decode_"),
+        (
+            {"parameters": {"seed": {"low": 2, "hihg": 1}}},
+            r"has no key hihg \(did you mean high\?\)",
+        ),
+        (
+            {"objectives": {"speed": "maximize"}},
+            r"objectives\.speed=maximize: choose maximize or minimize of decode_",
+        ),
         ({"objectives": {"hit_ratio": "more"}}, r"objectives\.hit_ratio=more"),
         ({"sampler": "best"}, r"sampler=best is unknown; choose tpe, random, nsga2"),
         ({"trials": 0}, r"trials=0 must be a whole number >= 1"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_by_its_key(search: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_searched_is_refused_by_its_key(
+    search: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make_search(plan(**search))
 
 
 def test_a_split_and_a_misspelt_parameter_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trace\.split=all: a search runs on trace\.split=fit and is judged on eval"):
+    with pytest.raises(
+        ValueError,
+        match=r"trace\.split=all: a search runs on trace\.split=fit and is judged on eval",
+    ):
         make_search(plan().with_last(["trace.split=all"]))
     here = Here()
     with pytest.raises(ValueError, match="did you mean resident_share"):
@@ -131,13 +153,20 @@ def test_a_split_and_a_misspelt_parameter_are_refused_before_anything_runs(tmp_p
 
 
 def test_lists_are_searched_without_a_warning_and_come_back_as_they_went(tmp_path: Path) -> None:
-    parameters = {"cache.weights": [{"lru": 1.0}, {"lru": 0.5, "lfu": 0.5}], "cache.shares": [[0.9, 0.1], [0.8, 0.2]]}
+    parameters = {
+        "cache.weights": [{"lru": 1.0}, {"lru": 0.5, "lfu": 0.5}],
+        "cache.shares": [[0.9, 0.1], [0.8, 0.2]],
+    }
     base = ["system=hobbit", "model=tiny_mixtral", "trace.max_sequences=2"]
-    asked = make_plan("x", {"base": base, "search": {"parameters": parameters, "trials": 2}}, "x.yaml")
+    asked = make_plan(
+        "x", {"base": base, "search": {"parameters": parameters, "trials": 2}}, "x.yaml"
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Choices for a categorical distribution")
         run_search(asked, Here(), tmp_path, quiet)
-        again = make_plan("x", {"base": base, "search": {"parameters": parameters, "trials": 3}}, "x.yaml")
+        again = make_plan(
+            "x", {"base": base, "search": {"parameters": parameters, "trials": 3}}, "x.yaml"
+        )
         result = run_search(again, Here(), tmp_path, quiet)
     (found,) = result.found
     assert found.values["cache.shares"] in parameters["cache.shares"]

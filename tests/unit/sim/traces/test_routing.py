@@ -1,4 +1,6 @@
-"""Routing rules against a brute-force reading of their definition, one row and one expert at a time."""
+"""Routing rules against a brute-force reading of their definition, one row and one expert at a
+time.
+"""
 
 import itertools
 import json
@@ -25,14 +27,23 @@ def _score(rule: RoutingRule, row: list[float], expert: int) -> float:
 def _route_row(rule: RoutingRule, row: list[float], top_k: int) -> list[tuple[int, float]]:
     experts = range(len(row))
     scores = [_score(rule, row, expert) for expert in experts]
-    choice = [score + (rule.bias[expert] if rule.bias else 0.0) for expert, score in enumerate(scores)]
+    choice = [
+        score + (rule.bias[expert] if rule.bias else 0.0) for expert, score in enumerate(scores)
+    ]
     allowed = set(experts)
     if rule.group:
         size = len(row) // rule.n_group
-        members = [list(experts)[group * size : (group + 1) * size] for group in range(rule.n_group)]
+        members = [
+            list(experts)[group * size : (group + 1) * size] for group in range(rule.n_group)
+        ]
         best = 1 if rule.group == "max" else 2
-        value = [sum(sorted((choice[expert] for expert in group), reverse=True)[:best]) for group in members]
-        kept = sorted(range(rule.n_group), key=lambda group: (-value[group], group))[: rule.topk_group]
+        value = [
+            sum(sorted((choice[expert] for expert in group), reverse=True)[:best])
+            for group in members
+        ]
+        kept = sorted(range(rule.n_group), key=lambda group: (-value[group], group))[
+            : rule.topk_group
+        ]
         allowed = {expert for group in kept for expert in members[group]}
     chosen = sorted(allowed, key=lambda expert: (-choice[expert], expert))[:top_k]
     if rule.weight == "gather":
@@ -40,13 +51,20 @@ def _route_row(rule: RoutingRule, row: list[float], top_k: int) -> list[tuple[in
     elif rule.weight == "norm":
         weights = [scores[expert] / sum(scores[other] for other in chosen) for expert in chosen]
     elif rule.weight == "softmax_topk":
-        weights = [math.exp(row[expert]) / sum(math.exp(row[other]) for other in chosen) for expert in chosen]
+        weights = [
+            math.exp(row[expert]) / sum(math.exp(row[other]) for other in chosen)
+            for expert in chosen
+        ]
     elif rule.weight == "sparsemixer":
         weights = []
         for rank, expert in enumerate(chosen):
             left = [other for other in experts if other not in chosen[:rank]]
             largest = max(row[other] for other in left)
-            near = [other for other in left if largest - row[other] <= rule.band * max(abs(row[other]), largest)]
+            near = [
+                other
+                for other in left
+                if largest - row[other] <= rule.band * max(abs(row[other]), largest)
+            ]
             total = sum(math.exp(row[other]) for other in near)
             weights.append(math.exp(row[expert]) / total if expert in near else 0.0)
     else:
@@ -55,10 +73,15 @@ def _route_row(rule: RoutingRule, row: list[float], top_k: int) -> list[tuple[in
     return sorted(pairs, key=lambda pair: (-np.float32(pair[1]), pair[0]))
 
 
-@pytest.mark.parametrize(("score", "group", "weight"), list(itertools.product(SCORES, GROUPS, WEIGHTS)))
+@pytest.mark.parametrize(
+    ("score", "group", "weight"), list(itertools.product(SCORES, GROUPS, WEIGHTS))
+)
 @pytest.mark.parametrize("bias", [None, BIAS])
-def test_route_equals_brute_force(score: str, group: str | None, weight: str, bias: tuple[float, ...] | None) -> None:
-    # Identity scores are probabilities where models use them; negative ones have no meaning as weights.
+def test_route_equals_brute_force(
+    score: str, group: str | None, weight: str, bias: tuple[float, ...] | None
+) -> None:
+    # Identity scores are probabilities where models use them; negative ones have no meaning as
+    # weights.
     logits = np.random.default_rng(7).normal(size=(4, 5, NUM_EXPERTS)).astype(np.float32)
     logits = np.abs(logits) if score == "identity" else logits
     num_groups, kept_groups = (4, 2) if group else (1, 1)
@@ -74,7 +97,9 @@ def test_route_equals_brute_force(score: str, group: str | None, weight: str, bi
 
 def test_choosing_a_null_expert_gives_none() -> None:
     rule = RoutingRule(weight="norm", null_experts=2)
-    ids, weights = rule.route(np.array([[0.0, 1.0, 5.0, -1.0], [2.0, 1.0, 0.0, 0.0], [0.0, 1.0, 5.0, 4.0]]), 2)
+    ids, weights = rule.route(
+        np.array([[0.0, 1.0, 5.0, -1.0], [2.0, 1.0, 0.0, 0.0], [0.0, 1.0, 5.0, 4.0]]), 2
+    )
     assert ids.tolist() == [[1, -1], [0, 1], [-1, -1]]
     # What is left keeps the weight that it had beside the null expert.
     assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(4)), 0.0])
@@ -89,18 +114,24 @@ def test_rare_fields_are_written_only_where_they_are_needed() -> None:
 
 
 def test_equal_scores_go_to_the_lower_id_and_equal_weights_are_ordered_by_id() -> None:
-    ids, weights = RoutingRule(weight="norm").route(np.array([[0.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]]), 2)
+    ids, weights = RoutingRule(weight="norm").route(
+        np.array([[0.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]]), 2
+    )
     assert ids.tolist() == [[1, 2], [0, 1]]
     assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
     # The bias selects expert 3 first; the weights are equal, so the order is by id.
-    assert RoutingRule("sigmoid", bias=(0.0, 0.0, 0.0, 1.0)).route(np.zeros((1, 4)), 3)[0].tolist() == [[0, 1, 3]]
+    assert RoutingRule("sigmoid", bias=(0.0, 0.0, 0.0, 1.0)).route(np.zeros((1, 4)), 3)[
+        0
+    ].tolist() == [[0, 1, 3]]
 
 
 def test_bias_chooses_but_does_not_weigh() -> None:
     rule = RoutingRule("sigmoid", bias=(0.0, 0.0, 10.0))
     ids, weights = rule.route(np.array([[2.0, 1.0, -2.0]]), 2)
     assert ids.tolist() == [[0, 2]]
-    np.testing.assert_allclose(weights, [[1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))]], rtol=1e-6)
+    np.testing.assert_allclose(
+        weights, [[1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))]], rtol=1e-6
+    )
 
 
 def test_extreme_logits_stay_finite() -> None:
@@ -129,7 +160,9 @@ def test_from_json_refuses_by_field(changes: dict[str, object], message: str) ->
         RoutingRule.from_json({**RoutingRule().to_json(), **changes})
 
 
-@pytest.mark.parametrize("value", [None, [], {"score": "softmax"}, {**RoutingRule().to_json(), "extra": 1}])
+@pytest.mark.parametrize(
+    "value", [None, [], {"score": "softmax"}, {**RoutingRule().to_json(), "extra": 1}]
+)
 def test_from_json_refuses_other_shapes(value: object) -> None:
     with pytest.raises(ValueError, match="routing rule"):
         RoutingRule.from_json(value)

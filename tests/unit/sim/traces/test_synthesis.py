@@ -1,4 +1,6 @@
-"""Synthetic traces: deterministic, valid, and following their knobs in the direction that they name."""
+"""Synthetic traces: deterministic, valid, and following their knobs in the direction that they
+name.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def arrays_of(trace: Trace) -> dict[str, np.ndarray]:
 
 
 def recall(trace: Trace, distance: int) -> float:
-    """Share of the selections that the forecast made so many sites before names among its own top k."""
+    """Share of the selections that the forecast made so many sites before names among its own
+    top k.
+    """
     chosen, _ = RULE.route(trace.lookahead["raw"][:, :-distance, distance - 1], trace.ids.shape[2])
     return float((trace.ids[:, distance:, :, None] == chosen[:, :, None, :]).any(-1).mean())
 
@@ -39,9 +43,14 @@ def reuse(trace: Trace, lag: int) -> float:
 
 
 def concentration(trace: Trace) -> float:
-    """Share of a site's selections that its most popular quarter of the experts takes, over the sites."""
+    """Share of a site's selections that its most popular quarter of the experts takes, over the
+    sites.
+    """
     experts = trace.header.model.experts
-    counts = [np.sort(np.bincount(trace.ids[:, site].ravel(), minlength=experts))[::-1] for site in range(SHAPE.sites)]
+    counts = [
+        np.sort(np.bincount(trace.ids[:, site].ravel(), minlength=experts))[::-1]
+        for site in range(SHAPE.sites)
+    ]
     return float(np.mean([count[: experts // 4].sum() / count.sum() for count in counts]))
 
 
@@ -54,11 +63,15 @@ def test_the_same_arguments_give_the_same_arrays():
 
 def test_another_process_gives_the_same_arrays():
     code = (
-        "import hashlib; from sim.traces.synthesis import PRESETS, synthesize; "
-        "trace = synthesize(PRESETS['qwen15_moe'], tokens=5, seed=3); "
-        "print(hashlib.sha256(trace.logits.tobytes() + trace.lookahead['raw'].tobytes()).hexdigest())"
+        "import hashlib; from sim.traces.synthesis import PRESETS, synthesize; trace ="
+        " synthesize(PRESETS['qwen15_moe'], tokens=5, seed=3);"
+        " print(hashlib.sha256(trace.logits.tobytes() +"
+        " trace.lookahead['raw'].tobytes()).hexdigest())"
     )
-    prints = {subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout for _ in range(2)}
+    prints = {
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+        for _ in range(2)
+    }
     assert len(prints) == 1
 
 
@@ -104,7 +117,10 @@ def test_recall_falls_with_distance_and_stays_above_chance():
 
 
 def test_recall_rises_with_accuracy():
-    by_accuracy = [recall(make(tokens=400, lookahead_accuracy=accuracy), 1) for accuracy in (0.0, 0.5, 0.9, 1.0)]
+    by_accuracy = [
+        recall(make(tokens=400, lookahead_accuracy=accuracy), 1)
+        for accuracy in (0.0, 0.5, 0.9, 1.0)
+    ]
     assert by_accuracy == sorted(by_accuracy)
     assert by_accuracy[0] < 0.5
     assert by_accuracy[-1] == 1.0
@@ -113,7 +129,9 @@ def test_recall_rises_with_accuracy():
 def test_a_perfect_forecast_is_the_logits_of_the_site_ahead():
     trace = make(lookahead_accuracy=1.0)
     for distance in (1, 2, 3):
-        assert np.array_equal(trace.lookahead["raw"][:, :-distance, distance - 1], trace.logits[:, distance:])
+        assert np.array_equal(
+            trace.lookahead["raw"][:, :-distance, distance - 1], trace.logits[:, distance:]
+        )
 
 
 def test_without_skew_and_accuracy_a_forecast_is_no_better_than_chance():
@@ -124,7 +142,9 @@ def test_without_skew_and_accuracy_a_forecast_is_no_better_than_chance():
 def test_forecasts_are_as_spread_as_the_truth():
     trace = make(tokens=2000, skew=0.0, lookahead_accuracy=0.6)
     for distance in (1, 3):
-        assert trace.lookahead["raw"][:, :-distance, distance - 1].std() == pytest.approx(trace.logits.std(), rel=0.03)
+        assert trace.lookahead["raw"][:, :-distance, distance - 1].std() == pytest.approx(
+            trace.logits.std(), rel=0.03
+        )
 
 
 def test_forecasts_end_with_the_last_site():
@@ -135,7 +155,9 @@ def test_forecasts_end_with_the_last_site():
 
 
 def test_reuse_rises_with_persistence_and_falls_with_lag():
-    by_persistence = [reuse(make(tokens=400, persistence=persistence), 1) for persistence in (0.0, 0.6, 0.95)]
+    by_persistence = [
+        reuse(make(tokens=400, persistence=persistence), 1) for persistence in (0.0, 0.6, 0.95)
+    ]
     assert by_persistence[0] + 0.1 < by_persistence[1] < by_persistence[2] - 0.1
     trace = make(tokens=400)
     assert reuse(trace, 1) > reuse(trace, 8) + 0.05
@@ -157,9 +179,13 @@ def test_without_persistence_the_first_choice_follows_zipf_law():
 
 
 def test_the_spread_of_logits_is_the_same_at_the_start_and_the_end_of_a_sequence():
-    trace = synthesize(replace(SHAPE, experts=200), tokens=40, sequences=40, skew=0.0, persistence=0.9, lookahead=0)
+    trace = synthesize(
+        replace(SHAPE, experts=200), tokens=40, sequences=40, skew=0.0, persistence=0.9, lookahead=0
+    )
     for position in (0, 39):
-        assert trace.logits[trace.position == position].std() == pytest.approx(np.pi / np.sqrt(6), rel=0.03)
+        assert trace.logits[trace.position == position].std() == pytest.approx(
+            np.pi / np.sqrt(6), rel=0.03
+        )
 
 
 def test_popularity_concentrates_with_skew():
@@ -168,7 +194,10 @@ def test_popularity_concentrates_with_skew():
 
 
 def test_popular_experts_differ_from_site_to_site():
-    popular = [np.bincount(site.ravel(), minlength=16).argmax() for site in make(skew=2.0).ids.swapaxes(0, 1)]
+    popular = [
+        np.bincount(site.ravel(), minlength=16).argmax()
+        for site in make(skew=2.0).ids.swapaxes(0, 1)
+    ]
     assert len(set(popular)) > 1
 
 
@@ -178,9 +207,16 @@ def test_each_sequence_is_a_prefill_step_and_then_a_step_a_token():
     assert trace.phase.tolist() == ([PREFILL] * 4 + [DECODE] * 3) * 2
     assert trace.position.tolist() == [0, 1, 2, 3, 4, 5, 6] * 2
     assert trace.sequence.tolist() == [0] * 7 + [1] * 7
-    assert [(item.prompt_tokens, item.decode_tokens) for item in trace.header.sequences] == [(4, 3), (4, 3)]
+    assert [(item.prompt_tokens, item.decode_tokens) for item in trace.header.sequences] == [
+        (4, 3),
+        (4, 3),
+    ]
     steps = Workload(trace, split="all", lookahead=2).steps
-    assert [(step.rows, step.decode, step.token) for step in steps[:3]] == [(4, False, 4), (1, True, 5), (1, True, 6)]
+    assert [(step.rows, step.decode, step.token) for step in steps[:3]] == [
+        (4, False, 4),
+        (1, True, 5),
+        (1, True, 6),
+    ]
 
 
 def test_a_prompt_of_one_token_has_a_step_of_its_own():
@@ -203,7 +239,11 @@ def test_the_header_names_the_generator_its_parameters_and_what_it_is_not():
     assert "sim.traces.synthesis" in str(header.provenance["generator"])
     assert (header.provenance["seed"], header.provenance["skew"]) == (9, 1.5)
     assert header.lookahead is not None
-    assert (header.lookahead.depth, header.lookahead.norms, header.lookahead.step) == (3, ("raw",), SCORE_STEP)
+    assert (header.lookahead.depth, header.lookahead.norms, header.lookahead.step) == (
+        3,
+        ("raw",),
+        SCORE_STEP,
+    )
 
 
 def test_a_trace_may_have_no_lookahead(tmp_path):

@@ -1,4 +1,6 @@
-"""Traces: what is written is read back, and what was altered is refused by file, field and reason."""
+"""Traces: what is written is read back, and what was altered is refused by file, field and
+reason.
+"""
 
 import hashlib
 import json
@@ -25,7 +27,7 @@ from helpers.traces import (
     make_trace,
     put,
     with_step,
-)  # fmt: skip
+)
 from sim.traces.trace import (
     PREFILL,
     Finding,
@@ -66,10 +68,14 @@ def test_fixed_point_rounds_to_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "dtype"), [(1 / 4096, pl.Int16), (1 / 100, pl.Int8)])
-def test_weights_round_to_their_step_and_come_back_as_float32(tmp_path: Path, step: float, dtype: Any) -> None:
+def test_weights_round_to_their_step_and_come_back_as_float32(
+    tmp_path: Path, step: float, dtype: Any
+) -> None:
     trace = make_trace()
     write_trace(tmp_path / "trace", with_step(trace, weights=step))
-    assert pl.read_parquet_schema(tmp_path / "trace" / "routes.parquet")["weights"] == pl.Array(dtype, TOP_K)
+    assert pl.read_parquet_schema(tmp_path / "trace" / "routes.parquet")["weights"] == pl.Array(
+        dtype, TOP_K
+    )
     back = read_trace(tmp_path / "trace")
     assert back.weights.dtype == np.float32
     multiples = np.rint(trace.weights / np.float64(step))
@@ -79,19 +85,30 @@ def test_weights_round_to_their_step_and_come_back_as_float32(tmp_path: Path, st
 
 
 def test_weights_without_a_step_are_exact(written: Path) -> None:
-    assert pl.read_parquet_schema(written / "routes.parquet")["weights"] == pl.Array(pl.Float32, TOP_K)
+    assert pl.read_parquet_schema(written / "routes.parquet")["weights"] == pl.Array(
+        pl.Float32, TOP_K
+    )
     np.testing.assert_array_equal(read_trace(written).weights, make_trace().weights)
 
 
 @pytest.mark.parametrize("compression", ["zstd", "brotli"])
-def test_compression_changes_the_bytes_only(tmp_path: Path, compression: Literal["zstd", "brotli"]) -> None:
-    header = write_trace(tmp_path / "trace", make_trace(), compression=compression, compression_level=11)
+def test_compression_changes_the_bytes_only(
+    tmp_path: Path, compression: Literal["zstd", "brotli"]
+) -> None:
+    header = write_trace(
+        tmp_path / "trace", make_trace(), compression=compression, compression_level=11
+    )
     assert_equal(read_trace(tmp_path / "trace", "all"), replace(make_trace(), header=header))
 
 
 def test_wide_columns_are_read_only_when_asked_for(written: Path) -> None:
     trace = read_trace(written)
-    assert (trace.logits, trace.expert_norms, trace.active_shares, dict(trace.lookahead)) == (None, None, None, {})
+    assert (trace.logits, trace.expert_norms, trace.active_shares, dict(trace.lookahead)) == (
+        None,
+        None,
+        None,
+        {},
+    )
     assert read_trace(written, ["logits"]).logits is not None
     with pytest.raises(ValueError, match="read-only"):
         trace.ids[0, 0, 0] = 0
@@ -104,7 +121,9 @@ def test_one_norm_of_the_lookahead_is_read_as_it_is_in_all_of_them(written: Path
         (alone,) = read_trace(written, [f"lookahead_{norm}"]).lookahead.items()
         assert alone[0] == norm
         np.testing.assert_array_equal(alone[1], scores)
-    with pytest.raises(TraceError, match=r"header.json: columns is 'lookahead_scaled', was not recorded"):
+    with pytest.raises(
+        TraceError, match=r"header.json: columns is 'lookahead_scaled', was not recorded"
+    ):
         read_trace(written, ["lookahead_scaled"])
 
 
@@ -127,7 +146,9 @@ def test_extra_files_may_be_written_by_a_function(tmp_path: Path) -> None:
 
 def test_trace_sha256_is_over_sorted_lines() -> None:
     header = replace(make_trace().header, files={"b": "1" * 64, "a": "2" * 64})
-    assert trace_sha256(header) == hashlib.sha256(f"a {'2' * 64}\nb {'1' * 64}\n".encode()).hexdigest()
+    assert (
+        trace_sha256(header) == hashlib.sha256(f"a {'2' * 64}\nb {'1' * 64}\n".encode()).hexdigest()
+    )
 
 
 def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
@@ -214,14 +235,18 @@ def test_harmed_files_are_refused_by_name(written: Path, name: str, harm: str) -
         (lambda h: h.update(findings=[a_finding(sites=[True])]), "findings[0].sites"),
     ],
 )
-def test_headers_are_refused_by_field(written: Path, edit: Callable[[dict[str, Any]], object], field: str) -> None:
+def test_headers_are_refused_by_field(
+    written: Path, edit: Callable[[dict[str, Any]], object], field: str
+) -> None:
     edit_header(written, edit)
     with pytest.raises(TraceError) as caught:
         read_trace(written, columns="all")
     assert caught.value.field == field, str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", "NaN", "[" * 100_000, '{"schema": Infinity}', "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "null", "NaN", "[" * 100_000, '{"schema": Infinity}', "\ud800"]
+)
 def test_texts_that_are_no_header_are_refused(written: Path, text: str) -> None:
     (written / "header.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(TraceError, match=r"header\.json"):
@@ -230,7 +255,9 @@ def test_texts_that_are_no_header_are_refused(written: Path, text: str) -> None:
 
 def test_a_header_with_a_key_twice_is_refused(written: Path) -> None:
     text = (written / "header.json").read_text()
-    (written / "header.json").write_text(text.replace('"licence":', '"licence": "none", "licence":'))
+    (written / "header.json").write_text(
+        text.replace('"licence":', '"licence": "none", "licence":')
+    )
     with pytest.raises(TraceError, match="a key comes twice"):
         read_trace(written)
 
@@ -241,11 +268,15 @@ def test_a_column_that_was_not_asked_for_is_checked_for_its_type_too(written: Pa
         read_trace(written)
 
 
-def test_weights_scaled_by_a_wrong_step_are_refused_by_the_sum_that_their_rule_gives(tmp_path: Path) -> None:
+def test_weights_scaled_by_a_wrong_step_are_refused_by_the_sum_that_their_rule_gives(
+    tmp_path: Path,
+) -> None:
     write_trace(tmp_path / "trace", with_step(make_trace(), weights=1 / 4096))
     read_trace(tmp_path / "trace")
     edit_header(tmp_path / "trace", lambda header: header["steps"].update(weights=1 / 2048))
-    with pytest.raises(TraceError, match=r"sum of weights at site 0, row.* must be 1 within") as caught:
+    with pytest.raises(
+        TraceError, match=r"sum of weights at site 0, row.* must be 1 within"
+    ) as caught:
         read_trace(tmp_path / "trace")
     assert caught.value.file == "routes.parquet"
 
@@ -266,7 +297,9 @@ def test_a_header_that_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> No
         read_trace("a\0b")
 
 
-@pytest.mark.parametrize(("limit", "field"), [("LARGEST_HEADER_BYTES", "size"), ("LARGEST_ROWS_BYTES", "rows")])
+@pytest.mark.parametrize(
+    ("limit", "field"), [("LARGEST_HEADER_BYTES", "size"), ("LARGEST_ROWS_BYTES", "rows")]
+)
 def test_what_is_too_large_for_memory_is_refused_before_it_is_read(
     written: Path, limit: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,14 +326,30 @@ def test_what_is_too_large_for_memory_is_refused_before_it_is_read(
         (put("site", 0, 1), "site", "must be 0..2 in order with equal counts"),
         (put("expert_norms", 0, [-1.0, 0.0]), "expert_norms[0, 0, 0]", "must be >= 0"),
         (put("active_shares", 8, [40, 0, 0, 0]), "active_shares[8, 0, 0, 0]", "must lie in 0..1"),
-        (lambda frame: frame.with_columns(more=pl.lit(1)), "columns", "must be listed in header.json"),
+        (
+            lambda frame: frame.with_columns(more=pl.lit(1)),
+            "columns",
+            "must be listed in header.json",
+        ),
         (lambda frame: frame.head(24), "site", "with equal counts"),
         (lambda frame: frame.tail(-1), "site", "with equal counts"),
         (lambda frame: frame.drop("ids"), "ids", "must be a column"),
         (lambda frame: frame.with_columns(pl.col("step").cast(pl.Int64)), "step", "must be Int32"),
-        (lambda frame: frame.with_columns(pl.col("ids").cast(pl.Array(pl.Int32, TOP_K))), "ids", "must be Int16, 2"),
-        (lambda frame: frame.with_columns(pl.col("ids").cast(pl.List(pl.Int16))), "ids", "must be Int16, 2"),
-        (lambda frame: frame.with_columns(ids=pl.col("token").cast(pl.Int16)), "ids", "must be Int16, 2"),
+        (
+            lambda frame: frame.with_columns(pl.col("ids").cast(pl.Array(pl.Int32, TOP_K))),
+            "ids",
+            "must be Int16, 2",
+        ),
+        (
+            lambda frame: frame.with_columns(pl.col("ids").cast(pl.List(pl.Int16))),
+            "ids",
+            "must be Int16, 2",
+        ),
+        (
+            lambda frame: frame.with_columns(ids=pl.col("token").cast(pl.Int16)),
+            "ids",
+            "must be Int16, 2",
+        ),
     ],
 )
 def test_rows_are_refused_by_field(
@@ -327,7 +376,9 @@ def test_rows_are_refused_by_field(
         ("phase", 9, PREFILL, "prompt_tokens of sequence 7"),
     ],
 )
-def test_token_rows_are_checked_before_writing_too(tmp_path: Path, name: str, row: int, value: int, field: str) -> None:
+def test_token_rows_are_checked_before_writing_too(
+    tmp_path: Path, name: str, row: int, value: int, field: str
+) -> None:
     trace = make_trace()
     column = getattr(trace, name).copy()
     column[row] = value
@@ -342,7 +393,9 @@ def test_lookahead_past_the_last_site_is_refused(tmp_path: Path) -> None:
     scores = trace.lookahead["raw"].copy()
     scores[9, SITES - 1, 0, 2] = 1.0
     with pytest.raises(TraceError, match="must be NaN past the last site"):
-        write_trace(tmp_path / "trace", replace(trace, lookahead={**trace.lookahead, "raw": scores}))
+        write_trace(
+            tmp_path / "trace", replace(trace, lookahead={**trace.lookahead, "raw": scores})
+        )
 
 
 def test_a_step_too_fine_for_16_bits_is_refused(tmp_path: Path) -> None:
@@ -352,9 +405,12 @@ def test_a_step_too_fine_for_16_bits_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "rule"), [([-(1 << 15), 1], "must be finite and >= 0"), ([-1, 1], "must be finite and >= 0")]
+    ("value", "rule"),
+    [([-(1 << 15), 1], "must be finite and >= 0"), ([-1, 1], "must be finite and >= 0")],
 )
-def test_fixed_point_weights_are_refused_like_others(tmp_path: Path, value: list[int], rule: str) -> None:
+def test_fixed_point_weights_are_refused_like_others(
+    tmp_path: Path, value: list[int], rule: str
+) -> None:
     """The lowest integer stands for NaN, which no weight may be."""
     write_trace(tmp_path / "trace", with_step(make_trace(), weights=1 / 4096))
     edit_rows(tmp_path / "trace", put("weights", 0, value))
@@ -378,20 +434,30 @@ def test_findings_are_put_into_the_header_and_nothing_else_changes(written: Path
     assert before.header.findings is None
     assert "findings" not in json.loads(text)
     (written / "header.json").chmod(0o640)
-    findings = (Finding("padding", True, "much", sequences=(7,)), Finding("top_k", False, "low", sites=(0, 2)))
+    findings = (
+        Finding("padding", True, "much", sequences=(7,)),
+        Finding("top_k", False, "low", sites=(0, 2)),
+    )
     header = write_findings(written, findings)
     after = read_trace(written, "all")
     assert_equal(after, replace(before, header=replace(before.header, findings=findings)))
     assert header == after.header
     assert trace_sha256(header) == trace_sha256(before.header)
     assert (written / "header.json").stat().st_mode & 0o777 == 0o640
-    assert sorted(path.name for path in written.iterdir()) == ["README.md", "header.json", "hidden", "routes.parquet"]
+    assert sorted(path.name for path in written.iterdir()) == [
+        "README.md",
+        "header.json",
+        "hidden",
+        "routes.parquet",
+    ]
     write_findings(written, ())
     assert json.loads((written / "header.json").read_text()) == {**json.loads(text), "findings": []}
     assert read_trace(written).header.findings == ()
 
 
-def test_findings_about_what_the_trace_has_not_are_refused_and_change_nothing(written: Path) -> None:
+def test_findings_about_what_the_trace_has_not_are_refused_and_change_nothing(
+    written: Path,
+) -> None:
     text = (written / "header.json").read_text()
     with pytest.raises(TraceError, match=r"findings\[0\].sequences"):
         write_findings(written, [Finding("padding", True, "much", sequences=(3,))])

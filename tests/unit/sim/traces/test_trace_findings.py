@@ -1,4 +1,6 @@
-"""What was found wrong with a trace is said again by every run of the sequences that it concerns."""
+"""What was found wrong with a trace is said again by every run of the sequences that it
+concerns.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def summary_with(configure: Callable[..., DictConfig], bundled_trace: Trace) -> 
     """The summary of a run of the trace's first two `eval` sequences, which has these findings."""
 
     def run(findings: Sequence[Finding] | None) -> dict:
-        header = replace(bundled_trace.header, findings=None if findings is None else tuple(findings))
+        header = replace(
+            bundled_trace.header, findings=None if findings is None else tuple(findings)
+        )
         cfg = configure("system=lru", "trace.max_sequences=2", "outputs=summary")
         result = execute(build(cfg, "lru", replace(bundled_trace, header=header)))
         return result.summary
@@ -43,7 +47,9 @@ def test_serious_findings_of_the_whole_trace_or_of_sequences_that_ran_are_repeat
     assert found == ["top_k: 6 of 8 [sic]", "repetition: loops (here: 1 of 2 sequences)"]
 
 
-def test_a_trace_that_nobody_checked_is_told_from_a_clean_one(summary_with: Callable[..., dict]) -> None:
+def test_a_trace_that_nobody_checked_is_told_from_a_clean_one(
+    summary_with: Callable[..., dict],
+) -> None:
     assert summary_with(None)["trace"]["findings"] is None
     assert summary_with([NOTE])["trace"]["findings"] == []
 
@@ -56,7 +62,9 @@ def test_findings_are_printed_above_the_answer(summary_with: Callable[..., dict]
     assert any(line.startswith("With 50% of the expert bytes") for line in lines[warning:])
 
 
-def test_overrides_in_brackets_are_printed_as_they_were_given(summary_with: Callable[..., dict]) -> None:
+def test_overrides_in_brackets_are_printed_as_they_were_given(
+    summary_with: Callable[..., dict],
+) -> None:
     text = io.StringIO()
     summary = summary_with(None) | {"overrides": ["trace.exclude=[has_repetition]"]}
     print_summary(summary, Console(file=text, width=200))

@@ -1,4 +1,6 @@
-"""Forecasts of prompts that a trace keeps together: what gates offer of them, when there are none, what is refused."""
+"""Forecasts of prompts that a trace keeps together: what gates offer of them, when there are
+none, what is refused.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ OVER_TIME: dict[str, Any] = {**CONTINUOUS, "arrivals": [0, 5, 9, 9]}
 
 def rows_trace(prompt_tokens: int = 7) -> Trace:
     """Four sequences whose prompts have scores row by row."""
-    return synthesize(SHAPE, tokens=5, sequences=4, prompt_tokens=prompt_tokens, lookahead=2, seed=4)
+    return synthesize(
+        SHAPE, tokens=5, sequences=4, prompt_tokens=prompt_tokens, lookahead=2, seed=4
+    )
 
 
 def told(trace: Trace, **choice: Any) -> list[Any]:
@@ -46,11 +50,20 @@ def told(trace: Trace, **choice: Any) -> list[Any]:
             gate.visit(site)
             for choice_ahead in gate.forecasts(depth):
                 weights = choice_ahead.weights.astype(np.float64)
-                sums = [weights[choice_ahead.experts == expert].sum() for expert in choice_ahead.needs]
-                found.append((
-                    step.index, site, choice_ahead.site, list(choice_ahead.keys), list(choice_ahead.tokens),
-                    list(choice_ahead.scores), sums,
-                ))  # fmt: skip
+                sums = [
+                    weights[choice_ahead.experts == expert].sum() for expert in choice_ahead.needs
+                ]
+                found.append(
+                    (
+                        step.index,
+                        site,
+                        choice_ahead.site,
+                        list(choice_ahead.keys),
+                        list(choice_ahead.tokens),
+                        list(choice_ahead.scores),
+                        sums,
+                    )
+                )
     return found
 
 
@@ -66,7 +79,9 @@ def steps_told(found: list[Any]) -> set[int]:
     return {step for step, *_ in found}
 
 
-@pytest.mark.parametrize("choice", [SEQUENTIAL, STATIC, CONTINUOUS, OVER_TIME, {"batching": "recorded"}])
+@pytest.mark.parametrize(
+    "choice", [SEQUENTIAL, STATIC, CONTINUOUS, OVER_TIME, {"batching": "recorded"}]
+)
 @pytest.mark.parametrize("prompt_tokens", [1, 7])
 def test_what_whole_prompts_are_forecast_to_need_is_what_their_rows_would_say(
     choice: dict[str, Any], prompt_tokens: int
@@ -104,13 +119,18 @@ def test_part_of_a_prompt_is_not_forecast_and_more_than_the_prompt_is() -> None:
     chunked = Workload(cells, split="all", lookahead=2, batching="sequential", prefill_chunk=3)
     prompts = {step.index for step in chunked.steps if not step.decode}
     assert steps_told(told(cells, batching="sequential", prefill_chunk=3)).isdisjoint(prompts)
-    cut, longer = Lengths(prompt_tokens=6, decode_tokens=3), Lengths(prompt_tokens=8, decode_tokens=3)
+    cut, longer = (
+        Lengths(prompt_tokens=6, decode_tokens=3),
+        Lengths(prompt_tokens=8, decode_tokens=3),
+    )
     assert 0 not in steps_told(told(cells, lengths=cut, **SEQUENTIAL))
     assert_same(told(cells, lengths=longer, **SEQUENTIAL), told(rows, lengths=longer, **SEQUENTIAL))
 
 
 def test_predictors_of_gates_forecast_prompts_from_cells() -> None:
-    """Fate's takes what the rule selects of a prompt; both say the same from rows and from cells."""
+    """Fate's takes what the rule selects of a prompt; both say the same from rows and from
+    cells.
+    """
     for predictor in (GateLookahead(2), ConfidentLookahead()):
         said = []
         for trace in (rows_trace(), with_cells(rows_trace())):
@@ -118,7 +138,12 @@ def test_predictors_of_gates_forecast_prompts_from_cells() -> None:
             gate = workload.gate()
             gate.open(workload.steps[0])
             gate.visit(1)
-            said.append([(choice.site, list(choice.needs), list(choice.tokens)) for choice in predictor.predict(gate)])
+            said.append(
+                [
+                    (choice.site, list(choice.needs), list(choice.tokens))
+                    for choice in predictor.predict(gate)
+                ]
+            )
             assert (gate.lookahead(1) is None) == bool(trace.prompt_forecasts)
         assert said[0]
         assert said[0] == said[1]
@@ -133,8 +158,10 @@ def test_cells_by_hand() -> None:
     frame = forecast_cells([rule, rule], 2, np.array([4, 4]), np.array([9, 9]), scores)
     assert dict(frame.schema) == FORECAST_DTYPES
     assert frame.select("step", "sequence", "site", "ahead", "expert", "tokens").rows() == [
-        (4, 9, 0, 1, 0, 1), (4, 9, 0, 1, 1, 2), (4, 9, 0, 1, 2, 1),
-    ]  # fmt: skip
+        (4, 9, 0, 1, 0, 1),
+        (4, 9, 0, 1, 1, 2),
+        (4, 9, 0, 1, 2, 1),
+    ]
     assert frame["weight"].to_list() == pytest.approx([0.25, 1.5, 0.25])
     assert frame["score"].to_list() == pytest.approx([0.75, 0, 0.75])
     scores[1] = np.nan
@@ -174,7 +201,11 @@ def _set(name: str, place: int, value: float) -> Callable[[pl.DataFrame], pl.Dat
 
 
 HOSTILE: dict[str, tuple[Callable[[pl.DataFrame], pl.DataFrame], str, str]] = {
-    "a step of no prompt": (_set("step", -1, 999), "step", "must be a step of a prompt of this sequence"),
+    "a step of no prompt": (
+        _set("step", -1, 999),
+        "step",
+        "must be a step of a prompt of this sequence",
+    ),
     "a decoded step": (_set("step", -1, 25), "step", "must be a step of a prompt of this sequence"),
     "another sequence": (_set("sequence", -1, 9), "sequence|step", "must"),
     "a site that is none": (_set("site", 0, -1), "site", "must lie in 0..3"),
@@ -185,20 +216,40 @@ HOSTILE: dict[str, tuple[Callable[[pl.DataFrame], pl.DataFrame], str, str]] = {
     "an expert twice": (lambda f: pl.concat([f[:1], f]), "step", "must stand in the order"),
     "out of order": (lambda f: f.reverse(), "step", "must stand in the order"),
     "no tokens": (_set("tokens", 0, 0), "tokens", "must be at least 1"),
-    "a token too many": (_set("tokens", 0, 6), "tokens", "must sum to 2 for each of the prompt's tokens"),
+    "a token too many": (
+        _set("tokens", 0, 6),
+        "tokens",
+        "must sum to 2 for each of the prompt's tokens",
+    ),
     "a cell left out": (lambda f: f[1:], "tokens", "must sum to 2"),
     "more tokens than there are": (
-        lambda f: pl.concat([f[:1].with_columns(tokens=pl.lit(14, pl.Int32)), f.filter(
-            (pl.col("step") > f["step"][0]) | (pl.col("site") > 0) | (pl.col("ahead") > 1))]),
-        "tokens", "must be at most the prompt's tokens"),
+        lambda f: pl.concat(
+            [
+                f[:1].with_columns(tokens=pl.lit(14, pl.Int32)),
+                f.filter(
+                    (pl.col("step") > f["step"][0]) | (pl.col("site") > 0) | (pl.col("ahead") > 1)
+                ),
+            ]
+        ),
+        "tokens",
+        "must be at most the prompt's tokens",
+    ),
     "weight that is none": (_set("weight", 2, float("nan")), "weight", "must be 0 or more"),
     "negative weight": (_set("weight", 2, -1.0), "weight", "must be 0 or more"),
     "a score above 1": (_set("score", 2, 1.5), "score", "at most 1"),
-    "a null": (lambda f: f.with_columns(score=pl.when(pl.col("tokens") > 3).then(pl.col("score"))), "content", "null"),
+    "a null": (
+        lambda f: f.with_columns(score=pl.when(pl.col("tokens") > 3).then(pl.col("score"))),
+        "content",
+        "null",
+    ),
     "a column too few": (lambda f: f.drop("score"), "columns", "must be"),
-    "another type": (lambda f: f.with_columns(pl.col("tokens").cast(pl.Int64)), "columns", "must be"),
+    "another type": (
+        lambda f: f.with_columns(pl.col("tokens").cast(pl.Int64)),
+        "columns",
+        "must be",
+    ),
     "more rows than there can be": (lambda f: pl.concat([f] * 9), "rows", "must be at most"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -225,9 +276,13 @@ def test_what_is_no_table_and_what_is_recorded_twice_is_refused(tmp_path: Path) 
     with pytest.raises(TraceError, match=f"{FILE}: content .* must be a parquet file"):
         read_trace(tmp_path / "trace", "all")
     twice = replace(rows, prompt_forecasts=with_cells(rows).prompt_forecasts)
-    with pytest.raises(TraceError, match="must be absent where rows of prompts have lookahead of their own"):
+    with pytest.raises(
+        TraceError, match="must be absent where rows of prompts have lookahead of their own"
+    ):
         write_trace(tmp_path / "twice", twice)
-    other = replace(with_cells(rows), prompt_forecasts={"renormed": with_cells(rows).prompt_forecasts["raw"]})
+    other = replace(
+        with_cells(rows), prompt_forecasts={"renormed": with_cells(rows).prompt_forecasts["raw"]}
+    )
     with pytest.raises(TraceError, match="must be one of the trace's lookahead"):
         write_trace(tmp_path / "other", other)
     alone = replace(rows, header=replace(rows.header, lookahead=None), lookahead={})

@@ -50,8 +50,12 @@ def parts(trace: Trace) -> Iterator[Trace]:
 def test_parts_make_the_same_file_as_the_whole(step: float | None, tmp_path: Path) -> None:
     trace = apart(step)
     write_trace(tmp_path / "whole", trace, EXTRA)
-    header = write_trace_parts(tmp_path / "parts", trace.header, parts(trace), len(trace.step), EXTRA)
-    whole, joined = (pl.read_parquet(tmp_path / name / "routes.parquet") for name in ("whole", "parts"))
+    header = write_trace_parts(
+        tmp_path / "parts", trace.header, parts(trace), len(trace.step), EXTRA
+    )
+    whole, joined = (
+        pl.read_parquet(tmp_path / name / "routes.parquet") for name in ("whole", "parts")
+    )
     assert whole.schema == joined.schema
     assert whole.equals(joined)
     read = read_trace(tmp_path / "parts", "all")
@@ -63,11 +67,17 @@ def test_parts_make_the_same_file_as_the_whole(step: float | None, tmp_path: Pat
 def test_forecasts_of_prompts_are_those_of_all_parts(tmp_path: Path) -> None:
     trace = with_cells(with_random_scores(apart(None)))
     header = write_trace_parts(
-        tmp_path / "parts", trace.header, parts(trace), len(trace.step), forecast_norms=tuple(trace.prompt_forecasts)
+        tmp_path / "parts",
+        trace.header,
+        parts(trace),
+        len(trace.step),
+        forecast_norms=tuple(trace.prompt_forecasts),
     )
     assert header.forecast_norms == ("raw", "renormed")
     back = read_trace(tmp_path / "parts", "all")
-    assert all(back.prompt_forecasts[norm].equals(frame) for norm, frame in trace.prompt_forecasts.items())
+    assert all(
+        back.prompt_forecasts[norm].equals(frame) for norm, frame in trace.prompt_forecasts.items()
+    )
     assert back.prompt_forecasts["raw"]["sequence"].unique().sort().to_list() == [0, 7]
 
 
@@ -77,7 +87,9 @@ def test_a_wrong_part_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     wrong = replace(good[1], weights=-good[1].weights)
     with pytest.raises(TraceError, match="weights"):
         write_trace_parts(tmp_path / "out", trace.header, [good[0], wrong], len(trace.step))
-    with pytest.raises(TraceError, match=r"step is 0, must not be below the \d+ of the part before"):
+    with pytest.raises(
+        TraceError, match=r"step is 0, must not be below the \d+ of the part before"
+    ):
         write_trace_parts(tmp_path / "out", trace.header, good[::-1], len(trace.step))
     with pytest.raises(ValueError, match="parts have 7 rows, num_rows=12"):
         write_trace_parts(tmp_path / "out", trace.header, good[:1], len(trace.step))

@@ -1,4 +1,6 @@
-"""Prompts kept as counts: what comes back has the counts, what needs more is refused, and forged counts are."""
+"""Prompts kept as counts: what comes back has the counts, what needs more is refused, and forged
+counts are.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def round_trip(trace: Trace, directory: Path, columns: Any = "all") -> Trace:
 
 
 def tallies(trace: Trace) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float]]:
-    """Choices, and their weights together, by step, sequence, site and expert, of the valid rows of prompts."""
+    """Choices, and their weights together, by step, sequence, site and expert, of the valid rows
+    of prompts.
+    """
     count: Counter[tuple[int, ...]] = Counter()
     weight: dict[tuple[int, ...], float] = {}
     for row in np.flatnonzero((trace.phase != DECODE) & trace.valid):
@@ -47,7 +51,9 @@ def tallies(trace: Trace) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...
     return count, weight
 
 
-@pytest.mark.parametrize("make", [make_trace, both_stacks, lambda: both_stacks(((5, 2), (3, 4), (1, 1)), seed=4)])
+@pytest.mark.parametrize(
+    "make", [make_trace, both_stacks, lambda: both_stacks(((5, 2), (3, 4), (1, 1)), seed=4)]
+)
 def test_unions_tokens_and_weights_come_back_and_decoded_rows_are_the_recorded_ones(
     make: Callable[[], Trace], tmp_path: Path
 ) -> None:
@@ -57,7 +63,17 @@ def test_unions_tokens_and_weights_come_back_and_decoded_rows_are_the_recorded_o
     assert one == other
     assert back_sums == pytest.approx(sums, abs=1e-5)
     own, there = (np.flatnonzero(t.phase == DECODE) for t in (trace, back))
-    for name in ("step", "sequence", "position", "token", "valid", "ids", "weights", "logits", "active_shares"):
+    for name in (
+        "step",
+        "sequence",
+        "position",
+        "token",
+        "valid",
+        "ids",
+        "weights",
+        "logits",
+        "active_shares",
+    ):
         np.testing.assert_array_equal(getattr(trace, name)[own], getattr(back, name)[there])
     for norm, scores in trace.lookahead.items():
         np.testing.assert_array_equal(scores[own], back.lookahead[norm][there])
@@ -75,7 +91,9 @@ def test_what_was_read_is_written_again_the_same(tmp_path: Path) -> None:
     back = round_trip(make_trace(), tmp_path / "one")
     again = write_trace(tmp_path / "two", back)
     assert again.files == read_trace(tmp_path / "one").header.files
-    assert pl.read_parquet(tmp_path / "one" / "routes.parquet")["phase"].unique().to_list() == [DECODE]
+    assert pl.read_parquet(tmp_path / "one" / "routes.parquet")["phase"].unique().to_list() == [
+        DECODE
+    ]
 
 
 def test_a_prompt_by_hand(tmp_path: Path) -> None:
@@ -88,13 +106,21 @@ def test_a_prompt_by_hand(tmp_path: Path) -> None:
     header = replace(trace.header, sites=(site,), steps={}, columns=(), lookahead=None)
     made = replace(trace, header=header, ids=ids, weights=weights, logits=None, lookahead={})
     frame = count_prompts(made)
-    assert frame.select("expert", "tokens", "weight").rows() == [(0, 3, 2.25), (1, 1, 0.25), (2, 1, 0.5), (-1, 1, 0.0)]
+    assert frame.select("expert", "tokens", "weight").rows() == [
+        (0, 3, 2.25),
+        (1, 1, 0.25),
+        (2, 1, 0.5),
+        (-1, 1, 0.0),
+    ]
     back = round_trip(made, tmp_path / "hand")
     assert back.ids[:3, 0].tolist() == [[0, 1], [0, 2], [0, -1]]
     assert back.weights[:3, 0].tolist() == [[0.75, 0.25], [0.75, 0.5], [0.75, 0]]
 
 
-BASE = "system={} model=tiny_mixtral trace=tiny_mixtral hardware=rtx4090_pcie4 precision=fp16 predictor=none"
+BASE = (
+    "system={} model=tiny_mixtral trace=tiny_mixtral hardware=rtx4090_pcie4 precision=fp16"
+    " predictor=none"
+)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +135,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
 def test_a_run_over_counts_is_the_run_over_rows(
     system: str, configure: Callable[..., DictConfig], both: tuple[Trace, Trace]
 ) -> None:
-    """Not alike: the same, in every lookup and every time. Unions, their order and their tokens are all it needs."""
-    frames = [execute(build(configure(*BASE.format(system).split()), "x", trace)).frames for trace in both]
+    """Not alike: the same, in every lookup and every time. Unions, their order and their tokens
+    are all it needs.
+    """
+    frames = [
+        execute(build(configure(*BASE.format(system).split()), "x", trace)).frames for trace in both
+    ]
     for name in ("lookups", "tokens", "transfers"):
         one, other = (getattr(each, name) for each in frames)
         if name == "lookups":
@@ -125,7 +155,10 @@ def test_a_run_over_counts_is_the_run_over_rows(
         ("precision=hobbit", "keeps prompts as counts of tokens, not each token's weights"),
         ("workload=static_4 workload.prefill_chunk=2", "set workload.prefill_chunk=null"),
         ("cache.recency=rows", "choose cache.recency=needs"),
-        ("workload=sequential workload.prompt_tokens=3", "of which workload.prompt_tokens=3 cannot cut a part"),
+        (
+            "workload=sequential workload.prompt_tokens=3",
+            "of which workload.prompt_tokens=3 cannot cut a part",
+        ),
     ],
 )
 def test_what_needs_single_rows_of_a_prompt_is_refused_by_name(
@@ -198,7 +231,9 @@ def test_a_step_whose_expert_has_more_tokens_than_there_are_is_refused(tmp_path:
         pl.Series("tokens", [3, 1], dtype=pl.Int32), pl.Series("expert", [0, 1], dtype=pl.Int16)
     )
     rest = frame.filter(~((pl.col("sequence") == 7) & (pl.col("site") == 0)))
-    pl.concat([rest, forged]).sort("step", "sequence", "site", maintain_order=True).write_parquet(tmp_path / "t" / FILE)
+    pl.concat([rest, forged]).sort("step", "sequence", "site", maintain_order=True).write_parquet(
+        tmp_path / "t" / FILE
+    )
     rehash(tmp_path / "t")
     with pytest.raises(TraceError, match="at most the step's tokens"):
         read_trace(tmp_path / "t")

@@ -16,13 +16,17 @@ from sim.traces.trace import CHUNK, Trace, TraceError, read_trace, write_trace
 
 
 @pytest.mark.parametrize("step", [None, 1 / 16])
-def test_a_trace_of_two_stacks_comes_back_as_it_was_written(tmp_path: Path, step: float | None) -> None:
+def test_a_trace_of_two_stacks_comes_back_as_it_was_written(
+    tmp_path: Path, step: float | None
+) -> None:
     trace = both_stacks()
     if step is not None:
         trace = replace(trace, header=replace(trace.header, steps={"logits": step}))
     write_trace(tmp_path / "trace", trace)
     back = read_trace(tmp_path / "trace", "all")
-    assert [site.stack for site in back.header.sites] == ["encoder"] * ENCODER + ["decoder"] * (SITES - ENCODER)
+    assert [site.stack for site in back.header.sites] == ["encoder"] * ENCODER + ["decoder"] * (
+        SITES - ENCODER
+    )
     assert back.header.encoder_sites == ENCODER
     np.testing.assert_array_equal(back.ids, trace.ids)
     np.testing.assert_array_equal(back.lookahead["raw"], trace.lookahead["raw"])
@@ -35,7 +39,9 @@ def test_a_trace_of_two_stacks_comes_back_as_it_was_written(tmp_path: Path, step
 def test_a_header_that_names_no_stack_is_that_of_a_decoder_and_stays_so() -> None:
     header = both_stacks().header
     plain = json.loads(header.to_json())
-    assert [site.pop("stack") for site in plain["sites"]] == ["encoder"] * ENCODER + ["decoder"] * (SITES - ENCODER)
+    assert [site.pop("stack") for site in plain["sites"]] == ["encoder"] * ENCODER + ["decoder"] * (
+        SITES - ENCODER
+    )
     plain["files"]["routes.parquet"] = "0" * 64
     plain |= {"lookahead": None, "sparsities": []}
     parsed = parse_header(json.dumps(plain))
@@ -47,7 +53,10 @@ def test_a_header_that_names_no_stack_is_that_of_a_decoder_and_stays_so() -> Non
 @pytest.mark.parametrize(
     ("stacks", "rule"),
     [
-        (["decoder", "encoder", "decoder", "decoder"], "must be those of the encoder, if any, then at least one"),
+        (
+            ["decoder", "encoder", "decoder", "decoder"],
+            "must be those of the encoder, if any, then at least one",
+        ),
         (["encoder"] * SITES, "then at least one of the decoder"),
         (["encoder", "both", "decoder", "decoder"], r"must be one of \('encoder', 'decoder'\)"),
         (["encoder", 2, "decoder", "decoder"], "must be one of"),
@@ -74,37 +83,68 @@ def changed(name: str, place: tuple[int, ...], value: float) -> Trace:
 
 
 # Rows 0 to 2 are prompts, 3 and 4 decoded; sites 0 and 1 the encoder's, 2 and 3 the decoder's.
-AWAY = "at a site that the row does not visit (prompts visit the encoder's, decoded rows the decoder's)"
+AWAY = (
+    "at a site that the row does not visit (prompts visit the encoder's, decoded rows the"
+    " decoder's)"
+)
 REFUSED = {
     "a prompt at the decoder": (changed("ids", (1, 2, 0), 3), "ids[1, 2, 0]", f"must be -1 {AWAY}"),
-    "a decoded row at the encoder": (changed("ids", (4, 0, 1), 2), "ids[4, 0, 1]", f"must be -1 {AWAY}"),
-    "logits at the other stack": (changed("logits", (0, 3, 1), 0.5), "logits[0, 3, 1]", f"must be NaN {AWAY}"),
-    "no logits where it is": (changed("logits", (0, 1, 1), np.nan), "logits[0, 1, 1]", "must be finite"),
+    "a decoded row at the encoder": (
+        changed("ids", (4, 0, 1), 2),
+        "ids[4, 0, 1]",
+        f"must be -1 {AWAY}",
+    ),
+    "logits at the other stack": (
+        changed("logits", (0, 3, 1), 0.5),
+        "logits[0, 3, 1]",
+        f"must be NaN {AWAY}",
+    ),
+    "no logits where it is": (
+        changed("logits", (0, 1, 1), np.nan),
+        "logits[0, 1, 1]",
+        "must be finite",
+    ),
     "norms at the other stack": (
-        changed("expert_norms", (3, 1, 0), 1.0), "expert_norms[3, 1, 0]", f"must be NaN {AWAY}",
+        changed("expert_norms", (3, 1, 0), 1.0),
+        "expert_norms[3, 1, 0]",
+        f"must be NaN {AWAY}",
     ),
     "shares at the other stack": (
-        changed("active_shares", (3, 1, 0, 0), 1.0), "active_shares[3, 1, 0, 0]", f"must be NaN {AWAY}",
+        changed("active_shares", (3, 1, 0, 0), 1.0),
+        "active_shares[3, 1, 0, 0]",
+        f"must be NaN {AWAY}",
     ),
     "a forecast from the other stack": (
-        changed("lookahead", (3, 0, 0, 2), 1.0), "lookahead_raw[3, 0, 0, 2]", f"must be NaN {AWAY}",
+        changed("lookahead", (3, 0, 0, 2), 1.0),
+        "lookahead_raw[3, 0, 0, 2]",
+        f"must be NaN {AWAY}",
     ),
     "a forecast into the other stack": (
-        changed("lookahead", (0, 1, 0, 2), 1.0), "lookahead_raw 1 sites ahead[0, 1, 2]",
+        changed("lookahead", (0, 1, 0, 2), 1.0),
+        "lookahead_raw 1 sites ahead[0, 1, 2]",
         "must be NaN past the last site of its stack",
     ),
     "a prompt in parts": (
-        changed("phase", (1,), CHUNK), "phase[1]", "must be 0 (prefill) or 1 (decode): an encoder reads a prompt whole",
+        changed("phase", (1,), CHUNK),
+        "phase[1]",
+        "must be 0 (prefill) or 1 (decode): an encoder reads a prompt whole",
     ),
     "a step of both": (
-        changed("step", (3,), 0), "phase[3]",
+        changed("step", (3,), 0),
+        "phase[3]",
         "must be the same in the whole step: prompts visit the encoder, decoded rows do not",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("trace", "field", "rule"), REFUSED.values(), ids=REFUSED)
-def test_what_no_encoder_decoder_model_does_is_refused(tmp_path: Path, trace: Trace, field: str, rule: str) -> None:
+def test_what_no_encoder_decoder_model_does_is_refused(
+    tmp_path: Path, trace: Trace, field: str, rule: str
+) -> None:
     with pytest.raises(TraceError) as caught:
         write_trace(tmp_path / "trace", trace)
-    assert (caught.value.file, caught.value.field, caught.value.rule) == ("routes.parquet", field, rule)
+    assert (caught.value.file, caught.value.field, caught.value.rule) == (
+        "routes.parquet",
+        field,
+        rule,
+    )

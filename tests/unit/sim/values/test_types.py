@@ -14,7 +14,12 @@ TWO = Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100)
 
 def test_keys_go_by_precision_then_site_then_unit_and_the_last_unit_is_the_dense_block() -> None:
     assert (TWO.units, TWO.plane, TWO.num_keys) == (5, 15, 30)
-    assert [TWO.key(0, 0, 0), TWO.key(0, 2, 3), TWO.key(0, 2, 4), TWO.key(1, 0, 0)] == [0, 13, 14, 15]
+    assert [TWO.key(0, 0, 0), TWO.key(0, 2, 3), TWO.key(0, 2, 4), TWO.key(1, 0, 0)] == [
+        0,
+        13,
+        14,
+        15,
+    ]
 
 
 def test_a_key_gives_back_what_it_was_made_of() -> None:
@@ -26,13 +31,22 @@ def test_a_key_gives_back_what_it_was_made_of() -> None:
 def test_a_variants_bytes_are_those_of_its_precision_and_may_differ_from_site_to_site() -> None:
     assert [TWO.bytes_of(key) for key in (0, 13, 15, 28)] == [8, 8, 2, 2]
     sized = Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100, ((4, 8, 6), (1, 2, 2)))
-    assert [sized.bytes_of(sized.key(p, s, 0)) for p in range(2) for s in range(3)] == [4, 8, 6, 1, 2, 2]
+    assert [sized.bytes_of(sized.key(p, s, 0)) for p in range(2) for s in range(3)] == [
+        4,
+        8,
+        6,
+        1,
+        2,
+        2,
+    ]
     for geometry in (TWO, sized):
         assert list(geometry.key_bytes) == [geometry.bytes_of(key) for key in range(30)]
 
 
 def test_the_bytes_of_a_variant_are_its_largest_sites() -> None:
-    with pytest.raises(ValueError, match=r"variant_bytes \(8, 2\) must be the largest of site_bytes, by precision"):
+    with pytest.raises(
+        ValueError, match=r"variant_bytes \(8, 2\) must be the largest of site_bytes, by precision"
+    ):
         Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100, ((4, 8, 6), (1, 1, 1)))
 
 
@@ -61,14 +75,23 @@ def test_links_may_have_engines_or_cut_through_and_ram_lies_at_one_of_the_outer_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"engines": (), "head_bytes": ()}, "a route needs engines >= 1 and head_bytes for each link"),
+        (
+            {"engines": (), "head_bytes": ()},
+            "a route needs engines >= 1 and head_bytes for each link",
+        ),
         ({"engines": (0,)}, "a route needs engines >= 1 and head_bytes for each link"),
         ({"engines": (1, 1)}, "a route needs engines >= 1 and head_bytes for each link"),
-        ({"head_bytes": (1,)}, r"head_bytes must be >= 0, and 0 for link 0, which ends at the device: \(1,\)"),
+        (
+            {"head_bytes": (1,)},
+            r"head_bytes must be >= 0, and 0 for link 0, which ends at the device: \(1,\)",
+        ),
         ({"engines": (1, 1), "head_bytes": (0, -1)}, r"head_bytes must be >= 0, and 0 for link 0"),
         ({"engines": (1, 2), "head_bytes": (0, 1)}, "link 1 has 2 engines: cut-through needs one"),
         ({"ram_link": 0}, "ram_link=0 must be a link from 1 to 0"),
-        ({"engines": (1, 1), "head_bytes": (0, 0), "ram_link": 2}, "ram_link=2 must be a link from 1 to 1"),
+        (
+            {"engines": (1, 1), "head_bytes": (0, 0), "ram_link": 2},
+            "ram_link=2 must be a link from 1 to 1",
+        ),
     ],
 )
 def test_a_route_that_cannot_be_is_refused(words: dict[str, Any], message: str) -> None:
@@ -84,6 +107,8 @@ def test_host_time_is_nothing_unless_it_is_said() -> None:
     assert not any(vars(HostCosts()).values())
 
 
-def test_a_hit_is_nothing_so_that_any_of_several_outcomes_means_that_something_is_no_plain_hit() -> None:
+def test_a_hit_is_nothing_so_that_any_of_several_outcomes_means_that_something_is_no_plain_hit() -> (
+    None
+):
     assert not Outcome.HIT
     assert all(outcome for outcome in Outcome if outcome is not Outcome.HIT)

@@ -45,7 +45,9 @@ def test_a_number_out_of_range_is_refused_with_its_name_and_value(value: float) 
 
 @pytest.mark.parametrize("value", ["24GiB", "fast", None, True, [1]])
 def test_what_is_no_number_is_refused_without_a_guess_at_its_suffix(value: Any) -> None:
-    with pytest.raises(ValueError, match="must be a number in the unit of its name, without a suffix"):
+    with pytest.raises(
+        ValueError, match="must be a number in the unit of its name, without a suffix"
+    ):
         require_number("hardware.memory_gib", value)
 
 

@@ -11,5 +11,9 @@ from sim.values.version import VERSION
 def test_the_package_is_built_with_the_version_that_runs_tell() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
-    assert project["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "sim.values.version.VERSION"}}
-    assert all(part.isdigit() for part in VERSION.split(".")), "setuptools reads it without running the module"
+    assert project["tool"]["setuptools"]["dynamic"] == {
+        "version": {"attr": "sim.values.version.VERSION"}
+    }
+    assert all(part.isdigit() for part in VERSION.split(".")), (
+        "setuptools reads it without running the module"
+    )

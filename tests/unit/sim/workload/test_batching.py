@@ -1,4 +1,6 @@
-"""Steps from sequences: small queues by hand, and hundreds of random ones against a composer that counts rows."""
+"""Steps from sequences: small queues by hand, and hundreds of random ones against a composer
+that counts rows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from sim.workload.batching import Batcher, Part, Request, arrival_times
 
 
 def rows_of(parts: Sequence[Part]) -> Rows:
-    return [(part.request.sequence, row) for part in parts for row in range(part.first, part.first + part.count)]
+    return [
+        (part.request.sequence, row)
+        for part in parts
+        for row in range(part.first, part.first + part.count)
+    ]
 
 
 def walk(batcher: Batcher, step_ns: Callable[[Rows], int]) -> list[Rows | int]:
@@ -37,14 +43,19 @@ def ten(step: Rows) -> int:
     return 10
 
 
-# ---- by hand ---------------------------------------------------------------------------------------------------------
+# ---- by hand
+# ---------------------------------------------------------------------------------------------------------
 
 THREE = (Request(0, 2, 3, 0), Request(1, 3, 1, 5), Request(2, 1, 2, 5))
-"""Prompts of 2, 3 and 1 rows, 3, 1 and 2 decoded; the second and the third arrive during the first step."""
+"""Prompts of 2, 3 and 1 rows, 3, 1 and 2 decoded; the second and the third arrive during the
+first step.
+"""
 
 
 def test_continuous_batching_takes_newcomers_in_at_the_end_of_a_step() -> None:
-    """Two at most: 1 joins at 10 and is done after its only token at 30; 2 joins then, its prompt alone."""
+    """Two at most: 1 joins at 10 and is done after its only token at 30; 2 joins then, its
+    prompt alone.
+    """
     assert walk(Batcher(THREE, "continuous", 2), ten) == [
         [(0, 0), (0, 1)],
         [(1, 0), (1, 1), (1, 2)],
@@ -68,13 +79,20 @@ def test_continuous_batching_with_room_for_all_prefills_the_newcomers_together()
 def test_static_batching_forms_a_group_and_lets_nobody_join_it() -> None:
     """At 0 only the first is there; it runs alone, then the other two."""
     assert walk(Batcher(THREE, "static", 2), ten) == [
-        [(0, 0), (0, 1)], [(0, 2)], [(0, 3)], [(0, 4)],
-        [(1, 0), (1, 1), (1, 2), (2, 0)], [(1, 3), (2, 1)], [(2, 2)],
-    ]  # fmt: skip
+        [(0, 0), (0, 1)],
+        [(0, 2)],
+        [(0, 3)],
+        [(0, 4)],
+        [(1, 0), (1, 1), (1, 2), (2, 0)],
+        [(1, 3), (2, 1)],
+        [(2, 2)],
+    ]
 
 
 def test_a_chunk_of_a_prompt_runs_beside_those_that_decode() -> None:
-    """Two prompt rows a step: 1 is cut after two of its three rows, and the third shares its chunk with 2."""
+    """Two prompt rows a step: 1 is cut after two of its three rows, and the third shares its
+    chunk with 2.
+    """
     assert walk(Batcher(THREE, "continuous", 3, prefill_chunk=2), ten) == [
         [(0, 0), (0, 1)],
         [(0, 2), (1, 0), (1, 1)],
@@ -87,19 +105,28 @@ def test_a_chunk_of_a_prompt_runs_beside_those_that_decode() -> None:
 def test_a_chunk_stands_in_the_turn_of_its_sequence_not_behind_those_that_decode() -> None:
     long_first = (Request(0, 4, 1), Request(1, 1, 2))
     assert walk(Batcher(long_first, "continuous", 2, prefill_chunk=2), ten) == [
-        [(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4), (1, 0)], [(1, 1)], [(1, 2)],
-    ]  # fmt: skip
+        [(0, 0), (0, 1)],
+        [(0, 2), (0, 3)],
+        [(0, 4), (1, 0)],
+        [(1, 1)],
+        [(1, 2)],
+    ]
     short_first = (Request(0, 0, 3), Request(1, 3, 1))
     assert walk(Batcher(short_first, "continuous", 2, prefill_chunk=2), ten) == [
-        [(0, 0), (1, 0), (1, 1)], [(0, 1), (1, 2)], [(0, 2), (1, 3)],
-    ]  # fmt: skip
+        [(0, 0), (1, 0), (1, 1)],
+        [(0, 1), (1, 2)],
+        [(0, 2), (1, 3)],
+    ]
 
 
 def test_a_static_group_decodes_only_when_its_chunked_prompts_are_through() -> None:
     group = (Request(0, 1, 2), Request(1, 4, 1))
     assert walk(Batcher(group, "static", 2, prefill_chunk=3), ten) == [
-        [(0, 0), (1, 0), (1, 1)], [(1, 2), (1, 3)], [(0, 1), (1, 4)], [(0, 2)],
-    ]  # fmt: skip
+        [(0, 0), (1, 0), (1, 1)],
+        [(1, 2), (1, 3)],
+        [(0, 1), (1, 4)],
+        [(0, 2)],
+    ]
 
 
 def test_one_together_runs_one_sequence_after_another() -> None:
@@ -112,11 +139,18 @@ def test_one_together_runs_one_sequence_after_another() -> None:
 def test_sequences_without_a_prompt_or_without_decoded_rows_take_their_turns() -> None:
     requests = (Request(0, 0, 2), Request(1, 2, 0), Request(2, 1, 1))
     assert walk(Batcher(requests, "static", 2), ten) == [
-        [(1, 0), (1, 1)], [(0, 0)], [(0, 1)], [(2, 0)], [(2, 1)],
-    ]  # fmt: skip
+        [(1, 0), (1, 1)],
+        [(0, 0)],
+        [(0, 1)],
+        [(2, 0)],
+        [(2, 1)],
+    ]
     assert walk(Batcher(requests, "continuous", 2), ten) == [
-        [(1, 0), (1, 1)], [(2, 0)], [(0, 0), (2, 1)], [(0, 1)],
-    ]  # fmt: skip
+        [(1, 0), (1, 1)],
+        [(2, 0)],
+        [(0, 0), (2, 1)],
+        [(0, 1)],
+    ]
 
 
 def test_with_nothing_to_run_the_next_arrival_is_named() -> None:
@@ -134,11 +168,16 @@ def test_equal_arrivals_go_by_number_however_they_were_listed() -> None:
     requests = [Request(number, 1, 1, 3) for number in (5, 2, 9)]
     for listed in (requests, requests[::-1]):
         assert walk(Batcher(listed, "static", 2), ten) == [
-            3, [(2, 0), (5, 0)], [(2, 1), (5, 1)], [(9, 0)], [(9, 1)],
-        ]  # fmt: skip
+            3,
+            [(2, 0), (5, 0)],
+            [(2, 1), (5, 1)],
+            [(9, 0)],
+            [(9, 1)],
+        ]
 
 
-# ---- a composer that counts rows -------------------------------------------------------------------------------------
+# ---- a composer that counts rows
+# -------------------------------------------------------------------------------------
 
 
 def random_case(seed: int) -> tuple[list[Request], dict[str, Any], Callable[[Rows], int]]:
@@ -162,7 +201,9 @@ def test_steps_are_those_of_a_composer_that_counts_rows() -> None:
         requests, choices, step_ns = random_case(seed)
         told = walk(Batcher(requests, **choices), step_ns)
         chunk = choices.pop("prefill_chunk")
-        assert told == compose_by_rows(requests, **choices, chunk=chunk, step_ns=step_ns), f"seed {seed}"
+        assert told == compose_by_rows(requests, **choices, chunk=chunk, step_ns=step_ns), (
+            f"seed {seed}"
+        )
 
 
 def test_every_row_runs_once_in_order_within_the_bounds() -> None:
@@ -173,7 +214,9 @@ def test_every_row_runs_once_in_order_within_the_bounds() -> None:
         ran = [row for step in steps for row in step]
         assert len(ran) == sum(request.rows for request in requests)
         for request in requests:
-            assert [row for sequence, row in ran if sequence == request.sequence] == list(range(request.rows))
+            assert [row for sequence, row in ran if sequence == request.sequence] == list(
+                range(request.rows)
+            )
         assert max(map(len, steps)) <= batcher.most_rows, f"seed {seed}"
         assert max(len({sequence for sequence, _ in step}) for step in steps) <= choices["together"]
 
@@ -200,7 +243,8 @@ def test_a_part_knows_whether_its_request_begins_or_ends_with_it() -> None:
     assert (whole.begins, whole.ends, last.begins, last.ends) == (True, False, False, True)
 
 
-# ---- arrivals --------------------------------------------------------------------------------------------------------
+# ---- arrivals
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_rate_every_request_is_there_at_0() -> None:
@@ -230,7 +274,8 @@ def test_a_seed_names_one_draw_and_a_longer_one_goes_on_from_it() -> None:
     assert arrival_times(1, 2.0, 0) == (round(first * 1e9),) == (930_303_556,)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,10 +286,15 @@ def test_a_seed_names_one_draw_and_a_longer_one_goes_on_from_it() -> None:
         ({"together": True}, r"workload\.together=True must be a whole number"),
         ({"prefill_chunk": 0}, r"workload\.prefill_chunk=0 must be a whole number >= 1"),
         ({"prefill_chunk": 2.5}, r"workload\.prefill_chunk=2\.5 must be a whole number"),
-        ({"prefill_chunk": 4, "separate_prompts": True},
-         r"prefill_chunk=4 would cut a prompt, but an encoder reads a prompt whole; set workload\.prefill_chunk=null"),
+        (
+            {"prefill_chunk": 4, "separate_prompts": True},
+            (
+                r"prefill_chunk=4 would cut a prompt, but an encoder reads a prompt whole; set"
+                r" workload\.prefill_chunk=null"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_choices_that_cannot_be_are_refused(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Batcher(THREE, **choices)
@@ -262,7 +312,10 @@ def test_a_sequence_cannot_be_requested_twice_nor_without_rows() -> None:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"per_s": 0}, r"arrivals_per_s=0 must be 1e-06 or more; null: every sequence is there at 0"),
+        (
+            {"per_s": 0},
+            r"arrivals_per_s=0 must be 1e-06 or more; null: every sequence is there at 0",
+        ),
         ({"per_s": -1.0}, r"arrivals_per_s=-1\.0 must be a number >= 0"),
         ({"per_s": float("inf")}, r"arrivals_per_s=inf must be a number"),
         ({"per_s": "2/s"}, r"arrivals_per_s='2/s' must be a number"),
@@ -270,7 +323,10 @@ def test_a_sequence_cannot_be_requested_twice_nor_without_rows() -> None:
         ({"given_ns": [0]}, "1 arrivals are given for 2 sequences; give one for each"),
         ({"given_ns": [0, -3]}, r"arrivals_ns=-3 must be a whole number >= 0"),
         ({"given_ns": [0, 1], "per_s": 1.0}, "exclude each other"),
-        ({"given_ns": [0, 10**19]}, r"arrivals_ns=1.*: .* after 1e\+10 s, the latest is 4,000,000 s; count seconds"),
+        (
+            {"given_ns": [0, 10**19]},
+            r"arrivals_ns=1.*: .* after 1e\+10 s, the latest is 4,000,000 s; count seconds",
+        ),
     ],
 )
 def test_arrivals_that_cannot_be_are_refused(choices: dict[str, Any], message: str) -> None:
@@ -279,5 +335,7 @@ def test_arrivals_that_cannot_be_are_refused(choices: dict[str, Any], message: s
 
 
 def test_a_process_too_slow_for_its_last_request_to_be_timed_exactly_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"arrivals_per_s=1e-06 for 96 sequences: .*trace\.max_sequences"):
+    with pytest.raises(
+        ValueError, match=r"arrivals_per_s=1e-06 for 96 sequences: .*trace\.max_sequences"
+    ):
         arrival_times(96, 1e-6)

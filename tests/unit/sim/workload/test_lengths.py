@@ -20,14 +20,20 @@ BUNDLED = "capture/assets/traces/tiny_mixtral"
 def make_trace(lengths: dict[int, tuple[int, int]], seed: int = 0, padding: int = 0) -> Trace:
     """Random gates of sequences with these (prompt, decoded) tokens, which the header tells."""
     trace = composed.make_trace(lengths, seed, padding=padding)
-    told = tuple(replace(s, prompt_tokens=lengths[s.sequence][0], decode_tokens=lengths[s.sequence][1])
-                 for s in trace.header.sequences)  # fmt: skip
+    told = tuple(
+        replace(s, prompt_tokens=lengths[s.sequence][0], decode_tokens=lengths[s.sequence][1])
+        for s in trace.header.sequences
+    )
     return replace(trace, header=replace(trace.header, sequences=told))
 
 
 def cut(trace: Trace, prompt: int | None, decode: int | None, **options: Any) -> Workload:
     short = options.pop("short", "refuse")
-    choices = {"split": "all", "batching": "sequential", "lengths": Lengths(prompt, decode, short)} | options
+    choices = {
+        "split": "all",
+        "batching": "sequential",
+        "lengths": Lengths(prompt, decode, short),
+    } | options
     return Workload(trace, **choices)
 
 
@@ -37,20 +43,40 @@ def steps_of(workload: Workload) -> list[tuple[int, int, bool]]:
 
 
 def test_a_prompt_may_take_decoded_tokens_and_leave_prompt_tokens_to_be_decoded() -> None:
-    """Sequences of 2 + 4 and 4 + 2 tokens as 3 in and 2 out: both are the first five tokens, in their order."""
+    """Sequences of 2 + 4 and 4 + 2 tokens as 3 in and 2 out: both are the first five tokens, in
+    their order.
+    """
     trace = make_trace({0: (2, 4), 1: (4, 2)})
     workload = cut(trace, 3, 2)
-    assert steps_of(workload) == [(0, 3, False), (0, 1, True), (0, 1, True), (1, 3, False), (1, 1, True), (1, 1, True)]
+    assert steps_of(workload) == [
+        (0, 3, False),
+        (0, 1, True),
+        (0, 1, True),
+        (1, 3, False),
+        (1, 1, True),
+        (1, 1, True),
+    ]
     assert trace.position[workload.row].tolist() == [0, 1, 2, 3, 4] * 2
-    assert workload.phase[workload.row].tolist() == [PREFILL] * 3 + [DECODE] * 2 + [PREFILL] * 3 + [DECODE] * 2
+    assert (
+        workload.phase[workload.row].tolist()
+        == [PREFILL] * 3 + [DECODE] * 2 + [PREFILL] * 3 + [DECODE] * 2
+    )
     assert [(s.prompt_tokens, s.decode_tokens) for s in workload.sequences] == [(3, 2)] * 2
-    assert (trace.phase == make_trace({0: (2, 4), 1: (4, 2)}).phase).all(), "the trace itself stays as it is"
+    assert (trace.phase == make_trace({0: (2, 4), 1: (4, 2)}).phase).all(), (
+        "the trace itself stays as it is"
+    )
 
 
 def test_a_length_that_is_not_given_stays_the_traces() -> None:
     trace = make_trace({0: (2, 4), 1: (4, 2)})
-    assert [(s.prompt_tokens, s.decode_tokens) for s in cut(trace, 1, None).sequences] == [(1, 5), (1, 5)]
-    assert [(s.prompt_tokens, s.decode_tokens) for s in cut(trace, None, 1).sequences] == [(2, 1), (4, 1)]
+    assert [(s.prompt_tokens, s.decode_tokens) for s in cut(trace, 1, None).sequences] == [
+        (1, 5),
+        (1, 5),
+    ]
+    assert [(s.prompt_tokens, s.decode_tokens) for s in cut(trace, None, 1).sequences] == [
+        (2, 1),
+        (4, 1),
+    ]
     assert steps_of(cut(trace, None, 0)) == [(0, 2, False), (1, 4, False)]
     assert Workload(trace, split="all", batching="sequential").sequences == trace.header.sequences
 
@@ -71,22 +97,43 @@ def test_sequences_that_are_too_short_are_dropped_where_that_is_asked_for() -> N
     trace = make_trace({0: (2, 4), 1: (1, 1), 2: (3, 3)})
     assert [s.sequence for s in cut(trace, 3, 3, short="drop").sequences] == [0, 2]
     assert [s.sequence for s in cut(trace, 3, 3, short="drop", max_sequences=1).sequences] == [0]
-    assert [s.sequence for s in cut(trace, 3, 3, max_sequences=1).sequences] == [0], "what does not run cannot be short"
+    assert [s.sequence for s in cut(trace, 3, 3, max_sequences=1).sequences] == [0], (
+        "what does not run cannot be short"
+    )
 
 
 @pytest.mark.parametrize(
     ("prompt", "decode", "options", "message"),
     [
-        (3, 4, {}, r"too short for workload\.prompt_tokens=3 and decode_tokens=4: sequence 1 has 1 prompt and 1 "
-                   r"decoded tokens; choose shorter ones, or another trace"),
-        (2, 2, {}, r"sequence 1 has .*; choose shorter ones, or workload\.short_sequences=drop, which keeps 1 of 2"),
+        (
+            3,
+            4,
+            {},
+            r"too short for workload\.prompt_tokens=3 and decode_tokens=4: sequence 1 has 1 prompt"
+            r" and 1 "
+            r"decoded tokens; choose shorter ones, or another trace",
+        ),
+        (
+            2,
+            2,
+            {},
+            (
+                r"sequence 1 has .*; choose shorter ones, or workload\.short_sequences=drop, which"
+                r" keeps 1 of 2"
+            ),
+        ),
         (3, 4, {"short": "drop"}, r"choose shorter ones, or another trace"),
         (0, 1, {}, r"workload\.prompt_tokens=0 must be a whole number >= 1"),
         (1, -1, {}, r"workload\.decode_tokens=-1 must be a whole number >= 0"),
         (1, 1, {"short": "pad"}, r"unknown workload\.short_sequences=pad; allowed: refuse, drop"),
-        (1, 1, {"batching": "recorded"}, r"workload\.prompt_tokens=1 does not go with workload\.batching=recorded"),
+        (
+            1,
+            1,
+            {"batching": "recorded"},
+            r"workload\.prompt_tokens=1 does not go with workload\.batching=recorded",
+        ),
     ],
-)  # fmt: skip
+)
 def test_lengths_that_cannot_be_are_refused_with_what_the_trace_has(
     prompt: int, decode: int, options: dict[str, Any], message: str
 ) -> None:
@@ -98,7 +145,8 @@ def test_a_sequence_without_its_beginning_has_no_prompt_to_cut() -> None:
     trace = make_trace({0: (2, 4)})
     late = replace(trace, position=trace.position + np.int32(7))
     with pytest.raises(
-        ValueError, match=r"sequence 0 begins at position 7: its prompt is not recorded.*set it to null"
+        ValueError,
+        match=r"sequence 0 begins at position 7: its prompt is not recorded.*set it to null",
     ):
         cut(late, 2, 2)
     assert len(cut(late, None, 2).steps) == 3
@@ -106,6 +154,11 @@ def test_a_sequence_without_its_beginning_has_no_prompt_to_cut() -> None:
 
 def test_an_encoders_prompt_is_not_cut() -> None:
     trace = load_trace("capture/assets/traces/tiny_switch", 0)
-    with pytest.raises(ValueError, match=r"prompt_tokens=8 would cut what an encoder has read as a whole"):
+    with pytest.raises(
+        ValueError, match=r"prompt_tokens=8 would cut what an encoder has read as a whole"
+    ):
         Workload(trace, batching="sequential", lengths=Lengths(8, 4))
-    assert {s.decode_tokens for s in Workload(trace, batching="sequential", lengths=Lengths(None, 4)).sequences} == {4}
+    assert {
+        s.decode_tokens
+        for s in Workload(trace, batching="sequential", lengths=Lengths(None, 4)).sequences
+    } == {4}

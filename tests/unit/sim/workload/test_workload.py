@@ -17,24 +17,36 @@ SHAPE = ModelShape("tiny", "none", SITES, EXPERTS, TOP_K, 8, 8)
 
 
 def trace(*rows: tuple[int, int, int], prompt: int = 0, lookahead: int = 1) -> Trace:
-    """Rows of (sequence, step, position); at both sites experts 0 and 1 with weights 0.75 and 0.25, unless replaced."""
+    """Rows of (sequence, step, position); at both sites experts 0 and 1 with weights 0.75 and
+    0.25, unless replaced.
+    """
     sequences = 1 + max(row[0] for row in rows)
     base = synthesize(SHAPE, tokens=1, sequences=sequences, lookahead=lookahead)
     count = len(rows)
     sequence, step, position = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     return replace(
-        base, sequence=sequence, step=step, position=position,
+        base,
+        sequence=sequence,
+        step=step,
+        position=position,
         phase=np.where(position < prompt, PREFILL, DECODE).astype(np.uint8),
-        token=np.full(count, -1, np.int32), valid=np.ones(count, np.bool_),
+        token=np.full(count, -1, np.int32),
+        valid=np.ones(count, np.bool_),
         ids=np.tile(np.array([0, 1], np.int16), (count, SITES, 1)),
         weights=np.tile(np.array([0.75, 0.25], np.float32), (count, SITES, 1)),
-        logits=None, lookahead={"raw": np.full((count, SITES, 1, EXPERTS), np.nan, np.float32)} if lookahead else {},
-    )  # fmt: skip
+        logits=None,
+        lookahead=(
+            {"raw": np.full((count, SITES, 1, EXPERTS), np.nan, np.float32)} if lookahead else {}
+        ),
+    )
 
 
 def routed(*rows: tuple[list[int], list[float]]) -> Trace:
     """One prompt of so many rows, with these experts and weights at site 0."""
-    prompt = trace(*((0, 0, position) for position in range(len(rows))), prompt=len(rows) if len(rows) > 1 else 0)
+    prompt = trace(
+        *((0, 0, position) for position in range(len(rows))),
+        prompt=len(rows) if len(rows) > 1 else 0,
+    )
     ids, weights = prompt.ids.copy(), prompt.weights.copy()
     for row, (experts, values) in enumerate(rows):
         ids[row, 0], weights[row, 0] = experts, values
@@ -49,7 +61,8 @@ def first_gate(given: Trace, **choices: Any) -> StepGate:
     return gate
 
 
-# ---- need order and scores -------------------------------------------------------------------------------------------
+# ---- need order and scores
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,7 +77,16 @@ def first_gate(given: Trace, **choices: Any) -> StepGate:
         ([3, 2], [0.5, 0.0], [3, 2], [0.0, 1.0]),
         ([-1, -1], [0.0, 0.0], [], []),
     ],
-    ids=["by weight", "sorted", "tie by id", "normalised", "dropped", "dropped first", "weight 0", "all dropped"],
+    ids=[
+        "by weight",
+        "sorted",
+        "tie by id",
+        "normalised",
+        "dropped",
+        "dropped first",
+        "weight 0",
+        "all dropped",
+    ],
 )
 def test_needs_of_one_row_go_by_weight_then_id_and_score_what_is_ranked_above(
     experts: list[int], weights: list[float], needs: list[int], scores: list[float]
@@ -75,12 +97,20 @@ def test_needs_of_one_row_go_by_weight_then_id_and_score_what_is_ranked_above(
     assert list(gate.scores) == pytest.approx(scores)
 
 
-def test_needs_of_several_rows_go_by_rows_then_id_with_the_smallest_score_and_the_summed_weight() -> None:
+def test_needs_of_several_rows_go_by_rows_then_id_with_the_smallest_score_and_the_summed_weight() -> (
+    None
+):
     """Rows {3: .75, 1: .25}, {2: .5, 3: .5} (2 first, by id), {1: .75, 2: .25}, {3: 1, 0: 0}.
 
-    Rows each: 3 has three; 1 and 2 two; 0 one. Scores: 3 min(0, .5, 0); 1 min(.75, 0); 2 min(0, .75); 0 1.
+    Rows each: 3 has three; 1 and 2 two; 0 one. Scores: 3 min(0, .5, 0); 1 min(.75, 0); 2 min(0,
+    .75); 0 1.
     """
-    rows = [([3, 1], [0.75, 0.25]), ([2, 3], [0.5, 0.5]), ([1, 2], [0.75, 0.25]), ([3, 0], [1.0, 0.0])]
+    rows = [
+        ([3, 1], [0.75, 0.25]),
+        ([2, 3], [0.5, 0.5]),
+        ([1, 2], [0.75, 0.25]),
+        ([3, 0], [1.0, 0.0]),
+    ]
     given = routed(*rows)
     gate = first_gate(given)
     assert list(gate.needs) == [3, 1, 2, 0]
@@ -109,7 +139,8 @@ def test_the_rows_of_a_gate_are_sliced_on_demand_in_need_order() -> None:
     assert gate.share is None
 
 
-# ---- forecasts -------------------------------------------------------------------------------------------------------
+# ---- forecasts
+# -------------------------------------------------------------------------------------------------------
 
 
 def looking(*logits: list[float]) -> Trace:
@@ -153,9 +184,14 @@ def test_there_is_no_forecast_past_the_last_site_nor_where_none_was_recorded() -
 
 
 def test_a_predictor_that_looks_further_than_the_trace_is_refused_with_both_depths() -> None:
-    with pytest.raises(ValueError, match=r"records lookahead for 1 sites, but the predictor needs 2; .*predictor=none"):
+    with pytest.raises(
+        ValueError,
+        match=r"records lookahead for 1 sites, but the predictor needs 2; .*predictor=none",
+    ):
         Workload(trace((0, 0, 0)), split="all", lookahead=2)
-    with pytest.raises(ValueError, match="records lookahead for 0 sites, but the predictor needs 1"):
+    with pytest.raises(
+        ValueError, match="records lookahead for 0 sites, but the predictor needs 1"
+    ):
         Workload(trace((0, 0, 0), lookahead=0), split="all", lookahead=1)
 
 
@@ -169,11 +205,14 @@ def test_lookahead_columns_that_were_not_read_are_asked_for() -> None:
         Workload(replace(trace((0, 0, 0)), lookahead={}), split="all", lookahead=1)
 
 
-# ---- steps -----------------------------------------------------------------------------------------------------------
+# ---- steps
+# -----------------------------------------------------------------------------------------------------------
 
 
 def both() -> Trace:
-    """Two sequences with prompts of two, decoded together: steps 0 (both prompts), 1 and 2 (a token of each)."""
+    """Two sequences with prompts of two, decoded together: steps 0 (both prompts), 1 and 2 (a
+    token of each).
+    """
     rows = [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (0, 1, 2), (1, 1, 2), (0, 2, 3), (1, 2, 3)]
     return trace(*rows, prompt=2)
 
@@ -192,12 +231,21 @@ def test_sequential_runs_one_sequence_after_another() -> None:
     workload = Workload(both(), split="all", batching="sequential")
     assert workload.row.tolist() == [0, 1, 4, 6, 2, 3, 5, 7]
     assert [(s.rows, s.sequences, s.token, s.decode) for s in workload.steps] == [
-        (2, (0,), 2, False), (1, (0,), 3, True), (1, (0,), 4, True),
-        (2, (1,), 2, False), (1, (1,), 3, True), (1, (1,), 4, True),
-    ]  # fmt: skip
+        (2, (0,), 2, False),
+        (1, (0,), 3, True),
+        (1, (0,), 4, True),
+        (2, (1,), 2, False),
+        (1, (1,), 3, True),
+        (1, (1,), 4, True),
+    ]
     assert [(s.begins, s.ends) for s in workload.steps] == [
-        ((0,), ()), ((), ()), ((), (0,)), ((1,), ()), ((), ()), ((), (1,)),
-    ]  # fmt: skip
+        ((0,), ()),
+        ((), ()),
+        ((), (0,)),
+        ((1,), ()),
+        ((), ()),
+        ((), (1,)),
+    ]
 
 
 def test_a_sequence_of_one_step_begins_and_ends_with_it() -> None:
@@ -215,11 +263,21 @@ def test_a_split_takes_its_sequences_and_the_order_of_gates_is_step_by_step() ->
         for site in range(workload.sites):
             gate.visit(site)
             ticks.append((gate.tick, gate.step, gate.site, gate.token))
-    assert ticks == [(0, 0, 0, 2), (1, 0, 1, 2), (2, 1, 0, 3), (3, 1, 1, 3), (4, 2, 0, 4), (5, 2, 1, 4)]
+    assert ticks == [
+        (0, 0, 0, 2),
+        (1, 0, 1, 2),
+        (2, 1, 0, 3),
+        (3, 1, 1, 3),
+        (4, 2, 0, 4),
+        (5, 2, 1, 4),
+    ]
 
 
 def test_a_split_cannot_be_cut_out_of_batches_that_mix_it_with_others() -> None:
-    with pytest.raises(ValueError, match=r"mix sequences of split=eval with others; use workload\.batching=sequential"):
+    with pytest.raises(
+        ValueError,
+        match=r"mix sequences of split=eval with others; use workload\.batching=sequential",
+    ):
         Workload(both(), split="eval", batching="recorded")
 
 
@@ -229,7 +287,10 @@ def test_sequences_are_left_out_by_flag_and_by_number() -> None:
     given = replace(given, header=replace(given.header, sequences=marked))
     chosen = Workload(given, split="all", batching="sequential", exclude=["odd"])
     assert [s.sequence for s in chosen.sequences] == [0]
-    assert [s.sequence for s in Workload(given, split="all", batching="sequential", max_sequences=1).sequences] == [0]
+    assert [
+        s.sequence
+        for s in Workload(given, split="all", batching="sequential", max_sequences=1).sequences
+    ] == [0]
     with pytest.raises(ValueError, match=r"has no sequences for split=fit without flags \['odd'\]"):
         Workload(given, split="fit", batching="sequential", exclude=["odd"])
 
@@ -238,10 +299,15 @@ def test_sequences_are_left_out_by_flag_and_by_number() -> None:
     ("choices", "message"),
     [
         ({"split": "test"}, r"unknown trace\.split=test; allowed: fit, eval, all"),
-        ({"batching": "rolling"}, r"workload\.batching=rolling; allowed: recorded, sequential, static, continuous"),
+        (
+            {"batching": "rolling"},
+            r"workload\.batching=rolling; allowed: recorded, sequential, static, continuous",
+        ),
     ],
 )
-def test_unknown_choices_are_refused_with_the_allowed_ones(choices: dict[str, str], message: str) -> None:
+def test_unknown_choices_are_refused_with_the_allowed_ones(
+    choices: dict[str, str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Workload(both(), **({"split": "all"} | choices))  # type: ignore[arg-type]
 
@@ -253,14 +319,19 @@ def test_the_experts_of_every_gate_are_listed_by_tick() -> None:
 
 
 def test_needs_are_in_the_order_in_which_gates_ask_for_them() -> None:
-    """One by one and several rows are computed on different ways: together they must follow the ticks."""
+    """One by one and several rows are computed on different ways: together they must follow the
+    ticks.
+    """
     workload = Workload(both(), split="all", batching="sequential")
     gate, asked = workload.gate(), []
     for step in workload.steps:
         gate.open(step)
         for site in range(workload.sites):
             gate.visit(site)
-            asked += [(gate.tick, e, t, s) for e, t, s in zip(gate.needs, gate.tokens, gate.scores, strict=True)]
+            asked += [
+                (gate.tick, e, t, s)
+                for e, t, s in zip(gate.needs, gate.tokens, gate.scores, strict=True)
+            ]
     needs = workload.needs
     columns = (needs.tick, needs.expert, needs.tokens, needs.score)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == asked

@@ -1,4 +1,6 @@
-"""Workloads whose steps are composed: random traces against plain Python, and what cannot be composed."""
+"""Workloads whose steps are composed: random traces against plain Python, and what cannot be
+composed.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,14 @@ from sim.values.types import Step
 from sim.workload.batching import Request
 from sim.workload.steps import BLOCK_CELLS, Limits, Workload
 
-# ---- against plain Python --------------------------------------------------------------------------------------------
+# ---- against plain Python
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["all there at 0", "arriving over time"])
-@pytest.mark.parametrize("cells", [BLOCK_CELLS, 200], ids=["unions in one block", "unions in blocks"])
+@pytest.mark.parametrize(
+    "cells", [BLOCK_CELLS, 200], ids=["unions in one block", "unions in blocks"]
+)
 def test_steps_unions_and_needs_are_those_of_the_rows_one_by_one(
     timed: bool, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,22 +50,33 @@ def test_steps_unions_and_needs_are_those_of_the_rows_one_by_one(
         batching, together = draw.choice(("static", "continuous")), draw.randint(1, 4)
         chunk = draw.choice((None, 1, 3))
         workload = Workload(
-            trace, split="all", batching=batching, together=together, prefill_chunk=chunk, arrivals=arrivals
+            trace,
+            split="all",
+            batching=batching,
+            together=together,
+            prefill_chunk=chunk,
+            arrivals=arrivals,
         )
         assert workload.is_timed == timed
         arrivals = arrivals or [0] * len(lengths)
         assert workload.arrivals_ns == dict(zip(sorted(lengths), arrivals, strict=True))
         before = list(workload.steps)
         told, rows = drive(workload, lambda step: 2 + len(step))
-        requests = [Request(n, *lengths[n], at) for n, at in zip(sorted(lengths), arrivals, strict=True)]
-        assert rows == compose_by_rows(requests, batching, together, chunk, lambda step: 2 + len(step)), f"seed {seed}"
+        requests = [
+            Request(n, *lengths[n], at) for n, at in zip(sorted(lengths), arrivals, strict=True)
+        ]
+        assert rows == compose_by_rows(
+            requests, batching, together, chunk, lambda step: 2 + len(step)
+        ), f"seed {seed}"
         assert workload.steps == [step for step in told if isinstance(step, Step)]
         assert before == ([] if workload.is_timed else workload.steps)
         assert_steps(workload)
         assert_needs(workload)
         assert max(step.rows for step in workload.steps) <= workload.limits.rows
         most = most_tokens_held(workload)
-        assert workload.limits.tokens >= most if workload.is_timed else workload.limits.tokens == most
+        assert (
+            workload.limits.tokens >= most if workload.is_timed else workload.limits.tokens == most
+        )
 
 
 def most_tokens_held(workload: Workload) -> int:
@@ -77,7 +93,9 @@ def most_tokens_held(workload: Workload) -> int:
 
 def test_sequential_is_static_with_one() -> None:
     trace = make_trace({0: (2, 2), 3: (0, 2), 4: (3, 0)})
-    sequential, static = (Workload(trace, split="all", batching=name) for name in ("sequential", "static"))
+    sequential, static = (
+        Workload(trace, split="all", batching=name) for name in ("sequential", "static")
+    )
     assert sequential.steps == static.steps
     assert sequential.row.tolist() == static.row.tolist()
     assert {len(step.sequences) for step in sequential.steps} == {1}
@@ -87,8 +105,15 @@ def test_a_forecast_of_a_composed_step_is_the_union_of_those_of_its_rows() -> No
     """In chunked prefill some rows have none, and count for nothing."""
     for seed in range(40):
         trace = make_trace({0: (2, 6), 1: (3, 3), 2: (4, 2)}, seed)
-        workload = Workload(trace, split="all", batching="continuous", together=3, prefill_chunk=2, lookahead=DEPTH,
-                            arrivals=[0, 4, 4])  # fmt: skip
+        workload = Workload(
+            trace,
+            split="all",
+            batching="continuous",
+            together=3,
+            prefill_chunk=2,
+            lookahead=DEPTH,
+            arrivals=[0, 4, 4],
+        )
         drive(workload, len)
         assert any(len(step.sequences) > 1 and not step.decode for step in workload.steps)
         gate = workload.gate()
@@ -104,10 +129,14 @@ def test_a_forecast_of_a_composed_step_is_the_union_of_those_of_its_rows() -> No
                     if not known:
                         assert choice is None
                         continue
-                    # One row alone keeps its own order; beside others that have none it is a union of one.
+                    # One row alone keeps its own order; beside others that have none it is a union
+                    # of one.
                     union = union_by_hand(routes if len(rows) == 1 else [*routes, []])
                     assert choice is not None
-                    assert (choice.site, list(choice.needs)) == (site + j, [need[0] for need in union])
+                    assert (choice.site, list(choice.needs)) == (
+                        site + j,
+                        [need[0] for need in union],
+                    )
                     assert list(choice.tokens) == [need[1] for need in union]
                     assert list(choice.scores) == pytest.approx([need[3] for need in union])
                     assert choice.experts.shape == (len(rows), TOP_K)
@@ -120,13 +149,19 @@ def forecast_of(trace: Trace, row: int, site: int, j: int) -> list[tuple[int, fl
     return in_need_order(*rule.route(trace.lookahead["raw"][row, site, j - 1], TOP_K))
 
 
-# ---- runs over time --------------------------------------------------------------------------------------------------
+# ---- runs over time
+# --------------------------------------------------------------------------------------------------
 
 
 def timed(**choices: Any) -> Workload:
     """Prompts of 2 and 1, two tokens each; the second arrives at 5."""
     trace = make_trace({0: (2, 2), 1: (1, 2)})
-    given: dict[str, Any] = {"split": "all", "batching": "continuous", "together": 2, "arrivals": [0, 5]} | choices
+    given: dict[str, Any] = {
+        "split": "all",
+        "batching": "continuous",
+        "together": 2,
+        "arrivals": [0, 5],
+    } | choices
     return Workload(trace, **given)
 
 
@@ -150,7 +185,12 @@ def test_what_is_computed_from_steps_is_of_those_there_are() -> None:
     for count in range(1, 4):
         schedule.next(10 * count)
         assert len(workload.steps) == count
-        assert len(workload.chosen[0]) == len(workload.scores) == len(workload.row) == workload.steps[-1].stop
+        assert (
+            len(workload.chosen[0])
+            == len(workload.scores)
+            == len(workload.row)
+            == workload.steps[-1].stop
+        )
         assert_needs(workload)
 
 
@@ -176,13 +216,16 @@ def test_a_poisson_process_gives_each_sequence_its_arrival_by_number() -> None:
 def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
     workload = timed()
     drive(workload, len)
-    with pytest.raises(ValueError, match=r"sequences arrive over time.*workload\.arrivals_per_s=null"):
+    with pytest.raises(
+        ValueError, match=r"sequences arrive over time.*workload\.arrivals_per_s=null"
+    ):
         workload.experts_by_gate()
     with pytest.raises(RuntimeError, match="no steps, and no needs, before the run"):
         _ = timed().needs
 
 
-# ---- limits ----------------------------------------------------------------------------------------------------------
+# ---- limits
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,31 +237,42 @@ def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
         ({"batching": "continuous", "together": 2, "prefill_chunk": 3}, Limits(8 + 9, 4)),
         ({"batching": "continuous", "together": 2, "arrivals": [0, 0, 1]}, Limits(8 + 9, 7)),
         ({"batching": "continuous", "together": 9, "arrivals": [0, 0, 1]}, Limits(8 + 9 + 2, 8)),
-        ({"batching": "continuous", "together": 2, "prefill_chunk": 3, "arrivals": [0, 0, 1]}, Limits(8 + 9, 4)),
+        (
+            {"batching": "continuous", "together": 2, "prefill_chunk": 3, "arrivals": [0, 0, 1]},
+            Limits(8 + 9, 4),
+        ),
     ],
 )
 def test_limits_hold_the_most_tokens_that_run_at_once_and_the_most_rows(
     choices: dict[str, Any], limits: Limits
 ) -> None:
-    """Prompts of 2, 5 and 1 rows, 6, 4 and 1 decoded: 8, 9 and 2 tokens. In a group the second ends when the first has
-    6; in chunks both end at once. Where the time is not known the longest ones may run together.
+    """Prompts of 2, 5 and 1 rows, 6, 4 and 1 decoded: 8, 9 and 2 tokens. In a group the second ends
+    when the first has 6; in chunks both end at once. Where the time is not known the longest ones
+    may run together.
     """
-    assert Workload(make_trace({0: (2, 6), 1: (5, 4), 2: (1, 1)}), split="all", **choices).limits == limits
+    assert (
+        Workload(make_trace({0: (2, 6), 1: (5, 4), 2: (1, 1)}), split="all", **choices).limits
+        == limits
+    )
 
 
 def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
     """Two prompts of one row: never are both sequences in one step, but both run."""
     trace = make_trace({0: (1, 1), 1: (1, 1)})
-    recorded = replace(trace, **{
-        name: getattr(trace, name)[np.lexsort((trace.sequence, trace.position))]
-        for name in ("sequence", "position", "phase", "valid", "ids", "weights")
-    })  # fmt: skip
+    recorded = replace(
+        trace,
+        **{
+            name: getattr(trace, name)[np.lexsort((trace.sequence, trace.position))]
+            for name in ("sequence", "position", "phase", "valid", "ids", "weights")
+        },
+    )
     workload = Workload(recorded, split="all", batching="recorded")
     assert [step.sequences for step in workload.steps] == [(0,), (1,), (0,), (1,)]
     assert workload.limits == Limits(tokens=2 + 1, rows=1), "one ends with 2 when the other has 1"
 
 
-# ---- what is left out, and what is refused ---------------------------------------------------------------------------
+# ---- what is left out, and what is refused
+# ---------------------------------------------------------------------------
 
 
 def test_padding_runs_with_its_recorded_batch_and_in_no_composed_step() -> None:
@@ -233,7 +287,8 @@ def test_padding_leaves_the_tokens_of_its_sequence_as_they_were() -> None:
     order = np.lexsort((trace.position, trace.sequence))
     rows = [*order[:3], order[3], order[0], order[4]]
     columns = {
-        name: getattr(trace, name)[rows] for name in ("sequence", "position", "phase", "valid", "ids", "weights")
+        name: getattr(trace, name)[rows]
+        for name in ("sequence", "position", "phase", "valid", "ids", "weights")
     }
     columns["step"] = np.array([0, 0, 0, 0, 1, 1], np.int32)
     columns["valid"][4], columns["position"][4], columns["phase"][4] = False, -1, DECODE
@@ -253,44 +308,89 @@ def test_a_sequence_without_rows_is_no_request() -> None:
 def test_a_prompt_recorded_in_parts_is_read_as_one_and_one_after_decoded_rows_is_refused() -> None:
     trace = make_trace({0: (3, 2)})
     in_parts = replace(trace, phase=np.array([PREFILL, PREFILL, CHUNK, DECODE, DECODE], np.uint8))
-    assert [step.rows for step in Workload(in_parts, split="all", batching="sequential").steps] == [3, 1, 1]
+    assert [step.rows for step in Workload(in_parts, split="all", batching="sequential").steps] == [
+        3,
+        1,
+        1,
+    ]
     turns = replace(trace, phase=np.array([PREFILL, PREFILL, DECODE, CHUNK, DECODE], np.uint8))
     with pytest.raises(
-        ValueError, match=r"prompt rows after decoded ones in sequence 0.*use workload\.batching=recorded"
+        ValueError,
+        match=r"prompt rows after decoded ones in sequence 0.*use workload\.batching=recorded",
     ):
         Workload(turns, split="all", batching="sequential")
 
 
 def test_a_flag_that_no_sequence_carries_is_refused_by_name_with_those_there_are() -> None:
     trace = make_trace({0: (1, 1), 1: (1, 1)})
-    with pytest.raises(ValueError, match=r"trace\.exclude names long, but the sequences of trace .* \(none\)"):
+    with pytest.raises(
+        ValueError, match=r"trace\.exclude names long, but the sequences of trace .* \(none\)"
+    ):
         Workload(trace, split="all", exclude=["long"])
     flagged = tuple(replace(s, flags={"has_repetition": False}) for s in trace.header.sequences)
     trace = replace(trace, header=replace(trace.header, sequences=flagged))
     assert len(Workload(trace, split="all", exclude=["has_repetition"]).sequences) == 2
-    with pytest.raises(ValueError, match=r"names long, odd, but .* have the flags has_repetition; leave it out"):
+    with pytest.raises(
+        ValueError, match=r"names long, odd, but .* have the flags has_repetition; leave it out"
+    ):
         Workload(trace, split="all", exclude=["long", "has_repetition", "odd"])
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"batching": "rolling"}, r"workload\.batching=rolling; allowed: recorded, sequential, static, continuous"),
-        ({"batching": "static", "together": 0}, r"workload\.together=0 must be a whole number >= 1"),
-        ({"batching": "static", "together": 1.5}, r"workload\.together=1\.5 must be a whole number"),
-        ({"batching": "sequential", "together": 4},
-         r"together=4 does not go with workload\.batching=sequential, .*; choose workload\.batching=static or"),
-        ({"batching": "recorded", "together": 4},
-         r"together=4 does not go with workload\.batching=recorded, .*choose workload\.batching=sequential, static"),
-        ({"batching": "recorded", "prefill_chunk": 8}, r"prefill_chunk=8 does not go with workload\.batching=recorded"),
-        ({"batching": "recorded", "arrivals_per_s": 2}, r"arrivals_per_s=2 does not go with .*=recorded"),
-        ({"batching": "recorded", "arrivals": [0, 0]}, r"arrivals_s=\[0\.0, 0\.0\] does not go with .*=recorded"),
-        ({"batching": "static", "prefill_chunk": 0}, r"workload\.prefill_chunk=0 must be a whole number >= 1"),
-        ({"batching": "static", "arrivals_per_s": 0}, r"workload\.arrivals_per_s=0 must be 1e-06 or more"),
+        (
+            {"batching": "rolling"},
+            r"workload\.batching=rolling; allowed: recorded, sequential, static, continuous",
+        ),
+        (
+            {"batching": "static", "together": 0},
+            r"workload\.together=0 must be a whole number >= 1",
+        ),
+        (
+            {"batching": "static", "together": 1.5},
+            r"workload\.together=1\.5 must be a whole number",
+        ),
+        (
+            {"batching": "sequential", "together": 4},
+            (
+                r"together=4 does not go with workload\.batching=sequential, .*; choose"
+                r" workload\.batching=static or"
+            ),
+        ),
+        (
+            {"batching": "recorded", "together": 4},
+            (
+                r"together=4 does not go with workload\.batching=recorded, .*choose"
+                r" workload\.batching=sequential, static"
+            ),
+        ),
+        (
+            {"batching": "recorded", "prefill_chunk": 8},
+            r"prefill_chunk=8 does not go with workload\.batching=recorded",
+        ),
+        (
+            {"batching": "recorded", "arrivals_per_s": 2},
+            r"arrivals_per_s=2 does not go with .*=recorded",
+        ),
+        (
+            {"batching": "recorded", "arrivals": [0, 0]},
+            r"arrivals_s=\[0\.0, 0\.0\] does not go with .*=recorded",
+        ),
+        (
+            {"batching": "static", "prefill_chunk": 0},
+            r"workload\.prefill_chunk=0 must be a whole number >= 1",
+        ),
+        (
+            {"batching": "static", "arrivals_per_s": 0},
+            r"workload\.arrivals_per_s=0 must be 1e-06 or more",
+        ),
         ({"batching": "static", "arrivals": [1]}, "1 arrivals are given for 2 sequences"),
     ],
-)  # fmt: skip
-def test_choices_that_do_not_go_together_are_refused_with_the_way_out(choices: dict[str, Any], message: str) -> None:
+)
+def test_choices_that_do_not_go_together_are_refused_with_the_way_out(
+    choices: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Workload(make_trace({0: (1, 1), 1: (1, 1)}), split="all", **choices)
 
@@ -298,7 +398,9 @@ def test_choices_that_do_not_go_together_are_refused_with_the_way_out(choices: d
 def test_active_shares_stand_in_the_order_of_the_experts() -> None:
     trace = make_trace({0: (0, 1), 1: (0, 1)})
     shares = np.stack([trace.ids / 8, trace.ids / 16], axis=-1).astype(np.float32)
-    workload = Workload(replace(trace, active_shares=shares), split="all", batching="static", together=2)
+    workload = Workload(
+        replace(trace, active_shares=shares), split="all", batching="static", together=2
+    )
     gate = workload.gate()
     gate.open(workload.steps[0])
     for site in range(SITES):

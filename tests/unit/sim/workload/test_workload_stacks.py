@@ -1,4 +1,6 @@
-"""Workloads of encoder-decoder models: prompts visit the encoder's sites, decoded rows the decoder's."""
+"""Workloads of encoder-decoder models: prompts visit the encoder's sites, decoded rows the
+decoder's.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def composed(**choices: Any) -> Workload:
 
 
 def test_steps_visit_the_sites_of_their_stack() -> None:
-    """Prompts of 2 and 3 rows, then a token of each; the third sequence has no prompt, the fourth no tokens."""
+    """Prompts of 2 and 3 rows, then a token of each; the third sequence has no prompt, the
+    fourth no tokens.
+    """
     workload = composed(batching="continuous", together=2)
     assert [(step.sequences, step.rows, step.decode, step.sites) for step in workload.steps] == [
         ((0, 1), 5, False, ENCODERS),
@@ -67,7 +71,9 @@ def test_gates_are_those_of_the_sites_that_steps_visit(choices: dict[str, Any]) 
             assert sorted(gate.needs) == sorted(set(rows[rows >= 0].tolist()))
     assert walked == [
         (tick, *of)
-        for tick, of in enumerate(zip(workload.gate_step.tolist(), workload.gate_site.tolist(), strict=True))
+        for tick, of in enumerate(
+            zip(workload.gate_step.tolist(), workload.gate_site.tolist(), strict=True)
+        )
     ]
     assert workload.num_gates == len(walked) == sum(len(step.sites) for step in workload.steps)
     needs = workload.needs
@@ -104,7 +110,8 @@ def test_a_forecast_into_the_other_stack_is_not_asked_for_even_where_scores_are_
 
 def test_an_encoder_reads_a_prompt_whole() -> None:
     with pytest.raises(
-        ValueError, match=r"prefill_chunk=2 would cut a prompt, but an encoder.*; set workload\.prefill"
+        ValueError,
+        match=r"prefill_chunk=2 would cut a prompt, but an encoder.*; set workload\.prefill",
     ):
         composed(batching="continuous", together=2, prefill_chunk=2)
 
