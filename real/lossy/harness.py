@@ -128,9 +128,10 @@ def harness_scores(
         )
     model = weights.load(run.trace.header)
     subject = Subject(model, run.trace, [run.workload.sequences[0].sequence])
+    nowhere: Any = None
     tokenizer = load_tokenizer(
-        Settings(model=model.config._name_or_path, prompts=None, output_dir=None)
-    )  # type: ignore[arg-type]
+        Settings(model=model.config._name_or_path, prompts=nowhere, output_dir=nowhere)
+    )
     variants = Variants(subject.forms, run.controller.geometry.precisions, scheme)
     found = {}
     for name in ("full", "lossy"):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sim.answers.whatif import Answer
 from sim.results.labels import write_on
-
-if TYPE_CHECKING:
-    from sim.answers.whatif import Answer
 
 FORMATS = ("png", "svg")
 

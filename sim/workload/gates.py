@@ -5,20 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import FloatArray, IntArray
+from sim.traces.gate_inputs import GateInputs
+from sim.traces.trace import Trace
 from sim.values.types import Step
-from sim.workload.choices import Rows, Union, need_order
-
-if TYPE_CHECKING:
-    from sim.workload.steps import Workload
+from sim.workload.choices import Choices, Rows, Union, need_order
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _HAS_KEYS = attrgetter("keys")
+
+
+class GateSource(Protocol):
+    """What a gate reads of the workload that it walks through.
+
+    ``phase`` tells prompt from decode for each row of the trace. ``norm`` names the lookahead
+    scores that forecasts read. ``gate_inputs``: None where no predictor reads them.
+    """
+
+    trace: Trace
+    phase: NDArray[np.uint8]
+    norm: str
+    gate_inputs: GateInputs | None
+    choices: Choices
+
+    def place(self, row: int) -> int:
+        """Where a scheduled row stands in `choices`."""
+
+    def places(self, step: Step) -> Rows:
+        """Where the rows of a step stand in `choices`."""
 
 
 class RoutedChoice:
@@ -79,7 +98,7 @@ class StepGate:
         "workload",
     )
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: GateSource) -> None:
         self.workload = workload
         self._choices = workload.choices
         self.units = self._choices.units
