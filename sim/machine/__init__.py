@@ -1,19 +1,29 @@
 """A machine and a model as numbers: links, compute, memory, sizes, budgets and what they cost.
 
-The names exported here are public: configurations use them."""
+The names exported here are public: configurations use them.
+"""
 
 from sim.machine.hardware import Compute, Cpu, Hardware, Link
-from sim.machine.model import LatentAttention, Model
-from sim.machine.parts import Host, Ram, SharedMemory
+from sim.machine.link_parts import Gather, Pages, Reads, Unpack
+from sim.machine.measured import Measured
+from sim.machine.model import LatentAttention, Model, Precision
+from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
 
 __all__ = [
     "Compute",
     "Cpu",
+    "Forecasting",
+    "Gather",
     "Hardware",
     "Host",
     "LatentAttention",
     "Link",
+    "Measured",
     "Model",
+    "Pages",
+    "Precision",
     "Ram",
+    "Reads",
     "SharedMemory",
+    "Unpack",
 ]

@@ -38,7 +38,7 @@ def compose_plainly(words: Sequence[str]) -> tuple[Values, str] | None:
 
     >>> values, system = compose_plainly(["system=lru", "cache=lfu"])
     >>> system, values["cache"]["_target_"]
-    ('lru', 'sim.policies.frequency.LFU')
+    ('lru', 'sim.policies.LFU')
     """
     try:
         return _compose(words)

@@ -20,7 +20,7 @@ PRESSES = """
 import os, signal, sys
 
 COMMAND = os.environ["COMMAND"]
-ITS_OWN = {"sim", "sim.process.interrupts", "usercustomize", COMMAND, f"{COMMAND}.__main__"}
+ITS_OWN = {"sim", "sim.process", "sim.process.interrupts", "usercustomize", COMMAND, f"{COMMAND}.__main__"}
 
 class Presses:
     def find_spec(name, path=None, target=None):

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capture import corpus as corpus_module
 from capture.corpus import size_table
 from capture.passages import (
     LONGEST_TOKENS,
@@ -23,6 +22,7 @@ from capture.passages import (
     may_be_shipped,
     passages,
 )
+from capture.tiny import corpus as corpus_module
 from capture.tiny.corpus import (
     Corpus,
     Document,

@@ -191,8 +191,8 @@ def test_what_a_machine_has_taken_is_asked_before_the_calibration_takes_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [6 << 30]
-    monkeypatch.setattr("real.calibrate.available_bytes", lambda: left[0])
-    monkeypatch.setattr("real.calibrate.memory_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("real.calibration.calibration.available_bytes", lambda: left[0])
+    monkeypatch.setattr("real.calibration.calibration.memory_bytes", lambda: 8 << 30)
 
     def measure(plan: Plan, say: object) -> tuple[Facts, Prepared]:
         left[0] = 1 << 30

@@ -139,7 +139,7 @@ def test_what_ends_the_runs_leaves_a_report_of_those_before_it(
         measured.append(measure_run(*arguments))
         return measured[-1]
 
-    monkeypatch.setattr("real.validate.measure_run", fails_at_the_third)
+    monkeypatch.setattr("real.validation.validation.measure_run", fails_at_the_third)
     found = validate(tmp_path / "v", "repeats=2", status=status)
     assert found["facts"]["INCOMPLETE"] == f"2 of 4 runs; then {why}"
     assert [len(case["system"]) > 0 for case in found["cases"]] == [True, True]
@@ -156,7 +156,7 @@ def test_a_first_run_that_fails_leaves_its_message_and_no_report(
     def fails(*_arguments: Any) -> Any:
         raise RuntimeError("the loader failed")
 
-    monkeypatch.setattr("real.validate.measure_run", fails)
+    monkeypatch.setattr("real.validation.validation.measure_run", fails)
     assert main(["systems=lru", "budgets=0.25", f"output_dir={tmp_path}/v", *WORDS]) == 1
     assert (
         capsys.readouterr()
