@@ -198,7 +198,7 @@ def test_what_a_machine_has_taken_is_asked_before_the_calibration_takes_its_own(
         left[0] = 1 << 30
         return facts(), prepare_replay(request_of(("device=null",), "lru", 0.5))
 
-    monkeypatch.setattr("real.calibrate.measure", measure)
+    monkeypatch.setattr("real.calibration.calibration.measure", measure)
     text, _ = calibrate(parse(["name=here", f"output={tmp_path / 'here.yaml'}"]), lambda told: None)
     assert "memory_gib: 8 " in text
     assert "reserved_gib: 2 " in text
