@@ -25,14 +25,10 @@ from sim.checking.cache_walk import (
     Difference,
     Fault,
 )
-from sim.checking.exchanged_lookups import Exchanged, Swapped, exchanged, swapped
-from sim.checking.lookup_order import LookupOrder
 from sim.policies.recency import LRU
 
-FLAG, SWAPPED = "flag", "swapped"
-"""The kinds of faults that are the log's alone: a flag written wrongly, two lookups in each
-other's place.
-"""
+FLAG = "flag"
+"""The kind of fault that is the log's alone: a flag written wrongly."""
 MOST_NEEDS = 6_000_000
 """Needs walked through in one search, all faults together: a count, so that a search ends alike
 on every machine.
@@ -50,13 +46,23 @@ REFRESHES = 4
 
 
 @dataclass(frozen=True)
+class Exchanged:
+    """A lookup of the log (its index there), and experts any of which in its place explains every
+    flag.
+    """
+
+    lookup: int
+    experts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Explanation:
     """A fault that gives every flag; ``first`` and ``last`` are alike but in when (and whom they
     spare).
 
     ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one
-    that tells of it (-1: none before). ``lookups``: any one of these may have been for other
-    experts; ``pairs``: any two of these lookups may stand in each other's place.
+    that tells of it (-1: none before). ``exchanged``: the lookup that may have been for other
+    experts.
     """
 
     kind: str
@@ -64,8 +70,7 @@ class Explanation:
     last: Fault
     since: int
     shown: int
-    lookups: tuple[Exchanged, ...] = ()
-    pairs: tuple[Swapped, ...] = ()
+    exchanged: Exchanged | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,14 @@ class FaultSearch:
     def search(self) -> Found:
         """Every explanation that the evidence proposes."""
         found: list[Explanation] = []
-        families = [self._lost, self._kept, self._unseen, self._pinned, self._budgets]
+        families = [
+            self._lost,
+            self._kept,
+            self._unseen,
+            self._pinned,
+            self._budgets,
+            self._exchanges,
+        ]
         if self._flag_alone():
             fault = Fault(FLAG, self._shown.tick, self._shown.key)
             found.append(
@@ -114,12 +126,6 @@ class FaultSearch:
             )
             if self._walk.replayer.log.tells_bytes:
                 return Found(tuple(found), True)
-        try:
-            order = LookupOrder(self._walk)
-        except ValueError:
-            families.append(self._exchanges)
-        else:
-            found += self._altered(order)
         if not self._differences or self._differences[0].key != self._shown.key:
             return Found(tuple(found), True)
         try:
@@ -331,32 +337,6 @@ class FaultSearch:
                 high = middle
         return None
 
-    def _altered(self, order: LookupOrder) -> Iterator[Explanation]:
-        """The log names another expert than the engine was asked for, or two lookups in each
-        other's place: all that may be, in closed form."""
-        replayer, shown = self._walk.replayer, self._shown
-
-        def fault(kind: str, lookup: int, other: int) -> Fault:
-            return Fault(kind, int(replayer.tick[lookup]), int(replayer.keys[lookup]), other)
-
-        if lookups := tuple(exchanged(order)):
-            ends = (lookups[0], lookups[-1])
-            first, last = (
-                fault(
-                    EXCHANGED,
-                    at.lookup,
-                    int(replayer.log.site[at.lookup]) * replayer.units + at.experts[0],
-                )
-                for at in ends
-            )
-            yield Explanation(EXCHANGED, first, last, self._since(shown), shown.tick, lookups)
-        if pairs := tuple(swapped(order)):
-            first, last = (
-                fault(SWAPPED, at.lookup, int(replayer.keys[at.other]))
-                for at in (pairs[0], pairs[-1])
-            )
-            yield Explanation(SWAPPED, first, last, self._since(shown), shown.tick, pairs=pairs)
-
     def _exchanges(self) -> Iterator[Explanation]:
         """The log names another expert than the engine was asked for, as far as some that may be
         are walked.
@@ -385,7 +365,7 @@ class FaultSearch:
                 lookup = Exchanged(
                     self._walk.lookup(tick, key), tuple(fault.other % units for fault in good)
                 )
-                yield Explanation(EXCHANGED, good[0], good[-1], since, shown.tick, (lookup,))
+                yield Explanation(EXCHANGED, good[0], good[-1], since, shown.tick, lookup)
 
         yield from at(shown.tick, shown.key, site)
         if shown.found and since >= 0:

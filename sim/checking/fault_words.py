@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from sim.checking.cache_replay import Replayer
 from sim.checking.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk
-from sim.checking.exchanged_lookups import Exchanged, Swapped
-from sim.checking.fault_search import FLAG, SWAPPED, Explanation, Found
+from sim.checking.fault_search import FLAG, Explanation, Found
 from sim.traces.residency_log import ResidencyLog
-
-SHOWN_EXPERTS, SHOWN_LOOKUPS, MOST_PLACES = 3, 8, 100
-"""Experts told of a lookup, lookups told with their experts, and lookups (or pairs) told at all,
-the others by row.
-"""
 
 
 def layer_name(log: ResidencyLog, site: int) -> str:
@@ -112,65 +106,14 @@ def tell(walk: CacheWalk, explanation: Explanation) -> str:
             )
         change = first.change_bytes
         return f"budget: {since} the engine held {abs(change)} B {'more' if change > 0 else 'less'}"
-    if explanation.kind == SWAPPED:
-        return _tell_pairs(walk, explanation.pairs)
     assert explanation.kind == EXCHANGED
-    return _tell_lookups(walk, explanation.lookups)
-
-
-def _tell_lookups(walk: CacheWalk, lookups: Sequence[Exchanged]) -> str:
-    """Which lookups may have been for which other experts."""
-    log = walk.replayer.log
-
-    def one(at: Exchanged) -> str:
-        such = " or ".join(map(str, at.experts[:SHOWN_EXPERTS]))
-        others = (
-            f", or {len(at.experts) - SHOWN_EXPERTS} others"
-            if len(at.experts) > SHOWN_EXPERTS
-            else ""
-        )
-        return (
-            f"{_place(walk, at.lookup)}: another expert than {log.expert[at.lookup]}, such as"
-            f" {such}{others}"
-        )
-
-    if len(lookups) == 1:
-        return f"exchanged: the engine was asked at {one(lookups[0])}"
-    shown = "; ".join(one(at) for at in lookups[:SHOWN_LOOKUPS])
-    rows = [str(log.line[at.lookup]) for at in lookups[SHOWN_LOOKUPS:MOST_PLACES]]
-    more = f"; or in row {', '.join(rows)}{_and_more(len(lookups))}" if rows else ""
+    assert explanation.exchanged is not None
+    lookup, experts = explanation.exchanged.lookup, explanation.exchanged.experts
+    such = " or ".join(map(str, experts))
     return (
-        f"exchanged: in one of {len(lookups)} lookups, and the log cannot tell which, the engine"
-        f" was asked at {shown}{more}"
-    )
-
-
-def _tell_pairs(walk: CacheWalk, pairs: Sequence[Swapped]) -> str:
-    """Which lookups may stand in each other's place."""
-    log = walk.replayer.log
-    if len(pairs) == 1:
-        (pair,) = pairs
-        return (
-            f"swapped: {_place(walk, pair.lookup)}, and {_place(walk, pair.other)}, stand in each"
-            " other's place"
-        )
-    told = ", ".join(
-        f"{log.line[pair.lookup]} and {log.line[pair.other]}" for pair in pairs[:MOST_PLACES]
-    )
-    return (
-        f"swapped: one of {len(pairs)} pairs of lookups, and the log cannot tell which, stand in"
-        f" each other's place: rows {told}{_and_more(len(pairs))}"
-    )
-
-
-def _and_more(count: int) -> str:
-    return f", and {count - MOST_PLACES} more" if count > MOST_PLACES else ""
-
-
-def _place(walk: CacheWalk, lookup: int) -> str:
-    return (
-        f"row {walk.replayer.log.line[lookup]}"
-        f" ({where(walk.replayer, int(walk.replayer.tick[lookup]))})"
+        f"exchanged: the engine was asked at row {log.line[lookup]}"
+        f" ({where(replayer, int(replayer.tick[lookup]))}): another expert than"
+        f" {log.expert[lookup]}, such as {such}"
     )
 
 

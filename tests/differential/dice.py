@@ -45,7 +45,6 @@ class Draw:
         return int(self.rng.integers(low, high + 1))
 
     # ---- links
-    # -----------------------------------------------------------------------------------------------------
 
     def with_links(self, scenario: Scenario, names: set[str]) -> Scenario:
         count = 1
@@ -82,7 +81,6 @@ class Draw:
         return replace(scenario, links=tuple(links))
 
     # ---- rows, recorded or in requests
-    # -------------------------------------------------------------------------------
 
     def with_rows(self, scenario: Scenario, names: set[str]) -> Scenario:
         first = scenario.steps[0]

@@ -21,7 +21,6 @@ Patch = pytest.MonkeyPatch
 
 
 # ---- links
-# -----------------------------------------------------------------------------------------------------------
 
 
 class Full(list[Any]):
@@ -101,7 +100,6 @@ def dense_behind_prefetches(patch: Patch) -> None:
 
 
 # ---- predictions, steps and the stream
-# -------------------------------------------------------------------------------
 
 
 def predictions_at_once(patch: Patch) -> None:
@@ -171,7 +169,6 @@ def waking_from_no_sleep(patch: Patch) -> None:
 
 
 # ---- who holds up whom
-# -----------------------------------------------------------------------------------------------
 
 
 def links_left_alone(patch: Patch) -> None:

@@ -162,7 +162,6 @@ def _suits(scenario: Scenario, names: set[str]) -> bool:
 
 
 # ---- what each feature changes
-# ---------------------------------------------------------------------------------------
 
 
 def _loader(scenario: Scenario, **switches: Any) -> Scenario:

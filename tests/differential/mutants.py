@@ -32,7 +32,6 @@ def nothing(patch: Patch) -> None:
 
 
 # ---- switches and constants
-# ------------------------------------------------------------------------------------------
 
 
 def switched(**switches: Any) -> Plant:
@@ -79,7 +78,6 @@ def always(value: Any) -> property:
 
 
 # ---- reroutes
-# --------------------------------------------------------------------------------------------------------
 
 
 def served_otherwise(change: Callable[[Serving, Gate], dict[str, Any]]) -> Plant:
@@ -103,7 +101,6 @@ def nobody_joins(serving: Serving, gate: Gate) -> dict[str, Any]:
 
 
 # ---- slots
-# -----------------------------------------------------------------------------------------------------------
 
 
 def pins_ignored(patch: Patch) -> None:
@@ -242,7 +239,6 @@ def policies_not_told(patch: Patch) -> None:
 
 
 # ---- staging and partial moves
-# ---------------------------------------------------------------------------------------
 
 
 def exchange_moves_bytes(patch: Patch) -> None:

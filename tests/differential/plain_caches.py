@@ -164,7 +164,6 @@ def weighted_score(stream: Stream, now: int, held: Sequence[tuple[int, int]]) ->
 
 
 # ---- ARC, as its paper's figure 4 writes it
-# --------------------------------------------------------------------------
 
 
 def arc(requests: Sequence[int], c: int) -> list[int]:

@@ -57,7 +57,6 @@ class Control(Moves):
         self.lookups: list[Asked] = []
 
     # ---- calls
-    # -----------------------------------------------------------------------------------------------------
 
     def begin_sequence(self, sequence: int) -> None:
         self.clock.say("begin_sequence", sequence)
@@ -116,7 +115,6 @@ class Control(Moves):
         self.poll()
 
     # ---- steps 1 to 7
-    # ----------------------------------------------------------------------------------------------
 
     def trim(self) -> None:
         """Step 1: nothing outlives its batch beyond the capacity, but what is pinned."""
@@ -283,7 +281,6 @@ class Control(Moves):
                 self.drop_staged(key)
 
     # ---- steps 8 to 10
-    # ---------------------------------------------------------------------------------------------
 
     def look_up(self, admitted: list[Asked]) -> None:
         """Look up, tell the policies, and let in what is staged."""
@@ -369,7 +366,6 @@ class Control(Moves):
         return "promoted"
 
     # ---- steps 11 and 12
-    # -------------------------------------------------------------------------------------------
 
     def stream_dense(self) -> None:
         slots = self.loader.dense_slots
@@ -439,7 +435,6 @@ class Control(Moves):
         ]
 
     # ---- afterwards
-    # ------------------------------------------------------------------------------------------------
 
     def finish(self) -> Counter[str]:
         """The end of the run: the outcomes of what still waits, moves, or was never asked for."""

@@ -67,7 +67,6 @@ class Wire:
         """Where this link's transfers come from, if not from where the experts rest."""
 
     # ---- asked by the controller
-    # ---------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -87,7 +86,6 @@ class Wire:
         self.fill_engines()
 
     # ---- services
-    # --------------------------------------------------------------------------------------------------
 
     def fill_engines(self) -> None:
         while None in self.engines and self.next_issued:
@@ -159,7 +157,6 @@ class Wire:
         return moved * self.scenario.links[self.link].kept_ns if kept >= moved else time
 
     # ---- a link that others hold up
-    # ------------------------------------------------------------------------------
 
     def among_rivals(self, service: Service, rivals: Rivals) -> Process:
         """After the latency it goes as fast as those at work, and the other engines, let it: each
@@ -220,7 +217,6 @@ class Wire:
             rivals.hold(piece, held=False)
 
     # ---- a link that is shared
-    # -----------------------------------------------------------------------------------
 
     def as_a_whole(self, service: Service) -> Process:
         """The latency, in which nothing is drawn, and then a share of the link until nothing is
@@ -263,7 +259,6 @@ class Wire:
             self.end(service)
 
     # ---- a link whose prefetches give way
-    # ------------------------------------------------------------------------
 
     @property
     def chunk_bytes(self) -> int:
@@ -308,7 +303,6 @@ class Wire:
                 service.wants_cut_since = self.clock.now
 
     # ---- a link that hands on early
-    # ------------------------------------------------------------------------------
 
     def head(self, service: Service) -> Process:
         """Cut-through: early enough that the next link never starves, and ends no sooner than a

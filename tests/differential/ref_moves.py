@@ -51,7 +51,6 @@ class Moves:
         self.exchanged: list[tuple[int, int, tuple[int, ...]]] = []
 
     # ---- what is where
-    # ---------------------------------------------------------------------------------------------
 
     def is_there(self, key: Key) -> bool:
         return self.device.holds(key) or key in self.staging.staged
@@ -64,7 +63,6 @@ class Moves:
         return set().union(*self.masked.values())
 
     # ---- queues
-    # ----------------------------------------------------------------------------------------------------
 
     def queue(self, key: Key, kind: Kind, moved: int) -> Transfer | None:
         """A new transfer on its first link; None for a prefetch that claims when it is queued
@@ -190,7 +188,6 @@ class Moves:
         self.ram_pinned.discard(transfer.key)
 
     # ---- issuing
-    # ---------------------------------------------------------------------------------------------------
 
     def poll(self, but: int | None = None) -> None:
         """After every call: each link, in order, is filled up. And again where a prefetch was given
@@ -244,7 +241,6 @@ class Moves:
         self.wires[link].issue(transfer)
 
     # ---- claims
-    # ----------------------------------------------------------------------------------------------------
 
     def claim(self, transfer: Transfer, link: int) -> Claim | None:
         """What must be claimed for the transfer to be issued on the link; None where it cannot
@@ -324,7 +320,6 @@ class Moves:
         self.prefetch["dropped"] += 1
 
     # ---- ends of hops, heads and chunks
-    # ------------------------------------------------------------------------------
 
     def hop_ends(self, link: int, transfer: Transfer) -> None:
         """`transfer_done`: the transfer goes on or lands; the next is issued in the same call."""

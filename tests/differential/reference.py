@@ -125,7 +125,6 @@ class Reference:
         return self.clock.now
 
     # ---- the compute stream
-    # ----------------------------------------------------------------------------------------
 
     def machine(self) -> Process:
         while True:
@@ -207,7 +206,6 @@ class Reference:
             yield self.clock.at(Rank.NEED_DONE, delay=duration)
 
     # ---- standing idle
-    # ---------------------------------------------------------------------------------------------
 
     def stand(self, event: simpy.Event, cause: Cause, transfer: Transfer | None = None) -> Process:
         """Idle until that event. Only who stood for some time must be woken."""
@@ -235,7 +233,6 @@ class Reference:
             yield from self.host(self.hosts.wake_ns)
 
     # ---- the needs of a gate
-    # ---------------------------------------------------------------------------------------
 
     def start(self, admitted: list[Asked]) -> None:
         """Set to work what one call admitted; what the placement leaves out has ended at once."""
@@ -308,7 +305,6 @@ class Reference:
         self.control.prediction_ready(tick)
 
     # ---- afterwards
-    # ------------------------------------------------------------------------------------------------
 
     def run(self) -> Timeline:
         self.env.run(until=self.env.process(self.machine()))

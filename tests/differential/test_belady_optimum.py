@@ -113,7 +113,6 @@ def loads(policy: CachePolicy, workload: Workload, slots: int, **switches: int) 
 
 
 # ---- the fewest loads, found in other ways
-# ---------------------------------------------------------------------------
 
 
 def fewest_by_trying(
@@ -209,7 +208,6 @@ def pools_of(gates: Gates, by_site: bool, units: int) -> list[Gates]:
 
 
 # ---- the policies
-# ----------------------------------------------------------------------------------------------------
 
 
 SMALL = ((1, 5, 2), (2, 4, 2), (3, 3, 1))

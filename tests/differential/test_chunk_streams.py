@@ -102,7 +102,6 @@ def random_stream(seed: int, ties: bool) -> Stream:
 
 
 # ---- an event a chunk
-# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -230,7 +229,6 @@ def plain(seed: int, ties: bool) -> Plain:
 
 
 # ---- the project's own link
-# ------------------------------------------------------------------------------------------
 
 
 class Asked:

@@ -55,7 +55,6 @@ def ends(timeline: Timeline, link: int = 0) -> list[int]:
 
 
 # ---- hop after hop
-# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,6 @@ def test_cut_through_of_a_single_piece_is_store_and_forward(
 
 
 # ---- engines that share a link
-# ---------------------------------------------------------------------------------------
 
 LATENCY, RATE = 6, 10
 
@@ -219,7 +217,6 @@ def test_one_that_joins_midway_slows_the_other_from_the_end_of_its_latency_on(
 
 
 # ---- chunks and write-back
-# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after_ns", [2, 11, 12, 13, 31, 32])
@@ -292,7 +289,6 @@ def test_what_is_written_back_goes_over_the_link_before_the_transfer_that_took_i
 
 
 # ---- slots
-# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -368,7 +364,6 @@ def test_after_batch_a_pool_holds_at_its_peak_what_stayed_and_the_union(
 
 
 # ---- the CPU
-# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cpu_ns", [3, 8, 20])
@@ -391,7 +386,6 @@ def test_a_site_ends_when_its_last_load_is_computed_and_the_last_result_of_the_c
 
 
 # ---- continuous batching
-# ---------------------------------------------------------------------------------------------
 
 PROMPTS = ((0, 1), (0,), (2, 2, 2))
 DECODED = ((0, 0), (1,), ())

@@ -101,7 +101,6 @@ def test_what_threads_might_have_done_in_another_order_is_forced_and_counted() -
 
 
 # ---- drivers that break a rule
-# ---------------------------------------------------------------------------------------
 
 take, fill, on_cpu_result = Needs.take, Links.fill, Driver.on_cpu_result
 
@@ -216,7 +215,6 @@ def test_a_replay_that_is_too_far_off_is_refused_with_the_limit(
 
 
 # ---- threads
-# ---------------------------------------------------------------------------------------------------------
 
 
 def offloaded(loader: Loader, **rest: Any) -> Scenario:

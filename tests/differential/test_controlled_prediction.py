@@ -147,7 +147,6 @@ def test_a_simulator_that_is_wrong_in_one_thing_would_miss(
 
 
 # ---- one rule broken
-# -------------------------------------------------------------------------------------------------
 
 Plant = Callable[[pytest.MonkeyPatch, Run, Recording], None]
 

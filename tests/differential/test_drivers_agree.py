@@ -146,7 +146,6 @@ def test_the_features_make_every_call_there_is() -> None:
 
 
 # ---- a log that is wrong is found to be
-# ------------------------------------------------------------------------------
 
 
 def test_two_answers_that_changed_places_are_found_at_the_first() -> None:

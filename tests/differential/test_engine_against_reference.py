@@ -129,7 +129,6 @@ def test_the_engine_does_what_the_reference_does(kind: str, seeds: range, ties: 
 
 
 # ---- the comparison itself
-# -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,6 @@ Tokens = list[list[int]]
 
 
 # ---- plain Python, a layer
-# -------------------------------------------------------------------------------------------
 
 
 def counted(tokens: Tokens, slots: int, decay: float = 1.0) -> list[list[bool]]:
@@ -126,7 +125,6 @@ def test_plain_python_hits_as_often_as_known(published, known, name, request):
 
 
 # ---- popularity
-# ------------------------------------------------------------------------------------------------------
 
 
 def uses(chosen: np.ndarray) -> np.ndarray:
@@ -171,7 +169,6 @@ def test_the_most_popular_experts_are_asked_for_as_often_as_known(published, kno
 
 
 # ---- the controller
-# --------------------------------------------------------------------------------------------------
 
 
 def layer_by_layer(

@@ -37,7 +37,6 @@ EARLY = TRANSFER_END >> 1
 
 
 # ---- what scenarios are made into, so that a defect can show
-# ---------------------------------------------------------
 
 
 def as_it_is(scenario: Scenario) -> Scenario:
@@ -87,7 +86,6 @@ def arriving_at_ends(scenario: Scenario) -> Scenario:
 
 
 # ---- the list
-# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,6 @@ MUTANTS = {
 
 
 # ---- the finding
-# -----------------------------------------------------------------------------------------------------
 
 
 @cache

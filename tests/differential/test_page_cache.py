@@ -105,7 +105,6 @@ def test_any_course_of_reads_is_that_of_a_plain_list(seed: int) -> None:
 
 
 # ---- a run
-# -----------------------------------------------------------------------------------------------------------
 
 DRIVE = (
     "system=load_on_demand",

@@ -113,7 +113,6 @@ def test_the_streams_tell_these_policies_apart():
 
 
 # ---- ARC
-# -------------------------------------------------------------------------------------------------------------
 
 
 def by_site(hits_of_site: Callable[[list[int]], list[int]], chosen: np.ndarray) -> list[int]:
@@ -153,7 +152,6 @@ def test_arc_a_site_has_the_hits_of_as_many_caches(shape, seed):
 
 
 # ---- the future
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shape", "seed"), CASES)
@@ -177,7 +175,6 @@ def test_with_equal_sizes_a_cost_changes_nothing(overhead_bytes):
 
 
 # ---- what does not go by requests
-# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", ["global", "site"])

@@ -13,7 +13,6 @@ from differential.rows import Timeline
 from differential.scenario import Link, Loader, Need, Scenario, Thresholds
 
 # ---- routes
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_transfer_takes_one_hop_after_another_and_the_outer_link_goes_on_with_the_next() -> None:
@@ -101,7 +100,6 @@ def test_a_started_prefetch_that_a_need_waits_for_between_two_hops_is_urgent_wit
 
 
 # ---- engines
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_two_engines_share_the_link() -> None:
@@ -167,7 +165,6 @@ def test_a_service_ends_at_the_first_whole_ns_at_which_nothing_is_left_and_the_r
 
 
 # ---- cut-through
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,7 +238,6 @@ def test_only_the_hop_that_handed_it_on_brings_back_what_found_no_slot() -> None
 
 
 # ---- chunks
-# ----------------------------------------------------------------------------------------------------------
 
 
 def chunked(*experts: int, dense_ns: int = 1, **switches: Any) -> Scenario:

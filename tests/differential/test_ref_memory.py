@@ -35,7 +35,6 @@ from differential.scenario import (
 )
 
 # ---- RAM
-# -------------------------------------------------------------------------------------------------------------
 
 
 def with_ram(capacity: int, *orders: int, cache: Cache = Cache()) -> Timeline:  # noqa: B008
@@ -180,7 +179,6 @@ def test_what_a_prefetch_gives_back_that_is_dropped_further_out_is_taken_at_once
 
 
 # ---- write-back
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_victim_goes_back_before_its_slot_is_filled() -> None:
@@ -213,7 +211,6 @@ def test_the_write_back_of_a_late_prefetch_is_a_demand_all_the_same() -> None:
 
 
 # ---- staging
-# ---------------------------------------------------------------------------------------------------------
 
 
 def staged(
@@ -353,7 +350,6 @@ def test_a_staged_prefetch_that_no_forecast_names_any_more_is_dropped_at_its_arr
 
 
 # ---- partial moves
-# ---------------------------------------------------------------------------------------------------
 
 
 def partial(need_bytes: int | None, prefetch_bytes: int, base_ns: int = 1) -> Timeline:
@@ -429,7 +425,6 @@ def test_a_queued_partial_prefetch_takes_the_bytes_of_its_need() -> None:
 
 
 # ---- claims and retention
-# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("slot_claim", "outcome"), [("issue", "hit"), ("queue", "miss")])

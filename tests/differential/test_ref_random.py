@@ -29,7 +29,6 @@ def played(seed: int, ties: bool) -> tuple[Scenario, Timeline]:
 
 
 # ---- closed forms
-# ----------------------------------------------------------------------------------------------------
 
 
 def on_demand(scenario: Scenario, **switches: Any) -> Scenario:
@@ -119,7 +118,6 @@ def test_a_link_that_costs_nothing_leaves_no_idle_time() -> None:
 
 
 # ---- what must hold of every run
-# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ties", [True, False])

@@ -23,7 +23,6 @@ from differential.scenario import (
 )
 
 # ---- slots
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_demand_takes_masked_keys_when_nothing_else_may_go() -> None:
@@ -225,7 +224,6 @@ def test_the_weighted_score_lets_the_site_go_that_is_farthest_ahead() -> None:
 
 
 # ---- who serves, and who is first at one instant
-# ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,6 @@ def test_a_step_costs_dense_work_by_its_rows() -> None:
 
 
 # ---- unions
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_row_is_asked_for_by_weight_and_several_by_tokens() -> None:

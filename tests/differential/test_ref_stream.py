@@ -15,7 +15,6 @@ from differential.rows import Timeline
 from differential.scenario import SKIP, Cache, Host, Link, Loader, Need, Placement, Scenario
 
 # ---- the host
-# --------------------------------------------------------------------------------------------------------
 
 HOST = Host(sync_ns=1, issue_ns=2, wake_ns=3, post_ns=4)
 
@@ -55,7 +54,6 @@ def test_what_arrives_when_the_stream_is_about_to_wait_wakes_nobody(
 
 
 # ---- orders
-# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,6 @@ def test_lru_can_go_by_the_rows_of_a_gate() -> None:
 
 
 # ---- the CPU
-# ---------------------------------------------------------------------------------------------------------
 
 
 def on_cpu(*needs: int, capacity: int = 99, **rest: Any) -> Timeline:
@@ -187,7 +184,6 @@ def test_what_the_cpu_computed_is_as_good_as_evicted_at_the_next_gate() -> None:
 
 
 # ---- predictions that take time
-# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,7 +216,6 @@ def test_a_late_prediction_leaves_out_only_the_sites_that_have_had_a_gate() -> N
 
 
 # ---- dense blocks
-# ----------------------------------------------------------------------------------------------------
 
 
 def dense(slots: int, *needs: tuple[Need, ...]) -> Scenario:
@@ -269,7 +264,6 @@ def test_a_dense_block_stands_behind_the_demands_of_its_gate() -> None:
 
 
 # ---- several sequences in a gate
-# -------------------------------------------------------------------------------------
 
 
 def test_a_step_of_several_sequences_begins_and_ends_those_that_it_is_the_first_and_last_of() -> (

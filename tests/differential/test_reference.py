@@ -12,7 +12,6 @@ from differential.rows import Timeline
 from differential.scenario import Cache, Forecast, Loader, Need, Prediction, Thresholds
 
 # ---- HOBBIT, Fig. 9
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -49,7 +48,6 @@ def test_the_stall_of_a_wrong_prefetch_is_split_where_the_link_turns_to_the_dema
 
 
 # ---- waves
-# --------------------------------------------------------------------------------------------------
 
 
 def wave(wait: str) -> Timeline:
@@ -148,7 +146,6 @@ def test_with_wait_all_what_was_admitted_first_is_computed_first() -> None:
 
 
 # ---- prefetches that wait
-# -----------------------------------------------------------------------------------
 
 
 def queued_prefetch(last: tuple[Need, ...], **switches: Any) -> Timeline:

@@ -92,7 +92,6 @@ def test_the_calls_of_threads_get_the_same_answers_from_a_fresh_controller(
 
 
 # ---- a busy machine
-# --------------------------------------------------------------------------------------------------
 
 
 def burn() -> None:

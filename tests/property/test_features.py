@@ -32,7 +32,6 @@ def scenarios(ties: bool) -> Iterator[Scenario]:
 
 
 # ---- state, at every call
-# --------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
@@ -74,7 +73,6 @@ def test_the_runs_ask_their_policies_and_make_every_call(ties: bool) -> None:
 
 
 # ---- bytes
-# -----------------------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
@@ -161,7 +159,6 @@ def test_what_comes_into_ram_came_over_its_link(ties: bool) -> None:
 
 
 # ---- times
-# -----------------------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
@@ -215,7 +212,6 @@ def busy_ns(one: Done, link: int) -> int:
 
 
 # ---- the same run again, otherwise
-# -----------------------------------------------------------------------------------
 
 
 @BOTH_TIES

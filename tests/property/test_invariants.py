@@ -47,7 +47,6 @@ def ended(one: Done, service: ServiceRow) -> int:
 
 
 # ---- random scenarios
-# ------------------------------------------------------------------------------------------------
 
 
 @BOTH_TIES
@@ -138,7 +137,6 @@ def test_counts_are_sums_over_rows(ties: bool) -> None:
 
 
 # ---- bounds
-# ----------------------------------------------------------------------------------------------------------
 
 
 def requests(one: Done) -> tuple[Any, Any, Any]:
@@ -239,7 +237,6 @@ def test_the_fewest_loads_are_those_of_brute_force(
 
 
 # ---- runs that are built
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

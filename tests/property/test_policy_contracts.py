@@ -24,7 +24,6 @@ from sim.policies.recency import LRU
 from sim.values.types import Cause, Outcome
 
 # ---- caches: any history that a controller could bring
-# ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,6 @@ def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
 
 
 # ---- a new policy
-# ----------------------------------------------------------------------------------------------------
 
 
 MOST_RECENT = '''

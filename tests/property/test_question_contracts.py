@@ -28,7 +28,6 @@ from sim.values.types import REROUTE, SKIP, Place
 from sim.workload.steps import StepGate, Workload
 
 # ---- selectors
-# -------------------------------------------------------------------------------------------------------
 
 
 SCORES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.7, 1.0])
@@ -85,7 +84,6 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
 
 
 # ---- predictors and placements
-# ---------------------------------------------------------------------------------------
 
 
 def _workload() -> Workload:

@@ -198,7 +198,6 @@ def test_best_schedules_on_paper(instance: Instance, units: int) -> None:
 
 
 # ---- runs
-# ------------------------------------------------------------------------------------------------------------
 
 
 class Foretold:
@@ -318,7 +317,6 @@ def test_no_system_is_below_its_bound(system: str, share: float) -> None:
 
 
 # ---- the problem as it is posed
-# --------------------------------------------------------------------------------------
 
 
 def test_the_work_of_all_intervals_is_the_compute_bound() -> None:

@@ -413,7 +413,6 @@ def harmed(trace: Path, place: Path, harm: str) -> Path:
 
 
 # ---- the program
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["no number", "a pool too small for one token", "another shape"])

@@ -123,7 +123,6 @@ def system_of(configure: Configure, system: str, *words: str) -> DictConfig:
 
 
 # ---- systems
-# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -359,7 +358,6 @@ def test_what_pools_may_overflow_and_staging_holds_is_set_aside(
 
 
 # ---- what is refused
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,6 @@ def _fill(arrivals: Arrivals, key: int, slot: Any, home: Any, begin: int, count:
 
 
 # ---- a run
-# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,6 @@ def test_with_arrivals_the_latency_decides(arrivals: str) -> None:
 
 
 # ---- what is refused
-# -------------------------------------------------------------------------------------------------
 
 
 def changed(one: Trial, what: str, value: Any) -> Trial:
@@ -257,7 +256,6 @@ def test_what_cannot_be_asked_is_refused(
 
 
 # ---- what is printed
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -218,7 +218,6 @@ def test_the_bound_is_for_every_cache_of_the_budget_not_for_what_one_makes_of_it
 
 
 # ---- what may avoid a load or make it cheaper
-# ------------------------------------------------------------------------
 
 
 class Halves:
@@ -263,7 +262,6 @@ def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
 
 
 # ---- several engines, sizes, slots beside the pools
-# ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -339,7 +337,6 @@ def test_what_a_gate_leaves_over_the_slots_may_be_kept() -> None:
 
 
 # ---- links further out
-# -----------------------------------------------------------------------------------------------
 
 TWO_HOPS = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 300}], (1,))
 

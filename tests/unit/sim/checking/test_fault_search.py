@@ -23,8 +23,7 @@ from sim.checking.cache_walk import (
     Difference,
     Fault,
 )
-from sim.checking.exchanged_lookups import Swapped
-from sim.checking.fault_search import FLAG, SWAPPED, FaultSearch
+from sim.checking.fault_search import FLAG, FaultSearch
 from sim.traces.residency_log import read_log
 from unit.sim.checking.test_check import write
 
@@ -213,15 +212,3 @@ def test_every_lookup_that_may_be_written_wrongly_is_told_and_that_the_log_canno
         == "    exchanged: the engine was asked at row 2 (step 2, layer 2 (site 0)): another expert"
         " than 3, such as 2"
     )
-
-
-def test_two_lookups_in_each_others_place_are_told(tmp_path: Path) -> None:
-    """The engine asked for A B A C A B; the log has rows 1 and 3, B and C, in each other's
-    place.
-    """
-    flags = [False, False, True, False, True, False]
-    lookups = [A, C, A, B, A, B]
-    walk = walk_of(tmp_path, lookups, flags)
-    found = FaultSearch(walk).search().explanations
-    (pairs,) = (one.pairs for one in found if one.kind == SWAPPED)
-    assert Swapped(1, 3) in pairs

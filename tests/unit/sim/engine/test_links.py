@@ -37,7 +37,6 @@ def loaded(timeline: Timeline) -> list[tuple[Any, ...]]:
 
 
 # ---- one engine
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -75,7 +74,6 @@ def test_what_the_end_of_the_run_cuts_has_no_end() -> None:
 
 
 # ---- several engines
-# -------------------------------------------------------------------------------------------------
 
 
 def test_three_engines_take_three_times_as_long_each() -> None:
@@ -173,7 +171,6 @@ def test_what_is_left_of_a_nanosecond_is_kept() -> None:
 
 
 # ---- cut-through
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,7 +249,6 @@ def test_what_finds_no_slot_at_the_end_of_its_hop_either_is_dropped() -> None:
 
 
 # ---- chunks
-# ----------------------------------------------------------------------------------------------------------
 
 
 def chunked(base: int, link: Link, chunk: int = 1) -> Timeline:
@@ -340,7 +336,6 @@ def test_time_behind_a_prefetch_ends_at_the_cut() -> None:
 
 
 # ---- write-back
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -358,7 +353,6 @@ def test_what_is_written_back_goes_over_the_link_in_the_same_service(link: Link)
 
 
 # ---- which link
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

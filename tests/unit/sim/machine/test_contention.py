@@ -158,7 +158,6 @@ def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
 
 
 # ---- runs
-# ------------------------------------------------------------------------------------------------------------
 
 DEMAND = (
     "system=load_on_demand",

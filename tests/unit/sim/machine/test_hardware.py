@@ -66,7 +66,6 @@ def loaded(name: str) -> Any:
 
 
 # ---- figures
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> None:
@@ -105,7 +104,6 @@ def test_host_times_become_whole_nanoseconds() -> None:
 
 
 # ---- links and routes
-# ------------------------------------------------------------------------------------------------
 
 
 def test_links_are_in_order_from_the_device_outwards_under_the_names_they_are_given() -> None:
@@ -163,7 +161,6 @@ def test_a_route_that_cannot_be_is_refused_with_the_machine(
 
 
 # ---- ranges
-# ----------------------------------------------------------------------------------------------------------
 
 
 def with_link(**changes: Any) -> Hardware:
@@ -267,7 +264,6 @@ def test_a_machine_that_cannot_be_is_refused_by_the_name_of_its_key(
 
 
 # ---- the files
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MACHINES)

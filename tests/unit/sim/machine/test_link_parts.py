@@ -115,7 +115,6 @@ def test_whichever_stage_is_slower_sets_the_pace() -> None:
 
 
 # ---- on a link
-# -------------------------------------------------------------------------------------------------------
 
 
 def link(**changes: Any) -> Link:

@@ -78,7 +78,6 @@ def durations(
 
 
 # ---- measured
-# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,6 @@ def test_a_table_of_a_link_that_is_not_there_is_refused() -> None:
 
 
 # ---- gates run ahead
-# -------------------------------------------------------------------------------------------------
 
 
 def test_gates_that_are_run_ahead_on_the_device_delay_every_gate() -> None:
@@ -180,7 +178,6 @@ def test_gates_that_are_run_ahead_on_the_cpu_answer_later() -> None:
 
 
 # ---- dequantisation
-# --------------------------------------------------------------------------------------------------
 
 
 def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once() -> None:
@@ -196,7 +193,6 @@ def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once
 
 
 # ---- one memory
-# ------------------------------------------------------------------------------------------------------
 
 CPU = Cpu(
     peak_tflops=1.0,
@@ -234,7 +230,6 @@ def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
 
 
 # ---- what no machine can be
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

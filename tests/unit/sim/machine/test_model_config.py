@@ -48,7 +48,6 @@ def conf(name: str) -> Model:
 
 
 # ---- against transformers
-# --------------------------------------------------------------------------------------------
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_hidden_layers": 2},
@@ -94,7 +93,6 @@ def test_the_bundled_models_files_say_what_their_configurations_say(name: str) -
 
 
 # ---- by hand
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_plain_configuration_by_hand() -> None:
@@ -135,7 +133,6 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
 
 
 # ---- refusals
-# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,7 +192,6 @@ def test_a_file_that_is_no_configuration_is_refused(
 
 
 # ---- the command
-# -----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_a_file_that_is_the_same_model(

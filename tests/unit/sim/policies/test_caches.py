@@ -28,7 +28,6 @@ from sim.policies.scores import (
 from sim.values.types import Cause, Geometry
 
 # ---- LRU and FIFO
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_lru_starts_in_the_order_of_the_initial_keys() -> None:
@@ -139,7 +138,6 @@ def test_the_transient_buffer_has_room_for_one_token_and_starts_empty() -> None:
 
 
 # ---- LFU
-# -------------------------------------------------------------------------------------------------------------
 
 
 def used(counts: str) -> LFU:
@@ -214,7 +212,6 @@ def test_an_unknown_scope_of_counts_is_refused() -> None:
 
 
 # ---- weighted score, HOBBIT eq. 3
-# ------------------------------------------------------------------------------------
 
 
 def weighted(*keys: int, **weights: float) -> Any:
@@ -326,7 +323,6 @@ def test_weights_that_are_missing_or_negative_are_refused(weights: dict[str, flo
 
 
 # ---- what is asked for and never comes in
-# ----------------------------------------------------------------------------
 
 
 EVERY = {

@@ -49,7 +49,6 @@ def test_belady_without_a_future_is_refused() -> None:
 
 
 # ---- bypass
-# ----------------------------------------------------------------------------------------------------------
 
 
 def bypassing(slots: int, schedule: list[list[int]], *keys: int) -> Any:
@@ -81,7 +80,6 @@ def test_without_bypass_everybody_enters() -> None:
 
 
 # ---- costs
-# -----------------------------------------------------------------------------------------------------------
 
 
 TWO_SIZES = Geometry(2, 2, 1, ("fp16",), (16.0,), (8,), 99, ((8, 2),))

@@ -31,7 +31,6 @@ def worst_first(policy: Any, *blocked: int) -> list[int]:
 
 
 # ---- frequency over distance
-# -----------------------------------------------------------------------------------------
 
 
 def distant(*keys: int, uses: Any = None, encoder_sites: int = 0, **options: Any) -> Any:
@@ -128,7 +127,6 @@ def test_an_unknown_form_of_the_score_is_refused(option: str) -> None:
 
 
 # ---- MoE-Infinity
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_an_activation_ratio_is_a_share_of_the_sites_uses_and_early_sites_weigh_more() -> None:
@@ -162,7 +160,6 @@ def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon: Any) -> None:
 
 
 # ---- HOBBIT's terms by themselves
-# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weight", [float("inf"), float("nan"), -0.1, True])
@@ -189,7 +186,6 @@ def test_a_use_that_was_to_be_skipped_is_none_at_high_precision() -> None:
 
 
 # ---- LFU that decays, least stale
-# ------------------------------------------------------------------------------------
 
 
 def test_a_count_halves_with_each_step() -> None:
@@ -234,7 +230,6 @@ def test_what_this_pass_has_not_touched_goes_first_each_generation_by_insert() -
 
 
 # ---- random
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_lots_are_drawn_anew_after_every_eviction_and_evenly() -> None:
@@ -264,7 +259,6 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
 
 
 # ---- a fixed list
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted() -> None:

@@ -54,7 +54,6 @@ def test_a_whole_payload_is_never_asked() -> None:
 
 
 # ---- layer by layer
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,6 @@ def test_a_streamed_layer_moves_each_expert_at_its_width(
 
 
 # ---- active channels
-# -------------------------------------------------------------------------------------------------
 
 
 def active(sparsity: float = 0.9, shares: str = "recorded") -> ActiveShare:
@@ -196,7 +194,6 @@ def test_what_a_prefetch_lacks_of_a_rows_channels_is_left_out_but_not_of_several
 
 
 # ---- channels by reused up projections
-# -------------------------------------------------------------------------------
 
 
 WIDTH = 40

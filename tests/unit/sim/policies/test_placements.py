@@ -92,7 +92,6 @@ def test_a_placement_says_whether_it_needs_a_cpu(placement: Any) -> None:
 
 
 # ---- Fiddler
-# ---------------------------------------------------------------------------------------------------------
 
 
 def fiddler(tokens: list[int], objective: str, *held: int) -> list[str]:

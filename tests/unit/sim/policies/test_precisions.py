@@ -138,7 +138,6 @@ def test_a_fixed_selector_knows_one_precision() -> None:
 
 
 # ---- bits a weight
-# ---------------------------------------------------------------------------------------------------
 
 
 def model(**changes: Any) -> Model:
@@ -243,7 +242,6 @@ def test_an_unknown_precision_is_refused_with_those_that_are_there() -> None:
 
 
 # ---- HOBBIT's identities
-# ---------------------------------------------------------------------------------------------
 
 
 def test_hobbits_three_shares_by_hand() -> None:
@@ -281,7 +279,6 @@ def test_equation_2_for_two_experts_at_mixtrals_thresholds(
 
 
 # ---- light experts
-# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_light_expert_is_left_out_even_where_it_is_there() -> None:
@@ -319,7 +316,6 @@ def test_a_threshold_of_light_experts_that_is_none_is_refused(
 
 
 # ---- a bit-width of its own for every expert
-# -------------------------------------------------------------------------
 
 USES = np.array([[9, 1, 5, 5], [7, 0, 5, 2]])
 """Tokens that chose each of four experts, at two sites."""
@@ -392,7 +388,6 @@ def test_a_table_of_another_shape_is_refused() -> None:
 
 
 # ---- low precision for what few rows chose
-# ---------------------------------------------------------------------------
 
 
 def fate(

@@ -68,7 +68,6 @@ def ran(
 
 
 # ---- one sequence at a time
-# ------------------------------------------------------------------------------------------
 
 
 def test_one_sequence_after_another() -> None:
@@ -128,7 +127,6 @@ def test_without_prompts_the_first_step_gives_the_first_token() -> None:
 
 
 # ---- several at a time
-# -----------------------------------------------------------------------------------------------
 
 
 def test_a_step_of_several_sequences_gives_each_a_token() -> None:
@@ -209,7 +207,6 @@ def test_a_chunk_of_a_prompt_beside_a_decoded_row_is_prefill_of_the_one_and_deco
 
 
 # ---- where needs are computed
-# ----------------------------------------------------------------------------------------
 
 
 def test_what_the_cpu_computes_is_no_work_of_the_device() -> None:

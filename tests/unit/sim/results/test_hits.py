@@ -79,7 +79,6 @@ def test_whether_a_need_is_left_out_never_if_absent_or_always_goes_by_its_score(
 
 
 # ---- whole runs
-# ------------------------------------------------------------------------------------------------------
 
 
 def decode_of(

@@ -163,7 +163,6 @@ def test_a_ram_tier_reports_what_it_was_asked_for(ran: tuple[Run, Result]) -> No
 
 
 # ---- what a run shows
-# ------------------------------------------------------------------------------------------------
 
 
 def summary_of(configure: Configure, trace: Trace, words: str) -> dict[str, Any]:

@@ -31,7 +31,6 @@ def split(idle: tuple[int, int, int], *sent: Sent) -> dict[str, int]:
 
 
 # ---- one link, one service a transfer
-# --------------------------------------------------------------------------------
 
 
 def test_waiting_while_the_demand_itself_is_served() -> None:
@@ -90,7 +89,6 @@ def test_no_idle_time_has_no_parts() -> None:
 
 
 # ---- what is no transfer
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,6 @@ def test_a_dense_block_is_one_part_as_a_whole_its_queue_included() -> None:
 
 
 # ---- several engines
-# -------------------------------------------------------------------------------------------------
 
 
 def test_only_the_engine_that_was_then_used_counts() -> None:
@@ -119,7 +116,6 @@ def test_only_the_engine_that_was_then_used_counts() -> None:
 
 
 # ---- chunks
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_prefetch_that_was_cut_waited_behind_what_it_gave_way_to() -> None:
@@ -146,7 +142,6 @@ def test_a_demand_waits_for_the_chunk_in_front_of_it() -> None:
 
 
 # ---- routes
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_hop_before_the_last_is_storage() -> None:
@@ -198,7 +193,6 @@ def test_three_links_are_walked_back_one_after_another() -> None:
 
 
 # ---- partial moves, write-back
-# ---------------------------------------------------------------------------------------
 
 
 def test_the_rest_of_a_partial_move_goes_on_with_the_prefetch_that_it_completes() -> None:
@@ -236,7 +230,6 @@ def test_what_a_demand_writes_back_is_a_demand_like_itself() -> None:
 
 
 # ---- no residual
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,7 +266,6 @@ def test_a_rest_whose_prefetch_ended_at_another_time_explains_nothing() -> None:
 
 
 # ---- both ways
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))

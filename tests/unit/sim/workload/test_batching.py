@@ -44,7 +44,6 @@ def ten(step: Rows) -> int:
 
 
 # ---- by hand
-# ---------------------------------------------------------------------------------------------------------
 
 THREE = (Request(0, 2, 3, 0), Request(1, 3, 1, 5), Request(2, 1, 2, 5))
 """Prompts of 2, 3 and 1 rows, 3, 1 and 2 decoded; the second and the third arrive during the
@@ -177,7 +176,6 @@ def test_equal_arrivals_go_by_number_however_they_were_listed() -> None:
 
 
 # ---- a composer that counts rows
-# -------------------------------------------------------------------------------------
 
 
 def random_case(seed: int) -> tuple[list[Request], dict[str, Any], Callable[[Rows], int]]:
@@ -244,7 +242,6 @@ def test_a_part_knows_whether_its_request_begins_or_ends_with_it() -> None:
 
 
 # ---- arrivals
-# --------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_rate_every_request_is_there_at_0() -> None:
@@ -275,7 +272,6 @@ def test_a_seed_names_one_draw_and_a_longer_one_goes_on_from_it() -> None:
 
 
 # ---- what is refused
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ def first_gate(given: Trace, **choices: Any) -> StepGate:
 
 
 # ---- need order and scores
-# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,6 @@ def test_the_rows_of_a_gate_are_sliced_on_demand_in_need_order() -> None:
 
 
 # ---- forecasts
-# -------------------------------------------------------------------------------------------------------
 
 
 def looking(*logits: list[float]) -> Trace:
@@ -206,7 +204,6 @@ def test_lookahead_columns_that_were_not_read_are_asked_for() -> None:
 
 
 # ---- steps
-# -----------------------------------------------------------------------------------------------------------
 
 
 def both() -> Trace:

@@ -31,7 +31,6 @@ from sim.workload.batching import Request
 from sim.workload.steps import BLOCK_CELLS, Limits, Workload
 
 # ---- against plain Python
-# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["all there at 0", "arriving over time"])
@@ -150,7 +149,6 @@ def forecast_of(trace: Trace, row: int, site: int, j: int) -> list[tuple[int, fl
 
 
 # ---- runs over time
-# --------------------------------------------------------------------------------------------------
 
 
 def timed(**choices: Any) -> Workload:
@@ -225,7 +223,6 @@ def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
 
 
 # ---- limits
-# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -272,7 +269,6 @@ def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
 
 
 # ---- what is left out, and what is refused
-# ---------------------------------------------------------------------------
 
 
 def test_padding_runs_with_its_recorded_batch_and_in_no_composed_step() -> None:
