@@ -32,13 +32,12 @@ from sim.traces.residency_log import ResidencyLog
 from sim.values.types import Cause, Outcome, Step
 from sim.workload.gates import StepGate
 
-VICTIM, UNREFRESHED, LOST, PINNED, BUDGET, EXCHANGED = (
+VICTIM, UNREFRESHED, LOST, PINNED, BUDGET = (
     "victim",
     "unrefreshed",
     "lost",
     "pinned",
     "budget",
-    "exchanged",
 )
 HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 WAVES = "faults are looked for where every batch fits the budget"
@@ -53,8 +52,7 @@ class Fault:
     ``victim``: ``key`` was evicted instead of ``other`` (key -1: whoever came after ``other``).
     ``unrefreshed``: the policy was not told that ``key``, which was there, was asked for. ``lost``:
     ``key`` was dropped at the batch's end. ``pinned``: ``other`` was never evicted again.
-    ``budget``: ``change_bytes`` more were allowed from the batch's end on. ``exchanged``: the
-    engine was asked for ``other`` where the log names ``key``.
+    ``budget``: ``change_bytes`` more were allowed from the batch's end on.
     """
 
     kind: str
@@ -169,9 +167,6 @@ class CacheWalk:
         """The first lookup of the log that asks for ``key`` in a batch."""
         place = sum(len(keys) for keys in self.keys[:tick]) + self.keys[tick].index(key)
         return int(self._first_lookup[place])
-
-    def is_one_row(self, tick: int) -> bool:
-        return self._steps[tick].rows == 1
 
     def differences(self) -> Iterator[Difference]:
         """Of the contract without a fault, in order."""
@@ -288,7 +283,7 @@ class CacheWalk:
         self.walked += len(keys)
         told = keys
         if fault is not None and fault.tick == tick:
-            told = keys = self._begin(fault, keys)
+            self._begin(fault)
             if fault.kind == UNREFRESHED:
                 told = [key for key in keys if key != fault.key]
         pinned, blocked, state = slots.pinned, slots.blocked, slots.state
@@ -314,16 +309,13 @@ class CacheWalk:
                 policy.on_insert(key, Cause.DEMAND)
         return found
 
-    def _begin(self, fault: Fault, keys: list[int]) -> list[int]:
-        """Set the fault for this batch; the keys that the engine was asked for."""
-        if fault.kind == EXCHANGED:
-            return [fault.other if key == fault.key else key for key in keys]
+    def _begin(self, fault: Fault) -> None:
+        """Set the fault for this batch."""
         if fault.kind == VICTIM:
             there = fault.key >= 0 and self._slots.state[fault.key] == RESIDENT
             self._choosing.first, self._choosing.spared = fault.key if there else -1, fault.other
         elif fault.kind == PINNED:
             self._choosing.pinned = fault.other
-        return keys
 
     def _evict(self, key: int, released: bool = False) -> None:
         if not released:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from sim.checking.cache_walk import (
     BUDGET,
-    EXCHANGED,
     LOST,
     PINNED,
     UNREFRESHED,
@@ -39,20 +37,8 @@ PLACES = 9
 """Batches tried, evenly, where neither the first nor the last possible one explains the log."""
 UNSEEN = 6
 """Experts tried as the one that went and was not asked for again."""
-TRIED_EXPERTS, SHOWN_EXPERTS = 24, 3
-"""Of an exchanged lookup, the other experts tried, and those that suffice."""
 REFRESHES = 4
 """How many of an expert's lookups, last first, may have gone by without refreshing it."""
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """A lookup of the log (its index there), and experts any of which in its place explains every
-    flag.
-    """
-
-    lookup: int
-    experts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -61,8 +47,7 @@ class Explanation:
     spare).
 
     ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one
-    that tells of it (-1: none before). ``exchanged``: the lookup that may have been for other
-    experts.
+    that tells of it (-1: none before).
     """
 
     kind: str
@@ -70,7 +55,6 @@ class Explanation:
     last: Fault
     since: int
     shown: int
-    exchanged: Exchanged | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +101,6 @@ class FaultSearch:
             self._unseen,
             self._pinned,
             self._budgets,
-            self._exchanges,
         ]
         if self._flag_alone():
             fault = Fault(FLAG, self._shown.tick, self._shown.key)
@@ -336,45 +319,6 @@ class FaultSearch:
             else:
                 high = middle
         return None
-
-    def _exchanges(self) -> Iterator[Explanation]:
-        """The log names another expert than the engine was asked for, as far as some that may be
-        are walked.
-        """
-        shown = self._shown
-        asked = self._asked_before(shown.key, shown.tick)
-        since = asked[-1] if asked else -1
-        units = self._walk.replayer.units
-        site = range(shown.key // units * units, (shown.key // units + 1) * units - 1)
-
-        def at(tick: int, key: int, others: Sequence[int]) -> Iterator[Explanation]:
-            if not self._walk.is_one_row(tick):
-                return
-            faults = [
-                Fault(EXCHANGED, tick, key, other)
-                for other in others
-                if other not in self._walk.keys[tick]
-            ]
-            good = list(
-                islice(
-                    (fault for fault in faults[:TRIED_EXPERTS] if self._explains(fault)),
-                    SHOWN_EXPERTS,
-                )
-            )
-            if good:
-                lookup = Exchanged(
-                    self._walk.lookup(tick, key), tuple(fault.other % units for fault in good)
-                )
-                yield Explanation(EXCHANGED, good[0], good[-1], since, shown.tick, lookup)
-
-        yield from at(shown.tick, shown.key, site)
-        if shown.found and since >= 0:
-            yield from at(since, shown.key, site)
-        elif not shown.found:
-            for tick in range(shown.tick - 1, since, -1):
-                if self._walk.keys[tick][0] // units == shown.key // units:
-                    for key in self._walk.keys[tick]:
-                        yield from at(tick, key, [shown.key])
 
 
 def _sorted(found: Sequence[Explanation]) -> tuple[Explanation, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sim.checking.cache_replay import Replayer
-from sim.checking.cache_walk import BUDGET, EXCHANGED, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk
+from sim.checking.cache_walk import BUDGET, LOST, PINNED, UNREFRESHED, VICTIM, CacheWalk
 from sim.checking.fault_search import FLAG, Explanation, Found
 from sim.traces.residency_log import ResidencyLog
 
@@ -98,23 +98,12 @@ def tell(walk: CacheWalk, explanation: Explanation) -> str:
             f"pin: {at.replace('once', 'some time')} {name(replayer, first.other)} ceased to be"
             " evicted"
         )
-    if explanation.kind == BUDGET:
-        since = f"from {where(replayer, first.tick)}"
-        if first.tick < last.tick:
-            since = (
-                f"beginning between {where(replayer, first.tick)} and {where(replayer, last.tick)},"
-            )
-        change = first.change_bytes
-        return f"budget: {since} the engine held {abs(change)} B {'more' if change > 0 else 'less'}"
-    assert explanation.kind == EXCHANGED
-    assert explanation.exchanged is not None
-    lookup, experts = explanation.exchanged.lookup, explanation.exchanged.experts
-    such = " or ".join(map(str, experts))
-    return (
-        f"exchanged: the engine was asked at row {log.line[lookup]}"
-        f" ({where(replayer, int(replayer.tick[lookup]))}): another expert than"
-        f" {log.expert[lookup]}, such as {such}"
-    )
+    assert explanation.kind == BUDGET
+    since = f"from {where(replayer, first.tick)}"
+    if first.tick < last.tick:
+        since = f"beginning between {where(replayer, first.tick)} and {where(replayer, last.tick)},"
+    change = first.change_bytes
+    return f"budget: {since} the engine held {abs(change)} B {'more' if change > 0 else 'less'}"
 
 
 def _loaded(walk: CacheWalk, tick: int) -> list[str]:

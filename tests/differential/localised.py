@@ -31,7 +31,6 @@ from altered_phone import (
     CONTRACT,
     ROUTES,
     Altered,
-    exchange,
     first_steps,
     flip,
     resize,
@@ -42,7 +41,7 @@ from rich.progress import track
 
 from capture.import_trace import main as import_trace
 from sim.checking.cache_replay import Replayer
-from sim.checking.cache_walk import EXCHANGED, CacheWalk
+from sim.checking.cache_walk import CacheWalk
 from sim.checking.fault_search import FLAG, Explanation, FaultSearch
 from sim.traces.residency_log import ResidencyLog, read_log
 
@@ -50,7 +49,7 @@ DECODED = 24
 """Decoded tokens of each log, after the prompt."""
 DROPPED = 100
 """Experts that were there, drawn from all of them, of which each is dropped instead."""
-ALTERATIONS = (flip, exchange, resize)
+ALTERATIONS = (flip, resize)
 """The single faults of a text."""
 TEXTS = {alter.__name__: alter for alter in ALTERATIONS}
 Record = dict[str, Any]
@@ -112,49 +111,33 @@ def of_engine(kind: str, seed: int, right: Course, log: ResidencyLog, checked: C
 
 
 def named(walk: CacheWalk, explanation: Explanation) -> set[int]:
-    """The lookups of the log that an explanation says may be written wrongly."""
-    if explanation.kind == FLAG:
-        tick, key = explanation.first.tick, explanation.first.key
-        replayer = walk.replayer
-        return {
-            int(one)
-            for one in walk.wrong
-            if replayer.tick[one] == tick and replayer.keys[one] == key
-        }
-    return {explanation.exchanged.lookup} if explanation.exchanged else set()
+    """The lookups of the log whose flag alone an explanation says is wrong."""
+    if explanation.kind != FLAG:
+        return set()
+    tick, key = explanation.first.tick, explanation.first.key
+    replayer = walk.replayer
+    return {
+        int(one) for one in walk.wrong if replayer.tick[one] == tick and replayer.keys[one] == key
+    }
 
 
 def of_text(kind: str, seed: int, log: ResidencyLog, checked: Checked) -> Record:
     """One altered log: whether a flag contradicts it, whether the first that does is told, whether
-    the alteration itself is (as what it is, and its lookup under any name), among how many lookups,
-    and beside how many engines' faults that give every flag as well."""
+    the alteration itself is, and beside how many engines' faults that give every flag as well.
+    """
     made: Altered = TEXTS[kind](log, np.random.default_rng((ALTERATIONS.index(TEXTS[kind]), seed)))
     if made.first is None:
         return {"shows": False}
     walk, found, complete = checked.search(made.log)
-    lookups = {
-        lookup for one in found if one.kind in (FLAG, EXCHANGED) for lookup in named(walk, one)
-    }
     told = {
-        "flip": any(one.kind == FLAG and set(made.lookups) <= named(walk, one) for one in found),
-        "exchange": any(
-            one.exchanged.lookup in made.lookups
-            and int(log.expert[one.exchanged.lookup]) in one.exchanged.experts
-            for one in found
-            if one.exchanged
-        ),
+        "flip": any(set(made.lookups) <= named(walk, one) for one in found),
         "resize": int(walk.wrong[0]) in made.lookups,
     }[kind]
-    own = {"flip": FLAG, "exchange": EXCHANGED}.get(kind)
-    alike = sum(one.kind == own for one in found)
     return {
         "shows": True,
         "first": int(walk.wrong[0]) == made.first,
         "told": told,
-        "lookup": told or bool(lookups & set(made.lookups)),
-        "alike": alike,
-        "lookups": len(lookups),
-        "engines": sum(one.kind not in (FLAG, EXCHANGED) for one in found),
+        "engines": sum(one.kind != FLAG for one in found),
         "complete": complete,
         "deviations": len(walk.wrong),
     }
@@ -257,23 +240,11 @@ def table(done: list[Record]) -> Iterator[str]:
             len(mine),
         )
     yield ""
-    yield cells(
-        "text altered",
-        "logs",
-        "first deviation",
-        "localised",
-        "as the only place",
-        "one of more",
-        "one guess",
-        "seeds",
-    )
-    yield cells(*["---"] * 8)
+    yield cells("text altered", "logs", "first deviation", "localised", "seeds")
+    yield cells(*["---"] * 5)
     for kind, mine in by_kind(done, "text", list(TEXTS)):
         shown = [one for one in mine if one["shows"]]
-        told = [max(one["alike"], 1) for one in shown if one["told"]]
-        spans = [sum(low <= alike <= high for alike in told) for low, high in ((1, 1), (2, 10**9))]
-        guess = f"{100 * sum(1 / alike for alike in told) / len(shown):.1f} %" if shown else ""
-        yield cells(kind, len(shown), number(shown, "first"), sum(spans), *spans, guess, len(mine))
+        yield cells(kind, len(shown), number(shown, "first"), number(shown, "told"), len(mine))
 
 
 def by_kind(done: list[Record], what: str, kinds: list[str]) -> list[tuple[str, list[Record]]]:

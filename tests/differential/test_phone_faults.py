@@ -83,7 +83,7 @@ def test_a_fault_that_shows_in_a_flag_of_its_own_expert_is_told_of(
 def test_an_altered_lookup_is_told_among_those_that_explain_the_log_alike(
     log: ResidencyLog, checked: Checked
 ) -> None:
-    for kind in ("flip", "exchange"):
+    for kind in ("flip", "resize"):
         seeds = (seed for seed in count() if of_text(kind, seed, log, checked)["shows"])
         told = of_text(kind, next(seeds), log, checked)
         assert told["told"], kind

@@ -14,7 +14,6 @@ from sim.check import main
 from sim.checking.cache_replay import Contract, Replayer
 from sim.checking.cache_walk import (
     BUDGET,
-    EXCHANGED,
     LOST,
     PINNED,
     UNREFRESHED,
@@ -95,8 +94,6 @@ def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
         (Fault(BUDGET, 0, change_bytes=-10), Difference(2, A, False)),
         (Fault(BUDGET, 2, change_bytes=-10), Difference(4, A, False)),
         (Fault(BUDGET, 2, change_bytes=10), None),
-        (Fault(EXCHANGED, 2, A, D), Difference(2, A, False)),
-        (Fault(EXCHANGED, 5, D, B), None),
     ],
 )
 def test_a_fault_shows_where_it_does_by_hand(
@@ -183,32 +180,3 @@ def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path:
             RIGHT,
             Contract("lru", (("initial", "empty"), ("replay_unit", "access"))),
         )
-
-
-def test_every_lookup_that_may_be_written_wrongly_is_told_and_that_the_log_cannot_tell_which(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The engine asked for A B C C D C D; the log has D at row 2, as what was read for it, and C
-    is there at row 3.
-    """
-    flags = [False, False, False, True, False, True, True]
-
-    def change(columns: dict[str, Any]) -> None:
-        columns.update(resident=flags, loaded_bytes=[0 if flag else 10 for flag in flags])
-
-    folder = write(tmp_path, change, lookups=[A, B, D, C, D, C, D])
-    options = [
-        "budget=20B",
-        "policy=lru",
-        "scope=global",
-        "initial=empty",
-        "retention=strict",
-        "recency=needs",
-    ]
-    assert main([str(folder), *options]) == 1
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "exchanged:" in line)
-    assert (
-        line
-        == "    exchanged: the engine was asked at row 2 (step 2, layer 2 (site 0)): another expert"
-        " than 3, such as 2"
-    )
