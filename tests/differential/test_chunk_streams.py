@@ -347,6 +347,7 @@ def own(seed: int, ties: bool) -> Machine:
     return Machine(random_stream(seed, ties)).run()
 
 
+# Contracts: C62
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_services_begin_end_and_move_what_they_do_chunk_by_chunk(ties: bool) -> None:
     for seed in SEEDS:
