@@ -119,7 +119,7 @@ class Item:
 
 
 class Plain:
-    """The link as docs/design.md section 5 has it, without shortcuts."""
+    """The link as docs/contracts/links.md has it, without shortcuts."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

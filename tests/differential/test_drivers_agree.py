@@ -1,7 +1,7 @@
 """The engine and the driver of real runs are two programs around one controller: they do the same
 on a null device.
 
-Every feature of docs/design.md, alone and mixed. Records are compared with ``==``, calls one by
+Every feature of docs/contracts, alone and mixed. Records are compared with ``==``, calls one by
 one, and each log is repeated by a fresh controller. The order of calls is also the reference's,
 which shares no code with either.
 """

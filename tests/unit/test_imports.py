@@ -1,4 +1,4 @@
-"""The import table of docs/design.md section 1, by parsing every file and by what a fresh
+"""The import table of contracts C1, C2, by parsing every file and by what a fresh
 interpreter loads.
 """
 

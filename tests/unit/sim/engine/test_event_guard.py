@@ -1,5 +1,5 @@
-"""How many heap events a run costs: a guard of speed without a clock (docs/design.md section
-12).
+"""How many heap events a run costs: a guard of speed without a clock
+(contract C119).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Ran:
     wishes: int
 
     def head_ns(self, service: int) -> int:
-        """When a service hands its transfer on, since it began (docs/design.md section 5,
-        cut-through).
+        """When a service hands its transfer on, since it began
+        (contract C59).
         """
         record, hop = self.record, self.scenario.hop_ns
         link, mine = record.service_link[service], record.service_bytes[service]
