@@ -26,7 +26,7 @@ and no layer.
 
 
 class Turn(IntEnum):
-    """What comes first of what happens at one instant (docs/design.md section 3)."""
+    """What comes first of what happens at one instant (contract C14)."""
 
     TRANSFERS = 0
     CPU_RESULTS = 1
@@ -181,8 +181,9 @@ class NullDevice:
     One thread.
 
     Time passes inside the main thread's methods only, and ``wait`` returns before anything else
-    happens. What ends at one instant is handed over in the contract's order (docs/design.md section
-    3). The next event is looked for among all that is under way, so no event is ever stale.
+    happens. What ends at one instant is handed over in the contract's order
+    (contract C14). The next event is looked for among all that is under way, so no event is ever
+    stale.
     """
 
     lock: AbstractContextManager[object] = nullcontext()

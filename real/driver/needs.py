@@ -22,8 +22,8 @@ class Batch:
 
 
 class Needs:
-    """Lines up the needs that are loaded or there, by the loader's switch ``wait`` (docs/design.md
-    section 7).
+    """Lines up the needs that are loaded or there, by the loader's switch ``wait``
+    (contract C68).
 
     A batch is a single need, but for ``wait_all``, where it is all that one call admitted. It
     stands in the line from its admission on, but for ``as_ready``, where it joins when it is ready.

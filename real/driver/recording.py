@@ -3,7 +3,7 @@ it took.
 
 Durations are counted as a driver with no host time of its own would have to take them to get the
 same run: from the earliest instant at which something could begin to its end, so that every gap of
-the host is part of what comes after it (docs/design.md section 7). What waited is not lengthened by
+the host is part of what comes after it (contract C66). What waited is not lengthened by
 its wait.
 """
 

@@ -1,4 +1,4 @@
-"""Engines that share the bandwidth of one link, exactly (docs/design.md section 5, Service). No
+"""Engines that share the bandwidth of one link, exactly (contract C58). No
 clock of its own.
 """
 

@@ -2,8 +2,8 @@
 did.
 
 The replay is a whole simulated run over one link, without prefetches; what is asked for is there
-before the next gate, so durations play no part (docs/design.md sections 4 and 5 say what each
-option means).
+before the next gate, so durations play no part (docs/contracts/controller.md and slots.md say what
+each option means).
 """
 
 from __future__ import annotations

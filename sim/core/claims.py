@@ -145,7 +145,7 @@ class Claims:
         return key % self.geometry.units
 
     def _serving(self, wanted: int) -> int:
-        """The key that serves a wanted key now (docs/design.md section 4, step 5)."""
+        """The key that serves a wanted key now (contract C18)."""
         state, plane = self.state, self.geometry.plane
         found = state[wanted]
         if found <= UNUSED or len(self._rows) == 1:

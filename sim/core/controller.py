@@ -1,11 +1,11 @@
 """The decision core: gates and lookups. No clock, no tensor, no I/O.
 
-Theory of operation. A driver reports what happened, in order, by the calls of docs/design.md
-section 3; the controller answers what to do. It is one object in four classes, each made of the one
-before: who gets a slot (``sim.core.claims``), how variants move (``sim.core.transfers``), what is
-forecast (``sim.core.prefetches``), and here the gate, which pins its needs, looks each up, queues
-demands and then prefetches. Everything is int arithmetic on Python lists: a gate whose needs are
-all resident costs a handful of list operations.
+Theory of operation. A driver reports what happened, in order, by the calls of
+contract C11; the controller answers what to do. It is one object in four classes, each made of the
+one before: who gets a slot (``sim.core.claims``), how variants move (``sim.core.transfers``), what
+is forecast (``sim.core.prefetches``), and here the gate, which pins its needs, looks each up,
+queues demands and then prefetches. Everything is int arithmetic on Python lists: a gate whose
+needs are all resident costs a handful of list operations.
 
 What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision,
 ``issued`` once a transfer.
@@ -439,8 +439,8 @@ class Controller(Prefetches):
         """Of an absent need the bytes to move, of one that finds a staged partial prefetch the
         bytes that it lacks.
 
-        What is on its way is told how much the need must have (docs/design.md section 5, partial
-        moves).
+        What is on its way is told how much the need must have
+        (contract C44).
         """
         payload, transfer = self.payload, self._transfer_of[key]
         if outcome == MISS:

@@ -33,7 +33,7 @@ BUDGETS = ("all", "until_next_gate", "within_layer")
 
 @dataclass(frozen=True)
 class Loader:
-    """The loader's switches (docs/design.md sections 4 and 5).
+    """The loader's switches (docs/contracts/controller.md and slots.md).
 
     ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of
     the largest variant. ``demand_evicts``: ``unmasked`` serves a demand from staging where only

@@ -1,6 +1,6 @@
 """What follows from forecasts: masks, and prefetches that are queued, kept for later and cancelled.
 
-A gate asks the predictor (docs/design.md section 4, step 12). What it forecasts is masked, and what
+A gate asks the predictor (contract C29). What it forecasts is masked, and what
 of it is absent is queued; a gate that comes by cancels what it has overtaken. Where a predictor has
 a latency its forecasts wait for ``prediction_ready``.
 """
@@ -198,8 +198,8 @@ class Prefetches(Transfers):
         )
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
-        """Mask what is forecast and queue what of it is absent (docs/design.md section 4, step
-        12).
+        """Mask what is forecast and queue what of it is absent
+        (contract C29).
         """
         if self._ranks:
             self._forecast_ranked(forecasts, gate)

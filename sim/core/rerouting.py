@@ -1,5 +1,5 @@
-"""Needs that are served by other experts than the router chose (docs/design.md section 4, step
-4).
+"""Needs that are served by other experts than the router chose
+(contract C26).
 """
 
 from __future__ import annotations

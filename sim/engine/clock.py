@@ -1,7 +1,7 @@
 """SimPy's clock and event heap, for events that ring again and again, and their order at equal
 times.
 
-See docs/design.md section 3.
+See contract C14.
 """
 
 from __future__ import annotations

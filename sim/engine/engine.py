@@ -4,7 +4,7 @@ SimPy is the clock and the event heap; the links (``sim.engine.links``) and the 
 (``sim.engine.stream``) are callback state machines with events that are armed again and again. One
 heap event a gate, one a hop of a transfer, one a need of a union served in waves, one where a
 sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract
-(docs/design.md section 3) through the priority of ``Environment.schedule``.
+(contract C14) through the priority of ``Environment.schedule``.
 """
 
 from __future__ import annotations

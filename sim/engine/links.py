@@ -153,8 +153,8 @@ class Link:
         return duration
 
     def _head_ns(self, transfer: Transfer) -> int:
-        """When the next link may begin, so that it never starves (docs/design.md section 5,
-        cut-through).
+        """When the next link may begin, so that it never starves
+        (contract C59).
         """
         hop, link, head = (
             self._durations.hop_ns,

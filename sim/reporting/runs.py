@@ -69,7 +69,7 @@ class ReportedRun:
 
     @cached_property
     def plane(self) -> int | None:
-        """Keys of one precision (docs/design.md section 2); None without the run's
+        """Keys of one precision (contract C3); None without the run's
         configuration.
         """
         place = self.directory / "config.yaml"

@@ -1,7 +1,7 @@
 """The decision log: every call of a controller with its answer, as plain data, and where two logs
 first differ.
 
-The same order of calls gives the same answers (docs/design.md section 1). So a recorded run,
+The same order of calls gives the same answers (contract C10). So a recorded run,
 simulated or real, is checked by feeding its calls to a fresh controller: ``replay`` compares with
 ``==`` and names the first call whose answer differs. Where steps are composed while a run goes on,
 the times at which they were asked for belong to it, too.

@@ -1,5 +1,5 @@
-"""How good forecasts were, whether or not anything was moved for them (docs/design.md section
-10).
+"""How good forecasts were, whether or not anything was moved for them
+(contract C109).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Which lookups count in a hit ratio, and which of them are hits: the one owner of both rules
-(docs/design.md, 10).
+(contract C107).
 
 A need is *asked for* unless its selector leaves it out whatever the device holds. So whether a need
 counts depends on its score alone. A need that a selector or a placement leaves out because its

@@ -66,7 +66,7 @@ TEXTS = tuple(field.name for field in fields(Labels) if field.name != "changed")
 
 
 def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
-    """The labels of a run that has ended with these ``lookups`` (docs/design.md section 10); of one
+    """The labels of a run that has ended with these ``lookups`` (contract C113); of one
     that has none yet (None) those that are certain beforehand.
     """
     header, hardware = run.trace.header, run.hardware

@@ -1,5 +1,5 @@
-"""Times and rates of a run's requests and tokens, and whose time each step was (docs/design.md
-section 10).
+"""Times and rates of a run's requests and tokens, and whose time each step was
+(contract C108).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Every number of a summary, defined once. Both drivers' runs are measured here (docs/design.md
-section 10).
+"""Every number of a summary, defined once. Both drivers' runs are measured here
+(docs/contracts/outputs.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a run has written, read back: the history of a key, by gates (ticks) and ns
-(docs/design.md section 10).
+(contract C104).
 """
 
 from __future__ import annotations

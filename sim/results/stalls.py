@@ -1,4 +1,4 @@
-"""Why the compute stream was idle: one rule, for both drivers (docs/design.md section 8).
+"""Why the compute stream was idle: one rule, for both drivers (contracts C71, C72).
 
 An idle interval that a transfer ended is walked back from its end, along the transfer's hops and
 services, to its start. Where a transfer has one hop, served once, that is plain arithmetic over all

@@ -119,7 +119,7 @@ def second_pass(
 
 
 def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
-    """From a gate to the last of its needs (docs/design.md section 7)."""
+    """From a gate to the last of its needs (contract C68)."""
     free = machines.issue_ns
     arrived: list[Ints] = []
     for parts in work.transfers:

@@ -1,4 +1,4 @@
-"""What the rows of prompts are forecast to choose together (docs/design.md section 11).
+"""What the rows of prompts are forecast to choose together (contracts C98 to C100).
 
 A trace keeps the lookahead scores of decoded rows. Of a prompt it may keep these cells instead, in
 a file for each norm. They are exact for the union of a whole prompt. The rows that `deal` makes of

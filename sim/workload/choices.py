@@ -1,5 +1,5 @@
 """What token-rows chose, what was forecast for them, and the unions of rows, in need order
-(docs/design.md section 2).
+(contracts C7, C8).
 
 Everything that can be computed for all rows at once in numpy is computed once; a step's lists of
 Python ints are made when somebody asks for them.

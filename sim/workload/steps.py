@@ -1,7 +1,7 @@
 """From a trace to the steps of a run: which rows run together, in which order, and what each gate
 offers.
 
-Steps are the trace's own, or composed from its sequences (docs/design.md section 7). Where
+Steps are the trace's own, or composed from its sequences (contract C76). Where
 composition depends on time, steps come into being while the run goes on. Both drivers walk the same
 workload with one reused gate object.
 """

@@ -1,4 +1,4 @@
-"""Random scenarios with one feature of docs/design.md switched on so that it matters, or with a
+"""Random scenarios with one feature of docs/contracts switched on so that it matters, or with a
 random mixture of them.
 
 Every draw takes an otherwise random scenario (`random_scenario`) and changes what the features
@@ -101,7 +101,8 @@ CONFLICTS = (
     ("static", {"continuous"}),
     ("three_hops", {"two_hops"}),
 )
-"""Section 12, and what excludes itself; partial moves are given with recorded needs only."""
+"""Contracts C140 to C142, and what excludes itself; partial moves are given with recorded needs
+only."""
 
 
 def random_feature(name: str, seed: int, ties: bool) -> Scenario:

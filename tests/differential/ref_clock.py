@@ -17,7 +17,7 @@ Process = Generator[simpy.Event, Any, None]
 
 
 class Rank(IntEnum):
-    """The classes of section 3, in their order at equal times; 1 and up, as SimPy's own priorities
+    """Contract C14: the order at equal times; 1 and up, as SimPy's own priorities
     are 0 and 1.
 
     The compute stream goes on of its own accord (after host time, say) in NEED_DONE: after all that

@@ -71,7 +71,8 @@ class Control(Moves):
         self.poll()
 
     def gate(self, step: Step, site: int) -> list[Asked]:
-        """The steps of section 4. Answers the needs that were admitted, the skipped ones, too."""
+        """The steps of contract C15. Answers the needs that were admitted, the skipped ones,
+        too."""
         self.tick, self.step, self.site = self.tick + 1, step, site
         self.last_gate[site] = self.tick
         self.clock.say("gate", self.tick)
@@ -96,7 +97,7 @@ class Control(Moves):
         return admitted
 
     def need_done(self, key: Key) -> list[Asked]:
-        """Section 6: the key is unpinned and the next needs come in."""
+        """Contract C24: the key is unpinned and the next needs come in."""
         self.clock.say("need_done", self.scenario.pack(key))
         del self.pinned[key]
         self.leave(key)

@@ -1,4 +1,4 @@
-"""An independent, idiomatic SimPy model of docs/design.md: slow, plain, and the judge of the
+"""An independent, idiomatic SimPy model of docs/contracts: slow, plain, and the judge of the
 production engine.
 
 Processes and resources, as a SimPy user would write them: the compute stream walks through steps
@@ -6,7 +6,7 @@ and sites; every need is a process that waits for its variant; the CPU is a reso
 of a link is a process. What SimPy cannot say (a claim at issue, a dropped prefetch, a queue place
 that survives promotion) is written beside it, as a list that is sorted when it is asked.
 
-This file is the compute stream (section 7). `ref_control` is the controller, `ref_moves` its
+This file is the compute stream (contract C66). `ref_control` is the controller, `ref_moves` its
 transfers, `ref_links` the links, `ref_steps` the steps, `ref_memory` the tiers, `history` the
 victim orders, `stall` the idle time.
 
@@ -40,54 +40,58 @@ from differential.timeline import check
 
 READINGS = (
     (
-        "Section 3, polls: the link of a transfer_done or chunk_done is left out only if that call"
+        "Contract C13: the link of a transfer_done or chunk_done is left out only if that call"
         " issued something, and all links are polled again where a prefetch was given up on the"
         " way; else what it gives back may never be taken."
     ),
     (
-        "Section 3: of several sequences that begin or end at one instant the lower number comes"
+        "Contract C14: of several sequences that begin or end at one instant the lower number comes"
         " first."
     ),
-    "Section 4, step 1: a pool holds what is resident and what is claimed in it.",
+    "Contract C16: a pool holds what is resident and what is claimed in it.",
     (
-        "Section 4, step 6: after_batch waives the capacity, not the staging slots; needs on the"
+        "Contract C19: after_batch waives the capacity, not the staging slots; needs on the"
         " CPU and needs that are left out count in both as long as they are pinned; `no pool holds`"
         " means not resident."
     ),
     (
-        "Section 4, step 9: RAM's policy is told of the misses (and the rests of staged partial"
+        "Contract C21: RAM's policy is told of the misses (and the rests of staged partial"
         " moves), not of promotions."
     ),
-    "Section 4, step 12: all serving keys of a forecast are masked before the first is queued.",
+    "Contract C29: all serving keys of a forecast are masked before the first is queued.",
     (
-        "Section 5, staging: an urgent or waited-for prefetch that goes to staging claims there"
+        "Contract C39: an urgent or waited-for prefetch that goes to staging claims there"
         " like a demand; what arrives in staging is not told to the policy as an insert; what it"
         " displaces is no victim of the transfer."
     ),
-    "Section 5, RAM: masks do not hold there, pins do; promotion does not look up again.",
-    "Section 5, engines: a service draws its share until the whole ns at which it ends.",
+    "Contract C37: masks do not hold there, pins do; promotion does not look up again.",
+    "Contract C58: a service draws its share until the whole ns at which it ends.",
     (
-        "Section 5, write-back: each victim costs its whole `hop`, overhead included; with engines"
-        " the latency, in which nothing is drawn, is that of one. In section 8 the first so many ns"
+        "Contract C36: each victim costs its whole `hop`, overhead included; with engines"
+        " the latency, in which nothing is drawn, is that of one. In contract C72 the first so"
+        " many ns"
         " of the service are its write-back part."
     ),
     (
-        "Section 5, claims: a dense block has its claim from when it is queued, as has the rest of"
+        "Contract C33: a dense block has its claim from when it is queued, as has the rest of"
         " a partial move; both pass a head that finds no slot."
     ),
     (
-        "Section 5, `queued: its bytes become those of the need` is said of partial prefetches; a"
+        "Contract C44, `queued: its bytes become those of the need` is said of partial"
+        " prefetches; a"
         " whole one stays whole."
     ),
-    "Section 5, recency of rows: within what one call admits.",
-    "Section 5, weighted score: a gate's token count is the largest of its sequences'.",
+    "Contract C46, rows: within what one call admits.",
+    "Contract C48: a gate's token count is the largest of its sequences'.",
     (
-        "Section 7: who stands for 0 ns does not stand idle. Host time ends after all that arrives"
+        "Contracts C67, C68: who stands for 0 ns does not stand idle. Host time ends after all"
+        " that arrives"
         " at its last instant. in_order leaves out what the CPU computes. An arrival of a request"
         " wakes the stream, too, and the step is composed from what has arrived when it is awake."
     ),
     (
-        "Section 8: an interval ends with the event that let the stream go on: of several needs"
+        "Contracts C71, C72: an interval ends with the event that let the stream go on: of"
+        " several needs"
         " that come at one instant with as_ready, the first. A service that was urgent when it"
         " began counts as a demand's for those behind it, too."
     ),
@@ -155,7 +159,7 @@ class Reference:
             self.sequence_ends.append((sequence, self.now))
 
     def run_site(self, planned: Planned, site: int) -> Process:
-        """The parts (a) to (g) of section 7."""
+        """The seven parts of contract C66."""
         step, control = planned.step, self.control
         if self.loader.dense_slots and site not in control.dense_here:
             block = control.dense_coming[site]

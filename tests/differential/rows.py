@@ -34,7 +34,7 @@ PREFETCH_OUTCOMES = (
     "dropped_no_slot",
 )
 """`queued` counts every forecast key that was to be queued, `started` the prefetches that were
-issued while they were prefetches; the others are the outcomes of docs/design.md section 5."""
+issued while they were prefetches; the others are the outcomes of contract C51."""
 STALL_PARTS = (
     "demand",
     "late_prefetch",

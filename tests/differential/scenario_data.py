@@ -170,7 +170,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Loader:
-    """The loader's switches, by the names of docs/design.md. `lookahead`: the sites that the
+    """The loader's switches, by the names of docs/contracts. `lookahead`: the sites that the
     predictor sees ahead.
 
     `chunk_bytes`, `staging_slots` and `dense_slots` are off at 0.
@@ -338,7 +338,7 @@ class Scenario:
         )
 
     def pack(self, key: Key) -> int:
-        """The key as the one int of docs/design.md section 2."""
+        """The key as the one int of contract C3."""
         precision, site, expert = key
         return (precision * self.sites + site) * (self.experts + 1) + expert
 

@@ -1,4 +1,4 @@
-"""How idle time splits (section 8): walk back from the end of each interval, along what ended
+"""How idle time splits (contract C72): walk back from the end of each interval, along what ended
 it, to its start.
 """
 

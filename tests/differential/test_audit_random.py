@@ -27,6 +27,7 @@ def seeds(kind: str, scenarios: int) -> Iterator[tuple[int, bool]]:
     yield from ((seed, seed % 2 == 0) for seed in range(count))
 
 
+# Contracts: C104, C106
 def test_every_key_of_a_summary_is_what_its_tables_say(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

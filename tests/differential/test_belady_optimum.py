@@ -214,6 +214,7 @@ SMALL = ((1, 5, 2), (2, 4, 2), (3, 3, 1))
 """Sites, experts, experts a token."""
 
 
+# Contracts: C49
 @pytest.mark.parametrize("shape", SMALL)
 @pytest.mark.parametrize("by_site", [False, True])
 def test_with_bypass_no_cache_makes_fewer_loads(shape: tuple[int, int, int], by_site: bool) -> None:

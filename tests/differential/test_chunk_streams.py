@@ -118,7 +118,7 @@ class Item:
 
 
 class Plain:
-    """The link as docs/design.md section 5 has it, without shortcuts."""
+    """The link as docs/contracts/links.md has it, without shortcuts."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -345,6 +345,7 @@ def own(seed: int, ties: bool) -> Machine:
     return Machine(random_stream(seed, ties)).run()
 
 
+# Contracts: C62
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_services_begin_end_and_move_what_they_do_chunk_by_chunk(ties: bool) -> None:
     for seed in SEEDS:

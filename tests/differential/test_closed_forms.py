@@ -72,6 +72,7 @@ def test_three_hops_are_a_pipeline_of_whole_transfers(outer: int, middle: int, i
     assert timeline.makespan_ns == arrived[-1] + 1
 
 
+# Contracts: C59
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [
@@ -263,6 +264,7 @@ def test_a_prefetch_gives_way_to_a_demand_at_its_next_chunk_end_and_pays_its_ove
 SERVICE = ("number", "start_ns", "end_ns", "bytes")
 
 
+# Contracts: C36
 def test_what_is_written_back_goes_over_the_link_before_the_transfer_that_took_its_slot() -> None:
     """Sites of 2, 3 and 4 bytes in a pool of 5: (0, 0) and (1, 0) are there, (2, 7) needs both
     slots.
@@ -291,6 +293,7 @@ def test_what_is_written_back_goes_over_the_link_before_the_transfer_that_took_i
 # ---- slots
 
 
+# Contracts: C19, C24
 @pytest.mark.parametrize(
     ("wait", "third_asked_ns", "third_load_ns", "end_ns"),
     [
@@ -321,6 +324,7 @@ def test_a_union_of_three_in_a_pool_of_two_takes_two_waves(
     assert timeline.busy_ns == 1 + 3
 
 
+# Contracts: C41
 def test_an_exchange_moves_no_bytes() -> None:
     """A pool of two holds (0, 0) and (1, 6). (1, 5) is staged 1 to 11 while expert 0 computes, and
     hits at site 1's gate: one load in all. It takes the slot of (1, 6), the least recent, so the

@@ -3,8 +3,8 @@ rules is found.
 
 On a null device a replay is exact, with no order forced, whatever the features. On a device that
 takes close things in any order the recorded order is forced. Drivers with one rule broken are found
-at a call. On paced threads the limits of docs/design.md hold; a machine that is too busy for them
-skips that part with the reason.
+at a call. On paced threads the limits of docs/validation.md hold; a machine that is too busy for
+them skips that part with the reason.
 """
 
 from __future__ import annotations

@@ -114,6 +114,7 @@ def skip_if_busy(checked: Checked) -> None:
         )
 
 
+# Contracts: C126
 def test_a_run_at_nominal_times_takes_as_long_as_the_simulator_says(checked: Checked) -> None:
     skip_if_busy(checked)
     assert checked.controlled == "holds", checked

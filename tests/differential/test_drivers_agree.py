@@ -1,7 +1,7 @@
 """The engine and the driver of real runs are two programs around one controller: they do the same
 on a null device.
 
-Every feature of docs/design.md, alone and mixed. Records are compared with ``==``, calls one by
+Every feature of docs/contracts, alone and mixed. Records are compared with ``==``, calls one by
 one, and each log is repeated by a fresh controller. The order of calls is also the reference's,
 which shares no code with either.
 """
@@ -96,6 +96,7 @@ def repeat(done: Run, scenario: Scenario, calls: list[Call] | None = None) -> Di
     )  # type: ignore[arg-type]
 
 
+# Contracts: C12
 @ALL_KINDS
 def test_both_drivers_write_the_same_record_and_make_the_same_calls(kind: str) -> None:
     for case in cases(kind):
@@ -109,6 +110,7 @@ def test_both_drivers_write_the_same_record_and_make_the_same_calls(kind: str) -
         assert one.asked_ns == other.asked_ns, case
 
 
+# Contracts: C13, C14
 @ALL_KINDS
 def test_the_driver_calls_the_controller_in_the_order_of_the_page(kind: str) -> None:
     """The reference has no polls; all its other calls must come at the same times, in the same
@@ -129,6 +131,7 @@ def without_polls(record: Record, calls: list[Call]) -> list[tuple[int, str, int
     ]
 
 
+# Contracts: C10
 @ALL_KINDS
 def test_the_calls_of_either_driver_get_the_same_answers_from_a_fresh_controller(kind: str) -> None:
     for case in cases(kind):
@@ -136,6 +139,7 @@ def test_the_calls_of_either_driver_get_the_same_answers_from_a_fresh_controller
             assert repeat(done, given(*case)) is None, case
 
 
+# Contracts: C11
 def test_the_features_make_every_call_there_is() -> None:
     made = Counter(
         call.kind for kind in KINDS for case in cases(kind) for call in driven(case).calls

@@ -120,6 +120,7 @@ def _fields_that_differ(ours: Any, theirs: Any) -> str:
     return f" (differs in {names})"
 
 
+# Contracts: C15, C75
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 def test_the_engine_does_what_the_reference_does(kind: str, seeds: range, ties: bool) -> None:
     for seed in seeds:

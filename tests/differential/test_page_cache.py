@@ -47,6 +47,7 @@ def linked(seed: int, ties: bool) -> Scenario:
     return with_pages(random_feature(kind, seed, ties), seed)
 
 
+# Contracts: C65
 @pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 @pytest.mark.parametrize("chunk", range(3))
 def test_the_engine_reads_what_the_reference_reads(chunk: int, ties: bool) -> None:
@@ -135,6 +136,7 @@ def test_a_page_cache_that_holds_the_model_reads_each_expert_once(
     assert warm["bounds"]["lower_s"] <= warm["makespan_s"]
 
 
+# Contracts: C141
 def test_a_page_cache_and_chunks_are_refused_together(
     configure: Configure, bundled_trace: Trace
 ) -> None:

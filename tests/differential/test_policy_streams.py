@@ -87,6 +87,7 @@ def hits_of(
     return run(chosen, experts, capacity, policy, Loader(**switches))[0]
 
 
+# Contracts: C47
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_a_victim_chosen_from_the_whole_history(shape, seed, name):

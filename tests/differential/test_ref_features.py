@@ -131,7 +131,7 @@ def test_mixtures_keep_the_invariants_and_reach_every_outcome_and_part() -> None
     assert not [name for name in [*wanted, *(f"call {call}" for call in calls)] if not seen[name]]
 
 
-def test_what_section_12_refuses_is_never_drawn() -> None:
+def test_what_is_refused_together_is_never_drawn() -> None:
     for seed, ties in product(range(60), (True, False)):
         scenario = random_mixture(seed, ties)
         loader = scenario.loader

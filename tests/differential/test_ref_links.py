@@ -15,6 +15,7 @@ from differential.scenario import Link, Loader, Need, Scenario, Thresholds
 # ---- routes
 
 
+# Contracts: C52
 def test_a_transfer_takes_one_hop_after_another_and_the_outer_link_goes_on_with_the_next() -> None:
     """Link 1 takes 20, link 0 takes 10. Needs 0 and 1 at 1: link 1 1..21 and 21..41, link 0 21..31
     and 41..51.
@@ -45,6 +46,7 @@ def test_three_hops_of_ten_are_a_pipeline() -> None:
     assert stalls(timeline) == {"demand": 19, "storage": 20}
 
 
+# Contracts: C56
 def test_a_prefetch_between_two_hops_is_dropped_when_its_site_does_not_need_it() -> None:
     """Two prefetches for site 1 at 1. Link 1 takes 10, link 0 takes 30: 5 has link 0 11..41, 6
     waits for it from 21.
@@ -102,6 +104,7 @@ def test_a_started_prefetch_that_a_need_waits_for_between_two_hops_is_urgent_wit
 # ---- engines
 
 
+# Contracts: C58
 def test_two_engines_share_the_link() -> None:
     """Needs 0 and 1 at 1, 10 each: at half the pace both end at 21. 2 then has the link for
     itself: 21..31.
@@ -114,6 +117,7 @@ def test_two_engines_share_the_link() -> None:
     ]
 
 
+# Contracts: C58
 def test_the_latency_of_a_service_draws_no_bandwidth() -> None:
     """One variant of three bytes and one of one, 10 a byte, after a latency of 4.
 
@@ -136,6 +140,7 @@ def test_the_latency_of_a_service_draws_no_bandwidth() -> None:
     ]
 
 
+# Contracts: C58
 def test_a_service_ends_at_the_first_whole_ns_at_which_nothing_is_left_and_the_rest_is_kept_exactly() -> (
     None
 ):
@@ -167,6 +172,7 @@ def test_a_service_ends_at_the_first_whole_ns_at_which_nothing_is_left_and_the_r
 # ---- cut-through
 
 
+# Contracts: C59
 @pytest.mark.parametrize(
     ("outer", "inner", "head_bytes", "handed_ns", "ready_ns"),
     [
@@ -194,6 +200,7 @@ def test_a_head_hands_a_transfer_on_before_its_hop_ends(
     assert heads == ([handed_ns] if 0 < head_bytes < 4 else [])
 
 
+# Contracts: C60
 def test_what_is_handed_on_early_and_finds_no_slot_joins_the_queue_again_when_the_outer_hop_ends() -> (
     None
 ):
@@ -259,6 +266,7 @@ def cuts(timeline: Timeline) -> list[int]:
     return [ns for ns, call, _ in timeline.calls if call == "chunk_done"]
 
 
+# Contracts: C63
 def test_a_prefetch_gives_way_at_the_end_of_its_chunk_and_resumes_with_what_is_left() -> None:
     """Site 1 needs 6 at 3. The prefetch is cut at 13, 6 has the link 13..55, the other three bytes
     55..87 (2 + 30).
@@ -276,6 +284,7 @@ def test_a_prefetch_gives_way_at_the_end_of_its_chunk_and_resumes_with_what_is_l
     assert timeline.prefetch["unused_at_end"] == 1
 
 
+# Contracts: C62
 def test_a_chunk_that_ends_at_the_instant_of_a_demand_has_ended_before_it() -> None:
     """Site 1's gate is at 13 (2 + 11): the cut comes with the next chunk's end, at 23."""
     timeline = run(chunked(6, dense_ns=11))
@@ -283,6 +292,7 @@ def test_a_chunk_that_ends_at_the_instant_of_a_demand_has_ended_before_it() -> N
     assert served(timeline, "start_ns", "end_ns", "bytes") == [(1, 23, 2), (23, 65, 4), (65, 87, 2)]
 
 
+# Contracts: C55, C61
 @pytest.mark.parametrize("promote", [True, False])
 def test_a_prefetch_that_a_need_waits_for_does_not_give_way(promote: bool) -> None:
     """Site 1 needs 6 and 5 at 3: 5 is served to its end at 43, then 6, 43..85."""
@@ -291,6 +301,7 @@ def test_a_prefetch_that_a_need_waits_for_does_not_give_way(promote: bool) -> No
     assert served(timeline, "number", "start_ns", "end_ns") == [(0, 1, 43), (1, 43, 85)]
 
 
+# Contracts: C61
 def test_a_demand_that_finds_no_slot_does_not_make_a_prefetch_give_way() -> None:
     """One slot for two sites, which the prefetch has claimed at 1, when (0, 0) was not there: 5
     ends at 43.
@@ -327,6 +338,7 @@ def test_a_cut_on_the_inner_link_is_not_forgotten_when_the_outer_hop_ends() -> N
     assert [(row.start_ns, row.end_ns, row.bytes) for row in inner] == [(51, 63, 1), (87, 119, 3)]
 
 
+# Contracts: C56
 def test_a_cut_prefetch_that_waits_is_dropped_when_a_newer_forecast_replaces_it() -> None:
     """Predictions take 17. That of site 0, at 18, has (2, 5) served from then on, chunks ending at
     30, 40, 50.

@@ -44,6 +44,7 @@ def with_ram(capacity: int, *orders: int, cache: Cache = Cache()) -> Timeline:  
     return run(machine(*steps, capacity=1, links=(Link(0, 10), Link(0, 20)), ram=ram))
 
 
+# Contracts: C37
 def test_what_the_device_evicts_is_still_in_ram_and_takes_the_inner_link_only() -> None:
     """0: 1..21..31, computed by 32. 1: 33..53..63, computed by 64. 0 again, at 65, from RAM:
     65..75.
@@ -61,6 +62,7 @@ def test_what_the_device_evicts_is_still_in_ram_and_takes_the_inner_link_only() 
     assert stalls(timeline) == {"demand": 30, "storage": 40}
 
 
+# Contracts: C37
 def test_a_full_ram_evicts_in_the_order_of_its_own_policy() -> None:
     """RAM asked for 0 1 0 2 1 (the device misses all) has two slots: LRU lets 1 go for 2, FIFO
     lets 0 go.
@@ -70,6 +72,7 @@ def test_a_full_ram_evicts_in_the_order_of_its_own_policy() -> None:
     assert with_ram(1, 0, 1, 0).ram_evictions == (0, 1)
 
 
+# Contracts: C37
 def test_what_is_on_its_way_is_pinned_in_ram_and_the_next_waits_for_its_slot() -> None:
     """One slot in RAM, needs 0 and 1 at 1. 0: link 1 1..21, link 0 21..31. Only then may 1 take its
     place: 31..51..61.
@@ -83,6 +86,7 @@ def test_what_is_on_its_way_is_pinned_in_ram_and_the_next_waits_for_its_slot() -
     assert stalls(timeline) == {"demand": 20, "storage": 39}
 
 
+# Contracts: C53
 def test_hops_up_to_ram_move_the_whole_variant_and_the_inner_ones_what_the_access_needs() -> None:
     """Four bytes; the need asks for one. Link 1 moves four (1..41), link 0 one (41..51). The next
     token asks for two, which come from RAM: 53..73."""
@@ -126,6 +130,7 @@ def what_a_dropped_prefetch_gives_back() -> Scenario:
     return replace(scenario, pools=pools)
 
 
+# Contracts: C13
 def test_a_link_that_waited_for_what_a_dropped_prefetch_gives_back_goes_on_at_once() -> None:
     """Nothing else would ever call: 7 takes link 1 21..41 and link 0 41..51."""
     timeline = run(what_a_dropped_prefetch_gives_back())
@@ -181,6 +186,7 @@ def test_what_a_prefetch_gives_back_that_is_dropped_further_out_is_taken_at_once
 # ---- write-back
 
 
+# Contracts: C36
 def test_a_victim_goes_back_before_its_slot_is_filled() -> None:
     """2 + 10 a byte, a slot for one: 1 takes 12 for the victim 0 and 12 for itself, 1..25."""
     timeline = run(
@@ -195,6 +201,7 @@ def test_a_victim_goes_back_before_its_slot_is_filled() -> None:
     assert service(timeline, "start_ns", "end_ns", "victims", "bytes") == [(1, 25, (0,), 1)]
 
 
+# Contracts: C55
 def test_the_write_back_of_a_late_prefetch_is_a_demand_all_the_same() -> None:
     """Two slots, both of site 1's; site 0 leaves its need out and foresees (1, 5): 12 back, 12 in,
     1..25.
@@ -235,6 +242,7 @@ def staged(
     return run(replace(scenario, refused=refuse))
 
 
+# Contracts: C41
 def test_a_staged_prefetch_that_is_needed_enters_the_pool_without_moving_a_byte() -> None:
     """One slot: 5 is staged 1..11; 6 finds none at 11 and is dropped. At 14 5 hits and enters
     the pool.
@@ -245,11 +253,13 @@ def test_a_staged_prefetch_that_is_needed_enters_the_pool_without_moving_a_byte(
     assert (timeline.prefetch["used"], timeline.prefetch["dropped_no_slot"]) == (1, 1)
 
 
+# Contracts: C41
 def test_an_exchange_evicts_what_a_demand_would_evict() -> None:
     """A pool of one slot, that of (0, 0), unpinned since site 1's gate began."""
     assert staged(capacity=1).exchanged == ((14, 9 + 5, (0,)),)
 
 
+# Contracts: C41
 def test_a_late_prefetch_is_exchanged_at_its_arrival_and_an_unneeded_staged_one_is_dropped_at_its_site() -> (
     None
 ):
@@ -266,6 +276,7 @@ def test_a_late_prefetch_is_exchanged_at_its_arrival_and_an_unneeded_staged_one_
     assert (timeline.prefetch["dropped"], timeline.prefetch["late"]) == (1, 1)
 
 
+# Contracts: C17
 def test_what_the_policy_refuses_serves_its_gate_from_staging_and_is_dropped_at_the_next() -> None:
     """5 hits at 14 but is not admitted. The next token's site 1, at 42, misses it, for there is
     no forecast.
@@ -276,6 +287,7 @@ def test_what_the_policy_refuses_serves_its_gate_from_staging_and_is_dropped_at_
     assert timeline.exchanged == ()
 
 
+# Contracts: C39
 def test_a_refused_demand_goes_through_staging_every_time() -> None:
     """Expert 0 is refused, 1 is not: 0 1 0 1 loads 0 twice and 1 once."""
     steps = sequence(gate(0), gate(1), gate(0), gate(1))
@@ -284,6 +296,7 @@ def test_a_refused_demand_goes_through_staging_every_time() -> None:
     assert [row.key for row in timeline.transfers] == [0, 1, 0]
 
 
+# Contracts: C42
 def test_a_policy_that_refuses_is_asked_when_the_need_is_over() -> None:
     """One slot, of 0, and two of staging. The gate at 1 needs 0, which is pinned, and 1, which
     loads 1..11.
@@ -306,6 +319,7 @@ def test_a_policy_that_refuses_is_asked_when_the_need_is_over() -> None:
     assert timeline.exchanged == ()
 
 
+# Contracts: C19
 def test_admission_waits_for_staging_slots() -> None:
     """Both needs are refused, one slot: 0 loads 1..11, is computed by 12 and dropped; 1 comes in
     at 12: 12..22.
@@ -316,6 +330,7 @@ def test_admission_waits_for_staging_slots() -> None:
     assert served(timeline) == [(0, 0, 1, 11), (1, 0, 12, 22)]
 
 
+# Contracts: C40
 def test_a_demand_that_finds_no_staging_slot_displaces_the_first_that_came() -> None:
     """Two slots, filled with (2, 5) by 11 and (2, 6) by 21. Site 1's gate, at 32, needs 7, which is
     refused: 5 goes.
@@ -336,6 +351,7 @@ def test_a_demand_that_finds_no_staging_slot_displaces_the_first_that_came() -> 
     assert [row[:2] for row in timeline.exchanged] == [(104, 2 * 9 + 6)]
 
 
+# Contracts: C40
 def test_a_staged_prefetch_that_no_forecast_names_any_more_is_dropped_at_its_arrival() -> None:
     """(2, 5) is on its way 1..11; site 1's gate at 3 foresees (2, 6) instead: at 11 5 is neither
     masked nor needed.
@@ -371,6 +387,7 @@ def partial(need_bytes: int | None, prefetch_bytes: int, base_ns: int = 1) -> Ti
     )
 
 
+# Contracts: C43
 def test_a_partial_move_is_never_a_later_hit() -> None:
     """One byte of four, twice: 1..11 and 13..23."""
     steps = sequence((Need(0, moved_bytes=1),), (Need(0, moved_bytes=1),))
@@ -380,6 +397,7 @@ def test_a_partial_move_is_never_a_later_hit() -> None:
     assert served(timeline) == [(0, 0, 1, 11), (1, 0, 13, 23)]
 
 
+# Contracts: C44
 @pytest.mark.parametrize(
     ("need_bytes", "outcome", "moved"),
     [(1, "hit", [2]), (2, "hit", [2]), (3, "miss", [2, 1]), (None, "miss", [2, 2])],
@@ -395,6 +413,7 @@ def test_a_staged_partial_prefetch_spares_a_need_what_it_brought(
     assert timeline.prefetch["used"] == 1
 
 
+# Contracts: C44
 def test_the_rest_of_a_partial_prefetch_in_flight_follows_it() -> None:
     """Two bytes 1..21; site 1, at 3, needs three: late. The rest, one byte, is queued at 21 and
     there at 31.
@@ -410,6 +429,7 @@ def test_the_rest_of_a_partial_prefetch_in_flight_follows_it() -> None:
     assert stalls(timeline) == {"demand": 10, "late_prefetch": 18}
 
 
+# Contracts: C44
 def test_a_queued_partial_prefetch_takes_the_bytes_of_its_need() -> None:
     """(1, 6) is served 1..21; (1, 5) waits when site 1 asks for the whole of it at 3: 40 ns,
     21..61, into the pool.
@@ -455,6 +475,7 @@ def test_a_prefetch_that_finds_no_slot_when_it_would_be_queued_is_not_queued() -
     assert timeline.prefetch["dropped_no_slot"] == 2
 
 
+# Contracts: C16
 def test_after_batch_nothing_is_evicted_for_a_demand_and_the_pool_is_trimmed_at_the_next_gate_but_one() -> (
     None
 ):
@@ -473,6 +494,7 @@ def test_after_batch_nothing_is_evicted_for_a_demand_and_the_pool_is_trimmed_at_
     assert timeline.trimmed == ((35, 0), (35, 1), (46, 2))
 
 
+# Contracts: C4
 def test_a_variants_bytes_may_differ_from_site_to_site() -> None:
     """10 a byte: one byte at site 0, three at site 1; a pool of three bytes holds one of them at
     a time.
@@ -489,6 +511,7 @@ def one_by_one(scenario: Scenario) -> Scenario:
     return replace(scenario, loader=replace(scenario.loader, replay_unit="access"))
 
 
+# Contracts: C19
 def test_per_access_a_need_comes_in_when_the_one_before_is_computed() -> None:
     """Needs 0 and 1, room for both. As a union: 1..11, 11..21. One at a time: 1..11, computed by
     12, then 12..22.

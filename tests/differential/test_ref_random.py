@@ -158,6 +158,7 @@ def test_a_machine_that_is_seven_times_slower_does_the_same_in_seven_times_the_t
         assert [(7 * ns, call, number) for ns, call, number in before.calls] == list(after.calls)
 
 
+# Contracts: C3
 def test_keys_are_packed_as_the_contract_says() -> None:
     scenario = random_scenario(3, ties=True)
     keys = list(product(range(scenario.precisions), range(scenario.sites), range(scenario.experts)))
@@ -180,6 +181,7 @@ def test_the_checker_sees_a_timeline_that_was_tampered_with() -> None:
             check(scenario, wrong)
 
 
+# Contracts: C25
 def test_random_scenarios_reach_every_switch_every_cache_and_every_outcome() -> None:
     seen: Counter[tuple[str, Any]] = Counter()
     for seed, ties in product(SEEDS, (True, False)):

@@ -25,6 +25,7 @@ from differential.scenario import (
 # ---- slots
 
 
+# Contracts: C35
 def test_a_demand_takes_masked_keys_when_nothing_else_may_go() -> None:
     """Both residents are foreseen for site 1, so only the second round gives a victim: the least
     recent, (1, 0).
@@ -38,6 +39,7 @@ def test_a_demand_takes_masked_keys_when_nothing_else_may_go() -> None:
     assert timeline.prefetch["queued"] == 0  # both were there when they were foreseen
 
 
+# Contracts: C35
 @pytest.mark.parametrize(("slots", "ends"), [(1, 40), (2, 39)])
 def test_a_demand_that_spares_what_is_forecast_is_served_from_staging_and_gone_at_the_next_gate(
     slots: int, ends: int
@@ -71,6 +73,7 @@ def test_a_demand_that_spares_what_is_forecast_is_served_from_staging_and_gone_a
     assert timeline.makespan_ns == ends
 
 
+# Contracts: C35
 def test_a_demand_takes_an_unmasked_key_before_an_older_masked_one() -> None:
     """(1, 0) is the least recent, but masked; (0, 1) goes."""
     step = token(gate(2), gate(0), ahead={0: (foresee(0),)})
@@ -80,6 +83,7 @@ def test_a_demand_takes_an_unmasked_key_before_an_older_masked_one() -> None:
     assert service(timeline, "key", "victims") == [(2, (1,))]
 
 
+# Contracts: C34
 def test_a_prefetch_that_finds_only_pinned_and_masked_keys_is_dropped() -> None:
     """Two slots: (0, 0) is pinned, (1, 0) is masked by the same forecast that asks for (1, 1)."""
     step = token(gate(0), gate(0), ahead={0: (foresee(0, 1),)})
@@ -123,6 +127,7 @@ def test_a_needed_prefetch_that_keeps_its_place_claims_like_a_demand() -> None:
     assert stalls(timeline) == {"late_prefetch": 10, "behind_prefetch": 8}
 
 
+# Contracts: C33
 @pytest.mark.parametrize(("capacity", "evicted"), [(3, [2, 0, 1]), (4, [2, 0]), (5, [2]), (6, [])])
 def test_one_claim_evicts_as_many_victims_as_its_bytes_need(
     capacity: int, evicted: list[int]
@@ -157,6 +162,7 @@ def loads(cache: CacheName, order: list[int]) -> int:
     return len(victims(Cache(cache), order))
 
 
+# Contracts: C47
 def test_the_victim_orders_differ_as_on_paper() -> None:
     """Two slots.
 
@@ -226,6 +232,7 @@ def test_the_weighted_score_lets_the_site_go_that_is_farthest_ahead() -> None:
 # ---- who serves, and who is first at one instant
 
 
+# Contracts: C18
 @pytest.mark.parametrize(
     ("initial", "precision", "low_for_high", "outcome", "key"),
     [
@@ -255,6 +262,7 @@ def test_a_need_is_served_by_its_own_variant_then_a_higher_then_a_lower(
     ]
 
 
+# Contracts: C14
 @pytest.mark.parametrize(
     ("service_ns", "outcome", "makespan_ns"), [(1, "hit", 4), (2, "hit", 4), (3, "late", 5)]
 )

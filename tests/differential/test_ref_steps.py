@@ -74,6 +74,7 @@ def rows_of(scenario: Scenario) -> list[tuple[tuple[int, ...], int]]:
     return found
 
 
+# Contracts: C76
 def test_a_static_group_reads_its_prompts_together_and_ends_before_the_next_forms() -> None:
     """Groups {0, 1} and {2}. Decoded rows: one of 0, two of 1, none of 2."""
     scenario = requests((2, 1), (1, 2), (1, 0))
@@ -83,10 +84,12 @@ def test_a_static_group_reads_its_prompts_together_and_ends_before_the_next_form
     assert timeline.steps[0].start_ns == 0
 
 
+# Contracts: C76
 def test_sequential_is_static_with_one() -> None:
     assert rows_of(requests((2, 1), (1, 1), size=1)) == [((0,), 2), ((0,), 1), ((1,), 1), ((1,), 1)]
 
 
+# Contracts: C76
 def test_in_a_continuous_batch_newcomers_read_their_prompts_in_a_step_of_their_own() -> None:
     """0 and 1 read, then decode; 0 is through and 2 joins: it reads while 1 waits; then both
     decode.
@@ -95,6 +98,7 @@ def test_in_a_continuous_batch_newcomers_read_their_prompts_in_a_step_of_their_o
     assert rows_of(scenario) == [((0, 1), 3), ((0, 1), 2), ((2,), 3), ((1, 2), 2)]
 
 
+# Contracts: C77
 def test_prompts_are_cut_and_share_their_steps_with_decoded_rows() -> None:
     """Two prompt rows a step. 0 reads both; then it decodes while 1 reads two of three, then one
     while 0 decodes.
@@ -108,17 +112,20 @@ def test_a_chunk_takes_from_several_prompts_in_turn() -> None:
     assert rows_of(scenario) == [((0, 1, 2), 3), ((0, 2), 3), ((0,), 1)]
 
 
+# Contracts: C77
 def test_a_static_group_with_cut_prompts_decodes_when_all_of_them_are_through() -> None:
     scenario = requests((2, 2), (3, 1), prefill_chunk=3)
     assert rows_of(scenario) == [((0, 1), 3), ((1,), 2), ((0, 1), 2), ((0,), 1)]
 
 
+# Contracts: C78
 def test_rows_of_an_encoder_decoder_model_visit_the_sites_of_their_part() -> None:
     scenario = requests((2, 1), encoder_sites=1)
     timeline = run(scenario)
     assert [(gate.step, gate.site) for gate in timeline.gates] == [(0, 0), (1, 1)]
 
 
+# Contracts: C79
 def test_with_nothing_to_run_the_stream_waits_for_the_next_arrival() -> None:
     """0 arrives at 5: 5..9 and 9..13. 1, which came at 11: 13..17. 2 comes at 20: 20..24. Idle 5
     and 3.
@@ -141,6 +148,7 @@ def test_first_come_is_first_served_and_what_arrives_at_the_end_of_a_step_joins_
     assert shape(timeline) == [(1,), (1,), (0,)]
 
 
+# Contracts: C67
 def test_a_stream_that_waited_for_a_request_is_woken() -> None:
     """0 arrives at 5; woken by 8, when 1, which came at 7, is there, too."""
     scenario = replace(requests((1, 0, 5), (1, 0, 7)), host=Host(wake_ns=3))

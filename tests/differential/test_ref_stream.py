@@ -19,6 +19,7 @@ from differential.scenario import SKIP, Cache, Host, Link, Loader, Need, Placeme
 HOST = Host(sync_ns=1, issue_ns=2, wake_ns=3, post_ns=4)
 
 
+# Contracts: C66
 def test_host_time_stands_between_the_dense_work_the_gate_the_needs_and_the_sites_end() -> None:
     """A hit: dense 0..1, the gate at 2, issued by 4, computed by 5, the site's end at 9: 7 of
     host time.
@@ -28,6 +29,7 @@ def test_host_time_stands_between_the_dense_work_the_gate_the_needs_and_the_site
     assert stalls(timeline) == {"host": 7}
 
 
+# Contracts: C67
 def test_a_stream_that_stood_idle_is_woken() -> None:
     """A miss loads 2..12. Idle from 4 (issue) to 12, woken by 15, computed by 16, the end at 20."""
     timeline = run(machine(token(gate(0)), host=HOST))
@@ -42,6 +44,7 @@ def test_a_stream_that_stood_idle_is_woken() -> None:
     ]
 
 
+# Contracts: C67
 @pytest.mark.parametrize(("issue_ns", "makespan_ns"), [(9, 15), (10, 12), (11, 13)])
 def test_what_arrives_when_the_stream_is_about_to_wait_wakes_nobody(
     issue_ns: int, makespan_ns: int
@@ -56,6 +59,7 @@ def test_what_arrives_when_the_stream_is_about_to_wait_wakes_nobody(
 # ---- orders
 
 
+# Contracts: C68
 @pytest.mark.parametrize(
     ("wait", "idle", "makespan_ns"),
     [
@@ -116,6 +120,7 @@ def on_cpu(*needs: int, capacity: int = 99, **rest: Any) -> Timeline:
     )
 
 
+# Contracts: C69
 def test_the_cpu_computes_its_needs_one_after_another_and_the_site_waits_for_them() -> None:
     """1 at 1..6, 2 at 6..11; 0 is computed meanwhile, 1..2. Idle 2..11. Nothing is loaded."""
     timeline = on_cpu(1, 0, 2)
@@ -138,6 +143,7 @@ def test_more_rows_than_the_rule_lets_to_the_cpu_are_loaded() -> None:
     assert outcomes(run(machine(token(needs, rows=2, token=2), placement=placement))) == ["miss"]
 
 
+# Contracts: C69
 def test_a_cpu_result_lets_the_next_wave_in_and_ends_the_idle_interval() -> None:
     """One slot, that of 0: 1 comes in alone, at 1, and is back at 6. Then 0 comes in: a hit. Woken
     by 8, computed by 9.
@@ -151,6 +157,7 @@ def test_a_cpu_result_lets_the_next_wave_in_and_ends_the_idle_interval() -> None
     assert [call[1] for call in timeline.calls if call[0] == 6] == ["cpu_done", "need_done"]
 
 
+# Contracts: C25
 def test_a_need_that_the_placement_leaves_out_has_its_key_and_ends_at_once() -> None:
     """One slot, that of 0: 7 comes in first, is left out, and lets 0 in at the same instant."""
     timeline = on_cpu(7, 0, capacity=1)
@@ -164,6 +171,7 @@ def test_a_need_that_the_placement_leaves_out_has_its_key_and_ends_at_once() -> 
     assert timeline.makespan_ns == 2
 
 
+# Contracts: C17
 def test_what_the_cpu_computed_is_as_good_as_evicted_at_the_next_gate() -> None:
     """LFU with counts that go with the resident: 1's two CPU uses do not count when it is loaded at
     last.
@@ -186,6 +194,7 @@ def test_what_the_cpu_computed_is_as_good_as_evicted_at_the_next_gate() -> None:
 # ---- predictions that take time
 
 
+# Contracts: C32
 @pytest.mark.parametrize(
     ("prediction_ns", "start_ns", "outcome"),
     [(0, 1, "late"), (1, 2, "late"), (2, 3, "late"), (3, 3, "miss")],
@@ -204,6 +213,7 @@ def test_a_prediction_that_takes_time_is_made_when_it_is_ready(
     assert outcomes(timeline) == ["hit", outcome]
 
 
+# Contracts: C32
 def test_a_late_prediction_leaves_out_only_the_sites_that_have_had_a_gate() -> None:
     """Ready at 4, after site 1's gate at 3: of (1, 5) and (2, 6) only the latter is queued,
     4..14; site 2 is at 5.
@@ -230,6 +240,7 @@ def dense(slots: int, *needs: tuple[Need, ...]) -> Scenario:
     )
 
 
+# Contracts: C22
 def test_a_dense_block_is_fetched_when_the_one_before_gives_up_its_slot() -> None:
     """Two sites, one slot. Site 0's gate at 1 queues site 1's block: 1..11. Idle 2..11 for it. Site
     1's gate, at 12, queues site 0's block for a step that does not come; it is cut at 13."""
@@ -243,6 +254,7 @@ def test_a_dense_block_is_fetched_when_the_one_before_gives_up_its_slot() -> Non
     assert stalls(timeline) == {"dense": 9}
 
 
+# Contracts: C22
 def test_with_more_slots_a_block_comes_further_ahead() -> None:
     """Three sites, two slots: at 1 site 0's slot goes to site 2's block, 1..11; sites 0 and 1 do
     not wait.
@@ -296,6 +308,7 @@ def test_a_step_of_several_sequences_begins_and_ends_those_that_it_is_the_first_
     ]
 
 
+# Contracts: C6
 def test_a_step_visits_only_its_sites_and_gates_are_numbered_through() -> None:
     """An encoder step at site 0, then two decoder steps at site 1."""
     prompt = token(gate(0), (), visits=(0,), ends=False)

@@ -61,6 +61,7 @@ def wave(wait: str) -> Timeline:
     )
 
 
+# Contracts: C24
 def test_a_wave_as_ready_loads_the_next_need_behind_what_is_still_loading() -> None:
     """Two slots, needs 0 1 2. The gate at 1 admits 0 and 1: loads 1..11 and 11..21.
 
@@ -113,6 +114,7 @@ def test_a_skipped_need_behind_one_that_does_not_fit_is_looked_up_with_its_wave(
     ]
 
 
+# Contracts: C68
 def test_with_wait_all_what_was_admitted_first_is_computed_first() -> None:
     """Seven bytes; needs 0 (3 bytes), 1, 2 (1 each), 3, 4 (3 each), 5 (1), of which 0, 1, 2 and 5
     are there.
@@ -160,6 +162,7 @@ def queued_prefetch(last: tuple[Need, ...], **switches: Any) -> Timeline:
     )
 
 
+# Contracts: C25
 def test_a_promoted_prefetch_becomes_a_new_demand_from_then_on() -> None:
     """At 5 (2, 0) is promoted; it loads 11..21; computed to 22. Idle 5..21: 10 served, 6 behind
     a prefetch.
@@ -214,6 +217,7 @@ def test_the_place_of_a_needed_prefetch_depends_on_promote_and_demand_first(
     assert service(timeline, "start_ns", "end_ns")[1:] == [(11, 21), (21, 31)]
 
 
+# Contracts: C20
 def test_a_gate_cancels_the_queued_prefetches_for_its_own_site_only() -> None:
     """At 3 nothing of site 1 is queued; at 5 site 2 needs 5, so (2, 0) is cancelled and 5 loads
     11..21.
@@ -236,6 +240,7 @@ def test_without_cancel_stale_a_prefetch_outlives_its_site() -> None:
     assert timeline.prefetch["unused_at_end"] == 2
 
 
+# Contracts: C20
 def test_until_next_gate_cancels_the_queued_prefetches_of_every_site() -> None:
     """The gate at 3 cancels (2, 0), so at 5 it is missed. That it comes at the same time shows
     in the outcome only.
@@ -246,6 +251,7 @@ def test_until_next_gate_cancels_the_queued_prefetches_of_every_site() -> None:
     assert service(timeline, "kind", "queued_ns", "start_ns")[1] == ("demand", 5, 11)
 
 
+# Contracts: C31
 def test_replace_cancels_what_an_earlier_gate_had_queued() -> None:
     """At 1 site 0 queues (2, 0) behind (1, 0). At 3 site 1 foresees (2, 3): (2, 0) goes, (2, 3)
     loads 11..21.
@@ -264,6 +270,7 @@ def test_replace_cancels_what_an_earlier_gate_had_queued() -> None:
     assert timelines["append"].prefetch["queued"] == 3
 
 
+# Contracts: C30
 @pytest.mark.parametrize(
     ("budget", "queued"), [(1, 1), (2, 2), (3, 3), ("all", 4), ("until_next_gate", 4)]
 )
@@ -276,6 +283,7 @@ def test_a_budget_counts_the_prefetches_queued_in_one_gate(budget: int | str, qu
     assert run(machine(step, loader=loader)).prefetch["queued"] == queued
 
 
+# Contracts: C31
 @pytest.mark.parametrize(
     ("there", "queued"), [((), 1), (((0, 1, 0),), 1), (((0, 1, 0), (0, 1, 1)), 2)]
 )
@@ -290,6 +298,7 @@ def test_first_missing_asks_no_further_than_the_first_site_that_lacks_something(
     assert timeline.prefetch["queued"] == (2 if not there else queued)
 
 
+# Contracts: C54
 @pytest.mark.parametrize(("in_flight", "start_ns", "cancelled"), [(1, 11, 1), (2, 21, 0)])
 def test_what_is_issued_is_neither_overtaken_nor_cancelled(
     in_flight: Any, start_ns: int, cancelled: int

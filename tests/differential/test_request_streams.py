@@ -66,7 +66,7 @@ def routing(shape: tuple[int, int, int], seed: int) -> np.ndarray:
 
 
 def keys_of(chosen: np.ndarray, experts: int) -> list[int]:
-    """The requests in order, as docs/design.md section 2 numbers them."""
+    """The requests in order, as contract C3 numbers them."""
     return (chosen + np.arange(chosen.shape[1]) * (experts + 1)).reshape(-1).tolist()
 
 

@@ -47,6 +47,7 @@ def slower(scenario: Scenario, factor: int) -> Scenario:
     )
 
 
+# Contracts: C118
 @pytest.mark.parametrize("scenarios", [120, pytest.param(1000, marks=pytest.mark.thorough)])
 def test_screening_is_the_engine_bit_for_bit_on_three_machines_at_a_time(scenarios: int) -> None:
     compared = waves = awaited = 0
@@ -91,6 +92,7 @@ def test_screening_is_the_engine_bit_for_bit_on_three_machines_at_a_time(scenari
     assert awaited > 1000
 
 
+# Contracts: C118
 def test_what_depends_on_time_is_refused_by_its_switch() -> None:
     scenario = random_scenario(3, False)
     controller = controller_for(replace(scenario, loader=replace(scenario.loader, lookahead=1)))

@@ -82,6 +82,7 @@ def device() -> PacedDevice:
     return PacedDevice(arena_bytes=1 << 12, piece_bytes=1 << 8)
 
 
+# Contracts: C10
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_calls_of_threads_get_the_same_answers_from_a_fresh_controller(
     kind: str, device: PacedDevice

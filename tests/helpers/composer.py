@@ -1,4 +1,4 @@
-"""The rules by which steps are composed (docs/design.md section 7), row by row and from scratch
+"""The rules by which steps are composed (contracts C76 to C79), row by row and from scratch
 at every step.
 """
 

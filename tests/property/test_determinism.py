@@ -59,6 +59,7 @@ RUNS_OF_ONE_PART = ("mixtral_offloading",)
 """What the others have, too."""
 
 
+# Contracts: C102
 @pytest.mark.parametrize(
     "words",
     [

@@ -34,6 +34,7 @@ def scenarios(ties: bool) -> Iterator[Scenario]:
 # ---- state, at every call
 
 
+# Contracts: C21, C38
 @BOTH_TIES
 def test_after_every_call_tiers_hold_what_their_policies_were_told_and_no_more_than_they_have_room_for(
     ties: bool,

@@ -169,6 +169,7 @@ def is_counted(one: Done) -> bool:
     return scenario.precisions == 1 and not elsewhere and scenario.loader.retention == "strict"
 
 
+# Contracts: C117
 @BOTH_TIES
 def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
     """One size: one precision. Several pools together hold no more than one pool of their slots."""
@@ -305,6 +306,7 @@ def test_the_bytes_of_a_link_are_the_sum_of_its_pieces(built: tuple[Run, Result]
     assert len(uncut) >= len(transfers) - one.controller.loader.in_flight
 
 
+# Contracts: C105
 def test_what_the_end_of_a_run_cuts_has_moved_its_share_of_bytes_rounded_down(
     configure: Callable[..., DictConfig], bundled_trace: Trace
 ) -> None:

@@ -150,6 +150,7 @@ def told(predictor: Any, gate: StepGate) -> list[Told]:
     ]
 
 
+# Contracts: C29
 @each("predictor")
 def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
     make_policy: Make,

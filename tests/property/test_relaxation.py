@@ -123,6 +123,7 @@ def bound_ns(instance: Instance) -> tuple[int, int]:
     return found.relaxed_ns, max(found.compute_ns, found.link_ns)
 
 
+# Contracts: C115
 @pytest.mark.parametrize("instance", [*ONE_SIZE, *TWO_SIZES], ids=str)
 def test_the_bound_is_below_the_best_schedule_there_is(instance: Instance) -> None:
     relaxed, simple = bound_ns(instance)

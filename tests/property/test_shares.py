@@ -28,6 +28,7 @@ def shares(draw: st.DrawFn) -> tuple[float, Fraction]:
     return float(f"{part // 10**digits}.{part % 10**digits:0{digits}d}"), Fraction(part, 10**digits)
 
 
+# Contracts: C83
 @given(share=shares(), count=COUNTS)
 @example(share=(0.575, Fraction(575, 1000)), count=1440)
 @example(share=(0.29, Fraction(29, 100)), count=100)

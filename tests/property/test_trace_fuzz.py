@@ -169,6 +169,7 @@ def test_any_flipped_bit_is_refused_or_changes_nothing_but_the_header(
         np.testing.assert_array_equal(trace.weights, original.weights)
 
 
+# Contracts: C88
 @FUZZ
 @given(
     share=st.floats(0, 1, exclude_max=True),

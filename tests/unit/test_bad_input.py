@@ -378,6 +378,7 @@ COMBINATIONS = {
 }
 
 
+# Contracts: C142
 @pytest.mark.parametrize(("overrides", "message"), COMBINATIONS.values(), ids=COMBINATIONS)
 def test_what_does_not_go_together_is_refused_by_name(
     configure: Configure, small_trace: Path, overrides: str, message: str

@@ -238,7 +238,7 @@ def build_swapped(
 
 
 def refused_together(cfg: DictConfig) -> str | None:
-    """The pairs of mechanisms that no run can have (docs/design.md section 13), as what the
+    """The pairs of mechanisms that no run can have (contracts C140 to C142), as what the
     refusal says.
     """
     several, sends = (

@@ -80,6 +80,7 @@ def test_every_system_meets_the_same_arrivals(configure: Configure, bundled_trac
     assert runs[0].workload.arrivals_ns == runs[1].workload.arrivals_ns
 
 
+# Contracts: C142
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,4 +1,4 @@
-"""The import table of docs/design.md section 1, by parsing every file and by what a fresh
+"""The import table of contracts C1, C2, by parsing every file and by what a fresh
 interpreter loads.
 """
 
@@ -283,6 +283,7 @@ def is_top(module: str) -> bool:
     return module in TOP or ".".join(module.split(".")[:2]) in TOP - {"sim", "real"}
 
 
+# Contracts: C1
 @pytest.mark.parametrize("path", [*files("sim"), *files("real")], ids=module_of)
 def test_a_module_imports_its_own_layer_and_those_below(path: Path) -> None:
     own = layer_of(module_of(path))
@@ -302,11 +303,13 @@ def test_every_module_has_its_place_in_the_table(path: Path) -> None:
     assert (layer_of(module_of(path)) is None) == is_top(module_of(path))
 
 
+# Contracts: C2
 @pytest.mark.parametrize("path", files("sim"), ids=module_of)
 def test_sim_imports_neither_torch_nor_what_needs_it(path: Path) -> None:
     assert {name.split(".")[0] for name in imports(path)}.isdisjoint(NEVER_IN_SIM)
 
 
+# Contracts: C2
 @pytest.mark.parametrize(
     "path",
     [path for path in files("sim") if f"{module_of(path)}..".split(".")[1] in CORE],
@@ -316,6 +319,7 @@ def test_policies_and_controller_see_no_clock_no_configuration_and_no_chance(pat
     assert {name.split(".")[0] for name in imports(path)}.isdisjoint(NEVER_IN_CORE)
 
 
+# Contracts: C2
 @pytest.mark.parametrize("path", files("sim/audit"), ids=module_of)
 def test_the_audit_of_a_run_shares_no_code_with_what_made_it(path: Path) -> None:
     assert all(
@@ -348,6 +352,7 @@ def test_the_two_drivers_do_not_know_each_other(path: Path) -> None:
         assert "sim.engine.engine" not in names
 
 
+# Contracts: C2
 @pytest.mark.parametrize("path", files("real"), ids=module_of)
 def test_the_real_driver_knows_nothing_of_the_simulated_clock(path: Path) -> None:
     if not is_top(module_of(path)):

@@ -32,6 +32,7 @@ sys.meta_path.insert(0, Presses)
 """Presses Ctrl-C at a command's first import of something of the project, or of others."""
 
 
+# Contracts: C132
 def test_every_command_ends_on_ctrl_c_with_one_line_and_130(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(PRESSES, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

@@ -461,6 +461,7 @@ def drawers() -> Iterator[str]:
                 yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
+# Contracts: C114
 def test_every_command_is_asked_or_tells_no_numbers_of_runs() -> None:
     known = {*PRINTERS, *NO_RUNS}
     assert set(commands()) <= known, (
@@ -469,6 +470,7 @@ def test_every_command_is_asked_or_tells_no_numbers_of_runs() -> None:
     assert set(NO_RUNS) <= set(commands()), "what is no command needs no place here"
 
 
+# Contracts: C114
 def test_every_module_that_draws_puts_labels_on_its_figures() -> None:
     """Those of a model's own losses have no runs."""
     bare = {

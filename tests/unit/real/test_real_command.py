@@ -63,6 +63,7 @@ def run(stores: Path, output_dir: Path, *words: str) -> subprocess.CompletedProc
     )
 
 
+# Contracts: C121
 @pytest.mark.thorough
 def test_a_live_run_writes_the_files_of_a_simulated_one_and_its_text(
     stores: Path, tmp_path: Path

@@ -117,6 +117,7 @@ def test_what_ships_stays_small() -> None:
 # ---- runs
 
 
+# Contracts: C110
 @pytest.mark.parametrize("name", ["expert_paths", "learned"])
 def test_a_run_on_what_was_fitted_on_is_refused_unless_all_is_asked_for(
     configure: Configure, bundled_trace: Trace, name: str
@@ -146,6 +147,7 @@ def with_json(place: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     return place
 
 
+# Contracts: C110
 @pytest.mark.parametrize(
     ("change", "said"),
     [

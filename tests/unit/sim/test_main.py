@@ -18,6 +18,7 @@ from sim.results.outputs import write_outputs
 SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1")
 
 
+# Contracts: C132
 def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -89,6 +90,7 @@ def test_what_is_interrupted_between_two_files_leaves_neither(
     assert list(tmp_path.iterdir()) == []
 
 
+# Contracts: C132
 def test_sigterm_ends_a_run_at_once_with_its_own_status_and_no_folder(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "sim", "system=hobbit", f"output_dir={tmp_path}/out"],

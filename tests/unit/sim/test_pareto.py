@@ -118,6 +118,7 @@ def test_one_low_precision_for_all_is_lossy_though_no_share_is_low() -> None:
         assert quality_class(trial((*words, *few)).summary) == expected, words
 
 
+# Contracts: C131
 def test_what_knows_the_future_or_costs_nothing_is_set_apart_and_beats_nobody(
     tmp_path: Path, capsys: Any
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_summary_or_a_quality_of_an_older_version_is_refused_with_the_way_out(
         join([], [quality])
 
 
+# Contracts: C131
 def test_every_row_of_the_table_shows_its_quality() -> None:
     points = join([_summary("x", 9.0, ("int4",)), _summary("lru", 3.0)], [_quality("hobbit", 0.01)])
     console = Console(width=118, record=True, file=io.StringIO())

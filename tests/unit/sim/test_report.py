@@ -175,6 +175,7 @@ def test_the_table_has_what_its_head_says(report: tuple[Path, list[Path]]) -> No
         assert float(cells["makespan / bound"]) == pytest.approx(ratio, rel=1e-3)
 
 
+# Contracts: C136
 @pytest.mark.parametrize(
     ("words", "told"),
     [

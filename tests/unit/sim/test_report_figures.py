@@ -44,6 +44,7 @@ def axis() -> Any:
     plt.close(figure)
 
 
+# Contracts: C136
 def test_a_run_in_four_bits_throughout_does_not_beat_one_that_loses_nothing(axis: Any) -> None:
     pareto(
         axis,

@@ -93,6 +93,7 @@ def needs_of(folder: Path) -> tuple[list[list[int]], Trace]:
     return Workload(trace, split="all").experts_by_gate(), trace
 
 
+# Contracts: C93
 def test_where_only_the_rank_of_experts_is_told_one_token_needs_them_in_that_order(
     tmp_path: Path,
 ) -> None:
@@ -108,6 +109,7 @@ def test_where_only_the_rank_of_experts_is_told_one_token_needs_them_in_that_ord
         assert found == sorted(counts, key=lambda expert: (-counts[expert], expert))
 
 
+# Contracts: C92
 def test_without_weights_and_ranks_needs_stand_by_id_and_recency_by_rows_is_refused(
     tmp_path: Path, run: Callable[..., dict[str, Any]]
 ) -> None:
@@ -131,6 +133,7 @@ def test_recency_by_rows_goes_by_the_ranks_where_they_are_told(
     assert run(TOP_K, "cache.recency=rows")["trace"]["decode_tokens"] == 3
 
 
+# Contracts: C93
 @pytest.mark.parametrize("name", ["vllm", "sglang", "ktransformers"])
 def test_whether_a_server_recorded_ranks_is_said_at_the_import(tmp_path: Path, name: str) -> None:
     path = (
@@ -167,6 +170,7 @@ def test_with_weights_the_same_run_is_possible(
     assert run(TOP_K, *NEEDS_WEIGHTS)["quality_proxy"]["low_share"] is not None
 
 
+# Contracts: C92
 def test_a_batch_of_unknown_rows_runs_as_it_was_and_not_otherwise(
     tmp_path: Path, run: Callable[..., dict[str, Any]]
 ) -> None:
@@ -186,6 +190,7 @@ def test_a_batch_of_unknown_rows_runs_as_it_was_and_not_otherwise(
         run(TOP_K, "workload=recorded", *NEEDS_WEIGHTS)
 
 
+# Contracts: C92
 def test_rows_of_unknown_sequences_are_not_put_into_other_batches(
     tmp_path: Path, run: Callable[..., dict[str, Any]]
 ) -> None:

@@ -125,6 +125,7 @@ def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> Non
     assert ((ended.sequence == 1) & ~ended.valid & (ended.phase == DECODE)).any()
 
 
+# Contracts: C90
 @pytest.mark.parametrize("position", ["attn_in", "next_attn_in"])
 def test_other_positions_feed_the_attentions_input(
     position: str, mixtral: Path, tmp_path: Path
@@ -296,6 +297,7 @@ def test_an_encoder_and_a_decoder_have_their_own_rows(tmp_path: Path) -> None:
         assert (own & decode).sum() == 6
 
 
+# Contracts: C96
 def test_attention_experts_are_not_measured_and_the_header_says_so(tmp_path: Path) -> None:
     directory = save_checkpoint(tiny("jetmoe"), tmp_path / "jetmoe")
     write_prompts(directory / "prompts.jsonl")
@@ -325,6 +327,7 @@ def test_attention_experts_are_not_measured_and_the_header_says_so(tmp_path: Pat
     assert (thresholds[1::2] > 0).all()
 
 
+# Contracts: C89
 def test_a_hash_layers_table_is_kept(tmp_path: Path) -> None:
     directory = save_checkpoint(tiny("deepseek_v4"), tmp_path / "v4")
     write_prompts(directory / "prompts.jsonl")

@@ -272,6 +272,7 @@ def test_norms_shares_and_masks_equal_a_recomputation_row_by_row(model: Any, row
                     assert (mask != active).sum() <= 1
 
 
+# Contracts: C96
 def test_thresholds_are_the_smallest_values_with_enough_below(model: Any, rows: Rows) -> None:
     site = 2
     extras = extras_of_site(model, rows, site)

@@ -160,6 +160,7 @@ def test_a_left_padded_batch_records_what_single_runs_do(model: Any) -> None:
         np.testing.assert_array_equal(np.sort(alone.ids[one], -1), np.sort(together.ids[other], -1))
 
 
+# Contracts: C89
 def test_a_rule_that_none_fits_is_said(model: Any) -> None:
     layer = discover(model)[0]
     generator = np.random.default_rng(0)

@@ -115,6 +115,7 @@ def test_what_is_copied_is_read_and_its_slot_used_again_behind_its_reader() -> N
     b.slots.check_budget()
 
 
+# Contracts: C124
 def test_a_slot_that_is_read_before_its_copy_is_ordered_is_found() -> None:
     b = bench()
     load(b, 0)
@@ -122,6 +123,7 @@ def test_a_slot_that_is_read_before_its_copy_is_ordered_is_found() -> None:
         read(b, 0, b.runtime.stream("compute"), waits=False)
 
 
+# Contracts: C124
 def test_a_slot_that_is_overwritten_before_its_readers_event_is_found() -> None:
     b = bench()
     compute = b.runtime.stream("compute")
@@ -223,6 +225,7 @@ def test_a_paced_service_is_held_until_each_piece_is_due_on_an_absolute_schedule
     assert torch.equal(slot.memory[:SIZE], content(0))
 
 
+# Contracts: C123
 def test_what_is_allocated_after_the_slots_breaks_the_budget() -> None:
     b = bench()
     b.slots.seal()
@@ -239,6 +242,7 @@ def test_a_device_that_is_too_small_says_so() -> None:
         DeviceSlots(FakeRuntime(capacity_bytes=1000), cast(Slots, held())).allocate()
 
 
+# Contracts: C124
 def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_what_lay_there() -> (
     None
 ):

@@ -68,6 +68,7 @@ class Fed:
             assert self.news.wait_for(lambda: self.copies() >= count, PATIENCE_S)
 
 
+# Contracts: C124
 def test_what_is_announced_is_issued_behind_what_stands_before_it_and_can_be_read_at_its_end() -> (
     None
 ):

@@ -69,6 +69,7 @@ def test_a_service_of_no_duration_does_not_end_inside_the_call_that_begins_it() 
     assert heard.seen == [(0, "end", 0)]
 
 
+# Contracts: C14
 def test_at_one_instant_transfers_come_by_number_then_results_then_predictions() -> None:
     heard = listen(1, 1, 1)
     heard.device.predict(3, 4)
@@ -90,6 +91,7 @@ def test_at_one_instant_transfers_come_by_number_then_results_then_predictions()
     assert heard.seen == [(1, "cpu", 9), *same]
 
 
+# Contracts: C14
 def test_of_one_transfer_the_outer_links_end_comes_first() -> None:
     heard = listen(1, 1)
     heard.then = {("head", 0): lambda: heard.serve(0, 2, link=0)}

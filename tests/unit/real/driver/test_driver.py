@@ -205,6 +205,7 @@ def test_each_step_computes_its_layers_dense_blocks_its_experts_and_the_tail() -
     assert device.computed == [(8, 1), (3, 5), (17, 6), (14, 10), (-1, 17)]
 
 
+# Contracts: C13
 @pytest.mark.parametrize(("in_flight", "polls"), [(1, 1), (2, 2)])
 def test_the_link_is_polled_until_it_is_full(in_flight: Any, polls: int) -> None:
     """Three misses at 1: the gate is followed by one poll for each transfer that may be issued."""

@@ -29,6 +29,7 @@ from sim.traces.trace import Trace
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
+# Contracts: C122, C127
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -76,6 +77,7 @@ def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(
     assert check_contents(prepared) > 20
 
 
+# Contracts: C127
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -149,6 +149,7 @@ def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Pre
     assert descents > 20
 
 
+# Contracts: C122
 @pytest.mark.thorough
 def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     live: Prepare, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +175,7 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     )
 
 
+# Contracts: C122
 @pytest.mark.parametrize(
     ("device", "overrides"),
     [

@@ -304,6 +304,7 @@ def test_calls_get_the_same_answers_of_a_controller_that_is_told_the_counts(
     assert run.difference(fresh) is None
 
 
+# Contracts: C125
 def test_a_prefetch_that_begins_late_brings_what_was_forecast_and_its_rest_what_the_row_lacks() -> (
     None
 ):

@@ -136,6 +136,7 @@ def test_reading_step_by_step_finds_what_one_pass_finds(
     torch.testing.assert_close(reference.logits[0], whole, rtol=1e-4, atol=1e-4)
 
 
+# Contracts: C129
 @pytest.mark.parametrize("loop", ["open", "closed"])
 def test_a_lossless_system_changes_exactly_nothing(
     loop: str, subject: Subject, reference: Reference
@@ -260,6 +261,7 @@ def test_the_share_of_choices_in_common_is_counted_row_by_row() -> None:
     assert np.array_equal(agreement(ours, theirs), [[1, 0.5], [0, np.nan]], equal_nan=True)
 
 
+# Contracts: C129
 def test_what_cannot_run_in_the_loop_is_refused(subject: Subject, reference: Reference) -> None:
     with pytest.raises(ValueError, match="knows what gates will need"):
         check_may_close(_run(("system=sti",), reference.trace))

@@ -59,6 +59,7 @@ def test_the_simulator_serves_the_widths_of_a_fit(bundled_trace: Trace, tmp_path
     assert wanted[:, 0].any()
 
 
+# Contracts: C130
 @pytest.mark.parametrize(
     ("changes", "words", "told"),
     [

@@ -86,6 +86,7 @@ def test_experts_without_a_gate_cannot_be_stored_so() -> None:
         plan_store({}, [StandInForm(model(), 0)], ["floe", "int4"])
 
 
+# Contracts: C125
 @settings(max_examples=60, deadline=None)
 @given(moves=st.lists(st.tuples(st.integers(1, 800), st.integers(0, 800)), min_size=1, max_size=4))
 def test_what_completes_a_partial_move_brings_the_neurons_that_are_not_there(
@@ -228,6 +229,7 @@ def _check_partial(device: CpuDevice, key: int, held: Any, home: Any) -> None:
     assert np.allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+# Contracts: C125
 @pytest.mark.thorough
 def test_the_up_projections_are_the_models_own_at_two_bits_and_count_as_a_loss(
     stores: Path, bundled_trace: Trace

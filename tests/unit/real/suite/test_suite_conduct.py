@@ -102,6 +102,7 @@ def test_what_asks_for_another_process_gets_one(suite: Make) -> None:
     assert (one.folder / "again.ran").read_text() == "xxx"
 
 
+# Contracts: C128
 def test_what_has_been_done_is_not_done_again_unless_asked(suite: Make) -> None:
     broken = suite({"second": "raise SystemExit('broken')"})
     assert broken.run([piece("first"), piece("second")]) is False
@@ -118,6 +119,7 @@ def test_what_has_been_done_is_not_done_again_unless_asked(suite: Make) -> None:
     ]
 
 
+# Contracts: C128
 def test_what_was_done_in_part_goes_on_the_next_time(suite: Make) -> None:
     code = (
         DONE

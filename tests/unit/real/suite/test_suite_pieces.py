@@ -147,6 +147,7 @@ def asked_for(size: str, device: str) -> Asked:
     return Asked("here", device, size, True, Path("here.yaml"), None, 60.0, ())
 
 
+# Contracts: C128
 def test_cells_are_kept_one_by_one_and_a_killed_one_has_failed(tmp_path: Path) -> None:
     cells = Cells(context(tmp_path), "runs")
     cells.run("a", lambda: 1, 0.0)

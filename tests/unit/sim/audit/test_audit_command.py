@@ -88,6 +88,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "run"))
 
 
+# Contracts: C106
 def test_a_run_agrees_and_what_is_not_recomputed_is_told_with_the_reason(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

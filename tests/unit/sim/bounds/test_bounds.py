@@ -33,6 +33,7 @@ def fewest(gates: list[list[int]], slots: int, *initial: int, whole: bool = Fals
     return fewest_loads(ticks, items, slots, initial, np.full(len(ticks), whole))
 
 
+# Contracts: C117
 @pytest.mark.parametrize(
     ("gates", "slots", "initial", "loads"),
     [
@@ -255,6 +256,7 @@ def test_where_low_may_serve_for_high_nothing_must_be_loaded_high() -> None:
     assert bounds(ScoreThreshold("fp16", "int4", 1.0, 1.0), 32, (8, 2)).link_ns == 1000
 
 
+# Contracts: C115
 def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
     """Six gates of 2 + 3 + 4; what waking up takes depends on the waiting."""
     slow = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), host=HostCosts(2, 3, 1000, 4))
@@ -264,6 +266,7 @@ def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
 # ---- several engines, sizes, slots beside the pools
 
 
+# Contracts: C116
 @pytest.mark.parametrize(
     ("engines", "latency", "link"),
     [(1, 40, 1000), (2, 40, 640), (2, 80, 500), (4, 0, 1000), (4, 90, 250)],
@@ -315,6 +318,7 @@ def test_staging_slots_hold_variants_too() -> None:
     assert found.why_no_belady == "variants held outside the pools"
 
 
+# Contracts: C116
 def test_pools_that_overflow_keep_a_gates_union_beside_nothing_else() -> None:
     """One row a gate needs two of two slots: nothing more is kept than with strict pools."""
     assert bounds(Fixed("fp16"), 16, loader={"retention": "after_batch"}).link_ns == 12 * 100
@@ -341,6 +345,7 @@ def test_what_a_gate_leaves_over_the_slots_may_be_kept() -> None:
 TWO_HOPS = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 300}], (1,))
 
 
+# Contracts: C116
 def test_where_nobody_owns_the_memory_between_every_load_crosses_both_links() -> None:
     """Ten loads, as ever; the outer link takes 300 for each."""
     found = bounds(Fixed("fp16"), 32, durations=TWO_HOPS, route=Route((1, 1), (0, 0)))

@@ -103,6 +103,7 @@ def test_a_fault_shows_where_it_does_by_hand(
     assert found == first
 
 
+# Contracts: C139
 def test_an_expert_that_went_too_soon_is_told_with_all_that_would_have_made_it_go(
     tmp_path: Path,
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_hav
     assert {(first, last) for kind, first, last, *_ in found if kind == BUDGET} == {(2, 3)}
 
 
+# Contracts: C139
 def test_a_flag_that_what_was_read_does_not_bear_out_is_the_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_flag_alone_is_no_explanation_where_what_was_read_bears_it_out(tmp_pat
     assert FLAG not in {kind for kind, *_ in explained(walk_of(tmp_path, ASKED, flags))}
 
 
+# Contracts: C139
 def test_a_search_that_may_walk_no_further_says_so(tmp_path: Path) -> None:
     flags = [False, False, True, False, False, False, True]
     assert not FaultSearch(walk_of(tmp_path, ASKED, flags), most_needs=3).search().is_complete

@@ -84,6 +84,7 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
         Loader(**{name: value})
 
 
+# Contracts: C140
 @pytest.mark.parametrize(
     ("switches", "message"),
     [
@@ -111,6 +112,7 @@ def test_what_does_not_go_together_is_refused(switches: dict[str, Any], message:
         Loader(**switches)
 
 
+# Contracts: C140
 def test_chunks_need_links_of_one_engine() -> None:
     Loader(chunk_bytes=1).check_route(Route((1, 1), (0, 0)))
     Loader().check_route(Route((1, 2), (0, 0)))

@@ -71,6 +71,7 @@ def issued(one: Controller) -> list[int]:
     return keys
 
 
+# Contracts: C31
 @pytest.mark.parametrize(
     ("order", "keys"), [("nearest", [3, 5, 6, 12, 13]), ("likeliest", [3, 12, 5, 13, 6])]
 )
@@ -87,6 +88,7 @@ def test_a_budget_takes_the_likeliest_and_all_that_is_forecast_is_masked() -> No
     assert {key for key, blocked in enumerate(one.blocked) if blocked} == {3, 5, 6, 12, 13}
 
 
+# Contracts: C31
 def test_as_likely_is_the_order_of_forecasts_and_what_is_there_is_not_asked_for() -> None:
     one = controller(Says(s1={1: 0.5, 0: 0.5}, s2={2: 0.5}), prefetch_order="likeliest")
     one.gate(gate(0, 3))
@@ -117,6 +119,7 @@ def test_a_new_queue_replaces_what_waits_and_what_was_masked() -> None:
     assert {key for key, blocked in enumerate(one.blocked) if blocked} == {3, 11}
 
 
+# Contracts: C29
 def test_a_forecast_of_the_gates_own_site_is_for_its_next_gate() -> None:
     one = controller(Says(s0={1: 0.9, 3: 0.4}, s1={0: 0.5}), prefetch_order="likeliest")
     one.gate(gate(0, 3))

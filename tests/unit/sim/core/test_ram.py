@@ -56,6 +56,7 @@ def test_it_has_its_own_bytes_and_its_own_contents() -> None:
     assert ram.link == 1
 
 
+# Contracts: C86
 @pytest.mark.parametrize(
     ("ram_bytes", "there"),
     [
@@ -84,6 +85,7 @@ def test_it_must_hold_one_expert_whatever_a_token_needs() -> None:
         RamTier(GEOMETRY, Told(), Route((1, 1), (0, 0), ram_link=1, ram_bytes=3))
 
 
+# Contracts: C21
 def test_lookups_are_told_in_one_call_in_their_order_and_pin_what_is_asked_for() -> None:
     ram, policy = tier()
     assert (ram.look_up(5), ram.look_up(1)) == (False, True)
@@ -142,6 +144,7 @@ def test_what_a_transfer_leaves_behind_stays_and_may_go() -> None:
     assert policy.log == []
 
 
+# Contracts: C37
 def test_what_is_given_up_before_it_came_is_forgotten_and_its_claim_is_free_again() -> None:
     """5 had claimed a slot, 6 had not: the policy hears of both that they will not come."""
     ram, policy = tier()
@@ -156,6 +159,7 @@ def test_what_is_given_up_before_it_came_is_forgotten_and_its_claim_is_free_agai
     assert list(policy.victims(0, 4, ram.blocked)) == [1]
 
 
+# Contracts: C86
 @pytest.mark.parametrize("system", ["hobbit", "fate"])
 def test_with_room_for_all_that_storage_holds_nothing_waits_for_storage(system: str) -> None:
     """Two precisions are in play: of both all copies are in RAM, as where there is no storage

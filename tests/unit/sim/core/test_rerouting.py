@@ -42,6 +42,7 @@ def to(expert: int, precision: int = 0) -> int:
 # ---- what a selector's answers mean
 
 
+# Contracts: C26
 @pytest.mark.parametrize(("expert", "precision", "answer"), [(0, 0, 2), (0, 1, 3), (5, 1, 13)])
 def test_an_answer_that_names_another_expert_follows_those_that_name_precisions(
     expert: int, precision: int, answer: int
@@ -50,6 +51,7 @@ def test_an_answer_that_names_another_expert_follows_those_that_name_precisions(
     assert divmod(answer, 2) == (expert + 1, precision)
 
 
+# Contracts: C26
 def test_a_need_sent_elsewhere_is_that_experts() -> None:
     serving = serve(gate([[3, 4]]), [to(5), 1], GEOMETRY)
     assert serving.experts == [5, 4]
@@ -62,6 +64,7 @@ def test_a_need_sent_elsewhere_is_that_experts() -> None:
     assert serving.gate.token == 9
 
 
+# Contracts: C27
 def test_two_needs_of_one_row_that_one_expert_serves_are_one_computation() -> None:
     serving = serve(gate([[3, 4]]), [to(5, 1), to(5)], GEOMETRY)
     assert serving.wanted == [0, JOINED], "the first brings it, at the higher of both precisions"
@@ -71,6 +74,7 @@ def test_two_needs_of_one_row_that_one_expert_serves_are_one_computation() -> No
     assert (serving.gate.needs, serving.gate.tokens) == ([5], [1])
 
 
+# Contracts: C27
 def test_what_another_need_asks_for_itself_is_brought_by_that_need() -> None:
     serving = serve(gate([[3, 4]]), [to(4), 1], GEOMETRY)
     assert serving.wanted == [JOINED, 0]
@@ -85,6 +89,7 @@ def test_a_need_that_is_itself_sent_elsewhere_brings_nothing_for_others() -> Non
     assert serving.gate.experts.tolist() == [[4, 5]]
 
 
+# Contracts: C27
 def test_of_several_rows_an_expert_is_computed_for_all_that_it_serves_but_no_row_twice() -> None:
     # Rows per expert: 3 has 3, 0 and 1 have 2, 2 has 1.
     asked = gate([[3, 0], [3, 0], [3, 1], [1, 2]])
@@ -98,6 +103,7 @@ def test_of_several_rows_an_expert_is_computed_for_all_that_it_serves_but_no_row
     assert serving.gate.scores == [0.0, 0.2], "the smallest of those served: expert 0's"
 
 
+# Contracts: C27
 def test_a_skipped_need_is_nobodys_carrier() -> None:
     serving = serve(gate([[3, 4]]), [to(4), SKIP], GEOMETRY)
     assert serving.wanted == [0, SKIP]
@@ -152,6 +158,7 @@ def test_what_was_forecast_serves(
     assert list(serve(asked, answers, one).experts) == serving
 
 
+# Contracts: C26
 def test_a_forecast_itself_is_never_sent_elsewhere() -> None:
     selector = ForecastRoutes("int4")
     assert list(selector.select(gate([[3, 4]], tick=None), SimpleNamespace(foreseen=[1, 2]))) == [

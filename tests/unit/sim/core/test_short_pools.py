@@ -27,6 +27,7 @@ FATE = ("system=fate", "predictor=none", "precision=fp16")
 STAGED = ("loader.staging_slots=2",)
 
 
+# Contracts: C19
 def test_a_quota_of_zero_needs_staging_and_says_so() -> None:
     geometry = Geometry(3, 4, 2, ("fp16",), (16.0,), (10,), 60)
     cache: Any = LRU(scope="site", quotas=(4, 1, 0))
@@ -84,6 +85,7 @@ def test_a_pool_of_one_slot_keeps_one_of_two_needs(configure: Configure) -> None
     assert hits.max() == 1
 
 
+# Contracts: C39
 def test_prefetches_of_a_layer_without_a_slot_pass_through_the_transient_buffer(
     configure: Configure,
 ) -> None:

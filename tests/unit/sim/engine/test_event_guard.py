@@ -1,5 +1,5 @@
-"""How many heap events a run costs: a guard of speed without a clock (docs/design.md section
-12).
+"""How many heap events a run costs: a guard of speed without a clock
+(contract C119).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Ran:
     wishes: int
 
     def head_ns(self, service: int) -> int:
-        """When a service hands its transfer on, since it began (docs/design.md section 5,
-        cut-through).
+        """When a service hands its transfer on, since it began
+        (contract C59).
         """
         record, hop = self.record, self.scenario.hop_ns
         link, mine = record.service_link[service], record.service_bytes[service]
@@ -232,6 +232,7 @@ def test_a_run_costs_an_event_a_gate_a_service_a_wave_release_and_a_sequence_end
     assert waves > 20
 
 
+# Contracts: C119
 @BOTH_TIES
 @pytest.mark.parametrize("name", [*SIMULATED, "mixture"])
 def test_no_feature_costs_more_events_than_the_page_allows(name: str, ties: bool) -> None:
@@ -291,6 +292,7 @@ def test_every_system_costs_no_more(
     )
 
 
+# Contracts: C120
 @pytest.mark.parametrize("chunks", ["null", "1048576"])
 def test_what_runs_at_every_gate_finds_its_methods_fast(
     configure: Callable[..., DictConfig], bundled_trace: Trace, chunks: str

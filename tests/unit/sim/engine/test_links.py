@@ -39,6 +39,7 @@ def loaded(timeline: Timeline) -> list[tuple[Any, ...]]:
 # ---- one engine
 
 
+# Contracts: C57
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_one_engine_serves_one_after_another_in_the_order_of_issue(in_flight: int) -> None:
     timeline = run(machine(token(gate(3, 0, 2)), loader=Loader(in_flight=in_flight)))  # type: ignore[arg-type]
@@ -284,6 +285,7 @@ def test_a_prefetch_gives_way_at_the_next_end_of_a_chunk_but_the_last(
     assert loaded(chunked(base, Link(0, 10)))[:2] == rows
 
 
+# Contracts: C63
 def test_every_resumption_pays_the_overhead_again() -> None:
     """5 and 10 a byte: cut at 1 + 15; the demand takes 45; the 3 bytes that are left take 35,
     until 96.

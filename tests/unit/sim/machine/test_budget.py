@@ -20,6 +20,7 @@ SYSTEMS = ("lru", "hobbit", "edgemoe")
 """FP16, two precisions, and FP32 slots."""
 
 
+# Contracts: C83
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_budget_in_gib_is_the_same_for_systems_of_any_precision(system: str) -> None:
     run = prepared([f"system={system}", "budget.slots_gib=12.5", *FEW])

@@ -22,12 +22,14 @@ LINK = FIRST_LINK
 ALL = 1 << COMPUTE | 1 << CPU | 1 << LINK
 
 
+# Contracts: C73
 def test_a_link_keeps_its_share_while_compute_works_and_all_of_it_else() -> None:
     paces = Contention([0.7, 1.0]).paces
     assert paces(1 << COMPUTE | 1 << LINK) == (WHOLE, WHOLE, 700_000, WHOLE)
     assert paces(1 << CPU | 1 << LINK) == (WHOLE,) * 4
 
 
+# Contracts: C73
 def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they_ask() -> None:
     """30 and 50 from 60: three quarters each. The CPU alone has all; who draws from elsewhere is
     left alone.
@@ -37,6 +39,7 @@ def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they
     assert shared.paces(1 << CPU) == (WHOLE,) * 3
 
 
+# Contracts: C74
 def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
     """1 of 3 is 0.333333; 1 of 5 million would be nothing."""
     assert Contention([1.0], 1, {CPU: 1, LINK: 2}).paces(ALL)[CPU] == 333_333
@@ -90,6 +93,7 @@ def test_a_latency_holds_nobody_up_and_is_held_up_by_nobody() -> None:
     assert slowed == [0, 50, 50]
 
 
+# Contracts: C74
 def test_work_ends_at_the_first_whole_ns_at_which_nothing_remains() -> None:
     """At two thirds, rounded down to a millionth, 2 ns take 3 and a bit, so 4. Then the other is
     alone: of its 10 ns 4 x 0.666666 are done, 7.33 remain.
@@ -106,6 +110,7 @@ def test_what_begins_when_another_ends_does_not_meet_it() -> None:
     assert sum(slowed) == 0
 
 
+# Contracts: C73
 def test_the_engines_of_a_link_share_the_pace_that_others_leave_it() -> None:
     """Half of the pace while compute works, for two engines a quarter each: of 10 and 40 ns the
     first is through at 40. The other has 30 left, at a half until compute ends at 60, and then at
@@ -130,6 +135,7 @@ def begun(env: Clock, contest: Contest, party: int, work: int, number: int) -> D
     return contest.begin(party, 0, 0, work, TRANSFER_END + number, lambda alarm: None)
 
 
+# Contracts: C75
 def test_a_mark_rings_when_so_much_is_done_however_long_that_took() -> None:
     """At a quarter of the pace until 40, 10 are done; 25 more take 25, 64 more as much."""
     env = Clock()
@@ -139,6 +145,7 @@ def test_a_mark_rings_when_so_much_is_done_however_long_that_took() -> None:
     assert rung(env, contest, link, 5, 35, 99) == [(5, 20), (35, 65), (99, 129)]
 
 
+# Contracts: C75
 def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
     """Two engines share from 0 to 10: of 20 each has done 5. One is held until 18: the other has
     done 13 by then, and 7 are left; both at half: the other ends at 32, when the first has 8 left,
@@ -214,6 +221,7 @@ def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
     assert least < drawn < most
 
 
+# Contracts: C74
 def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
     """What compute was slowed by is compute's; the summary refuses a sum that does not hold."""
     run = prepared(
@@ -249,6 +257,7 @@ def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> Non
     assert shared.paces(compute | cpu)[:2] == (int(WHOLE / asked),) * 2
 
 
+# Contracts: C141
 @pytest.mark.parametrize(
     ("words", "message"),
     [

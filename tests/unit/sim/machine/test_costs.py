@@ -220,6 +220,7 @@ class Limits:
     rows: int = 1
 
 
+# Contracts: C82
 def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() -> None:
     """Dense 1776 B; keys and values 48 B a token, of 200 tokens; 7 rows * 2 B * (4 * 8 + 2 * 2 *
     16).
@@ -255,6 +256,7 @@ def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:
     assert held == [1_776, 336 + 480, 336 + 960]
 
 
+# Contracts: C82
 def test_memory_is_enough_to_the_last_byte_and_one_more_is_refused_by_its_parts() -> None:
     rest = (1 << 30) - (1 << 28) - 1_776 - 48 - 2 * (32 + 64)
     assert check_memory(small(), machine(), Limits(), slot_bytes=rest).total_bytes == 1 << 30

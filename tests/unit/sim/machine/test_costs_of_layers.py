@@ -44,6 +44,7 @@ def step(rows: int, token: int, decode: bool, sequences: tuple[int, ...] = (0,))
     return Step(0, 0, rows, sequences, token, decode, (), ())
 
 
+# Contracts: C70
 def test_a_layer_without_experts_adds_its_attention_its_block_and_its_launches() -> None:
     """Before the first site: 208 + 3 * 8 * 100 parameters, and the keys and values of one layer
     more.
@@ -100,6 +101,7 @@ def test_a_decoder_reads_of_its_cross_attention_what_does_not_stand_in_the_cache
     assert encoder_decoder().dense_ns(step(1, 1001, True))[1:] == [168 + 2 * LAUNCH] * 2
 
 
+# Contracts: C70
 def test_after_a_prompt_an_encoder_decoder_makes_the_keys_and_values_that_its_decoder_crosses_to() -> (
     None
 ):

@@ -68,6 +68,7 @@ def loaded(name: str) -> Any:
 # ---- figures
 
 
+# Contracts: C64
 def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> None:
     """6 us + bytes at 5 GB/s: 0.2 ns a byte, rounded once."""
     assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [
@@ -80,6 +81,7 @@ def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> Non
     assert link().latency_ns == 6_000
 
 
+# Contracts: C81
 def test_an_operation_takes_the_longer_of_computing_and_moving_and_its_launches() -> None:
     """1 FLOP/ps and 100 B/ns: 3e6 FLOPs take 3 us, 6e5 B take 6 us."""
     one = compute()
@@ -98,6 +100,7 @@ def test_an_expert_on_the_cpu_takes_the_longer_of_computing_and_reading_and_its_
     assert cpu().operation_ns(5e5, 3e5) == 30_000 + 30_000
 
 
+# Contracts: C4
 def test_host_times_become_whole_nanoseconds() -> None:
     assert Host(1.5, 2.0, 0.25, 3.0).costs == HostCosts(1_500, 2_000, 250, 3_000)
     assert machine().host.costs == HostCosts()
@@ -106,6 +109,7 @@ def test_host_times_become_whole_nanoseconds() -> None:
 # ---- links and routes
 
 
+# Contracts: C9
 def test_links_are_in_order_from_the_device_outwards_under_the_names_they_are_given() -> None:
     hardware = machine(links={"pcie": link(), "nvme": link(peak_gb_per_s=2.0)})
     assert hardware.link_names == ("pcie", "nvme")
@@ -121,6 +125,7 @@ def test_one_link_and_nothing_managed_is_the_default_route() -> None:
     assert machine().route == Route()
 
 
+# Contracts: C9
 def test_a_route_names_engines_cut_through_and_the_managed_ram_by_link() -> None:
     links = {"pcie": link(engines=2), "gather": link(), "nvme": link(head_bytes=4096)}
     hardware = machine(links=links, ram=Ram(2.0, "nvme"))
@@ -128,6 +133,7 @@ def test_a_route_names_engines_cut_through_and_the_managed_ram_by_link() -> None
     assert machine(links=links, ram=Ram(0.5, "gather")).route.ram_link == 1
 
 
+# Contracts: C141
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -42,6 +42,7 @@ def gather_course(gather: Gather, moved_bytes: int, bytes_per_s: float) -> float
     return copied
 
 
+# Contracts: C65
 @pytest.mark.parametrize("seed", range(4))
 def test_reads_take_what_their_course_takes(seed: int) -> None:
     draw = random.Random(seed)
@@ -59,6 +60,7 @@ def test_reads_take_what_their_course_takes(seed: int) -> None:
         assert reads.time_s(size, rate) == pytest.approx(read_course(reads, size, rate), rel=1e-12)
 
 
+# Contracts: C65
 @pytest.mark.parametrize("seed", range(4))
 def test_a_gather_and_its_copies_take_what_their_course_takes(seed: int) -> None:
     draw = random.Random(seed)
@@ -134,6 +136,7 @@ def test_each_copy_of_a_service_has_its_own_cost() -> None:
     assert link(per_call_us=5.0, calls=3).latency_ns == 21_000
 
 
+# Contracts: C64
 def test_a_service_takes_as_many_copies_as_its_bytes_need() -> None:
     """At most 300,000 B a copy: four for 1 MB; three, as there are always, for 900,000 B."""
     one = link(per_call_us=5.0, calls=3, call_bytes=300_000)
@@ -162,6 +165,7 @@ def test_without_these_a_link_is_what_it_was() -> None:
     ]
 
 
+# Contracts: C141
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

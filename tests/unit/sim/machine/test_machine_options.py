@@ -80,6 +80,7 @@ def durations(
 # ---- measured
 
 
+# Contracts: C81
 @pytest.mark.parametrize(
     ("at", "expected_us"), [(0, 10), (1, 10), (2, 15), (3, 20), (4, 40), (5, 60), (7, 100)]
 )
@@ -203,6 +204,7 @@ CPU = Cpu(
 )
 
 
+# Contracts: C73
 def test_who_draws_from_one_memory_is_slowed_as_though_all_drew_at_once() -> None:
     """The CPU's 30 GB/s and the link's 5 from a memory of 28: each at four fifths. Without the
     CPU the link has all.

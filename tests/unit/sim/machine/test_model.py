@@ -149,6 +149,7 @@ def test_a_trace_of_another_shape_is_refused_with_both_shapes(changes: dict[str,
         small().check_trace(shape(**changes), "t")
 
 
+# Contracts: C113
 def test_a_transplant_must_be_declared_and_says_what_it_is() -> None:
     with pytest.raises(ValueError, match=r"model\.gates_of=tiny model\.sizes_of=small"):
         small().check_trace(shape(name="tiny", hidden=4), "t")
@@ -224,6 +225,7 @@ def test_a_transplant_says_which_part_of_the_published_model_it_has(
     assert prepared(("system=lru", "trace.max_sequences=1", *words)).model.transplant == told
 
 
+# Contracts: C113
 def test_served_as_it_is_published_nothing_is_lost() -> None:
     assert small().keeps("fp16")
     assert not small().keeps("mxfp4")

@@ -98,6 +98,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     return execute(run).summary
 
 
+# Contracts: C91
 def test_a_run_at_the_recorded_precision_does_to_the_byte_what_the_engine_did(
     tmp_path: Path,
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_name_that_is_given_for_the_storage_is_taken(tmp_path: Path) -> None:
     assert run.controller.geometry.site_bytes == (SIZES,)
 
 
+# Contracts: C91
 def test_sizes_that_are_none_of_this_model_s_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,

@@ -26,6 +26,7 @@ DEMAND = (
 )
 
 
+# Contracts: C65
 def test_what_is_written_out_takes_its_bytes_over_the_rate() -> None:
     """1 MB at 4 bits is 4 MB at 16, 8 MB at 32: at 4 GB/s 1 and 2 ms."""
     assert Unpack(4.0).time_ns(1_000_000, 4) == 1_000_000
@@ -92,6 +93,7 @@ def test_of_two_precisions_each_is_written_out_at_its_own_bits() -> None:
     assert run.durations.hop_ns(0, low) == link.hop_ns(low) + 5_000 + round(low * 16 / bits / 40)
 
 
+# Contracts: C141
 @pytest.mark.parametrize(
     ("words", "message"),
     [

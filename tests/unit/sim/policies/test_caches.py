@@ -34,6 +34,7 @@ def test_lru_starts_in_the_order_of_the_initial_keys() -> None:
     assert order(begin(LRU(initial="empty"), 2, 0, 1)) == [2, 0, 1]
 
 
+# Contracts: C46
 def test_a_request_makes_recent_in_need_order() -> None:
     policy = begin(LRU(initial="empty"), 0, 1, 2, 3)
     ask(policy, 2, 0)
@@ -44,6 +45,7 @@ def test_what_is_blocked_is_left_out() -> None:
     assert order(begin(LRU(initial="empty"), 0, 1, 2), 1) == [0, 2]
 
 
+# Contracts: C46
 def test_a_miss_is_recent_from_its_request_and_its_arrival_changes_nothing() -> None:
     """4 is asked for before 0; a prefetch of 5 arrives before 4 does."""
     policy = begin(LRU(initial="empty"), 0, 1)
@@ -53,6 +55,7 @@ def test_a_miss_is_recent_from_its_request_and_its_arrival_changes_nothing() -> 
     assert order(policy) == [1, 4, 0, 5]
 
 
+# Contracts: C46
 def test_a_prefetch_that_was_asked_for_on_its_way_keeps_the_recency_of_the_request() -> None:
     policy = begin(LRU(initial="empty"), 0)
     ask(policy, 3, missed=[3])
@@ -86,6 +89,7 @@ def rows(*experts: tuple[int, ...]) -> Any:
     )
 
 
+# Contracts: C46
 @pytest.mark.parametrize(
     ("recency", "expected"),
     [("needs", [4, 0, 1, 2, 3]), ("rows", [4, 1, 0, 3, 2])],
@@ -171,6 +175,7 @@ def test_only_resident_counts_are_forgotten_on_eviction(counts: str, back: list[
     assert order(policy) == back
 
 
+# Contracts: C47
 @pytest.mark.parametrize(
     ("counts", "after"), [("resident", [2, 1, 0]), ("sequence", [2, 0, 1]), ("model", [2, 1, 0])]
 )
@@ -242,6 +247,7 @@ def test_before_the_first_gate_the_current_site_is_0() -> None:
     assert worst_first(weighted(0, 3, 6, 9, fld=1.0)) == [9, 6, 3, 0]
 
 
+# Contracts: C48
 def test_all_four_terms_by_hand() -> None:
     """T = 10 at site 3, weights 0.3, 0.2, 0.4, 0.1.
 
@@ -282,6 +288,7 @@ def test_a_use_counts_for_an_expert_whatever_its_precision() -> None:
     assert worst_first(policy) == [16, 3, 15]
 
 
+# Contracts: C48
 def test_what_was_learnt_is_forgotten_when_a_sequence_begins_but_not_when_one_ends() -> None:
     policy = weighted(3, 4, lru=1.0, lfu=1.0, lhu=1.0)
     ask(policy, 3, at=gate(1, 5, e0=1), wanted=[0])

@@ -109,6 +109,7 @@ def test_a_prefetch_that_was_asked_for_on_its_way_has_its_place_since_the_reques
     assert lists(policy)[:2] == ([1, 4], [3])
 
 
+# Contracts: C47
 def test_what_is_on_its_way_is_neither_offered_nor_counted() -> None:
     """T1 = 1 and 3, which is not there yet: |T1| is 1, not above p = 1, so T2 gives."""
     policy = begin(ARC(initial="empty"), geometry=slots(3))

@@ -52,6 +52,7 @@ def test_ten_experts_of_switch_base_are_a_buffer_of_180_mib() -> None:
     assert run.ledger.slot_bytes == pytest.approx(180 * MIB, rel=1e-4)
 
 
+# Contracts: C5
 def test_a_slot_is_taken_by_what_is_held_and_a_load_moves_what_is_stored() -> None:
     geometry = Geometry(1, 4, 1, ("int4", "int2"), (4.0, 2.0), (10, 5), 160, held_bytes=(80, 80))
     slots = Slots(geometry, LRU(initial="empty"), 1)  # type: ignore[arg-type]
@@ -116,6 +117,7 @@ def test_fp32_is_what_its_kernels_read() -> None:
         )
 
 
+# Contracts: C5
 def test_what_a_link_writes_out_is_held_so_too() -> None:
     run = prepared(
         [

@@ -64,6 +64,7 @@ def test_of_one_row_what_is_absent_goes_to_the_best_there(
     assert MaskedGate("fp16").select(gate([0, 1], [[0, 1]], LIKED), held(*resident)) == answers
 
 
+# Contracts: C28
 def test_of_several_rows_a_need_goes_as_one_to_what_they_prefer_together_and_none_uses_yet() -> (
     None
 ):
@@ -151,6 +152,7 @@ def test_what_a_gate_prefers_of_a_trace_chooses_what_it_chose(
         assert np.argsort(-gate.preferences[0], kind="stable")[:2].tolist() == list(gate.needs)
 
 
+# Contracts: C28
 def test_a_trace_without_what_routers_prefer_is_refused_by_name(
     bundled_trace: Trace, configure: Configure
 ) -> None:

@@ -55,6 +55,7 @@ def with_null(seed: int = 0) -> Trace:
     return replace(base, header=header, ids=ids, weights=weights, logits=logits)
 
 
+# Contracts: C97
 @pytest.mark.parametrize("words", ["", "system=hobbit precision=hobbit", "cache=lru_per_site"])
 def test_a_share_is_of_the_bytes_of_experts_that_have_weights(
     words: str, configure: Configure
@@ -90,6 +91,7 @@ def test_with_all_their_bytes_resident_nothing_is_missed(configure: Configure) -
     assert {name for name, count in summary["lookups"].items() if count} == {"hit"}
 
 
+# Contracts: C97
 @pytest.mark.parametrize(("stated", "told"), [(0, "2 compute nothing"), (3, "2 compute nothing")])
 def test_model_and_trace_must_say_the_same(stated: int, told: str, configure: Configure) -> None:
     with pytest.raises(

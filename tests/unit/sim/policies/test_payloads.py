@@ -56,6 +56,7 @@ def test_a_whole_payload_is_never_asked() -> None:
 # ---- layer by layer
 
 
+# Contracts: C45
 @pytest.mark.parametrize(
     ("needs", "experts"),
     [((3, 5), [4, 4]), ((3,), [8]), ((0, 1, 2), [3, 3, 2]), (tuple(range(8)), [1] * 8)],
@@ -88,6 +89,7 @@ def widths(*rows: Sequence[int]) -> Geometry:
     )
 
 
+# Contracts: C45
 @pytest.mark.parametrize(
     ("site", "needs", "moved"),
     [
@@ -121,6 +123,7 @@ def test_experts_without_weights_bring_nothing() -> None:
     assert [payload.moved_bytes(0, gate(3, 1), index) for index in range(2)] == [3000, 2000]
 
 
+# Contracts: C140
 def test_a_layer_whose_experts_may_move_at_either_width_is_refused() -> None:
     with pytest.raises(
         ValueError,
@@ -169,6 +172,7 @@ def test_a_row_moves_the_channels_that_it_makes_active(sparsity: float, moved: l
     assert [active(sparsity).moved_bytes(e, gate(3, 5), i) for i, e in enumerate((3, 5))] == moved
 
 
+# Contracts: C96
 def test_what_was_not_recorded_moves_whole() -> None:
     """A prompt of one token, or experts in attention: their shares are NaN."""
     assert (
@@ -255,6 +259,7 @@ def test_a_need_moves_what_its_row_makes_active_and_several_rows_move_all() -> N
     assert reused().forecast_bytes(8 + 3, forecast(3, rows=2), 0, gate(1, rows=2)) == 1000
 
 
+# Contracts: C112
 def test_how_good_forecasts_of_channels_are_is_counted_over_the_chosen_experts() -> None:
     """Recall 4 of 5, precision 4 of 6: what is named for expert 5 is nobody's."""
     assert reused().channel_counts([4, 7]) == (1, 5, 4, 6)
@@ -286,6 +291,7 @@ def test_reuse_that_makes_no_sense_is_refused(arguments: tuple[Any, ...], messag
         ReusedChannels(*arguments)
 
 
+# Contracts: C43
 @pytest.mark.parametrize(("share", "moved"), [(0.0, 1), (1.0, 1000)])
 def test_an_access_moves_at_least_a_byte_and_at_most_all(share: float, moved: int) -> None:
     assert active().moved_bytes(3, gate(3, share=np.full((1, 1, 3), share)), 0) == moved

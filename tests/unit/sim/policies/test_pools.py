@@ -44,6 +44,7 @@ def test_a_global_pool_holds_everything() -> None:
     assert list(whole.pool_of) == [0] * 12
 
 
+# Contracts: C84
 @pytest.mark.parametrize(
     ("capacity_bytes", "slots"),
     [
@@ -68,6 +69,7 @@ def test_a_key_of_any_precision_lives_in_the_pool_of_its_site() -> None:
     assert list(plan(16, scope="site").pool_of) == [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1]
 
 
+# Contracts: C84
 @pytest.mark.parametrize(
     ("capacity_bytes", "shares", "pools"),
     [
@@ -101,6 +103,7 @@ def test_too_few_shares_are_refused_with_the_precisions_in_play() -> None:
         plan(100, scope="precision", shares=(0.8,))
 
 
+# Contracts: C85
 @pytest.mark.parametrize(
     ("capacity_bytes", "initial"),
     [(10, (0, 1)), (3, ()), (4, (0,)), (16, (0, 1, 3, 4)), (18, (0, 1, 3, 4))],
@@ -114,6 +117,7 @@ def test_a_global_pool_is_filled_by_site_then_expert_at_the_highest_precision(
     assert plan(capacity_bytes).initial == initial
 
 
+# Contracts: C85
 def test_a_low_pool_is_filled_with_what_the_high_one_does_not_hold() -> None:
     """8 B high: site 0's two experts (keys 0, 1). 2 B low: site 1's two (keys 9, 10), not site
     0's (6, 7).
@@ -172,6 +176,7 @@ def test_slots_start_with_the_initial_keys_and_their_bytes_taken() -> None:
     held.check()
 
 
+# Contracts: C33
 def test_a_claim_takes_free_bytes_first_and_evicts_in_the_policys_order_what_is_lacking() -> None:
     """0 and 1 hold 8 of 10 B. A low one (1 B) is free; a high one (4 B) lacks 3 then: 0 goes,
     the oldest.
@@ -193,6 +198,7 @@ def test_a_claim_of_several_victims_takes_no_more_than_it_needs() -> None:
     assert held.free_bytes == [0]
 
 
+# Contracts: C23
 def test_a_prefetch_takes_nothing_masked_a_demand_does_so_last_and_neither_takes_what_is_pinned() -> (
     None
 ):
@@ -214,6 +220,7 @@ def test_a_prefetch_takes_nothing_masked_a_demand_does_so_last_and_neither_takes
     assert claim(held, 4, must=True) is None
 
 
+# Contracts: C16
 def test_what_must_come_in_overflows_where_that_is_allowed_and_what_is_too_much_is_named() -> None:
     """0, 1 and 3 fill 12 B; 4 comes on top. Then the oldest that is neither pinned nor masked
     goes first.
@@ -235,6 +242,7 @@ def test_a_claim_that_is_given_back_leaves_its_bytes_free() -> None:
     assert held.free_bytes == [4]
 
 
+# Contracts: C24
 def test_a_pool_that_cannot_hold_one_tokens_needs_is_refused_with_the_way_out() -> None:
     with pytest.raises(
         CapacityError,

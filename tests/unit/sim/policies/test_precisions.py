@@ -202,6 +202,7 @@ def test_ten_experts_of_switch_base_take_180_mib_in_fp32() -> None:
     assert 10 * switch.expert_bytes("fp32") == 180 * 2**20
 
 
+# Contracts: C87
 def test_floe_compresses_an_expert_9_23_times() -> None:
     """352.3 MB by (14.7 MB of INT2 up + a tenth of gate and down, 23.5 MB); the paper says 9.3.
     Scales and zeros of the up projection, which the paper leaves out and the device holds, make it
@@ -226,6 +227,7 @@ def test_experts_without_a_gate_have_the_bits_of_up_and_down() -> None:
     assert two.expert_bytes("int4") == PROJECTION
 
 
+# Contracts: C87
 @pytest.mark.parametrize(("name", "matrices"), [("floe", 2), ("floe", 1), ("q4_k_m", 4)])
 def test_bits_by_projection_need_the_projections(name: str, matrices: int) -> None:
     message = (

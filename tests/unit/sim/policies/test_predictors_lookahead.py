@@ -168,6 +168,7 @@ def test_the_offline_budget_is_what_fits_beside_a_block(
     assert transfers_within(block_ms * 10**6, expert_ms * 10**6, top_k) == expected
 
 
+# Contracts: C30
 def test_the_budget_of_a_run_is_that_of_its_mean_layer(
     configure: Configure, bundled_trace: Trace
 ) -> None:

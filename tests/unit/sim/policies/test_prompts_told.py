@@ -30,6 +30,7 @@ def told(trace: Trace, predictor: Predictor, **choice: Any) -> Any:
     return prediction(workload, predictor, LOOKUPS, 0)
 
 
+# Contracts: C109
 @pytest.mark.parametrize(
     "predictor", [GateLookahead(2), GateLookahead(1, experts=1), ConfidentLookahead()]
 )
@@ -64,6 +65,7 @@ def test_unions_of_prompts_are_measured_by_hand() -> None:
     assert prefill["precision"] == both / named
 
 
+# Contracts: C109
 def test_why_not() -> None:
     assert told(CELLS, NoPrediction())["prompts"] is None
     assert told(CELLS, GateLookahead(2, prompts=False))["prompts"] == "not forecast by the system"
@@ -94,6 +96,7 @@ def test_parts_of_prompts_are_named(choice: dict[str, Any], named: str) -> None:
     )
 
 
+# Contracts: C100
 @pytest.mark.parametrize("trace", [CELLS, NEITHER])
 def test_a_predictor_that_reads_rows_says_what_it_lacks(trace: Trace) -> None:
     class Silent(LearnedPerSite):

@@ -18,6 +18,7 @@ def geometry(slots: int, sites: int = 4, experts: int = 8, top_k: int = 2) -> Ge
     return Geometry(sites, experts, top_k, ("fp16",), (16.0,), (10,), 10 * slots)
 
 
+# Contracts: C50
 @pytest.mark.parametrize(
     ("slots", "quotas"),
     [
@@ -186,6 +187,7 @@ def test_quotas_that_cannot_be_are_refused(make: Any, message: str) -> None:
         make()
 
 
+# Contracts: C50
 def test_given_quotas_are_pools_of_so_many_slots_and_filled_each_by_itself() -> None:
     plan = LRU("site", quotas=[3, 1, 0, 2]).pools(geometry(20))
     assert plan.capacity_bytes == (30, 10, 0, 20)

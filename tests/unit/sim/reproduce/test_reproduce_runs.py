@@ -231,6 +231,7 @@ def claim(**given: object) -> Claim:
     )  # type: ignore[arg-type]
 
 
+# Contracts: C137
 def test_verdicts_hold_at_the_default_and_are_reachable_elsewhere() -> None:
     paper = load_paper("hobbit")
     holds = verdict_of(paper, claim(), {"e": Outcome(Value(2.1), {"other": Value(9.0)})})

@@ -63,6 +63,7 @@ def test_a_module_reaches_what_it_imports_at_any_remove_in_functions_and_by_rela
         Code(house).reached(["house.roof"])
 
 
+# Contracts: C138
 @pytest.mark.parametrize(
     "name", ["house/floor.py", "house/garden.py", "house/cellar.py", "house/far/__init__.py"]
 )
@@ -95,6 +96,7 @@ def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [place for name, value in items for place in leaves(value, (*path, name))] or [path]
 
 
+# Contracts: C138
 def test_every_value_of_a_configuration_is_in_the_key_but_where_things_lie() -> None:
     config = make_cell(
         Plan("x", base=("system=hobbit", "model=mixtral_8x7b", "trace.path=/a")), {}

@@ -25,6 +25,7 @@ FACTS = ROOT / ".." / "shared" / "facts" / "claims.csv"
 COUNTS = {"hobbit": 118, "edgemoe": 82, "fate": 78, "floe": 307}
 
 
+# Contracts: C137
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_claim_of_a_paper_has_exactly_one_role(name: str) -> None:
     """Oracle: the numbering, without a gap."""
@@ -77,6 +78,7 @@ def test_what_the_table_calls_reproducible_is_not_waved_away() -> None:
     assert all(claim.role in SCORED for claim in simulated)
 
 
+# Contracts: C137
 def test_no_number_that_a_constant_is_drawn_from_is_scored() -> None:
     for name in PAPERS:
         paper = load_paper(name)

@@ -89,6 +89,7 @@ def test_one_sequence_after_another() -> None:
     assert frames.makespan_ns == 410
 
 
+# Contracts: C104
 def test_needs_say_in_which_phase_and_at_which_gate_they_were() -> None:
     lookups = ran(workload(batching="sequential")).lookups
     assert lookups.columns == [
@@ -247,6 +248,7 @@ def test_loads_stall_the_step_that_waits_for_them() -> None:
     ]
 
 
+# Contracts: C104
 def test_every_answer_has_a_row_in_the_order_of_the_calls() -> None:
     frames = ran(workload(batching="sequential"), initial="empty")
     decisions = frames.decisions

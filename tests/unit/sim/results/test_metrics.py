@@ -72,6 +72,7 @@ def ran(
     return run, execute(run)
 
 
+# Contracts: C115
 def test_no_run_beats_its_bound(ran: tuple[Run, Result]) -> None:
     summary = ran[1].summary
     bounds = summary["bounds"]
@@ -88,6 +89,7 @@ def test_the_summary_is_what_the_tables_say(ran: tuple[Run, Result]) -> None:
     assert NO_RULE not in found.not_recomputed
 
 
+# Contracts: C103
 def test_busy_and_idle_time_make_up_the_makespan(ran: tuple[Run, Result]) -> None:
     _, result = ran
     frames = result.frames
@@ -106,6 +108,7 @@ def test_busy_and_idle_time_make_up_the_makespan(ran: tuple[Run, Result]) -> Non
     assert inside + between == sum(int(ns.sum()) for ns in frames.stalls.values())
 
 
+# Contracts: C103
 def test_a_summary_is_json_and_reports_every_switch(ran: tuple[Run, Result]) -> None:
     run, result = ran
     contracts = result.summary["contracts"]
@@ -132,6 +135,7 @@ def test_bytes_and_time_are_told_by_link(ran: tuple[Run, Result]) -> None:
     assert sum(by_class["activation"] for by_class in summary["bytes"].values()) == 0
 
 
+# Contracts: C51
 def test_prefetches_that_were_started_have_one_outcome_each(ran: tuple[Run, Result]) -> None:
     counts = ran[1].summary["prefetch"]
     started = ("used", "late", "dropped", "evicted_unused", "unused_at_end")
@@ -141,6 +145,7 @@ def test_prefetches_that_were_started_have_one_outcome_each(ran: tuple[Run, Resu
     )
 
 
+# Contracts: C111
 def test_what_a_tier_held_at_its_fullest_fits_it(ran: tuple[Run, Result]) -> None:
     run, result = ran
     peak = result.summary["peak_bytes"]
@@ -152,6 +157,7 @@ def test_what_a_tier_held_at_its_fullest_fits_it(ran: tuple[Run, Result]) -> Non
         assert run.controller.slots.peak_bytes - capacity[0] <= run.ledger.overflow_bytes
 
 
+# Contracts: C111
 def test_a_ram_tier_reports_what_it_was_asked_for(ran: tuple[Run, Result]) -> None:
     run, result = ran
     ram = result.summary["ram"]
@@ -217,6 +223,7 @@ def test_forecasts_of_several_rows_are_measured_as_unions(
     )
 
 
+# Contracts: C108
 def test_what_loads_before_the_run_takes_every_link_it_crosses(
     configure: Configure, bundled_trace: Trace
 ) -> None:

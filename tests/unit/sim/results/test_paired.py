@@ -32,6 +32,7 @@ def test_twice_as_slow_on_every_sequence_is_2_for_certain_however_they_vary() ->
     assert found.is_decided
 
 
+# Contracts: C112
 def test_fewer_than_four_sequences_have_a_ratio_and_an_interval_but_no_verdict() -> None:
     ours = np.array([3.0, 1.0, 40.0])
     found = paired(ours, 2 * ours)

@@ -42,11 +42,13 @@ def test_waiting_for_a_prefetch_that_was_on_its_way() -> None:
     assert split((10, 25, 0), one(PREFETCH, 3, 4, 25)) == {"late_prefetch": 15}
 
 
+# Contracts: C55
 def test_a_prefetch_that_was_urgent_when_its_service_began_counts_as_a_demand() -> None:
     urgent = Sent(PREFETCH, ((0, 3),), (Service(12, 25, urgent=True),))
     assert split((10, 25, 1), one(DEMAND, 0, 5, 12), urgent) == {"behind_demand": 2, "demand": 13}
 
 
+# Contracts: C72
 def test_waiting_behind_a_demand_and_a_prefetch_before_the_own_service() -> None:
     """10..12 behind a demand, 12..18 behind a prefetch, 18..25 served."""
     sent = (one(DEMAND, 0, 5, 12), one(PREFETCH, 1, 12, 18), one(DEMAND, 9, 18, 25))
@@ -91,6 +93,7 @@ def test_no_idle_time_has_no_parts() -> None:
 # ---- what is no transfer
 
 
+# Contracts: C71
 @pytest.mark.parametrize(
     ("cause", "part"), [(CPU_RESULT, "cpu_join"), (HOST_TIME, "host"), (NO_REQUEST, "no_request")]
 )
@@ -98,6 +101,7 @@ def test_what_no_transfer_ended_is_one_part_as_a_whole(cause: int, part: str) ->
     assert split((10, 25, cause)) == {part: 15}
 
 
+# Contracts: C71
 def test_a_dense_block_is_one_part_as_a_whole_its_queue_included() -> None:
     assert split((10, 25, 1), one(DEMAND, 0, 5, 15), one(DENSE, 1, 15, 25)) == {"dense": 15}
 
@@ -144,6 +148,7 @@ def test_a_demand_waits_for_the_chunk_in_front_of_it() -> None:
 # ---- routes
 
 
+# Contracts: C72
 def test_a_hop_before_the_last_is_storage() -> None:
     """Queued on link 1 at 8, read 8..18, on to link 0 at 18, moved 18..25."""
     mine = Sent(DEMAND, ((1, 8), (0, 18)), (Service(8, 18, link=1), Service(18, 25)))
@@ -195,6 +200,7 @@ def test_three_links_are_walked_back_one_after_another() -> None:
 # ---- partial moves, write-back
 
 
+# Contracts: C72
 def test_the_rest_of_a_partial_move_goes_on_with_the_prefetch_that_it_completes() -> None:
     """The prefetch arrives at 14; its rest waits for a demand until 17, and is there at 25."""
     part, other = one(PREFETCH, 2, 3, 14), one(DEMAND, 9, 14, 17)
@@ -232,6 +238,7 @@ def test_what_a_demand_writes_back_is_a_demand_like_itself() -> None:
 # ---- no residual
 
 
+# Contracts: C72
 @pytest.mark.parametrize(
     "sent",
     [

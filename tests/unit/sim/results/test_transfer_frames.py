@@ -32,6 +32,7 @@ def traffic(*sent: Sent, makespan: int = 1000, links: Sequence[str] = ("near", "
     return Traffic(controller, DURATIONS, record, links)
 
 
+# Contracts: C104
 def test_a_hop_has_a_row_with_its_own_link_and_times() -> None:
     mine = Sent(DEMAND, ((1, 8), (0, 18)), (Service(8, 18, link=1, moved=13), Service(19, 25)))
     other = Sent(PREFETCH, ((0, 4),), (Service(5, 9),), outcome=int(PrefetchOutcome.USED))

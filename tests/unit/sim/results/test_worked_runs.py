@@ -81,6 +81,7 @@ def worked(request: pytest.FixtureRequest, folders: dict[str, Path]) -> tuple[st
     return request.param, summary_of(folders[request.param], **loader)
 
 
+# Contracts: C51, C107, C108, C109, C111, C112
 def test_every_key_is_what_the_page_works_out(worked: tuple[str, dict[str, Any]]) -> None:
     run, told = worked
     expected = by_hand(run)

@@ -66,6 +66,7 @@ def test_two_runs_of_one_second_have_two_folders(
     assert {out.split("files: ")[1].split("outputs/")[1].strip() for out, _ in told} == expected
 
 
+# Contracts: C132
 def test_every_folder_that_is_named_by_the_clock_is_a_fresh_one() -> None:
     named = [
         line
@@ -126,6 +127,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
+# Contracts: C132
 def test_a_folder_that_another_process_writes_into_is_refused_until_that_has_ended(
     tmp_path: Path,
 ) -> None:

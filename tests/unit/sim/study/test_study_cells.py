@@ -143,6 +143,7 @@ def test_the_command_line_holds_against_the_study_and_shows_in_its_axes() -> Non
     assert {cell.config["seed"] for cell in cells} == {1}
 
 
+# Contracts: C133
 def test_the_key_is_of_the_resolved_configuration_whatever_words_led_to_it() -> None:
     one = make_cell(plan("system=lru", "seed=0"), {"budget.resident_share": 0.25})
     same = make_cell(
@@ -158,6 +159,7 @@ def test_the_key_is_of_the_resolved_configuration_whatever_words_led_to_it() -> 
     assert len({one.key, *(cell.key for cell in others)}) == 5
 
 
+# Contracts: C133
 def test_the_key_changes_with_the_trace_and_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     from sim.study import cells
 
@@ -270,6 +272,7 @@ def test_the_columns_of_a_row_are_numbers_and_texts_of_a_summary() -> None:
     )
 
 
+# Contracts: C135
 def test_what_cells_share_is_changed_by_none_of_them() -> None:
     values = {"cache.weights.lru": 0.9, "cache.weights": {"lfu": 0.7}, "seed": 3}
     changed = make_cell(plan("system=hobbit"), values).config

@@ -46,6 +46,7 @@ def test_one_of_25_files_composes_as_by_hydra() -> None:
     check_files(FILES[::25])
 
 
+# Contracts: C135
 @pytest.mark.thorough
 def test_every_file_composes_as_by_hydra() -> None:
     check_files(FILES)

@@ -77,6 +77,7 @@ def test_what_a_killed_study_has_only_in_its_journal_is_found_again(tmp_path: Pa
     assert [path.name for path in (tmp_path / "cells").iterdir() if path.name.startswith(".")] == []
 
 
+# Contracts: C134
 def test_a_finished_cell_is_in_the_journal_before_the_next_begins(tmp_path: Path) -> None:
     with dataset(tmp_path) as data:
         data.add(row(7))
@@ -87,6 +88,7 @@ def test_a_finished_cell_is_in_the_journal_before_the_next_begins(tmp_path: Path
         assert keys(tmp_path) == ["k007"]
 
 
+# Contracts: C134
 def test_a_corrupt_part_is_kept_aside_and_told_and_the_rest_stays_readable(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2)
     fill(tmp_path, 3)
@@ -106,6 +108,7 @@ def test_a_corrupt_part_is_kept_aside_and_told_and_the_rest_stays_readable(tmp_p
     assert sorted(pd.read_parquet(tmp_path / "cells")["key"]) == ["k001", "k003"]
 
 
+# Contracts: C134
 def test_two_studies_cannot_write_one_dataset(tmp_path: Path) -> None:
     with dataset(tmp_path) as data:
         data.add(row(1))

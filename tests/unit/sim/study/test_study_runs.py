@@ -64,6 +64,7 @@ def quiet(text: str) -> None:
     """What a study tells."""
 
 
+# Contracts: C134
 def test_a_refused_cell_is_recorded_with_its_reason_and_the_others_run(tmp_path: Path) -> None:
     counts = conduct("x", cells_of(), Here(), tmp_path, tell=quiet)
     assert counts == {"done": 6, "refused": 2}
@@ -204,6 +205,7 @@ def test_cells_that_wait_follow_even_where_all_that_ran_have_ended_at_once(
     assert conduct("x", cells, Pool(1), tmp_path, tell=quiet) == {"done": len(cells)}
 
 
+# Contracts: C135
 @pytest.mark.skipif(not launchers.THREADS.is_dir(), reason="threads are told on Linux only")
 def test_a_process_is_copied_only_while_polars_has_not_been_used() -> None:
     code = (

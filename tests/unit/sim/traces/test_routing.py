@@ -95,6 +95,7 @@ def test_route_equals_brute_force(
         np.testing.assert_allclose(weights[place], [weight for _, weight in expected], rtol=2e-6)
 
 
+# Contracts: C89
 def test_choosing_a_null_expert_gives_none() -> None:
     rule = RoutingRule(weight="norm", null_experts=2)
     ids, weights = rule.route(

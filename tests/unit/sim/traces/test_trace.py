@@ -114,6 +114,7 @@ def test_wide_columns_are_read_only_when_asked_for(written: Path) -> None:
         trace.ids[0, 0, 0] = 0
 
 
+# Contracts: C90
 def test_one_norm_of_the_lookahead_is_read_as_it_is_in_all_of_them(written: Path) -> None:
     both = read_trace(written, ["lookahead"]).lookahead
     assert set(both) == {"raw", "renormed"}
@@ -170,6 +171,7 @@ def test_paths_stay_inside(tmp_path: Path, path: str) -> None:
         write_trace(tmp_path / "trace", make_trace(), {path: b""})
 
 
+# Contracts: C88
 @pytest.mark.parametrize("name", ["routes.parquet", "hidden/part.bin", "README.md"])
 @pytest.mark.parametrize("harm", ["alter", "truncate", "remove", "link"])
 def test_harmed_files_are_refused_by_name(written: Path, name: str, harm: str) -> None:
@@ -268,6 +270,7 @@ def test_a_column_that_was_not_asked_for_is_checked_for_its_type_too(written: Pa
         read_trace(written)
 
 
+# Contracts: C89
 def test_weights_scaled_by_a_wrong_step_are_refused_by_the_sum_that_their_rule_gives(
     tmp_path: Path,
 ) -> None:
@@ -309,6 +312,7 @@ def test_what_is_too_large_for_memory_is_refused_before_it_is_read(
     assert caught.value.field == field
 
 
+# Contracts: C88
 @pytest.mark.parametrize(
     ("edit", "field", "rule"),
     [

@@ -36,6 +36,7 @@ def summary_with(configure: Callable[..., DictConfig], bundled_trace: Trace) -> 
     return run
 
 
+# Contracts: C94
 def test_serious_findings_of_the_whole_trace_or_of_sequences_that_ran_are_repeated(
     summary_with: Callable[..., dict], bundled_trace: Trace
 ) -> None:
@@ -47,6 +48,7 @@ def test_serious_findings_of_the_whole_trace_or_of_sequences_that_ran_are_repeat
     assert found == ["top_k: 6 of 8 [sic]", "repetition: loops (here: 1 of 2 sequences)"]
 
 
+# Contracts: C94
 def test_a_trace_that_nobody_checked_is_told_from_a_clean_one(
     summary_with: Callable[..., dict],
 ) -> None:

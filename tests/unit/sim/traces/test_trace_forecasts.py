@@ -79,6 +79,7 @@ def steps_told(found: list[Any]) -> set[int]:
     return {step for step, *_ in found}
 
 
+# Contracts: C99
 @pytest.mark.parametrize(
     "choice", [SEQUENTIAL, STATIC, CONTINUOUS, OVER_TIME, {"batching": "recorded"}]
 )
@@ -103,6 +104,7 @@ def test_prompts_recorded_in_pieces_add_up_and_padding_has_no_forecast() -> None
             assert_same(told(cells, norm=norm, **choice), told(rows, norm=norm, **choice))
 
 
+# Contracts: C98
 @pytest.mark.parametrize("choice", [SEQUENTIAL, STATIC])
 def test_prompts_of_an_encoder_are_forecast_at_its_sites(choice: dict[str, Any]) -> None:
     rows = both_stacks(((5, 2), (3, 4), (1, 1)), seed=4)
@@ -112,6 +114,7 @@ def test_prompts_of_an_encoder_are_forecast_at_its_sites(choice: dict[str, Any])
     assert_same(told(cells, **choice), found)
 
 
+# Contracts: C99
 def test_part_of_a_prompt_is_not_forecast_and_more_than_the_prompt_is() -> None:
     rows = rows_trace()
     cells = with_cells(rows)
@@ -149,6 +152,7 @@ def test_predictors_of_gates_forecast_prompts_from_cells() -> None:
         assert said[0] == said[1]
 
 
+# Contracts: C98
 def test_cells_by_hand() -> None:
     """Two tokens of top 2: 1 before 0 (0.75, 0.25), and 1 before 2 alike."""
     rule = rows_trace().header.sites[0].rule
@@ -168,6 +172,7 @@ def test_cells_by_hand() -> None:
     assert forecast_cells([rule, rule], 2, np.array([4, 4]), np.array([9, 9]), scores).is_empty()
 
 
+# Contracts: C98
 def test_they_are_written_and_read_with_the_lookahead_of_their_norm(tmp_path: Path) -> None:
     made = with_cells(rows_trace())
     header = write_trace(tmp_path / "one", made)

@@ -131,6 +131,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
     return trace, round_trip(trace, tmp_path_factory.mktemp("counted") / "trace")
 
 
+# Contracts: C95
 @pytest.mark.parametrize("system", ["lru", "moe_infinity", "fiddler"])
 def test_a_run_over_counts_is_the_run_over_rows(
     system: str, configure: Callable[..., DictConfig], both: tuple[Trace, Trace]
@@ -149,6 +150,7 @@ def test_a_run_over_counts_is_the_run_over_rows(
         assert one.equals(other), name
 
 
+# Contracts: C95
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -101,6 +101,7 @@ def test_a_chunk_of_a_prompt_runs_beside_those_that_decode() -> None:
     ]
 
 
+# Contracts: C78
 def test_a_chunk_stands_in_the_turn_of_its_sequence_not_behind_those_that_decode() -> None:
     long_first = (Request(0, 4, 1), Request(1, 1, 2))
     assert walk(Batcher(long_first, "continuous", 2, prefill_chunk=2), ten) == [
@@ -248,10 +249,12 @@ def test_without_a_rate_every_request_is_there_at_0() -> None:
     assert arrival_times(3) == (0, 0, 0)
 
 
+# Contracts: C79
 def test_given_arrivals_are_taken_as_they_are() -> None:
     assert arrival_times(3, given_ns=[5, 0, 5]) == (5, 0, 5)
 
 
+# Contracts: C79
 def test_a_poisson_process_has_independent_exponential_gaps_of_the_stated_mean() -> None:
     times = arrival_times(20_000, per_s=250.0, seed=1)
     assert all(isinstance(time, int) for time in times)
@@ -305,6 +308,7 @@ def test_a_sequence_cannot_be_requested_twice_nor_without_rows() -> None:
         Request(0, 1, 1, -1)
 
 
+# Contracts: C79
 @pytest.mark.parametrize(
     ("choices", "message"),
     [

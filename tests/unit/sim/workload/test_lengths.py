@@ -42,6 +42,7 @@ def steps_of(workload: Workload) -> list[tuple[int, int, bool]]:
     return [(step.sequences[0], step.rows, step.decode) for step in workload.steps]
 
 
+# Contracts: C80
 def test_a_prompt_may_take_decoded_tokens_and_leave_prompt_tokens_to_be_decoded() -> None:
     """Sequences of 2 + 4 and 4 + 2 tokens as 3 in and 2 out: both are the first five tokens, in
     their order.
@@ -152,6 +153,7 @@ def test_a_sequence_without_its_beginning_has_no_prompt_to_cut() -> None:
     assert len(cut(late, None, 2).steps) == 3
 
 
+# Contracts: C80
 def test_an_encoders_prompt_is_not_cut() -> None:
     trace = load_trace("capture/assets/traces/tiny_switch", 0)
     with pytest.raises(

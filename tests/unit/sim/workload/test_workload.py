@@ -64,6 +64,7 @@ def first_gate(given: Trace, **choices: Any) -> StepGate:
 # ---- need order and scores
 
 
+# Contracts: C7, C8
 @pytest.mark.parametrize(
     ("experts", "weights", "needs", "scores"),
     [
@@ -96,6 +97,7 @@ def test_needs_of_one_row_go_by_weight_then_id_and_score_what_is_ranked_above(
     assert list(gate.scores) == pytest.approx(scores)
 
 
+# Contracts: C7, C8
 def test_needs_of_several_rows_go_by_rows_then_id_with_the_smallest_score_and_the_summed_weight() -> (
     None
 ):
@@ -214,6 +216,7 @@ def both() -> Trace:
     return trace(*rows, prompt=2)
 
 
+# Contracts: C76
 def test_recorded_batches_keep_the_steps_of_the_trace() -> None:
     steps = Workload(both(), split="all", batching="recorded").steps
     assert [(s.start, s.stop, s.rows, s.sequences, s.token, s.decode) for s in steps] == [
