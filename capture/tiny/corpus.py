@@ -1,4 +1,4 @@
-"""The text that the project's own models are trained and evaluated on; `capture.corpus` shows it."""
+"""The text that the project's own models are trained and evaluated on (see `capture.corpus`)."""
 
 from __future__ import annotations
 
