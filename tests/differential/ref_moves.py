@@ -1,4 +1,4 @@
-"""Transfers of the reference: queues, claims, hops, chunks, staging (section 5)."""
+"""The transfers of the reference: queues, claims, hops, chunks, staging (section 5)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Lookups that may be written wrongly, in closed form, against trying each of them in plain Python.
+"""Lookups that may be written wrongly: the closed form against trying each in plain Python.
 
-Small logs: two sites whose experts differ in size, a prompt of three rows, then one token a step.
-Every lookup with every other expert, and every two lookups in each other's place, go through the
-phone's rule (`altered_phone.plain`).
+The logs are small: two sites whose experts differ in size, a prompt of three rows, then one token a
+step. Every lookup with every other expert, and every two lookups in each other's place, go through
+the phone's rule (`altered_phone.plain`).
 """
 
 from __future__ import annotations
