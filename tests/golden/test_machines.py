@@ -59,8 +59,7 @@ def layer_ms(name: str, precision: str) -> float:
     ) / 1e6
 
 
-# ---- presets of papers
-# -----------------------------------------------------------------------------------------------
+# Presets of papers
 
 
 def test_hobbits_4090_computes_a_layer_in_3_ms_and_loads_two_experts_in_22() -> None:
@@ -114,8 +113,7 @@ def test_an_expert_takes_nearly_15_ms_on_floes_pc_and_6_ms_on_fates() -> None:
     )
 
 
-# ---- all of them
-# -----------------------------------------------------------------------------------------------------
+# All of them
 
 
 @pytest.mark.parametrize("name", MACHINES)

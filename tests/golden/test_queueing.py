@@ -117,8 +117,7 @@ def test_in_a_burst_at_0_the_wait_for_ones_turn_counts_as_it_does_a_nanosecond_l
     assert [one["end_ns"] + 1 for one in burst] == [one["end_ns"] for one in later]
 
 
-# ---- arrivals from a file
-# --------------------------------------------------------------------------------------------
+# Arrivals from a file
 
 
 def test_arrivals_may_stand_in_a_file_one_a_line(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class FakeRuntime:
     def set_capacity(self, num_bytes: int) -> None:
         self._capacity_bytes = num_bytes
 
-    # ---- order
+    # Order
 
     def stream(self, name: str) -> FakeStream:
         with self._lock:
@@ -113,7 +113,7 @@ class FakeRuntime:
         if stream is self.legacy or stream not in self._streams:
             raise OrderError(f"stream {stream.name} is not one of the runtime's own")
 
-    # ---- memory
+    # Memory
 
     def allocate(self, num_bytes: int) -> Tensor:
         with self._lock:
@@ -157,7 +157,7 @@ class FakeRuntime:
             )
         return memory
 
-    # ---- work
+    # Work
 
     def copy(self, target: Tensor, source: Tensor, stream: FakeStream) -> None:
         if target.shape != source.shape:

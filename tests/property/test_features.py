@@ -31,8 +31,7 @@ def scenarios(ties: bool) -> Iterator[Scenario]:
     return (scenario_of(name, seed, ties) for name, seed in names())
 
 
-# ---- state, at every call
-# --------------------------------------------------------------------------------------------
+# State, at every call
 
 
 @BOTH_TIES
@@ -73,8 +72,7 @@ def test_the_runs_ask_their_policies_and_make_every_call(ties: bool) -> None:
     assert refusing
 
 
-# ---- bytes
-# -----------------------------------------------------------------------------------------------------------
+# Bytes
 
 
 @BOTH_TIES
@@ -160,8 +158,7 @@ def test_what_comes_into_ram_came_over_its_link(ties: bool) -> None:
     assert seen > 100
 
 
-# ---- times
-# -----------------------------------------------------------------------------------------------------------
+# Times
 
 
 @BOTH_TIES
@@ -214,8 +211,7 @@ def busy_ns(one: Done, link: int) -> int:
     return busy
 
 
-# ---- the same run again, otherwise
-# -----------------------------------------------------------------------------------
+# The same run again, otherwise
 
 
 @BOTH_TIES

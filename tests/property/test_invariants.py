@@ -46,8 +46,7 @@ def ended(one: Done, service: ServiceRow) -> int:
     return one.timeline.makespan_ns if service.end_ns < 0 else service.end_ns
 
 
-# ---- random scenarios
-# ------------------------------------------------------------------------------------------------
+# Random scenarios
 
 
 @BOTH_TIES
@@ -137,8 +136,7 @@ def test_counts_are_sums_over_rows(ties: bool) -> None:
         assert counts["queued"] == counts["started"] + sum(never_issued)
 
 
-# ---- bounds
-# ----------------------------------------------------------------------------------------------------------
+# Bounds
 
 
 def requests(one: Done) -> tuple[Any, Any, Any]:
@@ -238,8 +236,7 @@ def test_the_fewest_loads_are_those_of_brute_force(
     assert found == loads_by_brute_force(gates, slots, initial, whole, over)
 
 
-# ---- runs that are built
-# ---------------------------------------------------------------------------------------------
+# Runs that are built
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,7 @@ from property.contracts import CONF, GEOMETRY, GROUPS, PROFILE, Make, discover, 
 from sim.policies.recency import LRU
 from sim.values.types import Cause, Outcome
 
-# ---- caches: any history that a controller could bring
-# ---------------------------------------------------------------
+# Caches: any history that a controller could bring
 
 
 @dataclass(frozen=True)
@@ -240,8 +239,7 @@ def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
     return policy.pools(GEOMETRY)
 
 
-# ---- a new policy
-# ----------------------------------------------------------------------------------------------------
+# A new policy
 
 
 MOST_RECENT = '''

@@ -27,8 +27,7 @@ from sim.traces.trace import ModelShape
 from sim.values.types import REROUTE, SKIP, Place
 from sim.workload.steps import StepGate, Workload
 
-# ---- selectors
-# -------------------------------------------------------------------------------------------------------
+# Selectors
 
 
 SCORES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.7, 1.0])
@@ -84,8 +83,7 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
         assert set(permitted) <= {(selector.constant,)}
 
 
-# ---- predictors and placements
-# ---------------------------------------------------------------------------------------
+# Predictors and placements
 
 
 def _workload() -> Workload:

@@ -197,8 +197,7 @@ def test_best_schedules_on_paper(instance: Instance, units: int) -> None:
     assert shortest(instance) == units
 
 
-# ---- runs
-# ------------------------------------------------------------------------------------------------------------
+# Runs
 
 
 class Foretold:
@@ -317,8 +316,7 @@ def test_no_system_is_below_its_bound(system: str, share: float) -> None:
     assert found.lower_ns == max(found.compute_ns, found.link_ns, found.relaxed_ns or 0)
 
 
-# ---- the problem as it is posed
-# --------------------------------------------------------------------------------------
+# The problem as it is posed
 
 
 def test_the_work_of_all_intervals_is_the_compute_bound() -> None:

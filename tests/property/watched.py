@@ -195,7 +195,7 @@ class Watch:
         selector.select, placement.place = selecting, placing  # type: ignore[method-assign]
         payload.moved_bytes, payload.missing_bytes = moving, missing  # type: ignore[method-assign]
 
-    # ---- after a call
+    # After a call
 
     def check(self, new_pins: bool) -> None:
         self.checks += 1

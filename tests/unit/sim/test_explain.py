@@ -245,7 +245,7 @@ def test_a_forecast_by_statistics_is_not_told_by_the_ranks_of_the_lookahead(
     assert any("what ExpertPaths forecast no row tells" in text for text in told)
 
 
-# ---- by hand
+# By hand
 
 
 def by_hand(folder: Path) -> Path:

@@ -88,7 +88,7 @@ def test_a_trace_without_a_fit_split_is_refused(bundled_trace: Trace) -> None:
         fit_sequences(replace(bundled_trace, header=replace(header, sequences=sequences)))
 
 
-# ---- what ships with the project
+# What ships with the project
 
 
 @pytest.mark.parametrize("name", FITTED)
@@ -114,7 +114,7 @@ def test_what_ships_stays_small() -> None:
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 1_000_000
 
 
-# ---- runs
+# Runs
 
 
 @pytest.mark.parametrize("name", ["expert_paths", "learned"])
@@ -241,7 +241,7 @@ def test_a_pickle_is_never_opened(written: Path) -> None:
         read_artefact(written)
 
 
-# ---- the command
+# The command
 
 
 def test_the_command_writes_what_a_run_then_takes(
@@ -298,7 +298,7 @@ def test_the_command_reads_what_its_words_say() -> None:
     assert str(request.output_dir) == "outputs/predictors"
 
 
-# ---- gate inputs
+# Gate inputs
 
 
 def test_gate_inputs_are_those_of_the_rows(bundled_trace: Trace) -> None:
@@ -389,7 +389,7 @@ def test_a_trace_without_lookahead_is_refused_by_a_predictor_that_reads_it(
             )
 
 
-# ---- how good forecasts were
+# How good forecasts were
 
 
 def test_asking_again_counts_what_the_columns_count(bundled_trace: Trace) -> None:

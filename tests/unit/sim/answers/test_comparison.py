@@ -133,8 +133,7 @@ def test_with_arrivals_the_latency_decides(arrivals: str) -> None:
     assert found.verdict.verdict == FASTER
 
 
-# ---- what is refused
-# -------------------------------------------------------------------------------------------------
+# What is refused
 
 
 def changed(one: Trial, what: str, value: Any) -> Trial:
@@ -256,8 +255,7 @@ def test_what_cannot_be_asked_is_refused(
     assert told in capsys.readouterr().err
 
 
-# ---- what is printed
-# -------------------------------------------------------------------------------------------------
+# What is printed
 
 
 @pytest.fixture

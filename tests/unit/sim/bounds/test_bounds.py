@@ -217,8 +217,7 @@ def test_the_bound_is_for_every_cache_of_the_budget_not_for_what_one_makes_of_it
     assert (found.belady_loads, found.link_ns) == (12, 1000)
 
 
-# ---- what may avoid a load or make it cheaper
-# ------------------------------------------------------------------------
+# What may avoid a load or make it cheaper
 
 
 class Halves:
@@ -262,8 +261,7 @@ def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
     assert bounds(Fixed("fp16"), 32, durations=slow).compute_ns == DENSE + 12 * 8 + 6 * 9
 
 
-# ---- several engines, sizes, slots beside the pools
-# ------------------------------------------------------------------
+# Several engines, sizes, slots beside the pools
 
 
 @pytest.mark.parametrize(
@@ -338,8 +336,7 @@ def test_what_a_gate_leaves_over_the_slots_may_be_kept() -> None:
     assert fewest_loads(ticks, items, 2, (), over=np.full(6, 3)) == 3
 
 
-# ---- links further out
-# -----------------------------------------------------------------------------------------------
+# Links further out
 
 TWO_HOPS = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 300}], (1,))
 

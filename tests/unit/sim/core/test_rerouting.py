@@ -39,8 +39,7 @@ def to(expert: int, precision: int = 0) -> int:
     return rerouted(expert, precision, 2)
 
 
-# ---- what a selector's answers mean
-# ----------------------------------------------------------------------------------
+# What a selector's answers mean
 
 
 @pytest.mark.parametrize(("expert", "precision", "answer"), [(0, 0, 2), (0, 1, 3), (5, 1, 13)])
@@ -125,8 +124,7 @@ def test_a_reroute_is_an_outcome_where_the_other_is_there_or_comes_with_another_
     )
 
 
-# ---- serving what was forecast
-# ---------------------------------------------------------------------------------------
+# Serving what was forecast
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,7 @@ def loaded(timeline: Timeline) -> list[tuple[Any, ...]]:
     return served(timeline, "number", "start_ns", "end_ns", "bytes")
 
 
-# ---- one engine
-# ------------------------------------------------------------------------------------------------------
+# One engine
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -74,8 +73,7 @@ def test_what_the_end_of_the_run_cuts_has_no_end() -> None:
     assert timeline.makespan_ns == 4
 
 
-# ---- several engines
-# -------------------------------------------------------------------------------------------------
+# Several engines
 
 
 def test_three_engines_take_three_times_as_long_each() -> None:
@@ -172,8 +170,7 @@ def test_what_is_left_of_a_nanosecond_is_kept() -> None:
     assert served(timeline) == [(0, 0, 1, 18), (1, 0, 3, 22), (2, 0, 4, 23)]
 
 
-# ---- cut-through
-# -----------------------------------------------------------------------------------------------------
+# Cut-through
 
 
 @pytest.mark.parametrize(
@@ -251,8 +248,7 @@ def test_what_finds_no_slot_at_the_end_of_its_hop_either_is_dropped() -> None:
     assert outcomes(timeline) == ["hit", "miss"]
 
 
-# ---- chunks
-# ----------------------------------------------------------------------------------------------------------
+# Chunks
 
 
 def chunked(base: int, link: Link, chunk: int = 1) -> Timeline:
@@ -339,8 +335,7 @@ def test_time_behind_a_prefetch_ends_at_the_cut() -> None:
     assert stalls(chunked(1, Link(0, 10))) == {"behind_prefetch": 8, "demand": 40}
 
 
-# ---- write-back
-# ------------------------------------------------------------------------------------------------------
+# Write-back
 
 
 @pytest.mark.parametrize(
@@ -357,8 +352,7 @@ def test_what_is_written_back_goes_over_the_link_in_the_same_service(link: Link)
     assert [row.bytes for row in timeline.services] == [1, 1]
 
 
-# ---- which link
-# ------------------------------------------------------------------------------------------------------
+# Which link
 
 
 @pytest.mark.parametrize(

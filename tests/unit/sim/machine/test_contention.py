@@ -157,8 +157,7 @@ def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
     assert other.left == 0
 
 
-# ---- runs
-# ------------------------------------------------------------------------------------------------------------
+# Runs
 
 DEMAND = (
     "system=load_on_demand",

@@ -65,8 +65,7 @@ def loaded(name: str) -> Any:
         return instantiate(compose(f"hardware/{name}")["hardware"], _convert_="all")
 
 
-# ---- figures
-# ---------------------------------------------------------------------------------------------------------
+# Figures
 
 
 def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> None:
@@ -104,8 +103,7 @@ def test_host_times_become_whole_nanoseconds() -> None:
     assert machine().host.costs == HostCosts()
 
 
-# ---- links and routes
-# ------------------------------------------------------------------------------------------------
+# Links and routes
 
 
 def test_links_are_in_order_from_the_device_outwards_under_the_names_they_are_given() -> None:
@@ -162,8 +160,7 @@ def test_a_route_that_cannot_be_is_refused_with_the_machine(
         machine(**changes)
 
 
-# ---- ranges
-# ----------------------------------------------------------------------------------------------------------
+# Ranges
 
 
 def with_link(**changes: Any) -> Hardware:
@@ -266,8 +263,7 @@ def test_a_machine_that_cannot_be_is_refused_by_the_name_of_its_key(
         build(**changes)
 
 
-# ---- the files
-# -------------------------------------------------------------------------------------------------------
+# The files
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -114,8 +114,7 @@ def test_whichever_stage_is_slower_sets_the_pace() -> None:
     assert Gather(20, 5.0, 200.0, 10**6).time_s(10**8, 25 * GB) == pytest.approx(4e-3 + 1e6 / 100e9)
 
 
-# ---- on a link
-# -------------------------------------------------------------------------------------------------------
+# On a link
 
 
 def link(**changes: Any) -> Link:

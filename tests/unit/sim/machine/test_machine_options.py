@@ -77,8 +77,7 @@ def durations(
     return Roofline(model or small(), hardware, precisions, **options)
 
 
-# ---- measured
-# --------------------------------------------------------------------------------------------------------
+# Measured
 
 
 @pytest.mark.parametrize(
@@ -144,8 +143,7 @@ def test_a_table_of_a_link_that_is_not_there_is_refused() -> None:
         machine(measured=Measured(copy_us={"nvme": POINTS}))
 
 
-# ---- gates run ahead
-# -------------------------------------------------------------------------------------------------
+# Gates run ahead
 
 
 def test_gates_that_are_run_ahead_on_the_device_delay_every_gate() -> None:
@@ -179,8 +177,7 @@ def test_gates_that_are_run_ahead_on_the_cpu_answer_later() -> None:
     assert not machine(forecasting=Forecasting("cpu"), cpu=cpu).predicts_later(0)
 
 
-# ---- dequantisation
-# --------------------------------------------------------------------------------------------------
+# Dequantisation
 
 
 def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once() -> None:
@@ -195,8 +192,7 @@ def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once
     assert written.expert_ns(0, 0, 1) == fused.expert_ns(0, 0, 1) == 7_680 + 3_000
 
 
-# ---- one memory
-# ------------------------------------------------------------------------------------------------------
+# One memory
 
 CPU = Cpu(
     peak_tflops=1.0,
@@ -233,8 +229,7 @@ def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
     assert machine().together(True) == machine()
 
 
-# ---- what no machine can be
-# ------------------------------------------------------------------------------------------
+# What no machine can be
 
 
 @pytest.mark.parametrize(

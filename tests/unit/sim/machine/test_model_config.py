@@ -47,8 +47,7 @@ def conf(name: str) -> Model:
         return instantiate(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
-# ---- against transformers
-# --------------------------------------------------------------------------------------------
+# Against transformers
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_hidden_layers": 2},
@@ -93,8 +92,7 @@ def test_the_bundled_models_files_say_what_their_configurations_say(name: str) -
     assert vars(read) | {"source": ""} == vars(written) | {"source": ""}
 
 
-# ---- by hand
-# ---------------------------------------------------------------------------------------------------------
+# By hand
 
 
 def test_a_plain_configuration_by_hand() -> None:
@@ -134,8 +132,7 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
     assert model_from_config(read_config(path), "small", "a test") == small()
 
 
-# ---- refusals
-# --------------------------------------------------------------------------------------------------------
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -194,8 +191,7 @@ def test_a_file_that_is_no_configuration_is_refused(
         read_config(path)
 
 
-# ---- the command
-# -----------------------------------------------------------------------------------------------------
+# The command
 
 
 def test_the_command_writes_a_file_that_is_the_same_model(

@@ -27,8 +27,7 @@ from sim.policies.scores import (
 )
 from sim.values.types import Cause, Geometry
 
-# ---- LRU and FIFO
-# ----------------------------------------------------------------------------------------------------
+# LRU and FIFO
 
 
 def test_lru_starts_in_the_order_of_the_initial_keys() -> None:
@@ -138,8 +137,7 @@ def test_the_transient_buffer_has_room_for_one_token_and_starts_empty() -> None:
     )
 
 
-# ---- LFU
-# -------------------------------------------------------------------------------------------------------------
+# LFU
 
 
 def used(counts: str) -> LFU:
@@ -213,8 +211,7 @@ def test_an_unknown_scope_of_counts_is_refused() -> None:
         LFU("layer")
 
 
-# ---- weighted score, HOBBIT eq. 3
-# ------------------------------------------------------------------------------------
+# Weighted score, HOBBIT eq. 3
 
 
 def weighted(*keys: int, **weights: float) -> Any:
@@ -325,8 +322,7 @@ def test_weights_that_are_missing_or_negative_are_refused(weights: dict[str, flo
         WeightedScore(weights)
 
 
-# ---- what is asked for and never comes in
-# ----------------------------------------------------------------------------
+# What is asked for and never comes in
 
 
 EVERY = {

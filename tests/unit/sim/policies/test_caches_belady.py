@@ -48,8 +48,7 @@ def test_belady_without_a_future_is_refused() -> None:
         Belady().pools(ONE_SITE)
 
 
-# ---- bypass
-# ----------------------------------------------------------------------------------------------------------
+# Bypass
 
 
 def bypassing(slots: int, schedule: list[list[int]], *keys: int) -> Any:
@@ -80,8 +79,7 @@ def test_without_bypass_everybody_enters() -> None:
     assert policy.admit(5, (0,))
 
 
-# ---- costs
-# -----------------------------------------------------------------------------------------------------------
+# Costs
 
 
 TWO_SIZES = Geometry(2, 2, 1, ("fp16",), (16.0,), (8,), 99, ((8, 2),))

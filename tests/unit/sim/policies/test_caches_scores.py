@@ -30,8 +30,7 @@ def worst_first(policy: Any, *blocked: int) -> list[int]:
     return order(policy, *blocked, geometry=FOUR_SITES)
 
 
-# ---- frequency over distance
-# -----------------------------------------------------------------------------------------
+# Frequency over distance
 
 
 def distant(*keys: int, uses: Any = None, encoder_sites: int = 0, **options: Any) -> Any:
@@ -127,8 +126,7 @@ def test_an_unknown_form_of_the_score_is_refused(option: str) -> None:
         FrequencyOverDistance(**{option: "paper"})
 
 
-# ---- MoE-Infinity
-# ----------------------------------------------------------------------------------------------------
+# MoE-Infinity
 
 
 def test_an_activation_ratio_is_a_share_of_the_sites_uses_and_early_sites_weigh_more() -> None:
@@ -161,8 +159,7 @@ def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon: Any) -> None:
         ActivationRatio(epsilon)
 
 
-# ---- HOBBIT's terms by themselves
-# ------------------------------------------------------------------------------------
+# HOBBIT's terms by themselves
 
 
 @pytest.mark.parametrize("weight", [float("inf"), float("nan"), -0.1, True])
@@ -188,8 +185,7 @@ def test_a_use_that_was_to_be_skipped_is_none_at_high_precision() -> None:
     assert order(policy) == [1, 2, 3, 0]
 
 
-# ---- LFU that decays, least stale
-# ------------------------------------------------------------------------------------
+# LFU that decays, least stale
 
 
 def test_a_count_halves_with_each_step() -> None:
@@ -233,8 +229,7 @@ def test_what_this_pass_has_not_touched_goes_first_each_generation_by_insert() -
     assert order(policy) == [2, 0, 4, 1], "a new pass: all others are stale"
 
 
-# ---- random
-# ----------------------------------------------------------------------------------------------------------
+# Random
 
 
 def test_lots_are_drawn_anew_after_every_eviction_and_evenly() -> None:
@@ -263,8 +258,7 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
         Random(seed)
 
 
-# ---- a fixed list
-# ----------------------------------------------------------------------------------------------------
+# A fixed list
 
 
 def test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted() -> None:

@@ -53,8 +53,7 @@ def test_a_whole_payload_is_never_asked() -> None:
         Whole().forecast_bytes(0, forecast(1), 0, gate(1))
 
 
-# ---- layer by layer
-# --------------------------------------------------------------------------------------------------
+# Layer by layer
 
 
 @pytest.mark.parametrize(
@@ -151,8 +150,7 @@ def test_a_streamed_layer_moves_each_expert_at_its_width(
     assert moved == sum(layers[site] for site in run.workload.gate_site.tolist())
 
 
-# ---- active channels
-# -------------------------------------------------------------------------------------------------
+# Active channels
 
 
 def active(sparsity: float = 0.9, shares: str = "recorded") -> ActiveShare:
@@ -195,8 +193,7 @@ def test_what_a_prefetch_lacks_of_a_rows_channels_is_left_out_but_not_of_several
     assert active().missing_bytes(3, gate(3, 5, rows=2), 0, 100) == 900
 
 
-# ---- channels by reused up projections
-# -------------------------------------------------------------------------------
+# Channels by reused up projections
 
 
 WIDTH = 40

@@ -91,8 +91,7 @@ def test_a_placement_says_whether_it_needs_a_cpu(placement: Any) -> None:
     assert placement.uses_cpu == isinstance(placement, AbsentOnCpu | CpuByCost)
 
 
-# ---- Fiddler
-# ---------------------------------------------------------------------------------------------------------
+# Fiddler
 
 
 def fiddler(tokens: list[int], objective: str, *held: int) -> list[str]:

@@ -153,8 +153,7 @@ def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], message: s
         LRU(**arguments)
 
 
-# ---- slots: claims in bytes
-# ------------------------------------------------------------------------------------------
+# Slots: claims in bytes
 
 
 def slots(capacity_bytes: int, at_once: int = 1, overflows: bool = False, **rest: Any) -> Slots:

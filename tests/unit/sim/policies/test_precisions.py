@@ -137,8 +137,7 @@ def test_a_fixed_selector_knows_one_precision() -> None:
     assert list(selector.select(SimpleNamespace(needs=[4, 2]), holds())) == [0, 0]
 
 
-# ---- bits a weight
-# ---------------------------------------------------------------------------------------------------
+# Bits a weight
 
 
 def model(**changes: Any) -> Model:
@@ -242,8 +241,7 @@ def test_an_unknown_precision_is_refused_with_those_that_are_there() -> None:
         model().expert_bytes("int3")
 
 
-# ---- HOBBIT's identities
-# ---------------------------------------------------------------------------------------------
+# HOBBIT's identities
 
 
 def test_hobbits_three_shares_by_hand() -> None:
@@ -280,8 +278,7 @@ def test_equation_2_for_two_experts_at_mixtrals_thresholds(
     assert mixtral(0.0, first_weight) == answers
 
 
-# ---- light experts
-# ---------------------------------------------------------------------------------------------------
+# Light experts
 
 
 def test_a_light_expert_is_left_out_even_where_it_is_there() -> None:
@@ -318,8 +315,7 @@ def test_a_threshold_of_light_experts_that_is_none_is_refused(
         SkipLight("fp16", skip_above, quantile)
 
 
-# ---- a bit-width of its own for every expert
-# -------------------------------------------------------------------------
+# A bit-width of its own for every expert
 
 USES = np.array([[9, 1, 5, 5], [7, 0, 5, 2]])
 """Tokens that chose each of four experts, at two sites."""
@@ -391,8 +387,7 @@ def test_a_table_of_another_shape_is_refused() -> None:
         selector.check_shape(2, 2)
 
 
-# ---- low precision for what few rows chose
-# ---------------------------------------------------------------------------
+# Low precision for what few rows chose
 
 
 def fate(

@@ -158,7 +158,7 @@ def test_paths_equal_plain_counting(key: str, seed: int) -> None:
                 predictor.observe(gate)
 
 
-# ---- next site by conditionals
+# Next site by conditionals
 
 
 # Top-2, two sites, four experts: {0,1}->{2,3}, {0,2}->{2,1}, {1,3}->{3,0}

@@ -149,7 +149,7 @@ def test_what_is_not_told_or_cannot_be_is_refused() -> None:
         Foreseen("2")  # type: ignore[arg-type]
 
 
-# ---- tokens
+# Tokens
 
 
 def tokens_known(ids: Any, tokens: list[int], num_experts: int, **choices: Any) -> TokenRoutes:

@@ -67,8 +67,7 @@ def ran(
     return frames
 
 
-# ---- one sequence at a time
-# ------------------------------------------------------------------------------------------
+# One sequence at a time
 
 
 def test_one_sequence_after_another() -> None:
@@ -127,8 +126,7 @@ def test_without_prompts_the_first_step_gives_the_first_token() -> None:
     ]
 
 
-# ---- several at a time
-# -----------------------------------------------------------------------------------------------
+# Several at a time
 
 
 def test_a_step_of_several_sequences_gives_each_a_token() -> None:
@@ -208,8 +206,7 @@ def test_a_chunk_of_a_prompt_beside_a_decoded_row_is_prefill_of_the_one_and_deco
     assert decode_time_and_tokens(frames)[1].tolist() == [2, 2]
 
 
-# ---- where needs are computed
-# ----------------------------------------------------------------------------------------
+# Where needs are computed
 
 
 def test_what_the_cpu_computes_is_no_work_of_the_device() -> None:

@@ -78,8 +78,7 @@ def test_whether_a_need_is_left_out_never_if_absent_or_always_goes_by_its_score(
     assert skip_codes(selector, pl.Series([0.2, 0.7, 0.95]).to_numpy()).tolist() == codes
 
 
-# ---- whole runs
-# ------------------------------------------------------------------------------------------------------
+# Whole runs
 
 
 def decode_of(

@@ -162,8 +162,7 @@ def test_a_ram_tier_reports_what_it_was_asked_for(ran: tuple[Run, Result]) -> No
         assert ram["capacity_bytes"] == run.hardware.route.ram_bytes
 
 
-# ---- what a run shows
-# ------------------------------------------------------------------------------------------------
+# What a run shows
 
 
 def summary_of(configure: Configure, trace: Trace, words: str) -> dict[str, Any]:

@@ -30,8 +30,7 @@ def split(idle: tuple[int, int, int], *sent: Sent) -> dict[str, int]:
     return {part: int(ns[0]) for part, ns in parts.items() if ns[0]}
 
 
-# ---- one link, one service a transfer
-# --------------------------------------------------------------------------------
+# One link, one service a transfer
 
 
 def test_waiting_while_the_demand_itself_is_served() -> None:
@@ -89,8 +88,7 @@ def test_no_idle_time_has_no_parts() -> None:
     assert all(len(ns) == 0 for ns in split_stalls(Record(), [], DURATIONS, KEY_BYTES).values())
 
 
-# ---- what is no transfer
-# ---------------------------------------------------------------------------------------------
+# What is no transfer
 
 
 @pytest.mark.parametrize(
@@ -104,8 +102,7 @@ def test_a_dense_block_is_one_part_as_a_whole_its_queue_included() -> None:
     assert split((10, 25, 1), one(DEMAND, 0, 5, 15), one(DENSE, 1, 15, 25)) == {"dense": 15}
 
 
-# ---- several engines
-# -------------------------------------------------------------------------------------------------
+# Several engines
 
 
 def test_only_the_engine_that_was_then_used_counts() -> None:
@@ -118,8 +115,7 @@ def test_only_the_engine_that_was_then_used_counts() -> None:
     assert split((10, 25, 2), busy, before, mine) == {"behind_prefetch": 8, "demand": 7}
 
 
-# ---- chunks
-# ----------------------------------------------------------------------------------------------------------
+# Chunks
 
 
 def test_a_prefetch_that_was_cut_waited_behind_what_it_gave_way_to() -> None:
@@ -145,8 +141,7 @@ def test_a_demand_waits_for_the_chunk_in_front_of_it() -> None:
     assert split((10, 25, 1), cut, one(DEMAND, 10, 12, 25)) == {"behind_prefetch": 2, "demand": 13}
 
 
-# ---- routes
-# ----------------------------------------------------------------------------------------------------------
+# Routes
 
 
 def test_a_hop_before_the_last_is_storage() -> None:
@@ -197,8 +192,7 @@ def test_three_links_are_walked_back_one_after_another() -> None:
     assert split((10, 25, 0), mine) == {"storage": 2 + 7, "no_slot": 1, "demand": 5}
 
 
-# ---- partial moves, write-back
-# ---------------------------------------------------------------------------------------
+# Partial moves, write-back
 
 
 def test_the_rest_of_a_partial_move_goes_on_with_the_prefetch_that_it_completes() -> None:
@@ -235,8 +229,7 @@ def test_what_a_demand_writes_back_is_a_demand_like_itself() -> None:
     }
 
 
-# ---- no residual
-# -----------------------------------------------------------------------------------------------------
+# No residual
 
 
 @pytest.mark.parametrize(
@@ -272,8 +265,7 @@ def test_a_rest_whose_prefetch_ended_at_another_time_explains_nothing() -> None:
         split((10, 25, 1), one(PREFETCH, 2, 3, 13), one(DEMAND, 14, 17, 25, parent=0))
 
 
-# ---- both ways
-# -------------------------------------------------------------------------------------------------------
+# Both ways
 
 
 @pytest.mark.parametrize("seed", range(20))

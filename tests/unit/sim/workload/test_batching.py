@@ -43,8 +43,7 @@ def ten(step: Rows) -> int:
     return 10
 
 
-# ---- by hand
-# ---------------------------------------------------------------------------------------------------------
+# By hand
 
 THREE = (Request(0, 2, 3, 0), Request(1, 3, 1, 5), Request(2, 1, 2, 5))
 """Prompts of 2, 3 and 1 rows, 3, 1 and 2 decoded; the second and the third arrive during the
@@ -176,8 +175,7 @@ def test_equal_arrivals_go_by_number_however_they_were_listed() -> None:
         ]
 
 
-# ---- a composer that counts rows
-# -------------------------------------------------------------------------------------
+# A composer that counts rows
 
 
 def random_case(seed: int) -> tuple[list[Request], dict[str, Any], Callable[[Rows], int]]:
@@ -243,8 +241,7 @@ def test_a_part_knows_whether_its_request_begins_or_ends_with_it() -> None:
     assert (whole.begins, whole.ends, last.begins, last.ends) == (True, False, False, True)
 
 
-# ---- arrivals
-# --------------------------------------------------------------------------------------------------------
+# Arrivals
 
 
 def test_without_a_rate_every_request_is_there_at_0() -> None:
@@ -274,8 +271,7 @@ def test_a_seed_names_one_draw_and_a_longer_one_goes_on_from_it() -> None:
     assert arrival_times(1, 2.0, 0) == (round(first * 1e9),) == (930_303_556,)
 
 
-# ---- what is refused
-# -------------------------------------------------------------------------------------------------
+# What is refused
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,7 @@ def first_gate(given: Trace, **choices: Any) -> StepGate:
     return gate
 
 
-# ---- need order and scores
-# -------------------------------------------------------------------------------------------
+# Need order and scores
 
 
 @pytest.mark.parametrize(
@@ -139,8 +138,7 @@ def test_the_rows_of_a_gate_are_sliced_on_demand_in_need_order() -> None:
     assert gate.share is None
 
 
-# ---- forecasts
-# -------------------------------------------------------------------------------------------------------
+# Forecasts
 
 
 def looking(*logits: list[float]) -> Trace:
@@ -205,8 +203,7 @@ def test_lookahead_columns_that_were_not_read_are_asked_for() -> None:
         Workload(replace(trace((0, 0, 0)), lookahead={}), split="all", lookahead=1)
 
 
-# ---- steps
-# -----------------------------------------------------------------------------------------------------------
+# Steps
 
 
 def both() -> Trace:

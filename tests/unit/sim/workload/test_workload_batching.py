@@ -30,8 +30,7 @@ from sim.values.types import Step
 from sim.workload.batching import Request
 from sim.workload.steps import BLOCK_CELLS, Limits, Workload
 
-# ---- against plain Python
-# --------------------------------------------------------------------------------------------
+# Against plain Python
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["all there at 0", "arriving over time"])
@@ -149,8 +148,7 @@ def forecast_of(trace: Trace, row: int, site: int, j: int) -> list[tuple[int, fl
     return in_need_order(*rule.route(trace.lookahead["raw"][row, site, j - 1], TOP_K))
 
 
-# ---- runs over time
-# --------------------------------------------------------------------------------------------------
+# Runs over time
 
 
 def timed(**choices: Any) -> Workload:
@@ -224,8 +222,7 @@ def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
         _ = timed().needs
 
 
-# ---- limits
-# ----------------------------------------------------------------------------------------------------------
+# Limits
 
 
 @pytest.mark.parametrize(
@@ -271,8 +268,7 @@ def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
     assert workload.limits == Limits(tokens=2 + 1, rows=1), "one ends with 2 when the other has 1"
 
 
-# ---- what is left out, and what is refused
-# ---------------------------------------------------------------------------
+# What is left out, and what is refused
 
 
 def test_padding_runs_with_its_recorded_batch_and_in_no_composed_step() -> None:
