@@ -188,8 +188,7 @@ def page_values(heading: str) -> dict[str, int | float | None]:
 
 
 def _value(said: str) -> int | float | None:
-    """The value of a text such as ``1960 ns``, ``240 B``, ``3 / 920 ns`` (a rate), ``7/16``, ``null``.
-    """
+    """The value of a text such as ``1960 ns``, ``240 B``, ``3 / 920 ns`` (a rate) or ``7/16``."""
     if said == "null":
         return None
     if match := re.fullmatch(r"(\d+) / (\d+) ns", said):
