@@ -141,7 +141,7 @@ def test_counts_are_sums_over_rows(ties: bool) -> None:
 
 
 def requests(one: Done) -> tuple[Any, Any, Any]:
-    """Ticks and keys of all needs at precision 0, in order; and whether each gate is served whole."""
+    """Ticks and keys of all needs at precision 0, in order; for each, whether its gate is whole."""
     gates = [(step, site) for step in one.steps for site in step.sites]
     whole = one.scenario.loader.replay_unit == "union"
     rows = [

@@ -256,7 +256,8 @@ def test_no_run_of_any_feature_is_below_its_bound(
         scenario = scenario_of(kind, seed, ties)
         low_above = getattr(scenario.selector, "low_above", None)
         if low_above is not None and (low_above < 0 or scenario.precisions == 1):
-            continue  # a selector that does not tell what it permits, or tells of a precision that is not in play
+            # The selector does not say what it permits, or permits a precision that is not in play.
+            continue
         bounds, makespan_ns = bounded(scenario)
         assert bounds.relaxed_ns is not None
         assert bounds.lower_ns <= makespan_ns, (kind, seed)
