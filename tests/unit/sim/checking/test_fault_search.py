@@ -1,6 +1,4 @@
-"""Faults of an engine with two slots, worked out by hand; and that a walk finds what a whole
-replay finds.
-"""
+"""Faults of an engine with two slots, worked out by hand; a walk finds what a whole replay finds."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ A, B, C, D = 0, 1, 2, 3
 LRU = Contract("lru", (("initial", "empty"), ("retention", "strict")))
 ASKED = [A, B, A, C, A, D, A]
 RIGHT = [False, False, True, False, True, False, True]
-"""Two slots, least recently asked for goes: C goes in for B, D for C."""
+"""The flags of LRU with two slots: C replaces B, D replaces C."""
 
 
 def walk_of(
@@ -42,9 +40,7 @@ def walk_of(
     contract: Contract = LRU,
     budget: int = 20,
 ) -> CacheWalk:
-    """A walk through a log of one lookup a step, experts of 10 B, with what was read as the
-    flags say.
-    """
+    """A walk through a log of one lookup a step, with experts of 10 B read as the flags say."""
 
     def change(columns: dict[str, Any]) -> None:
         columns.update(resident=list(flags), loaded_bytes=[0 if flag else 10 for flag in flags])
@@ -54,7 +50,7 @@ def walk_of(
 
 
 def explained(walk: CacheWalk) -> set[tuple[str, int, int, int, int]]:
-    """Kind, first and last step, expert, other."""
+    """The explanations: kind, first and last step, expert, other expert."""
     found = FaultSearch(walk).search()
     assert found.is_complete
     return {
@@ -72,7 +68,7 @@ def test_a_walk_finds_what_a_replay_finds_and_comes_back_from_every_checkpoint(
     scope = (("scope", "global"), ("shares", "[]")) if policy == "fld" else ()
     contract = Contract(policy, (("initial", "empty"), ("retention", retention), *scope))
     walk = walk_of(tmp_path, ASKED, flags, contract)
-    # That the walk finds what the replay does is checked when it is made.
+    # When a walk is made it checks that it finds what the replay finds.
     first = next(walk.differences(), None)
     for tick in range(first.tick if first is not None else 7):
         assert walk.first_difference(Fault(BUDGET, tick)) == first
@@ -85,13 +81,13 @@ def test_what_the_contract_evicted_is_known_by_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "first"),
     [
-        # At step 3 A goes instead of B, so that step 4 does not find it.
+        # At step 3 A is evicted instead of B, so step 4 does not find it.
         (Fault(VICTIM, 3, A, B), Difference(4, A, False)),
-        # At step 2 A stays as old as it was: C goes in for it.
+        # Step 2 does not refresh A, so C replaces it.
         (Fault(UNREFRESHED, 2, A), Difference(4, A, False)),
         (Fault(LOST, 0, A), Difference(2, A, False)),
         (Fault(LOST, 4, A), Difference(6, A, False)),
-        # C stays, so that D goes in for A.
+        # C stays, so D replaces A.
         (Fault(PINNED, 3, other=C), Difference(6, A, False)),
         (Fault(BUDGET, 0, change_bytes=-10), Difference(2, A, False)),
         (Fault(BUDGET, 2, change_bytes=-10), Difference(4, A, False)),
@@ -110,8 +106,9 @@ def test_a_fault_shows_where_it_does_by_hand(
 def test_an_expert_that_went_too_soon_is_told_with_all_that_would_have_made_it_go(
     tmp_path: Path,
 ) -> None:
-    """Step 4 finds no A: C went in for it at step 3, as it does if step 2 was not told of; or A
-    was just dropped.
+    """Step 4 does not find A.
+
+    C replaced it at step 3, which it would if step 2 had not refreshed A; or A was simply dropped.
     """
     flags = [False, False, True, False, False, False, True]
     found = explained(walk_of(tmp_path, ASKED, flags))
@@ -122,7 +119,7 @@ def test_an_expert_that_went_too_soon_is_told_with_all_that_would_have_made_it_g
 
 
 def test_an_expert_that_is_never_evicted_is_told_of(tmp_path: Path) -> None:
-    """B stays for good: from step 3 on one slot is left for the rest."""
+    """B stays for good: from step 3 on one slot is left for the others."""
     flags = [False, False, True, False, False, False, True]
     found = explained(walk_of(tmp_path, [A, B, A, C, A, D, B], flags))
     assert (PINNED, 1, 3, -1, B) in found
@@ -132,8 +129,9 @@ def test_an_expert_that_is_never_evicted_is_told_of(tmp_path: Path) -> None:
 def test_a_slot_that_is_missing_from_some_step_on_is_told_with_when_that_may_have_been(
     tmp_path: Path,
 ) -> None:
-    """One slot from after step 2 on: of what was there only the last asked for stays, and
-    nothing is found again.
+    """There is one slot from after step 2 on.
+
+    Only the expert asked for last stays, and nothing is found again.
     """
     flags = [False, False, True, False, False, False, False]
     found = explained(walk_of(tmp_path, ASKED, flags))
@@ -189,8 +187,9 @@ def test_faults_are_not_looked_for_where_lookups_are_served_one_by_one(tmp_path:
 def test_every_lookup_that_may_be_written_wrongly_is_told_and_that_the_log_cannot_tell_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine asked for A B C C D C D; the log has D at row 2, as what was read for it, and C
-    is there at row 3.
+    """The engine asked for A B C C D C D, but the log has D at row 2.
+
+    It has D as what was read there, and C as resident at row 3.
     """
     flags = [False, False, False, True, False, True, True]
 
@@ -216,9 +215,7 @@ def test_every_lookup_that_may_be_written_wrongly_is_told_and_that_the_log_canno
 
 
 def test_two_lookups_in_each_others_place_are_told(tmp_path: Path) -> None:
-    """The engine asked for A B A C A B; the log has rows 1 and 3, B and C, in each other's
-    place.
-    """
+    """The engine asked for A B A C A B; the log has rows 1 and 3, B and C, exchanged."""
     flags = [False, False, True, False, True, False]
     lookups = [A, C, A, B, A, B]
     walk = walk_of(tmp_path, lookups, flags)
