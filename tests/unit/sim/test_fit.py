@@ -1,6 +1,4 @@
-"""Fits: what is written and read back, on which sequences, and every way in which one does not
-fit a run.
-"""
+"""Fits: what is written and read back, on which sequences, and when a fit does not suit a run."""
 
 from __future__ import annotations
 
@@ -215,7 +213,7 @@ def npy(values: np.ndarray[Any, Any], shape: tuple[int, ...] | None = None) -> b
     [
         (b"no archive", "must be an .npz file"),
         (packed(together=b"no array"), "must be an .npz file"),
-        # It claims four thousand million values, and has one.
+        # The array claims four thousand million values and has one.
         (packed(together=npy(np.zeros(1), (1 << 32,))), "must be numbers in"),
         (packed(together=npy(np.array(["a"]))), "must be numbers in"),
         (packed(together=npy(np.zeros(3)) + b"more"), "must be numbers in"),
@@ -302,7 +300,10 @@ def test_the_command_reads_what_its_words_say() -> None:
 
 
 def test_gate_inputs_are_those_of_the_rows(bundled_trace: Trace) -> None:
-    """By the scores that the trace keeps: the router of a site on its input gives its logits."""
+    """Checked by the scores that the trace keeps.
+
+    The router of a site on its input gives its logits.
+    """
     safetensors = pytest.importorskip("safetensors.numpy")
     trace = read_trace(ROOT / BUNDLED, ("logits",))
     assert trace.logits is not None

@@ -1,4 +1,7 @@
-"""Faults of an engine with two slots, worked out by hand; a walk finds what a whole replay finds."""
+"""Faults of an engine with two slots, worked out by hand.
+
+A walk through a log finds what a whole replay finds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines: figures by hand, routes, and what no machine can be."""
+"""Machines: figures by hand, routes, and what is refused because no machine can be like that."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MACHINES = sorted({path.stem for path in (ROOT / "conf" / "hardware").glob("*.ya
 
 
 def link(**changes: Any) -> Link:
-    """5 GB/s, reached; 6 us."""
+    """A link that reaches 5 GB/s, with an overhead of 6 us."""
     return Link(**({"peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0} | changes))
 
 
 def compute(**changes: Any) -> Compute:
-    """1 TFLOP/s and 100 GB/s, reached; 2 us a launch."""
+    """A device that reaches 1 TFLOP/s and 100 GB/s, with 2 us a launch."""
     values: dict[str, Any] = {
         "peak_tflops": 2.0,
         "flops_efficiency": 0.5,
@@ -69,7 +69,7 @@ def loaded(name: str) -> Any:
 
 
 def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> None:
-    """6 us + bytes at 5 GB/s: 0.2 ns a byte, rounded once."""
+    """6 us, and 0.2 ns for each byte at 5 GB/s, rounded once."""
     assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [
         6000,
         6000,
@@ -81,7 +81,7 @@ def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> Non
 
 
 def test_an_operation_takes_the_longer_of_computing_and_moving_and_its_launches() -> None:
-    """1 FLOP/ps and 100 B/ns: 3e6 FLOPs take 3 us, 6e5 B take 6 us."""
+    """At 1 FLOP/ps and 100 B/ns, 3e6 FLOPs take 3 us and 6e5 B take 6 us."""
     one = compute()
     assert one.operation_ns(3e6, 0, 0) == 3_000
     assert one.operation_ns(3e6, 6e5, 0) == 6_000
@@ -93,7 +93,7 @@ def test_an_operation_takes_the_longer_of_computing_and_moving_and_its_launches(
 def test_an_expert_on_the_cpu_takes_the_longer_of_computing_and_reading_and_its_round_trip() -> (
     None
 ):
-    """50 FLOP/ns and 10 B/ns."""
+    """The CPU has 50 FLOP/ns and 10 B/ns."""
     assert cpu().operation_ns(5e5, 0) == 10_000 + 30_000
     assert cpu().operation_ns(5e5, 3e5) == 30_000 + 30_000
 

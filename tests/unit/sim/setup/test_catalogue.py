@@ -1,4 +1,4 @@
-"""The list of choices: every option has its line, and a list of no group is refused."""
+"""The lists of choices: every option has its line, and unknown lists are refused."""
 
 from __future__ import annotations
 
