@@ -63,7 +63,7 @@ def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_
 
 @pytest.mark.thorough
 def test_where_nothing_is_kept_the_cpu_wins_from_the_closed_form_on() -> None:
-    """At break-even an expert takes as long on the CPU as its copy and computation on the device."""
+    """At break-even an expert takes as long on the CPU as its copy and computation elsewhere."""
     found = asked("cpu", "system=load_on_demand", values=(25, 400))
     even = found.break_even
     assert even is not None
