@@ -1,5 +1,6 @@
-"""``python -m capture model=DIR prompts=FILE output_dir=DIR [key=value ...]``: record a model's
-routing as a trace.
+"""The command that records a model's routing as a trace.
+
+``python -m capture model=DIR prompts=FILE output_dir=DIR [key=value ...]``
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""``python -m capture.calibrate like=NAME [reading=NAME]``: fit a preset's knobs to its published
-statistics.
+"""The command that fits a preset's knobs to its published statistics.
 
-The procedure: every target moves one knob, in the order of the file. In a sweep each knob in turn
-is solved for its target alone by false position inside its range, on the same random numbers at
-every step, until the statistic is within a quarter of the target's uncertainty; a target out of
-reach leaves its knob at the better end. Sweeps repeat until no knob moves, since other knobs shift
-a statistic a little; from the second on a knob goes half of its way. What is reported comes from
-other seeds. ``like=all`` fits every preset.
+``python -m capture.calibrate like=NAME [reading=NAME]`` (``like=all`` fits every preset)
+
+Every target statistic has one knob. The procedure:
+
+1. A sweep takes the targets in the order of the preset's file. It solves each knob for its own
+   target alone, by false position inside the knob's range, with the same random numbers at every
+   step. It stops when the statistic is within a quarter of the target's uncertainty. Where the
+   target is out of reach the knob stays at the better end of its range.
+2. Knobs also shift each other's statistics a little, so sweeps repeat until no knob moves. From the
+   second sweep on, a knob goes half of its way.
+3. The achieved values that are reported come from seeds that the fit did not use.
 """
 
 from __future__ import annotations
@@ -23,14 +27,15 @@ from capture.synthetic.preset import Fit, Preset, load_preset, preset_names, wri
 
 
 def stack_of(preset: Preset) -> Stack:
-    """The preset's decoder. Its encoder, if any, has the same knobs: nobody publishes the two
-    apart.
+    """The preset's decoder.
+
+    An encoder, if there is one, gets the same knobs: nobody publishes statistics of the two apart.
     """
     return Stack(preset.rule, len(preset.layers[-1]), preset.shape.experts, preset.shape.top_k)
 
 
 def fit_table(title: str, fit: Fit) -> Table:
-    """The fit table, for the console."""
+    """A console table with a row per target: wanted, achieved, missed by, knob, source."""
     table = Table("statistic", "target", "achieved", "residual", "knob", "source", title=title)
     for row in fit.rows:
         target = row.target
@@ -52,7 +57,7 @@ def fit_table(title: str, fit: Fit) -> Table:
 
 
 def parse(arguments: Sequence[str]) -> list[tuple[Preset, str]]:
-    """Presets and readings to fit; raise ValueError for the first argument that is wrong."""
+    """The (preset, reading) pairs to fit; raise ValueError for the first argument that is wrong."""
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")

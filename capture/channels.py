@@ -1,12 +1,16 @@
-"""``python -m capture.channels model=DIR [trace=NAME | trace.path=DIR] [output_dir=DIR]``: which
-channels one layer's gate input makes active in the next layer's experts.
+"""The command that computes FloE's forecast of channels, and counts how much of it came true.
 
-FloE forecasts the channels of the next layer's experts by their own up projections, on this layer's
-gate input. For the decoded rows whose gate inputs and masks the trace keeps (``hidden_sequences=``)
-this computes what that names, of every expert, and how much of what the row then made active was
-named; ``payload=reused_channels`` of ``python -m sim`` moves by it. Written as
-``DIR/channels.json`` and ``.npz`` (default: outputs/predictors). Nothing is fitted: thresholds are
-the trace's. Gate inputs are as the trace stores them, up projections the model's own.
+``python -m capture.channels model=DIR [trace=NAME | trace.path=DIR] [output_dir=DIR]``
+
+FloE forecasts which channels of the next layer's experts a token will make active: it puts this
+layer's gate input through the next layer's own up projections. This command does the same for every
+decoded row whose gate inputs and masks the trace keeps (``hidden_sequences=``). For each expert it
+counts the channels that were forecast, those that the row then made active, and those in both.
+
+The counts are written as ``DIR/channels.json`` and ``.npz`` (default: outputs/predictors);
+``payload=reused_channels`` of ``python -m sim`` moves as many channels as they say. Nothing is
+fitted: the thresholds are the trace's. Gate inputs are as the trace stores them (8 bits), up
+projections are the model's own.
 """
 
 from __future__ import annotations
@@ -52,11 +56,14 @@ def named_and_found(
     chosen: NDArray[np.int64],
     masks: NDArray[np.bool_],
 ) -> tuple[Counts, Counts, Counts]:
-    """How many channels of one expert are named, found and active.
+    """How many channels of one expert are named, found and active, each as counts [M, P].
 
-    ``values`` [M, I]: |x W_up| of all rows with the gate input of the site before; ``thresholds``
-    [P]; ``masks`` [C, P, I]: the channels that the rows ``chosen`` [C] made active. Each count is
-    [M, P], found and active 0 of rows that did not choose the expert.
+    *Named* channels are forecast to be active, *active* ones turned out to be, *found* ones are
+    both. Found and active are 0 for rows that did not choose the expert.
+
+    ``values`` [M, I]: |x W_up| of all M rows, where x is the gate input of the site before.
+    ``thresholds`` [P]: one for each sparsity. ``chosen`` [C]: the rows that chose the expert.
+    ``masks`` [C, P, I]: the channels that these rows made active.
     """
     mask = values[:, None, :] >= thresholds[None, :, None]
     named = mask.sum(-1)
@@ -69,8 +76,9 @@ def named_and_found(
 def count_channels(
     layers: Sequence[MoELayer], trace: Trace, directory: Path, progress: Progress
 ) -> Artefact:
-    """The counts of every row that the trace keeps. Raise ValueError where it does not keep what
-    this needs.
+    """The counts of every row whose gate inputs and masks the trace keeps, at every expert.
+
+    Raise `CaptureError` where the trace lacks what this needs or is not the model's.
     """
     header = trace.header
     numbers = tuple(s.sequence for s in header.sequences if hidden_path(s.sequence) in header.files)
@@ -137,8 +145,10 @@ def count_channels(
 
 
 def _results(counts: dict[str, Counts], sparsities: Sequence[float]) -> dict[str, float]:
-    """Recall (of active channels, the share that was named) and precision, of chosen experts, by
-    sparsity.
+    """Recall and precision of the forecast over chosen experts, by sparsity.
+
+    Recall is the share of active channels that were named, precision the share of named channels
+    that were active.
     """
     told = {}
     for column, sparsity in enumerate(sparsities):
@@ -149,7 +159,7 @@ def _results(counts: dict[str, Counts], sparsities: Sequence[float]) -> dict[str
 
 
 def _masks(directory: Path, trace: Trace, sequence: int) -> NDArray[np.bool_]:
-    """[T, S, K, P, I] of a sequence's kept rows."""
+    """Which channels each of a sequence's kept rows made active: bools [T, S, K, P, I]."""
     planes = read_tensors(directory / hidden_path(sequence), ("mask_planes",)).get("mask_planes")
     model, count = trace.header.model, len(trace.header.sparsities)
     bits = count.bit_length()
@@ -162,8 +172,9 @@ def _masks(directory: Path, trace: Trace, sequence: int) -> NDArray[np.bool_]:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Settings, list[str], Path]:
-    """The model, the words that choose the trace, and where to write. Raise ValueError for what
-    is wrong.
+    """The model, the words that choose the trace, and the folder to write to.
+
+    Raise ValueError for the first argument that is wrong.
     """
     given: dict[str, str] = {}
     for argument in arguments:

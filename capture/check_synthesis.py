@@ -1,11 +1,17 @@
-"""``python -m capture.check_synthesis traces=DIR[,DIR ...]``: does a synthetic trace stand for a
-real one?
+"""The command that checks whether a synthetic trace can stand in for a real one.
 
-The check that docs/synthesis_check.md lays down beforehand. For each trace: statistics of the kind
-that papers print are measured on its fit sequences, a walk is calibrated to them alone, and what
-was not fitted is compared with its eval sequences: caches, predictors, and the simulated speed of
-five systems. Prints the tables of that page. Without ``traces`` it takes the bundled trace.
-``tokens`` and ``sequences`` (of each split) cut longer traces.
+``python -m capture.check_synthesis [traces=DIR,DIR ...] [sequences=32] [tokens=64]``
+
+docs/synthesis_check.md laid the check down before it was first run, and shows its results. For each
+trace:
+
+1. Measure statistics of the kind that papers print, on the trace's fit sequences.
+2. Calibrate a synthetic walk to these statistics alone.
+3. Compare what was not fitted with the trace's eval sequences: hit rates of caches, recall of
+   predictors, and the simulated speed of five systems.
+
+Prints the tables of that page. Without ``traces`` the bundled trace is checked. ``sequences`` (of
+each split) and ``tokens`` (of each sequence) cut longer traces.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 SEEDS = (201, 202, 203)
 SHARES = (0.25, 0.5)
 NEAR_CACHE, NEAR_RECALL, NEAR_SPEEDUP, TIE = 0.03, 0.05, 0.10, 0.02
-"""Thresholds of H1, of H2 and H3, of H4 (b) and (a): docs/synthesis_check.md."""
+"""Thresholds of docs/synthesis_check.md, in order: of H1, of H2 and H3, of H4 (b), of H4 (a)."""
 WITH_LOOKAHEAD = {
     name: [f"system={name}"]
     for name in ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")
@@ -65,14 +71,14 @@ SIZES = {
     64: "qwen3_30b_a3b",
     128: "qwen3_30b_a3b",
 }
-"""Model file whose expert sizes a trace with at most so many experts is given."""
+"""By number of experts: the model file whose expert sizes a trace with at most so many gets."""
 
 
 # Calibration
 
 
 def targets_of(case: Case) -> tuple[Target, ...]:
-    """What is fitted, measured on the fit half."""
+    """The statistics that are fitted, with their values on the fit half and the knob of each."""
     lag = case.longest_lag
     knobs: dict[str, tuple[str, float, float]] = {
         f"kept_{lag}": ("topic", 0.0, 0.9),
@@ -119,7 +125,7 @@ def targets_of(case: Case) -> tuple[Target, ...]:
 
 
 def fit_case(case: Case, told: Callable[[str], None]) -> Fit:
-    """The walk that is fitted to the fit half."""
+    """The walk calibrated to the statistics of the fit half."""
     sequences, tokens, layers, top_k = case.fit.experts.shape
     stack = Stack(case.rule, layers, case.fit.num_experts, top_k, sequences, tokens)
     return calibrate(stack, Walk(), targets_of(case), told)
@@ -130,8 +136,10 @@ def fit_case(case: Case, told: Callable[[str], None]) -> Fit:
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison. ``shuffled`` is the baseline's value; ``near`` the threshold, None where
-    nothing is claimed.
+    """One comparison between the real trace and the synthetic ones.
+
+    ``near`` is the largest difference at which the hypothesis holds, None where nothing is claimed.
+    ``shuffled`` is the value of the baseline (`shuffled`), None where there is no baseline.
     """
 
     hypothesis: str
@@ -154,7 +162,7 @@ class Row:
 
 
 def shuffled(gates: Gates, seed: int = 0) -> Gates:
-    """The same tokens in another order over all sequences."""
+    """The baseline: the same tokens in random order over all sequences, so that time is lost."""
     shape = gates.experts.shape
     order = np.random.default_rng(seed).permutation(shape[0] * shape[1])
     experts = gates.experts.reshape(-1, *shape[2:])[order].reshape(shape)
@@ -164,7 +172,7 @@ def shuffled(gates: Gates, seed: int = 0) -> Gates:
 
 
 def cache_rates(gates: Gates) -> dict[str, Floats]:
-    """Hit rates by layer, by policy and share."""
+    """Hit rates by layer, of each cache policy at each share of resident experts."""
     found = {}
     for share in SHARES:
         slots = max(gates.experts.shape[-1], round(gates.num_experts * share))
@@ -175,7 +183,7 @@ def cache_rates(gates: Gates) -> dict[str, Floats]:
 
 
 def recalls(fit: Gates, asked: Gates) -> dict[str, float]:
-    """Recall of each predictor, mean over layers; those of H2 first."""
+    """Recall of each predictor, mean over layers: those of H2 first, then those of H3."""
     found = {
         "most popular": float(popularity_recall(fit, asked).mean()),
         "previous token": float(previous_token_recall(asked).mean()),
@@ -190,7 +198,7 @@ def recalls(fit: Gates, asked: Gates) -> dict[str, float]:
 
 
 def compare_gates(case: Case, walk: Walk) -> list[Row]:
-    """H1 to H3."""
+    """The comparisons of H1 (caches), H2 and H3 (predictors)."""
     sequences, tokens, layers, top_k = case.fit.experts.shape
     rates: list[dict[str, Floats]] = []
     scores: list[dict[str, float]] = []
@@ -270,8 +278,10 @@ def speeds(trace: Trace, systems: Mapping[str, list[str]]) -> dict[tuple[float, 
 def compare_systems(
     case: Case, fit: Fit, told: Callable[[str], None]
 ) -> tuple[list[Row], list[str]]:
-    """H4: rows of tokens/s and of speed-ups over lru, and the pairs of systems that stand in the
-    wrong order.
+    """The comparisons of H4, and the pairs of systems that the synthetic traces rank wrongly.
+
+    The rows are tokens/s of each system and share (nothing is claimed of them), and speed-ups over
+    the system ``lru``.
     """
     systems = WITH_LOOKAHEAD if case.has_lookahead else WITHOUT
     told("simulating the real trace")
@@ -303,7 +313,7 @@ def compare_systems(
 
 
 def _trace_like(case: Case, fit: Fit, seed: int) -> Trace:
-    """A synthetic trace of as many sequences, with prompts of the mean length."""
+    """A synthetic trace of as many sequences as the case, with prompts of its mean length."""
     header, shape = case.trace.header, case.trace.header.model
     sequences, tokens = case.fit.experts.shape[:2]
     model = replace(shape, name=f"synthetic_{shape.name}")
@@ -326,7 +336,7 @@ def _trace_like(case: Case, fit: Fit, seed: int) -> Trace:
 
 
 def report(case: Case, fit: Fit, rows: Sequence[Row], wrong: Sequence[str]) -> str:
-    """The case as the page prints it, in markdown."""
+    """The case's tables and verdicts in markdown, as docs/synthesis_check.md prints them."""
     sequences, tokens, layers, top_k = case.fit.experts.shape
     lines = [
         (
@@ -373,8 +383,9 @@ def report(case: Case, fit: Fit, rows: Sequence[Row], wrong: Sequence[str]) -> s
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], int, int]:
-    """Trace directories, sequences of each split and tokens; raise ValueError for the first
-    argument that is wrong.
+    """Trace directories, sequences of each split, and tokens of each sequence.
+
+    Raise ValueError for the first argument that is wrong.
     """
     given = {"traces": str(BUNDLED), "sequences": "32", "tokens": "64"}
     given |= words_of(
@@ -393,9 +404,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], int, int]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0 whether the hypotheses hold or not; 2 with one message on stderr when an
-    argument is wrong.
-    """
+    """Exit status: 0 whether or not the hypotheses hold, 2 with one message when input is wrong."""
     try:
         directories, sequences, tokens = parse(arguments)
         for directory in directories:

@@ -1,4 +1,6 @@
-"""The text that the project's own model is trained and evaluated on, from licences that allow it.
+"""The command that shows the text which the project's own models are trained and evaluated on.
+
+``python -m capture.corpus``. All of the text is under licences that allow this use:
 
 =======  ==========================================================  ========================
 domain   text                                                        licence
@@ -8,13 +10,13 @@ docs     CPython documentation, reST sources (python3.11-doc)        PSF-2.0, sa
 prose    Jargon File 4.4.7 (dict-jargon)                             public domain
 =======  ==========================================================  ========================
 
-The sources come with the running Python; the other two are Debian packages, fetched with ``apt-get
-download`` or given as .deb files, and read without installing them. Where neither is possible,
-``pydoc_data.topics`` (PSF-2.0, in every Python) stands in for docs, prose is missing, and
-``Corpus.notes`` says so.
+The sources come with the running Python. The other two are Debian packages: they are fetched with
+``apt-get download`` or given as .deb files, and read without being installed. Where neither is
+possible, ``pydoc_data.topics`` (PSF-2.0, in every Python) stands in for docs and there is no prose;
+``Corpus.notes`` then says so.
 
-Whole documents are held out by a hash of their name, so the split survives a new Python or a new
-package version.
+Whole documents are held out, by a hash of their names. So a document stays on its side of the split
+when Python or a package gets a new version.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Published routing of real models, as traces.
+"""The command that turns published routing of real models into a trace.
 
 ``python -m capture.import_trace format=FORMAT path=FILE output_dir=DIR [key=value ...]``
 
-A format is a module of `capture.importers`, whose text says what its files look like and what they
-lack, and one line of ``FORMATS``:
+A format is one line of ``FORMATS`` and one module of `capture.importers`. The module's docstring
+says what the files look like and what they lack.
 
 ``bigmoe``
     The route trace of BigMoeOnEdge: prefill and decode of one prompt on a phone, and what its
@@ -15,18 +15,18 @@ lack, and one line of ``FORMATS``:
 ``vllm``
     Responses of a vLLM server started with ``--enable-return-routed-experts``.
 ``sglang``, ``ktransformers``
-    A dump of SGLang's expert distribution recorder in mode ``per_token``; with the experts on the
-    GPU in KTransformers.
+    A dump of the expert distribution recorder of SGLang, or of KTransformers, in mode
+    ``per_token``. In KTransformers the experts must run on the GPU.
 ``moe_cache_eval``
-    The event directories of moe-cache-eval, as tensors or as ``events.csv``.
+    An event directory of moe-cache-eval, as tensors or as ``events.csv``.
 ``flame``
     A capture of FLAME-MoE-Traces.
 ``csv``, ``jsonl``
-    This project's own: one line for each token and site (`capture.importers.table`).
+    This project's own table: one line for each token and site (`capture.importers.table`).
 
-Nothing in a file is trusted: sizes are checked before anything is read, no pickle is loaded that
-could run code, and each refusal names file, field and rule. Needs no torch, but for the formats
-that torch wrote.
+Nothing in a file is trusted. Sizes are checked before anything is read, no pickle is loaded that
+could run code, and each refusal names the file, the field and the rule. Only formats that torch
+wrote need torch.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ from sim.traces.trace import Header, TraceError, trace_sha256, write_trace
 
 @dataclass(frozen=True)
 class Format:
-    """``keys`` are the arguments that the format knows beside the three that all need. ``check``
-    refuses, before anything is read, what its arguments alone show to be wrong; ``read`` reads.
+    """An importer.
+
+    ``keys`` are the arguments that the format knows beside the three of ``REQUIRED``. ``check``
+    refuses wrong arguments before any file is read; ``read`` reads the files.
     """
 
     keys: tuple[str, ...]
@@ -89,8 +91,9 @@ KEYS = (*REQUIRED, *dict.fromkeys(key for known in FORMATS.values() for key in k
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Request, Path]:
-    """Format, request and output directory; raise `ImportFailure` for the first argument that is
-    wrong.
+    """Format, request and output directory.
+
+    Raise `ImportFailure` for the first argument that is wrong.
     """
     given: dict[str, str] = {}
     for argument in arguments:
@@ -125,7 +128,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Request, Path]:
 
 
 def summary(header: Header) -> str:
-    """What was imported: tokens, sequences, sites; and what the format lacks."""
+    """One line that says what was imported (tokens, sequences, sites) and what the format lacks."""
     prompt = sum(item.prompt_tokens for item in header.sequences)
     decode = sum(item.decode_tokens for item in header.sequences)
     counts = [

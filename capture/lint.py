@@ -1,10 +1,11 @@
-"""``python -m capture.lint TRACE [write=false]``: what a user of a trace should know before
-believing its numbers.
+"""The command that looks for what a user should know before believing a trace's numbers.
 
-Prints a table and writes the findings into the trace's header, in place of older ones; nothing else
-changes. Serious ones are repeated in the summary of every simulation of the sequences they concern.
-`lint` itself takes a trace in memory, so a capture or an importer can call it before writing. Needs
-no torch.
+``python -m capture.lint TRACE [write=false]``
+
+Prints a table of findings and writes them into the trace's header in place of older findings;
+nothing else of the trace changes. The summary of every simulation repeats the serious findings that
+concern its sequences. `lint` itself takes a trace in memory, so captures and importers can call it
+before they write. Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from sim.values.places import CONF
 
 MODELS = CONF / "model"
 NATIVE_TOP_K = "native_top_k"
-"""Key of a header's provenance: the experts a token that the model was trained with."""
+"""Key of a header's provenance: how many experts a token chose when the model was trained."""
 GEOMETRY = ("sites", "experts", "hidden", "expert_intermediate")
 
 
 def lint(trace: Trace) -> tuple[Finding, ...]:
-    """Every finding, the serious ones first; () where nothing was found. Bare columns of a trace
-    suffice.
+    """Every finding, the serious ones first; () where nothing was found.
+
+    Needs the columns that every trace has; other columns are not looked at.
     """
     if trace.header.prefill == "counts":
-        # How a prompt's rows were dealt is no property of the recording.
+        # Prompt rows are dealt from counts here; their order is no property of the recording.
         trace = decoded_part(trace)
     found = [finding for check in CHECKS.values() for finding in check(trace)]
     found += top_k(trace, native_top_k(trace))
@@ -42,8 +44,10 @@ def lint(trace: Trace) -> tuple[Finding, ...]:
 
 
 def native_top_k(trace: Trace) -> int | None:
-    """The experts a token of the recorded model: as its provenance says, or as a model of the same
-    geometry in ``conf/model`` has them; None where neither tells.
+    """How many experts a token of the recorded model chooses by nature.
+
+    Taken from the header's provenance, else from the models in ``conf/model`` of the same geometry;
+    None where neither tells, or where these models differ.
     """
     stated = trace.header.provenance.get(NATIVE_TOP_K)
     if isinstance(stated, int) and not isinstance(stated, bool):
@@ -57,7 +61,7 @@ def native_top_k(trace: Trace) -> int | None:
 
 
 def _top_k_of(path: Path, shape: ModelShape) -> int | None:
-    """``top_k`` of a model's file, if its geometry is that of ``shape``."""
+    """``top_k`` in a model's file; None if its geometry is not that of ``shape``."""
     facts = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(facts, dict) or any(
         facts.get(name) != getattr(shape, name) for name in GEOMETRY
@@ -67,7 +71,7 @@ def _top_k_of(path: Path, shape: ModelShape) -> int | None:
 
 
 def show(findings: Sequence[Finding], title: str, console: Console) -> None:
-    """A row per finding."""
+    """Print a table with a row per finding."""
     if not findings:
         console.print(
             f"{title}: nothing found by {', '.join([*CHECKS, top_k.__name__])}", markup=False

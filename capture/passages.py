@@ -1,10 +1,10 @@
 """Writes the held-out passages that captures are made from:
 ``capture/assets/prompts/heldout.jsonl``.
 
-A passage starts at a natural boundary of a held-out document (a definition, a section title, a
-dictionary entry) and runs on for about 230 tokens of the project's tokenizer, so that its beginning
-is a prompt and its rest the same document's true continuation, for teacher forcing. No document
-serves both the ``fit`` and the ``eval`` split.
+A passage starts at a natural boundary of a held-out document: a definition, a section title, a
+dictionary entry. It runs on for about 230 tokens of the project's tokenizer. Its beginning serves
+as a prompt, and its rest is the true continuation, for teacher forcing. No document serves both the
+``fit`` and the ``eval`` split.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LONGEST_TOKENS = 260
 LONGEST_TOKEN_CHARS = 48
 PASSAGES_FILE = ASSETS / "prompts" / "heldout.jsonl"
 
-# A line is a boundary if the line before it is blank and the text from it on matches the domain's
-# pattern.
+# A line is a boundary if the line before it is blank and the text that it starts matches the
+# domain's pattern.
 BOUNDARIES = {
     "code": re.compile(r"(@|class |def |async def )"),
     "docs": re.compile(r"\S[^\n]*\n([=*\-~^\"+#])\1{2,}\n"),
@@ -39,8 +39,9 @@ BOUNDARIES = {
 
 
 def passages(document: Document, tokenizer: Tokenizer) -> list[str]:
-    """Passages of ``document`` in its order, without overlap; each starts at a boundary and ends
-    with a line.
+    """Passages of ``document`` in order, without overlap.
+
+    Each starts at a boundary and ends at the end of a line.
     """
     found: list[str] = []
     end_of_last = 0
@@ -63,11 +64,12 @@ def boundary_positions(document: Document) -> Iterator[int]:
 
 
 def whole_lines(text: str, tokenizer: Tokenizer) -> str | None:
-    """The most leading lines of ``text`` within LONGEST_TOKENS; None if they have fewer than
-    SHORTEST_TOKENS.
+    """As many leading lines of ``text`` as LONGEST_TOKENS allow.
+
+    None if these have fewer than SHORTEST_TOKENS.
     """
-    # A prefix that certainly has more than LONGEST_TOKENS, so that a long document is not tokenised
-    # once per line.
+    # This prefix certainly has more than LONGEST_TOKENS. It spares tokenising the rest of a long
+    # document once per line.
     text = text[: LONGEST_TOKEN_CHARS * (LONGEST_TOKENS + 1)]
     lines = 0
     for line_end in re.finditer("\n", text):
@@ -82,14 +84,15 @@ def num_tokens(text: str, tokenizer: Tokenizer) -> int:
 
 
 def may_be_shipped(document: Document) -> bool:
-    """False for files with a copyright notice of their own: their licence may differ from the
-    one of their domain.
+    """Whether the licence of the document's domain applies to it.
+
+    False for files with a copyright notice of their own: their licence may be another.
     """
     return "copyright" not in document.text.lower()
 
 
 def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
-    """Documents dealt to the splits in turn, in the order of a hash of their names."""
+    """Documents by split, dealt in turn, in the order of a hash of their names."""
     ordered = sorted(
         documents, key=lambda document: hashlib.sha1(document.name.encode()).hexdigest()
     )
@@ -99,7 +102,7 @@ def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
 def deal(
     documents: Sequence[Document], count: int, tokenizer: Tokenizer
 ) -> list[tuple[Document, str]]:
-    """``count`` passages, one from every document in turn.
+    """``count`` passages with their documents, one from every document in turn.
 
     Raises ValueError if the documents have too few.
     """
@@ -121,9 +124,7 @@ def deal(
 
 
 def heldout_records(corpus: Corpus, tokenizer: Tokenizer) -> list[dict[str, str]]:
-    """Rows of the passages file: domain, document, split, text, licence; ordered by split, then
-    domain.
-    """
+    """Rows of the passages file (domain, document, split, text, licence), by split, then domain."""
     records = []
     shippable = [document for document in corpus.held_out if may_be_shipped(document)]
     for split in SPLITS:

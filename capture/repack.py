@@ -1,10 +1,11 @@
-"""``python -m capture.repack DIR``: write the tables of a trace again, as small as parquet gets
-them.
+"""The command that writes a trace's tables again, as small as parquet gets them.
 
-polars writes every column in one way. pyarrow can store a column's bytes plane by plane, choose the
-codec for each column, and put all rows on one page: a tenth to a fifth is gained, for minutes of
-time. Contents, columns and types stay as they are, which is checked before anything is replaced;
-the header's digests follow. For traces that travel.
+``python -m capture.repack DIR``, for traces that travel.
+
+polars writes every column in the same way. pyarrow can store a column's bytes plane by plane,
+choose a codec for each column, and put all rows on one page. This saves a tenth to a fifth of the
+bytes and takes minutes. Contents, columns and types stay as they are, which is checked before
+anything is replaced. The digests in the header are updated.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from sim.values.fields import HEADER_FILE
 CODECS = {"brotli": 11, "zstd": 22}
 ENCODINGS = ("PLAIN", "BYTE_STREAM_SPLIT")
 ONE = 1 << 30
-"""More rows and bytes than there are: one row group, and one page a column."""
+"""More rows and bytes than any trace has: makes one row group, and one page a column."""
 
 
 def repack(directory: Path) -> dict[str, tuple[int, int]]:
-    """Pack the tables of the trace in ``directory``; bytes before and after, by file, of those that
-    became smaller.
+    """Pack the tables of the trace in ``directory``.
 
-    Raise `TraceError` if it is no trace, RuntimeError if a table would not be read back the same.
+    Returns bytes before and after, by file, of the files that became smaller; others stay as they
+    are. Raise `TraceError` if the directory holds no trace, RuntimeError if a table would not be
+    read back the same.
     """
     read_trace(directory)
     header = json.loads((directory / HEADER_FILE).read_text(encoding="utf-8"))
@@ -60,9 +62,7 @@ def repack(directory: Path) -> dict[str, tuple[int, int]]:
 
 
 def _packed(place: Path) -> bytes | None:
-    """The smallest file that says the same as the one in ``place``; None where that is the
-    smallest.
-    """
+    """The smallest file with the contents of ``place``; None where ``place`` is the smallest."""
     frame = pl.read_parquet(place)
     codecs: dict[str, str] = {}
     encodings: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _packed(place: Path) -> bytes | None:
 
 
 def _written(frame: pl.DataFrame, codecs: Mapping[str, str], encodings: Mapping[str, str]) -> bytes:
-    # Not needed by whoever reads or makes traces: only here.
+    # Imported late: pyarrow is an optional dependency that only this command needs.
     import pyarrow.parquet as parquet
 
     buffer = io.BytesIO()

@@ -1,15 +1,22 @@
-"""``python -m capture.stats TRACE... [key=value ...]``: what the gates of one or more traces do,
-side by side.
+"""The command that shows statistics of the gates of one or more traces, side by side.
 
-``output_dir=DIR``      also write a parquet file a statistic, ``summary.parquet``, ``missing.json``
-and the figures ``phase=decode``        rows: ``decode``, ``prompt`` or ``all`` (the least popular
-experts are always of prompts) ``exclude=FLAG,FLAG``   leave out sequences that carry a flag, such
-as has_repetition ``only=NAME,NAME``      some of the statistics ``seed=0``              of the
-shuffled control of paths
+``python -m capture.stats TRACE... [key=value ...]``
 
-A statistic that a trace cannot serve says why. Published values are shown for orientation: models,
-texts and definitions differ, and the source says where to look. Needs no torch; gate inputs and
-thresholds need safetensors.
+``output_dir=DIR``
+    Also write a parquet file for each statistic, ``summary.parquet``, ``missing.json`` and the
+    figures.
+``phase=decode``
+    Which rows: ``decode``, ``prompt`` or ``all``. The least popular experts are always of prompts.
+``exclude=FLAG,FLAG``
+    Leave out sequences that carry one of these flags, such as has_repetition.
+``only=NAME,NAME``
+    Only these statistics.
+``seed=0``
+    Seed of the shuffled control of paths.
+
+Where a trace lacks what a statistic needs, the reason is printed. Published values are shown for
+orientation only: models, texts and definitions differ; the source says where to look. Needs no
+torch; gate inputs and thresholds need safetensors.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ KEYS = ("output_dir", "phase", "exclude", "only", "seed")
 
 @dataclass(frozen=True)
 class Arguments:
-    """What to read and how; see the module's text."""
+    """What to read and how; the module's docstring explains the options."""
 
     traces: tuple[Path, ...]
     output_dir: Path | None = None
@@ -87,7 +94,7 @@ def parse(arguments: Sequence[str]) -> Arguments:
 
 
 def read_named(directories: Sequence[Path]) -> dict[str, tuple[Trace, Path]]:
-    """The traces by name; traces of one name get their directory's beside it."""
+    """The traces by name; where several share a name, each gets its directory beside the name."""
     read = [(read_trace(directory, "all"), directory) for directory in directories]
     names = [trace.header.name for trace, _ in read]
     return {
@@ -97,7 +104,7 @@ def read_named(directories: Sequence[Path]) -> dict[str, tuple[Trace, Path]]:
 
 
 def summary_table(reports: Mapping[str, Report], summary: pl.DataFrame) -> Table:
-    """A row per measure: each trace's value (and chance), what a paper prints, where."""
+    """A row per measure: each trace's value (and chance), the published value and its source."""
     tokens = ", ".join(f"{name} {of.tokens} tokens" for name, of in reports.items())
     table = Table(
         title=(
@@ -128,8 +135,8 @@ def summary_table(reports: Mapping[str, Report], summary: pl.DataFrame) -> Table
 def write(
     output_dir: Path, reports: Mapping[str, Report], tables: Mapping[str, pl.DataFrame]
 ) -> None:
-    """Parquet files, the reasons for what is missing, and the figures."""
-    # matplotlib takes a second to load, and a table needs none of it.
+    """Write the parquet files, the reasons for what is missing, and the figures."""
+    # Imported late: matplotlib takes a second to load, and the tables do not need it.
     from capture.statistics.figures import draw
 
     output_dir.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,25 @@
-"""Traces of models whose weights are not at hand, from a generative model fitted to published
-statistics.
+"""The command that makes a synthetic trace of a model whose weights are not at hand.
 
 ``python -m capture.synthesize like=NAME tokens=128 output_dir=DIR [key=value ...]``
 
-A trace like the model NAME: `capture.synthetic.gate_walk` draws the inputs of its gates with the
-knobs that ``python -m capture.calibrate`` fitted, synthetic routers choose from them, and lookahead
-scores are what later routers make of the same inputs. Keys: ``reading`` (of the published numbers,
-where they can be read in several ways), ``sequences``, ``prompt_tokens``, ``tokens`` (decoded, of
-each sequence), ``seed``, ``lookahead`` (sites), ``hidden_sequences`` (of which gate inputs are
-kept, too; needs safetensors).
+The trace comes from a generative model that is fitted to published statistics of the model NAME.
+`capture.synthetic.gate_walk` draws the inputs of the gates, with the knobs that ``python -m
+capture.calibrate`` fitted. Synthetic routers choose experts from these inputs. Lookahead scores are
+what later routers make of the same inputs.
 
-What such a trace can and cannot stand for: docs/synthesis_check.md. Its header says ``source:
+=====================  ======================================================================
+key                    meaning
+=====================  ======================================================================
+``reading``            which reading of the published numbers, where there are several
+``sequences``          how many sequences
+``prompt_tokens``      prompt tokens of each sequence
+``tokens``             decoded tokens of each sequence
+``seed``               seed of the random numbers
+``lookahead``          how many sites ahead lookahead scores reach
+``hidden_sequences``   of how many sequences gate inputs are kept, too (needs safetensors)
+=====================  ======================================================================
+
+docs/synthesis_check.md says what such a trace can and cannot stand for. Its header says ``source:
 synthetic`` and carries the fit table. Needs no torch.
 """
 
@@ -36,8 +45,9 @@ ROUTERS_FILE = "routers.safetensors"
 
 
 def hidden_files(synthetic: Synthetic) -> dict[str, bytes]:
-    """Routers and kept gate inputs as the files that a capture writes; empty where none were
-    kept.
+    """Routers and kept gate inputs, as the files that a capture writes.
+
+    Empty where no gate inputs were kept.
     """
     if not synthetic.inputs:
         return {}
@@ -138,7 +148,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _told(preset: Preset, reading: str, fit: Fit) -> str:
-    """How good the fit is, in a few words."""
+    """A line that says which statistics the fit reached, missed and borrowed."""
     missed = [row.target.statistic for row in fit.rows if not row.is_reached]
     borrowed = [row.target.statistic for row in fit.rows if row.target.borrowed]
     return (

@@ -1,11 +1,12 @@
-"""Trains the project's own Mixture-of-Experts model on a CPU: ``python -m capture.train_tiny``.
+"""The command that trains the project's own Mixture-of-Experts models on a CPU.
 
-Theory of operation ------------------- A run is a function of its recipe and its text. All that
-changes from step to step (weights, optimizer moments, both generators, the losses so far) is in one
-``RunState``, written to ``OUT/run_state.pt`` every few steps: to a neighbour first, then renamed,
-so that the file is always a whole one. A run that was killed goes on from there with ``--resume``
-and ends with the same bits as one that was not, on the same machine with the same number of
-threads.
+``python -m capture.train_tiny model=NAME``
+
+The result of a run depends on its recipe and its text alone. All that changes from step to step
+(weights, optimizer moments, both generators, the losses so far) is in one ``RunState``. It is
+written to ``OUT/run_state.pt`` every few steps, to a file beside it that is then renamed, so that
+the file is always complete. ``--resume`` continues a killed run from there. On the same machine
+with the same number of threads it ends with the same bits as a run that was never killed.
 
     OUT/run_state.pt         while training; deleted at the end
     OUT/tokenizer.json       written before the first step
@@ -57,8 +58,7 @@ OnStep = Callable[[int, float], None]
 
 
 class BatchSampler:
-    """Windows of training text; the domain of each is drawn with the recipe's mix, its position
-    uniformly.
+    """Draws windows of training text: the domain with the recipe's mix, the position uniformly.
 
     Windows may cross a document's end. Domains without text give their share to the others.
     """
@@ -86,12 +86,13 @@ class BatchSampler:
         self.generator = np.random.default_rng(recipe.seed)
 
     def draw(self) -> tuple[torch.Tensor, int]:
-        """Token ids [batch, seq + 1], and the length of the prefix that is not predicted; moves
-        the generator on.
+        """Token ids [batch, seq + 1], and the length of the prefix that is not predicted.
+
+        Every call moves the generator on.
         """
         recipe = self._recipe
         shortest, longest = recipe.prefix
-        # A prefix that is not free draws nothing.
+        # A prefix of fixed length draws no random number.
         prefix = (
             shortest if shortest == longest else int(self.generator.integers(shortest, longest + 1))
         )
@@ -106,8 +107,9 @@ class BatchSampler:
 
 @dataclass
 class RunState:
-    """Everything that a step changes; ``losses`` has the language loss (nats/token) of every
-    step so far.
+    """Everything that a training step changes.
+
+    ``losses`` has the language loss of every step so far, in nats per token.
     """
 
     recipe: Recipe
@@ -139,9 +141,7 @@ class RunState:
         return len(self.losses)
 
     def save(self, path: Path) -> None:
-        """Writes to a neighbour and renames: a kill at any moment leaves the old file or the new
-        one.
-        """
+        """Writes a file beside ``path`` and renames it: a kill leaves the old or the new file."""
         content = {
             "recipe": json.dumps(self.recipe.as_dict()),
             "text_sha256": self.text_sha256,
@@ -159,8 +159,9 @@ class RunState:
         os.replace(unfinished, path)
 
     def load(self, path: Path) -> None:
-        """Goes to where the run of ``path`` was; raises ValueError if that was a run of another
-        recipe or text.
+        """Takes over the state saved in ``path``.
+
+        Raises ValueError if that run had another recipe or another text.
         """
         content = torch.load(path, weights_only=True)
         self._check_same_run(path, content)
@@ -192,7 +193,7 @@ class RunState:
 
 
 def train_step(state: RunState, router_logits: list[torch.Tensor]) -> float:
-    """One optimizer step; the language loss before it, in nats per token."""
+    """Does one optimizer step; returns the language loss before it, in nats per token."""
     recipe = state.recipe
     for group in state.optimizer.param_groups:
         group["lr"] = recipe.learning_rate_at(state.step)
@@ -210,8 +211,9 @@ def train_step(state: RunState, router_logits: list[torch.Tensor]) -> float:
 def train(
     state: RunState, state_file: Path, save_every: int, on_step: OnStep = lambda step, loss: None
 ) -> None:
-    """Runs ``state`` to the recipe's last step; ``on_step`` hears the number of steps done and
-    the loss.
+    """Runs ``state`` to the recipe's last step, saving it every ``save_every`` steps.
+
+    After each step ``on_step`` is told the number of steps done and the loss.
     """
     state.model.train()
     with recorded_router_logits(state.model) as router_logits:
@@ -226,9 +228,7 @@ def train(
 def train_with_progress(
     state: RunState, state_file: Path, save_every: int, console: Console
 ) -> None:
-    """``train`` with a bar of loss (mean of the last 20 steps), tokens per second and remaining
-    time.
-    """
+    """``train`` with a progress bar: mean loss of the last 20 steps, tokens/s, time left."""
     tokens_per_step = state.recipe.batch * state.recipe.seq
     columns = (
         TextColumn("training"),
@@ -248,7 +248,7 @@ def train_with_progress(
             progress.update(bar, completed=step)
             rate = (progress.tasks[0].speed or 0.0) * tokens_per_step
             progress.update(bar, loss=float(np.mean(state.losses[-20:])), rate=rate)
-            # Where the output is a file there is no bar: leave a line now and then.
+            # A file shows no bar, so print a line every 100 steps.
             if not console.is_terminal and step % 100 == 0:
                 console.print(
                     f"step {step}: mean loss of 100 steps {np.mean(state.losses[-100:]):.4f},"
@@ -259,8 +259,9 @@ def train_with_progress(
 
 
 def export(state: RunState, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the transformers checkpoint in float16; the model of ``state`` is rounded to
-    float16, too.
+    """Writes the transformers checkpoint in float16.
+
+    The model of ``state`` is rounded to float16, too.
     """
     state.model.half().save_pretrained(folder)
     PreTrainedTokenizerFast(
@@ -270,7 +271,7 @@ def export(state: RunState, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def write_meta(state: RunState, corpus: Corpus, folder: Path) -> None:
-    """``train_meta.json``: what was trained on what, and the mean loss of every 100 steps."""
+    """Writes ``train_meta.json``: recipe, sizes, text, and the mean loss of every 100 steps."""
     recipe = state.recipe
     total = sum(parameter.numel() for parameter in state.model.parameters())
     sites = family_of(state.model).sites(state.model)
@@ -291,8 +292,10 @@ def write_meta(state: RunState, corpus: Corpus, folder: Path) -> None:
 def choose_tokenizer(
     option: str, resume: bool, corpus: Corpus, recipe: Recipe, folder: Path
 ) -> Tokenizer:
-    """The run's own tokenizer when it resumes, else the shipped, a given or (``new``) a freshly
-    trained one.
+    """The tokenizer of this run, saved as ``tokenizer.json`` in ``folder``.
+
+    A resumed run reads its own. Others take what ``option`` says: ``shipped``, ``new`` (trained
+    here) or the path of a file.
     """
     own = folder / "tokenizer.json"
     if resume:
@@ -307,7 +310,7 @@ def choose_tokenizer(
 
 
 def run(recipe: Recipe, options: argparse.Namespace, console: Console) -> None:
-    """Trains into ``options.out`` and prints the evaluation of what was trained."""
+    """Trains into ``options.out`` and prints an evaluation of the trained model."""
     state_file = options.out / STATE_FILE
     refuse_to_overwrite(options.out, state_file, options.resume)
     corpus = build_corpus(options.debs, download=not options.no_download)
@@ -325,7 +328,7 @@ def run(recipe: Recipe, options: argparse.Namespace, console: Console) -> None:
 
 
 def refuse_to_overwrite(folder: Path, state_file: Path, resume: bool) -> None:
-    """Raises ValueError if a new run would destroy an old one, or if there is nothing to resume."""
+    """Raises ValueError if a new run would overwrite an old one, or if none can be resumed."""
     if resume and not state_file.is_file():
         raise ValueError(
             f"cannot resume: {state_file} does not exist; leave out --resume to start a run"
@@ -410,7 +413,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def recipe_name(text: str) -> str:
-    """NAME of ``model=NAME``."""
+    """The NAME in ``model=NAME``."""
     key, _, name = text.partition("=")
     if key != "model" or name not in RECIPES:
         raise argparse.ArgumentTypeError(
@@ -420,7 +423,7 @@ def recipe_name(text: str) -> str:
 
 
 def whole(text: str) -> int:
-    """A number of tokens, also as 3.7e6."""
+    """A whole number, which may be written like 3.7e6."""
     value = float(text)
     if not value.is_integer():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number")

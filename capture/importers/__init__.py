@@ -1,1 +1,1 @@
-"""Published formats of routing: one module each, and what they share in `source`."""
+"""Importers of published routing: one module for each format; `source` and `parts` are shared."""

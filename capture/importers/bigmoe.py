@@ -1,29 +1,38 @@
-"""Format bigmoe: the route trace (``# route_trace v1``) of the streaming engine BigMoeOnEdge, one
-run of one prompt.
+"""Importer of format bigmoe: a route trace of the streaming engine BigMoeOnEdge.
 
-Text: a preamble, then one line for each expert that a token's router chose in a layer, a *lookup*::
+A file (``# route_trace v1``) records one run of one prompt. It is text: a preamble, then one line
+for each *lookup*, an expert that a token's router chose in a layer::
 
-    # route_trace v1 # model=<path> arch=<text> n_layer=<int> n_expert=<int> n_expert_used=<int> #
-    layer=<int> expert_bytes=<int> dense_bytes=<int>         (each layer; expert_bytes=0: a layer
-    without experts) turn,phase,step,layer,slot,expert,weight,residency,expert_bytes[,dropped]
+    # route_trace v1
+    # model=<path> arch=<text> n_layer=<int> n_expert=<int> n_expert_used=<int>
+    # layer=<int> expert_bytes=<int> dense_bytes=<int>
+    turn,phase,step,layer,slot,expert,weight,residency,expert_bytes[,dropped]
 
-``phase`` is 0 for prefill, 1 for decode; ``step`` is the token's position in the context; ``slot``
-its rank of the expert; ``weight`` what the model applied, to six digits. Prefill is one pass: layer
-by layer, each with all tokens of the prompt in order. Decode is token by token, each through all
-layers. The last layer may have the last prompt token alone: llama.cpp routes there only tokens
-whose logits are asked for.
+There is a ``# layer`` line for each layer; ``expert_bytes=0`` is a layer without experts. The
+columns:
 
-``residency`` is the cache as a layer's batch found it: 0 absent, 1 resident, 2 resident because it
-was prefetched and not looked up since. A batch is a layer's lookups of one pass: all prompt
-tokens', or one decoded token's. It reads an absent expert once: the first lookup carries
-``expert_bytes``, repeats carry 0 with residency still 0. A ``dropped`` expert was absent, is not
-read and not applied.
+- ``phase``: 0 for prefill, 1 for decode.
+- ``step``: the token's position in the context.
+- ``slot``: the rank of the expert for this token.
+- ``weight``: the weight that the model applied, to six digits.
+- ``residency``: the cache as the layer's batch found it: 0 absent, 1 resident, 2 resident because
+  it was prefetched and has not been looked up since.
+- ``expert_bytes``: the bytes that this lookup read.
+- ``dropped``: 1 if the expert was absent and was neither read nor applied.
 
-``dtype=NAME`` says how the experts are stored, where the end of the GGUF's name does not: runs of
-the trace's own model at the precision of that name (``q4_k_m``, say) take the logged bytes.
+Prefill is one pass: layer by layer, each with all tokens of the prompt in order. Decode goes token
+by token, each through all layers. The last layer may have the last prompt token alone, because
+llama.cpp routes there only tokens whose logits are asked for.
 
-The trace has the choices; what the cache did, in the order of the file, and each site's bytes for
-one expert and for its dense part are in the two files of `sim.traces.residency_log`.
+A batch is a layer's lookups in one pass: those of all prompt tokens, or of one decoded token. It
+reads an absent expert once: the first lookup carries ``expert_bytes``, repeats carry 0, and all of
+them have residency 0.
+
+``dtype=NAME`` says how the experts are stored where the end of the GGUF's name does not. Runs of
+the trace's own model at the precision of that name (such as ``q4_k_m``) take the logged bytes.
+
+The trace has the choices. Two further files (`sim.traces.residency_log`) have what the cache did,
+in the order of the file, and the bytes of an expert and of the dense part, by site.
 """
 
 from __future__ import annotations
@@ -54,7 +63,7 @@ from sim.traces.trace import DECODE, PREFILL, Trace
 
 KEYS = (*(key for key in FACTS if key != "experts"), "dtype")
 DTYPE = re.compile(r"[-.](I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)$", re.IGNORECASE)
-"""How a GGUF's experts are stored, by convention the end of its name."""
+"""How a GGUF's experts are stored: by convention this is the end of its name."""
 PUBLISHED: Mapping[tuple[str, str, int, int], Mapping[str, str]] = {
     ("Qwen3-30B-A3B-Q4_K_M", "qwen3moe", 48, 128): {
         "architecture": "Qwen3MoeForCausalLM",
@@ -63,15 +72,17 @@ PUBLISHED: Mapping[tuple[str, str, int, int], Mapping[str, str]] = {
         "licence": "Apache-2.0 (routing); the prompt is not part of the trace",
     },
 }
-"""What no file tells, by GGUF file, architecture, layers and experts, for traces published by
-the engine's authors.
+"""Facts that no file holds, for the traces that the engine's authors published.
+
+The key is GGUF file, architecture, layers and experts.
 """
 ORIGIN = "route trace of github.com/Helldez/BigMoeOnEdge"
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """The trace and what the device's cache did; see the module's text. Raise `TraceError` or
-    `ImportFailure`.
+    """The trace, what the device's cache did, and the bytes of experts.
+
+    Raise `TraceError` or `ImportFailure`.
     """
     refuse = Refuse(request.path.name)
     lines = lines_of_trace(request.path, refuse)
@@ -89,7 +100,7 @@ def read(request: Request, track: Track[Any]) -> Imported:
 
 
 def _facts(request: Request, preamble: Preamble) -> dict[str, str]:
-    """What the file does not tell: as given, or as published for its model."""
+    """The model's facts: as given, else from the file, else as published for its model."""
     known = (preamble.model, preamble.architecture, len(preamble.expert_bytes), preamble.experts)
     own = {
         "model": preamble.model,
@@ -165,7 +176,7 @@ def _recording(
     lookups: Lookups,
     tokens: tuple[int, int],
 ) -> Recording:
-    """``tokens``: of the prompt, and decoded."""
+    """The header's account; ``tokens`` are the numbers of prompt tokens and of decoded tokens."""
     sums = lookups.choices("weight").sum(-1)
     alone = tokens[0] > 1 and len(lookups) < sum(tokens) * len(preamble.layers) * preamble.top_k
     return Recording(

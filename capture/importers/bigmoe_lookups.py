@@ -1,7 +1,6 @@
-"""The text of a BigMoeOnEdge route trace: its preamble, its lookups as columns, and the rules that
-both keep.
+"""Parser of a BigMoeOnEdge route trace: its preamble, its lookups as columns, and their checks.
 
-The format is described in `capture.importers.bigmoe`.
+`capture.importers.bigmoe` describes the format.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Preamble:
-    """The file's static facts; ``layers`` are those with experts, by site, and the bytes are by
-    layer.
-    """
+    """The facts that the file states first. Bytes are by layer, 0 for a layer without experts."""
 
     model: str
     architecture: str
@@ -67,7 +64,7 @@ class Preamble:
 
     @property
     def num_lines(self) -> int:
-        """Lines before the first lookup: version, model, layers, names of the columns."""
+        """How many lines precede the first lookup: version, model, layers, names of columns."""
         return 3 + len(self.expert_bytes)
 
     def sites(self, layers: Ints) -> Ints:
@@ -134,8 +131,10 @@ def _layer_bytes(refuse: Refuse, lines: Sequence[str], layer: int) -> tuple[int,
 
 @dataclass(frozen=True)
 class Lookups:
-    """The lookups by column. ``first`` is the line of the first one; each ``top_k`` of them are
-    a token's *choice*.
+    """The lookups, as columns.
+
+    Each ``top_k`` consecutive lookups are a *choice*: of one token in one layer. ``first`` is the
+    line number of the first lookup.
     """
 
     refuse: Refuse
@@ -156,8 +155,9 @@ class Lookups:
     def check(
         self, name: str, wrong: NDArray[np.bool_], rule: str, expected: Ints | None = None
     ) -> None:
-        """Refuse the first lookup whose column ``name`` is wrong; ``expected`` has the values
-        that would do.
+        """Refuse the first lookup that is ``wrong`` in the column ``name``.
+
+        ``expected`` has the right values, if there is just one for each lookup.
         """
         if wrong.any():
             row = int(wrong.argmax())
@@ -167,7 +167,7 @@ class Lookups:
             )
 
     def check_choices(self, name: str, expected: Ints, rule: str) -> None:
-        """The same for a value of each choice."""
+        """Refuse the first lookup whose value is not the one ``expected`` of its choice."""
         values = np.repeat(expected, self.top_k)
         self.check(name, self[name] != values, rule, values)
 
@@ -260,8 +260,9 @@ def _rule(name: str, highest: Mapping[str, int]) -> str:
 
 
 def check_order(rows: Lookups, preamble: Preamble) -> int:
-    """The engine's order, nothing missing and nothing twice. Returns the number of prompt
-    tokens.
+    """Check that lookups stand in the engine's order, with none missing and none twice.
+
+    Returns the number of prompt tokens.
     """
     num_sites = len(preamble.layers)
     slots = np.arange(len(rows)) % rows.top_k
@@ -303,11 +304,11 @@ def check_order(rows: Lookups, preamble: Preamble) -> int:
 
 
 def _expected_order(num_sites: int, tokens: int, prefill: int, decode: int) -> tuple[Ints, Ints]:
-    """Site and token of each choice, for a prompt of ``tokens`` and so many choices of prefill
-    and decode.
+    """Site and token that each choice must have.
+
+    ``tokens`` is the length of the prompt; ``prefill`` and ``decode`` count choices.
     """
-    # A first choice at another layer than the first leaves no tokens to count, and is refused by
-    # its layer.
+    # If the first choice is not at the first layer, tokens is 0; the check of layers refuses it.
     width = max(tokens, 1)
     prompt, decoded = np.arange(prefill), np.arange(decode)
     token = prompt % width
@@ -318,7 +319,7 @@ def _expected_order(num_sites: int, tokens: int, prefill: int, decode: int) -> t
 
 
 def _leading(flags: NDArray[np.bool_]) -> int:
-    """How many flags hold before the first that does not."""
+    """How many flags are true before the first false one."""
     return len(flags) if flags.all() else int(flags.argmin())
 
 
@@ -335,12 +336,13 @@ def check_choices(rows: Lookups) -> None:
 
 
 def check_residency(rows: Lookups, preamble: Preamble) -> None:
-    """A batch finds an expert absent or resident as a whole, and reads an absent one at its
-    first lookup.
+    """Check residency and bytes by batch.
+
+    All lookups of an expert in a batch must find it alike, and only the first may read it.
     """
     residency, dropped = rows["residency"], rows["dropped"] == 1
     rows.check("dropped", dropped & (residency > 0), "be 0 where the expert is resident")
-    # Only prefill repeats experts, so a decoded lookup stands alone.
+    # Only prefill can ask for an expert twice in a batch, so each decoded lookup stands alone.
     batch = np.where(
         rows["phase"] == PREFILL, rows["layer"], len(preamble.expert_bytes) + np.arange(len(rows))
     )

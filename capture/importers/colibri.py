@@ -1,18 +1,21 @@
-"""Format colibri: the stream that the engines of github.com/JustVugg/colibri write to
-``ROUTE_TRACE=<path>``.
+"""Importer of format colibri: the ``ROUTE_TRACE=<path>`` stream of github.com/JustVugg/colibri.
 
-Text, one line for each row of each call of an MoE layer, as the layer routes::
+It is text with one line for each row of each call of an MoE layer, in the order of routing::
 
     <call> <row> <layer> <expert>:<gate> <expert>:<gate> ...
 
-``call`` counts the calls; ``row`` is the row of the forward batch; gates are as applied, to four
-digits; how many experts a row has may vary. A *pass* is a run of calls through ascending layers:
-the first pass tells which layers have experts, and each later one must have the same.
+``call`` counts the calls, ``row`` is the row of the forward batch, and gates are as applied, to
+four digits. The number of experts may vary from row to row. A *pass* is a run of calls through
+ascending layers. The first pass shows which layers have experts; each later pass must have the
+same.
 
-The file does not tell what the rows of a pass are. One row is taken for a decoded token, several
-rows for a prompt, or a part of one. Whether a prompt after decoded tokens begins another sequence
-has to be said (``sequences=prompts``) or denied (``sequences=one``); a stream of several requests
-at once, or with draft tokens, cannot be told from these, and must not be imported.
+The file does not say what the rows of a pass are:
+
+- One row is taken for a decoded token, several rows for a prompt or a part of one.
+- Where a prompt follows decoded tokens, the argument ``sequences=prompts`` says that it begins
+  another sequence, ``sequences=one`` that it does not.
+- A stream of several requests at once, or with draft tokens, looks the same and must not be
+  imported.
 """
 
 from __future__ import annotations
@@ -51,7 +54,12 @@ RULE = "must be '<call> <row> <layer> <expert>:<gate> ..', gates with four digit
 
 @dataclass
 class _Calls:
-    """The stream, flat: calls, and the choices of all their rows one after another."""
+    """The stream, as flat columns.
+
+    By call: its first ``line``, ``layer`` and number of ``rows``. By row: ``row_line``, and how
+    many experts were ``chosen``. ``expert`` and ``gate`` have the choices of all rows, one after
+    another.
+    """
 
     line: array[int] = field(default_factory=lambda: array("q"))
     layer: array[int] = field(default_factory=lambda: array("q"))
@@ -71,7 +79,7 @@ def check(request: Request) -> None:
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """The trace of a stream; see the module's text. Raise `TraceError` or `ImportFailure`."""
+    """The trace of a stream. Raise `TraceError` or `ImportFailure`."""
     facts = complete(request.facts, {}, "colibri")
     refuse = Refuse(request.path.name)
     calls = _read_calls(request, refuse)
@@ -153,8 +161,9 @@ def _read_calls(request: Request, refuse: Refuse) -> _Calls:
 
 
 def _sites(refuse: Refuse, calls: _Calls) -> list[int]:
-    """The layers of the first pass; refuses a pass that has others, or not the same rows at all
-    of them.
+    """The layers of the first pass.
+
+    Refuses a pass with other layers, or with different numbers of rows at its layers.
     """
     layers, rows = np.array(calls.layer), np.array(calls.rows)
     falls = np.flatnonzero(np.diff(layers) <= 0)
@@ -231,7 +240,8 @@ def _choices(
     ids, weights = np.full((len(chosen), top_k), -1), np.zeros((len(chosen), top_k))
     ids[place], weights[place] = np.array(calls.expert), np.array(calls.gate)
     _check_experts(refuse, ids, lines, int(facts["experts"]))
-    # Rows stand call by call; their token is counted over the calls of their pass's first layer.
+    # Rows stand call by call. A row's token is its number in its call, plus the rows of the passes
+    # before.
     rows = np.array(calls.rows)
     calls_of_rows = np.repeat(np.arange(len(rows)), rows)
     row = np.arange(len(chosen)) - (np.cumsum(rows) - rows)[calls_of_rows]

@@ -1,13 +1,17 @@
-"""Format flame: one capture of the data set CMU-FLAME/FLAME-MoE-Traces (arXiv:2505.20225).
+"""Importer of format flame: a capture of CMU-FLAME/FLAME-MoE-Traces (arXiv:2505.20225).
 
-``path`` is ``<model>/actives/iter_<n>``: a ``layer_<nn>.parquet`` for each layer with experts, a
-row for each token, ``scores`` list<float16>[K], the router's softmax over all experts at the chosen
-ones, descending, and ``indices`` list<int16>[K]. ``<model>/samples/<nnn>.parquet`` beside it (or
-``samples=DIR``) has the rows' ``token_id`` int32.
+``path`` is ``<model>/actives/iter_<n>``. It has a ``layer_<nn>.parquet`` for each layer with
+experts, with a row for each token:
 
-Rows are what was fed to the model in pretraining, sequence after sequence, all of
-``sequence_length=`` tokens, which no file tells. They become prompts of one step each, the last one
-cut: nothing was decoded. A capture has 52 million tokens: ``tokens=N`` takes the first N.
+- ``scores`` list<float16>[K]: the router's softmax over all experts, at the chosen ones, falling.
+- ``indices`` list<int16>[K]: the chosen experts.
+
+``<model>/samples/<nnn>.parquet`` beside it (or ``samples=DIR``) has the rows' ``token_id`` int32.
+
+Rows are what was fed to the model in pretraining, sequence after sequence. All sequences have
+``sequence_length=`` tokens, which no file states. Each becomes a prompt of one step, since nothing
+was decoded; the last one may be cut short. A capture has 52 million tokens; ``tokens=N`` takes the
+first N.
 """
 
 from __future__ import annotations
@@ -48,16 +52,14 @@ KEYS = (*FACTS, "samples", "sequence_length", "tokens")
 LAYER_FILE = re.compile(r"layer_(\d{1,4})\.parquet", re.A)
 SAMPLE_FILE = re.compile(r"\d{1,6}\.parquet", re.A)
 LARGEST_FILE_BYTES = 1 << 34
-# Versions of polars without half precision read it as single.
+# Versions of polars without half precision read it as single precision.
 SCORES = (pl.Float32, *filter(None, [getattr(pl, "Float16", None)]))
 COLUMNS: Mapping[str, tuple[Any, ...]] = {"scores": SCORES, "indices": (pl.Int16, pl.Int32)}
 PUBLISHED: Mapping[tuple[str, int, int], Mapping[str, str]] = {
     (name, sites, 6): {"model": name, "experts": "64", "licence": "Apache-2.0"}
     for name, sites in (("flame-moe-290m", 8), ("flame-moe-721m", 11), ("flame-moe-1.7b", 17))
 }
-"""What the data set's card tells, by the model's directory, its layers with experts and its
-top-k.
-"""
+"""Facts from the data set's card, by the model's directory, its layers with experts, its top-k."""
 
 
 def check(request: Request) -> None:
@@ -71,7 +73,7 @@ def check(request: Request) -> None:
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """The trace of a capture; see the module's text. Raise `TraceError` or `ImportFailure`."""
+    """The trace of a capture. Raise `TraceError` or `ImportFailure`."""
     layers = _layer_files(request.path)
     shapes = {path: _shape(path) for path in layers.values()}
     num_rows, top_k = next(iter(shapes.values()))
@@ -140,7 +142,7 @@ def _layer_files(root: Path) -> dict[int, Path]:
 
 
 def _shape(path: Path) -> tuple[int, int]:
-    """Rows of a layer's file, and its ranks."""
+    """How many rows a layer's file has, and how many ranks (K)."""
     refuse = Refuse(path.name)
     frame = _frame(path, COLUMNS, 1)
     num_rows = _collected(refuse, pl.scan_parquet(path).select(pl.len())).item()
@@ -174,7 +176,10 @@ def _choices(
 
 
 def _sample_files(request: Request) -> list[Path]:
-    """The files with ids of tokens; none where there are none and none were asked for."""
+    """The files with token ids, in order of name.
+
+    Empty where the capture has none and the arguments name none.
+    """
     asked = request.options.get("samples")
     root = Path(asked) if asked else request.path.resolve().parents[1] / "samples"
     if not root.is_dir():
@@ -215,8 +220,9 @@ def _tokens(paths: list[Path], taken: int) -> NDArray[np.int64]:
 def _frame(
     path: Path, columns: Mapping[str, tuple[Any, ...]], rows: int, nested: bool = True
 ) -> pl.DataFrame:
-    """The first ``rows`` of ``columns``, whose dtypes (of lists, where ``nested``) are checked
-    first.
+    """The first ``rows`` of ``columns``, after a check of their dtypes.
+
+    With ``nested`` the columns must be lists of these dtypes.
     """
     refuse = Refuse(path.name)
     frame = _collected(refuse, pl.scan_parquet(path).head(0))

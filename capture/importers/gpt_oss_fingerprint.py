@@ -1,18 +1,17 @@
-"""Format gpt_oss_fingerprint: the published decode routing of gpt-oss-20b, as its authors' recorder
-wrote it.
+"""Importer of format gpt_oss_fingerprint: published decode routing of gpt-oss-20b, as recorded.
 
 ``path`` is one ``*_examples.json`` of github.com/AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting, or
 a directory of them at any depth. A file is one generation::
 
-    {"row_index": .., "dataset": "mmlu_test", "category": .., "finished_successfully": ..,
-    "has_repetition": ..,
+    {"row_index": .., "dataset": "mmlu_test", "category": ..,
+     "finished_successfully": .., "has_repetition": ..,
      "original_prompt": .., "full_text": [..], "generated_only": [..],
      "router_data": [{"token_198": {"layer_0": {"selected_experts": [0, 15, 17, 11],
-                                                "selected_probs": [0.41, 0.25, 0.2, 0.13]}, ..}},
-                                                ..]}
+                                                "selected_probs": [0.41, 0.25, 0.2, 0.13]},
+                                    ..}}, ..]}
 
-``token_198`` is the token's position in the full text; experts stand in rank order, probabilities
-are the softmax over the selected ones. Prompts were not recorded. Texts are not copied. Files
+``token_198`` is the token's position in the full text. Experts stand in rank order; probabilities
+are the softmax over the selected experts. Prompts were not recorded. Texts are not copied. Files
 become sequences in the order of their paths.
 """
 
@@ -63,16 +62,14 @@ GPT_OSS_20B_FACTS: Mapping[str, str] = {
     "licence": "Apache-2.0 (routing); the texts behind it are not part of the trace",
 }
 WEIGHT_SUM_TOLERANCE = 0.01
-"""The published shares, rounded more than once, sum to 1 within 0.0035."""
+"""A token's shares must sum to 1 within this; the published ones, rounded twice, do to 0.0035."""
 LARGEST_FILE_BYTES = 1 << 26
 PATTERN = "*_examples.json"
 TOKEN = re.compile(r"token_(\d{1,9})", re.A)
 
 
 def published_facts(facts: Mapping[str, str]) -> dict[str, str]:
-    """The facts as given; those of the published files stand in only for the model they belong
-    to.
-    """
+    """The model's facts: as given, else those of gpt-oss-20b if the model is that one."""
     model = facts.get("model", GPT_OSS_20B)
     return complete(
         facts, GPT_OSS_20B_FACTS if model == GPT_OSS_20B else {"model": model}, "decode"
@@ -80,9 +77,7 @@ def published_facts(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_published_shape(refuse: Refuse, name: str, model: str, shape: tuple[int, int]) -> None:
-    """Refuse sites and top-k that are not those of gpt-oss-20b in a file that is said to be of
-    it.
-    """
+    """Refuse a file said to be of gpt-oss-20b whose (sites, top-k) are not that model's."""
     published = (GPT_OSS_20B_SITES, GPT_OSS_20B_TOP_K)
     rule = f"must be {published} for {GPT_OSS_20B}; of another model, give model="
     refuse(name, model == GPT_OSS_20B and shape != published, shape, rule)
@@ -94,7 +89,10 @@ def check(request: Request) -> None:
 
 @dataclass
 class _Generations:
-    """What the files told, by token; a file is a sequence."""
+    """What was read from the files.
+
+    Positions and sequences are by token, domains and flags by sequence; a file is a sequence.
+    """
 
     position: array[int] = field(default_factory=lambda: array("q"))
     sequence: array[int] = field(default_factory=lambda: array("q"))
@@ -208,7 +206,7 @@ def _read_generation(path: Path, facts: Mapping[str, str], found: _Generations) 
 
 
 def _token(refuse: Refuse, where: str, entry: object) -> tuple[int, dict[str, Any]]:
-    """Position and layers of one entry of ``router_data``."""
+    """The token's position and its layers, from one entry of ``router_data``."""
     value = refuse.has(where, entry)
     name = next(iter(value), "")
     match = TOKEN.fullmatch(name)
@@ -221,8 +219,9 @@ def _token(refuse: Refuse, where: str, entry: object) -> tuple[int, dict[str, An
 def _columns(
     refuse: Refuse, tokens: list[dict[str, Any]]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Experts and probabilities [N, S, K] of a file's tokens, each of which must have the layers
-    of the first.
+    """Experts and probabilities [N, S, K] of a file's tokens.
+
+    Every token must have the same layers as the first.
     """
     layers = [f"layer_{site}" for site in range(len(tokens[0]))]
     for index, token in enumerate(tokens):

@@ -1,16 +1,18 @@
-"""Format ktransformers: a dump of the expert distribution recorder of KTransformers, which is
-SGLang's.
+"""Importer of format ktransformers: a dump of KTransformers' expert distribution recorder.
 
+The recorder is SGLang's.
 ``path`` is the ``expert_distribution_recorder_<time>_<rank>.pt`` that `capture.importers.sglang`
 describes. With ``--record-kt-gpu-expert-distribution`` the same dump has
 ``gpu_expert_distribution_<time>.pt`` beside it, named by ``masks=``::
 
     {"gpu_expert_masks": bool [B, L, E]}
 
-Entry b says which experts were on the GPU in forward pass b, idle passes counted; entries after the
-last pass are all False. They become `GPU_EXPERTS_FILE`: step, site, and the experts that were
-there, ascending. The buffer is a ring unless its size is -1, and then no longer tells where it
-begins: more passes than entries are refused.
+Entry b says which experts were on the GPU in forward pass b, idle passes counted. Entries after the
+last pass are all False. The entries become `GPU_EXPERTS_FILE`: step, site, and the experts that
+were on the GPU, ascending.
+
+The recorder's buffer is a ring unless its size is -1. A ring that has been filled no longer shows
+where it begins, so dumps with more passes than entries are refused.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ def check(request: Request) -> None:
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """The trace, and what was on the GPU if ``masks`` are given. Raise `TraceError` or
-    `ImportFailure`.
+    """The trace, and, if ``masks`` is given, which experts were on the GPU.
+
+    Raise `TraceError` or `ImportFailure`.
     """
     told = {"origin": "expert distribution recorder of KTransformers"}
     if "masks" not in request.options:
@@ -72,7 +75,7 @@ def read(request: Request, track: Track[Any]) -> Imported:
 
 
 def _table(masks: NDArray[np.bool_]) -> bytes:
-    """A row for each step and site of ``masks`` [T, S, E]."""
+    """A parquet file with a row for each step and site of ``masks`` [T, S, E]."""
     num_steps, num_sites, _ = masks.shape
     experts = [
         np.flatnonzero(mask).astype(np.int16) for mask in masks.reshape(num_steps * num_sites, -1)

@@ -1,23 +1,31 @@
-"""Format moe_cache_eval: an event directory of github.com/shijiuzhang/moe-cache-eval (event schema
-1).
+"""Importer of format moe_cache_eval: event directories of github.com/shijiuzhang/moe-cache-eval.
 
-``path`` is the directory. ``manifest.json`` names the model, ``events.safetensors`` (by sha256) has
-one *event* for each layer of each forward cycle: ``request_indices`` int32, ``scheduler_steps``
-int32, ``forward_cycles`` int32, ``phases`` uint8 (0 prefill, 1 decode), ``layer_ids`` int16,
-``token_counts`` int32 [M], ``offsets`` int64 [M + 1], and for each *access* of an event
-``expert_ids`` int16, ``assignment_counts`` int32 (tokens that chose the expert) and ``gate_mass``
-float32 (sum of their weights) [A]. Events of batched decoding have request -1; ``schedule.jsonl``
-then tells who was in the batch::
+``path`` is a directory of event schema 1. Its ``manifest.json`` names the model and the sha256 of
+``events.safetensors``. That file has an *event* for each layer of each forward cycle, M in all:
+
+- ``request_indices``, ``scheduler_steps``, ``forward_cycles``, ``token_counts`` int32 [M]
+- ``phases`` uint8 [M]: 0 prefill, 1 decode
+- ``layer_ids`` int16 [M]
+- ``offsets`` int64 [M + 1]: where each event's accesses begin
+
+For each *access*, an expert that an event asked for, it has:
+
+- ``expert_ids`` int16 [A]
+- ``assignment_counts`` int32 [A]: how many tokens chose the expert
+- ``gate_mass`` float32 [A]: the sum of their weights
+
+Events of batched decoding have request -1. ``schedule.jsonl`` then says which requests were in the
+batch::
 
     {"scheduler_step": 0, "active_request_indices": [3, 1], "decode_positions": [0, 7], ..}
 
-An event is a union. Where it is of one token its choices are exact; where it is of several, which
-of them chose what is not recorded: the header says that rows are lacking, and rows divide the
-counts among the event's tokens, so that every union, count and gate mass is as recorded. Texts in
-``requests.jsonl`` are not copied.
+An event is a union. The choices of an event of one token are exact. Of an event of several tokens
+the file does not say which token chose what. The header then says that rows are lacking, and the
+counts are divided among the event's tokens, so that every union, count and gate mass is as
+recorded. Texts in ``requests.jsonl`` are not copied.
 
-A directory with ``events.csv`` in place of tensors, or that file, is read by
-`capture.importers.moe_cache_events`.
+`capture.importers.moe_cache_events` reads ``events.csv``, and directories with that file in place
+of the tensors.
 """
 
 from __future__ import annotations
@@ -78,7 +86,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Cycle:
-    """One forward cycle: its first event, and the sequence and position of each of its rows."""
+    """One forward cycle: its first event, its phase, and sequence and position of each row."""
 
     event: int
     phase: int
@@ -87,7 +95,7 @@ class _Cycle:
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """The trace of a directory; see the module's text. Raise `TraceError` or `ImportFailure`."""
+    """The trace of a directory. Raise `TraceError` or `ImportFailure`."""
     if moe_cache_events.is_events(request.path):
         return moe_cache_events.read(request, track)
     manifest, events_path = _manifest(request.path)
@@ -130,8 +138,9 @@ def read(request: Request, track: Track[Any]) -> Imported:
 
 
 def _manifest(root: Path) -> tuple[dict[str, Any], Path]:
-    """The manifest, its model checked, and the events' file, whose digest is as the manifest
-    says.
+    """The manifest with its model checked, and the path of the events' file.
+
+    The file's digest must be the manifest's.
     """
     if not root.is_dir():
         raise ImportFailure(
@@ -169,7 +178,7 @@ def _manifest(root: Path) -> tuple[dict[str, Any], Path]:
 
 
 def _columns(refuse: Refuse, path: Path) -> dict[str, NDArray[Any]]:
-    """The tensors, each of its dtype, with one dimension and its length."""
+    """The tensors, after a check that each has the right dtype, one dimension and its length."""
     try:
         from safetensors import safe_open
     except ImportError:
@@ -187,7 +196,7 @@ def _columns(refuse: Refuse, path: Path) -> dict[str, NDArray[Any]]:
     except TraceError:
         raise
     except Exception as error:
-        # The reader is not Python: what it raises for a damaged file has no common base.
+        # The reader is written in Rust: its exceptions for damaged files have no common base.
         refuse("content", True, str(error), "must be a whole safetensors file")
     for name, dtype in dtypes.items():
         values = found[name]
@@ -263,7 +272,7 @@ def _check_events(
 
 
 def _top_k(refuse: Refuse, columns: Mapping[str, NDArray[Any]], told: int | None) -> int:
-    """As the manifest says, else what the busiest event needs at least."""
+    """Choices a token: as the manifest says, else the fewest that the busiest event needs."""
     offsets, tokens = columns["offsets"], columns["token_counts"].astype(np.int64)
     sums = np.diff(np.append(0, np.cumsum(columns["assignment_counts"], dtype=np.int64))[offsets])
     needed = -(-sums // tokens)
@@ -274,8 +283,9 @@ def _top_k(refuse: Refuse, columns: Mapping[str, NDArray[Any]], told: int | None
 
 
 def _schedule(root: Path) -> dict[int, tuple[Ints, Ints]] | None:
-    """By scheduler step: requests of the batch, and how many tokens each has decoded. None
-    without the file.
+    """By scheduler step: the batch's requests, and how many tokens each has decoded.
+
+    None if the file does not exist.
     """
     path = root / SCHEDULE
     if not path.exists():
@@ -336,8 +346,10 @@ def _cycles(
 def _choices(
     columns: Mapping[str, NDArray[Any]], cycles: list[_Cycle], num_layers: int, top_k: int
 ) -> tuple[Ints, NDArray[np.float32]]:
-    """Experts and weights [N, S, K]. Of an event of T tokens the p-th assignment, expert by expert,
-    goes to its row p modulo T: no row has an expert twice, since none was chosen more than T times.
+    """Experts and weights [N, S, K].
+
+    An event's assignments are counted expert by expert. In an event of T tokens assignment p goes
+    to row p modulo T. No row gets an expert twice, since none was chosen more than T times.
     """
     counts = columns["assignment_counts"].astype(np.int64)
     event = np.repeat(np.arange(len(columns["layer_ids"])), np.diff(columns["offsets"]))

@@ -1,17 +1,18 @@
-"""Part of format moe_cache_eval: ``events.csv``, the readable form that the author publishes beside
-results.
+"""Importer of ``events.csv``, the readable form of format moe_cache_eval.
 
-``manifest.json`` beside it has ``model`` (``num_layers``, ``num_experts_per_layer`` or
-``num_experts``). The table has a line for each event, a layer of a scheduler's step, layer by layer
-and step by step::
+The format's author publishes it beside results. ``manifest.json`` beside it has ``model`` with
+``num_layers``, and ``num_experts`` or ``num_experts_per_layer``. The table has a line for each
+event, which is one layer of a scheduler's step, layer by layer and step by step::
 
     event_index,scheduler_step,layer,requested_experts,misses,hits
     0,0,0,0 1,2,0
 
-``requested_experts`` is a set, with spaces between; ``misses`` and ``hits`` are what the author's
-replay found of it. How many tokens asked, with which weights, in which order and phase is not told:
-each step becomes one decoded row whose choices are the step's sets, and the header says that rows,
-weights and order are lacking. What the replay found is kept as ``replayed.parquet``: event, step,
+``requested_experts`` is a set, separated by spaces. ``misses`` and ``hits`` count how many of them
+the author's replay found absent and present.
+
+The table does not say how many tokens asked, with which weights, in which order and phase. So each
+step becomes one decoded row whose choices are the step's sets, and the header says that rows,
+weights and order are lacking. The replay's counts are kept as ``replayed.parquet``: event, step,
 site, misses, hits.
 """
 
@@ -51,8 +52,9 @@ Line = Mapping[str, str]
 
 @dataclass
 class _Events:
-    """The columns so far; ``experts`` of all events one after another, ``counts`` how many each
-    has.
+    """The events read so far, as columns.
+
+    ``experts`` are those of all events, one after another; ``counts`` says how many each event has.
     """
 
     step: array[int] = field(default_factory=lambda: array("q"))
@@ -63,9 +65,7 @@ class _Events:
 
 
 def is_events(path: Path) -> bool:
-    """Whether ``path`` is such a table, or a directory that has one in place of the tensors of
-    the format.
-    """
+    """Whether ``path`` is such a table, or a directory with one in place of the tensors."""
     return path.suffix == ".csv" or (
         (path / EVENTS_FILE).is_file() and not (path / "events.safetensors").exists()
     )
@@ -119,8 +119,9 @@ def read(request: Request, track: Track[Any]) -> Imported:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    """``num_layers`` and ``num_experts`` as the manifest beside the table has them; ``told``:
-    the model, if it does.
+    """``num_layers`` and ``num_experts`` from the manifest at ``path``.
+
+    ``told`` has the model's name, if the manifest does.
     """
     if not path.is_file():
         raise ImportFailure(f"path: {path} is missing; copy it from where {EVENTS_FILE} comes from")

@@ -1,11 +1,16 @@
-"""Format npz: decode routing in four arrays.
+"""Importer of format npz: decode routing in four arrays.
 
-``experts`` uint8 [N, L, K] in rank order, ``weights`` float16 [N, L, K], ``pos`` int32 [N], the
-token's position in the full text, and ``seq`` int32 [N]. Beside it lies ``sequences.json``, a list
-of objects with ``seq``, ``T`` (tokens), ``dataset``, ``has_repetition`` and, if known,
-``finished``. What a file cannot tell (experts, widths, licence) defaults to the values of
-gpt-oss-20b, whose published routing (`capture.importers.gpt_oss_fingerprint`) is kept in this form,
-and to nothing for any other model.
+- ``experts`` uint8 [N, L, K]: in rank order.
+- ``weights`` float16 [N, L, K].
+- ``pos`` int32 [N]: the token's position in the full text.
+- ``seq`` int32 [N]: the token's sequence.
+
+``sequences.json`` beside it (or ``sequences=FILE``) is a list of objects with ``seq``, ``T``
+(tokens), ``dataset``, ``has_repetition`` and, if known, ``finished``.
+
+The published routing of gpt-oss-20b (`capture.importers.gpt_oss_fingerprint`) is also kept in this
+form. So facts that a file cannot hold (experts, widths, licence) default to those of gpt-oss-20b;
+for any other model they must be given.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ LARGEST_TABLE_BYTES = 1 << 28
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """Decode routing from arrays; see the module's text. Raise `TraceError` or `ImportFailure`."""
+    """The trace of the arrays. Raise `TraceError` or `ImportFailure`."""
     facts = published_facts(request.facts)
     require_file("path", request.path, "an .npz file", LARGEST_FILE_BYTES)
     arrays = {
@@ -117,8 +122,9 @@ def check(request: Request) -> None:
 
 
 def _npz_array(path: Path, name: str) -> NDArray[Any]:
-    """One array of the file, read only if its stated dtype, dimensions and size are what the
-    format allows.
+    """One array of the file.
+
+    It is read only if its stated dtype, dimensions and size are what the format allows.
     """
     refuse = Refuse(path.name)
     dtype, dimensions = ARRAYS[name]
@@ -147,14 +153,14 @@ def _npz_array(path: Path, name: str) -> NDArray[Any]:
             f"path={path} cannot be read ({error.strerror or error}); name an .npz file"
         ) from None
     except Exception as error:
-        # numpy tokenizes a header as Python, zipfile unpacks by several methods: what they raise
-        # has no common base.
+        # numpy parses a header as Python, and zipfile unpacks by several methods: the exceptions
+        # have no common base.
         rule = f"must be an array of an .npz file that numpy reads without pickle ({error})"
         raise TraceError(path.name, name, "unreadable", rule, "restore the file") from None
 
 
 def _check_order(refuse: Refuse, pos: NDArray[np.int32], seq: NDArray[np.int32]) -> None:
-    """One sequence after another, each from its first position onwards."""
+    """Check that sequences stand one after another, and that positions rise in each."""
     refuse.where("seq", seq < 0, seq, "must be >= 0")
     refuse.where("pos", pos < 0, pos, "must be >= 0")
     same = np.diff(seq, prepend=seq[:1] - 1) == 0
@@ -176,7 +182,10 @@ class _Sequence:
 def _sequences(
     path: Path, numbers: NDArray[np.int32], counts: NDArray[np.intp]
 ) -> dict[int, _Sequence]:
-    """The sequences that the table at ``path`` describes: exactly those of the rows."""
+    """The sequences that the table at ``path`` describes, by number.
+
+    They must be exactly those of the rows: ``numbers``, with ``counts`` rows each.
+    """
     refuse = Refuse(path.name)
     table: dict[int, _Sequence] = {}
     for index, entry in enumerate(_table(path, refuse)):

@@ -1,8 +1,7 @@
-"""What the formats share in making a trace: facts about the model, choices that are checked, rows,
-and a header that says what the format lacks.
+"""What importers share in making a trace: the model's facts, checks of choices, rows, header.
 
-What a format lacks is named in the header's ``provenance["lacks"]``, in the words of `LACKS`; the
-simulator refuses, by name, what would need it.
+The header's ``provenance["lacks"]`` names what a format does not record, in the words of `LACKS`.
+The simulator refuses, by name, runs that would need it.
 """
 
 from __future__ import annotations
@@ -34,22 +33,18 @@ LACKS: Mapping[str, str] = {
     "tokens": "token ids (token is -1)",
     "scores": "logits, lookahead, routing rules",
 }
-"""What a recording can lack, and what the trace has in its place."""
+"""What a recording can lack, with what the trace has in its place in brackets."""
 ORDERS = (RANK, "unknown")
-"""Values of ``order=``: whether a token's experts stand in the order of their rank, in formats
-without weights.
-"""
+"""Values of ``order=``, for formats without weights: whether experts stand in order of rank."""
 LARGEST_CELLS = 1 << 29
-"""Choices of a trace: 1.5 GiB of ids and weights."""
+"""Most choices that a trace may have: they take 3 GiB of ids (int16) and weights (float32)."""
 
 Ids = NDArray[np.int16]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be imported: the file (or directory), facts about its model, and the format's
-    own options.
-    """
+    """What to import: a file or directory, facts about its model, and the format's own options."""
 
     path: Path
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -57,8 +52,9 @@ class Request:
 
 
 def make_request(given: Mapping[str, str]) -> Request:
-    """The request that the arguments describe. Raise `ImportFailure` for a fact that is no whole
-    number.
+    """The request that the arguments describe.
+
+    Raise `ImportFailure` if one of ``WHOLE_FACTS`` is no whole number.
     """
     for key in WHOLE_FACTS:
         if key in given:
@@ -73,10 +69,10 @@ def make_request(given: Mapping[str, str]) -> Request:
 
 
 def is_ranked(request: Request, unless_told: bool) -> bool:
-    """Whether each token's experts stand in the order of their rank: as ``order=`` says, else as
-    the format has it.
+    """Whether each token's experts stand in the order of their rank.
 
-    Raise `ImportFailure` for another word.
+    ``order=`` of the request says so; ``unless_told`` is the format's default. Raise
+    `ImportFailure` for an unknown value.
     """
     text = request.options.get("order")
     if text not in (None, *ORDERS):
@@ -85,8 +81,10 @@ def is_ranked(request: Request, unless_told: bool) -> bool:
 
 
 def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> dict[str, str]:
-    """Facts as given, else as the file or its publisher ``told``. Raise `ImportFailure` for
-    those that neither did.
+    """The model's facts: as given, else as the file or its publisher ``told``.
+
+    The name defaults to the model's with ``suffix``. Raise `ImportFailure` for needed facts that
+    are in neither.
     """
     whole = {"architecture": "unknown", **told, **facts}
     if missing := [key for key in NEEDED if key not in whole]:
@@ -104,7 +102,10 @@ def complete(facts: Mapping[str, str], told: Mapping[str, str], suffix: str) -> 
 def check_ids(
     refuse: Refuse, name: str, ids: NDArray[Any], num_experts: int, least: int = 0
 ) -> None:
-    """Refuse ids [..., K] outside ``least..num_experts - 1`` (-1: none), or twice in a row."""
+    """Refuse ids [..., K] outside ``least..num_experts - 1``, or twice in a row; -1 is no choice.
+
+    ``least`` is -1 where rows may have fewer than K choices.
+    """
     wrong = (ids < least) | (ids >= num_experts)
     refuse.where(name, wrong, ids, f"must lie in {least}..{num_experts - 1}")
     ordered = np.sort(ids, axis=-1)
@@ -115,8 +116,9 @@ def check_ids(
 
 
 def check_shares(refuse: Refuse, name: str, weights: NDArray[Any], tolerance: float) -> None:
-    """Refuse weights [N, K] that are no shares in rank order: each in 0..1, nowhere rising,
-    their sum 1.
+    """Refuse weights [N, K] that are no shares in rank order.
+
+    Each must lie in 0..1, none may be above the one before, and a row's sum must be 1.
     """
     wide = weights.astype(np.float32)
     refuse.where(f"weights{name}", ~((wide >= 0) & (wide <= 1)), wide, "must lie in 0..1")
@@ -133,7 +135,7 @@ def check_shares(refuse: Refuse, name: str, weights: NDArray[Any], tolerance: fl
 
 
 def check_size(refuse: Refuse, name: str, rows: int, sites: int, top_k: int, remedy: str) -> None:
-    """Refuse more choices than a trace is held in memory with."""
+    """Refuse a trace of more choices than `LARGEST_CELLS`, which is held in memory as a whole."""
     cells = rows * sites * top_k
     rule = f"must be at most {LARGEST_CELLS} choices ({rows} rows x {sites} sites x top-{top_k})"
     refuse(name, cells > LARGEST_CELLS, cells, rule, remedy)
@@ -144,11 +146,11 @@ def check_size(refuse: Refuse, name: str, rows: int, sites: int, top_k: int, rem
 
 @dataclass(frozen=True)
 class Rows:
-    """Token-rows [N] in the order of the run, as a `Trace` has them.
+    """Token-rows [N] in the order of the run, with columns as in `Trace`.
 
-    ``ids`` [N, S, K], -1 where nothing was chosen; ``weights`` of the same shape, or None where the
-    format has none; ``token`` [N], or None where it has no ids of tokens. ``ranked``: equal weights
-    stand in order of rank.
+    ``ids`` [N, S, K] are -1 where nothing was chosen. ``weights`` have the same shape, None where
+    the format has none. ``token`` [N] is None where the format has no token ids. ``ranked``: equal
+    weights stand in order of rank.
     """
 
     step: NDArray[Any]
@@ -163,12 +165,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the header says of the rows: the format and its files, the layers with experts by site,
-    what is lacking (in words of `LACKS`; what the rows show, prefill or decode, need not be said)
-    and what else is missing.
+    """What the header says about the rows.
 
-    ``site_name`` names a site by its layer; ``told`` are further provenance; ``domains`` and
-    ``flags`` are by sequence.
+    - ``format``, ``files``: name of the format, and its files by the provenance's key.
+    - ``layers``: the layer of each site.
+    - ``lacks``: words of `LACKS`. Lacking prefill or decode shows in the rows and is left out here.
+    - ``also_missing``: text on what else is missing.
+    - ``site_name``: pattern that names a site by its layer.
+    - ``told``: further provenance.
+    - ``domains``, ``flags``: by sequence.
     """
 
     format: str
@@ -186,8 +191,10 @@ class Recording:
 
 
 def assemble(facts: Mapping[str, str], rows: Rows, recording: Recording) -> Trace:
-    """The trace. Ranked weights that rounding made equal are set apart by a float32 ulp, in the
-    order they stand in.
+    """The trace.
+
+    Where ranked weights are equal, which rounding causes, each is lowered by a float32 ulp below
+    the one before it. Needs then stand in order of rank.
     """
     ids = rows.ids.astype(np.int16)
     weights = np.zeros(ids.shape) if rows.weights is None else rows.weights
@@ -280,8 +287,9 @@ def _sequences(rows: Rows, recording: Recording) -> tuple[TraceSequence, ...]:
 
 
 def steps_of(phase: NDArray[Any], sequence: NDArray[Any]) -> NDArray[np.int32]:
-    """Steps where none were recorded: a prompt's rows in a row are one, every decoded row is
-    one.
+    """Step numbers where none were recorded.
+
+    Consecutive rows of a prompt are one step; every decoded row is a step of its own.
     """
     begins = np.ones(len(phase), np.bool_)
     begins[1:] = (phase[1:] == DECODE) | (phase[:-1] == DECODE) | (np.diff(sequence) != 0)

@@ -1,27 +1,32 @@
-"""Format sglang: a dump of SGLang's expert distribution recorder,
-``--expert-distribution-recorder-mode per_token``.
+"""Importer of format sglang: a dump of SGLang's expert distribution recorder.
 
-``expert_distribution_recorder_<time>_<rank>.pt``, of ``torch.save``::
+The recorder must run in ``--expert-distribution-recorder-mode per_token``: its other modes (stat,
+per_pass) count experts and do not record the choices of tokens. It writes
+``expert_distribution_recorder_<time>_<rank>.pt`` by ``torch.save``::
 
-    {"records": [{"forward_pass_id": int, "rank": int, "gatherer_key": "primary", "input_ids": [N
-    ints],
-                  "positions": [N ints], "extend_seq_lens": [ints] or None, "forward_mode": int,
-                  "topk_ids_of_layer": int32 [L, N, 8], "misc_objects": [], "global_physical_count":
-                  int32 [L, P]}, ..],
+    {"records": [{"forward_pass_id": int, "rank": int, "gatherer_key": "primary",
+                  "input_ids": [N ints], "positions": [N ints],
+                  "extend_seq_lens": [ints] or None, "forward_mode": int,
+                  "topk_ids_of_layer": int32 [L, N, 8], "misc_objects": [],
+                  "global_physical_count": int32 [L, P]}, ..],
      "last_physical_to_logical_map": int [L, P]}
 
-A record is a forward pass of N tokens. Ids are of physical experts, -1 where there is none (columns
-from top-k on, layers without experts); the map makes them logical. ``forward_mode`` is 1 to extend
-(prompts, or parts of them), 2 to decode, 3 for both, 4 for an idle pass.
+A record is a forward pass of N tokens. Ids are those of physical experts; the map makes them
+logical. They are -1 where there is no expert: in columns from top-k on, and in layers without
+experts. ``forward_mode`` is 1 to extend (prompts, or parts of them), 2 to decode, 3 for both, 4 for
+an idle pass.
 
-Requests have no ids in a dump. Extended rows come request by request (``extend_seq_lens``); one
-that begins at position 0, or behind a prefix that no prompt under way ends at, is a new sequence. A
-decoded row goes on with the sequence whose next position it has, the first in the order of the
-batch. Where several would do, the header says that sequences are lacking. The other modes (stat,
-per_pass) count experts and have no choices of tokens; weights are in none. Whether a token's
-experts stand in the order of their rank depends on its model's router and on the kernel: a plain
-top-k of softmax has them so, and ``order=rank`` says it; routers with groups or a bias leave them
-unsorted (SGLang's ``layers/moe/topk.py``: ``torch.topk(.., sorted=False)``).
+A dump does not say which request a row belongs to. Rows are linked into sequences like this:
+
+- Extended rows come request by request (``extend_seq_lens``). Those that begin at position 0, or
+  at a position that no unfinished prompt has reached, are a new sequence.
+- A decoded row continues the first sequence, in the order of the batch, whose next position it has.
+- Where several sequences would fit, the header says that sequences are lacking.
+
+No mode records weights. Whether a token's experts stand in the order of their rank depends on the
+model's router and on the kernel. A plain top-k of softmax leaves them in that order; say so with
+``order=rank``. Routers with groups or a bias leave them unsorted (SGLang's ``layers/moe/topk.py``:
+``torch.topk(.., sorted=False)``).
 """
 
 from __future__ import annotations
@@ -52,7 +57,7 @@ from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace
 
 KEYS = (*(key for key in FACTS if key != "experts"), "order")
 RANKS = 8
-"""Columns of ids that the recorder keeps for any model."""
+"""How many columns of ids the recorder keeps, whatever the model's top-k."""
 EXTEND, DECODING, MIXED, IDLE = 1, 2, 3, 4
 PER_TOKEN = "record with --expert-distribution-recorder-mode per_token"
 RECORD_KEYS = (
@@ -70,8 +75,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pass:
-    """One record: N tokens, ``ids`` of logical experts [L, N, 8], and the lengths of what was
-    extended.
+    """One record: N tokens, with ``ids`` of logical experts [L, N, 8].
+
+    ``lengths`` has the rows of each request that was extended; empty in a pass that only decodes.
     """
 
     mode: int
@@ -83,8 +89,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Dump:
-    """``passes`` without the idle ones; ``index`` is the record of each; ``layers`` are those
-    with experts.
+    """A dump that has been checked.
+
+    ``passes`` leave out idle ones; ``index`` has the record of each. ``records`` counts all
+    records. ``layers`` are those with experts, of ``num_layers`` in all. ``moved``: the map moves
+    some experts.
     """
 
     passes: tuple[Pass, ...]
@@ -102,7 +111,7 @@ def check(request: Request) -> None:
 
 
 def read(request: Request, track: Track[Any]) -> Imported:
-    """The trace of a dump; see the module's text. Raise `TraceError` or `ImportFailure`."""
+    """The trace of a dump. Raise `TraceError` or `ImportFailure`."""
     trace, _ = read_dump(
         request, track, "sglang", {"origin": "expert distribution recorder of SGLang"}
     )
@@ -244,7 +253,7 @@ def _whole_numbers(refuse: Refuse, name: str, value: object) -> Ints:
 def _logical(
     refuse: Refuse, name: str, physical: Ints, count: NDArray[Any], to_logical: Ints
 ) -> Ints:
-    """The ids as those of logical experts, each layer's counts being as recorded."""
+    """The ids as those of logical experts, after a check against the recorded counts by layer."""
     num_layers, num_physical = to_logical.shape
     field = f"{name}.topk_ids_of_layer"
     check_ids(refuse, field, physical, num_physical, least=-1)
@@ -263,9 +272,7 @@ def _logical(
 
 @dataclass
 class _Running:
-    """A sequence that may go on: its number, the position of its next token, whether it has
-    begun to decode.
-    """
+    """A sequence that may continue, with its next position and whether it has begun to decode."""
 
     sequence: int
     next: int
@@ -274,7 +281,11 @@ class _Running:
 
 @dataclass
 class _Links:
-    """Phase and sequence of each row, from positions and the order of the batch."""
+    """Links rows into sequences: phase and sequence of each row.
+
+    ``ambiguous`` counts rows that fitted several sequences, ``begun_before`` decoded rows whose
+    sequence began before the dump.
+    """
 
     phase: list[int] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
@@ -286,7 +297,7 @@ class _Links:
     def link(self, refuse: Refuse, name: str, item: Pass) -> None:
         if item.mode == DECODING:
             taken = [self._decoded(int(position), self._running) for position in item.position]
-            # Who is not in a batch that only decodes has ended.
+            # A pass that only decodes has all running sequences: the others have ended.
             self._running = taken
             return
         ends = np.cumsum(item.lengths)
@@ -300,7 +311,7 @@ class _Links:
             self._part(int(positions[0]), length, item.mode == MIXED and length == 1, before)
 
     def _decoded(self, position: int, running: list[_Running]) -> _Running:
-        """One decoded row. What it goes on with leaves ``running``."""
+        """Link one decoded row; the sequence that it continues is removed from ``running``."""
         fitting = [item for item in running if item.next == position]
         self.ambiguous += len(fitting) > 1
         self.begun_before += not fitting
@@ -312,7 +323,10 @@ class _Links:
         return found
 
     def _part(self, start: int, length: int, may_decode: bool, before: list[_Running]) -> None:
-        """A request's rows in a pass that extends; ``before``: what ran when it began."""
+        """Link a request's rows in a pass that extends.
+
+        ``before`` are the sequences that ran when the pass began and are not linked yet.
+        """
         decoding = [item for item in before if item.decodes or item.next == start]
         if may_decode and any(item.next == start for item in decoding):
             before.remove(self._decoded(start, decoding))

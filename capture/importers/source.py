@@ -1,6 +1,4 @@
-"""What the formats share in reading: refusals, arguments, files that are checked before they are
-read, digests.
-"""
+"""What importers share in reading: refusals, arguments, checks of files, digests, arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from sim.traces.trace import Trace, TraceError
 
 Item = TypeVar("Item")
 Track = Callable[[Sequence[Item], str], Iterable[Item]]
-"""Goes through a sequence and shows how far it is; the text says what is being done."""
+"""Iterates over a sequence while showing progress; the text says what is being done."""
 
 INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
 LARGEST_LINE_BYTES = 1 << 26
@@ -28,13 +26,14 @@ RESTORE = "restore the file, or import another one"
 
 
 class ImportFailure(ValueError):
-    """An argument or a file that cannot be imported; the message says what, and what would do."""
+    """An argument or a file cannot be imported; the message says which, and the way out."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A trace, and further files of its directory by name: what the columns of a trace have no
-    place for.
+    """An imported trace, and further files of its directory, by name.
+
+    The files hold what the columns of a trace have no place for.
     """
 
     trace: Trace
@@ -43,7 +42,10 @@ class Imported:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Raise `TraceError` about a field of ``file`` if it is wrong."""
+    """Checks values that were read from ``file``, and raises `TraceError` for what is wrong.
+
+    The error names the file, the field, the value, the rule and the remedy.
+    """
 
     file: str
     remedy: str = RESTORE
@@ -55,7 +57,7 @@ class Refuse:
             raise TraceError(self.file, name, value, rule, remedy or self.remedy)
 
     def where(self, name: str, wrong: NDArray[np.bool_], values: NDArray[Any], rule: str) -> None:
-        """The same for the first of many values."""
+        """Refuse the first of ``values`` that is ``wrong``; both have the same shape."""
         if wrong.any():
             place = tuple(int(index) for index in np.argwhere(wrong)[0])
             self(f"{name}{list(place)}", True, values[place].item(), rule)
@@ -81,8 +83,9 @@ class Refuse:
         return bool(value)
 
     def numbers(self, name: str, value: object, kinds: str, dimensions: int) -> NDArray[Any]:
-        """Nested lists as an array of ``dimensions``, of a dtype of ``kinds`` (numpy's letters)
-        and not empty.
+        """Nested lists as an array with ``dimensions``.
+
+        It must not be empty, and its dtype must be one of ``kinds`` (numpy's letters).
         """
         rule = f"must be numbers in {dimensions} levels of equally long lists"
         try:
@@ -109,7 +112,7 @@ class Refuse:
 
 
 def untracked(items: Sequence[Item], text: str) -> Iterable[Item]:
-    """A `Track` that shows nothing."""
+    """A `Track` that shows no progress."""
     return items
 
 
@@ -133,7 +136,10 @@ def one_of(key: str, text: str, among: Sequence[str]) -> str:
 def require_file(
     key: str, path: Path, what: str, most_bytes: int, remedy: str = "split it"
 ) -> Path:
-    """``path``, a plain file of at most ``most_bytes``: a pipe or a device would never end."""
+    """``path`` if it is a plain file of at most ``most_bytes``; otherwise refuse it.
+
+    A pipe or a device might never end.
+    """
     try:
         if not path.is_file():
             raise ImportFailure(f"{key}={path} is no file; name {what}")
@@ -150,9 +156,7 @@ def unreadable(key: str, path: Path, error: OSError, what: str) -> ImportFailure
 
 
 def lines_of(path: Path, refuse: Refuse) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of each line, read one by one; its end of line, of any system, is
-    left out.
-    """
+    """Number (from 1) and text of each line, read one by one, without its end (LF or CRLF)."""
     with path.open("rb") as stream:
         number = 0
         while line := stream.readline(LARGEST_LINE_BYTES + 1):
@@ -173,7 +177,7 @@ def decoded(content: bytes, refuse: Refuse, name: str) -> str:
 
 
 def parsed_json(text: str | bytes, refuse: Refuse, name: str) -> Any:
-    """The value that ``text`` is as strict JSON: no NaN, no infinity, no key twice."""
+    """The value of ``text`` as strict JSON: NaN, infinity and repeated keys are refused."""
     try:
         return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
@@ -199,7 +203,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_of_all(paths: Sequence[Path]) -> str:
-    """Of several files: sha256 over their own digests, a line each, in their order."""
+    """One digest for several files: sha256 over their own digests, a line each, in order."""
     return hashlib.sha256("".join(f"{sha256(path)}\n" for path in paths).encode()).hexdigest()
 
 
@@ -207,8 +211,9 @@ def sha256_of_all(paths: Sequence[Path]) -> str:
 
 
 def npy_header(stream: BinaryIO | Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype that an .npy stream states. Raise ValueError for a version that may hold
-    more than numbers.
+    """Shape and dtype that an .npy stream states.
+
+    Raise ValueError for a format version that may hold more than plain numbers.
     """
     version = np.lib.format.read_magic(stream)
     read = {
@@ -221,21 +226,22 @@ def npy_header(stream: BinaryIO | Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
         with warnings.catch_warnings(action="ignore"):
             shape, _, dtype = read(stream)
     except (tokenize.TokenError, SyntaxError) as error:
-        # numpy reads a header that is no literal once more, as Python 2 wrote it.
+        # numpy parses a header that is no literal again as Python 2's, and lets these out.
         raise ValueError(f"its header is cut short ({error.args[0]})") from None
     return shape, dtype
 
 
 def stated_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Bytes of an array, exact for any stated shape."""
+    """Bytes of an array, exact for any stated shape, however large."""
     return int(np.prod([int(length) for length in shape], dtype=object)) * dtype.itemsize
 
 
 def in_rank_order(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """Weights that nowhere rise along the last axis, each then below the one before.
+    """Weights that do not rise along the last axis, lowered so that they fall strictly.
 
-    Rounding has made some equal, and order by weight would lose their rank. What is taken off is a
-    unit in the last place of float32, less than a thousandth of what float16 rounds.
+    Rounding has made some weights equal, and ordering by weight would lose their rank. Each such
+    weight is lowered by a unit in the last place of float32, which is less than a thousandth of
+    float16's rounding.
     """
     shares = weights.astype(np.float32)
     for rank in range(1, shares.shape[-1]):
@@ -246,9 +252,7 @@ def in_rank_order(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
 
 
 def untied(weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """The same for weights that may rise: those that rounding has made equal keep the order that
-    they stand in.
-    """
+    """As `in_rank_order`, for weights in any order: equal ones are lowered in their order."""
     order = np.argsort(-weights, axis=-1, kind="stable")
     found = np.empty(weights.shape, np.float32)
     np.put_along_axis(found, order, in_rank_order(np.take_along_axis(weights, order, -1)), -1)

@@ -1,31 +1,33 @@
-"""Formats csv and jsonl: this project's own, one line for each token and site, for whatever has no
-importer yet.
+"""Importer of this project's own tables, csv and jsonl, with one line for each token and site.
 
-============
-========================================================================================
-``sequence``  whole number; one request ``position``  whole number; the token's place in its
-sequence, from 0, prompt and decoded tokens counted ``phase``     ``prefill``, ``decode`` or
-``chunk`` (prompt tokens on top of a cache) ``site``      whole number; MoE blocks in order of
-execution, from 0 ``experts``   ids of the chosen experts, in the order of their rank
-(``order=unknown``, without weights: in any) ``weights``   as applied, one for each expert (may be
-left out, at all lines) ``step``      whole number; tokens of one step ran as one batch (may be left
-out, at all lines) ``token``     id of the token (may be left out, at all lines) ============
-========================================================================================
+They serve whatever has no importer of its own. The columns:
 
-csv has the names in its first line, in any order, and lists of numbers with spaces between::
+============  ==================================================================================
+``sequence``  whole number; one request
+``position``  whole number from 0; the token's place in its sequence, prompt included
+``phase``     ``prefill``, ``decode`` or ``chunk`` (prompt tokens on top of a cache)
+``site``      whole number from 0; MoE blocks in order of execution
+``experts``   ids of the chosen experts in the order of their rank. Without weights and with
+              ``order=unknown``: in any order
+``weights``   the weights as applied, one for each expert (optional)
+``step``      whole number; tokens of one step ran as one batch (optional)
+``token``     id of the token (optional)
+============  ==================================================================================
+
+An optional column is there in all lines or in none. csv has the names in its first line, in any
+order, and separates the numbers of a list by spaces::
 
     sequence,position,phase,site,experts,weights
     0,0,prefill,0,3 17,0.75 0.25
 
 jsonl has an object a line::
 
-    {"sequence": 0, "position": 0, "phase": "prefill", "site": 0, "experts": [3, 17], "weights":
-    [0.75, 0.25]}
+    {"sequence":0,"position":0,"phase":"prefill","site":0,"experts":[3,17],"weights":[0.75,0.25]}
 
-Lines may come in any order, so long as each token has each site once; tokens run in the order of
-their first lines, or of their steps and then of their first lines. Without steps the prompt tokens
-of a sequence that stand together are one, each decoded token is one. Nothing is dropped silently:
-where a token chose no expert it has an empty list.
+Lines may come in any order, but each token must have each site once. Tokens run in the order of
+their steps, if there are any, then of their first lines. Without steps, consecutive prompt tokens
+of a sequence are one step, and each decoded token is one. A token that chose no expert at a site
+has an empty list there; no line may be left out.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ KEYS = (*FACTS, "top_k", "order")
 NEEDED_COLUMNS = ("sequence", "position", "phase", "site", "experts")
 OPTIONAL_COLUMNS = ("weights", "step", "token")
 TOKEN_COLUMNS = ("phase", "step", "token")
-"""What all lines of a token must agree on."""
+"""Columns in which all lines of a token must agree."""
 PHASES: Mapping[str, int] = {"prefill": PREFILL, "decode": DECODE, "chunk": CHUNK}
 PHASE_NAMES = {number: name for name, number in PHASES.items()}
 NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?", re.A)
@@ -98,7 +100,7 @@ def read_jsonl(request: Request, track: Track[Any]) -> Imported:
 
 
 def _csv_lines(request: Request, refuse: Refuse) -> Iterator[tuple[int, Line]]:
-    """Number and cells of each line; lists as lists of text."""
+    """Number and values of each line after the first, by column."""
     names: list[str] = []
     for number, line in lines_of(request.path, refuse):
         cells = line.split(",")
@@ -123,7 +125,7 @@ def _check_names(refuse: Refuse, place: str, names: list[str]) -> None:
 
 
 def _value(name: str, cell: str) -> Any:
-    """A cell as JSON would have it; what is no number stays text, and is refused as such."""
+    """A cell as the value that JSON would have; what is no number stays text and is refused."""
     if name == "phase":
         return cell
     if name == "experts":
@@ -169,8 +171,11 @@ def _integers() -> array[int]:
 
 @dataclass
 class _Table:
-    """The lines, flat: a *row* is a token, in the order of their first lines, of which
-    ``tokens`` has the rest.
+    """The lines, as flat columns.
+
+    A *row* is a token. ``rows`` numbers (sequence, position) in the order of the tokens' first
+    lines; ``tokens`` has the other columns of each row. The other arrays are by line; ``experts``
+    and ``weights`` have the lists of all lines, one after another, and ``chosen`` their lengths.
     """
 
     rows: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -311,7 +316,7 @@ def _read(name: str, request: Request, parse: Parse) -> Imported:
 def _choices(
     refuse: Refuse, table: _Table, request: Request
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Experts and weights [N, S, K] by row, -1 and 0 where a token chose fewer than top-k."""
+    """Experts and weights [N, S, K] by row, -1 and 0 where a token chose fewer than K."""
     row, site, line = (np.array(values) for values in (table.row, table.site, table.line))
     chosen = np.array(table.chosen)
     num_rows, num_sites, most = len(table.rows), int(site.max()) + 1, max(int(chosen.max()), 1)

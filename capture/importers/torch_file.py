@@ -1,4 +1,4 @@
-"""Files of ``torch.save``, read without running anything that they hold."""
+"""Reads files of ``torch.save`` without running any code that they may hold."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WHAT = "a file of torch.save"
 
 
 def load(key: str, path: Path, refuse: Refuse) -> Any:
-    """What the file holds: tensors in memory, numbers, text, lists and dicts, and nothing else.
+    """The contents of the file: tensors on the CPU, numbers, text, lists and dicts.
 
-    Raise `ImportFailure` without torch, `TraceError` for what torch's restricted unpickler does not
-    take: code, classes, a truncated or damaged file.
+    Raise `ImportFailure` if torch is not installed. Raise `TraceError` for whatever torch's
+    restricted unpickler does not accept: code, classes, a truncated or damaged file.
     """
     require_file(key, path, WHAT, LARGEST_FILE_BYTES, "record less")
     try:
@@ -42,7 +42,7 @@ def load(key: str, path: Path, refuse: Refuse) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # What torch's reader raises for a damaged or hostile file has no common base.
+        # The exceptions that torch raises for damaged or hostile files have no common base.
         said = str(error).split("\n")[0].split(". ")[0]
         refuse(
             "content",
@@ -54,8 +54,9 @@ def load(key: str, path: Path, refuse: Refuse) -> Any:
 
 
 def array_of(refuse: Refuse, name: str, value: object, kinds: str, dimensions: int) -> NDArray[Any]:
-    """``value``, a dense tensor of ``dimensions`` and of a dtype of ``kinds`` (numpy's letters),
-    as an array.
+    """``value`` as an array.
+
+    It must be a dense tensor with ``dimensions`` and a dtype of ``kinds`` (numpy's letters).
     """
     import torch
 
@@ -63,7 +64,7 @@ def array_of(refuse: Refuse, name: str, value: object, kinds: str, dimensions: i
     refuse(name, wrong, type(value).__name__, f"must be a tensor with {dimensions} dimension(s)")
     assert isinstance(value, torch.Tensor)
     plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
-    # A few stored numbers can be stretched to any shape by strides of 0.
+    # Strides of 0 could stretch a few stored numbers to any shape.
     held = plain and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
     rule = "must be a dense tensor that stores each of its values"
     refuse(name, not held, f"{value.dtype} {list(value.shape)}", rule)

@@ -1,22 +1,26 @@
-"""Format vllm: responses of a vLLM server started with ``--enable-return-routed-experts``.
+"""Importer of format vllm: responses of a vLLM server that returns routed experts.
 
-``path`` is one response of ``/v1/completions`` or ``/v1/chat/completions`` as JSON, a list of them,
-or (``.jsonl``) one a line, each with a single choice. Two layouts have been in use:
+The server is started with ``--enable-return-routed-experts``. ``path`` is a response of
+``/v1/completions`` or ``/v1/chat/completions`` as JSON, a list of them, or a ``.jsonl`` file with
+one a line. Each response has a single choice. There are two layouts:
 
-- ``choices[0].routed_experts`` is base64 of an .npy file, whole numbers [P + G - 1 - start, L, K]
-  for P prompt and G generated tokens: the last one is never fed to the model. The first ``start``
-  rows are those that the request left out (``routed_experts_prompt_start``).
+- ``choices[0].routed_experts`` is the base64 of an .npy file with whole numbers
+  [P + G - 1 - start, L, K], for P prompt tokens and G generated ones. The last generated token is
+  never fed to the model. ``start`` is how many rows the request left out at the beginning
+  (``routed_experts_prompt_start``).
 - ``prompt_routed_experts`` [P, L, K] and ``choices[0].routed_experts`` [G or G - 1, L, K] are
   nested lists; the first may be null.
 
-P and G are told by ``usage``, ids of tokens by ``prompt_token_ids`` and ``token_ids``, if the
-request asked for them. Rows of -1 are tokens whose routing the prefix cache spared: they are left
-out, and the rest of that prompt is a chunk. Layers without experts, which some versions write as
-zeros, have to be named: ``dense_layers=0,1``. Weights and how tokens were batched are not in a
-response. Whether a token's experts stand in the order of their rank depends on its model's router:
-a plain top-k of softmax (Mixtral, Qwen3) has them so, and ``order=rank`` says it; routers with
-groups or a bias (DeepSeek-V3) leave them unsorted (``fused_topk`` and ``grouped_topk`` of vLLM's
-fused_moe).
+``usage`` has P and G. ``prompt_token_ids`` and ``token_ids`` have token ids, if the request asked
+for them. Rows of -1 are tokens that the prefix cache held, so they were not routed. They are left
+out, and the rest of that prompt is a chunk. Some versions write zeros for layers without experts:
+name these layers with ``dense_layers=0,1``. Responses hold neither weights nor how tokens were
+batched.
+
+Whether a token's experts stand in the order of their rank depends on the model's router. A plain
+top-k of softmax (Mixtral, Qwen3) leaves them in that order; say so with ``order=rank``. Routers
+with groups or a bias (DeepSeek-V3) leave them unsorted (``fused_topk`` and ``grouped_topk`` of
+vLLM's fused_moe).
 """
 
 from __future__ import annotations
@@ -66,8 +70,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Response:
-    """Choices [N, L, K] of one request, -1 where it did not route; its first row is token
-    ``start``.
+    """The routing of one request: ``ids`` [N, L, K], -1 in rows that were not routed.
+
+    The first row is the token at position ``start``; ``prompt`` counts prompt tokens.
     """
 
     start: int
@@ -143,7 +148,7 @@ def _layers(refuse: Refuse, request: Request, num_layers: int) -> list[int]:
 
 
 def _responses(request: Request, refuse: Refuse) -> Iterator[tuple[str, object]]:
-    """Each response, and its place in the file."""
+    """The place in the file of each response, and its JSON value."""
     path = require_file(
         "path", request.path, "a response of vLLM as .json or .jsonl", LARGEST_FILE_BYTES
     )
@@ -191,7 +196,7 @@ def _ids(
     prompt: int,
     generated: int,
 ) -> tuple[Ints, int]:
-    """Choices of the tokens that were fed to the model, and the position of the first."""
+    """The choices [N, L, K] of the tokens fed to the model, and the position of the first."""
     name, prompt_name = f"{place}.choices[0].routed_experts", f"{place}.prompt_routed_experts"
     routed, of_prompt = choice.get("routed_experts"), response.get("prompt_routed_experts")
     refuse(name, routed is None and of_prompt is None, None, "must be recorded", RECORD)
@@ -263,7 +268,7 @@ def _tokens(
     choice: Mapping[str, Any],
     tokens: tuple[int, int],
 ) -> Ints | None:
-    """Ids of the prompt's and the generated tokens, if the response has both."""
+    """Ids of the prompt's and the generated tokens; None unless the response has both."""
     prompt = response.get("prompt_token_ids") or choice.get("prompt_token_ids")
     generated = choice.get("token_ids")
     if prompt is None or generated is None:
@@ -292,7 +297,7 @@ def _tokens(
 
 
 def _forwarded(refuse: Refuse, name: str, ids: Ints, num_experts: int) -> NDArray[np.bool_]:
-    """Which tokens this request routed: -1 at all layers are those that the prefix cache had."""
+    """Which tokens this request routed; those with -1 at all layers were in the prefix cache."""
     cached: NDArray[np.bool_] = (ids == -1).all((1, 2))
     for site in range(ids.shape[1]):
         here = ids[~cached, site]

@@ -1,9 +1,8 @@
-"""What can be wrong with a trace that reads well: each check looks for one thing and returns what
-it found.
+"""The checks of `capture.lint`: each looks for one thing that may be wrong with a valid trace.
 
-Every check takes a `Trace` (its bare columns suffice) and yields a `Finding` for each thing that a
-user of its numbers should know. The limits are stated as constants; `text` says the values found
-and the way out.
+A check takes a `Trace`, of which the columns that every trace has suffice. It yields a `Finding`
+for each thing that a user of the trace's numbers should know. The finding's text has the values
+found and the way out. Limits are constants of this module.
 """
 
 from __future__ import annotations
@@ -21,43 +20,44 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 LONGEST_PERIOD = 256
-"""Of a loop, in tokens; longer ones are not looked for."""
+"""Longest period of a loop that is looked for, in tokens."""
 SHORTEST_LOOPING = 32
-"""Decoded tokens from which on a sequence is looked at for loops: in fewer, half a dozen common
-words decide.
+"""Fewest decoded tokens of a sequence that is searched for loops.
+
+In a shorter one half a dozen common words would decide.
 """
 SAME_CHOICES = 0.75
-"""Share of a token's selections, over all sites, that make its routing a repetition of another
-token's.
-"""
+"""Two tokens' routing counts as the same where this share of the selections agree, over sites."""
 MOST_SELECTED = 0.5
-"""Share of the experts that a token selects, above which routing is not looked at: chance alone
-makes it alike.
+"""Where a token selects more than this share of the experts, routing is not searched for loops.
+
+Chance alone would make it alike.
 """
 LOOPING_SHARE = 0.3
-"""Of a sequence's decoded tokens, from which on it counts as a loop; running text stays below
-0.2.
+"""A sequence loops where at least this share of its decoded tokens repeat earlier ones.
+
+Running text stays below 0.2.
 """
 FEWEST_ALIKE = 8
-"""Sequences needed to say that all begin alike."""
+"""Fewest sequences from which one may conclude that all begin alike."""
 ALIKE_SHARE = 0.5
-"""Of sequences (tokens), or of selections (routing), that agree at one offset."""
+"""An offset is shared where this share of the sequences (or of their selections) agree."""
 SERIOUS_SHARE = 0.05
-"""Of decoded tokens (or rows), from which on a finding is serious."""
+"""A finding is serious where it concerns at least this share of the decoded tokens (or rows)."""
 DUPLICATE_SHARE = 0.95
-"""Of rows at which two sites select the same experts."""
+"""Two sites are duplicates where they select the same experts in this share of the rows."""
 STUCK_SHARE = 0.99
-"""Of a site's rows that select the same experts."""
+"""A site is stuck where this share of its rows select the same experts."""
 PADDING_SHARE = 0.25
-"""Of rows, from which on padding is serious."""
+"""Padding is serious where it is at least this share of the rows."""
 
 
 def repetition(trace: Trace) -> Iterator[Finding]:
-    """Generated text in loops: as the trace's source flags it, and as found in tokens or, without
-    them, in routing.
+    """Generated text that loops: as the trace's source flags it, and as found here.
 
-    A sequence loops where, for one period, at least LOOPING_SHARE of its decoded tokens repeat the
-    token (or the routing) one period before.
+    Loops are looked for in tokens or, without tokens, in routing. A sequence loops where, for some
+    period, at least LOOPING_SHARE of its decoded tokens repeat the token (or the routing) one
+    period before.
     """
     tokens_of = {item.sequence: item.decode_tokens for item in trace.header.sequences}
     flagged = tuple(
@@ -93,8 +93,9 @@ def repetition(trace: Trace) -> Iterator[Finding]:
 
 
 def find_loops(trace: Trace) -> dict[int, tuple[float, int]]:
-    """By sequence that loops: the share of its decoded tokens that repeat, and the period in
-    tokens.
+    """The sequences that loop: by number, the share of decoded tokens that repeat, and the period.
+
+    The period is in tokens.
     """
     bits, needed = None, np.zeros(0)
     if not (trace.token >= 0).any():
@@ -119,14 +120,15 @@ def find_loops(trace: Trace) -> dict[int, tuple[float, int]]:
 
 
 def _token_repeats(tokens: NDArray[np.int32]) -> Floats:
-    """By period from 1: the share of the tokens that repeat the one a period before."""
+    """By period, from 1 on: the share of the tokens that repeat the token a period before."""
     same = [((tokens[p:] == tokens[:-p]) & (tokens[p:] >= 0)).sum() for p in _periods(len(tokens))]
     return np.array(same) / len(tokens)
 
 
 def _routing_repeats(bits: NDArray[np.uint64], needed: Floats) -> Floats:
-    """The same of rows of selections: with at least ``needed`` of them, 1 or more, as a period
-    before.
+    """By period, from 1 on: the share of the rows that repeat the routing a period before.
+
+    A row repeats it where at least ``needed`` of its selections, and at least one, are the same.
     """
     alike = [
         np.bitwise_count(bits[p:] & bits[:-p]).sum(-1) >= needed[p:] for p in _periods(len(bits))
@@ -142,8 +144,9 @@ def _periods(num_tokens: int) -> range:
 
 
 def _bits(ids: NDArray[np.int16], experts: int) -> NDArray[np.uint64]:
-    """The selected ones of so many ``experts`` in each row of ``ids`` [N, S, K] as bits, [N, S *
-    words].
+    """The experts that each row of ``ids`` [N, S, K] selects, as bits [N, S * words].
+
+    A site takes as many 64-bit words as its ``experts`` need.
     """
     bits = np.zeros((*ids.shape[:2], -(-experts // 64)), np.uint64)
     chosen = np.where(ids >= 0, ids, 0).astype(np.int64)
@@ -156,9 +159,10 @@ def _bits(ids: NDArray[np.int16], experts: int) -> NDArray[np.uint64]:
 
 
 def template_echo(trace: Trace) -> Iterator[Finding]:
-    """Tokens that nearly all sequences share at the same distance from where they begin to decode:
-    a chat template or an answer's set phrase, not text. Looked for in tokens or, without them, in
-    routing.
+    """Tokens that most sequences share at the same offset after their prompts.
+
+    They are a chat template or a set phrase of answers, not text. Looked for in tokens or, without
+    tokens, in routing.
     """
     of_sequence = list(_decoded(trace).values())
     if len(of_sequence) < FEWEST_ALIKE:
@@ -180,8 +184,10 @@ def template_echo(trace: Trace) -> Iterator[Finding]:
 
 
 def shared_offsets(trace: Trace, of_sequence: Sequence[Ints]) -> list[int]:
-    """Offsets into the decoded rows of each sequence at which at least ALIKE_SHARE agree with the
-    most common choice: of the tokens, or of the routing as a mean over sites.
+    """Offsets into the sequences' decoded rows at which at least ALIKE_SHARE agree.
+
+    They agree with the most common token or, without tokens, with the most common selection, as a
+    mean over sites.
     """
     shared = []
     telling = _telling(trace)
@@ -230,14 +236,15 @@ def duplicated_layers(trace: Trace) -> Iterator[Finding]:
 
 
 def _same_share(codes: NDArray[np.uint64], one: int, other: int) -> float:
-    """Of the rows that visit both sites, the share with equal selections."""
+    """The share of rows with equal selections, among the rows that visit both sites."""
     both = (codes[:, one] > 0) & (codes[:, other] > 0)
     return float((codes[both, one] == codes[both, other]).mean()) if both.any() else 0.0
 
 
 def constant_routing(trace: Trace) -> Iterator[Finding]:
-    """Sites where nearly every row selects the same experts: a router of zeros, or ids that are
-    no choice.
+    """Sites at which nearly every row selects the same experts.
+
+    Their routers' weights are 0, or what was recorded is not a choice.
     """
     if trace.header.model.top_k >= trace.header.model.experts or len(trace.ids) < SHORTEST_LOOPING:
         return
@@ -253,14 +260,12 @@ def constant_routing(trace: Trace) -> Iterator[Finding]:
 
 
 def _telling(trace: Trace) -> Ints:
-    """The sites that do not always select the same: the others say nothing of repetition."""
+    """The sites that are not stuck; a stuck site says nothing about repetition."""
     return np.setdiff1d(np.arange(trace.ids.shape[1]), list(_stuck(selection_codes(trace.ids))))
 
 
 def _stuck(codes: NDArray[np.uint64]) -> dict[int, float]:
-    """The sites at which at least STUCK_SHARE of the rows with a selection have the same one,
-    and that share.
-    """
+    """The stuck sites, each with the share of its most common selection."""
     shares = {
         site: _most_common(of_site[of_site > 0])
         for site, of_site in enumerate(codes.T)
@@ -270,8 +275,10 @@ def _stuck(codes: NDArray[np.uint64]) -> dict[int, float]:
 
 
 def order(trace: Trace) -> Iterator[Finding]:
-    """Tokens out of order: gaps in positions, prompt rows after decoded ones, several decoded rows
-    of one sequence in a step. (That positions increase is a rule of the format.)
+    """Tokens out of order.
+
+    These are gaps in positions, prompt rows after decoded ones, and several decoded rows of one
+    sequence in a step. That positions increase is a rule of the format, so the reader checks it.
     """
     rows = np.flatnonzero(trace.valid)
     rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
@@ -306,9 +313,7 @@ def order(trace: Trace) -> Iterator[Finding]:
 
 
 def counts(trace: Trace) -> Iterator[Finding]:
-    """Impossible counts: rows without any expert, experts that no site ever selects, more
-    experts than are there.
-    """
+    """Impossible counts: rows that select no expert, and a last range of experts never selected."""
     model, decoder = (
         trace.header.model,
         np.array([site.stack == "decoder" for site in trace.header.sites]),
@@ -331,8 +336,8 @@ def counts(trace: Trace) -> Iterator[Finding]:
         )
     selections = int((trace.ids >= 0).sum())
     top = int(trace.ids.max(initial=-1)) + 1
-    # Of experts chosen evenly, one id is missed at all sites with a probability of exp(-selections
-    # / experts).
+    # With even choices an id is missed at all sites with a probability of exp(-selections /
+    # experts).
     if 0 < top < model.experts and selections > 50 * model.experts:
         yield Finding(
             "counts",
@@ -343,8 +348,9 @@ def counts(trace: Trace) -> Iterator[Finding]:
 
 
 def top_k(trace: Trace, native: int | None) -> Iterator[Finding]:
-    """Fewer experts a token than the model was trained with; ``native`` is that number, None
-    where nobody knows.
+    """Fewer experts a token than the model was trained with.
+
+    ``native`` is the number of its training, None where unknown.
     """
     model = trace.header.model
     if native is not None and model.top_k < native:
@@ -358,7 +364,7 @@ def top_k(trace: Trace, native: int | None) -> Iterator[Finding]:
 
 
 def padding(trace: Trace) -> Iterator[Finding]:
-    """Rows that are no tokens: they are routed and load experts, but are left out of statistics."""
+    """Padding rows: they are routed and load experts, but statistics leave them out."""
     share = float(1 - trace.valid.mean()) if len(trace.valid) else 0.0
     if share:
         yield Finding(

@@ -1,9 +1,9 @@
-"""How the experts of an MoE block are told what to compute, and how to read that.
+"""Adapters that read which experts an MoE block was told to compute, and with what weights.
 
-Nearly every architecture calls ``experts(hidden, ids, weights)``. The others get an adapter of a
-few lines each, found by the same means: by what ``forward`` takes. An adapter says where the choice
-can be read (before the experts run, or after the router has) and turns it into ids and weights
-``[T, K]``; an id of -1 is a choice that is not computed.
+Nearly every architecture calls ``experts(hidden, ids, weights)``. The others have an adapter of a
+few lines each. All are recognised by the arguments that ``forward`` takes. An adapter says where
+the choice can be read (from the experts' arguments, or from the router's output) and turns it into
+ids and weights ``[T, K]``; an id of -1 is a choice that is not computed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Adapter:
 
     ``reads_router``: the choice is read from the router's output, not from the experts' arguments.
     ``standalone``: the experts can be called alone with any rows, ids and weights, so what they
-    compute can be measured afterwards. ``top_k`` is 0 where the model says it.
+    compute can be measured afterwards. ``top_k``: choices a token; 0 where the model's own
+    attributes give the number.
     """
 
     reads_router = False
@@ -50,22 +51,25 @@ class Adapter:
         self.names = forward_arguments(experts)
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The first arguments of a call, in order."""
+        """The first arguments of a call, in order, whether passed by position or by name."""
         if len(args) >= 3:
             return args
         given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
         return [given[name] for name in self.names[:3] if name in given]
 
     def choice(self, experts: nn.Module, arguments: Sequence[Any], router_output: Any) -> Choice:
-        """Ids and weights, each ``[.., K]``, of the call with these arguments, after that output
-        of the router.
+        """Ids and weights, each ``[.., K]``, of one call.
+
+        ``arguments`` are those of the experts' call, ``router_output`` is what the router returned
+        before it.
         """
         return arguments[1], arguments[2]
 
 
 class OneHot(Adapter):
-    """``experts(hidden, mask [T, 1, E], weights [T, 1])``: top-1 with capacity; an all-zero row
-    was dropped.
+    """``experts(hidden, mask [T, 1, E], weights [T, 1])``: top-1 with an expert capacity.
+
+    A row of the mask that is all zero is a token that was dropped.
     """
 
     standalone = False
@@ -79,11 +83,11 @@ class OneHot(Adapter):
 
 
 class Combined(Adapter):
-    """``experts(hidden, mask, gates [T, E])``: top-2 with capacity; the gate of what was not
-    chosen, or dropped, is 0.
+    """``experts(hidden, mask, gates [T, E])``: top-2 with an expert capacity.
 
-    What such a model then *computes* can differ (transformers runs NLLB's mask as if it were ids):
-    only the router's choice is recorded.
+    The gate of an expert that was not chosen, or whose token was dropped, is 0. What such a model
+    then *computes* can differ: transformers runs NLLB's mask as if it were ids. Only the router's
+    choice is recorded.
     """
 
     standalone = False
@@ -104,8 +108,9 @@ class RoutesInside(Adapter):
 
 
 class Dense(Adapter):
-    """``experts(hidden * score)``, every expert on every row; the router's scores ``[T, E]`` of
-    the others are 0.
+    """``experts(hidden * score)``: every expert runs on every row.
+
+    The router's scores ``[T, E]`` are 0 for experts that were not chosen.
     """
 
     reads_router = True
@@ -118,8 +123,9 @@ class Dense(Adapter):
 
 
 class Sorted(Adapter):
-    """Inputs sorted by expert: the router returns the order, the sorted weights and how many
-    rows each expert gets.
+    """Experts whose inputs are sorted by expert.
+
+    The router returns the order, the sorted weights and how many rows each expert gets.
     """
 
     reads_router = True
@@ -136,7 +142,7 @@ class Sorted(Adapter):
 
 
 def adapter_of(modules: Mapping[str, nn.Module], name: str) -> Adapter | None:
-    """How to read the experts module ``name``; None if it is none."""
+    """The adapter for the module ``name``; None if the module does not hold experts."""
     module, block = modules[name], modules[name.rpartition(".")[0]]
     names = forward_arguments(module)
     for fits, adapter in _FORMS:

@@ -1,9 +1,9 @@
-"""DeepSeekMoE-16B on transformers' own classes.
+"""DeepSeekMoE-16B, built from transformers' own classes.
 
-Its model type is known to the hub's remote code only, which does not run on transformers 5. The
-architecture is attention without compression, a softmax router that takes the best 6 of 64 without
-normalising, always-on shared experts and a dense first layer: exactly the text tower of
-DeepSeek-OCR-2, here with a language-model head.
+Only the hub's remote code knows the model type ``deepseek``, and that code does not run on
+transformers 5. The architecture is exactly the text tower of DeepSeek-OCR-2, to which this module
+adds a language-model head: attention without compression, a softmax router that takes the best 6 of
+64 without normalising, shared experts for every token, and a dense first layer.
 
 Source: Dai et al., DeepSeekMoE, arXiv:2401.06066, section 3; the configuration of
 deepseek-ai/deepseek-moe-16b-base.
@@ -62,8 +62,9 @@ _FIXED: dict[str, Any] = {
 
 
 class DeepseekMoeForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """The text tower and a language-model head; loads the hub's checkpoint with one tensor for
-    each expert.
+    """The text tower with a language-model head.
+
+    Loads the hub's checkpoint, which has one tensor for each expert.
     """
 
     def __init__(self, config: DeepseekOcr2TextConfig) -> None:
@@ -102,15 +103,15 @@ class DeepseekMoeForCausalLM(DeepseekOcr2TextPreTrainedModel, GenerationMixin): 
         )
 
 
-# The checkpoint has experts.{e}.gate_proj and the like, which transformers fuses for Qwen2-MoE
-# under the same names.
+# The checkpoint names its tensors experts.{e}.gate_proj and so on, as Qwen2-MoE does, so
+# transformers' rules that fuse Qwen2-MoE's experts fit.
 register_checkpoint_conversion_mapping(
     DeepseekMoeForCausalLM.__name__, get_checkpoint_conversion_mapping("qwen2_moe"), overwrite=True
 )
 
 
 def native_config(plain: Mapping[str, Any]) -> DeepseekOcr2TextConfig:
-    """The configuration of the text tower from the ``config.json`` of a model of type `deepseek`.
+    """The text tower's configuration, from the ``config.json`` of a model of type ``deepseek``.
 
     Raise `CaptureError` for a setting that the tower does not have.
     """

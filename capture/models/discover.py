@@ -1,11 +1,10 @@
-"""Finds the MoE layers of a transformers model by structure: no list of architectures or class
-names.
+"""Finds the MoE layers of a transformers model by structure, without a list of architectures.
 
-The anchor is the *experts* module, recognised by what its ``forward`` takes: hidden states, then
-the chosen expert ids, then their weights. `capture.models.adapters` knows the other shapes that a
-choice can have (one-hot dispatch, dense experts that see scaled inputs, experts that route inside,
-inputs sorted by expert). The router is a sibling: by its name, or because it is the one module
-beside the experts that gives a value for each of them.
+The search begins at the *experts* module, which is recognised by what its ``forward`` takes: hidden
+states, then the chosen expert ids, then their weights. `capture.models.adapters` knows the other
+forms that a choice can have (one-hot dispatch, dense experts that see scaled inputs, experts that
+route inside, inputs sorted by expert). The router is a module beside the experts. It is recognised
+by its name, or because it alone gives a value for each expert.
 """
 
 from __future__ import annotations
@@ -40,21 +39,26 @@ ENCODER, DECODER = "encoder", "decoder"
 
 
 class CaptureError(ValueError):
-    """A model or run that cannot be recorded faithfully; the message says what was found and the
-    way out.
+    """A model or run cannot be recorded faithfully.
+
+    The message says what was found and the way out.
     """
 
 
 @dataclass(frozen=True, eq=False)
 class MoELayer:
-    """One MoE block. ``site`` counts MoE blocks in execution order, the encoder's first; ``layer``
-    counts all layers.
+    """One MoE block of a model, with the modules around it.
 
-    ``stack`` is the innermost pretrained model around the block: it sees the token ids, mask and
-    cache of a step. ``owner`` is the whole layer around the block, with its norms and its
-    attention. ``num_experts`` have weights; ``num_classes`` is what the router tells apart: where
-    it is more, the last ones are null experts, which compute nothing. ``adapter`` reads what the
-    experts are given.
+    - ``site`` counts MoE blocks in execution order, the encoder's first; ``layer`` counts the
+      layers of the block's stack.
+    - ``kind`` is ``attn`` for experts inside attention, else ``ffn``; ``side`` is the encoder or
+      the decoder; ``name`` is the block's name in the model.
+    - ``stack`` is the innermost pretrained model around the block. It is given the token ids, mask
+      and cache of a step.
+    - ``owner`` is the whole layer around the block, with its norms and its attention.
+    - ``num_experts`` counts experts with weights, ``num_classes`` the classes of the router. Where
+      there are more classes, the last ones are null experts, which compute nothing.
+    - ``top_k`` is how many experts a token chooses; ``adapter`` reads what the experts are given.
     """
 
     site: int
@@ -74,12 +78,14 @@ class MoELayer:
 
 
 def discover(model: nn.Module) -> list[MoELayer]:
-    """The MoE layers of ``model`` in execution order: those of the encoder, if it has one, then the
-    decoder's.
+    """The MoE layers of ``model`` in execution order, those of an encoder first.
 
-    Raise `CaptureError` if there are none, if a router or a count cannot be found, if sites differ
-    in how many experts they have or choose, or if there are several stacks that are not an encoder
-    and a decoder.
+    Raise `CaptureError` in these cases:
+
+    - there are none;
+    - a router or a count cannot be found;
+    - sites differ in how many experts they have or choose;
+    - there are several stacks that are not an encoder and a decoder.
     """
     modules = dict(model.named_modules())
     found = [(name, adapter) for name in modules if name and (adapter := adapter_of(modules, name))]
@@ -123,8 +129,7 @@ def _sides(model: nn.Module, layers: list[MoELayer]) -> list[MoELayer]:
     sided = [
         replace(layer, side=ENCODER if layer.stack is encoder else DECODER) for layer in layers
     ]
-    # A layer's attention runs before its feed-forward block, in whatever order they were
-    # registered.
+    # A layer's attention runs before its feed-forward block, even where it was registered later.
     sided.sort(key=lambda layer: (layer.side == DECODER, layer.layer, layer.kind == "ffn"))
     return [replace(layer, site=site) for site, layer in enumerate(sided)]
 
@@ -168,8 +173,9 @@ def _stack_name(modules: dict[str, nn.Module], name: str) -> str:
 
 
 def _owner(modules: dict[str, nn.Module], stack_name: str, block_name: str) -> tuple[str, int]:
-    """The outermost numbered module of the stack that holds the block, and its number; else the
-    block's parent.
+    """Name and number of the stack's outermost numbered module that holds the block.
+
+    Where there is none: the block's parent, and 0.
     """
     inner = block_name[len(stack_name) + 1 :] if stack_name else block_name
     numbered = re.match(r"(?:.*?\.)??(\d+)(?=\.|$)", inner)
@@ -182,10 +188,10 @@ def _owner(modules: dict[str, nn.Module], stack_name: str, block_name: str) -> t
 def _num_experts(name: str, experts: nn.Module, block: nn.Module) -> int:
     stacked = [parameter.shape[0] for parameter in experts.parameters() if parameter.dim() == 3]
     if stacked:
-        # Null experts may have a place in some of the fused weights, but not in all.
+        # Some fused weights may have rows for null experts, too, but not all weights do.
         return min(stacked)
     if isinstance(experts, (nn.ModuleDict, nn.ModuleList)) and len(experts):
-        # A dropout or the like may lie among them.
+        # Children without parameters, such as a dropout, are no experts.
         return sum(any(True for _ in child.parameters()) for child in experts.children())
     count = _count(EXPERT_COUNT_NAMES, experts, block)
     if count is None:
@@ -201,8 +207,8 @@ def _router(block_name: str, block: nn.Module, experts: nn.Module, num_experts: 
     for name in ROUTER_NAMES:
         if name in children and children[name] is not experts:
             return children[name]
-    # A shared expert's sigmoid gate has one row, a norm none: what has a row for each expert
-    # routes.
+    # The router is what has a row for each expert: a shared expert's sigmoid gate has one row, a
+    # norm has none.
     fitting = [
         child
         for child in children.values()
@@ -224,7 +230,7 @@ def _matrix_rows(module: nn.Module) -> list[int]:
 
 
 def logit_linear(router: nn.Module, num_experts: int) -> nn.Linear | None:
-    """The linear layer inside ``router`` whose output is the logits, where there is one."""
+    """The linear layer inside ``router`` whose output is the logits; None where there is none."""
     inner = [
         module
         for module in router.modules()
@@ -262,7 +268,10 @@ def _top_k(name: str, *holders: object) -> int:
 
 
 def first_argument(module: nn.Module) -> Callable[[tuple[object, ...], dict[str, object]], object]:
-    """Reads the first argument of a call of ``module``, however it is passed."""
+    """A function that reads the first argument of a call of ``module``, however it is passed.
+
+    The function takes the call's ``args`` and ``kwargs``.
+    """
     names = forward_arguments(module)
     name = names[0] if names else "hidden_states"
 
@@ -273,6 +282,6 @@ def first_argument(module: nn.Module) -> Callable[[tuple[object, ...], dict[str,
 
 
 def tensors_named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers of ``module`` and what is in it."""
+    """Names and values of the parameters and buffers of ``module`` and its submodules."""
     yield from module.named_parameters()
     yield from module.named_buffers()

@@ -1,9 +1,13 @@
-"""How one expert of a site is computed alone: its channels, and its output.
+"""Computes one expert of a site alone: its channels and its output.
 
-A *channel* is one of the I values between an expert's two projections. Where a gate multiplies
-them, what counts is the up projection, ``x W_up`` (FloE); where there is none, what the activation
-makes of them, ``act(x W_in)``: a channel that it turns to 0 adds nothing, however large the
-projection was. A form is found by the shapes of the weights and by how the experts are called; no
+A *channel* is one of the I values between an expert's two projections. Which quantity says how much
+a channel matters depends on the expert:
+
+- With a gate, the up projection ``x W_up`` (FloE).
+- Without a gate, the activation ``act(x W_in)``: a channel that it turns to 0 adds nothing, however
+  large the projection was.
+
+The form of a site's experts is found by the shapes of their weights and by how they are called; no
 architecture is named.
 """
 
@@ -22,11 +26,11 @@ _ACTIVATIONS = ("act_fn", "activation", "activation_fn", "act")
 
 
 class ExpertForm:
-    """A site's experts, one by one. ``quantity`` names what `channels` gives, `width` many of
-    ``width_in`` inputs.
+    """A site's experts, computed one by one.
 
-    ``weighted_input``: an expert is fed its input times its gate weight, and its output is not
-    weighted any more.
+    ``quantity`` names what `channels` returns. An expert has ``width`` channels (I) and
+    ``width_in`` inputs (H). ``weighted_input``: an expert is fed its input times its gate weight,
+    and its output is not weighted again.
     """
 
     quantity = UP
@@ -38,20 +42,21 @@ class ExpertForm:
 
     @property
     def told(self) -> str:
-        """``quantity``, and what x is where it is not the gate's input."""
+        """``quantity``, followed by what x is where it is not the gate's input."""
         return f"{self.quantity}, x times its gate weight" if self.weighted_input else self.quantity
 
     def channels(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The channels of one expert, [T, I], for what it is fed, [T, H]."""
+        """The channels of one expert, [T, I]; ``inputs`` [T, H] are what the expert is fed."""
         raise NotImplementedError
 
     def output(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The output of one expert before any weighting, [T, H]."""
+        """The output of one expert for what it is fed, before any weighting, [T, H]."""
         raise NotImplementedError
 
     def norms(self, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Euclidean norm of each chosen expert's output, [T, K], for inputs [T, H]; 0 where
-        ``ids`` [T, K] is -1.
+        """Euclidean norm of each chosen expert's output, [T, K], for gate inputs [T, H].
+
+        0 where ``ids`` [T, K] is -1.
         """
         norms = torch.zeros(ids.shape)
         for expert in range(self.layer.num_experts):
@@ -64,7 +69,7 @@ class ExpertForm:
     def fed(
         self, inputs: torch.Tensor, weights: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """What the experts chosen in these slots of these rows are fed."""
+        """What the experts chosen in ``slots`` of ``rows`` (columns and rows of [T, K]) are fed."""
         chosen = inputs[rows]
         return (
             chosen * weights[rows, slots, None].to(chosen.dtype) if self.weighted_input else chosen
@@ -80,7 +85,7 @@ class Called(ExpertForm):
         norms = torch.zeros(ids.shape)
         for slot in range(ids.shape[1] if len(ids) else 0):
             chosen = ids[:, slot : slot + 1].long()
-            # Weight 1 for one expert at a time makes the module's own sum that expert's output.
+            # With weight 1 for a single expert the module's weighted sum is that expert's output.
             only = (chosen >= 0).to(inputs.dtype)
             output = self._run(inputs, chosen.clamp(min=0), only)
             norms[:, slot] = output.reshape(len(ids), -1).float().norm(dim=-1).cpu()
@@ -105,9 +110,7 @@ class Called(ExpertForm):
     def _takes_one_choice(
         self, inputs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> bool:
-        """Whether the module runs with one choice a row; some squeeze that dimension away, and
-        fail.
-        """
+        """Whether the module runs with one choice a row: some squeeze that dimension and fail."""
         if self._takes_one is None:
             try:
                 type(self.experts).forward(self.experts, inputs, ids, weights)
@@ -118,8 +121,9 @@ class Called(ExpertForm):
 
 
 class Fused(Called):
-    """All experts' weights in one tensor [E, ..]: ``gate_up_proj``, or ``up_proj`` with or
-    without a gate.
+    """Experts with all weights in one tensor [E, ..].
+
+    The tensor is ``gate_up_proj``, or ``up_proj`` with or without a ``gate_proj`` beside it.
     """
 
     def __init__(self, layer: MoELayer) -> None:
@@ -139,8 +143,9 @@ class Fused(Called):
             self.quantity, self.activation = ACTIVATED, _activation(layer, self.experts)
 
     def _is_transposed(self) -> bool:
-        """Whether the tensor is [E, H, I]: stated, or told from the shape of the down projection
-        beside it.
+        """Whether the tensor is [E, H, I] and not [E, I, H].
+
+        The module states it, or the shape of the down projection shows it.
         """
         stated = getattr(self.experts, "is_transposed", None)
         if stated is not None:
@@ -174,7 +179,7 @@ class Fused(Called):
         )
 
     def projected(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The whole tensor's projection, gate and up, [T, 2 I] or [T, I]."""
+        """The projection by the whole tensor: gate and up [T, 2 I], or up alone [T, I]."""
         weight = self.weight.detach()[expert]
         values = inputs @ weight if self.transposed else nn.functional.linear(inputs, weight)
         bias = getattr(self.experts, f"{self.name}_bias", None)
@@ -182,8 +187,9 @@ class Fused(Called):
 
 
 class FedWeighted(Fused):
-    """Fused experts that all see every row, times its weight: they cannot be called for some
-    rows only.
+    """Fused experts that all see every row, times its gate weight.
+
+    They cannot be called for some rows only, so `output` computes from their weights.
     """
 
     weighted_input = True
@@ -210,8 +216,9 @@ class FedWeighted(Fused):
 
 
 class Flat(Called):
-    """All experts' weights below each other in three matrices [E I, H]: ``w1`` (gate), ``v1``
-    (up), ``w2`` (down).
+    """Experts whose weights are stacked in three matrices [E I, H].
+
+    ``w1`` is the gate, ``v1`` the up projection, ``w2`` the down projection.
     """
 
     def __init__(self, layer: MoELayer) -> None:
@@ -229,8 +236,9 @@ class Flat(Called):
 
 
 class SortedPair(ExpertForm):
-    """Two tensors [E, A, H] and [E, H, I] that inputs sorted by expert go through: A is 2 I with
-    a gate, else I.
+    """Experts in two tensors, [E, A, H] and [E, H, I], that take inputs sorted by expert.
+
+    A is 2 I with a gate, else I.
     """
 
     def __init__(self, layer: MoELayer) -> None:
@@ -269,8 +277,9 @@ class SortedPair(ExpertForm):
 
 
 class Modules(ExpertForm):
-    """Each expert a module of its own with two linear layers; what the second is given are the
-    channels.
+    """Experts that are modules of their own, with two linear layers each.
+
+    The channels are what the second layer is given.
     """
 
     quantity = ACTIVATED
@@ -308,8 +317,9 @@ class Modules(ExpertForm):
 
 
 def form_of(layer: MoELayer) -> ExpertForm:
-    """The form of the site's experts. Raise `CaptureError` where one cannot be computed alone,
-    with the reason.
+    """The form of the site's experts.
+
+    Raise `CaptureError`, with the reason, where an expert cannot be computed alone.
     """
     experts, adapter = layer.experts, layer.adapter
     if isinstance(adapter, Sorted):

@@ -1,5 +1,7 @@
-"""The RMS norms before routers and attention, and where a layer's attention is fed: found by
-structure and by a run.
+"""Finds the RMS norms before routers and attention, and the module that mixes a layer's tokens.
+
+Modules are found by the model's structure; which norm feeds which module is found by running one
+token.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ Read = Callable[..., object]
 
 
 def attention_input(layer: MoELayer) -> tuple[nn.Module, Read]:
-    """The module that mixes tokens in the site's layer (its attention, or what stands for it), and
-    how to read its input from a call.
+    """The module that mixes tokens in the site's layer, and how to read its input from a call.
 
-    Raise `CaptureError` where the layer has none beside the MoE block.
+    That is the layer's attention, or what takes its place (Mamba, a convolution). Raise
+    `CaptureError` where the layer has none beside the MoE block.
     """
-    # Where router and experts lie in the layer itself, the layer is the block.
+    # Where router and experts lie in the layer itself, the layer is its own block.
     blocks = (layer.router, layer.experts) if layer.block is layer.owner else (layer.block,)
     inside = {module for block in blocks for module in block.modules()}
     for name, module in layer.owner.named_modules():
@@ -39,11 +41,10 @@ def attention_input(layer: MoELayer) -> tuple[nn.Module, Read]:
 
 
 def gate_norms(model: nn.Module, layers: Sequence[MoELayer]) -> list[torch.Tensor]:
-    """The scale vector [H] of the RMS norm before each layer's router: ``gate input = normalised *
-    scale``.
+    """The scale vector [H] of the RMS norm before each layer's router.
 
-    Raise `CaptureError` where that is no RMS norm with a scale; `renormed` lookahead is then not
-    defined.
+    The gate's input is the normalised vector times this scale. Raise `CaptureError` where a router
+    is not fed by an RMS norm with a scale; `renormed` lookahead is then not defined.
     """
     return norm_scales(
         model, layers, [(layer.router, first_argument(layer.router)) for layer in layers]
@@ -51,20 +52,20 @@ def gate_norms(model: nn.Module, layers: Sequence[MoELayer]) -> list[torch.Tenso
 
 
 def attention_norms(model: nn.Module, layers: Sequence[MoELayer]) -> list[torch.Tensor]:
-    """The same of the norm before the attention of each site's layer."""
+    """As `gate_norms`, for the norm before the attention of each site's layer."""
     return norm_scales(model, layers, [attention_input(layer) for layer in layers])
 
 
 def norm_scales(
     model: nn.Module, layers: Sequence[MoELayer], fed: Sequence[tuple[nn.Module, Read]]
 ) -> list[torch.Tensor]:
-    """The scale of the norm that feeds each of the modules ``fed``, one a layer.
+    """The scale of the norm that feeds each module of ``fed``, which has one for each layer.
 
-    Found by running one token and looking whose output the module is given.
+    Found by running one token: a module is fed by the norm whose output it is given.
     """
     outputs: dict[int, nn.Module] = {}
     norms: dict[int, nn.Module] = {}
-    # Keeps the storages alive, so that no address is used twice.
+    # Keeps the outputs alive: tensors are told apart by their addresses.
     alive: list[torch.Tensor] = []
 
     def on_norm(module: nn.Module, _args: object, output: object) -> None:
@@ -118,10 +119,9 @@ def _scale(layer: MoELayer, norm: nn.Module | None) -> torch.Tensor:
         raise CaptureError(f"{layer.name}: the router is not fed by a norm; record with norms=raw")
     weight = next(norm.parameters()).detach()
     with torch.no_grad():
-        # Equal inputs stay equal under an RMS norm, so its output shows the scale it applies, eps
-        # apart.
+        # An RMS norm turns a vector of ones into its scale, up to eps.
         applied = norm(torch.ones_like(weight)[None])[0]
-    # Some families store the scale less one.
+    # Some families store the scale minus one.
     for scale in (weight, 1 + weight):
         if torch.allclose(applied.float(), scale.float(), rtol=1e-2, atol=1e-4) and bool(
             (scale != 0).all()

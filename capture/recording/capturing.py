@@ -1,4 +1,4 @@
-"""Records a model's gates: one capture from its settings to its trace."""
+"""One whole capture, from its settings to the written trace."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ UNTOLD = ("output_dir", "threads")
 
 
 def capture(settings: Settings, arguments: Sequence[str], console: Console) -> Header:
-    """Load, run, write and report; ``arguments`` are kept in the trace so that it can be made
-    again.
+    """Load the model, run it, write the trace and print a report; returns the trace's header.
 
-    A capture that was killed goes on where it was: sequences that it had recorded are not run
-    again.
+    ``arguments`` are kept in the trace, so that it can be made again. A capture that was killed is
+    continued: sequences that it had recorded are not run again. Raise `CaptureError` if the output
+    directory is not empty, or if model or prompts cannot be recorded as asked.
     """
     if settings.output_dir.exists() and any(settings.output_dir.iterdir()):
         raise CaptureError(
@@ -95,7 +95,10 @@ def _passages(settings: Settings) -> tuple[list[Passage], bool]:
 
 
 def _identity(settings: Settings) -> dict[str, Any]:
-    """What decides what is recorded, for telling an unfinished capture from another."""
+    """Everything that decides what is recorded.
+
+    An unfinished capture is continued only by one of the same identity.
+    """
     stated = {key: str(value) for key, value in asdict(settings).items() if key not in UNTOLD}
     return stated | {
         "weights_sha256": weights_sha256(settings.model),
@@ -125,7 +128,7 @@ def _header(
     plan: Plan,
     chat: bool,
 ) -> Header:
-    """What is known before the sites are read: model, versions, text and command."""
+    """The header with what is known before the run: model, versions, text and command."""
     first = layers[0]
     config = getattr(first.stack, "config", None)
     hidden = next(

@@ -1,4 +1,4 @@
-"""The README that lies in a captured trace: contents, how it was made, licence."""
+"""Writes the README of a captured trace: its contents, how it was made, its licence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from sim.traces.trace import Header
 
 
 def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
-    """Markdown text for a trace of ``num_rows`` token-rows, made from its header: it cannot
-    disagree with it.
+    """Markdown text for a trace of ``num_rows`` token-rows and these ``files``.
+
+    It is made from the header, so the two cannot disagree.
     """
     model = header.model
     splits = Counter(item.split for item in header.sequences)
@@ -141,7 +142,7 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
 
 
 def _left_out(header: Header) -> list[str]:
-    """What is not there, or not described by a rule, and why."""
+    """Lines that say what the trace lacks or no rule describes, and why."""
     found = header.provenance
     lines = [
         f"- Not recorded: {key.removeprefix('not_recorded_')}. {reason}"
@@ -182,6 +183,6 @@ def _gate_in_text(header: Header) -> str:
 
 
 def _step_text(step: float) -> str:
-    """``1/28`` rather than 0.0357..., where the step is such a fraction."""
+    """The step as a fraction such as ``1/28`` where it is one exactly, else as a decimal."""
     fraction = Fraction(step).limit_denominator(1 << 20)
     return str(fraction) if float(fraction) == step else str(step)

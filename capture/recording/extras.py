@@ -1,8 +1,7 @@
-"""What offloading policies ask about the inside of experts, computed from recorded inputs after the
-model has run.
+"""Measures the inside of experts: output norms, shares of active channels, channel masks.
 
-Nothing here runs inside the model's forward pass: modules are called through ``forward``, past any
-hook, on copies.
+All of it is computed from recorded inputs after the model has run, never inside its forward pass.
+Modules are called through ``forward``, which bypasses hooks, and on copies of the inputs.
 """
 
 from __future__ import annotations
@@ -18,17 +17,21 @@ from capture.models.discover import CaptureError
 from capture.models.expert_forms import ExpertForm
 from sim.values.units import part_of
 
-# Thresholds pooled over a site are fitted on at most so many values, taken at equal distances.
+# Thresholds pooled over a site are fitted on at most so many values, evenly spaced in the sample.
 POOLED_VALUES = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class SiteExtras:
-    """Of one site. ``norms [D, K]``, ``shares [D, K, P]`` and ``masks`` (bool [M, K, P, I]) of the
-    rows asked for.
+    """What was measured inside the experts of one site, for the rows asked for.
 
-    ``thresholds [E, P]`` are those of the channels' absolute values; ``num_pooled`` experts had no
-    sample and use the whole site's. Norms and shares are NaN in rows that did not visit the site.
+    - ``norms`` [D, K]: Euclidean norm of each chosen expert's output.
+    - ``shares`` [D, K, P]: share of each chosen expert's channels that are active.
+    - ``masks`` bool [M, K, P, I]: which channels are active.
+    - ``thresholds`` [E, P]: a channel is active from this absolute value on.
+    - ``num_pooled``: how many experts had no sample and use the thresholds of the whole site.
+
+    P counts sparsities. Norms and shares are NaN in rows that did not visit the site.
     """
 
     norms: torch.Tensor
@@ -51,10 +54,11 @@ def site_extras(
 ) -> SiteExtras:
     """Extras of one site, from its experts' form, their inputs [N, H], and ids and weights [N, K].
 
-    Thresholds are fitted on the rows ``fit`` [N]; norms and shares are given for ``decode`` [N],
-    masks for ``kept`` [N]. A channel is active where its absolute value v >= t, with ``t = min{t' >
-    0 : F(t') >= sparsity}`` and F the empirical distribution of v of that expert over the fitted
-    rows: a channel that is exactly 0 adds nothing, and is never active.
+    Thresholds are fitted on the rows ``fit`` (bool [N]). Norms and shares are returned for the rows
+    ``decode``, masks for the rows ``kept``. A channel is active where its absolute value v is at
+    least the threshold ``t = min{t' > 0 : F(t') >= sparsity}``. F is the empirical distribution of
+    v of that expert over the fitted rows. A channel that is exactly 0 adds nothing, and is never
+    active.
 
     Source: Zhou et al., FloE: On-the-Fly MoE Inference on Memory-constrained GPU, section 4.1.
     """
@@ -81,7 +85,7 @@ def site_extras(
         masks[place[rows].cpu()[mine], slots.cpu()[mine]] = active[mine]
     wanted = decode.to(device)
     norms, shares = form.norms(inputs[wanted], ids[wanted], weights[wanted]), shares[decode]
-    # Rows of the other stack have no input here: what was not visited was not measured.
+    # Rows of an encoder-decoder's other stack have no input at this site: nothing was measured.
     away = torch.isnan(inputs[wanted]).any(-1).cpu()
     norms[away], shares[away] = torch.nan, torch.nan
     return SiteExtras(norms, shares, masks, thresholds, lacking)
@@ -96,7 +100,7 @@ def unmeasured_extras(
     width: int,
     sparsities: Sequence[float],
 ) -> SiteExtras:
-    """Those of a site whose experts have no channels of their own: NaN, and masks of nothing."""
+    """Extras of a site whose experts cannot be measured: all NaN, and masks without a channel."""
     count, top_k, levels = int(decode.sum()), ids.shape[1], len(sparsities)
     return SiteExtras(
         norms=torch.full((count, top_k), torch.nan),
@@ -115,7 +119,7 @@ def _fitted_thresholds(
     fit: torch.Tensor,
     sparsities: Sequence[float],
 ) -> tuple[torch.Tensor, int]:
-    """Thresholds [E, P] and how many experts had no sample of their own."""
+    """Thresholds [E, P], and how many experts had no sample of their own."""
     experts = form.layer.num_experts
 
     def sample(expert: int) -> torch.Tensor:
@@ -135,8 +139,9 @@ def _fitted_thresholds(
 
 
 def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tensor:
-    """The smallest sample value above 0 at or below which at least each share of the sample
-    lies, [P].
+    """For each sparsity the smallest positive sample value with at least that share at or below.
+
+    Returns [P].
     """
     ordered = sample.flatten().sort().values
     if not len(ordered):
@@ -144,18 +149,17 @@ def _thresholds(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tens
             "no row to fit activation thresholds on; give prompts with split=fit, or sparsities="
         )
     ranks = [max(part_of(len(ordered), share, up=True), 1) - 1 for share in sparsities]
-    # Where all are 0, any threshold above it says so.
+    # Where the whole sample is 0 any positive threshold makes every channel inactive; 1 is taken.
     least = ordered[ordered > 0][:1] if ordered[-1] > 0 else torch.ones_like(ordered[:1])
     return torch.maximum(ordered[torch.tensor(ranks, device=ordered.device)], least).cpu()
 
 
 def pack_masks(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Channel masks ``[..., P, I]`` in ``[..., B, ceil(I / 8)]`` bytes, B bits a channel for P
-    masks.
+    """Channel masks ``[..., P, I]``, packed into bytes ``[..., B, ceil(I / 8)]``.
 
-    The masks are nested (thresholds ascend), so a channel's *level*, the number of masks it is in,
-    says all. Plane b holds bit b of the levels, eight channels a byte, the first channel in the
-    highest bit.
+    The masks are nested, since thresholds ascend. So a channel's *level*, the number of masks that
+    contain it, says all; B is the number of bits of P. Plane b holds bit b of the levels, eight
+    channels a byte, the first channel in the highest bit.
     """
     num_masks = masks.shape[-2]
     levels = masks.sum(-2).astype(np.uint8)
@@ -164,9 +168,7 @@ def pack_masks(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 
 def unpack_masks(planes: NDArray[np.uint8], num_masks: int, width: int) -> NDArray[np.bool_]:
-    """Inverse of `pack_masks`: ``[..., num_masks, width]``, the mask of the lowest sparsity
-    first.
-    """
+    """Inverse of `pack_masks`: ``[..., num_masks, width]``, lowest sparsity first."""
     bits = np.unpackbits(planes, axis=-1, count=width).astype(np.int64)
     levels = sum(bits[..., plane, :] << plane for plane in range(planes.shape[-2]))
     return np.asarray(levels)[..., None, :] > np.arange(num_masks)[:, None]

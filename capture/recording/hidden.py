@@ -1,4 +1,4 @@
-"""The gate inputs and channel masks that a trace keeps of some sequences."""
+"""The files with the gate inputs and channel masks that a trace keeps of some sequences."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from capture.recording.sites import Tokens, site_name
 
 
 def hidden_file(sequence: int) -> str:
-    """Where in the trace a kept sequence's gate inputs and channel masks lie."""
+    """Path in the trace of the file with a sequence's gate inputs and channel masks."""
     return f"hidden/sequence_{sequence:03d}.safetensors"
 
 
 class HiddenFiles:
-    """Files of kept rows, read from the shards sequence by sequence.
+    """Writes the files of kept rows from the shards, one sequence at a time.
 
-    A file has ``gate_in`` [T, S, H], either int8 times ``scale`` float32 [T, S] (NaN at a site that
-    decoded rows do not visit) or float16; ``position`` int32 [T]; and where masks are kept
-    ``mask_planes`` as in `capture.recording.extras.pack_masks`, [T, S, K, B, ceil(I / 8)].
+    A file has these tensors over a sequence's T kept rows:
+
+    - ``gate_in`` [T, S, H]: float16, or int8 to be multiplied by ``scale``.
+    - ``scale`` float32 [T, S], with int8 only; NaN at a site that decoded rows do not visit.
+    - ``position`` int32 [T].
+    - ``mask_planes`` [T, S, K, B, ceil(I / 8)], where masks are kept: see
+      `capture.recording.extras.pack_masks`.
     """
 
     def __init__(
@@ -36,11 +40,11 @@ class HiddenFiles:
         self._sequences = np.unique(tokens.sequence[tokens.kept]).tolist()
 
     def files(self) -> dict[str, Callable[[Path], None]]:
-        """What writes each file, by its path in the trace."""
+        """The function that writes each file, by the file's path in the trace."""
         return {hidden_file(number): self._writer(number) for number in self._sequences}
 
     def error(self) -> dict[str, float]:
-        """The relative RMS error of the stored gate inputs, over all of them."""
+        """The relative RMS error of all stored gate inputs, under the provenance's key."""
         wrong = whole = 0.0
         for number in self._sequences:
             inputs = np.nan_to_num(self._inputs(number)[0].astype(np.float64))

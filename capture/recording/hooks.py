@@ -1,10 +1,15 @@
 """Records what routers see and choose while a model runs, without changing what it computes.
 
-Before the *stack* (the model around the layers): a step begins, and `capture.recording.positions`
-tells what its rows are. After each *router*: gate input and logits. Before each *experts* module:
-the ids and weights that are really executed. After the stack: every site must have reported once.
-The hooks copy on the model's device and never wait for it; the copies go to the CPU together, when
-enough of them wait or when they are taken.
+Hooks run at these places:
+
+- Before the *stack* (the model around the layers): a step begins, and
+  `capture.recording.positions` works out what its rows are.
+- After each *router*: its gate input and logits are read.
+- Before each *experts* module: the ids and weights that are really executed are read.
+- After the stack: every site must have been recorded once.
+
+The hooks copy on the model's device and never wait for the device. The copies go to the CPU
+together, when enough have gathered or when they are taken.
 """
 
 from __future__ import annotations
@@ -36,13 +41,14 @@ RECORDABLE = (*ROUTING_AND_INPUTS, "attn_in")
 FLUSH_BYTES = 64 << 20
 _STORED = {"ids": torch.int16, "weights": torch.float32, "logits": torch.float32}
 _WHOLE, _RECOMPUTED = -1, -2
-"""In place of a member: the router returns nothing but logits, or none."""
+"""In place of a member's index: the router returns the logits alone, or none at all."""
 
 
 @dataclass(eq=False)
 class _Site:
-    """What has been seen of one site in the open step, and which member of the router's output
-    is the logits.
+    """What one site has shown so far in the step in progress.
+
+    ``member`` is the index of the logits in what the router returns, `_WHOLE` or `_RECOMPUTED`.
     """
 
     layer: MoELayer
@@ -55,8 +61,10 @@ class _Site:
 
 @dataclass(eq=False)
 class _Step:
-    """The copies of one step, by name, a tensor of T rows for each site of its stack, in order;
-    shapes as they came.
+    """The copies of one step: by name, a tensor of T rows for each site of its stack, in order.
+
+    Tensors keep the shapes that the model gave them. ``apart``: some experts were fed something
+    other than the gate's input.
     """
 
     rows: StepRows
@@ -65,14 +73,18 @@ class _Step:
 
 
 class RouterHooks:
-    """``with RouterHooks(layers) as hooks: model(...)``; then ``hooks.take()`` gives the `Rows`
+    """Hooks on a model's MoE layers that record every step while the context is open.
+
+    ``with RouterHooks(layers) as hooks: model(...)``; then ``hooks.take()`` returns the `Rows`
     recorded so far.
 
-    ``keep`` names what to record beside ids and weights, some of `RECORDABLE`. ``eos_token_ids``
-    end a sequence: rows from the step that is fed one on are not valid. ``flush_bytes`` is what may
-    wait on the device before it is moved. Beams, cropped caches and steps that skip sites are
-    refused as `CaptureError`, as is a model that was compiled before the hooks were added (they are
-    then not called): use `disable_compile=True` or an uncompiled model.
+    - ``keep`` names what to record beside ids and weights, some of `RECORDABLE`.
+    - ``eos_token_ids`` end a sequence: its rows are not valid from the step on that is fed one.
+    - ``flush_bytes`` is how much may gather on the device before it is moved.
+
+    Raise `CaptureError` for beams, cropped caches, steps that skip sites, and a model that was
+    compiled before the hooks were added. Such a model does not call the hooks: use
+    `disable_compile=True` or an uncompiled model.
     """
 
     def __init__(
@@ -148,7 +160,10 @@ class RouterHooks:
             )
 
     def take(self) -> Rows:
-        """Hand over the rows recorded so far; steps and sequences go on counting."""
+        """Hand over the rows recorded since the last take; steps and sequences count on.
+
+        Raise `CaptureError` if there are none.
+        """
         self._flush()
         parts, self._parts = self._parts, []
         if not parts:
@@ -243,7 +258,7 @@ class RouterHooks:
     def _record(
         self, site: _Site, hidden: torch.Tensor | None, ids: torch.Tensor, weights: torch.Tensor
     ) -> None:
-        """Copy what the site saw: the model may reuse or change the originals in place."""
+        """Copy what the site saw, since the model may change the originals in place."""
         layer, step, gate_in = site.layer, self._open, site.gate_in
         if step is None or gate_in is None or hidden is None or self._next_site != layer.site:
             raise CaptureError(
@@ -282,7 +297,7 @@ class RouterHooks:
     # From the device
 
     def _flush(self) -> None:
-        """Move what waits to the CPU: one transfer for each kind of values."""
+        """Move the waiting steps to the CPU, one transfer for each kind of values."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         runs: list[list[_Step]] = []
         for step in waiting:
@@ -308,7 +323,7 @@ class RouterHooks:
                 for step in steps
             ]
             own = torch.cat(stacked) if len(stacked) > 1 else stacked[0]
-            # Wide enough for any router's arithmetic; inputs stay as they are.
+            # float32 holds any router's arithmetic; inputs keep the model's dtype.
             own = own.to(_STORED.get(name, own.dtype))
             return self._at_all_sites(name, own.cpu(), steps[0].rows.side)
 
@@ -334,7 +349,7 @@ class RouterHooks:
         )
 
     def _at_all_sites(self, name: str, own: torch.Tensor, side: str) -> torch.Tensor:
-        """Values of one stack's sites among all sites."""
+        """Values of one stack's sites, widened to all sites: -1, 0 or NaN at the others."""
         layers = self._sides[side]
         if len(layers) == len(self.layers):
             return own
@@ -345,12 +360,12 @@ class RouterHooks:
 
 
 def _copy(values: torch.Tensor) -> torch.Tensor:
-    """A copy on the same device, without a graph."""
+    """A copy on the same device, detached from autograd."""
     return values.detach().clone() if values.requires_grad else values.clone()
 
 
 def _null_choices(layer: MoELayer, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Choices of experts that compute nothing, [N, S, K]."""
+    """Which choices are of experts that compute nothing, bool [N, S, K]."""
     null = (ids < 0) | (ids >= layer.num_experts)
     if layer.num_classes > layer.num_experts:
         # Some models turn the choice of a null expert into expert 0 with weight 0.
@@ -359,12 +374,10 @@ def _null_choices(layer: MoELayer, ids: torch.Tensor, weights: torch.Tensor) -> 
 
 
 def _output_logits(site: _Site, weights: torch.Tensor) -> torch.Tensor:
-    """The logits among what the router returned; a router that returns none is recomputed in
-    float32.
-    """
+    """The logits that the router returned, or, if it returns none, its linear layer in float32."""
     member = site.member
     if member is None:
-        # The same at every call, so it is looked for once.
+        # The place is the same at every call, so it is looked for once.
         member = site.member = _logits_member(site.layer, site.output, weights)
     if member >= 0:
         return site.output[member]  # type: ignore[no-any-return]
@@ -380,8 +393,8 @@ def _output_logits(site: _Site, weights: torch.Tensor) -> torch.Tensor:
 def _logits_member(layer: MoELayer, output: object, weights: torch.Tensor) -> int:
     """Which member of a router's output is the logits: the first with a value for each class.
 
-    Where a router returns scores and logits of one shape, as dense experts' do, the logits come
-    last.
+    The router of dense experts returns scores and logits of one shape; there the logits come last.
+    Raise `CaptureError` if there are no logits and no linear layer to compute them with.
     """
     members = output if isinstance(output, (tuple, list)) else (output,)
     fitting = [

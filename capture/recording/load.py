@@ -15,7 +15,7 @@ from capture.models.deepseek_moe import MODEL_TYPE, DeepseekMoeForCausalLM, nati
 from capture.models.discover import CaptureError
 from capture.recording.settings import Settings
 
-# In order: what can continue a text, then towers without a head.
+# Tried in this order: models that can continue a text, then towers without a head.
 AUTO_CLASSES = (
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
@@ -29,7 +29,7 @@ _FAILURES = (OSError, ValueError, RuntimeError, KeyError, ImportError)
 
 def check_model(settings: Settings) -> dict[str, Any]:
     """The model's ``config.json``. Raise `CaptureError` if there is none."""
-    # A misspelt path would otherwise be looked for on the hub, with retries.
+    # Otherwise transformers would look for a misspelt path on the hub, with retries.
     if not Path(settings.model).is_dir() and settings.model.count("/") != 1:
         raise CaptureError(
             f"model={settings.model} is no directory; give one, or OWNER/NAME for a model on"
@@ -45,8 +45,9 @@ def check_model(settings: Settings) -> dict[str, Any]:
 
 
 def load_model(settings: Settings) -> Any:
-    """The model in evaluation mode, its experts run by the implementation that the settings
-    name.
+    """The model in evaluation mode, with the experts' implementation that the settings name.
+
+    Raise `CaptureError` if it cannot be loaded, or does not have that implementation.
     """
     plain = check_model(settings)
     transformers.utils.logging.disable_progress_bar()
@@ -95,21 +96,20 @@ def _from_pretrained(settings: Settings, plain: dict[str, Any]) -> Any:
 
 
 def is_native(plain: Mapping[str, Any], settings: Settings) -> bool:
-    """Whether a model whose type only remote code knows is run by this program's own class
-    instead.
+    """Whether the model runs on this project's own class, `DeepseekMoeForCausalLM`.
+
+    Only remote code knows its type, and the settings do not trust remote code.
     """
     return plain.get("model_type") == MODEL_TYPE and not settings.trust_remote_code
 
 
 def implementation_of(model: Any) -> str:
-    """How the experts are run: the implementation's name, or "own" where the model's class
-    decides itself.
-    """
+    """Name of the experts' implementation; "own" where the model's class leaves no choice."""
     return str(getattr(model.config, "_experts_implementation", None) or "own")
 
 
 def load_tokenizer(settings: Settings) -> Any:
-    """The model's tokenizer. Raise `CaptureError` if it has none that loads."""
+    """The model's tokenizer. Raise `CaptureError` if none can be loaded."""
     plain = check_model(settings)
     given: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if is_native(plain, settings):
@@ -123,8 +123,9 @@ def load_tokenizer(settings: Settings) -> Any:
 
 
 def chat_wrapper(tokenizer: Any) -> Callable[[Sequence[int]], list[int]] | None:
-    """Puts the tokens of a user's message into the tokenizer's chat template; None if it has
-    none.
+    """A function that puts a user's message, in tokens, into the tokenizer's chat template.
+
+    None if the tokenizer has no chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
         return None
@@ -137,15 +138,16 @@ def chat_wrapper(tokenizer: Any) -> Callable[[Sequence[int]], list[int]] | None:
         wrapped = tokenizer.apply_chat_template(
             [message], add_generation_prompt=True, tokenize=False
         )
-        # The template writes its own special tokens.
+        # The template has written the special tokens already.
         return list(tokenizer(wrapped, add_special_tokens=False)["input_ids"])
 
     return wrap
 
 
 def weights_sha256(model: str) -> str:
-    """Over the weight files in order of name; "unknown" for a model that is not a local
-    directory.
+    """SHA-256 over the digests of the model's .safetensors files, in order of name.
+
+    "unknown" for a model that is no local directory or has no such files.
     """
     directory = Path(model)
     files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []

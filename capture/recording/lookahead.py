@@ -1,7 +1,7 @@
-"""Lookahead scores: routers some sites on, fed with what an earlier site saw.
+"""Lookahead scores: the scores of later sites' routers on the input of an earlier site.
 
-Nothing here runs inside the model's forward pass: routers are recomputed from recorded inputs, and
-only after it has been seen that the recomputation reproduces the recorded logits.
+Nothing here runs inside the model's forward pass. Routers are recomputed from recorded inputs, and
+only after a check that the recomputation reproduces the recorded logits.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from torch import nn
 
 from capture.models.discover import ENCODER, CaptureError, MoELayer, logit_linear
 
-# A linear router recomputed in float32 differs by rounding only: a share of the largest logit, or
-# units in the last place of the model's dtype, whichever is more.
+# A linear router recomputed in float32 differs by rounding only. Allowed is a share of the largest
+# logit: ROUTER_TOLERANCE, or so many units in the last place of the model's dtype, if that is more.
 ROUTER_TOLERANCE, ROUTER_TOLERANCE_ULPS = 1e-3, 8
 
 Scorer = Callable[[torch.Tensor], torch.Tensor]
 
 
 def router_linear(layer: MoELayer) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight [E, H] and bias [E] of the router. Raise `CaptureError` if it has no such weight."""
+    """Weight [E, H] and bias [E] (or None) of the router, in float32 on the CPU.
+
+    Raise `CaptureError` if it has no such weight.
+    """
     for module in reversed(list(layer.router.modules())):
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if (
@@ -54,9 +57,9 @@ def is_linear(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) -> b
 def router_scorer(layer: MoELayer, gate_in: torch.Tensor, logits: torch.Tensor) -> Scorer:
     """The router as a function of its input alone, ``[T, H] -> float32 [T, E]`` on the CPU.
 
-    Its weight in float32 where it is linear, else the module itself. Raise `CaptureError` unless
-    the function gives the recorded ``logits`` for the recorded ``gate_in``: a router with a state,
-    or with other inputs, cannot be asked about another site's input.
+    A linear router is computed from its weight in float32, others by the module itself. Raise
+    `CaptureError` unless the function returns the recorded ``logits`` for the recorded ``gate_in``:
+    a router with a state or with other inputs cannot be asked about another site's input.
     """
     if is_linear(layer, gate_in, logits):
         return _linear(*router_linear(layer))
@@ -122,14 +125,21 @@ def lookahead_scores(
     *,
     next_site: bool = False,
 ) -> torch.Tensor:
-    """Scores of the routers 1..``depth`` sites on, fed with what this site saw; [T, S, depth, E],
-    NaN past the end.
+    """Scores of the routers 1 to ``depth`` sites ahead, on the inputs of each site.
 
-    ``inputs [T, S, H]`` are gate inputs or attention inputs. Without ``scales`` an input is fed as
-    it is (`raw`); with (scale of the norm that made it, scale of the target's gate norm), both by
-    site, it is ``x / own[s] * gate[s + j]`` (`renormed`): what the target's norm would make of the
-    residual here. ``next_site``: what the *next* site's layer saw is fed instead, which is nearer
-    to the target by a whole block. An encoder's sites look no further than it.
+    Returns [T, S, depth, E], NaN where there is no such site: past the last site, and from an
+    encoder's sites past the end of the encoder. ``inputs`` [T, S, H] are gate inputs or attention
+    inputs.
+
+    ``scales`` decides how an input x is fed:
+
+    - None (`raw`): as it is.
+    - (own, gate) (`renormed`): ``x / own[s] * gate[s + j]``, with the scales by site of the norm
+      that made x and of the norm before the target's gate. That is what the target's norm would
+      make of the residual here.
+
+    With ``next_site`` the input of the *next* site's layer is fed, which is a whole block nearer to
+    the target.
     """
     num_rows, num_sites = inputs.shape[:2]
     scores = torch.full((num_rows, num_sites, depth, layers[0].num_classes), math.nan)

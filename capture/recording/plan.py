@@ -1,4 +1,4 @@
-"""What of a model can be recorded, found out on a few tokens before the run."""
+"""The plan of a capture: what of a model can be recorded, found by trying it on a few tokens."""
 
 from __future__ import annotations
 
@@ -32,11 +32,16 @@ Scales = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is recorded. ``left_out`` says by its setting what was not stated and is not possible,
-    with the reason.
+    """What is recorded.
 
-    ``quantity`` is what the sparsities are of; ``unmeasured`` are sites whose experts have none,
-    with the reason.
+    - ``depth``, ``position``, ``norms``: lookahead, as in `Settings`; a depth of 0 is none.
+    - ``sparsities``: those of the measurement inside experts; none for no measurement.
+    - ``expert_intermediate``: channels of an expert.
+    - ``scorers``, ``scales``: each site's router as a function, and the norms' scales.
+    - ``routers``: tensors of the routers that the trace keeps.
+    - ``left_out``: what this model does not allow and nobody asked for: the reason, by setting.
+    - ``quantity``: what the sparsities are measured of.
+    - ``unmeasured``: sites whose experts cannot be measured, with the reason.
     """
 
     depth: int
@@ -52,7 +57,7 @@ class Plan:
     unmeasured: dict[int, str] = field(default_factory=dict)
 
     def keep(self, settings: Settings) -> set[str]:
-        """What the hooks must record."""
+        """What the hooks must record beside ids and weights."""
         kept = {"logits"} if settings.logits else set()
         if self.depth or self.sparsities or settings.hidden_sequences:
             kept.add("gate_in")
@@ -65,7 +70,7 @@ class Plan:
     def lookahead(
         self, layers: Sequence[MoELayer], rows: Rows, chosen: Any
     ) -> dict[str, torch.Tensor]:
-        """Scores [D, S, J, E] by norm for the ``chosen`` rows."""
+        """Lookahead scores [D, S, J, E] of the D rows ``chosen`` (a mask or indices), by norm."""
         inputs = rows.gate_in if self.position == "gate_in" else rows.attn_in
         if not self.depth or inputs is None:
             return {}
@@ -85,8 +90,10 @@ class Plan:
 
 
 def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings: Settings) -> Plan:
-    """The plan for ``settings``. Raise `CaptureError` for what they state and this model does
-    not allow.
+    """The plan for ``settings``.
+
+    Raise `CaptureError` for a value that they state and this model does not allow. What they leave
+    open is recorded as far as the model allows.
     """
     left_out: dict[str, str] = {}
 
@@ -150,8 +157,10 @@ def make_plan(model: Any, layers: Sequence[MoELayer], passage: Passage, settings
 
 @dataclass(frozen=True)
 class Inside:
-    """What can be measured inside experts: ``width`` channels (0: nothing), of the ``quantity``
-    that is sparse.
+    """What can be measured inside experts.
+
+    ``width``: channels of an expert, 0 if nothing can be measured. ``quantity``: what is measured
+    of a channel. ``unmeasured``: sites that cannot be measured, with the reason.
     """
 
     width: int = 0
@@ -160,15 +169,18 @@ class Inside:
 
 
 def _inside(layers: Sequence[MoELayer]) -> Inside:
-    """Raise `CaptureError` where the experts of no site can be measured, those of a feed-forward
-    block cannot, or sites differ in what would be measured.
+    """What can be measured inside the experts of these layers.
+
+    Raise `CaptureError` where no site can be measured, where a feed-forward block's cannot, or
+    where sites differ in what would be measured.
     """
     forms, unmeasured = [], {}
     for layer in layers:
         try:
             forms.append(form_of(layer))
         except CaptureError as error:
-            # Attention experts beside those of feed-forward blocks: the others still say something.
+            # Experts inside attention are left out; those of feed-forward blocks are still worth
+            # measuring.
             if layer.kind != "attn":
                 raise
             unmeasured[layer.site] = str(error)
@@ -202,7 +214,8 @@ def _stated_width(layer: MoELayer) -> int:
 
 def _probe(model: Any, layers: Sequence[MoELayer], passage: Passage) -> Rows:
     few = Passage(passage.prompt, passage.prefill[:PROBE_TOKENS], passage.prefill[:PROBE_TOKENS])
-    # Two decoded tokens: an encoder-decoder model visits its decoder's sites in decode only.
+    # Two tokens are decoded since an encoder-decoder model visits its decoder's sites in decode
+    # only.
     return run_batch(model, layers, [few], 2, keep=("logits", "gate_in"))
 
 
@@ -219,7 +232,7 @@ def _scorers(layers: Sequence[MoELayer], rows: Rows) -> Sequence[Scorer]:
 
 
 def _router_tensors(layers: Sequence[MoELayer], rows: Rows) -> dict[str, torch.Tensor]:
-    """Weights of the routers, where all are linear."""
+    """Weights and biases of the routers, stacked by site; empty unless all routers are linear."""
     if not all(is_linear(layer, *_seen(rows, layer.site)) for layer in layers):
         return {}
     linears = [router_linear(layer) for layer in layers]

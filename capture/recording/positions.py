@@ -1,8 +1,8 @@
-"""Which token each row of a step is: phase, sequence, position, token id, and whether it is a real
-token.
+"""Works out which token each row of a step is.
 
-Everything stays on the model's device and nothing here waits for it, so that the bookkeeping of a
-step costs a few small kernels and no synchronisation.
+That is its phase, sequence, position and token id, and whether it is a real token or padding. All
+of it stays on the model's device and nothing waits for the device. So the bookkeeping of a step
+costs a few small kernels and no synchronisation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ GREEDY_REMEDY = (
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """One forward call of one stack; T = ``count`` = batch x tokens rows, row-major. ``position``
-    is -1 in rows not ``valid``.
+    """The rows of one forward call of one stack.
+
+    There are ``count`` = batch x tokens rows, one sequence of the batch after the other. ``valid``
+    rows are real tokens; ``position`` is -1 in the others.
     """
 
     number: int
@@ -40,11 +42,11 @@ class StepRows:
 class PositionTracker:
     """Follows the sequences of a run through its steps.
 
-    Each prefill (a call without cache, or of an encoder) starts as many new sequences as it has
-    rows in the batch, numbered from 0 in order of appearance. Positions count the real tokens of a
-    sequence, so any padding is skipped; behind an encoder they count on from the prompt. A row is
-    not valid where the mask is 0 and, in decode, from the time that one of ``eos_token_ids`` was
-    fed to its sequence.
+    Each prefill (a call without a cache, or of an encoder) starts as many new sequences as its
+    batch has. They are numbered from 0 in order of appearance. Positions count the real tokens of a
+    sequence, so padding is skipped; in a decoder behind an encoder they count on from the prompt. A
+    row is not valid where the mask is 0, nor in decode once one of ``eos_token_ids`` was fed to its
+    sequence.
     """
 
     def __init__(self, eos_token_ids: Collection[int], behind_encoder: bool) -> None:
@@ -60,14 +62,16 @@ class PositionTracker:
 
     @property
     def num_steps(self) -> int:
-        """Steps so far."""
+        """How many steps have begun."""
         return self._num_steps
 
     def step(
         self, side: str, tokens: torch.Tensor, mask: object, past: int, *, encoder: bool
     ) -> StepRows:
-        """The rows of a call with ``tokens`` [B, S] (ids, -1 if unknown) on a cache of ``past``
-        positions.
+        """The rows of a call with ``tokens`` [B, S] on a cache of ``past`` positions.
+
+        Tokens are ids, -1 if unknown. Raise `CaptureError` if the call does not continue the
+        sequences as plain greedy decoding does.
         """
         batch, count = tokens.shape
         starts = encoder or (past == 0 and not self._behind_encoder)
@@ -119,8 +123,9 @@ class PositionTracker:
             )
 
     def rolled_back(self, removed: int) -> None:
-        """The last ``removed`` positions were taken out of the cache: no real token may be among
-        them.
+        """Hear that the last ``removed`` positions were taken out of the cache.
+
+        Raise `CaptureError` if a real token was among them.
         """
         columns = self._last_valid[:, -removed:] if removed else self._last_valid[:, :0]
         if removed > self._last_valid.shape[1] or bool(columns.any()):
@@ -132,8 +137,9 @@ class PositionTracker:
 
 
 class CacheGuard:
-    """Watches a key-value cache for what a recording cannot follow, and leaves it as it was when
-    released.
+    """Watches a key-value cache for operations that a recording cannot follow.
+
+    It wraps the cache's ``reorder_cache`` and ``crop``; `release` restores them.
     """
 
     def __init__(self, cache: Any, tracker: PositionTracker) -> None:
@@ -156,7 +162,7 @@ class CacheGuard:
 
     def _crop(self, crop: Callable[..., None] | None) -> Callable[..., None]:
         def wrapper(*args: object, **kwargs: object) -> None:
-            # generate() itself crops the step that it ran ahead of its stopping check.
+            # generate() itself crops the step that it ran before it checked whether to stop.
             before = int(self.cache.get_seq_length())
             assert crop is not None
             crop(*args, **kwargs)
@@ -169,7 +175,7 @@ def _valid(mask: object, past: int, tokens: torch.Tensor) -> torch.Tensor:
     """Which of this step's tokens [B, S] are real, from a mask of two or four dimensions."""
     batch, count = tokens.shape
     if isinstance(mask, dict):
-        # One mask for each kind of layer; all hide the same padding from a token itself.
+        # There is one mask for each kind of layer. Any will do: all hide the same padding.
         mask = next(
             (item for item in mask.values() if isinstance(item, torch.Tensor) and item.dim() == 4),
             None,
@@ -183,7 +189,7 @@ def _valid(mask: object, past: int, tokens: torch.Tensor) -> torch.Tensor:
     ):
         return mask[:, -count:].to(tokens.device) != 0
     if isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[-1] >= past + count:
-        # A padding row does not even attend to itself.
+        # Only a padding row does not attend to itself.
         own = mask[:, 0].diagonal(offset=past, dim1=-2, dim2=-1)[:, :count]
         return (own if own.dtype == torch.bool else own == 0).expand(batch, count).to(tokens.device)
     found = (

@@ -1,5 +1,7 @@
-"""Prompts for a capture: a file of JSON lines ``{domain, document, split, text, licence}``, and how
-it is cut into sequences."""
+"""Prompts for a capture: how their file is read and how its texts are cut into sequences.
+
+The file has JSON lines ``{domain, document, split, text, licence}``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from sim.values.places import ASSETS
 
 BUNDLED = ASSETS / "prompts"
 KEYS = ("domain", "document", "split", "text", "licence")
-# A text in loops repeats most of its 4-grams; running text hardly any.
+# A text in a loop repeats most of its 4-grams, running text hardly any.
 REPETITION_NGRAM, REPETITION_SHARE = 4, 0.5
 
 
@@ -34,7 +36,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Passage:
-    """A prompt in tokens: those of the prefill, and those of the document that follow."""
+    """A prompt in tokens: ``prefill``, and the tokens ``following`` it in the document."""
 
     prompt: Prompt
     prefill: tuple[int, ...]
@@ -42,8 +44,9 @@ class Passage:
 
 
 def prompts_file(named: Path) -> Path:
-    """The file ``named``, or the bundled set of that name. Raise `CaptureError` if there is
-    neither.
+    """The file ``named``, or the bundled set of that name.
+
+    Raise `CaptureError` if there is neither.
     """
     bundled = BUNDLED / f"{named}.jsonl"
     if named.is_file():
@@ -91,11 +94,12 @@ def cut_passages(
     following_tokens: int,
     seed: int,
 ) -> list[Passage]:
-    """``sequences`` passages, half of each split, in file order; prompt lengths are drawn with
-    ``seed``.
+    """``sequences`` passages, half of each split (fit first), in file order.
 
-    ``following_tokens`` of the document must follow each prompt. Raise `CaptureError` if there are
-    too few prompts, if one is too short, or if a document is in both splits.
+    The length of each prompt is drawn with ``seed`` from the range ``prompt_tokens``, both ends
+    included. Each passage also has the ``following_tokens`` tokens of its document. Raise
+    `CaptureError` if there are too few prompts, if one is too short, or if a document is in both
+    splits.
     """
     splits: dict[str, set[str]] = {}
     for prompt in prompts:
@@ -135,8 +139,9 @@ def _passage(prompt: Prompt, tokens: Sequence[int], length: int, following: int)
 def wrapped(
     passages: Sequence[Passage], wrap: Callable[[Sequence[int]], Sequence[int]]
 ) -> list[Passage]:
-    """Passages whose prompts went through ``wrap``, such as a chat template; nothing follows
-    them.
+    """Passages whose prompts went through ``wrap``, such as a chat template.
+
+    They have no following tokens.
     """
     return [
         replace(passage, prefill=tuple(wrap(passage.prefill)), following=()) for passage in passages
@@ -144,8 +149,9 @@ def wrapped(
 
 
 def has_repetition(tokens: Sequence[int]) -> bool:
-    """Whether more than half of the 4-grams of ``tokens`` occurred before: text in a loop routes
-    unlike text.
+    """Whether more than half of the 4-grams of ``tokens`` occurred before.
+
+    It matters because text in a loop routes unlike other text.
     """
     grams = [
         tuple(tokens[start : start + REPETITION_NGRAM])

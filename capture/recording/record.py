@@ -1,4 +1,4 @@
-"""Records passages unit by unit and site by site, and puts a trace together from the shards."""
+"""Records passages unit by unit, measures site by site, and writes the trace from the shards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from sim.traces.trace import DECODE, Header, Lookahead, Site, Trace, TraceSequen
 
 ROUTERS_FILE = "routers.safetensors"
 THRESHOLDS_FILE = "thresholds.safetensors"
-# A trace is written once and read often: slow to write, and as small as parquet gets.
+# A trace is written once and read often, so slow and thorough compression pays.
 COMPRESSION: Final = "brotli"
 COMPRESSION_LEVEL = 11
 
@@ -52,11 +52,7 @@ Advance = Callable[[str, int], None]
 
 
 class Recording:
-    """A capture under way: ``run`` records what is missing, ``write`` puts the trace in its place.
-
-    ``advance(task, units done)`` is called for the tasks `sequences` and `sites`; what was there
-    from an earlier run counts at once.
-    """
+    """A capture in progress: ``run`` records what is missing, ``write`` writes the trace."""
 
     def __init__(
         self,
@@ -74,7 +70,11 @@ class Recording:
         self.hidden = hidden_sequences(passages, wanted)
 
     def run(self, advance: Advance) -> None:
-        """Record every unit and measure every site that has no shard yet."""
+        """Record every unit and measure every site that has no shard yet.
+
+        ``advance(task, count)`` is called as sequences and sites are finished, with the tasks
+        ``sequences`` and ``sites``. What an earlier run has done is counted, too.
+        """
         for unit in self.units:
             if not self.shards.has(unit.name):
                 record_unit(
@@ -100,10 +100,9 @@ class Recording:
         return load_tokens(self.shards, [unit.name for unit in self.units])
 
     def write(self, header: Header) -> Header:
-        """The trace in the output directory, from the shards; these are removed.
+        """Write the trace from the shards, then remove the shards; returns the trace's header.
 
-        ``header`` brings the facts known before the run (name, model, versions, provenance,
-        licence).
+        ``header`` has the facts known before the run: name, model, versions, provenance, licence.
         """
         tokens = self.tokens()
         facts = facts_of(self.shards, len(self.layers))
@@ -226,7 +225,7 @@ class Recording:
         return tables
 
     def _parts(self, header: Header, tokens: Tokens) -> Iterator[Trace]:
-        """One part a unit, its steps counted on from the unit before."""
+        """A part of the trace for each unit; steps count on from unit to unit."""
         step, decoded = 0, 0
         for index, unit in enumerate(self.units):
             begin, end = tokens.begins[index : index + 2]
@@ -274,7 +273,7 @@ class Recording:
         )
 
     def _counted_norms(self, header: Header) -> tuple[str, ...]:
-        """The norms whose forecasts of prompts are counted."""
+        """The norms whose forecasts of prompts are kept as counts."""
         counted = self.settings.prefill_lookahead == "counts" and any(
             site.rule is not None for site in header.sites
         )
@@ -282,12 +281,12 @@ class Recording:
 
 
 def _spread(chosen: Array, values: Array) -> Array:
-    """Values of the ``chosen`` rows among all rows, NaN elsewhere."""
+    """Values of the ``chosen`` rows, widened to all rows with NaN."""
     spread = np.full((len(chosen), *values.shape[1:]), np.nan, np.float32)
     spread[chosen] = values
     return spread
 
 
 def _power_of_two_step(largest: float) -> float:
-    """The smallest power of two in whose multiples ``largest`` fits 16 bits."""
+    """The smallest power of two of which ``largest`` is at most 32767 multiples (16 bits)."""
     return float(2.0 ** np.ceil(np.log2(max(largest, 1e-6) / np.iinfo(np.int16).max)))

@@ -1,4 +1,4 @@
-"""What was recorded, as arrays over token-rows and sites on the CPU."""
+"""The recorded rows, as arrays over token-rows and sites on the CPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Recorded token-rows: columns [N] and [N, S, ..] as in `sim.traces.trace.Trace`, inputs [N, S,
-    H] in the model's dtype.
+    """Recorded token-rows, N of them, over S sites.
 
-    ``gate_in`` is what the router is fed, ``expert_in`` what the experts are fed (None: the same),
-    ``attn_in`` the input of the attention (or what mixes tokens) in the site's layer. What was not
-    asked for is None. At sites that a row does not visit (the decoder's, for a row of the encoder)
-    ids are -1, weights 0, the rest NaN.
+    Columns [N] and [N, S, ..] are those of `sim.traces.trace.Trace`. Inputs are [N, S, H] in the
+    model's dtype: ``gate_in`` is what the router is fed, ``expert_in`` what the experts are fed
+    (None: the same), ``attn_in`` what the attention, or whatever mixes tokens, in the site's layer
+    is fed.
+
+    Columns that were not asked for are None. At sites that a row does not visit (the decoder's, for
+    a row of the encoder) ids are -1, weights 0, and the rest NaN.
     """
 
     step: Array
@@ -39,7 +41,7 @@ class Rows:
 
     @property
     def expert_inputs(self) -> torch.Tensor | None:
-        """What the experts are fed, whether or not it is the router's input."""
+        """What the experts are fed, whether or not the router is fed the same."""
         return self.gate_in if self.expert_in is None else self.expert_in
 
 
@@ -48,7 +50,10 @@ INPUTS = ("gate_in", "expert_in", "attn_in")
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """`Rows` one after the other; all must hold the same columns."""
+    """The parts' rows, one part after the other.
+
+    Raise ValueError unless all parts have the same columns.
+    """
     joined: dict[str, Any] = {}
     for item in fields(Rows):
         values = [getattr(part, item.name) for part in parts]

@@ -1,6 +1,4 @@
-"""Fits the routing rule of a site to what was recorded there, and counts how much of it the rule
-reproduces.
-"""
+"""Fits a routing rule to the recorded rows of a site, and counts how many it reproduces."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from sim.traces.routing import GROUPS, SCORES, WEIGHTS, RoutingRule
 
 NUM_GROUP_NAMES = ("n_group", "num_group", "num_expert_group")
 TOPK_GROUP_NAMES = ("topk_group", "num_limited_groups")
-# Below this share a rule would mislead whoever turns forecast logits into experts with it.
+# A rule that matches a smaller share would mislead those who turn forecast logits into experts.
 LEAST_MATCH = 0.9
-# Rules that are this much worse than the best on the first rows are not tried on the others.
+# Rules that match this much less than the best on the first rows are not tried on the others.
 SCREEN_ROWS, SCREEN_MARGIN = 512, 0.05
 
 Floats = NDArray[np.float32]
@@ -29,12 +27,12 @@ Ids = NDArray[Any]
 
 @dataclass(frozen=True)
 class Fit:
-    """What reproduces a site's selections. ``rule`` is None where no rule does, or where the token
-    decides.
+    """How well a rule reproduces a site's selections.
 
-    ``match`` is the share of rows that the best rule selects like the model, ``weight_error`` the
-    largest difference of a weight there. ``by_token``: the experts are a function of the token id
-    alone (a hash layer's table).
+    - ``rule``: None where no rule is good enough, or where the token's id chooses.
+    - ``match``: share of rows that the best rule selects like the model.
+    - ``weight_error``: largest difference of a weight in these rows.
+    - ``by_token``: the token's id alone chooses the experts (a hash layer's table).
     """
 
     rule: RoutingRule | None
@@ -44,8 +42,9 @@ class Fit:
 
 
 def fit_site(layer: MoELayer, logits: Floats, ids: Ids, weights: Floats, tokens: Ids) -> Fit:
-    """The fit to a site's recorded rows ``logits [T, E]``, ``ids [T, K]``, ``weights [T, K]``,
-    ``tokens [T]``.
+    """The fit to a site's recorded rows.
+
+    Shapes: ``logits`` [T, E], ``ids`` [T, K], ``weights`` [T, K], ``tokens`` [T] (token ids).
     """
     table = token_table(layer)
     if table is not None and (tokens >= 0).all():
@@ -57,7 +56,7 @@ def fit_site(layer: MoELayer, logits: Floats, ids: Ids, weights: Floats, tokens:
 
 
 def token_table(layer: MoELayer) -> Ids | None:
-    """The table [vocabulary, K] of a router that chooses by token id, if it holds one."""
+    """The table [vocabulary, K] by which a router chooses by token id; None if it has none."""
     for _, values in tensors_named(layer.router):
         if (
             values.dim() == 2
@@ -71,21 +70,22 @@ def token_table(layer: MoELayer) -> Ids | None:
 def fit_rule(
     layer: MoELayer, logits: Floats, ids: Ids, weights: Floats
 ) -> tuple[RoutingRule, float, float]:
-    """The rule that reproduces the most selections, ``(rule, share matched, largest weight
-    error)``.
+    """The rule that reproduces the most selections: ``(rule, share matched, weight error)``.
 
-    ``logits [T, E]``, ``ids [T, K]`` (-1: none) and ``weights [T, K]`` are the recorded rows.
-    Selections are compared as sets; a choice that was dropped for want of capacity could have been
-    any. Weights are compared over the matching rows without drops. Among rules that do equally well
-    (weights to 1e-6) the first in the order of `sim.traces.routing.SCORES` and `WEIGHTS` is taken,
-    without a bias or groups before with.
+    ``logits`` [T, E], ``ids`` [T, K] (-1: none) and ``weights`` [T, K] are the recorded rows.
+    Selections are compared as sets; a choice that was dropped because its expert was full matches
+    any expert. Weights are compared over the matching rows without drops.
+
+    Of rules that match the same share, the one with the smallest weight error (rounded to 1e-6) is
+    taken, then the first of the candidates: without bias before with bias, then without groups
+    before with groups, then in the order of `sim.traces.routing.SCORES` and `WEIGHTS`.
     """
     first = slice(None, SCREEN_ROWS)
     screened = _tried(_candidates(layer), logits[first], ids[first], weights[first])
     best = max((share for share, _, _ in screened), default=0.0)
     left = [rule for share, _, rule in screened if share >= best - SCREEN_MARGIN]
     tried = screened if len(ids) <= SCREEN_ROWS else _tried(iter(left), logits, ids, weights)
-    # min keeps the first of equals, and the candidates come simplest first.
+    # min takes the first of equals, and the simplest candidates come first.
     share, error, rule = min(tried, key=lambda item: (-item[0], round(item[1], 6)))
     return rule, share, error
 
@@ -123,11 +123,9 @@ def _setting(layer: MoELayer, names: tuple[str, ...]) -> int:
 
 
 def _biases(layer: MoELayer) -> list[tuple[float, ...] | None]:
-    """None, and every vector with a value for each expert that the router or the block around it
-    holds.
-    """
+    """The biases to try: None, and every vector of the block with a value for each class."""
     own = [*layer.block.named_parameters(recurse=False), *layer.block.named_buffers(recurse=False)]
-    # A correction can live in a small module beside the router.
+    # A correction bias can be in a small module beside the router.
     beside = [
         named
         for child in layer.block.children()
@@ -146,7 +144,10 @@ def _biases(layer: MoELayer) -> list[tuple[float, ...] | None]:
 
 
 def compare(rule: RoutingRule, logits: Floats, ids: Ids, weights: Floats) -> tuple[float, float]:
-    """Share of rows whose selection is the rule's, and the largest weight error there."""
+    """The share of rows that the rule selects like the model, and the largest weight error there.
+
+    Rows with dropped choices count for the share, but not for the weight error.
+    """
     picked, ours = rule.route(logits, ids.shape[1])
     places = (ids[..., :, None] == picked[..., None, :]) & (ids >= 0)[..., None]
     same = (places.any(-1) | (ids < 0)).all(-1)
@@ -158,8 +159,9 @@ def compare(rule: RoutingRule, logits: Floats, ids: Ids, weights: Floats) -> tup
 
 
 def fit_scale(rule: RoutingRule, logits: Floats, ids: Ids, weights: Floats) -> RoutingRule:
-    """``rule`` with the scale that fits the weights best; exactly 1 where that is within
-    rounding.
+    """``rule`` with the scale that fits the weights best, in the sense of least squares.
+
+    It is exactly 1 where the best is within 1e-5 of 1, else rounded to 6 digits.
     """
     whole = slice(None) if rule.null_experts else (ids >= 0).all(-1)
     _, ours = replace(rule, scale=1.0).route(logits[whole], ids.shape[1])

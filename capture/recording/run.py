@@ -1,6 +1,4 @@
-"""Runs passages through a model under hooks: a prompt whole or in chunks, then one token at a
-time.
-"""
+"""Runs passages through a model under hooks: the prompt whole or in chunks, then token by token."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from capture.recording.rows import Rows, join_rows
 def run_passages(
     model: Any, layers: Sequence[MoELayer], passages: Iterable[Passage], decode_tokens: int
 ) -> Rows:
-    """Run each passage alone (batch 1): its prompt in one step, then ``decode_tokens`` steps of one
-    token with a cache.
+    """Run each passage alone (batch 1), and return the rows of all.
 
-    The tokens fed in decode are the passage's own; where it has none left, the model's most likely
-    ones. Sequences are numbered from 0 in order.
+    The prompt is one step; ``decode_tokens`` steps of one token with a cache follow. The tokens fed
+    in decode are the passage's own, and the model's most likely ones where it has none left.
+    Sequences are numbered from 0 in order.
     """
     parts: list[Rows] = []
     for number, passage in enumerate(passages):
@@ -44,13 +42,13 @@ def run_batch(
     prefill_chunk: int = 0,
     eos_token_ids: Collection[int] = (),
 ) -> Rows:
-    """Run passages together; steps and sequences count from 0.
+    """Run passages together as one batch; steps and sequences count from 0.
 
-    Prompts of different lengths are padded, on the left, or behind an encoder on the right.
-    ``prefill_chunk`` cuts prompts into steps of so many tokens, 0 for one step. The run ends early
-    when every sequence was fed one of ``eos_token_ids``, whose rows are not valid. An
-    encoder-decoder model decodes from its start token: what is fed is that, then the tokens of the
-    passage.
+    Prompts of different lengths are padded on the left, those of an encoder on the right.
+    ``prefill_chunk`` cuts prompts into steps of so many tokens; 0 means one step. The run ends when
+    every sequence has been fed one of ``eos_token_ids``, even before ``decode_tokens`` steps; rows
+    of these tokens are not valid. An encoder-decoder model is fed its start token, then the tokens
+    of the passage. ``keep`` is explained at `RouterHooks`.
     """
     with RouterHooks(layers, eos_token_ids, keep=keep) as hooks, torch.no_grad():
         run = decoder_of(model, passages)
@@ -64,9 +62,7 @@ def run_batch(
 
 
 def decoder_of(model: Any, passages: Sequence[Passage]) -> Decoder:
-    """A batch at the beginning of its way: ``prefill``, then ``step`` with ``next_tokens`` again
-    and again.
-    """
+    """A batch that is ready to run: call ``prefill``, then ``step`` with ``next_tokens``."""
     return (
         EncoderDecoder(model, passages)
         if model.config.is_encoder_decoder
@@ -75,7 +71,7 @@ def decoder_of(model: Any, passages: Sequence[Passage]) -> Decoder:
 
 
 class Decoder:
-    """A batch on its way through a decoder."""
+    """A batch of passages that a decoder-only model runs step by step."""
 
     behind_start = 0
 
@@ -128,9 +124,9 @@ class Decoder:
             )
 
     def next_tokens(self, index: int | Sequence[int]) -> torch.Tensor:
-        """What is fed next, [B]: the passages' own tokens, or the model's most likely ones.
+        """The tokens to feed next, [B]: the passages' own, or the model's most likely ones.
 
-        ``index``: how many tokens were fed after the prompt, to every row or to each.
+        ``index``: how many tokens were fed after the prompt: one number for all rows, or one each.
         """
         fed = [index] * len(self.passages) if isinstance(index, int) else index
         places = [count - self.behind_start for count in fed]
@@ -157,9 +153,7 @@ class Decoder:
 
 
 class EncoderDecoder(Decoder):
-    """A batch whose prompts an encoder reads, and whose tokens a decoder makes from its start
-    token.
-    """
+    """A batch whose prompts an encoder reads; its decoder begins with the model's start token."""
 
     behind_start = 1
 
@@ -196,7 +190,7 @@ class EncoderDecoder(Decoder):
 
 
 def end_tokens(model: Any) -> tuple[int, ...]:
-    """The token ids that end a text, as the model's generation settings say."""
+    """The token ids that end a text, from the model's generation settings or configuration."""
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if stated is None:
         stated = getattr(model.config, "eos_token_id", None)

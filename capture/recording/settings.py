@@ -20,8 +20,9 @@ DEFAULT_LOOKAHEAD, DEFAULT_SPARSITIES = 3, (0.5, 0.8, 0.9)
 
 
 class SettingError(ValueError):
-    """An argument that is unknown, malformed or out of range; the message says which and what is
-    allowed.
+    """An argument is unknown, malformed or out of range.
+
+    The message says which one, and what is allowed.
     """
 
 
@@ -29,29 +30,38 @@ class SettingError(ValueError):
 class Settings:
     """What to capture and how.
 
-    ``model`` is a directory or a hub id; remote code runs only with ``trust_remote_code``.
-    ``prompts`` is a file or the name of a bundled set. ``sequences`` are taken from it in file
-    order, half of each split. ``prompt_tokens`` is a range (both ends included) from which each
-    sequence's prompt length is drawn with ``seed``. After the prompt, ``decode_tokens`` follow one
-    by one with a KV cache: the document's own text (``continuation=document``) or the model's
-    (``greedy``), which ends at its end-of-text token; with ``chat=auto`` a prompt for the latter is
-    put into the tokenizer's chat template, if it has one. ``batch`` sequences run together;
-    ``prefill_chunk`` cuts prompts into steps of so many tokens, 0 for one step. ``prefill=counts``
-    keeps of a prompt only how many of its tokens chose each expert at each site, and with what
-    weight together (`sim.traces.prefill`).
+    None means: whatever this model allows; the trace says what was left out and why. A stated value
+    that the model does not allow is refused.
 
-    None means: whatever this model allows, and the trace says what was left out and why; a stated
-    value that the model does not allow is refused. ``lookahead`` is the depth in sites (0 for none)
-    of scores fed with what is seen at ``lookahead_position``, by ``norms``; of prompts
-    ``prefill_lookahead`` keeps what their rows are forecast to choose together (``counts``, see
-    `sim.traces.forecasts`), every row's scores (``rows``, as large as those of decoded rows), or
-    nothing (``no``). ``sparsities`` are those of the activation shares (none for no measurement
-    inside experts). ``hidden_sequences`` of each split also keep gate inputs and channel masks, of
-    ``hidden_share`` of their decode rows, gate inputs as ``hidden_dtype``.
+    What runs:
 
-    ``*_step`` are the fixed-point steps to which stored values are rounded; ``weights_step`` and
-    ``logits_step`` 0 store exact float32. ``threads`` is for the CPU, 0 for torch's own choice; a
-    tiny model is fastest with 1.
+    - ``model``: a directory or a hub id. Remote code runs only with ``trust_remote_code``.
+    - ``prompts``: a file or the name of a bundled set. ``sequences`` are taken from it in file
+      order, half of each split.
+    - ``prompt_tokens``: the range (both ends included) from which each sequence's prompt length is
+      drawn with ``seed``.
+    - ``decode_tokens``: tokens that follow the prompt one by one with a KV cache.
+      ``continuation=document`` feeds the document's own text; ``greedy`` feeds the model's own
+      text, which ends at its end-of-text token. With ``chat=auto`` a prompt for ``greedy`` is put
+      into the tokenizer's chat template, if there is one.
+    - ``batch``: sequences that run together. ``prefill_chunk`` cuts prompts into steps of so many
+      tokens; 0 means one step.
+    - ``threads``: of the CPU, 0 for torch's own choice; a tiny model is fastest with 1.
+
+    What is kept:
+
+    - ``prefill``: ``rows`` keeps every row of a prompt. ``counts`` keeps only how many of its
+      tokens chose each expert at each site, and the sum of their weights (`sim.traces.prefill`).
+    - ``lookahead``: how many sites ahead scores reach, 0 for no scores. They are computed from what
+      is seen at ``lookahead_position``, by ``norms``.
+    - ``prefill_lookahead``: of prompts ``counts`` keeps what their rows are forecast to choose
+      together (`sim.traces.forecasts`), ``rows`` every row's scores (as large as those of decoded
+      rows), ``no`` nothing.
+    - ``sparsities``: those of the activation shares; none for no measurement inside experts.
+    - ``hidden_sequences``: how many sequences of each split also keep gate inputs (as
+      ``hidden_dtype``) and channel masks, of ``hidden_share`` of their decode rows.
+    - ``*_step``: the fixed-point steps to which stored values are rounded. 0 for ``weights_step``
+      or ``logits_step`` stores exact float32.
     """
 
     model: str

@@ -1,9 +1,8 @@
-"""The directory in which an unfinished capture lies, so that it can be killed at any time and go
-on.
+"""The directory of an unfinished capture, from which a killed capture is continued.
 
-Each shard is one file of tensors with a few facts, written beside its place and renamed: it is
-there whole, or not at all. ``run.json`` says what is being captured; another run is not continued
-by mistake.
+Each shard is a file of tensors with a few facts. It is written under another name and then renamed,
+so it is there whole or not at all. ``run.json`` says what is being captured, so that no other
+capture is continued by mistake.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ RUN_FILE = "run.json"
 
 
 class Shards:
-    """Shards of the capture that ends in ``output_dir``; they lie beside it until it is complete.
+    """The shards of the capture into ``output_dir``, in a hidden directory beside it.
 
     ``identity`` is everything that decides what is recorded. Raise `CaptureError` if the directory
-    holds the shards of a run with another identity.
+    holds the shards of a capture with another identity.
     """
 
     def __init__(self, output_dir: Path, identity: Mapping[str, Any]) -> None:
@@ -62,20 +61,21 @@ class Shards:
     def save(
         self, name: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
     ) -> None:
-        """Write a shard; after this call it survives the death of the process."""
+        """Write a shard; after this call it survives even if the process is killed."""
         whole = {key: values.contiguous() for key, values in tensors.items()}
         content = safetensors.torch.save(whole, metadata={"facts": json.dumps(facts)})
         self._replace(self._place(name), content)
 
     def site(self, name: str, key: str, site: int) -> torch.Tensor | None:
-        """One site's part of a tensor [N, S, ..] of a shard, read alone; None if the shard has
-        no such tensor.
+        """One site's part [N, ..] of a tensor [N, S, ..]; None if the shard has no such tensor.
+
+        No more than this part is read.
         """
         with self._opened(name) as shard:
             return shard.get_slice(key)[:, site] if key in shard.keys() else None  # noqa: SIM118
 
     def rows(self, name: str, key: str, begin: int, end: int) -> torch.Tensor:
-        """Rows of a tensor of a shard, read alone."""
+        """Rows ``begin`` to ``end`` of a tensor of a shard; no more than these are read."""
         with self._opened(name) as shard:
             return shard.get_slice(key)[begin:end]  # type: ignore[no-any-return]
 
@@ -92,7 +92,7 @@ class Shards:
             return json.loads(shard.metadata()["facts"])  # type: ignore[no-any-return]
 
     def remove(self) -> None:
-        """The capture is complete."""
+        """Delete all shards, once the capture is complete."""
         shutil.rmtree(self.directory)
 
     def _opened(self, name: str) -> Any:

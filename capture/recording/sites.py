@@ -1,6 +1,4 @@
-"""What is known of a site only when all sequences have run: its rule, its thresholds, what
-rounding does to it.
-"""
+"""Measures of a site that need all sequences: its rule, its thresholds, the effects of rounding."""
 
 from __future__ import annotations
 
@@ -25,8 +23,10 @@ from sim.traces.trace import DECODE
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The token columns of all units, [N], and where each unit's rows begin (one entry more than
-    units).
+    """The token columns [N] of all units.
+
+    ``begins`` has the first row of each unit, and N last. ``kept`` rows keep their gate inputs in
+    the trace. ``inputs`` are the numbers of the rows whose inputs were recorded.
     """
 
     units: tuple[str, ...]
@@ -40,12 +40,12 @@ class Tokens:
 
     @property
     def decode(self) -> Array:
-        """Decoded rows of real tokens."""
+        """Which rows are decoded real tokens, bool [N]."""
         return np.asarray(self.valid & (self.phase == DECODE))
 
 
 def load_tokens(shards: Shards, units: Sequence[str]) -> Tokens:
-    """The token columns of recorded units; ``inputs`` are the rows whose inputs were kept."""
+    """The token columns of recorded units, read from their shards."""
     columns: dict[str, list[Array]] = {
         name: [] for name in ("phase", "sequence", "token", "valid", "kept")
     }
@@ -63,8 +63,12 @@ def load_tokens(shards: Shards, units: Sequence[str]) -> Tokens:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """Of one site. ``changed`` counts, by column, selections that rounding changes, and of how
-    many.
+    """What was found out about one site.
+
+    ``rule``, ``match``, ``weight_error`` and ``by_token`` are those of `Fit`. ``reordered`` counts
+    rows whose need order the rounding of weights changes, ``null_choices`` choices that were
+    dropped or of null experts. ``changed`` has, by column, how many selections rounding changes,
+    and of how many.
     """
 
     rule: dict[str, Any] | None
@@ -84,7 +88,7 @@ class SiteFacts:
 
 
 def site_name(site: int) -> str:
-    """The shard of a site."""
+    """The name of a site's shard."""
     return f"site_{site:05d}"
 
 
@@ -96,11 +100,11 @@ def measure_site(
     fit_sequences: Sequence[int],
     shards: Shards,
 ) -> None:
-    """Work out a site's facts, and what is inside its experts, and save both as a shard.
+    """Work out a site's facts and measure inside its experts, and save both as a shard.
 
     The shard has ``norms`` [D, K] and ``shares`` [D, K, P] over all decode rows, ``thresholds`` [E,
-    P] and, over the kept rows, ``mask_planes``; where nothing inside the experts can be measured
-    they are NaN, and masks of nothing.
+    P] and, over the kept rows, ``mask_planes``. Where nothing inside the experts can be measured
+    values are NaN and masks name no channel.
     """
     site = layer.site
     ids, weights = (_gathered(shards, tokens, name, site) for name in ("ids", "weights"))
@@ -170,7 +174,7 @@ def _extras(
 
 
 def _visited(tokens: Tokens, ids: Array) -> Array:
-    """Real rows that chose at least one expert here."""
+    """Which rows are real tokens that chose at least one expert at this site."""
     return np.asarray(tokens.valid & (ids >= 0).any(-1))
 
 
@@ -184,8 +188,9 @@ def _fitted(
     settings: Settings,
     shards: Shards,
 ) -> tuple[Fit, dict[str, tuple[int, int]]]:
-    """The rule, and what rounding logits and lookahead scores to their steps does to its
-    selections.
+    """The fitted rule, and how many of its selections the rounding of each column changes.
+
+    The columns are the logits and the lookahead scores, rounded to their steps.
     """
     own = tokens.valid & np.isfinite(logits).all(-1)
     fit = fit_site(layer, logits[own], ids[own], weights[own], tokens.token[own])
@@ -237,8 +242,9 @@ def _changed(rule: RoutingRule, scores: Array, step: float, top_k: int) -> tuple
 
 
 def _reordered(ids: Array, weights: Array, step: float) -> int:
-    """Rows whose need order (descending weight, then id) changes when weights are rounded to
-    ``step``.
+    """How many rows change their need order when weights are rounded to ``step``.
+
+    The need order is descending weight, then ascending id.
     """
 
     def order(values: Array) -> Array:
@@ -260,7 +266,7 @@ def facts_of(shards: Shards, sites: int) -> list[SiteFacts]:
 
 
 def told_of(facts: Sequence[SiteFacts]) -> dict[str, str | int | float]:
-    """What the provenance of a trace says of its sites together."""
+    """The entries of a trace's provenance that concern all of its sites together."""
     told: dict[str, str | int | float] = {}
     for column in sorted({column for item in facts for column in item.changed}):
         counts = [item.changed[column] for item in facts if column in item.changed]

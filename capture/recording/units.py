@@ -1,4 +1,7 @@
-"""A unit of a capture is a batch of sequences that run together: it is recorded whole, or again."""
+"""The units of a capture: batches of sequences that run together.
+
+A unit is recorded whole. If the capture is killed meanwhile the unit is recorded again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from sim.traces.trace import DECODE
 
 @dataclass(frozen=True)
 class Unit:
-    """Passages ``first``.. in order; the sequence numbers are theirs."""
+    """Consecutive passages of a capture; ``first`` is the sequence number of the first."""
 
     number: int
     first: int
@@ -60,11 +63,15 @@ def record_unit(
     hidden: Sequence[int],
     shards: Shards,
 ) -> None:
-    """Run a unit and save what was recorded.
+    """Run a unit and save what was recorded as a shard.
 
-    The shard holds the columns over its N rows (steps counted from 0), lookahead over the rows that
-    `scored_rows` names, that of prompts to be counted (``prompt_lookahead_NORM``) over their rows,
-    ``kept`` [N] (whose gate inputs belong to the trace), and inputs over the rows ``input_rows``.
+    The shard holds:
+
+    - the columns over the unit's N rows, with steps counted from 0;
+    - ``lookahead_NORM`` over the rows that `scored_rows` selects;
+    - ``prompt_lookahead_NORM`` over the prompts' rows, where forecasts of prompts are counted;
+    - ``kept`` bool [N]: the rows whose gate inputs the trace will keep;
+    - ``gate_in`` and ``expert_in`` over the rows whose numbers are ``input_rows``.
     """
     rows = run_batch(
         model,
@@ -109,18 +116,16 @@ def record_unit(
 
 
 def scored_rows(phase: Array, valid: Array, settings: Settings) -> Array:
-    """Of rows [N] those whose lookahead scores the trace keeps: decoded ones, or all that are
-    real tokens.
-    """
+    """Which rows [N] keep lookahead scores in the trace: decoded ones, or all real tokens."""
     return np.asarray(valid & ((phase == DECODE) | (settings.prefill_lookahead == "rows")))
 
 
 def prompt_rows(phase: Array, valid: Array) -> Array:
-    """Of rows [N] the real tokens of prompts."""
+    """Which rows [N] are real tokens of prompts."""
     return np.asarray(valid & (phase != DECODE))
 
 
 def _sampled(unit: Unit, count: int, settings: Settings) -> Array:
-    """A share of the rows, drawn anew for each unit from the seed and its number."""
+    """A random ``hidden_share`` of the rows, drawn from the seed and the unit's number."""
     generator = np.random.default_rng([settings.seed, unit.number])
     return generator.random(count) < settings.hidden_share

@@ -1,1 +1,1 @@
-"""Statistics of gates: computed from traces or models, beside what papers print."""
+"""Statistics of gates, computed from traces or from models and shown beside published values."""

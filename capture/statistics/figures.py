@@ -1,5 +1,6 @@
-"""Figures of the statistics of one or more traces, a colour a trace; a file is left out where
-nothing serves it.
+"""Draws the statistics of one or more traces as figures, with one colour for each trace.
+
+A figure without any table is left out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ STYLES = {"raw": "-", "renormed": "--"}
 
 
 def draw(output_dir: Path, tables: Tables, experts: Experts) -> list[Path]:
-    """Write every figure that the tables serve; ``experts`` by trace, whose order gives the
-    colours.
+    """Write every figure for which there is a table; returns the files.
+
+    ``experts`` has the number of experts of each trace; its order decides the colours.
     """
     colours = dict(
         zip(experts, plt.get_cmap("tab10").colors * (1 + len(experts) // 10), strict=False)
@@ -55,7 +57,7 @@ def draw(output_dir: Path, tables: Tables, experts: Experts) -> list[Path]:
             for axis, (panel, table) in zip(axes[0], there, strict=True):
                 panel(axis, tables[table], experts, colours)
                 axis.margins(x=0.02)
-            # Long names of traces would cover the panels.
+            # The legend stands below the panels: long names of traces would cover them.
             handles = {
                 label: handle
                 for axis in axes[0]
@@ -78,14 +80,17 @@ def draw(output_dir: Path, tables: Tables, experts: Experts) -> list[Path]:
 
 
 def by_trace(table: pl.DataFrame, **where: object) -> Iterator[tuple[str, pl.DataFrame]]:
-    """(trace, its rows with these values), in the table's order, without empty ones."""
+    """Each trace and its rows with these values, in the table's order; traces without are left out.
+
+    ``where`` has the values by column.
+    """
     chosen = table.filter(**where) if where else table
     for (trace,), rows in chosen.group_by("trace", maintain_order=True):
         yield str(trace), rows
 
 
 def over_sites(rows: pl.DataFrame, axis: str, column: str = "value") -> tuple[Any, Any, Any, Any]:
-    """Axis, mean, and the 10 and 90 % quantiles over sites of a column."""
+    """Values of the axis, and the mean and 10 and 90 % quantiles of a column over sites."""
     value = pl.col(column)
     of = rows.group_by(axis).agg(
         value.mean().alias("mean"),
@@ -107,7 +112,7 @@ def _band(
 
 
 def _printed(axis: Any, measure: str) -> None:
-    """A line where a paper prints one number for the panel."""
+    """Draw a line at the published value of a measure."""
     published = PUBLISHED[measure]
     axis.axhline(
         float(published.value), color="black", linewidth=0.9, linestyle="-.", label=published.source
@@ -416,4 +421,4 @@ FIGURES: Mapping[
     ),
     "activations": ((_concentration, _active), ("up_concentration", "up_concentration")),
 }
-"""By file name: the panels, and the table of each."""
+"""By file name: the panels of the figure, and the table that each panel needs."""

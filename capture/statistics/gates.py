@@ -1,6 +1,4 @@
-"""What gates see, say and weigh: similarity of inputs, lookahead, entropy, weights against
-outputs, activations.
-"""
+"""Statistics of gates: similarity of inputs, lookahead, entropy, weights, activations."""
 
 from __future__ import annotations
 
@@ -21,17 +19,19 @@ from sim.traces.routing import RoutingRule
 
 DISTANCES = (1, 2, 3)
 HIGH_UP_TO, LOW_UP_TO = 0.6, 0.9
-"""HOBBIT's T1 and T2 for Mixtral-8x7B: scores up to T1 load high precision, up to T2 low, above
-are skipped.
+"""HOBBIT's T1 and T2 for Mixtral-8x7B.
+
+Experts with a score up to T1 are loaded at high precision, up to T2 at low precision; others are
+skipped.
 """
 
 
 def input_cosine(sample: Sample) -> pl.DataFrame:
-    """``value``: mean cosine of the gate inputs of a site and the site ``distance`` further on; 5
-    and 95 % quantiles.
+    """Mean cosine (``value``) of the gate inputs of a site and of the site ``distance`` later.
 
-    From the kept hidden states (decoded rows of some sequences). The source is Fate's position 2 of
-    table 1; FloE's figure 4 is of the hidden states before a layer, which are more alike.
+    ``low`` and ``high`` are the 5 and 95 % quantiles. Computed from the kept gate inputs, which are
+    decoded rows of some sequences. Source: Fate, table 1, position 2. FloE's figure 4 shows the
+    hidden states before a layer, which are more alike.
     """
     inputs = np.concatenate([tensors["gate_in"] for tensors in read_safetensors(sample, "hidden/")])
     vectors = inputs.astype(np.float32)
@@ -58,13 +58,17 @@ def input_cosine(sample: Sample) -> pl.DataFrame:
 
 
 def lookahead_recall(sample: Sample) -> pl.DataFrame:
-    """How well ``site``'s input, fed to the router ``ahead`` sites on, tells what that one selects.
+    """How well a site's input, fed to the router ``ahead`` sites later, forecasts its selection.
 
-    ``measure`` `top1`: the share of rows whose best forecast is among the experts selected
-    (HOBBIT's top-1 accuracy); `topk`: the share of the selections that are among as many forecasts
-    (Fate table 1); `quarter`: among a quarter of the experts, at least the top-k (Fate's 75th
-    percentile). Forecasts are what the target's rule selects from the recorded scores. ``position``
-    and ``norm`` are those of the recording.
+    The forecast is what the target's rule selects from the recorded scores. ``measure``:
+
+    - `top1`: share of rows whose best forecast is among the selected experts (HOBBIT's top-1
+      accuracy).
+    - `topk`: share of the selections that are among as many forecasts (Fate, table 1).
+    - `quarter`: share of the selections that are among the best quarter of the experts, at least
+      the top-k (Fate's 75th percentile).
+
+    ``position`` and ``norm`` are those of the recording.
     """
     recorded = sample.header.lookahead
     if recorded is None or not sample.trace.lookahead:
@@ -106,8 +110,9 @@ def lookahead_recall(sample: Sample) -> pl.DataFrame:
 def _recalls(
     rule: RoutingRule, scores: Floats, used: Ints, top_k: int, quarter: int
 ) -> dict[str, tuple[float, float]]:
-    """(value, experts named) by measure; without `quarter` where the rule's groups hold fewer
-    experts.
+    """By measure: the value, and the number of experts that chance is computed from.
+
+    `quarter` is missing where the rule's groups hold fewer experts than a quarter.
     """
     member = membership(used, scores.shape[-1])
     some = member.sum(-1)
@@ -126,10 +131,11 @@ def _recalls(
 
 
 def router_entropy(sample: Sample) -> pl.DataFrame:
-    """``value``: the mean entropy of a router's distribution over all experts, as a share of log2 E
-    (1: even); ``top``: the mean of its largest probability.
+    """How decided a router is.
 
-    Source: Fang et al., Fate, figure 8: nearly even in shallow layers, decided in deep ones.
+    ``value``: mean entropy of the router's distribution over all experts, as a share of log2 E (1
+    is even). ``top``: mean of its largest probability. Source: Fang et al., Fate, figure 8, where
+    shallow layers are nearly even and deep layers decided.
     """
     logits = sample.trace.logits
     if logits is None:
@@ -155,7 +161,7 @@ def router_entropy(sample: Sample) -> pl.DataFrame:
 
 
 def _distribution(logits: Floats, score: str) -> Floats:
-    """Scores as a router's rule makes them of logits, divided by their sum."""
+    """The scores that a rule makes of logits, divided by their sum."""
     if score == "sigmoid":
         positive = 1 / (1 + np.exp(-logits))
     elif score == "sqrtsoftplus":
@@ -166,13 +172,16 @@ def _distribution(logits: Floats, score: str) -> Floats:
 
 
 def weight_norms(sample: Sample) -> pl.DataFrame:
-    """Pearson correlation, over all selections of a site, of a gate weight and an expert's output
-    norm.
+    """Pearson correlation of gate weights and experts' output norms over a site's selections.
 
-    ``kind`` `weighted`: the norm of the weighted output, HOBBIT's |G E| against |G|; `shares`: both
-    as shares of their token's sum; `output`: the norm before weighting, which says whether large
-    weights go with large outputs. Source: Tang et al., HOBBIT, figure 5a (0.99, "after
-    normalizing", Mixtral-8x7B).
+    ``kind``:
+
+    - `weighted`: with the norm of the weighted output, HOBBIT's |G E| against |G|.
+    - `shares`: the same, both as shares of their token's sum.
+    - `output`: with the norm before weighting; it shows whether large weights go with large
+      outputs.
+
+    Source: Tang et al., HOBBIT, figure 5a (0.99, "after normalizing", Mixtral-8x7B).
     """
     norms = sample.trace.expert_norms
     if norms is None:
@@ -213,16 +222,17 @@ def _shares(values: Floats) -> Floats:
 
 
 def pearson(one: Floats, other: Floats) -> float | None:
-    """None where one of them does not vary."""
+    """Pearson correlation; None where one of the two does not vary."""
     if len(one) < 2 or not one.std() or not other.std():
         return None
     return float(np.corrcoef(one, other)[0, 1])
 
 
 def score_shares(sample: Sample) -> pl.DataFrame:
-    """Shares of the selections of each site by HOBBIT's score: the weight, over the sum of the
-    selected, of those ranked above; 0 for the first. ``class``: `high` (score <= 0.6), `low` (<=
-    0.9), `skip` (above).
+    """Shares of each site's selections by class of HOBBIT's score.
+
+    A selection's score is the share of its token's weight that the selections ranked above it have;
+    0 for the first. ``class``: `high` (score <= 0.6), `low` (<= 0.9) or `skip` (above).
 
     Source: Tang et al., HOBBIT, equation 2 and figure 5b; the thresholds are Mixtral-8x7B's.
     """
@@ -236,24 +246,29 @@ def score_shares(sample: Sample) -> pl.DataFrame:
 
 
 def selection_scores(ids: Ints, weights: Floats) -> Floats:
-    """The score of every selection of ``ids`` [N, K] that is one, flat; equal weights by
-    ascending id.
+    """The scores of the selections ``ids`` [N, K], flat and without those of -1.
+
+    Selections are ranked by weight; equal weights by ascending id.
     """
     order = np.lexsort((ids, -weights, ids < 0), axis=-1)
     ranked = np.take_along_axis(weights, order, -1).astype(np.float64)
     shares = _shares(ranked)
     scores = np.cumsum(shares, -1) - shares
-    # Rounding must not decide about the first, nor push a sum of shares above 1.
+    # The first score is 0 exactly, whatever rounding made of it.
     scores[:, 0] = 0.0
     return np.asarray(scores[np.take_along_axis(ids, order, -1) >= 0])
 
 
 def up_concentration(sample: Sample) -> pl.DataFrame:
-    """How many channels of |x W_up| are near 0: ``value`` is the threshold below which a
-    ``sparsity`` share of them lies, over that of the largest sparsity, mean over experts;
-    ``gaussian`` the same of a normal distribution. Below it: more concentrated around 0 than a
-    Gaussian. ``active``: the mean share of channels at or above the threshold in these rows, with
-    the 5 and 95 % quantiles over selections; 1 - sparsity on the rows that it was fitted on.
+    """How concentrated |x W_up| is around 0, by site and sparsity.
+
+    - ``value``: the threshold below which a ``sparsity`` share of the channels lies (mean over
+      experts), divided by the threshold of the largest sparsity.
+    - ``gaussian``: the same for a normal distribution. A smaller ``value`` means more concentrated
+      around 0 than a Gaussian.
+    - ``active``: mean share of channels at or above the threshold in these rows; ``low`` and
+      ``high`` are the 5 and 95 % quantiles over selections. On the rows of the fit it is 1 -
+      sparsity.
 
     Source: Zhou et al., FloE, figure 2 (many activations near zero) and section 4.1 (thresholds).
     """

@@ -1,6 +1,4 @@
-"""All gating statistics of a model in one list, each with its chance value and what a paper
-prints for it.
-"""
+"""The gating statistics of a model as one list, each with its chance and its published value."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ from capture.statistics.published import PUBLISHED, Published
 
 @dataclass(frozen=True)
 class Statistic:
-    """A row of the report; ``chance`` is the value of experts drawn uniformly, or of a Gaussian."""
+    """A row of the report; ``chance`` is the value for uniformly drawn experts or a Gaussian."""
 
     name: str
     value: float
@@ -51,8 +49,10 @@ FEWEST_LAYERS = 4
 
 
 def report(gating: Gating, cache_shares: tuple[float, ...] = (0.25, 0.5)) -> list[Statistic]:
-    """All statistics as means over layers, in the order of the report; raises ValueError below
-    FEWEST_LAYERS.
+    """All statistics as means over layers, in the order of the report.
+
+    ``cache_shares``: the sizes of the LRU caches, as shares of a layer's experts. Raises ValueError
+    below FEWEST_LAYERS layers.
     """
     num_layers = gating.logits.shape[2]
     if num_layers < FEWEST_LAYERS:
@@ -69,11 +69,11 @@ def report(gating: Gating, cache_shares: tuple[float, ...] = (0.25, 0.5)) -> lis
 
 
 def prediction_rows(gating: Gating) -> list[Statistic]:
-    """Similarity of layers and prediction of later ones."""
+    """Similarity of neighbouring layers, and prediction of later layers."""
     num_experts, top_k = gating.num_experts, gating.top_k
     ahead = {distance: lookahead_logits(gating, distance) for distance in (1, 2, 3)}
     renormed = lookahead_logits(gating, 1, renormed=True)
-    # The quarter of the experts that lies above the 75th percentile; never fewer than are used.
+    # A quarter of the experts lies above the 75th percentile; never fewer than a token uses.
     quarter = max(top_k, round(num_experts / 4))
     rows = [
         Statistic("cos of gate inputs, l and l+1", layer_cosine(gating.gate_inputs).mean()),
@@ -108,11 +108,11 @@ def prediction_rows(gating: Gating) -> list[Statistic]:
 
 
 def locality_rows(gating: Gating) -> list[Statistic]:
-    """Reuse from token to token, popularity."""
+    """Reuse from token to token, and popularity."""
     num_experts, top_k = gating.num_experts, gating.top_k
     reused, repeated = any_reused(gating.experts), first_choice_repeated(gating.experts)
     chance = chance_any_reused(num_experts, top_k)
-    # Mixtral's table 5 has layers 0, 15 and 31 of 32.
+    # Table 5 of the Mixtral paper has layers 0, 15 and 31 of 32.
     places = {"first layer": 0, "middle layer": (len(reused) - 1) // 2, "last layer": -1}
     return [
         Statistic(
@@ -133,7 +133,7 @@ def locality_rows(gating: Gating) -> list[Statistic]:
 
 
 def weight_rows(gating: Gating) -> list[Statistic]:
-    """Gate weights, expert outputs, activations."""
+    """Gate weights, outputs of experts, and activations."""
     norms = gating.output_norms
     rows = [
         Statistic(
@@ -141,7 +141,7 @@ def weight_rows(gating: Gating) -> list[Statistic]:
             weight_output_correlation(gating.weights, norms).mean(),
         )
     ]
-    # An only choice has all of the weight, of every token.
+    # With one choice a token its share of the weight is always 1.
     if gating.top_k > 1:
         high, low, skipped = score_split(gating.weights)
         of_shares = relative_weight_output_correlation(gating.weights, norms)
@@ -160,7 +160,7 @@ def weight_rows(gating: Gating) -> list[Statistic]:
 
 
 def path_and_cache_rows(gating: Gating, cache_shares: tuple[float, ...]) -> list[Statistic]:
-    """Concentration of paths, and the hit rate of LRU with a share of each layer's experts."""
+    """Concentration of paths, and hit rates of LRU with some of each layer's experts."""
     num_experts = gating.num_experts
     rows = [
         Statistic(

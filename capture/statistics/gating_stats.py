@@ -1,10 +1,10 @@
 """Gating statistics of a model: what its routers see and choose, in the numbers that papers report.
 
-One function per statistic, numpy only. Axes of the arrays, always in this order:
+There is one function for each statistic, with numpy only. Axes of the arrays, always in this order:
 
     S sequence   T token   L layer   E expert   K chosen expert, by falling weight   H hidden
 
-Statistics "by layer" return one value for each layer, or for each source layer of a pair (l, l +
+Statistics "by layer" return one value for each layer, or for each source layer l of a pair (l, l +
 distance).
 """
 
@@ -28,11 +28,14 @@ Booleans = npt.NDArray[np.bool_]
 class Gating:
     """What was captured of a model's gates.
 
-    ``gate_inputs`` [S, T, L, H] after the norm, ``layer_inputs`` [S, T, L, H] the residual stream
-    before each layer, ``logits`` [S, T, L, E], ``experts`` and ``weights`` [S, T, L, K] as the
-    model used them, ``output_norms`` [S, T, L, K] of the experts' outputs before weighting,
-    ``routers`` [L, E, H], ``norm_gains`` [L, H] of the norms before the gates, ``up_projections`` a
-    sample of x W_up as a vector.
+    - ``gate_inputs`` [S, T, L, H]: after the norm.
+    - ``layer_inputs`` [S, T, L, H]: the residual stream before each layer.
+    - ``logits`` [S, T, L, E].
+    - ``experts``, ``weights`` [S, T, L, K]: as the model used them.
+    - ``output_norms`` [S, T, L, K]: of the experts' outputs before weighting.
+    - ``routers`` [L, E, H]: weights of the routers.
+    - ``norm_gains`` [L, H]: of the norms before the gates.
+    - ``up_projections``: a sample of x W_up, as a vector.
     """
 
     gate_inputs: Floats
@@ -54,13 +57,11 @@ class Gating:
         return int(self.logits.shape[-1])
 
 
-# Similarity of what the gates see
+# Similarity of the gates' inputs
 
 
 def layer_cosine(inputs: Floats, distance: int = 1) -> Floats:
-    """Mean cosine of the inputs [S, T, L, H] of layers l and l + ``distance``, by source layer
-    [L - distance].
-    """
+    """Mean cosine of the inputs [S, T, L, H] of layers l and l + ``distance``, [L - distance]."""
     here, there = inputs[:, :, :-distance], inputs[:, :, distance:]
     product = (here * there).sum(-1)
     return np.asarray(
@@ -68,14 +69,13 @@ def layer_cosine(inputs: Floats, distance: int = 1) -> Floats:
     )
 
 
-# Prediction of later layers, nothing trained
+# Prediction of later layers, without training
 
 
 def lookahead_logits(gating: Gating, distance: int, renormed: bool = False) -> Floats:
-    """Logits [S, T, L - distance, E] of layer l + ``distance``'s gate applied to layer l's gate
-    input.
+    """Logits [S, T, L - distance, E] of the gate of layer l + ``distance`` on layer l's gate input.
 
-    ``renormed`` exchanges layer l's norm gain for that of layer l + ``distance`` first.
+    ``renormed`` first replaces layer l's norm gain by that of layer l + ``distance``.
     """
     source = gating.gate_inputs[:, :, :-distance]
     if renormed:
@@ -86,8 +86,8 @@ def lookahead_logits(gating: Gating, distance: int, renormed: bool = False) -> F
 def top1_prediction_accuracy(predicted_logits: Floats, experts: Integers) -> Floats:
     """Share of tokens whose best predicted expert is among the experts used, by layer.
 
-    ``predicted_logits`` [S, T, M, E] belong to the last M layers of ``experts`` [S, T, L, K].
-    HOBBIT's "top-1 expert prediction accuracy" can also be read as ``top1_equality``.
+    ``predicted_logits`` [S, T, M, E] are those of the last M layers of ``experts`` [S, T, L, K].
+    HOBBIT's "top-1 expert prediction accuracy" may instead mean ``top1_equality``.
     """
     used = experts[:, :, -predicted_logits.shape[2] :]
     return np.asarray((used == predicted_logits.argmax(-1)[..., None]).any(-1).mean((0, 1)))
@@ -100,9 +100,9 @@ def top1_equality(predicted_logits: Floats, experts: Integers) -> Floats:
 
 
 def recall_at(predicted_logits: Floats, experts: Integers, num_predicted: int) -> Floats:
-    """Share of the experts used that are among the ``num_predicted`` best predicted ones, by layer.
+    """Share of the experts used that are among the ``num_predicted`` best predicted, by layer.
 
-    With ``num_predicted`` a quarter of the experts this is Fate's prefetch above the 75th
+    With a quarter of the experts as ``num_predicted`` this is Fate's prefetch above the 75th
     percentile.
     """
     used = membership(experts[:, :, -predicted_logits.shape[2] :], predicted_logits.shape[-1])
@@ -121,20 +121,21 @@ def top1_in_next(experts: Integers) -> Floats:
 
 
 def any_reused(experts: Integers) -> Floats:
-    """Share of tokens that use an expert of the token before, by layer. Chance:
-    ``chance_any_reused``.
+    """Share of tokens that use an expert of the token before, by layer.
+
+    Chance: ``chance_any_reused``.
     """
     common = experts[:, 1:, :, :, None] == experts[:, :-1, :, None, :]
     return np.asarray(common.any((-1, -2)).mean((0, 1)))
 
 
 def first_choice_repeated(experts: Integers) -> Floats:
-    """Share of tokens with the first expert of the token before, by layer. Chance: 1 / E."""
+    """Share of tokens with the same first expert as the token before, by layer. Chance: 1 / E."""
     return np.asarray((experts[:, 1:, :, 0] == experts[:, :-1, :, 0]).mean((0, 1)))
 
 
 def chance_any_reused(num_experts: int, top_k: int) -> float:
-    """``any_reused`` of experts drawn uniformly: 0.4643 for 2 of 8, which is HOBBIT's 0.46."""
+    """``any_reused`` for uniformly drawn experts: 0.4643 for 2 of 8, which is HOBBIT's 0.46."""
     return 1 - comb(num_experts - top_k, top_k) / comb(num_experts, top_k)
 
 
@@ -142,28 +143,25 @@ def chance_any_reused(num_experts: int, top_k: int) -> float:
 
 
 def popularity(experts: Integers, num_experts: int) -> Floats:
-    """Share of the uses that each expert has, [L, E]; rows sum to 1."""
+    """Each expert's share of its layer's uses, [L, E]; rows sum to 1."""
     return np.asarray(membership(experts, num_experts).mean((0, 1)) / experts.shape[-1])
 
 
 def popularity_skew(experts: Integers, num_experts: int) -> Floats:
-    """Uses of the most popular expert over the mean of all, by layer; 1 is even, E / K the most
-    that is possible.
+    """Uses of the most popular expert, divided by the mean of all, by layer.
+
+    1 is even, E / K is the largest possible value.
     """
     return np.asarray(popularity(experts, num_experts).max(-1) * num_experts)
 
 
 def unused_share(experts: Integers, num_experts: int) -> Floats:
-    """Share of the experts that no token uses, by layer: dead ones, and those too rare for the
-    sample.
-    """
+    """Share of the experts that no token uses, by layer: dead or too rare for the sample."""
     return np.asarray((popularity(experts, num_experts) == 0).mean(-1))
 
 
 def sequence_preference_bits(experts: Integers, num_experts: int) -> float:
-    """Mean Kullback-Leibler divergence of a sequence's popularity from that of all sequences, in
-    bits.
-    """
+    """Mean Kullback-Leibler divergence of a sequence's popularity from that of all, in bits."""
     of_all = popularity(experts, num_experts)
     of_sequence = membership(experts, num_experts).mean(1) / experts.shape[-1]
     ratio = np.divide(of_sequence, of_all, out=np.ones_like(of_sequence), where=of_sequence > 0)
@@ -178,20 +176,20 @@ def score_split(
 ) -> tuple[float, float, float]:
     """Shares of the chosen experts with score <= T1, in (T1, T2] and > T2.
 
-    An expert's score is the share of gate weight held by the experts ranked above it; first experts
-    have 0. Source: HOBBIT, arXiv:2411.01433, token-level loading; T1 = 0.6, T2 = 0.9 for
-    Mixtral-8x7B.
+    An expert's score is the share of gate weight held by the experts ranked above it; the first has
+    0. Source: HOBBIT, arXiv:2411.01433, token-level loading; T1 = 0.6 and T2 = 0.9 are
+    Mixtral-8x7B's.
     """
     shares = weights / weights.sum(-1, keepdims=True)
     score = np.cumsum(shares, -1) - shares
-    # The first expert's score is exactly 0 in HOBBIT; rounding must not decide.
+    # The first score is 0 exactly, whatever rounding made of it.
     score[..., 0] = 0.0
     low, skip = float((score > low_above).mean()), float((score > skip_above).mean())
     return 1 - low, low - skip, skip
 
 
 def weight_output_correlation(weights: Floats, output_norms: Floats) -> Floats:
-    """Pearson correlation of a gate weight and the norm of the weighted expert output, by layer."""
+    """Pearson correlation of gate weights and norms of the weighted expert outputs, by layer."""
     weighted = weights * output_norms
     return np.array(
         [correlation(weights[:, :, at], weighted[:, :, at]) for at in range(weights.shape[2])]
@@ -199,8 +197,9 @@ def weight_output_correlation(weights: Floats, output_norms: Floats) -> Floats:
 
 
 def relative_weight_output_correlation(weights: Floats, output_norms: Floats) -> float:
-    """The same of shares of a token's weight and shares of its weighted output norms, over all
-    layers.
+    """Pearson correlation over all layers, of shares instead of absolute values.
+
+    They are the shares of a token's weight, and of its weighted output norms.
     """
     weighted = weights * output_norms
     return correlation(
@@ -214,8 +213,8 @@ def relative_weight_output_correlation(weights: Floats, output_norms: Floats) ->
 def path_cover(experts: Integers, num_experts: int, length: int, share: float = 0.2) -> float:
     """Share of tokens on the most frequent ``share`` of the E**length possible first-expert paths.
 
-    A path is the first experts of ``length`` neighbouring layers; mean over the places where it can
-    start.
+    A path is the first experts of ``length`` neighbouring layers. The result is the mean over the
+    layers at which a path can start.
     """
     first = experts[..., 0].reshape(-1, experts.shape[2]).astype(np.int64)
     num_paths = num_experts**length
@@ -231,10 +230,10 @@ def path_cover(experts: Integers, num_experts: int, length: int, share: float = 
 
 
 def whole_path_cover(experts: Integers, share: float = 0.2) -> float:
-    """Share of tokens on the most frequent ``share`` of the occurring first-expert paths through
-    all layers (EdgeMoE).
+    """Share of tokens on the most frequent ``share`` of the first-expert paths that occur.
 
-    Bounded below by ``share``, the value if every token has a path of its own.
+    Paths go through all layers (EdgeMoE). The value is at least ``share``, which it is if every
+    token has a path of its own.
     """
     first = experts[..., 0].reshape(-1, experts.shape[2])
     counts = np.sort(np.unique(first, axis=0, return_counts=True)[1])[::-1]
@@ -242,10 +241,10 @@ def whole_path_cover(experts: Integers, share: float = 0.2) -> float:
 
 
 def lru_hit_rate(experts: Integers, capacity: int, max_tokens: int = 6000) -> Floats:
-    """Hits over uses, by layer, of an LRU cache of ``capacity`` experts for each layer.
+    """Hits over uses of an LRU cache of ``capacity`` experts for each layer, by layer.
 
-    Sequences follow one another, a token's experts by falling weight; the cache starts empty, first
-    uses are misses.
+    Sequences follow one another; a token's experts come by falling weight. The cache starts empty,
+    and first uses are misses. At most ``max_tokens`` tokens are counted.
     """
     flat = experts.reshape(-1, *experts.shape[2:])[:max_tokens]
     rates = []
@@ -265,8 +264,9 @@ def lru_hit_rate(experts: Integers, capacity: int, max_tokens: int = 6000) -> Fl
 
 
 def chance_lru_hit_rate(num_experts: int, top_k: int, capacity: int) -> float:
-    """``lru_hit_rate`` of experts drawn uniformly, below C / E: a token's next expert is not one
-    it has just used.
+    """``lru_hit_rate`` for uniformly drawn experts.
+
+    It is below C / E, since a token's next expert is none that the token has just used.
     """
     return float(np.mean([(capacity - used) / (num_experts - used) for used in range(top_k)]))
 
@@ -275,14 +275,15 @@ def chance_lru_hit_rate(num_experts: int, top_k: int, capacity: int) -> float:
 
 
 def near_zero_share(values: Floats, deviations: float = 0.5) -> float:
-    """Share of values with an absolute value below ``deviations`` standard deviations; Gaussian:
-    0.383 for 0.5.
+    """Share of values with an absolute value below ``deviations`` standard deviations.
+
+    For a Gaussian it is 0.383 at 0.5 deviations.
     """
     return float((np.abs(values) < deviations * values.std()).mean())
 
 
 def excess_kurtosis(values: Floats) -> float:
-    """Fourth standardised moment less 3; Gaussian: 0."""
+    """Fourth standardised moment minus 3; 0 for a Gaussian."""
     centred = values.astype(np.float64) - values.mean()
     return float((centred**4).mean() / (centred**2).mean() ** 2 - 3)
 
@@ -291,7 +292,7 @@ def excess_kurtosis(values: Floats) -> float:
 
 
 def best(logits: Floats, count: int) -> Integers:
-    """Indices of the ``count`` largest logits, largest first; equal ones by index."""
+    """Indices of the ``count`` largest logits, largest first; equal logits by index."""
     return np.argsort(-logits, -1, kind="stable")[..., :count]
 
 

@@ -1,8 +1,7 @@
-"""What earlier layers tell of later ones: coverage of the likeliest experts, and paths through the
-layers.
+"""Statistics of how earlier layers' choices forecast later ones, and of paths through the layers.
 
-Source: Yi et al., EdgeMoE, arXiv:2308.14352, figures 4 and 8. Its models are top-1; here a *path*
-is the expert with the largest weight at each site, and a layer's *key* either that expert (`first`)
+Source: Yi et al., EdgeMoE, arXiv:2308.14352, figures 4 and 8. Its models are top-1. Here a *path*
+is the expert with the largest weight at each site. A layer's *key* is either that expert (`first`)
 or the whole selection (`set`).
 """
 
@@ -21,26 +20,29 @@ from sim.values.units import part_of
 
 KEYS = ("first", "set")
 KNOWN = (0, 1, 2)
-"""Previous layers whose choices are known."""
+"""How many previous layers' choices are known."""
 PATH_SHARE = 0.2
 PATH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PATH_STARTS = 4
 MOST_EVALUATED = 20_000
-"""Rows at which predictions are counted; of more, so many are taken at equal distances."""
+"""Most rows that predictions are evaluated on; of more rows as many, evenly spaced, are taken."""
 
 
 # Coverage of the likeliest experts (EdgeMoE fig. 8)
 
 
 def prior_coverage(sample: Sample) -> pl.DataFrame:
-    """``value``: the share of selections at a site that are among its ``top`` likeliest experts,
-    given the choices of 0, 1 or 2 sites before (``known``). Sites from the third on, so that all
-    three are of the same selections.
+    """How often selections are among the likeliest experts, given the choices of earlier sites.
 
-    Likeliness is counted on the `fit` sequences and used on the `eval` ones (``evaluated`` `held
-    out`); where one of the splits has no rows, both are all rows (`in sample`, which flatters long
-    keys). An expert never seen after a key is ranked as with one site less known; ``seen`` is the
-    share of rows whose key was there in fitting, ``choices`` the mean number of selections a row.
+    ``value`` is the share of a site's selections that are among its ``top`` likeliest experts,
+    given the choices of ``known`` (0, 1 or 2) sites before. Sites count from the third on, so that
+    all three values are of the same selections.
+
+    Likeliness is counted on the `fit` sequences and evaluated on the `eval` ones (``evaluated`` is
+    `held out`). Where one of the splits has no rows, both are all rows (`in sample`, which flatters
+    long keys). An expert never seen after a key is ranked as if one site fewer were known. ``seen``
+    is the share of rows whose key occurred in the fit, ``choices`` the mean number of selections a
+    row.
     """
     if len(sample.sites) < 3:
         raise Unavailable(f"needs 3 sites, the rows visit {len(sample.sites)}")
@@ -85,17 +87,17 @@ def prior_coverage(sample: Sample) -> pl.DataFrame:
 
 
 def _numbered(values: NDArray[Any]) -> Ints:
-    """Distinct values as 0, 1, .. in ascending order."""
+    """The values, replaced by the ranks 0, 1, .. of their distinct values."""
     return np.unique(values, return_inverse=True)[1]
 
 
 def _scores(
     member: Bools, keys: list[Ints], counted: Ints, asked: Ints
 ) -> tuple[list[Floats], list[float]]:
-    """By number of known sites: the likeliness [asked, E] of each expert, and the share of keys
-    seen in fitting.
+    """By number of known sites: each expert's likeliness [asked, E], and the share of seen keys.
 
-    Counts after the key; below 1 in them the order of the shorter key decides.
+    The likeliness is the expert's count after the key, plus less than 1 by the order that the
+    shorter key gives.
     """
     scores: list[Floats] = []
     seen = []
@@ -114,8 +116,9 @@ def _scores(
 
 
 def _hits(scores: Floats, chosen: Ints) -> Floats:
-    """Share of ``chosen`` [R, K] among the 1, 2, .. E best scores of their row, [E]; of equal
-    scores the lower id.
+    """Share of ``chosen`` [R, K] that are among the 1, 2, .. E best scores of their row, [E].
+
+    Equal scores rank by ascending id.
     """
     order = np.argsort(-scores, axis=-1, kind="stable")
     ranks = np.empty_like(order)
@@ -129,13 +132,15 @@ def _hits(scores: Floats, chosen: Ints) -> Floats:
 
 
 def paths(sample: Sample, seed: int = 0) -> pl.DataFrame:
-    """Paths of ``length`` sites from ``site`` on: how many occur (``paths``), ``tokens_per_path``,
-    and ``value``, the share of tokens on the most frequent PATH_SHARE of them.
+    """How concentrated tokens are on few paths, for paths of ``length`` sites from ``site`` on.
 
-    ``control``, ``control_paths``: the same with each site's experts shuffled over the tokens,
-    which keeps every site's popularity and nothing else. Where nearly every token has a path of its
-    own, ``value`` is PATH_SHARE whatever the model does: read it beside ``tokens_per_path`` and the
-    control. Starts are spread over the sites.
+    ``paths`` counts the paths that occur, ``tokens_per_path`` the tokens on each on average.
+    ``value`` is the share of tokens on the most frequent PATH_SHARE of the paths. ``control`` and
+    ``control_paths`` are the same after each site's experts were shuffled over the tokens, which
+    keeps every site's popularity and nothing else.
+
+    Where nearly every token has a path of its own, ``value`` is PATH_SHARE whatever the model does.
+    So read it beside ``tokens_per_path`` and the control. Starts are spread over the sites.
     """
     top = sample.top[:, sample.sites]
     top = top[(top >= 0).all(-1)]
@@ -165,15 +170,16 @@ def paths(sample: Sample, seed: int = 0) -> pl.DataFrame:
 
 
 def _path_counts(top: Ints, start: int) -> Mapping[int, Ints]:
-    """Tokens of each path that occurs, by the path's length; the whole way to the last site is
-    always there.
+    """By length: how many tokens each path that occurs has.
+
+    Lengths are PATH_LENGTHS, and always the length that reaches the last site.
     """
     num_sites = top.shape[1]
     counts: dict[int, Ints] = {}
     code = np.zeros(len(top), np.int64)
     for site in range(start, num_sites):
         length = site - start + 1
-        # Numbered again at every site, so that codes stay small whatever the length.
+        # Codes are renumbered at every site, so that they stay small whatever the length.
         _, code, of_path = np.unique(
             code * (int(top.max()) + 1) + top[:, site], return_inverse=True, return_counts=True
         )
@@ -183,8 +189,6 @@ def _path_counts(top: Ints, start: int) -> Mapping[int, Ints]:
 
 
 def covered(counts: Ints, share: float = PATH_SHARE) -> float:
-    """Share of the tokens on the most frequent ``share`` of the paths that occur, one path at
-    least.
-    """
+    """Share of the tokens on the most frequent ``share`` of the paths, on one path at least."""
     ordered = np.sort(counts)[::-1]
     return float(ordered[: max(1, part_of(len(ordered), share))].sum() / ordered.sum())

@@ -1,6 +1,4 @@
-"""What papers print of gates, each with its place: the numbers are data, in
-``capture/assets/published.json``.
-"""
+"""Statistics of gates as papers print them, read from ``capture/assets/published.json``."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ FILE = ASSETS / "published.json"
 
 @dataclass(frozen=True)
 class Published:
-    """A number as a paper prints it; ``paper`` is a key of PAPERS, ``place`` where it stands
-    there.
-    """
+    """A number as a paper prints it; ``paper`` is a key of PAPERS, ``place`` a table or figure."""
 
     value: str
     paper: str
@@ -30,8 +26,8 @@ class Published:
 
 _CONTENT = json.loads(FILE.read_text(encoding="utf-8"))
 PAPERS: Mapping[str, str] = _CONTENT["papers"]
-# HOBBIT's "theoretical" 0.25 and 0.46 are the values of experts drawn uniformly, 2 of 8: lower
-# bounds, no measurements.
+# HOBBIT's "theoretical" 0.25 and 0.46 are the values for experts drawn uniformly, 2 of 8. They are
+# lower bounds, not measurements.
 PUBLISHED: Mapping[str, Published] = {
     name: Published(**fields) for name, fields in _CONTENT["values"].items()
 }

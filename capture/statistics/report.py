@@ -1,6 +1,4 @@
-"""All statistics of a trace as tables, and each of them in a few numbers beside what papers
-print.
-"""
+"""All statistics of a trace: as tables, and summed up in a few numbers beside published values."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ Compute = Callable[[Sample], pl.DataFrame]
 
 
 def computations(seed: int) -> dict[str, tuple[str | None, Compute]]:
-    """By statistic: the phase of its rows (None: the phase that is asked for), and the function."""
+    """By statistic: the phase of its rows (None: the phase asked for), and its function."""
     return {
         "popularity": (None, popularity),
         "reuse_by_lag": (None, reuse_by_lag),
@@ -60,7 +58,11 @@ STATISTICS = tuple(computations(0))
 
 @dataclass(frozen=True)
 class Report:
-    """The ``tables`` of one trace by statistic, and ``missing``: why the others are not there."""
+    """The statistics of one trace.
+
+    ``tables`` are by statistic; ``missing`` says why the others are not there. ``experts`` counts
+    a site's experts, ``tokens`` the rows.
+    """
 
     name: str
     experts: int
@@ -71,8 +73,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Headline:
-    """One number of a statistic, a mean over sites; ``chance`` is what even draws (or a
-    Gaussian) would give.
+    """One number of a statistic, a mean over sites.
+
+    ``chance`` is the value for evenly drawn experts, or for a Gaussian.
     """
 
     statistic: str
@@ -95,11 +98,11 @@ def report(
     seed: int = 0,
     before: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """The statistics ``only`` of the trace's rows of a phase, each or the reason why it cannot be
-    had.
+    """The statistics named ``only``, of the trace's rows of a phase.
 
-    ``before`` is called with each one's name, for a progress bar. Raise `Unavailable` if there are
-    no such rows at all.
+    Sequences with a flag of ``exclude`` are left out. ``before`` is called with each statistic's
+    name, for a progress bar. A statistic that cannot be computed is in ``missing``, with the
+    reason. Raise `Unavailable` if there are no such rows at all.
     """
     sample = take(trace, phase, exclude, directory)
     tables, missing = {}, {}
@@ -118,7 +121,7 @@ def report(
 
 
 def headlines(of: Report) -> list[Headline]:
-    """Each statistic in a few numbers, in the order of `STATISTICS`."""
+    """A few numbers of each statistic, in the order of `STATISTICS`."""
     rows = []
     for name, table in of.tables.items():
         for measure, value, chance in HEADLINES[name](table, of.experts):
@@ -132,7 +135,7 @@ Numbers = Iterator[tuple[str, Any, Any]]
 
 
 def _mean(table: pl.DataFrame, column: str = "value", **where: object) -> Any:
-    """Mean of the rows where these columns have these values; None without any."""
+    """Mean of a column over the rows with these values in these columns; None without rows."""
     return table.filter(**where)[column].mean() if where else table[column].mean()
 
 
@@ -190,7 +193,7 @@ def _cosine(table: pl.DataFrame, experts: int) -> Numbers:
 
 def _lookahead(table: pl.DataFrame, experts: int) -> Numbers:
     position = table["position"][0]
-    # Papers name the position only where it is not the gate's own input.
+    # The position is named only where it is not the gate's own input, as in papers.
     where = "" if position == "gate_in" else f", from {position}"
     for norm in table["norm"].unique(maintain_order=True):
         best = table.filter(norm=norm)
@@ -310,8 +313,9 @@ HEADLINES: Mapping[str, Callable[[pl.DataFrame, int], Numbers]] = {
 
 
 def merged(reports: Mapping[str, Report]) -> dict[str, pl.DataFrame]:
-    """The tables of several traces as one a statistic, by ``trace``; ``summary`` has every
-    headline.
+    """The tables of several traces, joined into one for each statistic with a column ``trace``.
+
+    The table ``summary`` has every headline.
     """
     tables = {}
     for name in STATISTICS:
@@ -335,7 +339,7 @@ def merged(reports: Mapping[str, Report]) -> dict[str, pl.DataFrame]:
         for trace, report in reports.items()
         for row in headlines(report)
     ]
-    # Measures in order of statistic, whichever trace has them.
+    # Sorted by statistic: the first trace may lack some.
     rows.sort(key=lambda row: STATISTICS.index(str(row["statistic"])))
     text = dict.fromkeys(("trace", "statistic", "measure", "published", "source"), pl.String)
     schema = {

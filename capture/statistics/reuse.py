@@ -1,7 +1,7 @@
 """Popularity and locality: which experts are used, how soon again, and how many a batch needs.
 
-Every function takes a `Sample` and returns a table, a row per site and value of the axis;
-``chance`` is what experts drawn evenly would give.
+Every function takes a `Sample` and returns a table with a row for each site and value of the axis.
+``chance`` is the value for evenly drawn experts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ EXPERT_SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 
 
 def popularity(sample: Sample) -> pl.DataFrame:
-    """Uses of each expert at each site, and its ``share`` of the site's (shares of a site sum to
-    1).
-    """
+    """Uses of each expert at each site, and their ``share`` of all uses of the site."""
     parts = []
     for site in sample.sites:
         uses = sample.members(site).sum(0)
@@ -33,7 +31,7 @@ def popularity(sample: Sample) -> pl.DataFrame:
 
 
 def gini(shares: Floats) -> float:
-    """0 where all are equal, towards 1 where one has everything."""
+    """Gini coefficient: 0 where all shares are equal, towards 1 where one has everything."""
     ordered = np.sort(shares)
     ranks = np.arange(1, len(ordered) + 1)
     return float(
@@ -43,11 +41,10 @@ def gini(shares: Floats) -> float:
 
 
 def reuse_by_lag(sample: Sample) -> pl.DataFrame:
-    """``value``: the mean share of a token's experts that the token ``lag`` positions on selects
-    again.
+    """Mean share (``value``) of a token's experts that the token ``lag`` positions later selects.
 
-    ``popularity_alone`` is what two independent tokens of the whole sample would give: sum q^2 /
-    sum q, with q the share of rows that select an expert. Lags without a pair of rows are left out.
+    ``popularity_alone`` is the value for two independent tokens of the whole sample: sum q^2 / sum
+    q, with q the share of rows that select an expert. Lags without a pair of rows are left out.
     """
     parts = []
     for site in sample.sites:
@@ -86,12 +83,12 @@ def reuse_by_lag(sample: Sample) -> pl.DataFrame:
 
 
 def reuse_distance(sample: Sample) -> pl.DataFrame:
-    """Selections by how many other experts their sequence selected at the site since it last
-    selected this one.
+    """How many selections there are at each reuse distance.
 
-    Experts of that last token itself do not count. ``distance`` is null for a sequence's first use.
-    An LRU cache of C experts for the site, empty at each sequence's start, hits at most the
-    distances below C.
+    The ``distance`` of a selection is how many other experts its sequence has selected at the site
+    since it last selected this one; experts of that last token itself do not count. It is null for
+    a sequence's first use of an expert. An LRU cache of C experts for the site, empty at each
+    sequence's start, hits at most the distances below C.
     """
     parts = []
     for site in sample.sites:
@@ -108,21 +105,22 @@ def reuse_distance(sample: Sample) -> pl.DataFrame:
 
 
 def _distances(before: Ints, chosen: Ints) -> Ints:
-    """Experts used since, [N], for one ``chosen`` expert a row; -1: never used before, -2: no
-    choice.
-    """
+    """Reuse distances [N] of one ``chosen`` expert a row; -1: first use, -2: no choice."""
     mine = np.take_along_axis(before, np.maximum(chosen, 0)[:, None].astype(np.int64), -1)
     since = (before > mine).sum(-1)
     return np.where(chosen < 0, -2, np.where(mine[:, 0] < 0, -1, since))
 
 
 def unions(sample: Sample) -> pl.DataFrame:
-    """``value``: distinct experts that ``batch`` tokens need at a site.
+    """How many distinct experts (``value``) a ``batch`` of tokens needs at a site.
 
-    ``kind`` `sequences`: one token of each of ``batch`` different sequences, drawn evenly: the
-    exact expectation, no sampling. `window`: ``batch`` consecutive tokens of one sequence, the mean
-    over all of them. Batches larger than the number of sequences, or than every sequence, are left
-    out.
+    ``kind``:
+
+    - `sequences`: one token of each of ``batch`` different sequences, drawn evenly. The value is
+      the exact expectation, without sampling.
+    - `window`: ``batch`` consecutive tokens of one sequence, as the mean over all such windows.
+
+    Batches larger than the number of sequences, or than every sequence, are left out.
     """
     parts = []
     starts = np.unique(sample.first_row)
@@ -155,22 +153,26 @@ def unions(sample: Sample) -> pl.DataFrame:
 
 
 def subset_products(values: Floats, largest: int) -> Floats:
-    """By size 0..``largest``: the mean, over all subsets of so many rows of ``values`` [R, E],
-    of their product.
+    """The mean product of all subsets of so many rows of ``values`` [R, E], by size 0..``largest``.
+
+    Returns [largest + 1, E].
     """
     means = np.zeros((largest + 1, values.shape[1]))
     means[0] = 1.0
     sizes = np.arange(1, largest + 1)[:, None]
     for number, row in enumerate(values, start=1):
-        # A subset of the first rows has this one with probability size / number.
+        # A random subset of ``size`` of the first ``number`` rows contains this row with
+        # probability size / number.
         means[1:] = ((number - sizes) * means[1:] + sizes * row * means[:-1]) / number
     return means
 
 
 def least_popular(sample: Sample) -> pl.DataFrame:
-    """``value``: the share of a prompt's selections that falls on the ``experts`` share of its
-    active experts that it uses least, mean over prompts; ``active``: experts used at all. Straight
-    lines between whole experts.
+    """How few of a prompt's selections fall on its least popular experts, as means over prompts.
+
+    ``value`` is the share of a prompt's selections that fall on the ``experts`` share of its active
+    experts that it uses least; between whole experts it is interpolated linearly. ``active`` counts
+    the experts that are used at all.
 
     Source: Fang et al., Fate, section 4.5 and figure 9: 30 % of the active experts have 15 % of the
     tokens in layer 6.
@@ -190,7 +192,7 @@ def least_popular(sample: Sample) -> pl.DataFrame:
 
 
 def _cumulative(uses: Ints) -> Floats:
-    """Share of all ``uses`` (ascending) on the first EXPERT_SHARES of them."""
+    """The share of all ``uses`` (ascending) that the first EXPERT_SHARES of the experts have."""
     covered = np.concatenate([[0], np.cumsum(uses)]) / uses.sum()
     return np.asarray(
         np.interp(np.array(EXPERT_SHARES) * len(uses), np.arange(len(covered)), covered)

@@ -1,4 +1,4 @@
-"""The rows of a trace that statistics are taken of, and what they share.
+"""The rows of a trace that statistics are computed from, with operations that they share.
 
 Axes of arrays, always in this order: N token-row, S site, K chosen expert, E expert. Rows stand
 sequence by sequence, in order of position. Experts of -1 are no choice and never count.
@@ -25,14 +25,12 @@ PHASES = ("decode", "prompt", "all")
 
 
 class Unavailable(ValueError):
-    """A statistic that a trace cannot serve; the message says why."""
+    """A trace lacks what a statistic needs; the message says what."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Valid rows of one trace: `header`, the columns of `sim.traces.trace.Trace` and the trace's
-    directory, if it has one.
-    """
+    """Valid rows of one trace, and the trace's directory, if it has one."""
 
     trace: Trace
     directory: Path | None = None
@@ -51,19 +49,20 @@ class Sample:
 
     @property
     def sites(self) -> list[int]:
-        """The sites that at least one row visits."""
+        """The sites that at least one row visits, ascending."""
         return np.flatnonzero((self.ids >= 0).any((0, 2))).tolist()
 
     @cached_property
     def first_row(self) -> Ints:
-        """Of each row, the first row of its sequence, [N]."""
+        """The first row of each row's sequence, [N]."""
         starts = np.flatnonzero(np.diff(self.trace.sequence, prepend=-1))
         return np.repeat(starts, np.diff(np.append(starts, len(self.trace.sequence))))
 
     @cached_property
     def top(self) -> Ints:
-        """The expert with the largest weight, of equal ones the lowest; -1 where there is none,
-        [N, S].
+        """The expert with the largest weight, [N, S]; -1 where no expert was selected.
+
+        Of equal weights the lowest expert is taken.
         """
         weights = np.where(self.ids >= 0, self.trace.weights, -1.0)
         best = weights.max(-1, keepdims=True)
@@ -72,11 +71,9 @@ class Sample:
         return np.where((self.ids >= 0).any(-1), lowest, -1)
 
     def pairs(self, lag: int) -> tuple[Ints, Ints]:
-        """Rows of one sequence whose positions differ by ``lag``: the earlier ones, the later
-        ones.
-        """
-        # Rows may be missing in between, so places are looked up: sequence and position as one
-        # ascending number.
+        """Pairs of rows of one sequence whose positions differ by ``lag``: (earlier, later)."""
+        # Rows between them may be missing, so the later row is searched for by sequence and
+        # position, joined into one ascending number.
         place = (self.trace.sequence.astype(np.int64) << 32) + self.trace.position
         there = np.minimum(np.searchsorted(place, place + lag), len(place) - 1)
         here = np.flatnonzero(place[there] == place + lag)
@@ -87,15 +84,16 @@ class Sample:
         return membership(self.ids[:, site], self.num_experts)
 
     def last_use(self, site: int) -> tuple[Bools, Ints]:
-        """`members`, and by row and expert the latest row up to and with this one that selects it;
-        rows of other sequences, and none at all, are below `first_row`.
+        """`members`, and the latest row, up to each row, that selects each expert, [N, E].
+
+        Results below `first_row` are rows of other sequences, or -1 for none: they do not count.
         """
         member = self.members(site)
         used = np.where(member, np.arange(len(member), dtype=np.int32)[:, None], np.int32(-1))
         return member, np.maximum.accumulate(used, axis=0)
 
     def split(self, name: str) -> Bools:
-        """Rows of the sequences of a split, [N]."""
+        """Which rows belong to sequences of a split, bool [N]."""
         numbers = [item.sequence for item in self.header.sequences if item.split == name]
         return np.isin(self.trace.sequence, numbers)
 
@@ -113,10 +111,10 @@ def take(
     exclude: Collection[str] = (),
     directory: Path | None = None,
 ) -> Sample:
-    """The valid rows of a phase (`decode`, `prompt` or `all`), without sequences that carry a flag
-    of ``exclude``.
+    """The valid rows of a phase: `decode`, `prompt` or `all`.
 
-    Raise `Unavailable` where there are none.
+    Sequences that carry a flag of ``exclude`` are left out. Raise `Unavailable` where no row is
+    left.
     """
     kept = [
         item.sequence
@@ -145,10 +143,9 @@ def take(
 
 
 def read_safetensors(sample: Sample, name: str) -> Iterator[dict[str, NDArray[Any]]]:
-    """The tensors of each of the trace's files whose path begins with ``name``. Raise `Unavailable`
-    without any.
+    """The tensors of each of the trace's files whose path begins with ``name``, in order of path.
 
-    The files' sha256 are the header's: `read_trace` has checked them.
+    Raise `Unavailable` if there are none. The digests need no check: `read_trace` has done it.
     """
     paths = [path for path in sorted(sample.header.files) if path.startswith(name)]
     if sample.directory is None or not paths:
@@ -163,7 +160,7 @@ def read_safetensors(sample: Sample, name: str) -> Iterator[dict[str, NDArray[An
         try:
             yield load_file(sample.directory / path)
         except Exception as error:
-            # safetensors raises an exception of its own without a public name.
+            # The exception class of safetensors has no public name.
             raise TraceError(path, "content", str(error), "must be a safetensors file") from None
 
 

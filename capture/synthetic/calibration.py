@@ -17,17 +17,19 @@ FRESH_SEEDS = (101, 102, 103, 104)
 SWEEPS = 8
 STEPS = 7
 CLOSE = 0.25
-"""Of a target's uncertainty: nearer than this is reached."""
+"""A target is reached within this share of its uncertainty."""
 DAMPING = 0.5
-"""How far a knob goes towards its solution once others have moved: knobs that share statistics
-would else swing.
+"""How far a knob goes towards its solution after the first sweep.
+
+Without damping, knobs that move the same statistics would swing.
 """
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What a walk is fitted for: a stack of layers, and samples of so many sequences of so many
-    tokens.
+    """The stack of layers that a walk is fitted for, and the size of the samples.
+
+    A sample has ``sequences`` of ``tokens`` each.
     """
 
     rule: RoutingRule
@@ -56,8 +58,9 @@ def calibrate(
     targets: Sequence[Target],
     advance: Callable[[str], None] = lambda text: None,
 ) -> Fit:
-    """The fit of ``start`` to ``targets``; ``advance`` is told what is being solved, for a
-    progress display.
+    """Fit the knobs of ``start`` to ``targets``, as `capture.calibrate` describes.
+
+    ``advance`` is told what is being solved, for a progress display.
     """
     trial = _Trial(stack, start)
     tied = [target for target in targets if target.knob]
@@ -76,7 +79,7 @@ def calibrate(
 def measure(
     stack: Stack, walk: Walk, targets: Sequence[Target], seeds: Sequence[int]
 ) -> tuple[FitRow, ...]:
-    """What a walk achieves: mean and deviation of each target's statistic over seeds."""
+    """What a walk achieves: mean and standard deviation of each target's statistic over seeds."""
     samples = [stack.sample(walk, seed) for seed in seeds]
     found = [[STATISTICS[target.statistic](sample) for sample in samples] for target in targets]
     return tuple(
@@ -86,7 +89,7 @@ def measure(
 
 
 class _Trial:
-    """The walk under calibration and its samples, drawn again only when it changes."""
+    """The walk under calibration and its samples, which are drawn again only when it changes."""
 
     def __init__(self, stack: Stack, walk: Walk) -> None:
         self.stack = stack
@@ -112,9 +115,7 @@ class _Trial:
 
 
 def _solve(trial: _Trial, target: Target, sweep: int) -> bool:
-    """Move the target's knob towards where its statistic is close; False if it need not or
-    cannot move.
-    """
+    """Move the target's knob towards its solution; False if it need not or cannot move."""
     assert target.knob is not None
     assert target.within is not None
     before = float(getattr(trial.walk, target.knob))
@@ -128,8 +129,9 @@ def _solve(trial: _Trial, target: Target, sweep: int) -> bool:
 
 
 def _root(trial: _Trial, target: Target, bracket: tuple[float, float, float, float]) -> float:
-    """Where in the bracket the statistic is close to its target, or the better end if it crosses
-    nowhere.
+    """The knob's position in the bracket at which the statistic is close to its target.
+
+    That is the better end of the bracket if the target is not between its ends.
     """
     low, high, at_low, at_high = bracket
     if at_low * at_high > 0:
@@ -142,7 +144,8 @@ def _root(trial: _Trial, target: Target, bracket: tuple[float, float, float, flo
         miss = trial.miss(target, guess)
         if abs(miss) <= CLOSE * target.uncertainty:
             break
-        # Illinois: the end that stays counts half, or it would stay for ever where the curve bends.
+        # The Illinois rule: the end that stays counts half. Where the curve bends it would
+        # otherwise stay for ever.
         if miss * at_high > 0:
             high, at_high, at_low = guess, miss, at_low / 2
         else:
@@ -153,10 +156,10 @@ def _root(trial: _Trial, target: Target, bracket: tuple[float, float, float, flo
 def _bracket(
     trial: _Trial, target: Target, now: float, miss: float, sweep: int
 ) -> tuple[float, float, float, float]:
-    """Two knob positions with the target between them if there are any in its range, and their
-    misses.
+    """Two positions of a knob, with the target between them if possible, and their misses.
 
-    After the first sweep a knob is nearly right: its neighbourhood is tried before the whole range.
+    After the first sweep a knob is nearly right, so its neighbourhood is tried before its whole
+    range.
     """
     assert target.within is not None
     least, most = target.within

@@ -1,5 +1,6 @@
-"""Real traces as the check of the synthesiser takes them: equal sequences, a half to fit and one
-to compare.
+"""Real traces, prepared for the check of the synthesiser.
+
+They are cut to sequences of equal length; one half is fitted, the other half compared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sim.traces.trace import DECODE, Trace, read_trace
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A real trace, cut to equal sequences, and its gates by split."""
+    """A real trace, cut to sequences of equal length, and its gates by split."""
 
     trace: Trace
     fit: Gates
@@ -31,8 +32,10 @@ class Case:
 
     @property
     def rule(self) -> RoutingRule:
-        """As recorded. Where only choices were: softmax shares of the chosen, if their weights
-        sum to 1.
+        """The routing rule of the first site, as recorded.
+
+        Where none was recorded: the softmax over the chosen experts. Raise ValueError if the
+        weights then do not sum to 1.
         """
         rule = self.trace.header.sites[0].rule
         if rule is not None:
@@ -50,8 +53,10 @@ class Case:
 
 
 def load_case(directory: Path, sequences: int, tokens: int) -> Case:
-    """The first ``sequences`` of each split that have ``tokens`` decode tokens and no
-    repetition, cut to that many.
+    """The first ``sequences`` of each split, cut to ``tokens`` decode tokens.
+
+    Sequences with fewer tokens or with repetition are passed over. Raise ValueError if fewer than 2
+    of a split are left.
     """
     trace = read_trace(directory)
     if "lookahead" in trace.header.columns:
@@ -78,7 +83,7 @@ def load_case(directory: Path, sequences: int, tokens: int) -> Case:
 
 
 def cut(trace: Trace, numbers: Sequence[int], tokens: int) -> Trace:
-    """The named sequences alone, with their first ``tokens`` decode rows; prompts whole."""
+    """The trace with these sequences alone, with whole prompts and ``tokens`` decode rows each."""
     keep = np.isin(trace.sequence, numbers) & trace.valid
     for number in numbers:
         decoded = np.flatnonzero(keep & (trace.sequence == number) & (trace.phase == DECODE))
@@ -113,7 +118,7 @@ def _gates(trace: Trace, split: str, tokens: int) -> Gates:
 
 
 def _kept_inputs(directory: Path, trace: Trace) -> Floats | None:
-    """Gate inputs [S, T, L, H] of the fit sequences that keep them, None if none does."""
+    """Gate inputs [S, T, L, H] of the fit sequences that keep them; None if none does."""
     from safetensors.numpy import load_file
 
     found = []

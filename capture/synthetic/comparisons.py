@@ -1,9 +1,8 @@
-"""What a synthetic trace is not fitted to: caches and predictors on captured and on synthetic gates
-alike.
+"""Caches and predictors, whose results a synthetic trace is not fitted to.
 
-Arrays ``experts`` [S, T, L, K] by falling weight; results are by layer. Caches hold so many experts
-of each layer, start empty, and see the tokens of all sequences one after another, a token's experts
-one by one by falling weight.
+They run on captured and on synthetic gates alike. Arrays ``experts`` are [S, T, L, K] by falling
+weight; results are by layer. A cache holds ``capacity`` experts of each layer and starts empty. It
+sees the tokens of all sequences one after another, and each token's experts by falling weight.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from capture.synthetic.targets import Gates
 
 
 def lfu_hit_rate(experts: Integers, capacity: int) -> Floats:
-    """Hits over uses of LFU without ageing: counts of all uses so far; among equals the lowest
-    id goes.
+    """Hits over uses of LFU without ageing, by layer.
+
+    Counts are of all uses so far; among equal counts the lowest id is evicted.
     """
     flat = experts.reshape(-1, *experts.shape[2:])
     rates = []
@@ -39,10 +39,10 @@ def lfu_hit_rate(experts: Integers, capacity: int) -> Floats:
 
 
 def belady_hit_rate(experts: Integers, capacity: int) -> Floats:
-    """Hits over uses of Belady's cache with bypass: what is used again latest goes, be it the one
-    that came just now.
+    """Hits over uses of Belady's cache with bypass, by layer.
 
-    Source: Belady, IBM Systems Journal 5(2), 1966; optimal for variants of one size.
+    The expert that is used again latest is evicted, even if it came just now. Source: Belady, IBM
+    Systems Journal 5(2), 1966; optimal for variants of one size.
     """
     flat = experts.reshape(-1, *experts.shape[2:])
     rates = []
@@ -50,8 +50,8 @@ def belady_hit_rate(experts: Integers, capacity: int) -> Floats:
         asked = flat[:, layer].ravel()
         following = next_uses(asked)
         held: set[int] = set()
-        # The latest next use first. What an expert was pushed with before its own last use lies in
-        # the past, so it comes behind every expert that is held.
+        # A heap with the latest next use first. Stale entries of an expert lie in the past, so
+        # they come after the entries of all experts that are held.
         latest: list[tuple[int, int]] = []
         hits = 0
         for expert, again in zip(asked.tolist(), following.tolist(), strict=True):
@@ -65,8 +65,9 @@ def belady_hit_rate(experts: Integers, capacity: int) -> Floats:
 
 
 def next_uses(asked: Integers) -> Integers:
-    """For each request of a stream [N] the position of the next one for the same; N where there
-    is none.
+    """The position of the next request for the same expert, for each request of a stream [N].
+
+    N where there is none.
     """
     order = np.argsort(asked, kind="stable")
     following = np.full(len(asked), len(asked))
@@ -75,26 +76,29 @@ def next_uses(asked: Integers) -> Integers:
     return following
 
 
-# Predictors from counts: fitted on some gates, asked on others
+# Predictors from counts: fitted on some gates, evaluated on others
 
 
 def popularity_recall(fit: Gates, asked: Gates) -> Floats:
-    """Recall at k of the experts used most in ``fit``, whatever the token."""
+    """Recall at k of a fixed forecast: the experts that are used most in ``fit``."""
     counts = fit.members.sum((0, 1))
     top = np.argsort(-counts, -1, kind="stable")[:, : asked.experts.shape[-1]]
     return _recall(asked, np.broadcast_to(top, asked.experts.shape))
 
 
 def previous_token_recall(asked: Gates) -> Floats:
-    """Recall at k of the experts of the token before; first tokens of sequences are left out."""
+    """Recall at k of the previous token's experts; a sequence's first token is left out."""
     used = asked.members
     return np.asarray((used[:, 1:] & used[:, :-1]).sum(-1).mean((0, 1)) / asked.experts.shape[-1])
 
 
 def transition_recall(fit: Gates, asked: Gates) -> Floats:
-    """Recall at k of counts given the layer before, from the second layer on: the score of an
-    expert is the sum over this token's experts there of the log of the smoothed share of their uses
-    that it followed."""
+    """Recall at k of a forecast from the layer before, from the second layer on.
+
+    In ``fit`` it counts how often an expert is used after each expert of the layer before. An
+    expert's score is the sum, over this token's experts in the layer before, of the log of these
+    (smoothed) shares.
+    """
     top_k = asked.experts.shape[-1]
     found = []
     for layer in range(1, asked.experts.shape[2]):

@@ -1,19 +1,21 @@
-"""A small generative model of gate inputs: what a router sees, layer after layer and token after
-token.
+"""A small generative model of gate inputs: what routers see, layer by layer and token by token.
 
-    M memory channels, F fresh channels (as many), T tokens, L layers of a stack, E experts, H = 1 +
-    M + F + blind
+    T tokens   L layers of a stack   E experts   M memory channels   F = M fresh channels
+    H = 1 + M + F + blind channels
 
-The input of a gate is ``(constant, memory, fresh, blind)``. Memory and fresh channels are standard
-Gaussian and walk over the layers like a residual stream, neighbours correlating by ``carry``, so
-the router of layer l + j, fed with the input of layer l, forecasts its own choice as well as their
-correlation allows. Over the tokens of a sequence what is written to a memory channel is a topic
-that stays, a slow and a fast AR(1) process; what is written to a fresh one is new with every token
-(in the first layer partly a property of the token id). How much of a router's weight lies on memory
-channels decides how long its choices persist, layer by layer. The constant carries the popularity
-of experts, blind channels are seen by no router: both move only the cosine of inputs.
+The input of a gate is ``(constant, memory, fresh, blind)``:
 
-The same seed gives the same arrays; a sequence does not depend on how many others there are.
+- Memory and fresh channels are standard Gaussian and walk over the layers like a residual stream:
+  neighbouring layers correlate by ``carry``. So the router of layer l + j, fed with the input of
+  layer l, forecasts its own choice as well as the correlation allows.
+- Over a sequence's tokens, a memory channel receives the sum of a topic that stays, a slow and a
+  fast AR(1) process. A fresh channel receives something new with every token, which in the first
+  layer partly depends on the token id. The more of a router's weight is on memory channels, the
+  longer its choices persist.
+- The constant carries the popularity of experts. No router sees blind channels. Both change only
+  the cosine of inputs.
+
+The same seed gives the same arrays. A sequence does not depend on how many others there are.
 """
 
 from __future__ import annotations
@@ -31,30 +33,40 @@ Float32s = NDArray[np.float32]
 
 BLIND_CHANNELS = 8
 ROUTER_STREAM = 0
-"""First word of the random stream of routers; sequences have 1 + their number."""
+"""Second word of the seed of the routers' random stream; sequences have 1 + their number."""
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The knobs. Shares lie in 0..1; each moves the statistic named beside it, others hardly.
+    """The knobs of the model. Each mainly moves the statistic named after "moves".
 
-    ``channels`` of memory, and as many fresh: few make experts alike, so that they are chosen
-    together. ``spread``, standard deviation of a router's logits: how far the best weight exceeds
-    the others. ``popularity``, deviation of an expert's lasting advantage in units of ``spread``:
-    Gini of popularity. ``carry_first`` and ``carry_deep``, correlation of the walk from the first
-    layer to the second and of deep neighbours, ``carry_depth`` the number of layers over which one
-    becomes the other: accuracy of lookahead. ``drift``, correlation of what neighbouring layers
-    write: how fast lookahead fades with distance. ``memory_first``, ``memory_middle``,
-    ``memory_last``, share of a router's weight on memory channels, constant between the depths
-    ``memory_from`` and ``memory_to`` (0 the first, 1 the last layer), linear outside: reuse of
-    experts from token to token. ``topic``, share of memory that stays for a sequence; ``slow``,
-    share of the rest that decays with ``slow_decay`` a token, the remainder with ``fast_decay``:
-    how long reuse lasts. ``lexical``, share of the first layer's fresh channels that the token id
-    decides; ids follow a Zipf law with exponent ``zipf`` over ``vocabulary``. ``affinity``,
-    correlation of a router's weights with a permutation of those of the layer before: how few paths
-    the first choices take. ``constant`` and ``blind``, squared length of these channels over that
-    of the walking ones: cosine of inputs. ``norm_spread``, deviation of the logarithm of an
-    expert's output norm: correlation of weight and output.
+    - ``channels``: number of memory channels, and of fresh ones. With few of them experts are
+      alike, so that they are chosen together.
+    - ``spread``: standard deviation of a router's logits. Moves how far the best weight exceeds the
+      others.
+    - ``popularity``: deviation of experts' lasting advantages, in units of ``spread``. Moves the
+      Gini coefficient of popularity.
+    - ``carry_first``, ``carry_deep``: correlation of the walk from the first layer to the second,
+      and between deep neighbours; ``carry_depth`` is the number of layers over which one becomes
+      the other. Moves the accuracy of lookahead.
+    - ``drift``: correlation of what neighbouring layers write. Moves how fast lookahead fades with
+      distance.
+    - ``memory_first``, ``memory_middle``, ``memory_last``: share of a router's weight on memory
+      channels in the first, middle and last layers. It is constant between the depths
+      ``memory_from`` and ``memory_to`` (0 is the first layer, 1 the last), linear outside. Moves
+      the reuse of experts from token to token.
+    - ``topic``: share of memory that stays for a sequence. ``slow``: share of the rest that decays
+      by ``slow_decay`` a token; the remainder decays by ``fast_decay``. Moves how long reuse lasts.
+    - ``lexical``: share of the first layer's fresh channels that the token id decides. Ids follow a
+      Zipf law with exponent ``zipf`` over ``vocabulary`` ids.
+    - ``affinity``: correlation of a router's weights with a permutation of those of the layer
+      before. Moves how few paths the first choices take.
+    - ``constant``, ``blind``: squared length of these channels over that of the walking ones. Moves
+      the cosine of inputs.
+    - ``norm_spread``: deviation of the logarithm of an expert's output norm. Moves the correlation
+      of weight and output.
+
+    Raise ValueError for a value out of its range; shares and correlations lie in 0..1.
     """
 
     channels: int = 16
@@ -133,8 +145,8 @@ def carries(walk: Walk, layers: int) -> list[float]:
 def memory_shares(walk: Walk, layers: int) -> NDArray[np.float64]:
     """Share of each router's weight on memory channels, [L]."""
     depth = np.arange(layers) / max(1, layers - 1)
-    # Knots may coincide with an end, where the middle's value would otherwise win or lose by
-    # chance.
+    # Where a knot coincides with an end, it is moved a little inwards, so that the end keeps its
+    # own value.
     places = [0.0, max(walk.memory_from, 1e-9), min(max(walk.memory_to, 2e-9), 1 - 1e-9), 1.0]
     return np.interp(
         depth, places, [walk.memory_first, walk.memory_middle, walk.memory_middle, walk.memory_last]
@@ -143,8 +155,10 @@ def memory_shares(walk: Walk, layers: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Routers:
-    """Of one stack: ``weight`` [L, E, H] applied to gate inputs [.., H], and the vectors
-    ``lexicon`` [V, F] of ids.
+    """The routers of one stack.
+
+    ``weight`` [L, E, H] is applied to gate inputs [.., H]; ``lexicon`` [V, F] has a vector for each
+    token id.
     """
 
     weight: Float32s
@@ -155,8 +169,8 @@ def make_routers(walk: Walk, layers: int, experts: int, seed: int, stack: int = 
     """The routers of a stack of ``layers`` with ``experts`` each."""
     rng = np.random.default_rng([seed, ROUTER_STREAM, stack])
     width = walk.channels
-    # The same advantages in every layer, dealt anew: how skewed popularity is does not depend on
-    # luck.
+    # Every layer has the same advantages, dealt to other experts, so that the skew of popularity
+    # does not depend on luck.
     scores = np.array([NormalDist().inv_cdf((rank + 0.5) / experts) for rank in range(experts)])
     deviation = scores.std()
     advantage = walk.popularity * (scores / deviation if deviation else scores)
@@ -209,7 +223,7 @@ def gate_inputs(
 
 
 def _remembered(walk: Walk, rng: np.random.Generator, layers: int, tokens: int) -> Float32s:
-    """What is added to memory channels, [L, T, M]; unit variance at every token."""
+    """What each layer writes to the memory channels, [L, T, M]; unit variance at every token."""
     topic = rng.standard_normal((layers, 1, walk.channels), dtype=np.float32)
     slow, fast = (
         _persistent(rng.standard_normal((layers, tokens, walk.channels), dtype=np.float32), decay)
@@ -221,7 +235,7 @@ def _remembered(walk: Walk, rng: np.random.Generator, layers: int, tokens: int) 
 
 
 def _persistent(noise: Float32s, decay: float) -> Float32s:
-    """Noise [L, T, M] made a stationary AR(1) process over tokens, in place."""
+    """Turn white noise [L, T, M] into a stationary AR(1) process over tokens, in place."""
     fresh = np.float32(math.sqrt(1 - decay**2))
     for token in range(1, noise.shape[1]):
         noise[:, token] *= fresh
@@ -230,19 +244,19 @@ def _persistent(noise: Float32s, decay: float) -> Float32s:
 
 
 def _walked(walk: Walk, added: Float32s) -> Float32s:
-    """The walk [L, T, M + F] of what each layer writes: unit variance, and ``carry`` between
-    neighbours, exactly.
+    """The walk over layers, [L, T, M + F], from what each layer adds.
 
-    Written is what the layer before wrote, as far as ``drift`` says, and something new. With
-    ``common``, the covariance of what is written and the walk so far, ``x = kept x + gain written``
-    has both for the two factors below.
+    It has unit variance, and neighbouring layers correlate by exactly ``carry``. What a layer
+    writes is partly what the layer before wrote, as far as ``drift`` says, and partly new. The walk
+    is ``x = kept x + gain written``. Its two factors follow from ``carry`` and ``common``, the
+    covariance of what is written with the walk so far.
     """
     walked = added.copy()
     written, common = added[0], 0.0
     for layer, carry in enumerate(carries(walk, len(added))):
         if not layer:
             continue
-        # The first layer's input is no layer's writing: from it nothing drifts on.
+        # No layer wrote the first layer's input, so nothing of it drifts on.
         drift = walk.drift if layer > 1 else 0.0
         written = np.float32(drift) * written + np.float32(math.sqrt(1 - drift**2)) * added[layer]
         common *= drift
@@ -254,9 +268,7 @@ def _walked(walk: Walk, added: Float32s) -> Float32s:
 
 
 def logits_of(inputs: Float32s, routers: Routers, ahead: int = 0) -> Float32s:
-    """Logits [L - ahead, T, E] of the routers ``ahead`` layers on, fed with these inputs [L, T,
-    H].
-    """
+    """Logits [L - ahead, T, E] of the routers ``ahead`` layers later, on these inputs [L, T, H]."""
     return np.asarray(
         inputs[: len(inputs) - ahead] @ routers.weight[ahead:].swapaxes(1, 2), dtype=np.float32
     )

@@ -1,8 +1,7 @@
-"""Presets of the synthesiser: a model's shape, the published statistics it is fitted to, and the
-fit that came out.
+"""Presets of the synthesiser: a model's shape, its published statistics, and the fits to them.
 
-``capture/presets/NAME.yaml`` is written by hand; ``capture/presets/fitted/NAME.json`` by ``python
--m capture.calibrate like=NAME``, one fit for each reading of the published numbers.
+``capture/presets/NAME.yaml`` is written by hand. ``python -m capture.calibrate like=NAME`` writes
+``capture/presets/fitted/NAME.json``, with one fit for each reading of the published numbers.
 """
 
 from __future__ import annotations
@@ -29,12 +28,16 @@ FITTED = FOLDER / "fitted"
 
 @dataclass(frozen=True)
 class Target:
-    """A published statistic. ``uncertainty`` is a half-width: spread over data sets, rounding, or
-    how vague it is.
+    """A published statistic that a fit should reach.
 
-    ``knob`` is what reaches it, ``within`` its range; a target without one is only compared.
-    ``borrowed`` names the model that it was really measured on; ``readings`` those for which it
-    holds (none named: all).
+    - ``statistic``: a name of `STATISTICS`; ``value`` is the published number.
+    - ``uncertainty``: half-width from the spread over data sets, rounding or vagueness.
+    - ``knob``, ``within``: the knob that is moved to reach it, and the knob's range. A target
+      without a knob is only compared.
+    - ``borrowed``: the model that the statistic was really measured on, if it is another one.
+    - ``readings``: the readings that it belongs to; none for all.
+
+    Raise ValueError for an unknown name or a value out of its range.
     """
 
     statistic: str
@@ -75,11 +78,11 @@ KNOBS = tuple(item.name for item in fields(Walk))
 
 @dataclass(frozen=True)
 class Preset:
-    """A model to be like. ``layers`` are the numbers of its MoE layers in each stack, the encoder's
-    first, if any.
+    """A model to imitate.
 
-    ``readings`` say what each reading of the published numbers means; the first is the default.
-    ``assumed`` are knobs that no target moves.
+    - ``layers``: the numbers of its MoE layers in each stack, an encoder's first.
+    - ``readings``: what each reading of the published numbers means; the first is the default.
+    - ``assumed``: values of knobs before the fit; a knob that no target moves keeps its value.
     """
 
     name: str
@@ -112,8 +115,9 @@ class Preset:
         )
 
     def reading(self, name: str | None) -> str:
-        """``name`` if it is a reading of this preset, the default for None; else raise
-        ValueError.
+        """``name`` if this preset has such a reading, the default for None.
+
+        Raise ValueError for another name.
         """
         if name is None:
             return next(iter(self.readings))
@@ -124,12 +128,12 @@ class Preset:
 
     @property
     def start(self) -> Walk:
-        """The knobs before any fit: what is assumed, and the middle of each range."""
+        """The knobs before any fit: those assumed, and `Walk`'s defaults."""
         return replace(Walk(), **dict(self.assumed))  # type: ignore[arg-type]
 
 
 def _files() -> dict[str, Path]:
-    """The file of each preset; a family's file holds several."""
+    """The file of each preset, by name; a file may hold several members of a family."""
     found: dict[str, Path] = {}
     for path in sorted(FOLDER.glob("*.yaml")):
         text = _plain(path)
@@ -140,14 +144,14 @@ def _files() -> dict[str, Path]:
 
 @cache
 def _plain(path: Path) -> dict[str, Any]:
-    """The file's content, read once; callers copy what they change."""
+    """The file's content, which is read once and shared; callers must copy what they change."""
     value = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(value, dict)
     return {str(key): item for key, item in value.items()}
 
 
 def preset_names() -> tuple[str, ...]:
-    """What ``like=`` may name."""
+    """The names that ``like=`` accepts."""
     return tuple(sorted(_files()))
 
 
@@ -192,7 +196,7 @@ def _tuples(item: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FitRow:
-    """A row of a fit table: the target, and mean and deviation of what fresh seeds achieve."""
+    """A row of a fit table: the target, and the mean and deviation that fresh seeds achieve."""
 
     target: Target
     achieved: float
@@ -210,7 +214,7 @@ class FitRow:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a calibration found: the knobs, and a table of all targets of the reading."""
+    """The result of a calibration: the knobs, a row for each target, and the size of samples."""
 
     walk: Walk
     rows: tuple[FitRow, ...]
@@ -219,7 +223,7 @@ class Fit:
 
 
 def write_fits(preset: Preset, fits: Mapping[str, Fit]) -> Path:
-    """Store the fits of a preset, by reading; the ones of other readings stay."""
+    """Store fits of a preset, by reading; fits of other readings stay. Returns the file."""
     path = FITTED / f"{preset.name}.json"
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for reading, fit in fits.items():
@@ -248,8 +252,9 @@ def write_fits(preset: Preset, fits: Mapping[str, Fit]) -> Path:
 
 
 def load_fit(preset: Preset, reading: str) -> Fit:
-    """The stored fit. Raise ValueError if there is none, or if the preset's targets have changed
-    since.
+    """The stored fit.
+
+    Raise ValueError if there is none, or if the preset's targets have changed since.
     """
     path = FITTED / f"{preset.name}.json"
     remedy = f"run python -m capture.calibrate like={preset.name} reading={reading}"

@@ -1,6 +1,4 @@
-"""Traces of models whose weights are not at hand, from a generative model fitted to published
-statistics.
-"""
+"""Makes synthetic traces from a preset and the knobs that were fitted to it."""
 
 from __future__ import annotations
 
@@ -22,11 +20,12 @@ from sim.values.units import require_number
 
 @dataclass(frozen=True)
 class Request:
-    """What to synthesise: ``sequences`` of ``prompt_tokens`` in one step and ``tokens`` decoded
-    ones.
+    """What to synthesise.
 
-    ``lookahead`` is its depth in sites, 0 for none; decode rows have it. ``reading`` "" is the
-    preset's default. Of the first ``hidden_sequences`` the gate inputs of decode rows are kept.
+    Each of the ``sequences`` has ``prompt_tokens``, in one step, and ``tokens`` decoded ones.
+    ``like`` names the preset, ``reading`` one of its readings ("" for the default). ``lookahead``
+    is the depth of the decode rows' scores in sites, 0 for none. The first ``hidden_sequences``
+    keep the gate inputs of their decode rows.
     """
 
     like: str
@@ -39,7 +38,7 @@ class Request:
     hidden_sequences: int = 0
 
     def check(self, preset: Preset) -> None:
-        """Raise ValueError for a number out of its range, or one that ``preset`` has no use for."""
+        """Raise ValueError for a number out of its range, or one that does not fit ``preset``."""
         for name, minimum in (
             ("tokens", 1),
             ("sequences", 1),
@@ -74,10 +73,9 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Synthetic:
-    """A synthetic trace, and the inputs of its gates by sequence, [T, L, H], where they were asked
-    for.
+    """A synthetic trace, and the gate inputs [T, L, H] of the sequences that keep them.
 
-    ``routers`` are those of the decoder; the last stack where there is an encoder.
+    ``routers`` are those of the decoder.
     """
 
     trace: Trace
@@ -95,7 +93,7 @@ def synthesize_like(
 ) -> Synthetic:
     """A trace like ``preset`` with the knobs of ``fit``; the same arguments give the same arrays.
 
-    Even sequences are for evaluation, odd ones for fitting. Raise ValueError for a request that
+    Even sequences are of split eval, odd ones of split fit. Raise ValueError for a request that
     cannot be met.
     """
     request.check(preset)
@@ -147,7 +145,7 @@ def _sites(preset: Preset, stack: int) -> slice:
 
 
 def _empty_columns(preset: Preset, request: Request, rows: int) -> dict[str, NDArray[Any]]:
-    """Rows that visit no site yet."""
+    """Columns of rows that do not visit any site yet."""
     sites, experts, top_k = preset.shape.sites, preset.shape.experts, preset.shape.top_k
     return {
         "ids": np.full((rows, sites, top_k), -1, np.int16),
@@ -169,8 +167,9 @@ def _fill(
     inputs: Float32s,
     routers: Routers,
 ) -> None:
-    """Write what the gates of one sequence's ``rows`` make of their inputs [L, T, H] at the
-    ``sites`` of a stack.
+    """Write what one sequence's ``rows`` choose at the ``sites`` of a stack.
+
+    ``inputs`` [L, T, H] are the inputs of their gates.
     """
     top_k = preset.shape.top_k
     logits = rounded(logits_of(inputs, routers)).swapaxes(0, 1)

@@ -1,9 +1,9 @@
-"""The statistics that a synthesiser is calibrated to, by name, of synthetic and of captured gates
-alike.
+"""The statistics that the synthesiser can be calibrated to, by name.
 
-Axes as in `capture.statistics.gating_stats`: S sequence, T token, L layer, E expert, K chosen
-expert by falling weight. What is named ``.._first``, ``.._middle``, ``.._last`` belongs to one
-layer (the middle is layer 15 of 32); the rest are means.
+They are computed from synthetic and from captured gates alike. Axes are as in
+`capture.statistics.gating_stats`: S sequence, T token, L layer, E expert, K chosen expert by
+falling weight. Names with ``_first``, ``_middle`` or ``_last`` are of one layer (the middle is
+around layer 15 of 32); the others are means over layers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,16 @@ from sim.traces.routing import RoutingRule
 
 @dataclass(frozen=True, eq=False)
 class Gates:
-    """Gates of a stack: experts and weights [S, T, L, K]; where they are known ``ahead(j)``, the
-    logits [S, T, L - j, E] of the routers j layers on, inputs [S, T, L, H], output norms [S, T, L,
-    K] and ``tokens`` [S, T].
+    """Gates of one stack.
+
+    - ``experts``, ``weights`` [S, T, L, K].
+    - ``ahead(j)``: logits [S, T, L - j, E] of the routers j layers later, on these inputs.
+    - ``inputs`` [S, T, L, H].
+    - ``output_norms`` [S, T, L, K].
+    - ``tokens`` [S, T]: token ids.
+
+    All but the experts and weights may be None, where they are not known. Raise ValueError unless
+    the shapes of experts and weights agree.
     """
 
     num_experts: int
@@ -72,7 +79,7 @@ def synthetic_gates(
     tokens: int,
     seed: int,
 ) -> Gates:
-    """Gates of a stack of ``layers`` that follows ``walk``."""
+    """Synthetic gates of a stack of ``layers``, drawn with the knobs of ``walk``."""
     routers = make_routers(walk, layers, experts, seed)
     parts = [gate_inputs(walk, routers, tokens, seed, number) for number in range(sequences)]
     inputs = np.stack([part for part, _ in parts])
@@ -81,7 +88,8 @@ def synthetic_gates(
     def by_token(values: Any) -> Any:
         return values.reshape(len(values), sequences, tokens, -1).transpose(1, 2, 0, 3)
 
-    # Layer by layer: a rule works in float64, which for all at once would be the largest array.
+    # Layer by layer, since a rule computes in float64: for all layers at once that would be the
+    # largest array.
     chosen = [rule.route(logits, top_k) for logits in logits_of(flat, routers)]
     ids, weights = (np.stack(part) for part in zip(*chosen, strict=True))
     norms = output_norms(walk, seed, 0, (sequences, tokens, layers, top_k))
@@ -89,7 +97,7 @@ def synthetic_gates(
         experts,
         by_token(ids.astype(np.int64)),
         by_token(weights),
-        # Drawn when asked for: most knobs move no statistic of lookahead.
+        # Computed when asked for: most knobs move no statistic of lookahead.
         cache(lambda distance: by_token(logits_of(flat, routers, distance))),
         inputs.transpose(0, 2, 1, 3),
         norms,
@@ -98,7 +106,7 @@ def synthetic_gates(
 
 
 def output_norms(walk: Walk, seed: int, sequence: int, shape: tuple[int, ...]) -> Float32s:
-    """Norms of experts' outputs before weighting, around 1, from a stream of their own."""
+    """Norms of experts' outputs before weighting, around 1, from a random stream of their own."""
     rng = np.random.default_rng([seed, 1 + sequence, 1 << 20])
     return np.asarray(
         np.exp(np.float32(walk.norm_spread) * rng.standard_normal(shape, dtype=np.float32))
@@ -115,10 +123,10 @@ def overlap(members: Booleans, lag: int) -> Floats:
 
 
 def chance_overlap(members: Booleans) -> Floats:
-    """`overlap` of tokens of different sequences, by layer: what popularity alone gives.
+    """`overlap` of tokens of different sequences, by layer: the value from popularity alone.
 
-    ``((sum of shares)^2 - sum of squares) / (S (S - 1) K)`` over the sequences' shares of tokens
-    that use an expert.
+    It is ``((sum of shares)^2 - sum of squares) / (S (S - 1) K)``, summed over experts. The shares
+    are each sequence's shares of tokens that use the expert. Raise ValueError below 2 sequences.
     """
     shares = members.mean(1)
     pairs = len(shares) * (len(shares) - 1)
@@ -129,16 +137,15 @@ def chance_overlap(members: Booleans) -> Floats:
 
 
 def kept_reuse(members: Booleans, lag: int) -> float:
-    """What is left after ``lag`` tokens of the overlap above chance that neighbouring tokens
-    have.
-    """
+    """The share of neighbouring tokens' overlap above chance that is left after ``lag`` tokens."""
     chance = chance_overlap(members).mean()
     return float((overlap(members, lag).mean() - chance) / (overlap(members, 1).mean() - chance))
 
 
 def used_within(members: Booleans, tokens: int) -> float:
-    """Share of uses whose expert one of the ``tokens`` tokens before used, after as many tokens
-    of a sequence.
+    """Share of uses whose expert was used by one of the ``tokens`` tokens before.
+
+    The first ``tokens`` tokens of a sequence are left out.
     """
     recent = np.zeros_like(members[:, tokens:])
     for lag in range(1, tokens + 1):
@@ -148,7 +155,7 @@ def used_within(members: Booleans, tokens: int) -> float:
 
 
 def gini(members: Booleans) -> float:
-    """Gini coefficient of the experts' uses, mean over layers: 0 even, near 1 concentrated."""
+    """Gini coefficient of the experts' uses, mean over layers: 0 is even, 1 is concentrated."""
     uses = np.sort(members.mean((0, 1)), axis=-1)
     experts = uses.shape[-1]
     rank = np.arange(1, experts + 1)
@@ -156,19 +163,20 @@ def gini(members: Booleans) -> float:
 
 
 def most_popular_share(gates: Gates, share: float) -> float:
-    """Share of the uses of each layer's most popular ``share`` of experts."""
+    """Share of the uses that the most popular ``share`` of experts has, mean over layers."""
     falling = -np.sort(-popularity(gates.experts, gates.num_experts), axis=-1)
     return float(falling[:, : round(share * gates.num_experts)].sum(-1).mean())
 
 
 def first_weight_share(weights: Floats) -> float:
-    """Mean share of a token's gate weight that its first expert has."""
+    """The first expert's share of a token's gate weight, mean over tokens and layers."""
     return float((weights[..., 0] / weights.sum(-1)).mean())
 
 
 def same_token_repeats(gates: Gates) -> float:
-    """Share of pairs of neighbouring sequences' tokens with equal ids that have the same first
-    expert in layer 0.
+    """How often equal token ids choose the same first expert in layer 0.
+
+    Counted over the pairs of equal ids at the same position of neighbouring sequences.
     """
     assert gates.tokens is not None
     first, ids = gates.experts[:, :, 0, 0], gates.tokens
@@ -180,8 +188,8 @@ def same_token_repeats(gates: Gates) -> float:
 
 
 def _middle(values: Floats) -> float:
-    # Mixtral's table 5 has layers 0, 15 and 31 of 32; neighbours make the middle less a matter of
-    # luck.
+    # Table 5 of the Mixtral paper has layers 0, 15 and 31 of 32. The mean with the neighbours
+    # makes the middle less a matter of luck.
     middle = (len(values) - 1) // 2
     return float(values[max(0, middle - 1) : middle + 2].mean())
 
@@ -203,11 +211,10 @@ def quarter(gates: Gates) -> int:
 
 
 def forecast_recall(gates: Gates, distance: int, count: int | None = None) -> float:
-    """Share of the experts used that are among the ``count`` (default: as many as are used) best
-    forecast.
+    """Share of the experts used that are among the ``count`` best forecast.
 
-    As `capture.statistics.gating_stats.recall_at` where no scores are equal, without sorting all of
-    them.
+    ``count`` defaults to as many as a token uses. Where no scores are equal this is
+    `capture.statistics.gating_stats.recall_at`, without sorting all scores.
     """
     scores = _ahead(gates, distance)
     count = count or gates.experts.shape[-1]
@@ -264,6 +271,11 @@ STATISTICS: Mapping[str, Callable[[Gates], float]] = {
     "paths_2": lambda g: path_cover(g.experts, g.num_experts, 2),
     "same_token": same_token_repeats,
 }
-"""``used_j``/``equal_j``: the best expert forecast j layers ahead is among those used / is the
-first choice; ``far``: mean of 2 and 3 ahead; ``_deep``: over the deeper half. ``recall_quarter``:
-the best quarter of the experts, 1 ahead."""
+"""Each statistic's function, by name.
+
+- ``used_1``: share of tokens whose best expert forecast 1 layer ahead is among those used.
+- ``equal_1``: share of tokens for which it is the first choice.
+- ``.._far``: mean over 2 and 3 layers ahead; ``.._deep``: over the deeper half of the layers.
+- ``recall_j``: recall at k, j layers ahead; ``recall_quarter``: of the best quarter of the experts,
+  1 layer ahead.
+"""

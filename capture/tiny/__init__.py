@@ -1,1 +1,1 @@
-"""The project's own small models: architectures, recipes and tokenizer."""
+"""The project's own small models: architectures, recipes, text, tokenizer and evaluation."""

@@ -1,6 +1,4 @@
-"""The text that the project's own models are trained and evaluated on, under licences that allow
-it.
-"""
+"""The text that the project's own models are trained and evaluated on (see `capture.corpus`)."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ PUBLIC_DOMAIN = "public domain"
 SHORTEST_CHARS = 1500
 LONGEST_CHARS = 200_000
 PROSE_DOCUMENT_CHARS = 8000
-# Directories whose name starts with one of these: foreign licences, test fixtures, generated
+# Directories whose names start with one of these hold other licences, test fixtures or generated
 # tables.
 SKIPPED_DIRECTORIES = re.compile(
     r"/(site-packages|test|idle_test|encodings|lib2to3/tests|pydoc_data|ensurepip|turtledemo|__pycache__|config-)"
@@ -37,9 +35,7 @@ SKIPPED_DIRECTORIES = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """One file of the corpus; ``name`` alone decides on which side of the held-out split it
-    falls.
-    """
+    """One document of the corpus; its ``name`` alone decides whether it is held out."""
 
     domain: str
     name: str
@@ -53,8 +49,9 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents ordered by domain, then by name; ``notes`` says where each domain came from or
-    why it is missing.
+    """Documents by domain, then by name.
+
+    ``notes`` say where each domain came from, or why it is missing.
     """
 
     documents: tuple[Document, ...]
@@ -80,20 +77,18 @@ class Corpus:
 
 
 def is_held_out(name: str) -> bool:
-    """True for one name in twenty, the same ones on every machine and in every version of the
-    text.
-    """
+    """True for one name in twenty: the same names on every machine and for every version."""
     return int(hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(), 16) % 20 == 0
 
 
 def stdlib_documents(root: Path | None = None) -> Iterator[Document]:
-    """The .py sources under ``root`` (default: the running Python's standard library), sorted by
-    path.
+    """The .py sources under ``root``, sorted by path.
+
+    ``root`` defaults to the running Python's standard library.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     names = (path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    # A name sorts after its siblings' directories only if "/" is compared as a character, as it is
-    # here.
+    # Names are compared as strings, with "/" as a character; paths would sort in another order.
     for name in sorted(name for name in names if not SKIPPED_DIRECTORIES.search("/" + name)):
         text = (root / name).read_text(encoding="utf-8", errors="replace")
         if len(text) > SHORTEST_CHARS:
@@ -110,8 +105,9 @@ def docs_documents(package: Path) -> Iterator[Document]:
 
 
 def topics_documents() -> Iterator[Document]:
-    """``pydoc_data.topics``: the language reference as every Python carries it. Stands in for
-    the docs.
+    """``pydoc_data.topics``, the part of the language reference that is in every Python.
+
+    It stands in for the docs.
     """
     topics = importlib.import_module("pydoc_data.topics").topics
     for name in sorted(topics):
@@ -119,9 +115,7 @@ def topics_documents() -> Iterator[Document]:
 
 
 def jargon_documents(package: Path) -> Iterator[Document]:
-    """The Jargon File inside a ``dict-jargon`` .deb, cut at blank lines into documents of about
-    8 kB.
-    """
+    """The Jargon File inside a ``dict-jargon`` .deb, in documents of about 8 kB."""
     for _, content in deb_files(package, lambda path: path.endswith("/jargon.dict.dz")):
         text = gzip.decompress(content).decode("utf-8", "replace")
         # The dict format indents every definition by three blanks.
@@ -131,8 +125,9 @@ def jargon_documents(package: Path) -> Iterator[Document]:
 
 
 def cut_at_blank_lines(text: str, target_chars: int) -> Iterator[str]:
-    """Parts of ``text`` that end at the first blank line beyond ``target_chars``; the last one
-    may be shorter.
+    """Parts of ``text`` that end at the first blank line beyond ``target_chars``.
+
+    The last part may be shorter.
     """
     part = ""
     for paragraph in re.split(r"\n\n+", text):
@@ -144,11 +139,10 @@ def cut_at_blank_lines(text: str, target_chars: int) -> Iterator[str]:
 
 
 def deb_files(package: Path, wanted: Callable[[str], bool]) -> list[tuple[str, bytes]]:
-    """(path, content) of the regular files of a .deb whose path ``wanted`` accepts; nothing is
-    written to disk.
+    """(path, content) of the regular files of a .deb whose path ``wanted`` accepts.
 
-    Raises ValueError if ``package`` is not a Debian package or its data member uses a compression
-    Python cannot read.
+    Nothing is written to disk. Raises ValueError if ``package`` is not a Debian package, or if its
+    data member uses a compression that Python cannot read.
     """
     for name, content in ar_members(package):
         if name.startswith("data.tar"):
@@ -170,7 +164,10 @@ def deb_files(package: Path, wanted: Callable[[str], bool]) -> list[tuple[str, b
 
 
 def ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the members of a Unix ar archive, the container of a .deb (deb(5))."""
+    """(name, content) of each member of a Unix ar archive, the container of a .deb (deb(5)).
+
+    Raises ValueError if the file is no such archive.
+    """
     content = path.read_bytes()
     if content[:8] != b"!<arch>\n":
         raise ValueError(
@@ -189,8 +186,9 @@ def ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def fetch_debian_packages(folder: Path, timeout_s: float = 300.0) -> str | None:
-    """Downloads the packages that ``folder`` lacks with apt-get (needs no root); returns why it
-    could not, or None.
+    """Downloads the packages that ``folder`` lacks with apt-get, which needs no root for this.
+
+    Returns None, or the reason why it could not.
     """
     missing = [
         package for package in DEBIAN_PACKAGES.values() if find_package(folder, package) is None
@@ -217,14 +215,14 @@ def fetch_debian_packages(folder: Path, timeout_s: float = 300.0) -> str | None:
 
 
 def find_package(folder: Path, package: str) -> Path | None:
-    """The newest file name of ``package`` in ``folder``, or None."""
+    """The .deb of ``package`` in ``folder`` with the last name in order, or None."""
     return max(folder.glob(f"{package}_*.deb"), default=None)
 
 
 def build_corpus(
     deb_folder: Path | None, download: bool = True, stdlib_root: Path | None = None
 ) -> Corpus:
-    """All three domains where the packages can be had, the fallback where not.
+    """The corpus: all three domains where the packages can be had, else with the fallback.
 
     ``deb_folder`` holds the .deb files, or receives them if ``download``; None means no packages at
     all.

@@ -1,9 +1,9 @@
-"""Evaluates a checkpoint of one of the project's own models: loss by domain, gating beside
-published numbers.
+"""Evaluates a checkpoint of the project's own models: loss by domain, and gating statistics.
 
-``python -m capture.train_tiny --evaluate capture/assets/tiny_mixtral``: on the held-out part of the
-whole corpus. ``... --passages capture/assets/prompts/heldout.jsonl``: on the shipped passages
-alone, the same text on every machine.
+The statistics stand beside published numbers. ``python -m capture.train_tiny --evaluate
+capture/assets/tiny_mixtral`` evaluates on the held-out part of the whole corpus. With ``--passages
+capture/assets/prompts/heldout.jsonl`` it evaluates on the shipped passages alone, which are the
+same text on every machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from capture.tiny.families import Site, family_of
 from capture.tiny.model import load_model
 from capture.tiny.tokenizer import consecutive_windows, encode, load_tokenizer, sample_windows
 
-# Tokens of each domain that the gating statistics are taken from.
+# How many tokens of each domain the gating statistics are computed from.
 GATING_TOKENS = (5120, 5120, 3072)
 PASSAGE_TOKENS = 200
 WINDOWS_PER_BATCH = 8
@@ -44,8 +44,8 @@ Domains = npt.NDArray[np.uint8]
 class HeldOut:
     """Text that no model of the project was trained on, as token ids.
 
-    The loss is taken over ``windows`` [S, T], whose indices into DOMAINS are ``domains`` [S]; the
-    gates are recorded on ``gating`` [S, T]. ``notes`` say what text this is.
+    The loss is computed over ``windows`` [S, T]; ``domains`` [S] are their indices into DOMAINS.
+    The gates are recorded on ``gating`` [S, T]. ``notes`` say what text this is.
     """
 
     windows: Windows
@@ -56,8 +56,9 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class DomainLoss:
-    """The loss over a domain's predicted ``tokens``; bits per byte compare models of different
-    tokenizers.
+    """The loss over a domain's predicted ``tokens``.
+
+    Bits per byte can be compared between models with different tokenizers.
     """
 
     tokens: int
@@ -67,17 +68,16 @@ class DomainLoss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``losses`` by domain, and the gating ``statistics`` of each stack of at least
-    FEWEST_LAYERS sites.
-    """
+    """``losses`` by domain, and gating ``statistics`` of each stack with FEWEST_LAYERS sites."""
 
     losses: Mapping[str, DomainLoss]
     statistics: Mapping[str, Sequence[Statistic]]
 
 
 def evaluate(folder: Path, text: Corpus | Path, console: Console) -> Evaluation:
-    """Prints and returns the evaluation of the checkpoint in ``folder`` on a corpus or on a file
-    of passages.
+    """Prints and returns the evaluation of the checkpoint in ``folder``.
+
+    ``text`` is a corpus, or the path of a file of passages.
     """
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     family = family_of(model)
@@ -104,7 +104,7 @@ def evaluate(folder: Path, text: Corpus | Path, console: Console) -> Evaluation:
 
 
 def held_out_corpus(corpus: Corpus, tokenizer: Tokenizer, length: int, prefix: int) -> HeldOut:
-    """The held-out documents, every token but the first ``prefix`` predicted once."""
+    """The held-out documents, in windows that predict every token but the first ``prefix`` once."""
     stream = encode(corpus.held_out, tokenizer)
     windows, domains = consecutive_windows(stream, length, prefix)
     gating, _ = sample_windows(stream, length, [tokens // length for tokens in GATING_TOKENS])
@@ -112,8 +112,9 @@ def held_out_corpus(corpus: Corpus, tokenizer: Tokenizer, length: int, prefix: i
 
 
 def held_out_passages(path: Path, tokenizer: Tokenizer) -> HeldOut:
-    """The first PASSAGE_TOKENS tokens of every passage of ``path`` that has as many, for loss
-    and gates alike.
+    """The first PASSAGE_TOKENS tokens of every passage of ``path`` that has as many.
+
+    They serve for loss and gates alike. Raises ValueError if no passage is long enough.
     """
     prompts = [prompt for prompt in read_prompts(path) if prompt.domain in DOMAINS]
     tokens = [tokenizer.encode(prompt.text).ids[:PASSAGE_TOKENS] for prompt in prompts]
@@ -130,12 +131,12 @@ def held_out_passages(path: Path, tokenizer: Tokenizer) -> HeldOut:
 
 
 def byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    """Bytes of text of every token; 0 for special ones."""
+    """Bytes of text that each token stands for, by token id; 0 for special tokens."""
     vocabulary = tokenizer.get_vocab()
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     lengths = np.zeros(max(vocabulary.values()) + 1, np.int64)
     for token, index in vocabulary.items():
-        # In a byte-level vocabulary a character stands for a byte.
+        # In a byte-level vocabulary each character of a token stands for one byte.
         lengths[index] = 0 if token in special else len(token)
     return lengths
 
@@ -148,8 +149,9 @@ def held_out_loss(
     token_bytes: npt.NDArray[np.int64],
     console: Console | None = None,
 ) -> dict[str, DomainLoss]:
-    """The loss of each domain; a window is read without what stands before it, and its prefix is
-    not predicted.
+    """The loss of each domain.
+
+    A window is read without the text before it, and its prefix is not predicted.
     """
     prefix = family_of(model).prefix
     nats, counts, num_bytes = (
@@ -177,7 +179,7 @@ def held_out_loss(
 
 @torch.no_grad()
 def token_losses(model: PreTrainedModel, windows: Windows, prefix: int) -> npt.NDArray[np.float32]:
-    """Nats of every token behind a window's first ``prefix``, [window, token - prefix]."""
+    """Loss in nats of every token after a window's first ``prefix``, [window, token - prefix]."""
     tokens = torch.from_numpy(windows)
     logits = family_of(model).predict(model, tokens, prefix)
     losses = F.cross_entropy(
@@ -187,8 +189,9 @@ def token_losses(model: PreTrainedModel, windows: Windows, prefix: int) -> npt.N
 
 
 class GateRecorder:
-    """What the gates of one forward pass saw and chose, by site; ``remove`` takes the hooks out
-    of the model.
+    """Hooks that record, by site, what the gates of the last forward pass saw and chose.
+
+    ``remove`` removes them from the model.
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
@@ -223,11 +226,11 @@ class GateRecorder:
 
 @torch.no_grad()
 def capture_gating(model: PreTrainedModel, windows: Windows) -> dict[str, Gating]:
-    """The gates of ``model`` on token ids [window, token] by stack, teacher-forced: the order of
-    decoding, in one pass.
+    """The gates of ``model`` on token ids [window, token], by stack.
 
-    Of an encoder-decoder the encoder sees a window's prefix, the decoder its start token and the
-    rest. The sample of x W_up is from the first batch of windows.
+    The text is teacher-forced: one pass over a window shows what decoding it would. In an
+    encoder-decoder the encoder reads a window's prefix, the decoder its start token and the rest.
+    The sample of x W_up is from the first batch of windows.
     """
     family = family_of(model)
     sites = family.sites(model)
@@ -237,7 +240,7 @@ def capture_gating(model: PreTrainedModel, windows: Windows) -> dict[str, Gating
     try:
         for start in range(0, len(windows), WINDOWS_PER_BATCH):
             batch = torch.from_numpy(windows[start : start + WINDOWS_PER_BATCH])
-            # The last token is read, too, where one more is asked for.
+            # The padding is the token to be predicted last, so that all of the window is read.
             family.predict(model, F.pad(batch, (0, 1)), family.prefix)
             recorded = {}
             for site in sites:
@@ -273,7 +276,7 @@ def _gating(
     batches: Sequence[Mapping[Site, Mapping[str, npt.NDArray[np.floating]]]],
     up_projections: Mapping[Site, npt.NDArray[np.float32]],
 ) -> Gating:
-    """The sites' records [window, token, X] of every batch as arrays [window, token, site, X]."""
+    """Joins the sites' records [window, token, X] of all batches to [window, token, site, X]."""
     names = batches[0][sites[0]]
     arrays = {
         name: np.concatenate(
@@ -295,8 +298,9 @@ def expert_outputs(
     gate_inputs: torch.Tensor,
     chosen: torch.Tensor,
 ) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
-    """Norms of the chosen experts' unweighted outputs, [token, K], and every seventh value of x
-    W_up.
+    """Norms of the chosen experts' unweighted outputs, [token, K], and a sample of x W_up.
+
+    The sample is every seventh value, as a vector.
     """
     inputs = gate_inputs.reshape(-1, gate_inputs.shape[-1])
     norms, up_values = torch.zeros(chosen.shape), []
@@ -322,7 +326,7 @@ def print_losses(losses: Mapping[str, DomainLoss], console: Console) -> None:
 def print_statistics(
     stack: str, statistics: Sequence[Statistic], num_tokens: int, console: Console
 ) -> None:
-    """A row per statistic: here, by chance, published, where; the papers below."""
+    """Prints a row per statistic (here, by chance, published, source), then the papers."""
     title = f"Gating of the {stack} on {num_tokens:,} held-out tokens, means over its sites"
     table = Table(title=title, title_justify="left")
     for column in ("statistic", "here", "chance", "published", "source"):

@@ -1,9 +1,9 @@
-"""The architectures that the project trains: how each is built, fed and read. One `Family` for
-each, no branches.
+"""The architectures that the project trains: how each is built, fed and read.
 
-A *site* is a router with its experts, in the order of execution; a *stack* is what runs over one
-sequence of tokens. A decoder-only model has one stack, an encoder-decoder two, whose sites see
-different tokens.
+Each is one `Family`, so that other modules need no branches. A *site* is a router with its experts;
+sites stand in the order of execution. A *stack* is the part of a model that runs over one sequence
+of tokens. A decoder-only model has one stack, an encoder-decoder two, whose sites see different
+tokens.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ from capture.tiny.tokenizer import END_OF_TEXT_ID
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A router [E, H] and its experts, the gain [H] of the norm before it, and the first norm of
-    its layer, whose input is the residual stream."""
+    """A router and its experts, with the norms around them.
+
+    ``router_weight`` is [E, H]; ``norm_gain`` [H] is that of the norm before the router.
+    ``layer_norm`` is the first norm of the layer, whose input is the residual stream.
+    """
 
     stack: str
     router: nn.Module
@@ -45,8 +48,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Routed:
-    """What a router returned: ``logits`` [T, E], ``weights`` and ``experts`` [T, K], by falling
-    weight.
+    """What a router returned: ``logits`` [T, E], ``weights`` and ``experts`` [T, K].
+
+    Choices stand by falling weight.
     """
 
     logits: torch.Tensor
@@ -58,12 +62,16 @@ class Routed:
 class Family:
     """An architecture.
 
-    ``fresh`` builds a model that draws its weights from torch's global generator. Names of
-    parameters that end with one of ``residual_outputs`` add to the residual stream, those with one
-    of ``undecayed`` get no weight decay. ``predict(model, windows [S, T], prefix)`` are logits [S,
-    T - prefix, vocab] of the tokens behind the prefix. ``expert(experts, index, x [T, H])`` is x
-    W_up (before any activation) and the expert's output [T, H]. ``window`` and ``prefix`` are the
-    tokens of an evaluated window, and how many of them are not predicted.
+    - ``fresh(recipe)``: builds a model whose weights come from torch's global generator.
+    - ``model_class``, ``load_options``: how a checkpoint is loaded.
+    - ``residual_outputs``, ``embeddings``, ``undecayed``: ends of the names of parameters that add
+      to the residual stream, that are embeddings, and that get no weight decay.
+    - ``sites(model)``: the model's sites; ``routed(outputs)``: what a router's outputs mean.
+    - ``predict(model, windows [S, T], prefix)``: logits [S, T - prefix, vocab] of the tokens after
+      the prefix.
+    - ``expert(experts, index, x [T, H])``: x W_up before any activation, and the expert's output
+      [T, H].
+    - ``window``, ``prefix``: tokens of an evaluated window, and how many of them are not predicted.
     """
 
     fresh: Callable[[Recipe], Any]
@@ -86,7 +94,7 @@ def family_of(model: PreTrainedModel) -> Family:
 
 
 def family_named(model_type: str) -> Family:
-    """The family by transformers' name of it; raises ValueError if there is none."""
+    """The family by its ``model_type`` in transformers; raises ValueError if there is none."""
     if model_type not in FAMILIES:
         raise ValueError(
             f"cannot train or evaluate a model of type {model_type!r}; known: {', '.join(FAMILIES)}"
@@ -178,7 +186,7 @@ def _fresh_switch(recipe: Recipe) -> SwitchTransformersForConditionalGeneration:
         "num_sparse_decoder_layers": recipe.layers // 2,
         "num_heads": recipe.heads,
         "num_experts": recipe.experts,
-        # Noise that transformers multiplies into the gate input in place.
+        # No jitter: transformers would multiply this noise into the gate input in place.
         "router_jitter_noise": 0.0,
         "dropout_rate": 0.0,
         "router_z_loss_coef": recipe.z_loss,
@@ -197,8 +205,8 @@ def _fresh_switch(recipe: Recipe) -> SwitchTransformersForConditionalGeneration:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, recipe.init_std)
-        # The head divides by the root of the width where it shares the embeddings; half of that
-        # back learned fastest.
+        # A head that shares the embeddings divides by the root of the width. Giving half of that
+        # back made training fastest.
         model.decoder.final_layer_norm.weight.fill_(recipe.hidden**0.5 / 2)
     return model
 
@@ -243,7 +251,7 @@ def _plain_expert(
 
 _DECODER_ONLY: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        # The fastest of the implementations on a CPU at these sizes.
+        # The fastest implementations on a CPU at these sizes.
         "load_options": {"attn_implementation": "sdpa", "experts_implementation": "eager"},
         "embeddings": ("embed_tokens.weight",),
         "undecayed": ("embed_tokens.weight", "mlp.gate.weight"),
@@ -294,4 +302,4 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         ),
     }
 )
-"""By ``model_type`` in transformers' configurations."""
+"""The families, by ``model_type`` in transformers' configurations."""

@@ -1,6 +1,4 @@
-"""The project's own Mixture-of-Experts models: initial weights, optimizer and losses, for every
-recipe alike.
-"""
+"""Initial weights, optimizer and losses of the project's own models, the same for all recipes."""
 
 from __future__ import annotations
 
@@ -21,14 +19,15 @@ from capture.tiny.recipes import Recipe
 
 
 def build_model(recipe: Recipe) -> Any:
-    """The model before the first step, in float32; seeds torch's global generator, as
-    initialisation draws from it.
+    """The model before the first step, in float32.
+
+    Seeds torch's global generator, from which the initial weights are drawn.
     """
     torch.manual_seed(recipe.seed)
     family = family_named(recipe.family)
     model = family.fresh(recipe)
-    # Radford et al. 2019 (GPT-2), section 2.3: what is added to the residual stream shrinks with
-    # depth.
+    # Radford et al. 2019 (GPT-2), section 2.3: weights that add to the residual stream are scaled
+    # down with depth.
     residual_scale = 1 / math.sqrt(2 * recipe.layers)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -40,14 +39,15 @@ def build_model(recipe: Recipe) -> Any:
 
 
 def load_model(folder: Path) -> Any:
-    """A checkpoint in float32, ready to be evaluated; raises ValueError if the folder holds none
-    of a known family.
+    """A checkpoint in float32, ready for evaluation.
+
+    Raises ValueError if the folder holds no checkpoint of a known family.
     """
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"cannot load a model: {config} does not exist; give a checkpoint folder")
     family = family_named(json.loads(config.read_text()).get("model_type"))
-    # A bar for 14 MB only gets between the tables.
+    # A progress bar for 14 MB would only come between the tables.
     disable_progress_bar()
     return family.model_class.from_pretrained(
         folder, dtype=torch.float32, **family.load_options
@@ -55,8 +55,9 @@ def load_model(folder: Path) -> Any:
 
 
 def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW; no weight decay on vectors, embeddings and routers (it would flatten the gate
-    weights).
+    """AdamW without weight decay on vectors, embeddings and routers.
+
+    On routers, decay would flatten the gate weights.
     """
     decayed: list[torch.Tensor] = []
     free: list[torch.Tensor] = []
@@ -74,8 +75,9 @@ def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.AdamW:
 
 @contextmanager
 def recorded_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """A list that every forward pass appends its sites' router logits [token, expert] to; the
-    caller clears it.
+    """A list to which every forward pass appends its sites' router logits [token, expert].
+
+    The caller clears it.
     """
     family = family_of(model)
     logits: list[torch.Tensor] = []
@@ -92,10 +94,11 @@ def recorded_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor
 
 
 def balance_loss(router_logits: Sequence[torch.Tensor], top_k: int) -> torch.Tensor:
-    """Mean over the layers of each layer's load-balancing loss; 1 where the load is even.
+    """The load-balancing loss, mean over layers; 1 where the load is even.
 
-    transformers pools the logits of all layers before it averages, so that one collapsed layer goes
-    unpunished. Source: Fedus et al., Switch Transformers, arXiv:2101.03961, equation 4, for top-k.
+    transformers instead pools the logits of all layers first, which leaves one collapsed layer
+    unpunished. Source: Fedus et al., Switch Transformers, arXiv:2101.03961, equation 4, here for
+    top-k.
     """
     total = torch.zeros(())
     for logits in router_logits:
@@ -108,8 +111,9 @@ def balance_loss(router_logits: Sequence[torch.Tensor], top_k: int) -> torch.Ten
 
 
 def z_loss(router_logits: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Mean over layers and tokens of the router's squared log-partition (Zoph et al., ST-MoE,
-    arXiv:2202.08906).
+    """The router's squared log-partition function, mean over layers and tokens.
+
+    Source: Zoph et al., ST-MoE, arXiv:2202.08906.
     """
     return torch.stack(
         [logits.float().logsumexp(-1).pow(2).mean() for logits in router_logits]
@@ -117,8 +121,9 @@ def z_loss(router_logits: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def language_loss(model: PreTrainedModel, windows: torch.Tensor, prefix: int) -> torch.Tensor:
-    """Mean nats per token of windows [sequence, token] behind their ``prefix``, each predicted
-    from those before it.
+    """Mean loss in nats of the tokens of windows [sequence, token] after their ``prefix``.
+
+    Each is predicted from the tokens before it.
     """
     logits = family_of(model).predict(model, windows, prefix)
     return F.cross_entropy(

@@ -1,9 +1,8 @@
-"""The recipes of the project's own Mixture-of-Experts models: all that their trained weights depend
-on but the text.
+"""The recipes of the project's own models: all that their trained weights depend on but the text.
 
 A recipe names a family (`capture.tiny.families`), which knows how an architecture is built and
-read; everything else is numbers. They were chosen on one seed each by looking at gating statistics;
-the model cards say what came out.
+read. Everything else in a recipe is a number. The numbers were chosen by their gating statistics,
+on one seed for each recipe; the model cards show the results.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from sim.values.units import part_of
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that the trained weights depend on besides the text; the defaults are those of
-    ``tiny_mixtral``.
+    """Everything that the trained weights depend on besides the text.
 
-    ``layers`` are those of each stack. ``prefix`` is the range, both ends included, from which a
-    step draws how many tokens of its windows are read but not predicted: the prefix is what an
-    encoder reads, and (1, 1) is the plain language model. ``config`` are further settings of the
-    architecture, by the names that transformers gives them. Raises ValueError if the values do not
-    fit together.
+    The defaults are those of ``tiny_mixtral``. ``layers`` counts the layers of each stack.
+    ``prefix`` is the range, both ends included, from which a step draws how many tokens of its
+    windows are read but not predicted. The prefix is what an encoder reads; (1, 1) makes a plain
+    language model. ``config`` has further settings of the architecture, by their names in
+    transformers. Raises ValueError if the values do not fit together.
     """
 
     family: str = "mixtral"
@@ -46,15 +44,16 @@ class Recipe:
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
     warmup_steps: int = 100
-    # Share of the steps at the end over which the learning rate falls to 0 (warmup, stable, decay).
+    # Share of the steps, at the end, over which the learning rate falls to 0 (warmup, stable,
+    # decay).
     decay_share: float = 0.2
-    # A stronger balancing loss makes gates hard to predict; none lets popularity collapse.
+    # A stronger balancing loss makes gates hard to predict; without one popularity collapses.
     balance_loss: float = 0.01
-    # Holds the router's logits small, and with them the spread of the gate weights.
+    # Keeps the router's logits small, and so the spread of the gate weights.
     z_loss: float = 1e-4
     init_std: float = 0.02
-    # Large against the residual updates, so that gate inputs of neighbouring layers are similar, as
-    # in large models.
+    # Large compared with the residual updates, so that gate inputs of neighbouring layers are as
+    # similar as in large models.
     embedding_std: float = 0.15
     mix: tuple[float, ...] = (0.4, 0.4, 0.2)
     seed: int = 0
@@ -117,8 +116,9 @@ class Recipe:
         return self.tokens // (self.batch * self.seq)
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of ``step`` (from 0): linear warmup, constant, then linear to 0 over the
-        last decay_share.
+        """Learning rate of ``step`` (from 0).
+
+        It rises linearly, stays constant, and falls linearly to 0 over the last ``decay_share``.
         """
         decay_start = self.num_steps - part_of(self.num_steps, self.decay_share, up=True)
         warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
@@ -153,7 +153,7 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
                 "shared_expert_intermediate_size": 64,
                 "norm_topk_prob": False,
                 "tie_word_embeddings": True,
-                # The faster one for many narrow experts.
+                # Faster for many narrow experts.
                 "experts_implementation": "grouped_mm",
             },
         ),
@@ -173,8 +173,8 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
             tokens=1_536_000,
             prefix=(32, 128),
             balance_loss=0.02,
-            # A capacity beyond any window: no token is dropped, neither in one pass nor step by
-            # step.
+            # A capacity larger than any window, so that no token is dropped, neither in one pass
+            # nor step by step.
             config={"d_kv": 12, "expert_capacity": 4096},
         ),
     }

@@ -1,4 +1,4 @@
-"""Byte-level BPE for the project's own model, and documents as one stream of tokens."""
+"""Byte-level BPE for the project's own models, and documents as one stream of tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHIPPED_TOKENIZER = ASSETS / "tiny_mixtral" / "tokenizer.json"
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Documents one after the other, an end-of-text token behind each.
+    """The tokens of documents one after the other, each ended by an end-of-text token.
 
     ``ids``, ``document`` (index into the documents) and ``domain`` (index into DOMAINS) have one
     value per token.
@@ -46,12 +46,11 @@ class TokenStream:
 
 
 def train_tokenizer(documents: Iterable[Document], vocab_size: int = 2048) -> Tokenizer:
-    """Byte-level BPE over the training documents; every byte is a token, so every text can be
-    encoded.
+    """A byte-level BPE tokenizer, trained on the documents.
 
-    Equally frequent merges may come out in another order from one run to the next: the tokens are
-    then the same and some of their ids are not. A checkpoint is only usable with the tokenizer it
-    was trained with.
+    Every byte is a token, so every text can be encoded. Equally frequent merges may come in another
+    order from run to run: then the tokens are the same, but some of their ids differ. So a
+    checkpoint is usable only with the tokenizer that it was trained with.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -62,7 +61,7 @@ def train_tokenizer(documents: Iterable[Document], vocab_size: int = 2048) -> To
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # Long files are cut so that one large module does not choose the merges of its domain.
+    # Long files are cut, so that one large module does not decide the merges of its domain.
     texts = (
         document.text if document.domain == "prose" else document.text[:20_000]
         for document in documents
@@ -100,11 +99,11 @@ def encode(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStream:
 def sample_windows(
     stream: TokenStream, length: int, counts: Sequence[int], seed: int = 7
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Windows that each lie inside one document, dealt over the documents of a domain in turn.
+    """Random windows that each lie inside one document, taking a domain's documents in turn.
 
-    ``counts`` is the number of windows of each domain of DOMAINS. Returns token ids [window,
-    length] and the domain index [window]; a domain without a document of ``length`` tokens gets
-    none.
+    ``counts`` are the numbers of windows, by domain of DOMAINS. Returns token ids [window, length]
+    and the domain index [window]. A domain without a document of ``length`` tokens gets no window.
+    Raises ValueError if there is none at all.
     """
     generator = np.random.default_rng(seed)
     windows: list[npt.NDArray[np.int64]] = []
@@ -130,12 +129,11 @@ def sample_windows(
 def consecutive_windows(
     stream: TokenStream, length: int, shared: int = 1
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """The stream cut into windows [window, length] and the domain [window] of each one's first
-    token.
+    """The stream cut into windows [window, length], and the domain [window] of their first tokens.
 
-    Neighbours share ``shared`` tokens: where those at a window's beginning are not predicted, every
-    token but the first ``shared`` is, exactly once. The stream's last ``(len(stream) - shared) %
-    (length - shared)`` tokens are left out.
+    Neighbouring windows share ``shared`` tokens. If a window's first ``shared`` tokens are not
+    predicted, every token of the stream but the first ``shared`` is predicted exactly once. The
+    stream's last ``(len(stream) - shared) % (length - shared)`` tokens are left out.
     """
     starts = np.arange(0, len(stream) - length + 1, length - shared)
     windows = stream.ids[starts[:, None] + np.arange(length)].astype(np.int64)

@@ -1,7 +1,6 @@
-"""What recording costs: the hooks, a layer call at a time, and writing and reading a trace. Prints;
-asserts nothing.
+"""Prints what recording costs: the hooks by layer call, and writing and reading a trace.
 
-python -m tests.bench.capture_speed
+It asserts nothing. ``python -m tests.bench.capture_speed``
 """
 
 from __future__ import annotations
@@ -95,8 +94,9 @@ class Tower(nn.Module):
 def shortest_s(
     work: Callable[[], object], repeats: int, after: Callable[[], object] = lambda: None
 ) -> float:
-    """The shortest of ``repeats`` times: what else runs on the machine only adds. ``after`` each
-    it is not counted.
+    """The shortest of ``repeats`` times in s: what else runs on the machine only adds time.
+
+    ``after`` is called after each repeat, and its time does not count.
     """
     times = []
     for _ in range(repeats):
@@ -176,7 +176,7 @@ def parts_of(whole: Trace) -> list[Trace]:
 
 
 def storage_s() -> dict[str, float]:
-    """Seconds to write and read 10,000 tokens x 32 sites, and the size."""
+    """Seconds to write and read 10,000 tokens x 32 sites, and the size of the files."""
     whole = trace()
     parts = parts_of(whole)
     figures: dict[str, float] = {}

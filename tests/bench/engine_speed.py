@@ -1,10 +1,9 @@
-"""Token-layers a second of the engine, beside this machine's SimPy timeouts a second. Measures,
-asserts nothing.
+"""Measures the engine in token-layers a second, beside the machine's SimPy timeouts a second.
 
-Each shape: one synthetic sequence, half of the experts resident, gate lookahead of one site,
-lookup, transfer and decision columns on, derived tables and bounds outside, one core, CPU time,
-medians of pairs; then the first shape with LRU on other machines. The last line is one JSON
-document.
+It asserts nothing. Each shape runs one synthetic sequence with half of the experts resident and
+gate lookahead of one site. Columns of lookups, transfers and decisions are on; derived tables and
+bounds are outside of the measurement. Numbers are of one core's CPU time, as medians of pairs. Then
+the first shape runs with LRU on other machines. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from sim.values.types import Geometry, Route
 from sim.values.units import ms
 from sim.workload.steps import Workload
 
-# Shape: (MB an expert, ms of dense work a site, ms an expert), a link of 25 GB/s with 10 us a
-# transfer.
+# By shape: (MB an expert, ms of dense work a site, ms an expert). The link has 25 GB/s and takes 10
+# us a transfer.
 TIMES = {
     "mixtral_8x7b": (352.0, 0.7, 0.4),
     "qwen15_moe": (17.3, 0.35, 0.05),
@@ -59,8 +58,9 @@ CACHES: dict[str, Callable[[], CachePolicy]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Links, and what the loader does with them. ``ram``: a managed tier that holds this share
-    of all experts.
+    """Links, and what the loader does with them.
+
+    ``ram``: a managed tier that holds this share of all experts.
     """
 
     engines: tuple[int, ...] = (1,)
@@ -141,9 +141,10 @@ def token_layers_per_s(
 
 @dataclass(frozen=True)
 class Found:
-    """Medians of repeats: token-layers a second; their ratio to the timeouts a second just before
-    and after, and the ratio's quartiles: machines that others share change their pace within
-    seconds.
+    """Medians over repeats: token-layers a second, and their ratio to timeouts a second.
+
+    The timeouts are measured just before and after each run. The quartiles are the ratio's:
+    machines that others share change their pace within seconds.
     """
 
     rate: float

@@ -1,8 +1,8 @@
-"""Prints what the 95 % intervals cover, by simulation: ``python tests/bench/interval_coverage.py``.
+"""Prints, by simulation, how often the 95 % intervals cover the truth.
 
-Rows are numbers of sequences. A column takes all lengths of sequences (equal to very unequal) and
-tells the lowest and the highest coverage, in per cent. Last comes what a percentile bootstrap
-covers.
+``python tests/bench/interval_coverage.py``. Rows are numbers of sequences. A column has the lowest
+and the highest coverage in per cent, over all distributions of the sequences' lengths. The last
+column is the coverage of a percentile bootstrap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRIALS = 20_000
 
 
 def main() -> None:
-    """One line for each number of sequences."""
+    """Print one line for each number of sequences."""
     print(
         "sequences | both systems vary: "
         + " | ".join(TAILS)

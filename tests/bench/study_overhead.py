@@ -1,9 +1,9 @@
-"""What a study costs beyond its simulations, in processor time a cell; run by hand (Linux):
-``python tests/bench/study_overhead.py [cells]``.
+"""Measures what a study costs beyond its simulations, in processor time a cell.
 
-Configurations of one short sequence in a pool of two processes: the time of all processes, imports
-and all, less what ``execute`` (simulating and measuring) takes in them. Beside it this machine's
-speed, as SimPy's timeouts a second.
+Run by hand (Linux): ``python tests/bench/study_overhead.py [cells]``. The study has configurations
+of one short sequence in a pool of two processes. Its overhead is the time of all processes, imports
+included, minus the time of ``execute`` (simulating and measuring) in them. This machine's speed, as
+SimPy's timeouts a second, is printed beside it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def timeouts_per_s(count: int = 200_000) -> float:
 
 def main() -> None:
     cells = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    # Workers are children of a fork server that outlives the study: have them all counted here.
+    # Workers are children of a fork server that outlives the study. As their subreaper, this
+    # process counts them all.
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""Token-layers a second of every system at 48 x 128 top-8. Measures, asserts nothing.
+"""Measures every system in token-layers a second at 48 x 128 top-8.
 
-CPU time of the simulation alone, best of the repeats; machine and loader as in conf/, half of the
-expert bytes resident on a device that holds them, one synthetic trace with tokens drawn at random.
-What a system's predictor needs is fitted on two of its four sequences first (networks with torch,
-if it is installed). A run that is slow is not repeated.
+It asserts nothing. Numbers are of the simulation's CPU time alone, the best of the repeats. Machine
+and loader are as in conf/; half of the expert bytes are resident on a device that holds them; one
+synthetic trace has random tokens. What a system's predictor needs is first fitted on two of its
+four sequences (networks with torch, if it is installed). A slow run is not repeated.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from sim.traces.trace import Trace, read_trace, write_trace
 from sim.values.places import ROOT
 
 FITTED_BY = {"learned": capture.fit, "learned_stride_2": capture.fit}
-"""Which command fits a predictor's option; those that are not here: sim.fit."""
+"""The command that fits each of these predictors' options; sim.fit fits all others."""
 WORDS = ("output_dir=unused", "model=qwen3_30b_a3b", "hardware.memory_gib=192", "trace.split=all")
 LONG_S = 0.5
-"""CPU time of a run's repeats, after which there is no further one."""
+"""A run is not repeated again once its repeats have taken this much CPU time, in s."""
 
 
 def drawn_trace(folder: Path, tokens: int) -> Trace:
@@ -55,7 +55,10 @@ def drawn_trace(folder: Path, tokens: int) -> Trace:
 
 
 def words_of(name: str, folder: Path, fits: Path) -> list[str]:
-    """How a system is composed here, its predictor fitted. Raise ValueError if it cannot be."""
+    """The words that compose a system here, with its predictor fitted.
+
+    Raise ValueError if it cannot be fitted.
+    """
     words = [f"system={name}", *WORDS, f"trace.path={folder}"]
     if name == "floe":
         words.append("payload=active_share_nominal")  # synthetic gates have no channels
@@ -77,8 +80,9 @@ def words_of(name: str, folder: Path, fits: Path) -> list[str]:
 
 
 def token_layers_per_s(name: str, words: Sequence[str], trace: Trace, repeats: int) -> float:
-    """Gates a second, the best of so many fresh runs. Raise ValueError where it cannot run on
-    this trace.
+    """Gates a second, the best of so many fresh runs.
+
+    Raise ValueError where the system cannot run on this trace.
     """
     best, spent = 0.0, 0.0
     config, _ = configure(*words)

@@ -1,8 +1,8 @@
-"""A phone's residency log, altered: a flag, an expert, two lookups, or all flags since another
-budget holds.
+"""Altered copies of a phone's residency log, and where each first contradicts the phone's rule.
 
-The phone's rule in plain Python (`test_phone_trace` has it in words) says of each altered log at
-which lookup it first contradicts the contract, if at all.
+An alteration changes a flag, an expert, two lookups, or all flags since another budget holds. The
+rule in plain Python (`test_phone_trace` has it in words) says at which lookup an altered log first
+contradicts the contract, if at all.
 """
 
 from __future__ import annotations

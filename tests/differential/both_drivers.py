@@ -1,5 +1,6 @@
-"""One run in the simulator and through the device's main loop: rows, tables and decisions must
-be equal.
+"""Compares one run in the simulator and through the device's main loop: rows, tables, decisions.
+
+All of them must be equal.
 """
 
 from __future__ import annotations

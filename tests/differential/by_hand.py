@@ -1,4 +1,4 @@
-"""Small scenarios that can be followed on paper: times of 1 and 10, one pool, sizes of a byte."""
+"""Small scenarios that can be followed on paper: times of 1 and 10 ns, one pool, 1-byte sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The dice of random scenarios with features: durations, links, and rows that are recorded or
-asked for.
+"""The random draws of scenarios with features: durations, links, and the rows of their steps.
+
+Rows are recorded, or composed from requests.
 """
 
 from __future__ import annotations

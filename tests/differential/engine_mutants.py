@@ -1,6 +1,4 @@
-"""Defects that can be planted in what moves and computes: links, steps, the stream, and who
-holds up whom.
-"""
+"""Defects that can be planted in the engine: in its links, steps, compute stream and contention."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The phone's cache in plain Python, right or with one fault, and logs of such engines: the oracle
-of the fault search.
+"""The phone's cache in plain Python, right or with one fault, and the logs of such engines.
 
-The engines share no code with the simulator. The rule is `test_phone_trace`'s: the lookups of a
-batch refresh, then the batch's absent experts are there, then the least recent that are none of the
-batch's go while the bytes exceed the budget.
+It is the oracle of the fault search, and shares no code with the simulator. The rule is
+`test_phone_trace`'s: the lookups of a batch refresh their experts. Then the batch's absent experts
+enter. Then the least recent experts that are none of the batch's leave while the bytes exceed the
+budget.
 """
 
 from __future__ import annotations

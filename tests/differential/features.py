@@ -1,5 +1,4 @@
-"""Random scenarios with one feature of docs/contracts switched on so that it matters, or with a
-random mixture of them.
+"""Random scenarios in which one feature of docs/design.md, or a random mixture of them, matters.
 
 Every draw takes an otherwise random scenario (`random_scenario`) and changes what the features
 need.

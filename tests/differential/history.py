@@ -1,4 +1,7 @@
-"""Victim orders of every cache policy, from a plain history of requests, arrivals and evictions."""
+"""Victim orders of every cache policy, computed from a plain history of its notifications.
+
+The history is one of requests, arrivals and evictions.
+"""
 
 from __future__ import annotations
 

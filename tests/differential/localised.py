@@ -1,17 +1,18 @@
-"""How often `sim.check` finds what is wrong in a phone's log: of faulty engines, and of logs whose
-text was altered.
+"""The command that measures how often `sim.check` finds what is wrong in a phone's log.
 
 ``python tests/differential/localised.py OUT.jsonl [engines=1000] [texts=1000] [ties=20]``
 
-Each log is one line of OUT.jsonl, written when it is done: a killed run goes on with the same
-command, and more logs are added to those that are there. The table is printed at the end (with the
-counts that are there, also on Ctrl-C). Logs are drawn by (kind, seed), seeds from 0 on, kind by
-kind in turn; one that no flag tells from the right engine's is kept as such, and the next seed is
-drawn. What is counted is defined in docs/check.md.
+The logs come from faulty engines, and from right logs whose text was altered. Each log is one line
+of OUT.jsonl, written when it is done. So a killed run continues with the same command, and later
+runs add logs to those that are there. The table is printed at the end, and on Ctrl-C with the
+counts so far. Logs are drawn by (kind, seed), with seeds from 0 on, kind by kind in turn. A log
+that no flag distinguishes from the right engine's is kept as such, and the next seed is drawn.
+docs/check.md defines what is counted.
 
-``ties``: of so many engines whose fault is not decidable, kind by kind in turn, how many of
-`DROPPED` other experts leave the very same flags, each, if it is dropped in the batch of the fault
-(or is the wrong victim of the same other one): by plain Python alone.
+``ties`` takes so many engines whose fault is not decidable, kind by kind in turn. For each it
+counts how many of `DROPPED` other experts leave the very same flags if they are dropped in the
+batch of the fault (or are the wrong victim of the same other expert). Only plain Python decides
+that.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Defects that can be planted in the decision core, and switches. A mutant changes public names
-where it can.
+"""Defects that can be planted in the decision core, and loaders with wrong switches.
+
+A mutant changes public names where it can.
 """
 
 from __future__ import annotations

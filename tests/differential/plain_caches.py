@@ -1,8 +1,7 @@
-"""Cache policies once more, in plain Python: whenever a victim is needed it is chosen from the
-whole history.
+"""A second implementation of the cache policies, in plain Python.
 
-Nothing is kept up to date here: recency, counts, scores and distances are counted anew from all
-requests so far.
+It keeps no state up to date. Whenever a victim is needed, recency, counts, scores and distances are
+counted anew from all requests so far.
 """
 
 from __future__ import annotations

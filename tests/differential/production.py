@@ -1,5 +1,6 @@
-"""A scenario through the project's own controller and drivers: policies, workload and times in
-its words.
+"""Runs a scenario through the project's own controller and drivers.
+
+It translates the scenario's policies, workload and times into the project's own.
 """
 
 from __future__ import annotations

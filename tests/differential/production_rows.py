@@ -1,4 +1,4 @@
-"""What a run of the production code recorded, as the reference's rows."""
+"""Converts what a run of the production code recorded into the rows of the reference."""
 
 from __future__ import annotations
 

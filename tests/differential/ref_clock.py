@@ -1,8 +1,8 @@
-"""The order of things at one instant, on SimPy's clock.
+"""The order of events at one instant, on SimPy's clock.
 
 Events of the contract carry their class and number as SimPy priority, far above SimPy's own URGENT
-and NORMAL: whatever SimPy does to resume processes and to hand over resources at an instant is over
-before the contract's next event of that instant.
+and NORMAL. So whatever SimPy does at an instant to resume processes and to hand over resources is
+over before the contract's next event of that instant.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The controller of the reference: what is asked for, queued, issued, claimed and dropped
-(sections 3 to 6).
-"""
+"""The controller of the reference: it asks, queues, issues, claims and drops (sections 3 to 6)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The links: engines that serve what was issued, sharing a link's bandwidth, in chunks, or
-handing on early.
+"""The links of the reference: engines that serve what was issued.
+
+Engines share a link's bandwidth, serve in chunks, or hand on early (cut-through).
 """
 
 from __future__ import annotations

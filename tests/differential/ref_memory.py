@@ -1,6 +1,4 @@
-"""Where variants are: pools, the tiers made of them, staging slots; and what is on its way
-between them.
-"""
+"""The memories of the reference: pools, the tiers made of them, staging, and keys in flight."""
 
 from __future__ import annotations
 

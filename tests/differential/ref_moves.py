@@ -1,4 +1,4 @@
-"""Transfers of the reference: queues, claims, hops, chunks, staging (docs/contracts)."""
+"""The transfers of the reference: queues, claims, hops, chunks, staging (docs/contracts)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Who works while others do: everybody's pace follows from who is at work, and ends follow from
-the paces.
+"""The contention of the reference: parties at work slow each other down.
+
+Each party's pace follows from which parties are at work, and the ends of their work follow from the
+paces.
 """
 
 from __future__ import annotations

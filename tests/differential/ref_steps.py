@@ -1,6 +1,4 @@
-"""The steps of a run: recorded ones as they are, others composed of single sequences (section
-7).
-"""
+"""The steps of a run in the reference: recorded, or composed of single sequences (section 7)."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""An independent, idiomatic SimPy model of docs/contracts: slow, plain, and the judge of the
-production engine.
+"""An independent SimPy model of docs/contracts, against which the production engine is judged.
 
-Processes and resources, as a SimPy user would write them: the compute stream walks through steps
-and sites; every need is a process that waits for its variant; the CPU is a resource; every service
-of a link is a process. What SimPy cannot say (a claim at issue, a dropped prefetch, a queue place
-that survives promotion) is written beside it, as a list that is sorted when it is asked.
+It is slow and plain, with processes and resources as a SimPy user would write them. The compute
+stream walks through steps and sites; every need is a process that waits for its variant; the CPU is
+a resource; every service of a link is a process. What SimPy cannot express (a claim at issue, a
+dropped prefetch, a queue place that survives promotion) is a list beside it, sorted when it is
+asked.
 
 This file is the compute stream (contract C66). `ref_control` is the controller, `ref_moves` its
 transfers, `ref_links` the links, `ref_steps` the steps, `ref_memory` the tiers, `history` the
 victim orders, `stall` the idle time.
 
-READINGS lists where the page allows more than one reading, and which one this is.
+READINGS lists where the page allows more than one reading, and which one this model takes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What a run's timeline consists of: plain rows of numbers, which the reference and the
-production engine both give.
-"""
+"""The rows of a run's timeline: plain numbers that reference and production engine both return."""
 
 from __future__ import annotations
 

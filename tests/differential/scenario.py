@@ -1,6 +1,4 @@
-"""Random scenarios. What one is made of stands in `scenario_data`, `scenario_steps`, and can be
-had from here, too.
-"""
+"""Random scenarios; this module also exports what `scenario_data` and `scenario_steps` define."""
 
 from __future__ import annotations
 

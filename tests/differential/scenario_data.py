@@ -1,8 +1,8 @@
-"""One run of the simulator as plain frozen data.
+"""A scenario: one run of the simulator as plain frozen data.
 
-Nothing here decides anything: a scenario names the machine (sizes, times, pools), the policies (by
-name and numbers), the loader's switches and the routing (needs and forecasts of every gate:
-`scenario_steps`). The reference and the production engine are both given the same scenario.
+Nothing here decides anything. A scenario names the machine (sizes, times, pools), the policies (by
+name and numbers), the loader's switches, and the routing (needs and forecasts of every gate:
+`scenario_steps`). The reference and the production engine are given the same scenario.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What a scenario is asked for, as plain frozen data: needs and forecasts of steps, or requests
-that make steps.
+"""The routing of a scenario as plain frozen data: needs and forecasts of steps or of requests.
+
+Requests are composed into steps.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""How idle time splits (contract C72): walk back from the end of each interval, along what ended
-it, to its start.
+"""How idle time is split by cause (section 8).
+
+From the end of each idle interval it walks back, along what ended the interval, to the interval's
+start.
 """
 
 from __future__ import annotations

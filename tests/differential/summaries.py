@@ -1,4 +1,4 @@
-"""A scenario's run as a user's: its tables, its summary and its configuration."""
+"""A random scenario's run as users see it: its tables, its summary and its configuration."""
 
 from __future__ import annotations
 

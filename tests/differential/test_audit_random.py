@@ -1,4 +1,4 @@
-"""The summaries of random scenarios of every feature, computed again from their tables alone."""
+"""Summaries of random scenarios with every feature, computed again from their tables alone."""
 
 from __future__ import annotations
 

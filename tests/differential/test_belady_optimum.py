@@ -1,10 +1,9 @@
-"""Caches that know the future, against the fewest loads that any cache can make, found in two other
-ways.
+"""Caches that know the future, against the fewest loads that any cache can make.
 
-Gates ask for several experts at once, of several sites, in pools shared or of their own. The fewest
-loads of the smallest cases come from trying every content of the cache; those of larger ones from a
-flow: each key between two of its requests is an interval that may hold a slot, and as many units as
-there are slots go through the gates.
+That number is found in two other ways. Gates ask for several experts at once, of several sites, in
+shared pools or in pools of their own. For the smallest cases every possible content of the cache is
+tried. For larger ones it comes from a flow: the time of each key between two of its requests is an
+interval that may hold a slot, and as many units as there are slots flow through the gates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A chunked link, with its one event a cut, against a page that has an event for every chunk.
+"""A chunked link with one event a cut, against a plain simulation with an event for every chunk.
 
-Random streams of demands, prefetches, and needs for what was prefetched earlier; many of them come
-at the instant at which a chunk ends. Slots are plenty here: whether a demand could claim one is for
-the comparison with the reference.
+The streams are random: demands, prefetches, and needs for what was prefetched earlier. Many come at
+the instant at which a chunk ends. Slots are plenty here: whether a demand can claim one is checked
+by the comparison with the reference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs whose times have a formula: the controller and the engine against arithmetic.
 
-Times are small whole numbers of ns; in the helpers' scenarios dense work takes 1 a site and an
-expert 1, where nothing else is said, so the first gate is at 1.
+Times are small whole numbers of ns. In the helpers' scenarios dense work takes 1 a site and an
+expert takes 1, unless a test says otherwise, so the first gate is at 1.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The simulator replays what recorded runs took, and comes out where they did; what is not its own
-rules is found.
+"""The simulator replays what recorded runs took, and ends where they did.
 
-On a null device a replay is exact, with no order forced, whatever the features. On a device that
-takes close things in any order the recorded order is forced. Drivers with one rule broken are found
-at a call. On paced threads the limits of docs/validation.md hold; a machine that is too busy for
-them skips that part with the reason.
+- On a null device a replay is exact, with no order forced, whatever the features.
+- On a device that takes close events in any order, the recorded order is forced.
+- A driver with one rule broken is found at a call.
+- On paced threads the limits of docs/validation.md hold. A machine that is too busy for them skips
+that part with the reason.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Real threads, real bytes and real experts at nominal times: the simulator says beforehand how
-long a run takes.
+"""The simulator predicts how long a run with real threads, real bytes and nominal times takes.
 
-Links are paced and computations padded, so nominal times alone must predict the makespan within 1 %
-and 95 % of the steps within 2 %. A machine that other work keeps busy cannot show that, and skips
-with the reason. Its decisions must be right all the same, and a simulator with one rule broken is
-found at a call, whatever the machine does.
+The experts are real. Links are paced and computations padded, so nominal times alone must predict
+the makespan within 1 % and 95 % of the steps within 2 %. A machine that other work keeps busy
+cannot show that and skips with the reason. Its decisions must be right all the same, and a
+simulator with one rule broken is found at a call on any machine.
 """
 
 from __future__ import annotations

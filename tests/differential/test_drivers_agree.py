@@ -1,9 +1,8 @@
-"""The engine and the driver of real runs are two programs around one controller: they do the same
-on a null device.
+"""The engine and the driver of real runs do the same on a null device.
 
-Every feature of docs/contracts, alone and mixed. Records are compared with ``==``, calls one by
-one, and each log is repeated by a fresh controller. The order of calls is also the reference's,
-which shares no code with either.
+They are two programs around one controller. Every feature of docs/design.md is tested, alone and
+mixed. Records are compared with ``==``, calls one by one, and each log is repeated by a fresh
+controller. The order of calls is also the reference's, which shares no code with either.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The production engine does what the reference does, row by row, on random scenarios of
-everything there is.
+"""The production engine does what the reference does, row by row, on random scenarios.
+
+The scenarios have every feature.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""The published gpt-oss-20b routing through more cache policies: known hit ratios, and every hit
-against plain Python.
+"""The published gpt-oss-20b routing through more cache policies, against known hit ratios.
 
-The data are third-party and not part of the project; where they are absent, these tests are
-skipped. Known, by layer and on average, of the sequences without repetition: the hit ratios of LFU
-that never forgets (0.629 with 25 % of the experts resident, 0.865 with 50 %), of LFU whose counts
-lose 2 % a token, of the best that any cache could do (0.812, 0.955: after each token, whoever is
-asked for again soonest stays, the token's own experts included), of the most popular experts of the
-same data and of the other half of the sequences (0.498, 0.799). A layer of them is counted anew
-here in plain Python; with ``--scenarios`` of 15 000 or more, every layer.
+Every hit is also compared with plain Python. The data are third-party and not part of the project;
+where they are absent, these tests are skipped. Known, by layer and on average, for the sequences
+without repetition, are the hit ratios of:
+
+- LFU that never forgets: 0.629 with 25 % of the experts resident, 0.865 with 50 %;
+- LFU whose counts lose 2 % a token;
+- the best that any cache could do: 0.812 and 0.955, where after each token those experts stay that
+  are asked for again soonest, the token's own included;
+- the most popular experts of the same data and of the other half of the sequences: 0.498 and 0.799.
+
+One layer of them is counted anew here in plain Python; with ``--scenarios`` of 15 000 or more,
+every layer.
 
 `Belady` with bypass reaches the best: a newcomer is served from staging, and takes its place when
 its gate is over.

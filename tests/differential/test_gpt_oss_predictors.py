@@ -1,10 +1,9 @@
-"""Predictors of the next site on a published trace: the recall that others' programs gave on the
-same data.
+"""Predictors of the next site on a published trace, against the recall of other programs.
 
 The trace and its statistics are third-party data that are not part of the project; where they are
-absent, these tests are skipped. Known of gpt-oss-20b's decoding, mean over the sites, on sequences
-that were held out: of a token's four experts, four named from its experts at the site before find
-0.597 by counting and 0.658 by logistic regression.
+absent, these tests are skipped. For the decoding of gpt-oss-20b, on held-out sequences and as a
+mean over the sites, this is known: of a token's four experts, four named from its experts at the
+site before find 0.597 by counting and 0.658 by logistic regression.
 """
 
 from __future__ import annotations

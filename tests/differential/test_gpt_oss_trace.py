@@ -1,13 +1,13 @@
-"""A published trace of a real model through the controller: LRU's known hit ratios, and every hit
-against plain Python.
+"""A published trace of a real model through the controller, against LRU's known hit ratios.
 
-The trace is third-party data that is not part of the project; where it is absent, these tests are
-skipped. Known, per layer and averaged over the layers, for the sequences without repetition: LRU
-hits 0.656 of the requests with 25 % of the experts resident and 0.898 with 50 %, if recency changes
-at the request and a token's experts spare each other.
+Every hit is also compared with plain Python. The trace is third-party data that is not part of the
+project; where it is absent, these tests are skipped. Known, by layer and as the mean over layers,
+for the sequences without repetition: LRU hits 0.656 of the requests with 25 % of the experts
+resident and 0.898 with 50 %. That holds if recency changes at the request and a token's experts
+spare each other.
 
-The whole trace goes through a formula in numpy; the controller has the same hits, one by one, on as
-many sequences as a thirtieth of ``--scenarios`` (15 000: on all).
+A formula in numpy goes through the whole trace. The controller must have the same hits, one by one,
+on as many sequences as a thirtieth of ``--scenarios`` (15 000: on all).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The comparison with the reference has teeth: defects, each planted in the production code, are
-all found.
+"""The comparison with the reference finds every defect that is planted in the production code.
 
 The comments at ``MUTANTS`` say how many random scenarios of its kind it took to find each.
 """

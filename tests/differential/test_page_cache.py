@@ -1,4 +1,4 @@
-"""Drives whose reads the operating system keeps: by hand, and the engine against the reference."""
+"""Drives whose reads the operating system caches: by hand, and the engine against the reference."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The check of a foreign log, on a phone's own: it explains every flag, and names what contradicts
-it first.
+"""The check of another engine's log, on a phone's own log.
 
-Oracle: the phone's cache in plain Python (`test_phone_trace` has its rule), which says of each
-altered log at which lookups it contradicts the contract. Faulty engines: `test_phone_faults`.
+It must explain every flag, and name first what contradicts it first. Oracle: the phone's cache in
+plain Python (`test_phone_trace` has its rule), which says at which lookups each altered log
+contradicts the contract. Faulty engines are tested in `test_phone_faults`.
 """
 
 from __future__ import annotations

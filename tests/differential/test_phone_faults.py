@@ -1,12 +1,13 @@
 """The faults of engines, found from the residency logs that they leave.
 
-Oracle: `faulty_phone`, the phone's cache in plain Python, with one fault at random. A fault that
-changes no flag leaves the right engine's log, and another is drawn. A fault is *decidable* if one
-of the flags that it changes is of its own expert (of the one that went for another, was not
-refreshed or not kept; of the one that stayed): else the log shows no more than that something went
-wrong, which many faults would explain alike. Decidable ones must be told of, with their kind, their
-expert, its lookups before and after, and a span of batches that contains theirs. `localised.py`
-counts how often they are, of a thousand engines.
+Oracle: `faulty_phone`, the phone's cache in plain Python with one random fault. A fault that
+changes no flag leaves the right engine's log, and another is drawn.
+
+A fault is *decidable* if one of the flags that it changes is of its own expert. That is the expert
+that went in another's place, was not refreshed or not kept, or stayed. Otherwise the log shows only
+that something went wrong, which many faults would explain alike. Decidable faults must be reported
+with their kind, their expert, its lookups before and after, and a span of batches that contains
+theirs. `localised.py` counts how often they are, over a thousand engines.
 """
 
 from __future__ import annotations

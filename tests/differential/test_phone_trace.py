@@ -1,9 +1,9 @@
-"""A phone's own expert cache, by plain Python and by the simulator: every residency flag, every hit
-rate it reported.
+"""A phone's own expert cache, explained by plain Python and by the simulator.
 
-The trace is third-party data that is not part of the project; where it is absent, these tests are
-skipped. Qwen3-30B-A3B on BigMoeOnEdge, 28 prompt and 128 decoded tokens, one cache of 4000 MiB over
-all layers.
+Both must give every residency flag and every hit rate that the phone reported. The trace is
+third-party data that is not part of the project; where it is absent, these tests are skipped. It is
+of Qwen3-30B-A3B on BigMoeOnEdge: 28 prompt and 128 decoded tokens, one cache of 4000 MiB over all
+layers.
 
 The rule that gives all 44,766 flags:
 
@@ -13,21 +13,21 @@ The rule that gives all 44,766 flags:
 2. A lookup is resident if its expert was in the cache when the batch began. Repeats in the batch
    have the same flag.
 3. The batch's lookups are gone through token by token and, inside a token, from the highest weight
-   down. Each makes its expert the most recent of the whole cache, repeats too: an expert's age is
-   its *last* (token, slot), not its first and not its number of tokens. Absent and resident experts
-   are not told apart.
-4. The batch's absent experts enter at once, whatever the budget: the cache exceeds it until the
-   batch is over.
-5. Then, while the bytes in the cache exceed the budget (4000 x 2**20), the least recent expert
-   goes, as long as it is none of the batch's. Bytes are those of the expert's layer (two sizes
-   occur); equality with the budget is allowed.
+   down. Each makes its expert the most recent of the whole cache, and so do repeats. So an expert's
+   age is its *last* (token, slot), not its first and not its number of tokens. Absent and resident
+   experts are treated alike.
+4. The batch's absent experts enter at once, whatever the budget: the cache exceeds the budget until
+   the batch is over.
+5. Then, while the bytes in the cache exceed the budget (4000 x 2**20), the least recent expert that
+   is none of the batch's leaves. Bytes are those of the expert's layer (two sizes occur); equality
+   with the budget is allowed.
 
-Step 5 need not wait: evicting at each absent expert, in the order of step 3, gives the same flags
+Step 5 need not wait. Evicting at each absent expert, in the order of step 3, gives the same flags
 so long as the batch spares *all* its experts, also those not gone through yet; only the peak
-differs (4184.5 or 4000.0 MiB). Making it spare only those gone through gives 5 wrong flags. Sparing
-in step 5 never matters here: no batch exceeds the budget.
+differs (4184.5 or 4000.0 MiB). Sparing only those gone through gives 5 wrong flags. Sparing in step
+5 never matters here, since no batch exceeds the budget.
 
-What the engine reports is hits over *distinct* experts of a batch, prefill's (all absent) counted:
+The engine reports hits over the *distinct* experts of a batch, with prefill's (all absent) counted:
 74.9 % at the end. Over decode alone it is 80.3 %.
 
 In the simulator's words: LRU over one pool, `recency: rows`, `initial: empty`, `retention:

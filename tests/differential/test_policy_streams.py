@@ -1,7 +1,6 @@
-"""Every other cache policy as a request stream: the simulator's hits against a second
-implementation in plain Python.
+"""Every other cache policy as a request stream, against a second implementation in plain Python.
 
-As tests/differential/test_request_streams.py, whose streams and controller these are.
+The streams and the controller are those of tests/differential/test_request_streams.py.
 """
 
 from __future__ import annotations

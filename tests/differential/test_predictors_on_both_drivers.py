@@ -1,10 +1,8 @@
-"""Every predictor of ``conf/predictor`` on the bundled trace: the simulator and the device's main
-loop say the same.
+"""Every predictor of ``conf/predictor``, in the simulator and in the device's main loop.
 
-Alone, and several requests together with prompts cut up, where forecasts are unions of rows.
-
-Oracle: the other driver. Tables are compared with ``==``, decisions call by call, and each log is
-replayed into a fresh controller.
+Both run the bundled trace: requests alone, and several together with prompts cut up, where
+forecasts are unions of rows. Oracle: the other driver. Tables are compared with ``==``, decisions
+call by call, and each log is replayed into a fresh controller.
 """
 
 from __future__ import annotations

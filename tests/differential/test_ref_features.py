@@ -1,5 +1,6 @@
-"""Random scenarios of every feature: the feature shows, the invariants hold, a run can be
-repeated.
+"""The reference on random scenarios of every feature.
+
+The feature shows, the invariants hold, and a run can be repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reference by hand: routes, engines, cut-through and chunks."""
+"""The reference against examples worked by hand: routes, engines, cut-through and chunks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The reference by hand: the RAM tier, write-back, staging, refusals, partial moves, claims and
-retention.
+"""The reference against examples worked by hand: memory.
+
+They cover the RAM tier, write-back, staging, refusals, partial moves, claims and retention.
 """
 
 from __future__ import annotations

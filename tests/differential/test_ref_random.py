@@ -1,6 +1,4 @@
-"""The reference alone, on random scenarios: against closed forms, and against what must hold of
-every run.
-"""
+"""The reference alone on random scenarios, against closed forms and invariants of every run."""
 
 from __future__ import annotations
 

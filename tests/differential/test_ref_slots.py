@@ -1,6 +1,4 @@
-"""The reference alone, against paper: who goes for what comes, who serves, and who is first at
-one instant.
-"""
+"""The reference against examples worked by hand: victims, serving keys, order at one instant."""
 
 from __future__ import annotations
 

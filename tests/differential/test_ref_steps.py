@@ -1,4 +1,4 @@
-"""The reference by hand: steps composed of requests."""
+"""The reference against examples worked by hand: steps composed of requests."""
 
 from __future__ import annotations
 

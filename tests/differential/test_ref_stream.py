@@ -1,5 +1,6 @@
-"""The reference by hand: the compute stream, the host, the CPU, predictions that take time,
-dense blocks, orders.
+"""The reference against examples worked by hand: the compute stream and what it waits for.
+
+They cover host time, the CPU, predictions that take time, dense blocks, and the orders of needs.
 """
 
 from __future__ import annotations

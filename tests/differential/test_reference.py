@@ -1,4 +1,4 @@
-"""The reference alone, against paper: HOBBIT's figure 9, waves, and prefetches that wait."""
+"""The reference against examples worked by hand: HOBBIT's figure 9, waves, waiting prefetches."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Cache policies as request streams: the simulator's hits against libCacheSim's, and against a page
-of plain Python.
+"""Cache policies as request streams, against libCacheSim and against a page of plain Python.
 
-With one expert a gate, no prefetch, one row a step, equal sizes, one pool and a cold start, a run
-is what caching literature calls a request stream: what is requested is resident before the next
-request, and the only pinned key is the one being asked for. Its hits must then be those of the
-textbook policy, request by request, whatever the times.
+A run is what the literature on caches calls a request stream if it has one expert a gate, no
+prefetch, one row a step, equal sizes, one pool and a cold start. Then what is requested is resident
+before the next request, and the only pinned key is the one being asked for. So the hits must be
+those of the textbook policy, request by request, whatever the times.
 """
 
 from __future__ import annotations

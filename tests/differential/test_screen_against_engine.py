@@ -1,5 +1,6 @@
-"""Screening against the engine, bit for bit, on random runs of every kind that it accepts, half
-of them with ties.
+"""Screening against the engine, bit for bit, on random runs of every kind that it accepts.
+
+Half of them have ties.
 """
 
 from __future__ import annotations

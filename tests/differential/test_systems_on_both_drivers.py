@@ -1,10 +1,8 @@
-"""Every system of ``conf/system`` on the bundled trace: the simulator and the device's main loop
-say the same.
+"""Every system of ``conf/system``, in the simulator and in the device's main loop.
 
-Machines of one link and of two, one request after another and several together.
-
-Oracle: the other driver. Tables are compared with ``==``, decisions call by call, and each log is
-replayed into a fresh controller.
+Both run the bundled trace, on machines with one link and with two, one request after another and
+several together. Oracle: the other driver. Tables are compared with ``==``, decisions call by call,
+and each log is replayed into a fresh controller.
 """
 
 from __future__ import annotations

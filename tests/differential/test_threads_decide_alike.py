@@ -1,9 +1,8 @@
-"""On a device of threads the order of events is whatever the machine makes it; the decisions never
-are.
+"""On a device of threads the order of events varies with the machine; the decisions must not.
 
-Every feature runs on threads, beside others that keep the machine busy. A fresh controller that
-hears the same calls must give the same answers, ``==``. Times are free: nothing here looks at them
-but to see that they never run backwards.
+Every feature runs on threads, beside other threads that keep the machine busy. A fresh controller
+that hears the same calls must give the same answers, ``==``. Times are not looked at, except that
+they must never run backwards.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What must hold of every timeline, whoever wrote it; needs nothing but the scenario and the
-timeline's rows.
+"""The invariants of every timeline, whoever wrote it.
+
+They need nothing but the scenario and the timeline's rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What serving the forecast makes of a run, on the bundled trace.
+"""Serving what was forecast instead of what was chosen, on the bundled trace.
 
 Oracle: the same run without it, and its forecasts.
 """
@@ -30,7 +30,7 @@ def quality(result: Result) -> dict[str, Any]:
 
 
 def test_an_exact_forecast_sends_nothing_anywhere(configure: Configure) -> None:
-    """Pre-gated MoE: what its tuned gates choose ahead is the routing."""
+    """Pre-gated MoE: what its tuned gates choose ahead is the routing itself."""
     tuned, plain = (
         ran(configure, "system=pregated_moe"),
         ran(configure, "system=pregated_moe", "precision=fp16"),
@@ -41,8 +41,10 @@ def test_an_exact_forecast_sends_nothing_anywhere(configure: Configure) -> None:
 
 
 def test_what_the_forecast_missed_is_what_other_experts_serve(configure: Configure) -> None:
-    """Two are forecast and two needed at every decoded gate but the first site's, so that each that
-    was not forecast is sent to one that was."""
+    """At every decoded gate but the first site's two experts are forecast and two are needed.
+
+    So each need that was not forecast is sent to an expert that was.
+    """
     result = ran(configure, "system=pregated_moe", *AHEAD)
     recall, sites = result.summary["prediction"]["recall_at_issued"], 16
     assert 0.5 < recall < 1

@@ -1,6 +1,4 @@
-"""What the pages say of the H100 is what its files hold: each figure is computed from them
-again.
-"""
+"""What the pages say of the H100 is in its files: each figure is computed from them again."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ WORDS = (
     "hardware=nvidia_h100_80gb_hbm3_measured",
     f"hydra.searchpath=[file://{FOLDER}]",
 )
-"""Of a replay, but for system and budget."""
+"""The words of a replay's configuration, except for system and budget."""
 
 
 def read(name: str) -> Any:
@@ -33,7 +31,7 @@ def read(name: str) -> Any:
 
 
 def page(name: str) -> str:
-    """A page's words, without line breaks."""
+    """The text of a page, without line breaks."""
     return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 

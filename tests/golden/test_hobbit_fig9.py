@@ -1,8 +1,8 @@
 """HOBBIT, Fig. 9 (arXiv:2411.01433), worked out by hand, through the production engine.
 
-Two layers, top-1 of two experts, one token, a cold cache; attention 3, an expert 2, its load 14 ms
-(3.5 at low precision).
-``figure_9`` of the reference's tests has the arithmetic line by line.
+There are two layers, top-1 of two experts, one token and a cold cache. Attention takes 3 ms, an
+expert 2 ms, and its load 14 ms (3.5 ms at low precision). ``figure_9`` of the reference's tests has
+the arithmetic line by line.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from differential.scenario import Forecast, Prediction
 
 MS = 1_000_000
 
-# (what the first layer foresees, the score of the second layer's need, makespan, demand idle,
-# behind a prefetch, late)
+# (forecast of the first layer, score of the second layer's need, makespan, idle time for a demand,
+# behind a prefetch, for a late prefetch)
 CASES = {
     "a: no prefetch": (None, 0.0, 38.0, 28.0, 0.0, 0.0),
     "b: right prefetch": ((Forecast(0),), 0.0, 33.0, 14.0, 0.0, 9.0),
@@ -36,11 +36,15 @@ def stall_ms(timeline: Timeline) -> dict[str, float]:
 def test_hobbit_figure_9(
     case: tuple[Prediction, float, float, float, float, float], wait: str
 ) -> None:
-    """Busy are 2 * (3 + 2) = 10 ms; the rest is idle time, by cause.
+    """The stream is busy for 2 * (3 + 2) = 10 ms; the rest is idle time, by cause.
 
-    Every case idles 3..17 for the first layer's demand. Then (a) 22..36 for the second's; (b)
-    22..31 for the prefetch that loads since 17; (c) 22..31 behind the wrong prefetch, 31..45 for
-    the demand; (d) not at all; (e) 22..25.5.
+    Every case idles 3..17 for the first layer's demand. Then:
+
+    - (a) 22..36 for the second layer's demand;
+    - (b) 22..31 for the prefetch that has been loading since 17;
+    - (c) 22..31 behind the wrong prefetch, 31..45 for the demand;
+    - (d) not at all;
+    - (e) 22..25.5.
     """
     forecast, score, makespan, demand, behind, late = case
     timeline = production_rows.run(figure_9(wait, forecast, score))
@@ -51,8 +55,9 @@ def test_hobbit_figure_9(
 
 
 def test_the_loads_of_the_wrong_prefetch_follow_each_other() -> None:
-    """(c): the first layer's 3..17, the wrong one 17..31, the right one 31..45, queued at the
-    gate at 22.
+    """Case (c): the first layer's load 3..17, the wrong one 17..31, the right one 31..45.
+
+    The right one is queued at the gate at 22.
     """
     timeline = production_rows.run(figure_9("as_ready", (Forecast(1),), 0.0))
     times = [
@@ -64,8 +69,9 @@ def test_the_loads_of_the_wrong_prefetch_follow_each_other() -> None:
 
 
 def test_the_low_prefetch_is_a_hit_of_its_own_precision() -> None:
-    """(d): keys are (precision * 2 sites + site) * 3 units + expert: the low variant at site 1
-    is key 9.
+    """Case (d): keys are (precision * 2 sites + site) * 3 units + expert.
+
+    So the low variant at site 1 is key 9.
     """
     timeline = production_rows.run(figure_9("wait_all", (Forecast(0, 0.6),), 0.6))
     assert [(row.key, row.wanted, row.outcome) for row in timeline.lookups] == [

@@ -1,4 +1,4 @@
-"""What follows from the papers' mechanisms by arithmetic, without any number of theirs being tuned.
+"""What follows from the papers' mechanisms by arithmetic alone, without any tuned number.
 
 Oracle: the arithmetic, stated at each test.
 """
@@ -36,15 +36,16 @@ def ran(configure: Configure, *words: str) -> tuple[Run, dict[str, Any]]:
 
 
 def moved(summary: dict[str, Any], *kinds: str) -> int:
-    """Bytes over the link to the device."""
+    """Bytes that moved over the link to the device."""
     return sum(summary["bytes"]["pcie"][kind] for kind in kinds)
 
 
 def test_of_two_experts_the_first_always_scores_zero(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """HOBBIT eq. 2: nothing is ranked above it, so half of all scores are 0; the second's is at
-    least a half.
+    """HOBBIT eq. 2: nothing is ranked above the first, so half of all scores are 0.
+
+    The second's score is at least a half.
     """
     workload = build(configure("system=lru", *SHORT), "x", bundled_trace).workload
     scores = workload.scores
@@ -53,8 +54,9 @@ def test_of_two_experts_the_first_always_scores_zero(
 
 
 def test_a_low_precision_miss_costs_a_quarter(configure: Configure) -> None:
-    """HOBBIT section 3.4, 4 bits of 16: without a cache every token of one layer misses one high
-    and one low expert.
+    """HOBBIT section 3.4: 4 bits of 16.
+
+    Without a cache every token of one layer misses one high and one low expert.
     """
     _, summary = ran(
         configure,
@@ -67,7 +69,7 @@ def test_a_low_precision_miss_costs_a_quarter(configure: Configure) -> None:
 
 
 def test_loading_on_demand_does_not_know_the_budget(configure: Configure) -> None:
-    """Fate section 5.2.3: nothing is kept."""
+    """Fate section 5.2.3: nothing is kept, so the budget does not matter."""
     little, much = (
         ran(configure, "system=load_on_demand", f"budget.resident_share={share}")[1]
         for share in (0.1, 0.9)
@@ -80,8 +82,9 @@ STAGED = ("loader.destination=staging", "loader.staging_slots=4")
 
 
 def test_wrong_prefetches_make_a_slow_link_slower(configure: Configure) -> None:
-    """Fate section 5.2.2: without a cache EAP loses to loading on demand, since a copy in flight
-    has to finish.
+    """Fate section 5.2.2: without a cache EAP loses to loading on demand.
+
+    A copy in flight has to finish.
     """
     _, on_demand = ran(configure, "system=load_on_demand", *SLOW)
     _, eap = ran(configure, "system=load_on_demand", "predictor=next_site", *STAGED, *SLOW)
@@ -96,15 +99,15 @@ def test_wrong_prefetches_make_a_slow_link_slower(configure: Configure) -> None:
 def test_a_prefetch_gains_no_more_than_the_window_it_hides_in(
     configure: Configure, words: tuple[str, ...]
 ) -> None:
-    """Loads take the link L in all, computing W: one after another W + L; no prefetch ends before
-    its loads do, so that it gains at most (W + L) / L = 1 + W / L.
+    """Loads take the link L in all, computing takes W: one after the other W + L.
+
+    No prefetch makes a run end before its loads do, so it gains at most (W + L) / L = 1 + W / L.
     """
     run, on_demand = ran(configure, "system=load_on_demand")
     _, ahead = ran(configure, *words)
     load_s = on_demand["lookups"]["miss"] * run.durations.hop_ns(0, MIXTRAL_EXPERT) / 1e9
     window_s = on_demand["compute_busy_s"]
-    # In prompts that do not fit, what is loaded for one wave is beside the compute of the one
-    # before.
+    # In prompts that do not fit, loads for one wave run beside the computation of the wave before.
     assert window_s + load_s * 0.99 <= on_demand["makespan_s"] <= window_s + load_s
     assert on_demand["makespan_s"] / ahead["makespan_s"] <= 1 + window_s / load_s
 
@@ -113,7 +116,7 @@ def test_a_prefetch_gains_no_more_than_the_window_it_hides_in(
 def test_a_framework_that_streams_layers_moves_every_expert_at_every_gate(
     configure: Configure, system: str
 ) -> None:
-    """Eight experts of 352 MB a layer, whatever is chosen."""
+    """Eight experts of 352 MB a layer move, whatever is chosen."""
     run, summary = ran(configure, f"system={system}")
     assert moved(summary, "demand", "prefetch") == run.workload.num_gates * 8 * MIXTRAL_EXPERT
     assert moved(summary, "dense") > 0
@@ -122,8 +125,9 @@ def test_a_framework_that_streams_layers_moves_every_expert_at_every_gate(
 def test_transformers_versions_differ_four_times_in_what_a_token_moves(
     configure: Configure,
 ) -> None:
-    """All of eight experts are called, or two of them: a decoded token's layers move 8 / 2 as
-    much.
+    """One version calls all of eight experts, another the two chosen.
+
+    So a decoded token's layers move 8 / 2 as much.
     """
     every, chosen = (
         execute_transfers(configure, *words)
@@ -133,7 +137,7 @@ def test_transformers_versions_differ_four_times_in_what_a_token_moves(
 
 
 def execute_transfers(configure: Configure, *words: str) -> int:
-    """Bytes of demands for decoded tokens."""
+    """Bytes that demands moved for decoded tokens."""
     run = build(configure(*words, *SHORT), "x")
     result = execute(run)
     prompt = len([step for step in run.workload.steps if not step.decode]) * run.model.sites
@@ -164,7 +168,7 @@ def test_what_waits_for_no_copy_is_compute_alone(configure: Configure, system: s
 
 
 def test_floes_up_projections_are_in_the_ledger(configure: Configure, bundled_trace: Trace) -> None:
-    """16 layers of 8 experts, 18.35 MB each: 2.5 bits for 4096 x 14336 weights."""
+    """16 layers of 8 experts, 18.35 MB each: 2.5 bits for each of 4096 x 14336 weights."""
     run = build(configure("system=floe", *SHORT), "x", bundled_trace)
     assert run.ledger.parts_bytes == 16 * 8 * 18_350_080
 
@@ -172,8 +176,9 @@ def test_floes_up_projections_are_in_the_ledger(configure: Configure, bundled_tr
 def test_one_token_reads_of_floes_experts_what_is_active_and_the_up_projection(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """23.5 MB + 18.35 MB at 0.9 x 1008 GB/s, and three launches of 4 us; several tokens read all
-    of gate and down.
+    """One token reads 23.5 MB + 18.35 MB at 0.9 x 1008 GB/s, with three launches of 4 us.
+
+    Several tokens read all of gate and down.
     """
     durations = build(configure("system=floe", *SHORT), "x", bundled_trace).durations
     per_s = 1008e9 * 0.9
@@ -188,7 +193,10 @@ def test_one_token_reads_of_floes_experts_what_is_active_and_the_up_projection(
 def test_fiddlers_host_pays_for_every_assignment(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """2^8 of 1 us, after every gate; for 48 experts it would take years, which is refused."""
+    """It pays 2^8 times 1 us after every gate.
+
+    For 48 experts that would take years, which is refused.
+    """
     words = ("system=fiddler", "placement=cpu_by_cost_enumerated", *SHORT)
     run = build(configure(*words), "x", bundled_trace)
     assert run.durations.host.issue_ns == 256_000
@@ -200,8 +208,9 @@ def test_fiddlers_host_pays_for_every_assignment(
 def test_edgemoe_starts_with_no_variant_that_does_not_exist(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """Each expert is stored at one width: what is there is there at its own, and no lookup finds
-    a better one.
+    """Each expert is stored at one width.
+
+    What is resident is there at its own width, and no lookup finds a better one.
     """
     run, summary = ran(configure, "system=edgemoe", "budget.resident_share=0.9")
     table = run.controller.selector.table  # type: ignore[attr-defined]
@@ -215,8 +224,9 @@ def test_edgemoe_starts_with_no_variant_that_does_not_exist(
 
 
 def test_a_prompts_experts_are_computed_resident_first_then_most_popular_first() -> None:
-    """Fate section 4.3, Figure 6: 2 and 4 are there, 3, 1 and 5 are loaded in order of
-    popularity: 2, 4, 3, 1, 5.
+    """Fate section 4.3, Figure 6: 2 and 4 are resident, 3, 1 and 5 are loaded by popularity.
+
+    The order is 2, 4, 3, 1, 5.
     """
     geometry = Geometry(1, 6, 5, ("fp16",), (16.0,), (10,), 50)
     controller = Controller(

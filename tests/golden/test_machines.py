@@ -1,6 +1,4 @@
-"""Machines of the catalogue: what a preset of a paper must give back, and what all of them have
-in common.
-"""
+"""The catalogue's machines: what papers' presets must give back, and what all have in common."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def machine(name: str) -> Hardware:
 
 
 def layer_ms(name: str, precision: str) -> float:
-    """A decoded token's layer of Mixtral with both experts there, host time included."""
+    """A decoded token's layer of Mixtral with both experts resident, host time included, in ms."""
     durations = Roofline(option("model", "mixtral_8x7b"), machine(name), (precision,))
     step = Step(0, 0, 1, (0,), 1, True, (), ())
     return (
@@ -59,11 +57,11 @@ def layer_ms(name: str, precision: str) -> float:
     ) / 1e6
 
 
-# ---- presets of papers
+# Presets of papers
 
 
 def test_hobbits_4090_computes_a_layer_in_3_ms_and_loads_two_experts_in_22() -> None:
-    """Sections 2.1 and 2.2: the load is 85.5 % with what is then computed beside it."""
+    """Sections 2.1 and 2.2: the load is 85.5 % of the load and the computation after it."""
     assert layer_ms("rtx4090_hobbit", "fp16") == pytest.approx(3.0, abs=0.001)
     link = machine("rtx4090_hobbit").links[0]
     assert 2 * link.hop_ns(MIXTRAL_EXPERT) / 1e6 == pytest.approx(22.0, abs=0.05)
@@ -92,8 +90,9 @@ def test_hobbits_orin_loads_two_int8_experts_in_117_ms_which_is_94_5_percent_of_
 def test_floes_machines_compute_its_experts_in_the_times_of_its_table(
     name: str, dense_ms: float, sparse_ms: float
 ) -> None:
-    """Table 1, at sparsity 0 and 0.9: all three matrices; up and a tenth of the others. Within 5
-    %.
+    """Table 1, at sparsity 0 and 0.9, within 5 %.
+
+    At 0 all three matrices are read, at 0.9 the up projection and a tenth of the others.
     """
     compute = machine(name).compute
     times = [
@@ -113,13 +112,14 @@ def test_an_expert_takes_nearly_15_ms_on_floes_pc_and_6_ms_on_fates() -> None:
     )
 
 
-# ---- all of them
+# All of them
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_figure_of_a_machine_stands_beside_where_it_comes_from(name: str) -> None:
-    """Each number that is not 0, in the file itself, has a comment; what a file takes over has
-    it where it stands.
+    """Each number in the file that is not 0 has a comment.
+
+    What a file takes over from another has its comment there.
     """
     for text in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         value, _, comment = text.partition("#")

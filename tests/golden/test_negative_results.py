@@ -1,8 +1,8 @@
-"""Published negative results: what was expected to help and did not, by sign, with the paired 95 %
-interval.
+"""Published negative results: what was expected to help and did not.
 
-Sources at each test. Sizes and machine are those of half of Mixtral's layers on an RTX 4090, gates
-those of the bundled model (TRANSPLANTED): signs are compared, never factors.
+Only signs are compared, with the paired 95 % interval; sources are at each test. Sizes and machine
+are those of half of Mixtral's layers on an RTX 4090, gates those of the bundled model
+(TRANSPLANTED), so factors mean nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def at(share: float) -> str:
 
 
 def test_a_prefetcher_raises_the_hit_ratio_and_lowers_the_speed() -> None:
-    """colibri's PILOT: +3.3 points of hits, -4.1 % tokens/s. Nine of ten needs are forecast and as
-    many others, into slots of their own; the others' bytes stand before demands on the link.
+    """colibri's PILOT: +3.3 points of hits, -4.1 % tokens/s.
+
+    Nine of ten needs are forecast, and as many other experts, into slots of their own. The bytes of
+    the others are ahead of demands on the link.
     """
     prefetch = (
         "predictor=stated_accuracy",
@@ -59,9 +61,10 @@ def test_a_prefetcher_raises_the_hit_ratio_and_lowers_the_speed() -> None:
 
 
 def test_prefetching_by_what_often_follows_is_slower_than_on_demand_below_a_budget() -> None:
-    """Fate (arXiv:2502.12224): EAP below loading on demand where its cache keeps too little. With
-    one LRU for all layers that is where a token's needs push out those of the next: near two slots
-    for each of 16 layers, 1/4.
+    """Fate (arXiv:2502.12224): EAP is slower than on demand where its cache keeps too little.
+
+    With one LRU for all layers that is where a token's needs evict those of the next token: near
+    two slots for each of 16 layers, 1/4.
     """
     assert eap_on_demand(0.2).verdict == SLOWER
     assert eap_on_demand(0.35).verdict == FASTER
@@ -82,8 +85,9 @@ def eap_on_demand(share: float) -> Paired:
 
 
 def test_experts_on_the_cpu_are_slower_than_loading_them_where_host_memory_is_weak() -> None:
-    """FreeToken #151: hybrid 0.67 against 5.58 tokens/s (8.3 times slower) on weak DRAM;
-    Fiddler: faster on strong.
+    """FreeToken #151: hybrid 0.67 against 5.58 tokens/s (8.3 times slower) on weak DRAM.
+
+    Fiddler is faster on strong DRAM.
     """
     loaded = ran("system=lru", at(0.5))
     weak, strong = (
@@ -103,9 +107,10 @@ def test_experts_on_the_cpu_are_slower_than_loading_them_where_host_memory_is_we
 def test_one_lru_for_all_layers_hits_nothing_at_all_below_one_tokens_cycle(
     slots: int, hits: bool
 ) -> None:
-    """Between two uses of an expert lie at least the needs of the other 15 sites, two each: with 30
-    slots it has always just gone. (FreeToken #174: LRU hits 8-18 % where a static set would hit 46
-    %.)
+    """Between two uses of an expert are at least the needs of the other 15 sites, two each.
+
+    With 30 slots the expert has always just gone. (FreeToken #174: LRU hits 8-18 % where a static
+    set would hit 46 %.)
     """
     found = ran("system=lru", at((slots + 0.5) / 128)).summary
     assert (found["hit_ratio"] > 0) == hits
@@ -116,9 +121,10 @@ def test_one_lru_for_all_layers_hits_nothing_at_all_below_one_tokens_cycle(
 def test_lfu_is_faster_on_one_prompt_and_slower_on_a_mix(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """LFRU over LRU by 5 points at one size, below it at others (colibri); LFU 76.4 against LRU's
-    87.8 % over a day's prompts (tinyserve). Counts that are never forgotten fit the prompt that
-    they were made on.
+    """Counts that are never forgotten fit the prompt that they were made on.
+
+    colibri: LFRU is 5 points above LRU at one size, below it at others. tinyserve: LFU hits 76.4 %,
+    LRU 87.8 %, over a day's prompts.
     """
     words = [
         ("system=lru", at(0.25), f"cache={cache}", "hardware.memory_gib=96")
@@ -135,21 +141,22 @@ def test_lfu_is_faster_on_one_prompt_and_slower_on_a_mix(
 
 
 def zipf(trace: Trace, exponent: float) -> Trace:
-    """The trace with every choice drawn anew: independent, the r-th expert of a site with weight
-    r ** -exponent.
+    """The trace with every choice drawn anew and independently.
+
+    The r-th expert of a site is drawn with weight r ** -exponent.
     """
     rng = np.random.default_rng(0)
     experts = trace.header.model.experts
     ranks = np.argsort(rng.random((trace.ids.shape[1], experts)), axis=1)
     likely = np.log((ranks + 1.0) ** -exponent)
-    # The largest of Gumbel-perturbed logarithms are draws without replacement.
+    # The largest of logarithms with Gumbel noise are draws without replacement.
     drawn = likely - np.log(-np.log(rng.random((*trace.ids.shape[:2], experts))))
     ids = np.argsort(-drawn, axis=2)[:, :, : trace.ids.shape[2]].astype(trace.ids.dtype)
     return replace(trace, ids=np.where(trace.ids >= 0, ids, trace.ids))
 
 
 def test_synthetic_popularity_flatters_a_cache(configure: Configure, bundled_trace: Trace) -> None:
-    """MER: 94.7 % hits on synthetic Zipf (s = 1.2), 53.0 % on real routing, at the same slots."""
+    """MER: 94.7 % hits on synthetic Zipf (s = 1.2), 53.0 % on real routing, with the same slots."""
     cfg = configure("system=lru", at(0.5), *SHORT)
     results = [
         execute(build(cfg.copy(), "x", one)) for one in (zipf(bundled_trace, 1.2), bundled_trace)

@@ -1,4 +1,4 @@
-"""The notebooks run as they stand and print what they are kept with."""
+"""The notebooks run as they are, and print what they were stored with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def printed(notebook: Any) -> list[str]:
-    """What each code cell prints, figures left out: their bytes depend on fonts. What a cell writes
-    in a row is one text, for it depends on time in how many pieces a kernel sends it."""
+    """What each code cell prints, without figures, whose bytes depend on fonts.
+
+    Consecutive output of a cell is one text: how a kernel cuts it into pieces depends on time.
+    """
     found = []
     for cell in notebook.cells:
         is_running_on = False
@@ -36,7 +38,7 @@ def printed(notebook: Any) -> list[str]:
 
 
 def test_a_text_sent_in_pieces_is_the_text_sent_whole() -> None:
-    """Of one cell only, and a value between two texts parts them."""
+    """Pieces are joined within a cell only, and a value between two texts separates them."""
     v4 = nbformat.v4
 
     def stream(text: str, name: str = "stdout") -> Any:

@@ -1,6 +1,4 @@
-"""Requests that arrive over time against queueing theory, where it has a closed form; and TTFT
-and TPOT by hand.
-"""
+"""Requests that arrive over time, against closed forms of queueing theory; and worked examples."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ SMALL = ("system=lru", "trace.max_sequences=2", "budget.resident_share=0.5")
 
 
 def mean_stay_s(rate_per_s: float, service_s: float, together: int = 1) -> float:
-    """From a request's arrival to its end, where each step takes as long, whatever it serves."""
+    """Mean time from a request's arrival to its end, where all steps take equally long."""
     arrivals = arrival_times(REQUESTS, rate_per_s, seed=4)
     batcher = Batcher(
         [Request(n, 1, 0, at) for n, at in enumerate(arrivals)], "continuous", together
@@ -39,8 +37,9 @@ def mean_stay_s(rate_per_s: float, service_s: float, together: int = 1) -> float
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_server_with_equal_services_keeps_its_queue_as_long_as_theory_says(load: float) -> None:
-    """M/D/1 (Pollaczek and Khinchine): wait = load * service / (2 (1 - load)). 100,000 arrivals
-    leave some per cent.
+    """M/D/1 (Pollaczek and Khinchine): wait = load * service / (2 (1 - load)).
+
+    With 100,000 arrivals an error of some per cent is left.
     """
     service_s = 0.25
     expected = service_s + load * service_s / (2 * (1 - load))
@@ -48,8 +47,9 @@ def test_one_server_with_equal_services_keeps_its_queue_as_long_as_theory_says(l
 
 
 def test_where_all_that_wait_join_the_next_step_nobody_waits_longer_than_one() -> None:
-    """With no limit a request waits for the rest of a step and is then served: between one and
-    two services.
+    """Without a limit a request waits for the rest of a step and is then served.
+
+    So it stays between one and two services.
     """
     assert 0.25 < mean_stay_s(40.0, 0.25, together=REQUESTS) < 0.5
 
@@ -64,8 +64,9 @@ def run(
 def test_a_request_that_comes_later_finds_the_stream_idle_or_waits_for_it(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """The second of two comes 1 s before the first ends, or 1 s after: it waits 1 s longer for its
-    first token, or nothing at all.
+    """The second of two requests comes 1 s before the first ends, or 1 s after.
+
+    It waits 1 s longer for its first token, or not at all.
     """
     (first, second), _ = run(configure, bundled_trace)
     end_s = first["end_ns"] / NS_PER_S
@@ -83,8 +84,9 @@ def test_a_request_that_comes_later_finds_the_stream_idle_or_waits_for_it(
 def test_times_of_requests_are_their_tokens_times(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """TTFT from the arrival to the end of the prompt, TPOT over the tokens after it, percentiles
-    over requests.
+    """TTFT is from the arrival to the end of the prompt, TPOT over the tokens after it.
+
+    Percentiles are over requests.
     """
     requests, summary = run(
         configure, bundled_trace, "workload=continuous_4", "workload.arrivals_s=[0,0.5]"
@@ -100,8 +102,9 @@ def test_times_of_requests_are_their_tokens_times(
 def test_in_a_burst_at_0_the_wait_for_ones_turn_counts_as_it_does_a_nanosecond_later(
     configure: Configure, bundled_trace: Trace, asked: str
 ) -> None:
-    """An open loop is what was asked for, whatever the times: the fourth waits for the three
-    before it.
+    """An open loop is what was asked for, whatever the times.
+
+    The fourth request waits for the three before it.
     """
     words = "workload=sequential", "trace.max_sequences=4"
     closed, _ = run(configure, bundled_trace, *words)
@@ -117,7 +120,7 @@ def test_in_a_burst_at_0_the_wait_for_ones_turn_counts_as_it_does_a_nanosecond_l
     assert [one["end_ns"] + 1 for one in burst] == [one["end_ns"] for one in later]
 
 
-# ---- arrivals from a file
+# Arrivals from a file
 
 
 def test_arrivals_may_stand_in_a_file_one_a_line(tmp_path: Path) -> None:

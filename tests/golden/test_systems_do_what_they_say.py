@@ -1,5 +1,4 @@
-"""Of every system one thing that its source says it does, in a run; and that with another choice it
-no longer does.
+"""For every system: a run does one thing that its source says, and with another choice it does not.
 
 Oracle: the source named in the system's file. The other choice is the planted defect.
 """
@@ -22,7 +21,7 @@ from sim.values.types import Event
 
 SHORT = ("trace.max_sequences=1", "hardware.memory_gib=96", "outputs=summary")
 USUAL = ("edgemoe", "fate", "hobbit", "moe_infinity_code", "swapmoe")
-"""Those of many mechanisms; the others by ``make thorough``."""
+"""The systems with the most mechanisms; the others run by ``make thorough``."""
 SYSTEMS = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
 
 
@@ -34,12 +33,12 @@ class Ran:
 
     @property
     def decode(self) -> set[str]:
-        """What lookups of decoded rows found."""
+        """The outcomes of decoded rows' lookups."""
         return set(self.lookups.filter(pl.col("phase") == "decode")["outcome"])
 
     @property
     def later(self) -> set[str]:
-        """The same without the first site."""
+        """The outcomes of decoded rows' lookups after the first site."""
         return set(
             self.lookups.filter((pl.col("phase") == "decode") & (pl.col("site") > 0))["outcome"]
         )
@@ -52,7 +51,7 @@ class Ran:
 
     @property
     def queued(self) -> dict[int, list[int]]:
-        """By tick of the gate, the keys of the prefetches that it queued, in order."""
+        """The keys of the prefetches that each gate queued, in order, by tick."""
         tick_of = {call: tick for tick, call in enumerate(self.run.controller.gate_calls)}
         events, found = self.run.controller.events, dict[int, list[int]]()
         for call, kind, key in zip(events[::4], events[1::4], events[2::4], strict=True):
@@ -61,7 +60,7 @@ class Ran:
         return found
 
     def ahead(self) -> dict[int, list[int]]:
-        """By tick, how many sites ahead each of these lies."""
+        """How many sites ahead each of these prefetches is, by tick."""
         site_of, gate_site = (
             self.run.controller.geometry.site_of,
             self.run.workload.gate_site.tolist(),
@@ -93,7 +92,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Claim:
-    """``holds`` of the system's run, and not of one in which ``other`` is chosen."""
+    """A claim that ``holds`` for the system's run, but not for one with the choice ``other``."""
 
     says: str
     holds: Callable[[Ran], bool]
@@ -129,7 +128,7 @@ def stays(ran: Ran) -> bool:
 
 
 def goes_on_from_here(ran: Ran) -> bool:
-    """Layer by layer, beginning with the gate's own."""
+    """Prefetches go layer by layer, beginning with the gate's own."""
     ahead = ran.ahead().values()
     return any(0 in of_gate for of_gate in ahead) and all(
         of_gate == sorted(of_gate) for of_gate in ahead
@@ -296,7 +295,7 @@ PROMPTS = {
     "floe": SCORES_LACK,
     "promoe": SCORES_LACK,
 }
-"""What becomes of prompts, as each system's file says with its source."""
+"""What each system does with prompts, as its file says with its source."""
 
 
 @pytest.mark.parametrize("system", PROMPTS)
@@ -319,9 +318,7 @@ def test_what_a_system_leaves_out_by_design_another_predictor_does() -> None:
 
 
 def test_nearly_all_that_a_prompt_needs_is_forecast() -> None:
-    """HOBBIT, section 5.5.2: of a prompt nearly all experts are used, so that a forecast is
-    nearly always right.
-    """
+    """HOBBIT, section 5.5.2: a prompt uses nearly all experts, so forecasts are mostly right."""
     prefill = run_of("system=hobbit").summary["prediction"]["prefill"]
     assert prefill["recall_at_issued"] > 0.95
     assert prefill["precision"] > 0.95
@@ -337,8 +334,9 @@ def test_with_another_choice_it_does_not(system: str) -> None:
 
 
 def test_what_fate_prefetches_displaces_nothing_before_its_layer_asks_for_it() -> None:
-    """Section 4.1: the cache list is updated by what the gate chose. In the pool a wrong
-    prefetch takes a slot.
+    """Section 4.1: the cache list is updated by what the gate chose.
+
+    In the pool a wrong prefetch would take a slot.
     """
 
     def displaced(ran: Ran) -> int:

@@ -1,9 +1,8 @@
-"""A tiny random model of each MoE architecture that transformers can build from a configuration
-alone.
+"""A tiny random model of each MoE architecture that transformers can build from a configuration.
 
-`ARCHITECTURES` are the model types; those that the installed version does not know are left out of
-`AVAILABLE`. Routers are given enough spread, and selection biases are not zero, so that no
-selection is a tie and no rule trivial.
+`ARCHITECTURES` are the model types; `AVAILABLE` leaves out those that the installed version does
+not know. Routers get enough spread, and selection biases other than zero, so that no selection is a
+tie and no rule trivial.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 VOCABULARY, HIDDEN, EXPERTS, TOP_K = 160, 64, 8, 2
 LAYERS = 3
 
-# What most configurations call the same thing; names that one does not know are left out.
+# Settings that most configurations have under the same name; unknown names are left out.
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
@@ -71,7 +70,7 @@ LINEAR = {
 }
 LATENT = {"num_key_value_heads": 4, "head_dim": None}
 SPARSE = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
-# By model type, what differs from COMMON; None leaves a common key out.
+# By model type, the settings that differ from COMMON; None leaves a common key out.
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "phimoe": {"router_jitter_noise": 0.01},
@@ -314,12 +313,14 @@ def tiny(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 @torch.no_grad()
 def spread(model: nn.Module) -> None:
-    """Give routers that start at zero weights that tell tokens apart, and selection biases that
-    change selections.
+    """Give routers and selection biases values that make selections differ.
+
+    Routers that start at zero get weights that tell tokens apart, and biases get values that change
+    selections.
     """
     generator = torch.Generator().manual_seed(1)
     for module in model.modules():
-        # The padding token is zero, and can be generated: every expert would tie.
+        # The padding token's embedding is zero. If the model generated it, all experts would tie.
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             module.weight[module.padding_idx].normal_(0, 0.2, generator=generator)
     biases = ("e_score_correction_bias", "expert_bias", "moe_statics", "balancing_biases")

@@ -1,4 +1,4 @@
-"""To ask cache policies: geometries, gates that name their needs, and victim orders."""
+"""Helpers to question cache policies: geometries, gates by their needs, and victim orders."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from sim.values.types import Cause, Geometry, Outcome
 
 ONE_SITE = Geometry(1, 6, 2, ("fp16",), (16.0,), (1,), 6)
 FOUR_SITES = Geometry(4, 2, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 99)
-"""Units are 3 and a plane is 12 keys: site 1 is 3 4, site 3 is 9 10; at low precision 15 16 and
-21 22.
+"""Three units a site, so 12 keys for each precision.
+
+The experts of site 1 are keys 3 and 4, those of site 3 are 9 and 10; at low precision they are 15
+and 16, 21 and 22.
 """
 
 
 def gate(site: int = 0, token: int = 1, tick: int = 0, step: int = 0, **tokens: int) -> Any:
-    """``e3=2``: two rows chose expert 3."""
+    """A gate whose needs are given as ``e3=2``: two rows chose expert 3."""
     needs = [int(name[1:]) for name in tokens]
     return SimpleNamespace(
         site=site, token=token, tick=tick, step=step, needs=needs, tokens=list(tokens.values())

@@ -1,5 +1,6 @@
-"""A headless Chromium that tests talk to over its debugging pipe: what a page logs, asks for and
-looks like.
+"""A headless Chromium that tests control over its debugging pipe.
+
+Tests see what a page logs, which requests it makes, and what it looks like.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ FLAGS = (
     "--window-size=1500,900",
 )
 READS, WRITES = 3, 4
-"""Where Chromium reads commands and writes answers, each ended by a zero byte."""
+"""File descriptors at which Chromium reads commands and writes answers; a zero byte ends each."""
 LONGEST_S = 120.0
 
 
 class Browser:
-    """One page; use it in a ``with``. ``problems`` are errors and warnings of its console,
-    ``asked`` its requests.
+    """One page of a browser; use it in a ``with`` statement.
+
+    ``problems`` are the errors and warnings in the page's console, ``asked`` its requests.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -42,14 +44,14 @@ class Browser:
         self._session: str | None = None
 
     def __enter__(self) -> Self:
-        # Pages such as its viewer of traces are off by default.
+        # Chromium's internal pages, such as its viewer of traces, are off by default.
         self._profile.mkdir(parents=True, exist_ok=True)
         (self._profile / "Local State").write_text(
             json.dumps({"internal_only_uis_enabled": True}), encoding="utf-8"
         )
         theirs, self._to = os.pipe()
         self._from, ours = os.pipe()
-        # A shell puts the pipes where Chromium looks for them.
+        # A shell connects the pipes to the descriptors that Chromium expects.
         command = f'exec "$@" {READS}<&{theirs} {WRITES}>&{ours}'
         self._process = subprocess.Popen(
             [
@@ -84,15 +86,16 @@ class Browser:
         os.close(self._from)
 
     def open(self, url: str) -> None:
-        """Go to a page, and wait until it is loaded."""
+        """Go to a page and wait until it is loaded."""
         self._events.clear()
         self.command("Page.navigate", url=url)
         while "Page.loadEventFired" not in self._events:
             self._receive()
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page; of a promise, what it comes to. Raise
-        RuntimeError for its error.
+        """The value of an expression in the page; a promise is awaited.
+
+        Raise RuntimeError if the expression fails.
         """
         found = self.command(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
@@ -102,12 +105,13 @@ class Browser:
         return found["result"].get("value")
 
     def screenshot(self, place: Path) -> None:
-        """The page as it looks, as a PNG."""
+        """Save the page as it looks, as a PNG."""
         place.write_bytes(base64.b64decode(self.command("Page.captureScreenshot")["data"]))
 
     def command(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the DevTools protocol, and its answer. Raise RuntimeError where it is
-        refused.
+        """Send a command of the DevTools protocol and return its answer.
+
+        Raise RuntimeError if it is refused.
         """
         self._number += 1
         number = self._number
@@ -126,7 +130,7 @@ class Browser:
                 return dict(answer["result"])
 
     def _receive(self) -> dict[str, Any]:
-        """The next message; what pages tell is noted."""
+        """The next message; problems and requests in it are noted."""
         until = time.monotonic() + LONGEST_S
         while b"\0" not in self._left:
             ready, _, _ = select.select([self._from], [], [], max(0.0, until - time.monotonic()))

@@ -1,8 +1,7 @@
-"""Each statistic of gates in plain Python, from its definition: a second implementation to compare
-with.
+"""The statistics of gates in plain Python, as a second implementation to compare with.
 
-A *token* is (sequence, position, selections by site); a selection list holds (expert, weight), -1
-left out. Slow and short on purpose.
+A *token* is (sequence, position, selections by site). A selection list holds (expert, weight); ids
+of -1 are left out. Each function follows its definition and is slow on purpose.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def experts(token: Token, site: int) -> set[int]:
 
 
 def first(token: Token, site: int) -> int:
-    """The expert with the largest weight, of equal ones the lowest."""
+    """The expert with the largest weight; of equal weights the lowest expert."""
     chosen = token[2][site]
     return min((-weight, expert) for expert, weight in chosen)[1] if chosen else -1
 
@@ -67,8 +66,10 @@ def popularity_alone(tokens: Sequence[Token], site: int, num_experts: int) -> fl
 
 
 def distances(tokens: Sequence[Token], site: int) -> Counter[int | None]:
-    """Experts that the sequence selected since the token that last selected this one; None:
-    never before.
+    """How many selections there are at each reuse distance.
+
+    The distance is how many experts the sequence selected since the token that last selected this
+    one; None at the first use.
     """
     found: Counter[int | None] = Counter()
     for index, token in enumerate(tokens):
@@ -85,8 +86,9 @@ def distances(tokens: Sequence[Token], site: int) -> Counter[int | None]:
 
 
 def union_of_sequences(tokens: Sequence[Token], site: int, batch: int) -> float:
-    """Over all choices of ``batch`` sequences and of one token of each: the mean number of
-    distinct experts.
+    """The mean number of distinct experts of one token each of ``batch`` sequences.
+
+    The mean is over all choices of sequences and tokens.
     """
     by_sequence = defaultdict(list)
     for token in tokens:
@@ -113,7 +115,7 @@ def union_of_window(tokens: Sequence[Token], site: int, batch: int) -> float | N
 
 
 def least_popular(tokens: Sequence[Token], site: int, share: float) -> float:
-    """Share of selections on the least used experts; part of an expert counts in part."""
+    """Share of selections on the least used experts; a part of an expert counts in part."""
     values = []
     for sequence in {token[0] for token in tokens}:
         uses = sorted(
@@ -141,8 +143,9 @@ def coverage(
     top: int,
     num_experts: int,
 ) -> float:
-    """Share of selections at the last of ``sites`` among the ``top`` likeliest experts, given
-    ``known`` before it.
+    """Share of selections at the last of ``sites`` that are among the ``top`` likeliest experts.
+
+    The choices of ``known`` sites before it are given.
     """
     target = sites[-1]
 
@@ -168,7 +171,7 @@ def coverage(
 
 
 def path_cover(tokens: Sequence[Token], start: int, length: int) -> tuple[int, float]:
-    """Paths that occur, and the share of tokens on the commonest fifth of them."""
+    """How many paths occur, and the share of tokens on the most common fifth of them."""
     counts = Counter(
         tuple(first(token, start + step) for step in range(length)) for token in tokens
     )

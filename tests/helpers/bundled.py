@@ -1,6 +1,4 @@
-"""What tests of several folders share beside fixtures: the bundled trace, and what composes a
-configuration.
-"""
+"""Names that tests of several folders share: the bundled trace, and a type for configurations."""
 
 from __future__ import annotations
 

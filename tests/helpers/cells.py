@@ -1,4 +1,4 @@
-"""Traces whose prompts' forecasts are kept together, made of traces that keep them row by row."""
+"""Traces that keep forecasts of prompts as cells, made from traces that keep them row by row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def prompts_of(trace: Trace) -> np.ndarray:
 
 
 def with_random_scores(trace: Trace, seed: int = 1) -> Trace:
-    """The same trace, with lookahead scores in every real row of a prompt (of a model without an
-    encoder).
+    """The trace with random lookahead scores in every real row of its prompts.
+
+    The model must have no encoder.
     """
     rng, rows = np.random.default_rng(seed), prompts_of(trace)
     lookahead = {norm: scores.copy() for norm, scores in trace.lookahead.items()}
@@ -29,7 +30,7 @@ def with_random_scores(trace: Trace, seed: int = 1) -> Trace:
 
 
 def with_cells(trace: Trace) -> Trace:
-    """The same trace, of whose prompts only cells are left."""
+    """The trace with the scores of its prompts replaced by cells."""
     rows, header = prompts_of(trace), trace.header
     rules = [site.rule for site in header.sites]
     frames, lookahead = {}, {}

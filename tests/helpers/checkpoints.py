@@ -1,4 +1,4 @@
-"""A model saved with a tokenizer of numbered words, and prompts of random ones."""
+"""A saved model with a tokenizer of numbered words, and prompts of random words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Random traces whose steps are composed, and what plain Python says of their steps, unions and
-needs.
-"""
+"""Random traces whose steps are composed, and their steps, unions and needs in plain Python."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ SHAPE = ModelShape("tiny", "none", SITES, EXPERTS, TOP_K, 8, 8)
 
 
 def make_trace(lengths: dict[int, tuple[int, int]], seed: int = 0, padding: int = 0) -> Trace:
-    """Sequences of so many prompt and decoded rows, recorded in random turns with random choices.
+    """Sequences of so many (prompt, decoded) rows, recorded in random turns with random choices.
 
-    One choice in eight is dropped; weights tie often. Prompts have no lookahead. ``padding`` rows
-    of the first sequence stand among the others.
+    One choice in eight is dropped, and weights tie often. Prompts have no lookahead. ``padding``
+    rows of the first sequence stand among the others.
     """
     draw, rng = random.Random(seed), np.random.default_rng(seed)
     phases = {
@@ -75,8 +73,9 @@ def random_lengths(draw: random.Random) -> dict[int, tuple[int, int]]:
 def drive(
     workload: Workload, step_ns: Callable[[Rows], int]
 ) -> tuple[list[Step | int], list[Rows | int]]:
-    """What the schedule of a run says to a driver whose steps take so long; also as (sequence,
-    position).
+    """What a run's schedule answers to a driver whose steps take ``step_ns``.
+
+    Returns the answers, and the same with each step as its (sequence, position) rows.
     """
     schedule, now = workload.start(), 0
     told: list[Step | int] = []
@@ -98,7 +97,7 @@ def drive(
 
 
 def in_need_order(ids: np.ndarray, weights: np.ndarray) -> list[tuple[int, float, float]]:
-    """One row's choices as (expert, weight, score)."""
+    """One row's choices as (expert, weight, score), in need order."""
     chosen = sorted((-w, e) for e, w in zip(ids.tolist(), weights.tolist(), strict=True) if e >= 0)
     total, above, needs = sum(-w for w, _ in chosen), 0.0, []
     for negative, expert in chosen:
@@ -110,7 +109,7 @@ def in_need_order(ids: np.ndarray, weights: np.ndarray) -> list[tuple[int, float
 def union_by_hand(
     rows: list[list[tuple[int, float, float]]],
 ) -> list[tuple[int, int, float, float]]:
-    """Rows of one site as (expert, tokens, weight, score), in need order."""
+    """The union of one site's rows as (expert, tokens, weight, score), in need order."""
     if len(rows) == 1:
         return [(expert, 1, weight, score) for expert, weight, score in rows[0]]
     merged: dict[int, tuple[int, float, float]] = {}
@@ -123,7 +122,7 @@ def union_by_hand(
 
 
 def assert_needs(workload: Workload) -> None:
-    """Every gate of the walk, and the needs of the run, against the rows one by one."""
+    """Check every gate of the walk, and the needs of the run, against the rows one by one."""
     trace, gate, tick = workload.trace, workload.gate(), -1
     needs = workload.needs
     columns = [
@@ -164,7 +163,7 @@ def assert_needs(workload: Workload) -> None:
 
 
 def assert_steps(workload: Workload) -> None:
-    """What steps say of themselves, from their rows."""
+    """Check each step's fields against its rows."""
     trace = workload.trace
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -1,6 +1,4 @@
-"""The rules by which steps are composed (contracts C76 to C79), row by row and from scratch
-at every step.
-"""
+"""The rules that compose steps (contracts C76 to C79), applied row by row at every step."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sim.workload.batching import Request
 
 Rows = list[tuple[int, int]]
-"""A step as (sequence, row of the sequence), in order."""
+"""A step: its rows as (sequence, row of the sequence), in order."""
 
 
 def compose_by_rows(
@@ -19,8 +17,9 @@ def compose_by_rows(
     chunk: int | None,
     step_ns: Callable[[Rows], int],
 ) -> list[Rows | int]:
-    """The steps, and the times (ns) to wait for where nothing can run, of a run whose steps take
-    ``step_ns``.
+    """The steps of a run whose steps take ``step_ns``.
+
+    Where nothing can run, the time in ns to wait for stands between the steps.
     """
     arrival = {r.sequence: r.arrival_ns for r in requests}
     prompt = {r.sequence: r.prompt_rows for r in requests}

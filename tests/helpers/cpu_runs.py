@@ -1,4 +1,4 @@
-"""Prepared replays on the CPU device, from stores that are written once a module of tests."""
+"""Prepared replays on the CPU device, with stores that are written once for each test module."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def prepare(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch)
 
 @cache
 def _skeleton(settings: Settings) -> Any:
-    """Nothing changes a skeleton, so one is made for all tests."""
+    """The model's skeleton; made once for all tests, since nothing changes it."""
     return skeleton(settings)
 
 
@@ -75,8 +75,9 @@ def run(prepared: Prepared) -> Any:
 
 
 def check_contents(prepared: Prepared) -> int:
-    """Every variant that the controller says is there has the store's bytes in its slot; how
-    many there are.
+    """Check that every resident variant's slot holds the store's bytes.
+
+    What is resident is what the controller says. Returns how many there are.
     """
     device, controller = cast(CpuDevice, prepared.device), prepared.run.controller
     g = controller.geometry

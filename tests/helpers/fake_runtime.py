@@ -1,13 +1,13 @@
-"""A runtime without a GPU that carries out what it is given at once, and checks that a GPU might
-have done it later.
+"""A runtime without a GPU that checks the order of what it is given.
 
-Everything given to a stream gets a place in that stream's order. An event carries what is ordered
-before it, a wait hands that on. Before memory is read, its last writes must be ordered before;
-before it is written, all reads and writes of it. What only the luck of timing puts in order is
-refused.
+It carries out all work at once, and refuses work that a GPU might do in another order. Everything
+given to a stream has a place in that stream's order. An event carries what is ordered before it,
+and a wait takes that over. Before memory is read, its last writes must be ordered before the read.
+Before memory is written, all its reads and writes must be ordered before the write. What is in
+order only by luck of timing is refused.
 
-A ``strict`` host's waiting orders only what the host itself writes: between streams each edge must
-be one of theirs.
+On a ``strict`` runtime, waits of the host order only what the host itself writes: between streams
+every dependency must be an edge between streams.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Clock = dict[int, int]
 
 
 class OrderError(AssertionError):
-    """A rule of ordering is broken."""
+    """Work breaks a rule of ordering."""
 
 
 @dataclass(eq=False)
@@ -45,8 +45,9 @@ class FakeEvent:
 
 @dataclass(frozen=True)
 class Access:
-    """One use of the bytes ``begin .. end``, as the ``nth`` thing of a stream (the host is
-    stream -1).
+    """One use of the bytes ``begin .. end``.
+
+    It is work number ``nth`` of its stream; the host is stream -1.
     """
 
     begin: int
@@ -70,14 +71,14 @@ class FakeRuntime:
         self._lock = RLock()
         self.allocated = 0
         self.time_ns = 0
-        """Of the only clock: it moves by what streams are held."""
+        """Time of the only clock, in ns. Only `spin_until` moves it."""
         self.log: list[str] = []
         self.legacy = self.current = FakeStream(0, "legacy")
 
     def set_capacity(self, num_bytes: int) -> None:
         self._capacity_bytes = num_bytes
 
-    # ---- order
+    # Order
 
     def stream(self, name: str) -> FakeStream:
         with self._lock:
@@ -112,7 +113,7 @@ class FakeRuntime:
         if stream is self.legacy or stream not in self._streams:
             raise OrderError(f"stream {stream.name} is not one of the runtime's own")
 
-    # ---- memory
+    # Memory
 
     def allocate(self, num_bytes: int) -> Tensor:
         with self._lock:
@@ -122,7 +123,7 @@ class FakeRuntime:
                     f" {num_bytes} B are needed"
                 )
             self.allocated += num_bytes
-            # Whatever lay there before.
+            # New memory holds garbage.
             return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
 
     def allocated_bytes(self) -> int:
@@ -146,8 +147,7 @@ class FakeRuntime:
             raise OrderError(
                 "a kernel is to read host memory that is not pinned: on a GPU it would fault"
             )
-        # torch's `is_pinned` asks the first byte of the tensor's storage, wherever the tensor
-        # begins.
+        # torch's `is_pinned` looks at the first byte of the tensor's storage, not of the tensor.
         first_byte = memory.untyped_storage().data_ptr()
         if memory.numel() and not any(
             first <= first_byte < last for first, last in self._pinned.items()
@@ -157,7 +157,7 @@ class FakeRuntime:
             )
         return memory
 
-    # ---- work
+    # Work
 
     def copy(self, target: Tensor, source: Tensor, stream: FakeStream) -> None:
         if target.shape != source.shape:
@@ -208,9 +208,9 @@ class FakeRuntime:
                     f"{name} {'writes' if is_write else 'reads'} memory that stream {access.stream}"
                     f" may still be {'writing' if access.is_write else 'reading'}"
                 )
-            # What is ordered before this write, and wholly under it, is ordered before all that is
-            # ordered behind it. And what comes behind a stream's later read comes behind its
-            # earlier one.
+            # An access that lies wholly inside this write need not be remembered: whatever is
+            # ordered behind the write is ordered behind it, too. The same holds for an earlier read
+            # of the same stream.
             is_again = not is_write and not access.is_write and access.stream == stream
             if not ((is_write or is_again) and begin <= access.begin and access.end <= end):
                 kept.append(access)
@@ -266,7 +266,7 @@ def join(clock: Clock, other: Clock) -> None:
 
 
 def span(memory: Tensor) -> tuple[int, int]:
-    """The addresses that a tensor lies in, gaps included."""
+    """The addresses that a tensor spans, gaps included."""
     length = 1 + sum(
         (size - 1) * stride for size, stride in zip(memory.shape, memory.stride(), strict=True)
     )

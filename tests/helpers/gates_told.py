@@ -1,4 +1,4 @@
-"""A gate with what a test tells it, and random samples for fits."""
+"""Gates with made-up contents for predictors, and random samples for fits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from sim.policies.fitted import Sample, Shape
 def gate_of(
     site: int, experts: Any, *, step: int = 0, tick: int = 0, sequence: Any = 0, token: Any = -1
 ) -> Any:
-    """Rows of ``experts`` at a site, in need order; a sequence and a token for each row, or one
-    for all.
+    """A gate at a site with rows of ``experts`` in need order.
+
+    ``sequence`` and ``token`` are one for each row, or one for all.
     """
     rows = np.array(experts, np.int64)
     return SimpleNamespace(
@@ -28,7 +29,7 @@ def gate_of(
 
 
 def told(forecasts: Any) -> list[tuple[int, list[int]]]:
-    """Sites and what is named there, best first."""
+    """The site of each forecast, and the experts named there, best first."""
     return [(choice.site, list(choice.needs)) for choice in forecasts]
 
 
@@ -40,8 +41,9 @@ def random_sample(
     top_k: int = 2,
     encoder_sites: int = 0,
 ) -> Sample:
-    """Rows of three sequences with five tokens; some choices dropped; in an encoder-decoder half
-    the rows a side.
+    """Random rows of three sequences with five different tokens; some choices are dropped.
+
+    In an encoder-decoder half of the rows visit each stack.
     """
     rng = np.random.default_rng(seed)
     ids = np.argsort(rng.random((rows, sites, experts)), axis=2)[:, :, :top_k]

@@ -1,6 +1,4 @@
-"""What the tests of importers share: choices made first, the command as a user runs it, and its
-refusals.
-"""
+"""What the tests of importers share: made-up choices, the command as a user runs it, refusals."""
 
 from __future__ import annotations
 
@@ -33,8 +31,9 @@ def make_ids(
 
 
 def make_weights(rows: int, sites: int, top_k: int, seed: int = 0) -> np.ndarray:
-    """Shares [rows, sites, top_k] that fall from rank to rank, in steps of 2**-10: exact in
-    float16.
+    """Shares [rows, sites, top_k] that fall from rank to rank.
+
+    They are multiples of 2**-11, so float16 holds them exactly.
     """
     drawn = np.sort(np.random.default_rng(seed).integers(1, 1 << 10, (rows, sites, top_k)), -1)[
         ..., ::-1
@@ -43,20 +42,20 @@ def make_weights(rows: int, sites: int, top_k: int, seed: int = 0) -> np.ndarray
 
 
 def given(name: str, path: Path, **facts: str) -> dict[str, str]:
-    """Arguments of format ``name``: `FACTS` as far as it knows them, and others."""
+    """The arguments for format ``name``: those of `FACTS` that it knows, and ``facts``."""
     known = {key: text for key, text in FACTS.items() if key in FORMATS[name].keys}
     return {"path": str(path), **known, **facts}
 
 
 def imported(name: str, path: Path, output_dir: Path, **facts: str) -> Trace:
-    """What the command leaves in ``output_dir``."""
+    """The trace that the command writes into ``output_dir``."""
     arguments = {"format": name, "output_dir": str(output_dir), **given(name, path, **facts)}
     assert main([f"{key}={text}" for key, text in arguments.items()]) == 0
     return read_trace(output_dir)
 
 
 def refusal(name: str, path: Path, **facts: str) -> TraceError:
-    """The refusal of a file by format ``name``."""
+    """The error with which format ``name`` refuses a file."""
     with pytest.raises(TraceError) as refused:
         FORMATS[name].read(make_request(given(name, path, **facts)), untracked)
     assert str(path) not in str(refused.value)
@@ -64,7 +63,7 @@ def refusal(name: str, path: Path, **facts: str) -> TraceError:
 
 
 def failure(name: str, path: Path, **facts: str) -> str:
-    """What the refusal of the arguments says."""
+    """The message with which format ``name`` refuses its arguments."""
     request = make_request(given(name, path, **facts))
 
     def run() -> None:

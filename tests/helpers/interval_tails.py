@@ -1,5 +1,6 @@
-"""Made-up sequences, for what intervals cover: how unequal sequences are, and how a system's
-time varies on them.
+"""Made-up sequences, to measure how often confidence intervals cover the truth.
+
+They vary in how unequal sequences are, and in how a system's time varies on them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SIZES: dict[str, Draw] = {
     "one in four is 8x": lambda random, shape: np.where(random.random(shape) < 0.25, 8.0, 1.0),
     "pareto 2.5": lambda random, shape: random.pareto(2.5, shape) + 1,
 }
-"""How long sequences are."""
+"""Distributions of the length of sequences."""
 TAILS: dict[str, Draw] = {
     "5 %": lambda random, shape: random.lognormal(0, 0.05, shape),
     "20 %": lambda random, shape: random.lognormal(0, 0.2, shape),
@@ -29,12 +30,12 @@ TAILS: dict[str, Draw] = {
     ),
     "exponential": lambda random, shape: 0.8 + 0.2 * random.exponential(1, shape),
 }
-"""By which factor a system's time on a sequence is off from its usual one."""
+"""Distributions of the factor between a system's time on a sequence and its usual time."""
 SKEWED: dict[str, Draw] = {
     "exponential": TAILS["exponential"],
     "one in five is 1.5x": lambda random, shape: np.where(random.random(shape) < 0.2, 1.5, 1.0),
 }
-"""What one system does and the other does not: a difference that is not symmetric."""
+"""Distributions of a factor that only one system has, so that the difference is not symmetric."""
 
 
 def covered(theirs: Floats, ours: Floats, truth: float) -> float:
@@ -46,7 +47,7 @@ def covered(theirs: Floats, ours: Floats, truth: float) -> float:
 
 
 def bootstrap_coverage(size: Draw, tail: Draw, sequences: int, trials: int, seed: int) -> float:
-    """The same of a percentile bootstrap, which these intervals replaced."""
+    """How often an interval of a percentile bootstrap contains the truth; it was used before."""
     random = np.random.default_rng(seed)
     usual = size(random, (trials, sequences))
     theirs, ours = (usual * tail(random, usual.shape) for _ in range(2))
@@ -60,8 +61,9 @@ def bootstrap_coverage(size: Draw, tail: Draw, sequences: int, trials: int, seed
 def coverage(
     size: Draw, tail: Draw, sequences: int, trials: int, seed: int, one_sided: bool = False
 ) -> float:
-    """How often the interval of two equal systems' ratio contains the truth; ``one_sided``: only
-    one system varies.
+    """How often the interval of two equal systems' ratio contains the truth.
+
+    ``one_sided``: only one system varies.
     """
     random = np.random.default_rng(seed)
     shape = (trials, sequences)

@@ -1,4 +1,4 @@
-"""A driver's place taken: writes down what a device hands over."""
+"""A stand-in for a device's driver that writes down what the device hands over."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from real.driver.device import Device, Service
 
 
 class Listening:
-    """Writes down (time, what, number) of every hand-over, and then does what is planned to
-    follow it.
-    """
+    """Writes down (time, what, number) of every hand-over, then does what ``then`` plans for it."""
 
     def __init__(self, device: Device, engines: tuple[int, ...] = (1,)) -> None:
         self.device, self.seen = device, list[tuple[int, str, int]]()
@@ -29,7 +27,7 @@ class Listening:
         engine: int = 0,
         **rest: Any,
     ) -> Service:
-        """Begin a service that moves its bytes evenly over so many ns."""
+        """Begin a service of ``takes_ns`` that moves its bytes evenly."""
         service = Service(
             self.row,
             link,

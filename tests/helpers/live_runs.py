@@ -1,6 +1,4 @@
-"""What tests of live runs share: one skeleton for all of them, and the calls of a run beside
-what they are of.
-"""
+"""What tests of live runs share: one skeleton, and live runs with their calls recorded."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from sim.workload.steps import Workload
 
 @cache
 def cached_skeleton(settings: Settings) -> Any:
-    """Nothing changes a skeleton, so one is made for all tests."""
+    """The model's skeleton; made once for all tests, since nothing changes it."""
     return skeleton(settings)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A live run that has ended. ``seen``: the workload of what its gates saw."""
+    """A live run that has ended; ``seen`` is the workload of what its gates saw."""
 
     prepared: Prepared
     driver: LiveDriver
@@ -42,7 +40,7 @@ class Recorded:
         return sum(call.kind == "gate" for call in self.controller.log)
 
     def fresh(self, trace: Trace) -> Controller:
-        """A controller that knows ``trace`` alone, of the same configuration and sizes."""
+        """A controller of the same configuration and sizes that knows only ``trace``."""
         assert self.prepared.weights is not None
         sizes = [variant.num_bytes for variant in self.prepared.weights.store.header.variants]
         return build(
@@ -50,7 +48,7 @@ class Recorded:
         ).controller
 
     def difference(self, fresh: Controller) -> Any:
-        """The first call that a fresh controller answers otherwise, if any."""
+        """The first call that a fresh controller answers differently; None if there is none."""
         return replay(self.controller.log, fresh, self.seen, self.steps.asked_ns)
 
 

@@ -1,4 +1,4 @@
-"""What the kernels' tests share: matrices in slots, and how far a result is from fp64."""
+"""What tests of kernels share: matrices in slots, and the distance of a result from fp64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from real.kernels.quantise import Layout, layout_of, quantise, quantise_channels
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 
 FP32_ERROR = 1e-5
-"""Relative, of a result accumulated in fp32. Its inputs, whatever their type, are exact."""
+"""Allowed relative error of a result accumulated in fp32; inputs of any type count as exact."""
 
 
 def random(
@@ -31,8 +31,9 @@ def in_slots(
     device: str = "cpu",
     offset: float = 0.0,
 ) -> list[SlotMatrices]:
-    """Several matrices of each slot, side by side after 32 bytes of something else. 16 bits are
-    plain ``dtype``.
+    """Matrices in every slot of a pool, side by side after 32 bytes of something else.
+
+    With 16 bits they are plain ``dtype``.
     """
     layout: Layout | PlainLayout = PlainLayout(rows, columns, dtype)
     if bits < 16:
@@ -64,13 +65,14 @@ def _stored(weight: Tensor, bits: int, group: int, symmetric: bool, dtype: torch
 
 
 def exact(matrices: SlotMatrices, slot: int) -> Tensor:
-    """fp64 of what is stored."""
+    """The matrix stored in a slot, as fp64."""
     return SlotMatrices(matrices.pool.cpu(), matrices.layout, matrices.at).weight(slot).double()
 
 
 def error(name: str, got: Tensor, want: Tensor, most: float = FP32_ERROR) -> None:
-    """Fail unless the norm of the difference is within ``most`` of the norm of what is right;
-    NaN never is.
+    """Fail unless the norm of the difference is within ``most`` of the norm of ``want``.
+
+    NaN always fails.
     """
     assert got.shape == want.shape, name
     off = (

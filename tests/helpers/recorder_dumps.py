@@ -1,6 +1,4 @@
-"""Dumps of SGLang's expert distribution recorder, written from a schedule of passes and choices
-made before.
-"""
+"""Dumps of SGLang's expert distribution recorder, written from a schedule of passes and choices."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ SITES = (1, 2, 3)
 """Layer 0 has no experts."""
 EXTEND, DECODE, MIXED, IDLE = 1, 2, 3, 4
 Part = tuple[int, int, int]
-"""Sequence, position of the first row, rows."""
+"""Part of a pass: its sequence, position of its first row, number of rows."""
 Schedule = Sequence[tuple[int, Sequence[Part]]]
 SCHEDULE: Schedule = (
     (EXTEND, [(0, 0, 4), (1, 0, 2)]),
@@ -29,13 +27,13 @@ SCHEDULE: Schedule = (
     (DECODE, [(0, 6, 1), (1, 4, 1), (2, 8, 1)]),
     (DECODE, [(0, 7, 1), (2, 9, 1)]),
 )
-"""Two requests together; a third comes in two chunks, the second beside the others' tokens;
-request 1 ends first.
+"""Two requests run together. A third comes in two chunks, the second of them beside tokens of the
+others. Request 1 ends first.
 """
 
 
 def rows_of(schedule: Schedule) -> list[tuple[int, int, int, int]]:
-    """Pass without idle ones, mode, sequence and position of each row."""
+    """The pass (idle ones not counted), mode, sequence and position of each row."""
     busy = [(mode, parts) for mode, parts in schedule if parts]
     return [
         (number, mode, sequence, start + i)
@@ -52,8 +50,9 @@ def ids_of(schedule: Schedule) -> np.ndarray:
 def record(
     number: int, mode: int, parts: Sequence[Part], ids: np.ndarray, physical: int
 ) -> dict[str, Any]:
-    """A record as `_DetailSinglePassGatherer.collect` and `_DetailAccumulator.append` make it;
-    ids [N, S, K].
+    """A record as SGLang makes it, from ids [N, S, K].
+
+    It follows `_DetailSinglePassGatherer.collect` and `_DetailAccumulator.append`.
     """
     positions = [start + i for _, start, length in parts for i in range(length)]
     topk = torch.full((LAYERS, len(positions), RANKS), -1, dtype=torch.int32)
@@ -79,7 +78,7 @@ def record(
 
 
 def dump(schedule: Schedule = SCHEDULE, to_logical: torch.Tensor | None = None) -> dict[str, Any]:
-    """The whole object of a dump. ``to_logical`` [L, P] must be a permutation in each layer."""
+    """The whole object of a dump; ``to_logical`` [L, P] must be a permutation in each layer."""
     to_logical = torch.arange(EXPERTS).repeat(LAYERS, 1) if to_logical is None else to_logical
     ids, records, begin = ids_of(schedule), [], 0
     to_physical = to_logical.argsort(-1).numpy()

@@ -1,4 +1,4 @@
-"""A null device that takes what lies close together in any order, as threads do."""
+"""A null device that hands over events which are close together in any order, as threads do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from real.driver.device import Event, NullDevice, Turn
 
 
 class Restless(NullDevice):
-    """Of what ends within ``close_ns``, any may be handed over first; the others then come late."""
+    """Hands over events that end within ``close_ns`` in random order; those overtaken come late."""
 
     def __init__(self, seed: int, close_ns: int) -> None:
         self._random, self._close_ns = random.Random(seed), close_ns
@@ -19,8 +19,8 @@ class Restless(NullDevice):
         if first is None or self._random.random() < 0.7:
             return first
         until_ns = max(first[0][0], self._now_ns) + self._close_ns
-        # Of one transfer the head keeps coming before the end, and the outer link's end before the
-        # inner one's.
+        # For one transfer the head still comes before the end, and the end on an outer link before
+        # the end on an inner one.
         events = sorted(self._events(), key=lambda event: (event[0][3], event[0]), reverse=True)
         firsts = {event[0][1:3]: event for event in events}
         chosen = self._random.choice(

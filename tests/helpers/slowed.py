@@ -1,4 +1,4 @@
-"""Durations of a scenario on a slower clock, so that threads can take them."""
+"""A scenario on a slower clock, so that threads can keep up with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.values.types import HostCosts, Step
 
 
 class Slowed:
-    """Every duration of a scenario, so many times as long."""
+    """The durations of a scenario, each multiplied by ``factor``."""
 
     def __init__(self, scenario: Scenario, workload: ScenarioWorkload, factor: int) -> None:
         self._durations, self._factor = ScenarioDurations(scenario, workload), factor
@@ -38,7 +38,7 @@ class Slowed:
 
 
 def slowed(scenario: Scenario, factor: int) -> Scenario:
-    """The scenario whose requests arrive so many times as late; its durations are ``Slowed``'s."""
+    """The scenario with arrival times multiplied by ``factor``; its durations are `Slowed`'s."""
     requests = tuple(
         replace(request, arrival_ns=request.arrival_ns * factor) for request in scenario.requests
     )

@@ -16,8 +16,9 @@ SHAPE = ModelShape("two stacks", "none", SITES, EXPERTS, TOP_K, 8, 8)
 
 
 def both_stacks(lengths: Sequence[tuple[int, int]] = ((2, 1), (1, 1)), seed: int = 0) -> Trace:
-    """Sequences of so many prompt and decoded rows, recorded as one step of all prompts, then one
-    decoded row of each sequence that goes on; with every column.
+    """A trace with every column, of sequences with so many (prompt, decoded) rows.
+
+    One step has all prompts; then each step has one decoded row of every sequence that goes on.
     """
     rng = np.random.default_rng(seed)
     rows = [(s, p, PREFILL, 0) for s, (prompt, _) in enumerate(lengths) for p in range(prompt)]

@@ -24,7 +24,7 @@ COMMON: dict[str, Any] = {
 
 
 def build(family: str) -> Any:
-    """A model of ``family`` in float32, experts run one by one. The same weights at each call."""
+    """A model of ``family`` in float32 whose experts run one by one; its weights never change."""
     torch.manual_seed(11)
     if family == "mixtral":
         model: Any = MixtralForCausalLM(
@@ -43,8 +43,8 @@ def build(family: str) -> Any:
         model = Qwen2MoeForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Fresh routers are zero in some families and norms are one: selections would tie and
-            # norms cancel.
+            # Some families initialise routers with 0 and norms with 1: selections would tie, and
+            # norms would cancel.
             if name.endswith("gate.weight"):
                 parameter.normal_(0, 0.5)
             elif "norm" in name:

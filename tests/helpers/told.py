@@ -1,4 +1,4 @@
-"""Transfers and what links served, told by hand as a record of a run."""
+"""Records of runs written by hand: transfers, and the services of links."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ DEMAND, PREFETCH, DENSE = "demand", "prefetch", "dense"
 
 @dataclass(frozen=True)
 class Service:
-    """When it began and ended (None: the run's end cut it), and its bytes. ``urgent``: None as
-    its transfer's kind.
+    """One service of a link: its start, its end (None: cut by the run's end) and its bytes.
+
+    ``urgent`` None means: as the transfer's kind says.
     """
 
     start: int
@@ -28,7 +29,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Sent:
-    """A transfer: its kind, the links it was queued on and when, its services."""
+    """A transfer: its kind, the (link, time) of each queue that it joined, and its services."""
 
     kind: str
     queued: tuple[tuple[int, int], ...]

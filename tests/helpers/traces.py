@@ -1,4 +1,4 @@
-"""A small trace with every column, and ways to alter what was written of it."""
+"""A small trace with every column, and ways to alter its written files."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ EXTRA = {"hidden/part.bin": b"gate inputs", "README.md": b"# trace\n"}
 
 
 def make_trace(step: float | None = None) -> Trace:
-    """Two sequences: one prefilled in a prompt and a chunk beside a padded row, then both
-    decode.
+    """Two sequences that are prefilled together and then both decode.
+
+    Sequence 0 reads its prompt in two parts; sequence 7 has a padded row.
     """
     rng = np.random.default_rng(3)
     phase = [PREFILL] * 6 + [CHUNK] * 2 + [DECODE] * 4
@@ -129,7 +130,7 @@ def edit_rows(directory: Path, edit: Callable[[pl.DataFrame], pl.DataFrame]) -> 
 
 
 def a_finding(**other: object) -> dict[str, object]:
-    """A finding as in a header's text."""
+    """A finding as a header's JSON has it."""
     return {
         "check": "padding",
         "serious": True,

@@ -1,5 +1,6 @@
-"""The two small runs that docs/metrics.md works by hand: their trace, model and machine, and the
-page's own numbers.
+"""The two small runs that docs/metrics.md works out by hand.
+
+Here are their trace, model and machine, and the numbers that the page itself prints.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FIRST, SECOND = "### The first run, key by key", "### The second run"
 HALVES, LOW, LIGHT = (0.5, 0.5), (0.75, 0.25), (0.875, 0.125)
 """Gate weights of a row's two experts. The second one's score is the first one's weight."""
 ROWS = (
-    # sequence, phase, step, experts and weights at A and at B, and what is forecast at A for B
+    # sequence, phase, step, experts and weights at A, experts and weights at B, forecast at A for B
     (0, PREFILL, 0, (0, 1), HALVES, (0, 1), HALVES, None),
     (0, PREFILL, 0, (2, 3), HALVES, (0, 1), HALVES, None),
     (0, DECODE, 1, (3, 2), LOW, (2, 3), LOW, ((2, 3), LOW)),
@@ -90,7 +91,7 @@ CONFIG: dict[str, Any] = {
                 "overhead_us": 0.02,
             }
         },
-        # So fast that every operation takes its launches, of 1 ns each.
+        # So fast that an operation takes only its launches, which take 1 ns each.
         "compute": {
             "_target_": "sim.machine.Compute",
             "peak_tflops": 1e6,
@@ -131,7 +132,7 @@ CONFIG: dict[str, Any] = {
     "loader": {"_target_": "sim.core.Loader", **vars(Loader(wait="as_ready"))},
 }
 STAGED = {"destination": "staging", "staging_slots": 2, "retention": "after_batch"}
-"""What the second run's loader does otherwise."""
+"""The settings of the second run's loader that differ."""
 
 
 def make_trace() -> Trace:
@@ -170,15 +171,16 @@ def make_trace() -> Trace:
 
 
 def make_run(**loader: Any) -> Run:
-    """A fresh run; ``loader``: switches other than the first run's."""
+    """A fresh run of the first example; ``loader`` has the switches that differ."""
     config = deepcopy(CONFIG)
     config["loader"] |= loader
     return build(config, "by hand", make_trace())
 
 
 def page_values(heading: str) -> dict[str, int | float | None]:
-    """By key, what the table under a heading of the page says. Seconds, bytes and shares, as in
-    a summary.
+    """The values, by key, in the table under a heading of the page.
+
+    They are seconds, bytes and shares, as in a summary.
     """
     text = PAGE.read_text(encoding="utf-8").split(f"{heading}\n")[1].split("\n#")[0]
     rows = re.findall(r"^\| `([^|]+)` \|[^|]*\| ([^|]+) \|$", text, flags=re.MULTILINE)
@@ -186,7 +188,7 @@ def page_values(heading: str) -> dict[str, int | float | None]:
 
 
 def _value(said: str) -> int | float | None:
-    """``1960 ns``, ``240 B``, ``3 / 920 ns`` (a rate), ``7/16``, ``null`` or a count."""
+    """The value of a text such as ``1960 ns``, ``240 B``, ``3 / 920 ns`` (a rate) or ``7/16``."""
     if said == "null":
         return None
     if match := re.fullmatch(r"(\d+) / (\d+) ns", said):

@@ -1,5 +1,6 @@
-"""The shortest possible run of a tiny instance, by trying every load and every eviction at every
-instant.
+"""Finds the shortest possible run of a tiny instance by trying everything.
+
+At every instant it tries every load and every eviction.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ Variant = tuple[int, int]
 
 @dataclass(frozen=True)
 class Instance:
-    """One site, one row a gate. ``gates``: the needs of each, as (expert, lowest precision that may
-    serve it).
+    """A tiny instance: one site, one row a gate.
 
-    Times are in whole units: ``dense`` before each gate, ``expert`` by precision, ``load`` and
-    ``size`` by precision.
+    ``gates`` are the needs of each gate, as (expert, lowest precision that may serve it). Times are
+    in whole units: ``dense`` before each gate, ``expert`` by precision, ``load`` and ``size`` by
+    precision.
     """
 
     gates: tuple[tuple[Variant, ...], ...]
@@ -36,11 +37,12 @@ class Instance:
 
 @dataclass(frozen=True)
 class State:
-    """An instant at which nothing more happens by itself. ``gate`` -1: before the first.
+    """An instant at which nothing more happens by itself; ``gate`` -1 is before the first gate.
 
-    The compute stream has ``left`` to do of the dense work before the next gate (``is_dense``) or
-    of a need. ``waiting``: needs of this gate that have not begun; ``pinned``: variants that served
-    the others; ``moving``: what is on its way, and for how long still.
+    The compute stream has ``left`` units to do, of the dense work before the next gate
+    (``is_dense``) or of a need. ``waiting`` are the needs of this gate that have not begun,
+    ``pinned`` the variants that served the others. ``moving`` is the variant on its way, and for
+    how long still.
     """
 
     gate: int
@@ -70,8 +72,9 @@ def shortest(instance: Instance) -> int:
 
 
 def choices(instance: Instance, state: State | None) -> Iterator[State]:
-    """What the link may do now: nothing, go on, or begin to load anything in the place of
-    whatever is not pinned.
+    """The states that the link's choices lead to.
+
+    It may do nothing, go on, or begin to load anything in the place of whatever is not pinned.
     """
     assert state is not None
     yield state
@@ -92,13 +95,13 @@ def choices(instance: Instance, state: State | None) -> Iterator[State]:
 
 
 def passed(state: State) -> State:
-    """One unit later."""
+    """The state one unit of time later."""
     moving = None if state.moving is None else (state.moving[0], state.moving[1] - 1)
     return replace(state, left=max(0, state.left - 1), moving=moving)
 
 
 def settled(instance: Instance, state: State) -> State | None:
-    """All that happens by itself at this instant; None at the end of the run."""
+    """The state after all that happens by itself at this instant; None at the end of the run."""
     if state.moving is not None and state.moving[1] == 0:
         state = replace(state, resident=state.resident | {state.moving[0]}, moving=None)
     while state.left == 0:
@@ -120,8 +123,9 @@ def settled(instance: Instance, state: State) -> State | None:
 
 
 def _begun(instance: Instance, state: State) -> State | None:
-    """The first waiting need that something there may serve begins: which does first is no
-    matter.
+    """The state after the first waiting need that something resident may serve has begun.
+
+    Which of several begins first does not matter.
     """
     for need in state.waiting:
         able = [v for v in state.resident if v[0] == need[0] and v[1] <= need[1]]

@@ -1,4 +1,4 @@
-"""Policies as they are found under ``conf/``, by file name, and what is asked of all of them."""
+"""The policies under ``conf/``, found by file name, and how their questions are asked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sim.values.types import Geometry
 CONF = ROOT / "conf"
 GROUPS = ("cache", "ram_cache", "predictor", "precision", "placement")
 GIVEN = {"low_above": 0.3, "skip_above": 0.7}
-"""Values for what an option file leaves open (???)."""
+"""Values for what option files leave open (``???``)."""
 GEOMETRY = Geometry(3, 5, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 3 * 5 * 8 // 2)
 PROFILE = Profile(
     uses=np.random.default_rng(1).integers(0, 9, (3, 5)),
@@ -31,7 +31,7 @@ Make = Callable[[], Any]
 
 
 def discover(conf: Path, group: str) -> dict[str, Make]:
-    """By file name: a maker of fresh policies."""
+    """Makers of fresh policies, by file name."""
     return {
         path.stem: partial(make, conf, group, path.stem)
         for path in sorted((conf / group).glob("*.yaml"))
@@ -47,7 +47,10 @@ def make(conf: Path, group: str, name: str) -> Any:
 
 @cache
 def composed(conf: Path, group: str, name: str) -> Any:
-    """Plain values: most of the time of these tests would go into OmegaConf's detours."""
+    """The composed configuration as plain values.
+
+    With OmegaConf's own containers most of the time of these tests would be spent there.
+    """
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose(f"{group}/{name}")
     for key in OmegaConf.missing_keys(cfg):
@@ -65,8 +68,9 @@ def each(*groups: str) -> pytest.MarkDecorator:
 
 
 def unchanged(policy: object, question: Callable[[], Any]) -> Any:
-    """The answer to a question that is asked twice: no asking may change the policy, and both
-    answers are equal.
+    """The answer to a question that is asked twice.
+
+    Asking must not change the policy, and both answers must be equal.
     """
     before = pickle.dumps(policy)
     answer, again = question(), question()

@@ -1,5 +1,6 @@
-"""Two runs leave the same bytes, whatever the seed of Python's hashes; only what is said to
-differ does.
+"""Two runs leave the same bytes, whatever the seed of Python's hashes.
+
+Only what is documented to differ does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FILES = {
 
 
 def run(folder: Path, hash_seed: str, *overrides: str) -> dict[str, bytes]:
-    """The files of ``python -m sim`` by name."""
+    """The files that ``python -m sim`` writes, by name."""
     short = ("trace.max_sequences=2", "+workload.decode_tokens=24")
     subprocess.run(
         [sys.executable, "-m", "sim", f"hydra.run.dir={folder}", *short, *overrides],
@@ -84,7 +85,7 @@ def test_two_runs_leave_the_same_bytes_but_for_wall_time_and_folder(
 
 
 def without_wall_time(summary: bytes) -> tuple[str, list[str]]:
-    """The text without its one line that may differ, and the keys: their order counts, too."""
+    """The text without the one line that may differ, and its keys, whose order counts, too."""
     content: dict[str, Any] = json.loads(summary)
     assert content["wall_s"] > 0
     lines = [line for line in summary.decode().splitlines() if '"wall_s"' not in line]

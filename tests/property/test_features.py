@@ -1,8 +1,7 @@
-"""What must hold of every run, whatever its features: bytes, causes, idle time, bounds of time,
-scaling, determinism.
+"""Properties that every run must have, whatever its features.
 
-Nothing here says that more memory or a faster link makes a run faster: with prefetching that is not
-so.
+They concern bytes, causes, idle time, bounds of time, scaling and determinism. Nothing here says
+that more memory or a faster link makes a run faster: with prefetching that is not so.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def scenarios(ties: bool) -> Iterator[Scenario]:
     return (scenario_of(name, seed, ties) for name, seed in names())
 
 
-# ---- state, at every call
+# State, at every call
 
 
 # Contracts: C21, C38
@@ -39,17 +38,16 @@ def scenarios(ties: bool) -> Iterator[Scenario]:
 def test_after_every_call_tiers_hold_what_their_policies_were_told_and_no_more_than_they_have_room_for(
     ties: bool,
 ) -> None:
-    """``Watch`` asserts it, and that what is pinned stays; here: it did so after every call of
-    every run.
-    """
+    """``Watch`` asserts this, and that what is pinned stays. Here: it did so after every call."""
     for one in every_run(ties):
         assert one.watch.checks == one.controller.calls == len(one.record.call_ns) > 2, one.name
 
 
 @BOTH_TIES
 def test_questions_to_policies_are_asked_twice_and_change_no_run(ties: bool) -> None:
-    """``Watch`` asserts that both answers are equal and leave the policy as it was; the run is
-    as without it.
+    """``Watch`` asserts that both answers are equal and leave the policy as it was.
+
+    Here: the run is the same as without it.
     """
     for one in every_run(ties):
         assert production_rows.run(one.scenario) == one.timeline, one.name
@@ -57,7 +55,7 @@ def test_questions_to_policies_are_asked_twice_and_change_no_run(ties: bool) -> 
 
 @BOTH_TIES
 def test_the_runs_ask_their_policies_and_make_every_call(ties: bool) -> None:
-    """What is watched is there to be seen."""
+    """The runs must contain what is watched for."""
     called: Counter[str] = Counter()
     for one in every_run(ties):
         called += one.watch.called
@@ -73,13 +71,14 @@ def test_the_runs_ask_their_policies_and_make_every_call(ties: bool) -> None:
     assert refusing
 
 
-# ---- bytes
+# Bytes
 
 
 @BOTH_TIES
 def test_every_hop_moves_its_bytes_once_whatever_cuts_it(ties: bool) -> None:
-    """On every link the bytes of the services that ended are those of the hops that ended, and
-    what was cut off.
+    """Services that ended moved the bytes of the hops that ended, on every link.
+
+    Beside these they moved only what was cut off.
     """
     moved_somewhere: Counter[int] = Counter()
     for one in every_run(ties):
@@ -108,7 +107,7 @@ def test_every_hop_moves_its_bytes_once_whatever_cuts_it(ties: bool) -> None:
 
 
 def hop_bytes(scenario: Scenario, transfer: TransferRow, link: int) -> int:
-    """Into RAM goes the whole variant, further on what is asked for."""
+    """The bytes that a hop must move: the whole variant into RAM, then what is asked for."""
     if scenario.ram is not None and link >= scenario.ram.link:
         return scenario.size(scenario.unpack(transfer.key))
     return transfer.moved_bytes
@@ -116,7 +115,7 @@ def hop_bytes(scenario: Scenario, transfer: TransferRow, link: int) -> int:
 
 @BOTH_TIES
 def test_what_comes_in_over_the_last_link_is_there_or_has_gone(ties: bool) -> None:
-    """Key by key: as often as it came, and it was there at first, it went, or it is there now."""
+    """Key by key: what was there at first or came in is still there or has gone, equally often."""
     for one in every_run(ties):
         device, scenario = one.watch.caches[0], one.scenario
         initial = Counter(scenario.pack(key) for pool in scenario.pools for key in pool.initial)
@@ -132,7 +131,7 @@ def test_what_comes_in_over_the_last_link_is_there_or_has_gone(ties: bool) -> No
             assert device.came == arrived
         claimed = Counter(key for transfer in one.timeline.transfers for key in transfer.victims)
         if scenario.loader.retention == "strict" and not scenario.loader.staging_slots:
-            # Of a claim that was made at queueing the transfer may never have been issued.
+            # A transfer that claimed its slot when it was queued may never have been issued.
             assert claimed == device.went or scenario.loader.slot_claim == "queue"
             assert not claimed - device.went
 
@@ -159,13 +158,14 @@ def test_what_comes_into_ram_came_over_its_link(ties: bool) -> None:
     assert seen > 100
 
 
-# ---- times
+# Times
 
 
 @BOTH_TIES
 def test_every_run_keeps_the_rules_of_a_timeline(ties: bool) -> None:
-    """Causes before effects, engines one at a time, exact durations; every sum over rows; idle
-    time in whole ns.
+    """Causes precede effects, engines serve one at a time, durations and sums are exact.
+
+    Idle time is in whole ns.
     """
     for one in every_run(ties):
         check(one.scenario, one.timeline)
@@ -184,8 +184,9 @@ def test_work_and_idle_time_are_all_the_time_there_is(ties: bool) -> None:
 def test_a_run_takes_at_least_each_of_its_machines_and_at_most_one_after_another(
     ties: bool,
 ) -> None:
-    """Nothing rests while the stream waits for it: its idle time is covered by links, the CPU,
-    the host, arrivals.
+    """Nothing rests while the stream waits for it.
+
+    So the stream's idle time is covered by links, the CPU, the host and arrivals.
     """
     for one in every_run(ties):
         parts, makespan = one.timeline.stall, one.timeline.makespan_ns
@@ -199,7 +200,7 @@ def test_a_run_takes_at_least_each_of_its_machines_and_at_most_one_after_another
 
 
 def busy_ns(one: Done, link: int) -> int:
-    """How long a link served anything."""
+    """How long a link served anything, in ns."""
     spans = sorted(
         (row.start_ns, one.timeline.makespan_ns if row.end_ns < 0 else row.end_ns)
         for row in one.timeline.services
@@ -212,21 +213,24 @@ def busy_ns(one: Done, link: int) -> int:
     return busy
 
 
-# ---- the same run again, otherwise
+# The same run again, otherwise
 
 
 @BOTH_TIES
 def test_a_machine_that_is_three_times_slower_does_the_same_in_three_times_the_time(
     ties: bool,
 ) -> None:
-    """Links of several engines end at whole ns of shared time, which does not scale."""
+    """Links of several engines are left out.
+
+    Their services end at whole ns of shared time, which does not scale.
+    """
     for one in every_run(ties):
         if all(one.scenario.engines(link) == 1 for link in range(one.scenario.hops)):
             assert production_rows.run(slower(one.scenario, 3)) == scaled(one.timeline, 3), one.name
 
 
 def slower(scenario: Scenario, factor: int) -> Scenario:
-    """Every duration, and the time of every arrival, times ``factor``."""
+    """The scenario with every duration, and every arrival time, multiplied by ``factor``."""
 
     def longer(value: Any) -> Any:
         return tuple(factor * ns for ns in value) if isinstance(value, tuple) else factor * value
@@ -252,7 +256,7 @@ def slower(scenario: Scenario, factor: int) -> Scenario:
 
 
 def scaled(timeline: Timeline, factor: int) -> Timeline:
-    """Every time and duration of a timeline times ``factor``."""
+    """The timeline with every time and duration multiplied by ``factor``."""
 
     def rows(values: tuple[Any, ...]) -> tuple[Any, ...]:
         # A service that did not end has -1, whatever the machine.
@@ -304,8 +308,9 @@ def test_over_links_that_cost_nothing_a_run_waits_for_no_link(ties: bool) -> Non
 
 
 def roomy(scenario: Scenario) -> Scenario:
-    """Room for everything, cold, without prefetches and with all on the device at the highest
-    precision.
+    """The scenario with room for everything, cold, without prefetches.
+
+    All needs are computed on the device, at the highest precision.
     """
     pools = tuple(replace(pool, capacity_bytes=10**6, initial=()) for pool in scenario.pools)
     loader = replace(scenario.loader, lookahead=0, low_for_high=False)
@@ -323,7 +328,7 @@ def roomy(scenario: Scenario) -> Scenario:
 
 
 def whole(step: Step) -> Step:
-    """A step that asks for whole variants."""
+    """The step, asking for whole variants."""
     needs = tuple(
         tuple(replace(need, moved_bytes=None) for need in of_site) for of_site in step.needs
     )
@@ -334,7 +339,7 @@ def whole(step: Step) -> Step:
 def test_with_room_for_everything_each_variant_is_loaded_once_and_nothing_is_evicted(
     ties: bool,
 ) -> None:
-    """Cold misses only."""
+    """There are only cold misses."""
     for scenario in scenarios(ties):
         one = run(roomy(scenario))
         asked = {
@@ -373,8 +378,9 @@ def test_with_ram_for_everything_no_variant_comes_into_it_twice(ties: bool) -> N
 
 @BOTH_TIES
 def test_a_forecast_that_is_always_wrong_never_settles_a_prefetch_as_used(ties: bool) -> None:
-    """The forecast names experts that no gate needs; where steps are composed, of rows that all
-    foresee such.
+    """The forecast names experts that no gate needs.
+
+    Where steps are composed, every row foresees such experts.
     """
     started = 0
     for scenario in scenarios(ties):
@@ -419,7 +425,7 @@ def misled(scenario: Scenario) -> Scenario:
 
 @pytest.mark.parametrize("name", [*FEATURES, "mixture"])
 def test_a_run_is_the_same_again(name: str) -> None:
-    """From the scenario on: no state is left in what is shared."""
+    """The scenario is built again, too: what runs share must keep no state."""
     for ties in (True, False):
         assert production_rows.run(scenario_of(name, 0, ties)) == production_rows.run(
             scenario_of(name, 0, ties)

@@ -1,7 +1,6 @@
-"""What must hold of every run of one link and its pools, of the bounds on runs, and of runs that
-are built.
+"""Properties of every run with one link and its pools, of the bounds on runs, and of built runs.
 
-What holds whatever the features is in ``test_features.py``.
+Properties that hold whatever the features are in ``test_features.py``.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ WAITED = ("late", "promoted", "miss")
 
 
 def runs(ties: bool) -> Iterator[Done]:
-    """One link, pools only: the plain ones of the random scenarios."""
+    """The plain ones of the random scenarios: one link, and pools only."""
     return (done("plain", seed, ties) for seed in range(PLAIN))
 
 
 def ended(one: Done, service: ServiceRow) -> int:
-    """The end of a service, or that of the run, which cut it."""
+    """The end of a service; if the run's end cut it, the end of the run."""
     return one.timeline.makespan_ns if service.end_ns < 0 else service.end_ns
 
 
-# ---- random scenarios
+# Random scenarios
 
 
 @BOTH_TIES
@@ -77,8 +76,9 @@ def test_every_byte_that_came_in_is_resident_evicted_or_still_on_its_way(ties: b
 
 @BOTH_TIES
 def test_times_of_transfers_and_needs_follow_their_causes(ties: bool) -> None:
-    """queued <= start <= end for a transfer; lookup <= ready <= end of the site for a need;
-    ready is an arrival.
+    """For a transfer queued <= start <= end; for a need lookup <= ready <= end of the site.
+
+    A need becomes ready at an arrival.
     """
     for one in runs(ties):
         ends = {gate.tick: gate.end_ns for gate in one.timeline.gates}
@@ -102,8 +102,9 @@ def test_times_of_transfers_and_needs_follow_their_causes(ties: bool) -> None:
 def test_the_link_serves_one_transfer_at_a_time_and_rests_only_when_nothing_can_be_served(
     ties: bool,
 ) -> None:
-    """A transfer that starts after a rest was queued at that very instant: nothing that could be
-    issued was waiting.
+    """A transfer that starts after a rest was queued at that very instant.
+
+    So nothing that could have been issued was waiting.
     """
     rests = 0
     for one in runs(ties):
@@ -136,13 +137,11 @@ def test_counts_are_sums_over_rows(ties: bool) -> None:
         assert counts["queued"] == counts["started"] + sum(never_issued)
 
 
-# ---- bounds
+# Bounds
 
 
 def requests(one: Done) -> tuple[Any, Any, Any]:
-    """Ticks and keys of all needs at precision 0, in order, and of each whether its gate is
-    served whole.
-    """
+    """Ticks and keys of all needs at precision 0, in order; for each, whether its gate is whole."""
     gates = [(step, site) for step in one.steps for site in step.sites]
     whole = one.scenario.loader.replay_unit == "union"
     rows = [
@@ -155,9 +154,7 @@ def requests(one: Done) -> tuple[Any, Any, Any]:
 
 
 def is_counted(one: Done) -> bool:
-    """Every need is loaded into pools of slots of one size, which never hold more than they have
-    room for.
-    """
+    """Whether every need is loaded into pools with slots of one size that are never exceeded."""
     scenario = one.scenario
     elsewhere = (
         one.outcomes["skip"]
@@ -172,7 +169,10 @@ def is_counted(one: Done) -> bool:
 # Contracts: C117
 @BOTH_TIES
 def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
-    """One size: one precision. Several pools together hold no more than one pool of their slots."""
+    """With one precision there is one size.
+
+    Several pools together hold no more than one pool with all their slots.
+    """
     seen = tight = 0
     more = (run(scenario_of("plain", seed, ties)) for seed in range(PLAIN, 100))
     for one in filter(is_counted, chain(every_run(ties), more)):
@@ -192,10 +192,10 @@ def test_no_run_loads_less_often_than_the_fewest_loads(ties: bool) -> None:
 def loads_by_brute_force(
     gates: list[frozenset[int]], slots: int, initial: frozenset[int], whole: bool, over: bool
 ) -> int:
-    """Try everything that could be resident at each gate boundary: all of a gate's needs, if it is
-    whole and fits.
+    """The fewest loads, found by trying everything that could be resident at each gate boundary.
 
-    ``over``: as many as the gate needs may stay, whatever the slots.
+    All of a gate's needs are resident if it is served whole and fits. ``over``: as many as the gate
+    needs may stay, whatever the slots.
     """
     fewest = dict.fromkeys(subsets(initial, slots), 0)
     for needs in gates:
@@ -237,14 +237,12 @@ def test_the_fewest_loads_are_those_of_brute_force(
     assert found == loads_by_brute_force(gates, slots, initial, whole, over)
 
 
-# ---- runs that are built
+# Runs that are built
 
 
 @pytest.fixture(scope="module")
 def synthetic_trace() -> Trace:
-    """A small model of eight experts, prompts of five tokens; hidden sizes are those of the
-    model in ``SMALL``.
-    """
+    """A small model of eight experts, with prompts of five tokens and the widths of ``SMALL``."""
     shape = ModelShape("small", "none", 4, 8, 2, 256, 512)
     return synthesize(
         shape, tokens=24, sequences=6, prompt_tokens=5, lookahead=3, lookahead_accuracy=0.8, seed=3
@@ -268,7 +266,7 @@ def built(
     synthetic_trace: Trace,
 ) -> tuple[Run, Result]:
     system, share, which = request.param
-    # 70 % of the experts of half of Mixtral's layers need more than a real card has.
+    # 70 % of the experts of half of Mixtral's layers need more memory than a real card has.
     model = ("trace.max_sequences=2", "experiment=more_memory") if which == "bundled" else SMALL
     trace = bundled_trace if which == "bundled" else synthetic_trace
     one = build(
@@ -290,9 +288,7 @@ def test_no_built_run_beats_its_lower_bound(built: tuple[Run, Result]) -> None:
 
 
 def test_the_bytes_of_a_link_are_the_sum_of_its_pieces(built: tuple[Run, Result]) -> None:
-    """What the end of the run cut has moved its share only; every other piece is one variant,
-    whole.
-    """
+    """A piece that the run's end cut has moved its share only; others are whole variants."""
     one, result = built
     (link,) = result.summary["bytes"]
     transfers = result.frames.transfers

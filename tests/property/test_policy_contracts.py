@@ -1,7 +1,7 @@
-"""Every cache policy under ``conf/`` keeps its contract (sim/policies/base.py); the others:
-`test_question_contracts`.
+"""Every cache policy under ``conf/`` keeps its contract (sim/policies/base.py).
 
-A new policy is one class and one yaml: the file makes it appear here.
+A new policy is one class and one yaml; the yaml makes it appear here. Other kinds of policies are
+tested in `test_question_contracts`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from property.contracts import CONF, GEOMETRY, GROUPS, PROFILE, Make, discover, 
 from sim.policies.recency import LRU
 from sim.values.types import Cause, Outcome
 
-# ---- caches: any history that a controller could bring
+# Caches: any history that a controller could bring
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A gate: its needs with rows and wanted precisions; then so many evictions; then prefetches
-    that arrive.
+    """A gate's needs with rows and wanted precisions; then so many evictions; then prefetches.
 
-    ``elsewhere``: of needs that are absent these never come in (the CPU has them, or staging): they
-    go when the gate is over. ``first_wave``: the policy is told of so many needs first, and of the
-    others when these are done.
+    ``elsewhere`` are needs that are absent and never come in, because the CPU or staging has them;
+    they go when the gate is over. ``first_wave``: the policy is told of so many needs first, and of
+    the others when these are done.
     """
 
     site: int
@@ -74,7 +73,7 @@ def visits(draw: st.DrawFn) -> Visit:
 
 
 class Life:
-    """A policy through a history, beside the plain set of what is resident."""
+    """Takes a policy through a history, beside the plain set of what is resident."""
 
     def __init__(self, policy: Any, history: Sequence[Visit]) -> None:
         self.policy = policy
@@ -101,10 +100,10 @@ class Life:
         return list(self.policy.victims(pool, 0, self.blocked))
 
     def live(self, tick: int, visit: Visit, check: Callable[[], None] = lambda: None) -> None:
-        """As a controller would: let go what never came in, pin, ask for, evict what is not
-        blocked, load.
+        """Do what a controller would do at one visit.
 
-        ``check`` is called between two waves.
+        It lets go what never came in, pins, asks, evicts what is not blocked, and loads. ``check``
+        is called between two waves.
         """
         if visit.new_sequence:
             self.policy.on_sequence(tick, True)
@@ -144,7 +143,7 @@ class Life:
         self.passing = [key for key in missed if GEOMETRY.expert_of(key) in visit.elsewhere]
         for key in missed:
             if key not in self.passing:
-                # What was masked comes as the prefetch that it was: late.
+                # A masked key was prefetched; it comes late, as a prefetch.
                 self._insert(key, Cause.PREFETCH if key in visit.masked else Cause.DEMAND)
         for key in visit.prefetches:
             if key not in self.resident and key not in self.passing:
@@ -153,7 +152,7 @@ class Life:
             self.policy.on_sequence(tick, False)
 
     def _ask(self, asked: Sequence[tuple[int, int]], visit: Visit, gate: Any) -> list[int]:
-        """Pin the needs of a wave and tell of them; those that are absent."""
+        """Pin the needs of a wave, tell the policy of them, and return those that are absent."""
         keys, wanted = [key for key, _ in asked], [precision for _, precision in asked]
         self.blocked[:] = bytes(
             key in keys or key in visit.masked for key in range(GEOMETRY.num_keys)
@@ -187,7 +186,7 @@ def cache_contract(make_policy: Make, history: Sequence[Visit]) -> None:
         life.live(tick, visit, life.check)
         twin.live(tick, visit)
         life.check()
-        # The twin was never asked but for its evictions: the same history, the same order.
+        # The twin had the same history but was asked only for its evictions: the order is the same.
         for pool in life.pools:
             assert twin.victims(pool) == life.victims(pool), "the same history, the same order"
     for key, victims in product((0, 8), ((), (1,), (1, 2))):
@@ -198,7 +197,7 @@ def cache_contract(make_policy: Make, history: Sequence[Visit]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(history=st.lists(visits(), min_size=1, max_size=8))
 def test_recency_by_rows_keeps_the_contract_too(history: list[Visit]) -> None:
-    """A value of a switch, so no file of its own."""
+    """This is a value of a switch, so it has no file of its own."""
     cache_contract(partial(LRU, recency="rows"), history)
 
 
@@ -229,9 +228,7 @@ def make_policy_plan(make_policy: Make) -> Any:
 
 
 def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
-    """The pools of a policy that has been told, if it asks, of the future and of the fit
-    sequences.
-    """
+    """The pools of a policy that was told the future and the fit sequences, if it asks for them."""
     if hasattr(policy, "foresee"):
         policy.foresee(requests)
     if getattr(policy, "needs_profile", False):
@@ -239,7 +236,7 @@ def planned(policy: Any, requests: Sequence[Sequence[int]]) -> Any:
     return policy.pools(GEOMETRY)
 
 
-# ---- a new policy
+# A new policy
 
 
 MOST_RECENT = '''
@@ -345,7 +342,7 @@ def test_a_policy_that_breaks_its_contract_is_told_so(
 
 
 def _conf_with(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
-    # A module of its own for every folder: python keeps modules by name.
+    # Python caches modules by name, so every folder gets a module of its own.
     module = f"new_policy_{name.lower()}"
     (folder / f"{module}.py").write_text(MOST_RECENT, encoding="utf-8")
     (folder / "conf" / "cache").mkdir(parents=True)

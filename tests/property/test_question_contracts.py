@@ -1,5 +1,6 @@
-"""Every selector, predictor and placement under ``conf/`` keeps its contract
-(sim/policies/base.py).
+"""Every selector, predictor and placement under ``conf/`` keeps its contract.
+
+The contracts are in sim/policies/base.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sim.traces.trace import ModelShape
 from sim.values.types import REROUTE, SKIP, Place
 from sim.workload.steps import StepGate, Workload
 
-# ---- selectors
+# Selectors
 
 
 SCORES = st.floats(0, 1) | st.sampled_from([0.0, 0.3, 0.7, 1.0])
@@ -48,7 +49,7 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
     foreseen: list[int],
     is_gate: bool,
 ) -> None:
-    """Only the needs of a gate are sent to other experts, and to those that there are."""
+    """Only the needs of a gate are sent to other experts, and only to experts that exist."""
     selector = make_policy()
     choice = SimpleNamespace(
         site=1,
@@ -83,11 +84,11 @@ def test_a_selector_answers_once_for_every_need_and_within_what_it_permits(
         assert set(permitted) <= {(selector.constant,)}
 
 
-# ---- predictors and placements
+# Predictors and placements
 
 
 def _workload() -> Workload:
-    """Of a trace with forecasts for three sites ahead and gate inputs of every row."""
+    """The workload of a trace with forecasts three sites ahead and gate inputs of every row."""
     shape = ModelShape("small", "none", 5, 6, 2, 64, 64)
     trace = synthesize(
         shape, tokens=4, sequences=2, prompt_tokens=3, lookahead=3, lookahead_accuracy=0.5
@@ -101,7 +102,7 @@ def _workload() -> Workload:
 
 
 def _gates() -> list[StepGate]:
-    """One at each site of a prefill and of some decode steps."""
+    """One gate at each site, of a prefill step and of some decode steps."""
     workload, gates = _workload(), []
     for step in workload.steps[:4]:
         for site in range(5):
@@ -114,9 +115,7 @@ def _gates() -> list[StepGate]:
 
 
 def ready(predictor: Any) -> Any:
-    """The predictor with what it has to know beforehand: fitted on the gates' own trace, or made
-    up.
-    """
+    """The predictor with what it must know beforehand: fitted on the gates' trace, or made up."""
     workload = _workload()
     if hasattr(predictor, "foresee_needs"):
         predictor.foresee_needs(future_needs(workload))
@@ -143,7 +142,7 @@ Told = tuple[int, list[int], list[int], list[float], list[int]]
 
 
 def told(predictor: Any, gate: StepGate) -> list[Told]:
-    """The forecasts, read one at a time: a supplier may use one object again and again."""
+    """The forecasts, read one at a time, since a predictor may use one object again and again."""
     return [
         (c.site, list(c.keys), list(c.needs), list(c.scores), list(c.tokens))
         for c in predictor.predict(gate)
@@ -179,8 +178,9 @@ def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
 
 @each("predictor")
 def test_a_predictor_afresh_answers_as_it_did_at_first(make_policy: Make) -> None:
-    """A second walk through the same gates gives the same answers, and leaves the first
-    predictor as it is.
+    """A second walk through the same gates gives the same answers.
+
+    It leaves the first predictor as it is.
     """
     predictor = ready(make_policy())
 
@@ -201,7 +201,7 @@ def test_a_predictor_afresh_answers_as_it_did_at_first(make_policy: Make) -> Non
 def test_a_predictor_that_says_it_learns_nothing_is_the_same_after_every_gate(
     make_policy: Make,
 ) -> None:
-    """The controller never calls ``observe`` of one that does not learn."""
+    """The controller never calls ``observe`` of such a predictor."""
     predictor = ready(make_policy())
     before = pickle.dumps(predictor)
     for gate in _gates():
@@ -210,7 +210,7 @@ def test_a_predictor_that_says_it_learns_nothing_is_the_same_after_every_gate(
 
 
 class Held:
-    """Read access to a device that holds these keys of five sites of six experts."""
+    """Read access to a device that holds these keys, for five sites of six experts."""
 
     def __init__(self, keys: frozenset[int]) -> None:
         self.keys = keys
@@ -224,7 +224,7 @@ class Held:
 
 @each("placement")
 def test_a_placement_answers_once_for_every_key(make_policy: Make) -> None:
-    """It is asked for the needs that are admitted: all of a gate, some, or none."""
+    """It is asked for the needs that are admitted: all of a gate's, some, or none."""
     placement = make_policy()
     queued = SimpleNamespace(bytes_ahead=lambda link: 0)
     asked = 0

@@ -1,5 +1,6 @@
-"""The relaxation's bound is below the best schedule there is, found by brute force, and below
-every simulated run.
+"""The relaxation's bound is below the best schedule and below every simulated run.
+
+The best schedule is found by brute force.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from sim.workload.choices import Needs
 from sim.workload.steps import Workload
 
 UNIT = 1000
-"""ns of a unit of brute force, so that whole ns hide nothing."""
+"""Nanoseconds in a unit of the brute force, so that rounding to whole ns hides nothing."""
 EXPERTS = 4
 
 
 def one_size(seed: int) -> Instance:
-    """Three to five gates of two of four experts, room for two to four, warm or cold."""
+    """Three to five gates of two of four experts, with room for two to four, warm or cold."""
     rng = np.random.default_rng(seed)
     gates = tuple(
         tuple((int(e), 0) for e in rng.choice(EXPERTS, 2, replace=False))
@@ -64,8 +65,9 @@ def one_size(seed: int) -> Instance:
 
 
 def two_sizes(seed: int) -> Instance:
-    """Two or three gates of which one need may be low: a quarter of the bytes, and of the time
-    or half of it.
+    """Two or three gates, each with one need that may be served low.
+
+    A low variant has a quarter of the bytes, and takes a quarter or half of the time.
     """
     rng = np.random.default_rng(1000 + seed)
     chosen = [rng.choice(3, 2, replace=False) for _ in range(rng.integers(2, 4))]
@@ -83,13 +85,13 @@ def optimum_ns(instance: Instance) -> int:
 
 
 def as_run(instance: Instance, cache: CachePolicy) -> tuple[Workload, FixedDurations, Controller]:
-    """The instance in the project's own words: a trace of one site, one token a step."""
+    """The instance in the project's own terms: a trace of one site, one token a step."""
     gates = len(instance.gates)
     base = synthesize(ModelShape("tiny", "none", 1, EXPERTS, 2, 8, 8), tokens=gates, lookahead=0)
     ids = np.array([[[expert for expert, _ in needs]] for needs in instance.gates], np.int16)
     weights = np.broadcast_to(np.array([0.75, 0.25], np.float32), ids.shape)
     workload = Workload(replace(base, ids=ids, weights=weights), split="all")
-    # The second of a gate has the score 3/4.
+    # A gate's second need has the score 3/4.
     selector: Any = (
         ScoreThreshold("fp16", "int4", 0.5, 0.8) if len(instance.size) > 1 else Fixed("fp16")
     )
@@ -116,7 +118,7 @@ def initial(instance: Instance) -> str:
 
 
 def bound_ns(instance: Instance) -> tuple[int, int]:
-    """The relaxation's bound alone, and that of ``max``."""
+    """The relaxation's bound alone, and that of ``max``, in ns."""
     run = as_run(instance, LRU(initial=initial(instance)))
     found = lower_bounds(*run, RELAXATION)
     assert found.relaxed_ns is not None
@@ -131,8 +133,9 @@ def test_the_bound_is_below_the_best_schedule_there_is(instance: Instance) -> No
 
 
 def test_on_tiny_instances_the_bound_is_near_the_best_schedule() -> None:
-    """Mostly it is reached; and often above what compute and link alone give: what is pinned
-    leaves no room.
+    """Mostly the bound is reached.
+
+    It is often above what compute and link alone give, since pinned variants leave no room.
     """
     found = [(*bound_ns(instance), optimum_ns(instance)) for instance in ONE_SIZE]
     gaps = [1 - max(relaxed, simple) / best for relaxed, simple, best in found]
@@ -142,7 +145,7 @@ def test_on_tiny_instances_the_bound_is_near_the_best_schedule() -> None:
 
 
 def test_no_cache_is_below_the_best_schedule() -> None:
-    """So brute force has left no way out."""
+    """So the brute force has missed no schedule."""
     reached = 0
     for instance in ONE_SIZE:
         for policy in (LRU, LFU, Belady):
@@ -190,15 +193,20 @@ def test_no_cache_is_below_the_best_schedule() -> None:
     ],
 )
 def test_best_schedules_on_paper(instance: Instance, units: int) -> None:
-    """Two slots: loads end at 3 and 6, computed at 7, dense work until 8; only then is there room:
-    8 + 6 + 1, dense 1, and 6 + 1 again: 23. Four slots: the link loads 2 until 9 and 3 until 12,
-    computed at 13, dense until 14, and 0 and 1 are there: 16. Warm: 2 x (2 + 2). Low: 1 is there at
-    1 and computed at 2, 0 at 5 and 7, dense until 8, 2 + 1: 11.
+    """The cases by hand:
+
+    - Two slots: loads end at 3 and 6, needs are computed at 7, dense work ends at 8. Only then is
+      there room: 8 + 6 + 1, dense 1, and 6 + 1 again make 23.
+    - Four slots: the link loads 2 until 9 and 3 until 12; they are computed at 13, dense work ends
+      at 14, and 0 and 1 are there: 16.
+    - Warm: 2 x (2 + 2).
+    - Low: 1 is there at 1 and computed at 2, 0 is there at 5 and computed at 7, dense work ends at
+      8, and 2 + 1 make 11.
     """
     assert shortest(instance) == units
 
 
-# ---- runs
+# Runs
 
 
 class Foretold:
@@ -242,14 +250,15 @@ def bounded(scenario: Scenario) -> tuple[Bounds, int]:
 def test_no_run_of_any_feature_is_below_its_bound(
     ties: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shorter search: every number that it passes through is a bound."""
+    """The search is shortened, since every number that it passes through is a bound."""
     monkeypatch.setattr(relaxation, "ROUNDS", (100, 100))
     above = seen = 0
     for kind, seed in names():
         scenario = scenario_of(kind, seed, ties)
         low_above = getattr(scenario.selector, "low_above", None)
         if low_above is not None and (low_above < 0 or scenario.precisions == 1):
-            continue  # a selector that does not tell what it permits, or tells of a precision that is not in play
+            # The selector does not say what it permits, or permits a precision that is not in play.
+            continue
         bounds, makespan_ns = bounded(scenario)
         assert bounds.relaxed_ns is not None
         assert bounds.lower_ns <= makespan_ns, (kind, seed)
@@ -265,7 +274,7 @@ def test_no_run_of_any_feature_is_below_its_bound(
     ["two_hops", "three_hops", "ram_tier", "cut_through", "rivals", "write_back", *AMONG_RIVALS],
 )
 def test_no_run_over_a_route_is_below_its_bound(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every link of it is bounded; often the outer one says the most."""
+    """Every link of the route is bounded; often the outer one gives the highest bound."""
     monkeypatch.setattr(relaxation, "ROUNDS", (100, 100))
     for seed in range(60):
         scenario = given(kind, seed, ties=seed % 2 == 0)
@@ -276,8 +285,9 @@ def test_no_run_over_a_route_is_below_its_bound(kind: str, monkeypatch: pytest.M
 
 
 def test_a_slow_drive_bounds_a_run_from_it() -> None:
-    """From a drive at 3 GB/s behind a link of 26: the bound is the drive's, far above the other
-    link's.
+    """The drive reads at 3 GB/s, behind a link of 26 GB/s.
+
+    So the bound is the drive's, far above the other link's.
     """
     words = (
         "system=load_on_demand",
@@ -317,7 +327,7 @@ def test_no_system_is_below_its_bound(system: str, share: float) -> None:
     assert found.lower_ns == max(found.compute_ns, found.link_ns, found.relaxed_ns or 0)
 
 
-# ---- the problem as it is posed
+# The problem as it is posed
 
 
 def test_the_work_of_all_intervals_is_the_compute_bound() -> None:
@@ -330,7 +340,7 @@ def test_the_work_of_all_intervals_is_the_compute_bound() -> None:
 
 
 def compute_busy_ns_at_high(run: Run) -> int:
-    """All of the run's computations at the highest precision, operation by operation."""
+    """The time of all the run's computations at the highest precision, operation by operation."""
     durations, needs = run.durations, run.workload.needs
     dense = sum(
         sum(durations.dense_ns(step)) + durations.tail_ns(step) for step in run.workload.steps

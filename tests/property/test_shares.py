@@ -1,4 +1,4 @@
-"""A share of a count is what its decimal text says, to the last slot, whoever takes it."""
+"""A share of a count is exactly what its decimal text says, to the last slot, everywhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = st.sampled_from((1, 1_000, 17_301_504, 352_321_536))
 
 @st.composite
 def shares(draw: st.DrawFn) -> tuple[float, Fraction]:
-    """k / 10^d in 0..1 as somebody writes it, and as it is."""
+    """k / 10^d in 0..1: the float that its decimal text gives, and the exact fraction."""
     digits = draw(st.integers(1, 9))
     part = draw(st.integers(1, 10**digits))
     return float(f"{part // 10**digits}.{part % 10**digits:0{digits}d}"), Fraction(part, 10**digits)

@@ -1,5 +1,4 @@
-"""Hostile traces: whatever the bytes, the answer is a trace that keeps its rules, or a
-`TraceError`.
+"""Hostile traces: whatever the bytes, the reader returns a valid trace or raises `TraceError`.
 
 Oracle of acceptance: `holds`, the rules of `sim.traces.rows.Trace` once more in plain Python, row
 by row.
@@ -54,7 +53,7 @@ JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace with every column, weights and scores in steps, and its prompts' forecasts."""
+    """A trace with every column, weights and scores in steps, and forecasts of its prompts."""
     directory = tmp_path_factory.mktemp("whole") / "trace"
     write_trace(directory, with_cells(with_random_scores(make_trace(step=1 / 16))), EXTRA)
     return directory
@@ -71,7 +70,10 @@ def fresh(whole: Path, copy: Path) -> Path:
 
 
 def read_or_refuse(directory: Path) -> Trace | None:
-    """None where it was refused; any other error is a failure. What is accepted holds."""
+    """The trace, which must keep the rules; None where it was refused.
+
+    Any error other than `TraceError` is a failure.
+    """
     refusal = None
     try:
         trace = read_trace(directory, columns="all")
@@ -88,7 +90,7 @@ def read_or_refuse(directory: Path) -> Trace | None:
 
 
 def holds(trace: Trace) -> None:
-    """The rules that a trace in memory keeps."""
+    """Check the rules that a trace in memory keeps."""
     model, sequences = trace.header.model, {item.sequence: item for item in trace.header.sequences}
     assert len(trace.header.sites) == model.sites
     latest: dict[int, int] = {}
@@ -122,8 +124,9 @@ def holds(trace: Trace) -> None:
 
 
 def cells_hold(trace: Trace, norm: str, frame: pl.DataFrame) -> None:
-    """Prompts' forecasts: of each place the choices of as many rows as the prompt has in that
-    step.
+    """Check the forecasts of prompts.
+
+    Each place must have the choices of as many rows as the prompt has in that step.
     """
     model, ahead = trace.header.model, trace.header.lookahead
     assert ahead is not None
@@ -187,8 +190,9 @@ def test_any_truncated_file_is_refused_by_name(
 
 
 def test_forged_bytes_are_refused_or_keep_the_rules(whole: Path, copy: Path) -> None:
-    # Seeded, not drawn: about one forged byte in 6000 makes polars' own parser ask for 2**61 bytes
-    # and abort the process, which no caller can catch (see the limit stated in sim.traces.trace).
+    # Seeded, not drawn by hypothesis: about one forged byte in 6000 makes polars' own parser ask
+    # for 2**61 bytes and abort the process, which no caller can catch (see the limit stated in
+    # sim.traces.trace).
     rng = random.Random(1)
     original = (whole / ROUTES).read_bytes()
     directory = fresh(whole, copy)
@@ -226,7 +230,7 @@ def test_mutated_headers_are_refused_or_keep_the_rules(
 def test_mutated_numbers_of_a_header_are_refused_or_keep_the_rules(
     whole: Path, copy: Path, data: st.DataObject
 ) -> None:
-    """Most values of another type are refused at once; numbers near the true ones go further in."""
+    """Most values of another type are refused at once; numbers near the true ones get further."""
     directory = fresh(whole, copy)
 
     def change(header: dict[str, Any]) -> None:
@@ -254,8 +258,9 @@ def leaves(value: Any) -> Any:
 def test_mutated_columns_are_refused_or_keep_the_rules(
     whole: Path, copy: Path, data: st.DataObject
 ) -> None:
-    """Several values of one column at one or more rows, the same at every site, under a forged
-    sha256.
+    """Several values of one column change, in one or more rows, under a forged sha256.
+
+    They change alike at every site.
     """
     directory = fresh(whole, copy)
     frame = pl.read_parquet(directory / ROUTES)
@@ -277,7 +282,7 @@ def test_mutated_columns_are_refused_or_keep_the_rules(
     try:
         changed = pl.Series(name, values, dtype=dtype)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        # A value that the column's type cannot hold is stored as another type.
+        # A value that the column's type cannot hold is stored with another type.
         changed = pl.Series(
             name,
             values,
@@ -335,7 +340,7 @@ def test_moved_dropped_and_doubled_rows_are_refused_or_keep_the_rules(
     rehash(directory)
     trace = read_or_refuse(directory)
     if name == ROUTES and len(order) != len(frame):
-        # Each site has as many rows, and the header says how many.
+        # All sites have the same number of rows, which the header states.
         assert trace is None or len(trace.step) * trace.header.model.sites == len(order)
 
 

@@ -1,5 +1,6 @@
-"""Random scenarios of every feature, run once under watch: after every call of the controller its
-state is checked, and every question to a policy is asked twice.
+"""Random scenarios of every feature, run once under watch.
+
+After every call of the controller its state is checked. Every question to a policy is asked twice.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from sim.values.record import Record
 from sim.values.types import REROUTE, SKIP, Cause, Place
 
 MIXTURES, PLAIN = 30, 40
-"""How many of these scenarios, with ties and without; one of each feature."""
+"""How many scenarios of these kinds, with ties and without; each feature has one more."""
 
 
 class WatchedCache:
-    """A cache policy under watch: what it has been told, and that its questions are questions.
+    """Watches a cache policy: what it is told, and that its questions do not change it.
 
-    ``told`` are the keys it was told to have come in and not to have gone: what its tier holds, if
-    all is well. ``came`` and ``went`` count these, of each key.
+    ``told`` are the keys that it was told had come in and not that they had gone. If all is well,
+    these are what its tier holds. ``came`` and ``went`` count these events for each key.
     """
 
     def __init__(self, policy: CachePolicy) -> None:
@@ -47,12 +48,12 @@ class WatchedCache:
             policy.on_requests,
         )
         self.pool_of: Sequence[int] = ()
-        # The pools' initial contents have been told before.
+        # The policy was told the pools' initial contents before this watch began.
         for name in ("victims", "admit", "on_insert", "on_evict", "on_requests"):
             setattr(policy, name, getattr(self, name))
 
     def _unchanged(self, question: Callable[[], Any]) -> Any:
-        """The answer to a question that is asked twice."""
+        """The answer to a question, which is asked twice and must not change the policy."""
         before = self._state()
         answer, again = question(), question()
         assert self._state() == before, "a question changed the policy"
@@ -103,8 +104,7 @@ class WatchedCache:
 
 
 class Watch:
-    """After every call of a controller: its own invariants, what its policies were told, pins, and
-    room.
+    """Checks after every call: the controller's invariants, its policies' views, pins and room.
 
     ``hops`` are those that have ended or were cut: (call, link, transfer's number, bytes cut off).
     """
@@ -195,7 +195,7 @@ class Watch:
         selector.select, placement.place = selecting, placing  # type: ignore[method-assign]
         payload.moved_bytes, payload.missing_bytes = moving, missing  # type: ignore[method-assign]
 
-    # ---- after a call
+    # After a call
 
     def check(self, new_pins: bool) -> None:
         self.checks += 1
@@ -207,7 +207,7 @@ class Watch:
             self._check_ram()
 
     def _check_device(self) -> None:
-        """The policy was told what is resident; that and what has a claim fit the pools."""
+        """The policy was told what is resident; that and what has a claim must fit the pools."""
         controller, scenario = self.controller, self.scenario
         staged = controller.staging.holds
         held = {
@@ -233,7 +233,7 @@ class Watch:
         self._check_room(scenario.pools, [*held, *coming], scenario.slot)
 
     def _check_trimmed(self) -> None:
-        """``retention: after_batch``: what exceeds a pool is pinned, or still on its way."""
+        """With ``retention: after_batch``, what exceeds a pool is pinned or still on its way."""
         there, pins = (
             [self.scenario.unpack(key) for key in self.caches[0].told],
             {*self.controller._pins},
@@ -251,7 +251,7 @@ class Watch:
             assert sum(size(key) for key in unpacked if pool.covers(key)) <= pool.capacity_bytes
 
     def _check_pins(self, new_pins: bool) -> None:
-        """What is pinned and there stays there."""
+        """A variant that is pinned and resident must stay."""
         controller = self.controller
         there = {key for key in controller._pins if controller.state[key] <= UNUSED}
         if not new_pins:
@@ -262,15 +262,16 @@ class Watch:
         controller, staging = self.controller, self.controller.staging
         staged = [key for key, held in enumerate(staging.holds) if held]
         assert len(staged) <= staging.used <= staging.slots == self.scenario.loader.staging_slots
-        # The rest of a partial move comes into the same slot.
+        # The rest of a partial move goes into the same slot.
         assert all(
             controller.state[key] <= UNUSED or controller._transfer_of[key].parent >= 0
             for key in staged
         )
 
     def _check_ram(self) -> None:
-        """What is resident in RAM is what its policy was told; what a transfer asked for stays
-        until that is over.
+        """The RAM tier's policy was told what is resident there.
+
+        What a transfer asked for must stay until the transfer is over.
         """
         ram = self.controller.ram
         assert ram is not None
@@ -294,7 +295,7 @@ class Done:
     controller: Controller
     record: Record
     steps: tuple[Step, ...]
-    """As they came, in the scenario's words."""
+    """The steps in the order in which they ran, as the scenario describes them."""
     watching: Watch | None
 
     @property
@@ -304,8 +305,9 @@ class Done:
 
     @property
     def computing_ns(self) -> int:
-        """All work of the compute stream, from the steps and what served each need: an expert
-        once a gate.
+        """All work of the compute stream, from the steps and from what served each need.
+
+        An expert counts once a gate.
         """
         experts, rows = 0, iter(self.timeline.lookups)
         for step in self.steps:
@@ -346,7 +348,7 @@ def run(scenario: Scenario, name: str = "", watched: bool = False) -> Done:
 
 
 def names() -> list[tuple[str, int]]:
-    """Kind and seed of every scenario; scenarios of one seed are built on the same one."""
+    """Kind and seed of every scenario; scenarios with the same seed have the same base."""
     features = list(zip(FEATURES, range(len(FEATURES)), strict=True))
     return [
         *features,

@@ -1,5 +1,6 @@
-"""Calibration finds knobs that made a trace, its stored fits hold on other seeds, and it says
-what it cannot reach.
+"""Calibration finds the knobs that made a trace, and says which targets it cannot reach.
+
+Stored fits hold on other seeds.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def test_a_stored_fit_shows_its_table_again_on_other_seeds(name, reading):
     assert (stack.sequences, stack.tokens) == (fit.sequences, fit.tokens)
     again = measure(stack, fit.walk, preset.targets_of(reading), OTHER_SEEDS)
     for row, fresh in zip(fit.rows, again, strict=True):
-        # Two seeds against four, 250 comparisons, deviations that are themselves estimates.
+        # Wide, since two seeds are compared with four, in 250 comparisons, and deviations are
+        # themselves estimates.
         noise = 5 * max(row.deviation, fresh.deviation)
         assert abs(fresh.achieved - row.achieved) <= max(row.target.uncertainty, noise), (
             row.target.statistic

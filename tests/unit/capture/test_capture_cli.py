@@ -1,6 +1,4 @@
-"""``python -m capture`` end to end on a small random model, and the refusals of its arguments
-and inputs.
-"""
+"""``python -m capture`` end to end on a small random model, and what it refuses."""
 
 from __future__ import annotations
 
@@ -106,7 +104,7 @@ def test_wide_columns_belong_to_decode_rows(trace: Trace) -> None:
         assert np.isnan(values[~decode]).all()
     assert np.isfinite(trace.expert_norms[decode]).all()
     assert np.isfinite(trace.lookahead["raw"][decode, 0]).all()
-    # Shares are counts of the 40 channels, and fall with sparsity.
+    # Shares are multiples of 1/40, since there are 40 channels, and fall with sparsity.
     counts = trace.active_shares[decode] * 40
     np.testing.assert_allclose(counts, np.rint(counts), atol=1e-4)
     assert (np.diff(trace.active_shares[decode], axis=-1) <= 0).all()
@@ -130,7 +128,7 @@ def test_hidden_files_agree_with_the_columns(captured: Path, trace: Trace, numbe
 
 
 def test_thresholds_are_fitted_on_the_fit_sequences_alone(captured: Path, trace: Trace) -> None:
-    """Oracle: the gate inputs of a fresh run, through the up matrix written out, and a sort."""
+    """Oracle: the gate inputs of a fresh run, put through the up matrix by hand, and a sort."""
     model = build("mixtral")
     seen: list[torch.Tensor] = []
     layer = model.model.layers[1].mlp
@@ -194,7 +192,7 @@ def test_weights_are_exact_unless_a_step_is_asked_for(
     rounded = read_trace(tmp_path / "round")
     np.testing.assert_array_equal(rounded.ids, trace.ids)
     np.testing.assert_array_equal(rounded.weights, np.rint(trace.weights * 8) / 8)
-    # Need order: descending weight, then id. Coarse steps make ties, which fall to the lower id.
+    # Need order is descending weight, then id. Coarse steps make ties, which the lower id wins.
     swapped = [
         np.lexsort((trace.ids[row, site], -trace.weights[row, site])).tolist()
         != np.lexsort((trace.ids[row, site], -rounded.weights[row, site])).tolist()

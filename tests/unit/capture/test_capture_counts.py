@@ -1,6 +1,4 @@
-"""``python -m capture prefill=counts``: what is kept of prompts, and what reads, lints and
-counts such a trace.
-"""
+"""``python -m capture prefill=counts``: what is kept of prompts, and who reads such a trace."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ Pair = tuple[Trace, Trace]
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a capture with the prompts' rows (``rows``) and one with counts of them
-    (``counts``).
-    """
+    """A folder with a capture of the prompts' rows (``rows``) and one of counts (``counts``)."""
     place = tmp_path_factory.mktemp("counts")
     model = save_checkpoint(build("mixtral"), place / "model")
     prompts = write_prompts(place / "prompts.jsonl")
@@ -73,7 +69,7 @@ def test_tokens_per_expert_step_and_site_are_those_of_the_rows(both: Pair) -> No
             ]
             np.testing.assert_array_equal(*tokens)
             np.testing.assert_allclose(*weight, atol=1e-5)
-    # Dealt anew: the rows themselves are not those of the model.
+    # Rows are dealt from the counts, so single rows are not those of the model.
     assert (rows.ids != counts.ids).any()
 
 

@@ -1,5 +1,4 @@
-"""Which channels one layer's gate input names in the next layer's experts: by hand, and on the
-bundled model.
+"""Which channels of the next layer's experts a gate input names: by hand and on the bundled model.
 
 Oracle: the masks and shares that the capture itself measured.
 """
@@ -22,8 +21,10 @@ TRACE = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 
 
 def test_counts_of_one_expert_by_hand() -> None:
-    """Two rows, four channels, thresholds 1 and 2. The second row chose the expert and made
-    channels 0 and 1 active at the first threshold, 1 at the second; named are 1, 2, 3 and 1, 3.
+    """Two rows, four channels, thresholds 1 and 2.
+
+    The second row chose the expert and made channels 0 and 1 active at the first threshold, channel
+    1 at the second. Named are channels 1, 2, 3 at the first and 1, 3 at the second.
     """
     values = np.array([[0.5, 1.0, 2.0, 0.0], [0.9, 2.0, 1.5, 3.0]], np.float32)
     masks = np.array([[[1, 1, 0, 0], [0, 1, 0, 0]]], np.bool_)
@@ -40,7 +41,7 @@ def test_what_comes_with_the_project_is_what_the_command_makes(tmp_path: Path) -
     made, shipped = read_artefact(tmp_path / "channels.json"), read_artefact(SHIPPED)
     assert made.arrays.keys() == shipped.arrays.keys()
     for name, values in shipped.arrays.items():
-        # A channel at its very threshold may fall to the other side on another machine.
+        # A channel at its threshold may fall to the other side on another machine.
         wrong = np.count_nonzero(made.arrays[name] != values)
         assert wrong <= values.size / 1000, name
     assert made.results == pytest.approx(shipped.results, abs=1e-3)

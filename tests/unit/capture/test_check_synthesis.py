@@ -1,5 +1,6 @@
-"""The check of the synthesiser: it cuts traces as it says, judges by its thresholds, and finds
-itself like itself.
+"""The check of the synthesiser cuts traces as it says and judges by its thresholds.
+
+A trace compared with itself passes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Training: the fit split alone, the same networks every time, and what they find where the
-answer is known.
-"""
+"""Training networks: on the fit split alone, reproducibly, and with known answers found."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ QUICK = ("epochs=1", "trace.max_sequences=4")
 
 
 def linear_rule(rows: int = 800) -> Site:
-    """Four experts; the two with the largest of four linear scores are wanted. One feature never
-    changes.
+    """Four experts; the two with the largest of four linear scores are wanted.
+
+    One feature never changes.
     """
     rng = np.random.default_rng(0)
     features = np.concatenate(
@@ -36,8 +35,9 @@ def linear_rule(rows: int = 800) -> Site:
 
 @pytest.mark.parametrize("width", [0, 16])
 def test_a_rule_that_a_network_can_hold_is_learnt(width: int) -> None:
-    """Chance is 1/2. The layers that come back take the features as they are, without centring
-    or scaling.
+    """Chance is 1/2.
+
+    The layers that come back take the features as they are, without centring or scaling.
     """
     data = linear_rule()
     layers = train_site(
@@ -51,8 +51,9 @@ def test_a_rule_that_a_network_can_hold_is_learnt(width: int) -> None:
 
 
 def test_what_is_held_out_is_not_learnt() -> None:
-    """Other wishes of held-out rows change which epoch is kept, at most: with one epoch,
-    nothing.
+    """Held-out rows decide at most which epoch is kept.
+
+    So with one epoch, other wishes of theirs change nothing.
     """
     data = linear_rule()
     changed = data.wanted.copy()
@@ -65,8 +66,10 @@ def test_what_is_held_out_is_not_learnt() -> None:
 
 
 def test_recall_counts_held_out_rows_alone() -> None:
-    """Rows: wants {0, 1}, scores 3 2 1 (2 of 2 found); wants {2}, scores 3 2 1 (0 of 1). The first
-    is not held out: 0 of 1; both held out: 2 of 3.
+    """By hand, with the scores 3 2 1 in both rows:
+
+    - The first row wants {0, 1}: 2 of 2 found. The second wants {2}: 0 of 1.
+    - If only the second is held out: 0 of 1. If both are: 2 of 3.
     """
     wanted = np.array([[1, 1, 0], [0, 0, 1]], np.float32)
     scores = np.array([[3.0, 2.0, 1.0]] * 2)
@@ -88,8 +91,8 @@ def test_the_command_trains_on_the_fit_split_and_says_how(
     assert {splits[number] for number in artefact.sequences} == {"fit"}
     assert artefact.results["seed"] == 3
     assert f"recall {artefact.results['held_out_recall']:.3f}" in capsys.readouterr().out
-    # The hidden layer shrinks with depth, from 16 units to below eight experts, where it is left
-    # out.
+    # The hidden layer shrinks with depth, from 16 units to fewer than the eight experts, where it
+    # is left out.
     widths = [
         artefact.arrays[f"site{s}_w0"].shape[1] if f"site{s}_w1" in artefact.arrays else 0
         for s in range(15)

@@ -1,4 +1,4 @@
-"""Planted faults are found, clean traces are not accused, and findings go where they are read."""
+"""The lint finds planted faults, does not accuse clean traces, and writes its findings down."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHAPE = ModelShape("planted", "none", 3, 70, 4, 8, 8)
 
 @pytest.fixture
 def clean() -> Trace:
-    """Ten sequences of 4 prompt and 64 decoded tokens; token ids unknown."""
+    """Ten sequences of 4 prompt and 64 decoded tokens, with unknown token ids."""
     return synthesize(
         SHAPE, tokens=TOKENS, sequences=SEQUENCES, prompt_tokens=PROMPT, persistence=0.2, skew=0.3
     )
@@ -44,7 +44,7 @@ def with_tokens(trace: Trace, seed: int = 0) -> Trace:
 
 
 def altered(trace: Trace, **columns: Callable[[np.ndarray], None]) -> Trace:
-    """With columns changed in place by functions."""
+    """The trace with columns that functions changed in place."""
     changed: dict[str, Any] = {}
     for name, change in columns.items():
         changed[name] = np.array(getattr(trace, name))
@@ -84,8 +84,9 @@ def test_a_loop_is_found_in_tokens_with_its_period_and_share(clean: Trace, perio
 
 @pytest.mark.parametrize("period", [1, 3, 7, 11])
 def test_a_loop_is_found_in_routing_where_tokens_are_unknown(clean: Trace, period: int) -> None:
-    """The second half of a sequence repeats, one selection in twelve (1 of 4 at 1 of 3 sites)
-    unlike.
+    """The second half of a sequence repeats, but for one selection in twelve.
+
+    That is 1 of 4 selections at 1 of 3 sites.
     """
 
     def loop(ids: np.ndarray) -> None:
@@ -101,8 +102,9 @@ def test_a_loop_is_found_in_routing_where_tokens_are_unknown(clean: Trace, perio
 
 
 def test_a_row_repeats_by_its_own_number_of_choices(clean: Trace) -> None:
-    """Every second row has one choice a site, which the row before has, too: 32 of 64 rows
-    repeat, those.
+    """Every second row has one choice a site, which the row before has, too.
+
+    So exactly these 32 of 64 rows repeat.
     """
 
     def thin(ids: np.ndarray) -> None:
@@ -114,8 +116,9 @@ def test_a_row_repeats_by_its_own_number_of_choices(clean: Trace) -> None:
 
 
 def test_experts_beyond_the_64th_are_told_apart_from_those_before(clean: Trace) -> None:
-    """Ids 0..5 and 64..69 share bits of their words; a loop of alternately the one and the other
-    has period 2.
+    """Ids 0..5 and 64..69 have the same bits in different words.
+
+    A loop that alternates between them has period 2.
     """
 
     def alternate(ids: np.ndarray) -> None:
@@ -164,7 +167,7 @@ def test_a_template_is_found_in_tokens_and_is_serious_by_its_share(clean: Trace)
 def test_a_template_is_found_in_routing_where_tokens_are_unknown(clean: Trace) -> None:
     def plant(ids: np.ndarray) -> None:
         for sequence in range(1, SEQUENCES):
-            # The order inside a selection is the model's own.
+            # The order inside a selection must not matter.
             ids[rows_of(sequence)][[0, 1, 9]] = ids[rows_of(0)][[0, 1, 9], :, ::-1]
 
     trace = altered(clean, ids=plant)
@@ -318,9 +321,10 @@ def test_wrong_arguments_are_refused(
 def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_trace(
     gpt_oss: Path,
 ) -> None:
-    """Its source flags 209 of 703 sequences. Routing alone finds 60 loops, 49 of them among those:
-    a rate of 23 % there, of 2 % in the others. Each answer begins with the marks of its channel and
-    the same words.
+    """Its source flags 209 of 703 sequences.
+
+    Routing alone finds 60 loops, 49 of them among those: a rate of 23 % there, of 2 % in the
+    others. Each answer begins with the marks of its channel and the same words.
     """
     trace = read_trace(gpt_oss)
     flags, loops, template = lint(trace)
@@ -341,8 +345,9 @@ def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_tra
 def test_the_override_and_the_unrecorded_prompt_of_the_phones_trace_are_found(
     tmp_path: Path,
 ) -> None:
-    """Run with 6 of Qwen3's 8 experts a token; of its 28 prompt tokens the last layer routed the
-    last alone.
+    """It was run with 6 of Qwen3's 8 experts a token.
+
+    Of its 28 prompt tokens the last layer routed only the last.
     """
     assert import_trace(["format=bigmoe", f"path={PHONE}", f"output_dir={tmp_path / 'trace'}"]) == 0
     override, counts = lint(read_trace(tmp_path / "trace"))

@@ -1,4 +1,4 @@
-"""``python -m capture.repack``: the same trace in fewer bytes, or nothing changed."""
+"""``python -m capture.repack`` writes the same trace in fewer bytes, or changes nothing."""
 
 from __future__ import annotations
 

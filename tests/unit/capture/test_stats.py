@@ -1,5 +1,6 @@
-"""Every statistic against the same in plain Python, on small random traces with dropped choices,
-gaps and padding.
+"""Every statistic against plain Python, on small random traces.
+
+The traces have dropped choices, gaps and padding.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ SITES, EXPERTS, TOP_K = 4, 7, 3
 
 
 def small(seed: int) -> Trace:
-    """Five sequences of 3 + 14 tokens; some choices dropped, some rows padding or without any
-    choice, some positions left out, weights with ties, output norms for decoded rows.
+    """Five sequences of 3 + 14 tokens.
+
+    Some choices are dropped, some rows are padding or without any choice, and some positions are
+    left out. Weights have ties; decoded rows have output norms.
     """
     rng = np.random.default_rng(seed)
     shape = ModelShape(f"small {seed}", "none", SITES, EXPERTS, TOP_K, 8, 8)
@@ -116,7 +119,8 @@ def test_reuse_distance_counts_the_other_experts_since(sample: Sample) -> None:
 def test_unions_are_expectations_over_all_batches(sample: Sample) -> None:
     tokens, table = brute.tokens_of(sample), unions(sample)
     for site in range(SITES):
-        # All choices of 2 of 5 sequences and of a token of each; of 4 they would be 300,000 more.
+        # All choices of 2 of 5 sequences and of a token of each. For 4 sequences there would be
+        # 300,000 more.
         for batch in (1, 2):
             value = at(table, site=site, kind="sequences", batch=batch)["value"]
             assert value == pytest.approx(brute.union_of_sequences(tokens, site, batch))
@@ -343,7 +347,7 @@ def test_scores_are_the_weight_ranked_above(sample: Sample) -> None:
         values = [
             value for token in tokens if token[2][site] for value in brute.scores(token[2][site])
         ]
-        # Sums of eighths over their total may round either way at a threshold.
+        # At a threshold, sums of eighths divided by their total may round either way.
         near = sum(abs(value - limit) < 1e-9 for value in values for limit in (0.6, 0.9))
         for name, low, high in (("high", -1, 0.6), ("low", 0.6, 0.9), ("skip", 0.9, 2)):
             expected = sum(low < value <= high for value in values)

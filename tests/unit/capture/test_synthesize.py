@@ -1,6 +1,4 @@
-"""Synthetic traces: valid, deterministic, honest about what they are, and made by the routers
-that they state.
-"""
+"""Synthetic traces: valid, deterministic, marked as such, made by the routers that they state."""
 
 from __future__ import annotations
 

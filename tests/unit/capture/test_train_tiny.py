@@ -1,6 +1,4 @@
-"""The trainer: its recipe and losses against worked numbers, and a run that is killed against
-one that is not.
-"""
+"""The trainer: recipe and losses against worked numbers, and killed runs against whole ones."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ SHIPPED = Path(train_tiny.__file__).parent / "assets" / "tiny_mixtral"
 
 
 def tiny_stream(seed: int = 0, num_tokens: int = 600) -> TokenStream:
-    """Random tokens, the second half of another domain."""
+    """Random tokens, the second half of them in another domain."""
     ids = np.random.default_rng(seed).integers(0, 300, num_tokens).astype(np.uint16)
     half = np.arange(num_tokens) >= num_tokens // 2
     return TokenStream(ids, half.astype(np.int32), half.astype(np.uint8))
@@ -73,7 +71,7 @@ def assert_bitwise_equal(left: dict[str, torch.Tensor], right: dict[str, torch.T
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Sums of several threads may round differently from run to run."""
+    """Run with one thread: sums of several threads may round differently from run to run."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -211,7 +209,7 @@ def test_a_step_follows_the_gradient_of_language_balance_and_z_loss(tmp_path: Pa
         [value.grad.clone() for value in state.model.parameters()]
     )
     train(state, tmp_path / "state.pt", 100)
-    # The weights stay as they are, so that two steps differ by their windows only.
+    # The weights do not change, so the steps differ only by their windows.
     for of_step in gradients:
         windows, _ = oracle.sampler.draw()
         with recorded_router_logits(oracle.model) as logits:
@@ -269,7 +267,7 @@ def test_balance_loss_is_one_for_even_load_and_e_over_k_for_a_collapsed_layer() 
     assert balance_loss([even], 2).item() == pytest.approx(1.0)
     collapsed = torch.tensor([[50.0, 50.0, 0, 0, 0, 0, 0, 0]]).repeat(8, 1)
     assert balance_loss([collapsed], 2).item() == pytest.approx(4.0)
-    # A layer is not excused by another: two layers collapsed onto different experts still cost the
+    # Layers do not make up for each other: two that collapsed onto different experts still cost the
     # full loss.
     assert balance_loss([collapsed, collapsed.roll(4, 1)], 2).item() == pytest.approx(4.0)
 

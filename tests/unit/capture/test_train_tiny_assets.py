@@ -1,6 +1,4 @@
-"""The models that ship with the project: they load, weigh what they may, and still do what their
-cards record.
-"""
+"""The models that ship with the project load, are small, and still do what their cards record."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ AUTO_CLASSES = {
     "tiny_qwen2moe": transformers.AutoModelForCausalLM,
     "tiny_switch": transformers.AutoModelForSeq2SeqLM,
 }
-# Cards have three decimals; another machine's arithmetic may decide near-ties otherwise.
+# Cards have three decimals, and another machine's arithmetic may decide near-ties otherwise.
 TOLERANCE = 0.004
 
 every_model = pytest.mark.parametrize("name", RECIPES)
@@ -74,7 +72,7 @@ def test_a_checkpoint_is_the_recipes_architecture_in_float16_and_weighs_what_it_
     assert (folder / "tokenizer.json").read_bytes() == (
         ASSETS / "tiny_mixtral" / "tokenizer.json"
     ).read_bytes()
-    # Trained: no router is where it began.
+    # The model is trained: every router has moved from where it began.
     sites = family_named(RECIPES[name].family).sites
     for there, here in zip(sites(shipped), sites(fresh), strict=True):
         assert (there.router_weight - here.router_weight).abs().max() > 0.01
@@ -96,7 +94,7 @@ def test_a_checkpoint_loads_by_transformers_automatic_classes_and_writes_text(na
     "name", [pytest.param("tiny_qwen2moe", marks=pytest.mark.thorough), "tiny_switch"]
 )
 def test_evaluation_reproduces_the_card(name: str) -> None:
-    """On the shipped passages: the same text on every machine."""
+    """The passages that ship are the same text on every machine."""
     tables = card_tables((ASSETS / name / "README.md").read_text())
     evaluation = evaluate(ASSETS / name, PASSAGES, Console(quiet=True))
     recorded = {domain: float(row["passages"]) for domain, row in tables["Loss"].items()}
@@ -107,7 +105,7 @@ def test_evaluation_reproduces_the_card(name: str) -> None:
     assert stacks == [f"Gating of the {stack}" for stack in evaluation.statistics]
     for stack, statistics in evaluation.statistics.items():
         table = tables[f"Gating of the {stack}"]
-        # A bar would end a cell.
+        # A bar would end a cell of the card's table.
         ours = {row.name.replace("|x W_up|", "abs(x W_up)"): row for row in statistics}
         assert list(table) == list(ours)
         for title, row in table.items():

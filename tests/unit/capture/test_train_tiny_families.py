@@ -1,6 +1,4 @@
-"""What holds for every family that the project trains: resumption, what is predicted from what,
-what gates are read.
-"""
+"""What holds for every family that the project trains: resumption, prediction, recorded gates."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ ALL = {
         RECIPES["tiny_switch"], experts=4, heads=2, kv_heads=2, prefix=(2, 5), **SMALL
     ),
 }
-# What a checkpoint may weigh in float16.
+# The largest size of a checkpoint in float16, in bytes.
 LARGEST_BYTES = {"tiny_mixtral": 15_000_000, "tiny_qwen2moe": 7_000_000, "tiny_switch": 4_000_000}
 
 every_recipe = pytest.mark.parametrize("name", ALL)
@@ -51,7 +49,7 @@ every_recipe = pytest.mark.parametrize("name", ALL)
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Sums of several threads may round differently from run to run."""
+    """Run with one thread: sums of several threads may round differently from run to run."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -165,7 +163,7 @@ def test_a_token_is_predicted_from_all_tokens_before_it_and_none_after(name: str
     predict = family_of(model).predict
     tokens, prefix = windows(), 4
     with torch.no_grad():
-        # Fresh weights are so small that what a token does to another drowns in rounding.
+        # Fresh weights are so small that one token's effect on another would be lost in rounding.
         for parameter in model.parameters():
             parameter.mul_(8 if parameter.dim() > 1 else 1)
         before = predict(model, tokens, prefix)
@@ -174,7 +172,7 @@ def test_a_token_is_predicted_from_all_tokens_before_it_and_none_after(name: str
             other = tokens.clone()
             other[:, changed] += 1
             differs = (predict(model, other, prefix) - before).abs().amax((0, 2)) > 1e-4
-            # Logits i predict token prefix + i: those behind the changed token see it.
+            # Logits i predict token prefix + i, so those after the changed token depend on it.
             assert differs.tolist() == [prefix + i > changed for i in range(13 - prefix)]
 
 
@@ -220,7 +218,7 @@ def test_captured_gates_are_the_models_own(name: str) -> None:
         ranked = np.argsort(-gating.logits, -1)[..., : recipe.top_k]
         assert (np.sort(ranked) == np.sort(gating.experts)).all()
         assert (np.diff(gating.weights, axis=-1) <= 0).all()
-        # A gate input is the layer's normalised stream times the gain.
+        # A gate input is the normalised residual stream times the gain.
         scale = gating.gate_inputs / gating.norm_gains
         np.testing.assert_allclose((scale**2).mean(-1), 1.0, rtol=0.05)
         assert all(not site.router._forward_hooks for site in sites)

@@ -1,4 +1,4 @@
-"""A machine's constants come back from a log that was made with them."""
+"""A machine's constants are found again in a log that was made with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_log(
 
 
 def made(folder: Path, *, noise: float = 0.0, one_size: bool = False, rows: int = 80) -> Path:
-    """2 GB/s after 0.5 ms a load."""
+    """A log made with 2 GB/s after 0.5 ms a load."""
     rng = np.random.default_rng(3)
     loads = rng.integers(1, 9, rows)
     moved = loads * MB if one_size else loads * MB + rng.integers(0, 40, rows) * MB // 4
@@ -71,8 +71,9 @@ def test_noise_moves_the_constants_little_and_shows_in_both_errors(tmp_path: Pat
 
 
 def test_loads_of_one_size_keep_the_overhead_of_the_base_machine(tmp_path: Path) -> None:
-    """rtx4090_pcie4's copies cost 6 us; what else a load of 1 MB takes, 1.0 ms less 6 us, is
-    told as bytes.
+    """rtx4090_pcie4's copies cost 6 us.
+
+    What else a load of 1 MB takes, 1.0 ms minus 6 us, is attributed to bytes.
     """
     text, fit, _ = calibrate(parse(request(made(tmp_path, one_size=True))))
     assert not fit.told_apart
@@ -82,8 +83,9 @@ def test_loads_of_one_size_keep_the_overhead_of_the_base_machine(tmp_path: Path)
 
 
 def test_a_log_without_loads_tells_the_bandwidth_alone(tmp_path: Path) -> None:
-    """All of the time is the bytes': 0.5 ms for each of 1 to 8 loads of 1 MB, and 0.5 ms a MB,
-    are 1 ms a MB.
+    """All of the time is attributed to bytes.
+
+    0.5 ms for each of 1 to 8 loads of 1 MB, and 0.5 ms a MB, are 1 ms a MB.
     """
     log = made(tmp_path, one_size=True)
     _, fit, _ = calibrate(parse(request(log, columns="columns=mb:loads,io_ms:io")))

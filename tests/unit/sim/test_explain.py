@@ -1,6 +1,4 @@
-"""What a run's files tell of a key: against what a witness saw during the run, and a story
-worked out by hand.
-"""
+"""What a run's files tell of a key, against a witness of the run and a story worked by hand."""
 
 from __future__ import annotations
 
@@ -34,8 +32,9 @@ MS = 1_000_000
 
 @dataclass
 class Witnessed:
-    """A run's files, the run, and each eviction as it happened: key, tick, and the key that
-    claimed its slot.
+    """A run and its files, with each eviction as it happened.
+
+    An eviction is (key, tick, key that claimed the slot).
     """
 
     log: RunLog
@@ -44,7 +43,7 @@ class Witnessed:
 
 
 def witnessed(folder: Path, configure: Configure, *overrides: str) -> Witnessed:
-    """Simulate, with a witness of every claim and trim, and write the files."""
+    """Simulate with a witness of every claim and trim, and write the files."""
     run = build(configure("trace.max_sequences=1", *overrides), "any")
     controller, slots, seen = run.controller, run.controller.slots, []
     claim, excess = slots.claim, slots.excess
@@ -106,7 +105,7 @@ def test_every_eviction_is_told_with_its_gate_and_for_whom(seen: Witnessed) -> N
 
 
 def test_a_key_is_told_to_be_there_where_a_lookup_found_it_and_only_there(seen: Witnessed) -> None:
-    """Each 7th lookup, for time's sake."""
+    """Only each 7th lookup is checked, to save time."""
     rows = seen.log.lookups.filter(pl.col("key") >= 0)
     for key, tick, outcome in rows.gather_every(7).select("key", "tick", "outcome").iter_rows():
         assert seen.log.is_there(key, tick) == (
@@ -137,7 +136,7 @@ def test_a_rank_in_the_lookahead_counts_the_scores_above(
             known = [row for row in scores if np.isfinite(row).all()]
             ranks = [1 + sum(score > row[expert] for score in row) for row in known]
             assert (each.rank, each.rows) == (min(ranks), len(known))
-            # Of two chosen by softmax, the two highest scores.
+            # Softmax chooses the two experts with the highest scores.
             assert each.experts == tuple(
                 sorted({int(one) for row in known for one in np.argsort(row)[-2:]})
             )
@@ -147,7 +146,7 @@ def test_a_rank_in_the_lookahead_counts_the_scores_above(
 def test_what_a_prompt_was_forecast_to_need_is_told_together(
     seen: Witnessed, bundled_trace: Trace
 ) -> None:
-    """As gates offer it; nothing where the run read prompts in part."""
+    """It is told as gates offer it; nothing is told where the run read prompts in part."""
     workload, site = Workload(bundled_trace, batching="sequential", lookahead=3, max_sequences=1), 5
     step, gate = workload.steps[0], workload.gate()
     gate.open(step)
@@ -202,8 +201,9 @@ def test_every_outcome_of_a_run_has_a_story(seen: Witnessed, bundled_trace: Trac
 def test_what_is_left_out_or_sent_elsewhere_is_told_as_there_where_a_copy_was(
     outcome: str, words: Sequence[str], configure: Configure, tmp_path: Path
 ) -> None:
-    """Oracle: what the selector could ask for at the gate. What was not kept would have been a
-    miss.
+    """Oracle: what the selector could ask for at the gate.
+
+    What was not kept would have been a miss.
     """
     there: dict[tuple[int, int], bool] = {}
     select = {"skip": SkipLight, "reroute": ForecastRoutes}[outcome].select
@@ -245,13 +245,14 @@ def test_a_forecast_by_statistics_is_not_told_by_the_ranks_of_the_lookahead(
     assert any("what ExpertPaths forecast no row tells" in text for text in told)
 
 
-# ---- by hand
+# By hand
 
 
 def by_hand(folder: Path) -> Path:
-    """Two sites of three experts, two slots. Step 0 loads expert 0 of site 1, step 1 prefetches
-    expert 1 in its place, step 2 needs expert 0 again, while a prefetch of expert 2 is on the link.
-    Gate t is at t + 1 ms.
+    """Two sites of three experts, with two slots; gate t is at t + 1 ms.
+
+    Step 0 loads expert 0 of site 1. Step 1 prefetches expert 1 in its place. Step 2 needs expert 0
+    again, while a prefetch of expert 2 is on the link.
     """
     sites, needs = [0, 1, 0, 1, 0, 1], [0, 4, 0, 5, 0, 4]
     outcomes = ["hit", "miss", "hit", "hit", "hit", "miss"]
@@ -272,7 +273,7 @@ def by_hand(folder: Path) -> Path:
             "ready_ns": [int(t * MS) for t in ready],
         }
     ).write_parquet(folder / "lookups.parquet")
-    moves = [  # number, key, class, queued, start and end in ms, victim, outcome
+    moves = [  # number, key, class, times queued, started and ended in ms, victim, outcome
         (0, 4, "demand", 2.0, 2.0, 2.5, None, "loaded"),
         (1, 5, "prefetch", 3.0, 3.0, 3.8, 4, "used"),
         (2, 6, "prefetch", 5.0, 5.0, 6.4, 5, "unused_at_end"),

@@ -1,6 +1,6 @@
-"""Runs so small that the reason for each miss is known by hand: what `sim.explain` says of them.
+"""What `sim.explain` says of runs so small that the reason for each miss is known by hand.
 
-An expert takes 1 ms on the link; a site is computed in 0.4 ms, of which its expert takes next to
+An expert takes 1 ms on the link. A site is computed in 0.4 ms, of which its expert takes next to
 nothing. Experts are named ``site.expert``.
 """
 
@@ -38,7 +38,10 @@ Forecasts = Mapping[tuple[int, int, int], Sequence[int]]
 
 
 def logits_of(experts: Sequence[int]) -> list[float]:
-    """Scores whose best are these, in this order, each 1 above the next: of two, 0.73 and 0.27."""
+    """Scores whose best are these experts, in this order, each 1 above the next.
+
+    With two of them the weights are 0.73 and 0.27.
+    """
     return [HIGH - experts.index(expert) if expert in experts else 0.0 for expert in range(EXPERTS)]
 
 
@@ -50,9 +53,11 @@ def run_by_hand(
     slots: float,
     *overrides: str,
 ) -> Explained:
-    """Replay one sequence of one-token steps, ``needs`` by step and site. ``forecasts``: by step,
-    site and distance what the lookahead names there (what is not given: what is needed). ``slots``:
-    experts that fit the budget."""
+    """Replay one sequence of one-token steps, with ``needs`` by step and site.
+
+    ``forecasts``: by step, site and distance what the lookahead names there; what is not given is
+    what is needed. ``slots``: how many experts fit the budget.
+    """
     steps, sites, top_k = len(needs), len(needs[0]), len(needs[0][0])
     depth = sites - 1
     shape = ModelShape("hand", "none", sites, EXPERTS, top_k, 128, 120)
@@ -107,14 +112,12 @@ TWO_PRECISIONS = (
     "cache.scope=precision",
     "+cache.shares=[0.75,0.25]",
 )
-"""The better of two experts at fp16, the other one at int4 unless it is there at fp16."""
+"""Of two experts the better is wanted at fp16, the other at int4 unless it is there at fp16."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """A run (needs, forecasts, slots, choices), the lookup that is asked about, and what must be
-    said of it.
-    """
+    """A run (needs, forecasts, slots, choices), a lookup in it, and what must be said of that."""
 
     needs: Needs
     forecasts: Forecasts
@@ -125,8 +128,8 @@ class Story:
 
 
 STORIES = {
-    # 0.0, 0.1, 0.2 are there; 1.0 comes in for 0.1, the oldest of those not needed now, and then
-    # 0.1 is needed.
+    # 0.0, 0.1 and 0.2 are resident. 1.0 replaces 0.1, the oldest of those not needed now. Then 0.1
+    # is needed.
     "evicted": Story(
         [[[0], [0]], [[1], [0]]],
         {},
@@ -144,7 +147,7 @@ STORIES = {
             "the run has no predictor",
         ),
     ),
-    # The scores of 1.1 are the second best, and one is forecast.
+    # 1.1 has the second best score, and only one expert is forecast.
     "not prefetched: not forecast": Story(
         [[[0], [1]]],
         {(0, 0, 1): [2, 1]},
@@ -219,7 +222,7 @@ STORIES = {
             ),
         ),
     ),
-    # Before 2.1 there is 1.1, of which 0.2 ms are left when 2.1 is asked for.
+    # 1.1 is ahead of 2.1 on the link; 0.2 ms of it are left when 2.1 is asked for.
     "promoted": Story(
         [[[0], [0], [1]]],
         {(0, 0, 1): [1]},
@@ -250,8 +253,8 @@ STORIES = {
             ),
         ),
     ),
-    # Of fp16 three fit, all of layer 0: 0.2, the oldest, goes for 1.1, which is needed with 1.2
-    # (there at int4).
+    # Three experts fit at fp16, all of layer 0. 0.2, the oldest, is replaced by 1.1, which is
+    # needed with 1.2 (resident at int4).
     "evicted, two precisions": Story(
         [[[0, 1], [1, 2]], [[2, 1], [1, 2]]],
         {},
@@ -284,8 +287,8 @@ STORIES = {
             ),
         ),
     ),
-    # At fp16 five fit, at int4 two, none of layer 2: 2.2 is queued at fp16, 2.1 at int4. Needed is
-    # the other way round.
+    # Five experts fit at fp16 and two at int4, none of layer 2. 2.2 is queued at fp16 and 2.1 at
+    # int4, but they are needed the other way round.
     "not prefetched, two precisions": Story(
         [[[0, 1], [0, 1], [1, 2]]],
         {(0, 0, 1): [2, 3], (0, 0, 2): [2, 1], (0, 1, 1): [2, 1]},

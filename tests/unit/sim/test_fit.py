@@ -1,6 +1,4 @@
-"""Fits: what is written and read back, on which sequences, and every way in which one does not
-fit a run.
-"""
+"""Fits: what is written and read back, on which sequences, and when a fit does not suit a run."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def test_a_trace_without_a_fit_split_is_refused(bundled_trace: Trace) -> None:
         fit_sequences(replace(bundled_trace, header=replace(header, sequences=sequences)))
 
 
-# ---- what ships with the project
+# What ships with the project
 
 
 @pytest.mark.parametrize("name", FITTED)
@@ -114,7 +112,7 @@ def test_what_ships_stays_small() -> None:
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 1_000_000
 
 
-# ---- runs
+# Runs
 
 
 # Contracts: C110
@@ -217,7 +215,7 @@ def npy(values: np.ndarray[Any, Any], shape: tuple[int, ...] | None = None) -> b
     [
         (b"no archive", "must be an .npz file"),
         (packed(together=b"no array"), "must be an .npz file"),
-        # It claims four thousand million values, and has one.
+        # The array claims four thousand million values and has one.
         (packed(together=npy(np.zeros(1), (1 << 32,))), "must be numbers in"),
         (packed(together=npy(np.array(["a"]))), "must be numbers in"),
         (packed(together=npy(np.zeros(3)) + b"more"), "must be numbers in"),
@@ -243,7 +241,7 @@ def test_a_pickle_is_never_opened(written: Path) -> None:
         read_artefact(written)
 
 
-# ---- the command
+# The command
 
 
 def test_the_command_writes_what_a_run_then_takes(
@@ -300,11 +298,14 @@ def test_the_command_reads_what_its_words_say() -> None:
     assert str(request.output_dir) == "outputs/predictors"
 
 
-# ---- gate inputs
+# Gate inputs
 
 
 def test_gate_inputs_are_those_of_the_rows(bundled_trace: Trace) -> None:
-    """By the scores that the trace keeps: the router of a site on its input gives its logits."""
+    """Checked by the scores that the trace keeps.
+
+    The router of a site on its input gives its logits.
+    """
     safetensors = pytest.importorskip("safetensors.numpy")
     trace = read_trace(ROOT / BUNDLED, ("logits",))
     assert trace.logits is not None
@@ -391,7 +392,7 @@ def test_a_trace_without_lookahead_is_refused_by_a_predictor_that_reads_it(
             )
 
 
-# ---- how good forecasts were
+# How good forecasts were
 
 
 def test_asking_again_counts_what_the_columns_count(bundled_trace: Trace) -> None:

@@ -1,4 +1,4 @@
-"""``python -m sim``: a multirun goes on after a refusal, and what is interrupted leaves nothing."""
+"""``python -m sim``: a multirun continues after a refusal, and interrupted runs leave nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path
 
 
 class Broken:
-    """Tables of which the last one cannot be written."""
+    """Tables of which the last cannot be written."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -1,4 +1,4 @@
-"""Fronts of speed and quality: against brute force; nothing is ranked without its quality."""
+"""Fronts of speed and quality, against brute force; nothing is ranked without its quality."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The report: every figure with its units and configuration, from what runs wrote, in a page
-that asks for nothing.
+"""The report: every figure with its units and configuration, from what runs wrote.
+
+Its page asks the network for nothing.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
     found = run.resident_gib()
     assert found is not None
     transfers = pl.read_parquet(report[1][0] / "transfers.parquet")
-    # LRU's slots are full from the start: each load puts one out, at its issue, and comes in at its
-    # end.
+    # LRU's slots are full from the start. Each load evicts one expert when it is issued, and enters
+    # when it ends.
     one, all_gib = (
         transfers["moved_bytes"][0] / 2**30,
         run.summary["budget"]["device_bytes"] / 2**30,
@@ -129,7 +130,7 @@ def test_what_arrives_and_goes_adds_up_to_what_the_slots_hold(
 def test_what_is_drawn_of_the_device_is_never_below_0_and_ends_with_what_is_there(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Against the controller's own slots: their bytes at the start and at the end."""
+    """Oracle: the bytes in the controller's own slots at the start and at the end."""
     cfg, name = configure("model=tiny_mixtral", "trace.max_sequences=2", *words)
     run = build(cfg, name)
     slots = run.controller.slots
@@ -165,7 +166,7 @@ def test_of_a_run_with_staging_the_figure_says_that_it_cannot_tell(tmp_path: Pat
 
 
 def test_the_table_has_what_its_head_says(report: tuple[Path, list[Path]]) -> None:
-    """Makespan over bound is 1 or more; the summary's gap is that less 1."""
+    """Makespan over bound is 1 or more; the summary's gap is that minus 1."""
     page = (report[0] / "report.html").read_text(encoding="utf-8")
     heads = re.findall(r"<th>([^<]*)</th>", page)
     for row, place in zip(re.findall(r"<tr>(<td>.*?)</tr>", page), report[1], strict=True):
@@ -197,7 +198,7 @@ def test_runs_of_other_work_are_refused_in_one_report_before_anything_is_drawn(
     other = run_into(tmp_path / "other", "system=lru", "outputs=summary", *words)
     summary = json.loads((other / "summary.json").read_text(encoding="utf-8"))
     if words[0].startswith("trace.exclude"):
-        # As if a sequence had been left out: as many others in its place.
+        # As if a sequence had been left out and another had taken its place.
         summary["trace"]["numbers"][0] += 1
         (other / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert main([str(report[1][0]), str(other), f"output_dir={tmp_path}/out"]) == 2
@@ -242,8 +243,7 @@ def test_the_page_opens_in_a_browser_without_errors_or_requests(
     )
     assert "CONSOLE" not in done.stderr
     assert done.stdout.count("<svg") == len(FIGURES)
-    # Chromium asks its maker for things of its own; what the page asked for is in the log with its
-    # initiator.
+    # Chromium makes requests of its own. Those of the page are in the log with their initiator.
     asked = re.findall(
         r'"initiator":"file:[^}]*"url":"(https?:[^"]+)"', log.read_text(encoding="utf-8")
     )

@@ -1,6 +1,4 @@
-"""What a report's figures say: fronts only among runs of one precision, names apart, means of
-what changes.
-"""
+"""What a report's figures say: fronts among runs of one precision, names apart, means over time."""
 
 from __future__ import annotations
 
@@ -122,8 +120,9 @@ def test_times_that_come_in_steps_are_no_comb() -> None:
 
 @dataclass
 class Steps:
-    """A value that changes at random times, and its mean over a span by brute force, in
-    thousandths.
+    """A value that changes at random times, and its mean over a span by brute force.
+
+    Values are in thousandths.
     """
 
     seed: int

@@ -1,5 +1,6 @@
-"""``sim.screen`` tells of every machine what ``sim`` tells of it, to the last digit, and refuses
-what it cannot.
+"""``sim.screen`` says of every machine what ``sim`` says of it, to the last digit.
+
+It refuses what it cannot screen.
 """
 
 from __future__ import annotations

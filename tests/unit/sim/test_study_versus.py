@@ -1,5 +1,6 @@
-"""Cells of a study side by side: only those of the same conditions, and the ratios that
-sim.compare gives.
+"""Cells of a study side by side: only cells of the same conditions are compared.
+
+Their ratios are those of sim.compare.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def rows_with(dataset: Path, *words: str) -> list[Row]:
 
 def test_only_cells_of_the_same_trace_machine_and_bytes_are_set_side_by_side(dataset: Path) -> None:
     found = versus(read_rows(dataset), "lru cache=lru")
-    # hobbit's default share is a half; of lru alone there is one on another split, and one on
-    # another machine.
+    # hobbit's default share is a half. lru alone has a cell on another split, and one on another
+    # machine.
     assert {
         group.title.rsplit(" ", 2)[1]: {side.system for side in group.sides}
         for group in found.groups
@@ -60,8 +61,9 @@ def test_only_cells_of_the_same_trace_machine_and_bytes_are_set_side_by_side(dat
 def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of the seven cells is in a table or named below, for the condition that parts it, or
-    as refused.
+    """Each of the seven cells is in a table or named below.
+
+    A cell that is named says which condition differs, or that it was refused.
     """
     found = versus(read_rows(dataset), "lru cache=lru")
     assert sum(len(group.sides) for group in found.groups) + len(found.alone) == len(

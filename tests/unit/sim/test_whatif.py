@@ -1,6 +1,4 @@
-"""What-ifs: break-even points against closed forms, what cannot be asked, and the files of an
-answer.
-"""
+"""What-ifs: break-even points against closed forms, refusals, and the files of an answer."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ SHORTER = [*SHORT, "workload.prompt_tokens=4", "workload.decode_tokens=4"]
 
 
 class Inline(Executor):
-    """Runs what it is given at once."""
+    """An executor that runs what it is given at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -37,7 +35,7 @@ class Inline(Executor):
 
 @pytest.fixture(autouse=True)
 def _few_halvings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crossing is then known to a 32nd of its interval's logarithm."""
+    """Find a crossing only to a 32nd of its interval's logarithm."""
     monkeypatch.setattr(whatif, "crossing", partial(crossing, steps=5))
 
 
@@ -49,7 +47,10 @@ def asked(name: str, *words: str, values: tuple[float, ...]) -> whatif.Answer:
 def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_is_the_closed_form() -> (
     None
 ):
-    """Loads on demand: waiting is n overheads + bytes / bandwidth, whatever the bandwidth."""
+    """Loads are on demand.
+
+    At any bandwidth the waiting is n overheads + bytes / bandwidth.
+    """
     found = asked("link", "system=lru", values=(8, 31.5))
     even = found.break_even
     assert even is not None
@@ -62,7 +63,7 @@ def test_where_nothing_overlaps_the_bandwidth_that_equals_waiting_and_computing_
 
 @pytest.mark.thorough
 def test_where_nothing_is_kept_the_cpu_wins_from_the_closed_form_on() -> None:
-    """One expert on the CPU takes what its copy and its computation on the device take."""
+    """At break-even an expert takes as long on the CPU as its copy and computation elsewhere."""
     found = asked("cpu", "system=load_on_demand", values=(25, 400))
     even = found.break_even
     assert even is not None
@@ -116,9 +117,7 @@ def test_an_answer_is_a_table_a_figure_and_the_same_words(
 def test_an_interrupted_asking_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the runs that were done none is made again, not even after one of their files was cut
-    short.
-    """
+    """No run that was done is repeated, unless its file was cut short."""
     monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
     words = ["bits", "system=lru", "values=2.5,4.5", *SHORTER, f"output_dir={tmp_path / 'a'}"]
     made: list[Sequence[str]] = []

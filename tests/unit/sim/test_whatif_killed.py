@@ -1,5 +1,6 @@
-"""An asking that is killed outright, parent alone, goes on from what it had done, and leaves no
-process behind.
+"""A what-if whose parent process is killed continues from what it had done.
+
+It leaves no process behind.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def children_of(process: int) -> list[int]:
 
 
 def is_running(process: int) -> bool:
-    """Dead processes that nobody has waited for are not."""
+    """Whether a process runs; dead ones that nobody has waited for do not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -52,8 +53,9 @@ def wait_until(happens: Callable[[], bool], seconds: float = 120) -> None:
     not Path("/proc/self/task").is_dir(), reason="asks /proc for the processes of an asking"
 )
 def test_a_killed_asking_goes_on_where_it_was_and_leaves_nobody_behind(tmp_path: Path) -> None:
-    """What was kept before the kill is marked, and the answer has the mark: it was not simulated
-    again.
+    """Results kept before the kill are marked, and the answer has the mark.
+
+    So they were not simulated again.
     """
     place = tmp_path / "answer"
     asking = [sys.executable, "-m", "sim.whatif", *WORDS, f"output_dir={place}"]

@@ -1,5 +1,6 @@
-"""A phone's route trace: what arrives is what was recorded, and what is wrong is refused by line
-and column.
+"""Importing a phone's route trace: what arrives is what was recorded.
+
+What is wrong is refused by line and column.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from sim.traces.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE
 from sim.traces.trace import DECODE, PREFILL, TraceError, read_trace
 from sim.workload.steps import Workload
 
-# Two prompt and two decoded tokens, of which the last layer has no first; layer 1 has no experts.
-# Lookups begin in line 7. The second prompt token repeats expert 2 and has a tie; one expert was
-# prefetched, one is dropped.
+# Two prompt and two decoded tokens. The last layer lacks the first token, and layer 1 has no
+# experts. Lookups begin in line 7. The second prompt token repeats expert 2 and has a tie; one
+# expert was prefetched, one is dropped.
 TINY = """\
 # route_trace v1
 # model=/models/my models/Tiny-Q4.gguf arch=tinymoe n_layer=3 n_expert=6 n_expert_used=2

@@ -1,5 +1,6 @@
-"""The stream of colibri's engines: calls become passes, passes steps, and what is wrong is
-refused by line.
+"""Importing colibri's stream: calls become passes, and passes steps.
+
+What is wrong is refused by line.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def test_a_stream_becomes_the_choices_that_were_written(tmp_path: Path) -> None:
     text, ids, weights = stream()
     trace = imported("colibri", write(tmp_path, text), tmp_path / "trace", sequences="prompts")
     assert np.array_equal(trace.ids, ids)
-    # Four digits, and equal ones an ulp apart.
+    # Gates have four digits, and equal ones are an ulp apart.
     assert np.allclose(trace.weights, np.round(weights, 4), rtol=0, atol=1e-6)
     assert trace.step.tolist() == np.repeat(np.arange(len(PASSES)), PASSES).tolist()
     assert [(site.layer, site.name) for site in trace.header.sites] == [

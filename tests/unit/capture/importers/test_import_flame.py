@@ -1,4 +1,4 @@
-"""A capture of FLAME-MoE-Traces: layers' files become sites, rows prompts of a stated length."""
+"""Importing FLAME-MoE-Traces: layers' files become sites, rows prompts of a stated length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = np.arange(40, 40 + ROWS)
 
 
 def layer_frame(site: int) -> pl.DataFrame:
-    """As the data set's card says: lists of float16, descending, and of int16."""
+    """A layer's file as the data set's card says: lists of float16, descending, and of int16."""
     return pl.DataFrame(
         {
             "scores": pl.Series(WEIGHTS[:, site].tolist(), dtype=pl.List(pl.Float16)),
@@ -31,7 +31,7 @@ def layer_frame(site: int) -> pl.DataFrame:
 def write(
     folder: Path, model: str = "flame-moe-tiny", site: int = 0, frame: pl.DataFrame | None = None
 ) -> Path:
-    """The layout of the data set; ``frame`` stands in for the file of ``site``."""
+    """A folder with the layout of the data set; ``frame`` replaces the file of ``site``."""
     capture = folder / model / "actives" / "iter_5473"
     samples = folder / model / "samples"
     capture.mkdir(parents=True)

@@ -1,5 +1,6 @@
-"""The recorder's JSON of gpt-oss-20b: each file is a sequence; what is wrong is refused by its
-place in the file.
+"""Importing the recorder's JSON of gpt-oss-20b: each file is a sequence.
+
+What is wrong is refused by its place in the file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ IDS, WEIGHTS = make_ids(5, SITES, TOP_K), make_shares(5)
 
 
 def generation(first: int, positions: list[int], repeats: bool) -> Json:
-    """A file as `cleaner.py` of the publishers leaves it, in keys and nesting."""
+    """A file with the keys and nesting that the publishers' `cleaner.py` leaves."""
     return {
         "row_index": 27995,
         "dataset": "mmlu_test",
@@ -62,7 +63,7 @@ def generation(first: int, positions: list[int], repeats: bool) -> Json:
 
 
 def write(folder: Path, change: Callable[[Json], Any] = lambda value: None) -> Path:
-    """Two files in the publishers' folders; ``change`` is made to the first."""
+    """Two files in the publishers' folders, the first altered by ``change``."""
     for number, (first, positions) in enumerate(zip((0, 2), POSITIONS, strict=True)):
         value = generation(first, positions, bool(number))
         if not number:

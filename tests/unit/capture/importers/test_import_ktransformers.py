@@ -1,4 +1,4 @@
-"""Dumps of KTransformers: SGLang's, and beside them which experts were on the GPU in each pass."""
+"""Importing KTransformers' dumps: SGLang's, with the experts on the GPU in each pass."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Dump = dict[str, Any]
 
 
 def masks() -> Dump:
-    """As `_GpuExpertMaskAccumulator.dump` leaves them: a buffer, of which the passes fill the
-    first entries.
+    """Masks as `_GpuExpertMaskAccumulator.dump` leaves them.
+
+    They are a buffer whose first entries are those of the passes.
     """
     buffer = torch.zeros((BUFFER, LAYERS, EXPERTS), dtype=torch.bool)
     buffer[: len(SCHEDULE)] = torch.from_numpy(MASKS)

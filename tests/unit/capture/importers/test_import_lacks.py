@@ -1,5 +1,6 @@
-"""What a recording lacks is not invented: the simulator refuses by name what would need it, and
-runs the rest.
+"""What a recording lacks is not invented.
+
+The simulator refuses, by name, runs that would need it, and does the others.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Event directories of moe-cache-eval: unions, counts and gate mass arrive, and nothing finer is
-invented.
+"""Importing event directories of moe-cache-eval: unions, counts and gate mass arrive.
+
+Nothing finer is invented.
 """
 
 from __future__ import annotations
@@ -52,9 +53,7 @@ DTYPES = {
     "gate_mass": np.float32,
 }
 Cycle = tuple[int, int, list[tuple[int, int]]]
-"""Phase (0 prefill, 1 decode), request of the events (-1: a batch), and request and token of
-each row.
-"""
+"""Phase (0 prefill, 1 decode), request of the events (-1: a batch), rows as (request, token)."""
 LENGTHS = {3: 4, 5: 3}
 IDS = {request: make_ids(length, LAYERS, TOP_K, request) for request, length in LENGTHS.items()}
 WEIGHTS = {
@@ -126,7 +125,7 @@ def write(
     columns: dict[str, np.ndarray] | None = None,
     change: Callable[[dict[str, Any]], Any] = lambda manifest: None,
 ) -> Path:
-    """An event directory; ``change`` is made to its manifest."""
+    """An event directory whose manifest ``change`` has altered."""
     root.mkdir(exist_ok=True)
     metadata = {"schema": "moe-controller-events", "schema_version": "1"}
     save_file(
@@ -154,7 +153,7 @@ def write(
 
 
 def unions(trace: Trace) -> list[dict[int, tuple[int, float]]]:
-    """By step and site: how many rows chose each expert, and their weights' sum."""
+    """How many rows chose each expert, and the sum of their weights, by step and site."""
     found = []
     for step in range(int(trace.step[-1]) + 1):
         for site in range(LAYERS):
@@ -195,7 +194,7 @@ def test_events_of_one_token_are_its_choices(tmp_path: Path) -> None:
     assert set(trace.phase.tolist()) == {DECODE}
     assert lacks(trace) == {"tokens", "scores", "prefill"}
     assert "secret" not in trace.header.to_json()
-    # By weight the needs stand in the rank that the model gave them, though events list them by id.
+    # Events list experts by id, but by weight the needs stand in the model's order of rank.
     assert np.array_equal(Workload(trace, split="all", batching="recorded").chosen[0], ids)
 
 
@@ -231,9 +230,10 @@ def test_a_prompt_in_parts_is_a_prefill_and_chunks(tmp_path: Path) -> None:
 
 
 def test_the_published_conformance_trace_has_its_hits_and_misses(tmp_path: Path) -> None:
-    """3 layers, 4 experts, LRU with 2 slots a layer, a layer's experts asked for at once
-    (arXiv:2608.07911, section 2): 30 accesses, 12 hits, 18 misses, 12 of them compulsory, 12
-    evictions.
+    """3 layers, 4 experts, LRU with 2 slots a layer (arXiv:2608.07911, section 2).
+
+    A layer's experts are asked for at once: 30 accesses, 12 hits, 18 misses, 12 of them compulsory,
+    12 evictions.
     """
     asked = [(0, 1), (0, 2), (0, 1), (0, 3), (0, 1)]
     events = [(step, layer) for step in range(len(asked)) for layer in range(LAYERS)]

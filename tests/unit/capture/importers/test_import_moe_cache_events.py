@@ -1,5 +1,6 @@
-"""moe-cache-eval's ``events.csv``: its sets become needs, and a run does what the author's
-replay did.
+"""Importing moe-cache-eval's ``events.csv``: its sets become needs.
+
+A run then does what the author's replay did.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from sim.setup.execute import execute
 
 FORMAT, LAYERS, EXPERTS = "moe_cache_eval", 3, 4
 ASKED = ((0, 1), (0, 2), (0, 1), (0, 3), (0, 1))
-"""By step, at every layer: the conformance trace of arXiv:2608.07911, section 2."""
+"""Experts by step, at every layer: the conformance trace of arXiv:2608.07911, section 2."""
 Event = list[str]
 
 
 def events(asked: Sequence[Sequence[int]] = ASKED) -> list[Event]:
-    """As the author's script writes them: LRU over two slots a layer finds all but the
-    newcomers.
+    """The lines that the author's script writes.
+
+    LRU over two slots a layer finds all experts but the newcomers.
     """
     found: list[Event] = []
     for step, experts in enumerate(asked):

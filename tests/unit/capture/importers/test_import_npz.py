@@ -1,5 +1,6 @@
-"""Arrays of decode routing: what arrives is what was published, and what is wrong is refused by
-file and field.
+"""Importing arrays of decode routing: what arrives is what was published.
+
+What is wrong is refused by file and field.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ Arrays = dict[str, np.ndarray]
 
 
 def make_arrays() -> Arrays:
-    """Three sequences of 2, 1 and 3 tokens; the fourth token's two weights at site 1 are equal,
-    its ids fall.
+    """Three sequences of 2, 1 and 3 tokens.
+
+    At site 1 the fourth token's two weights are equal and its ids fall.
     """
     experts = np.array(
         [

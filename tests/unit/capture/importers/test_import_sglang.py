@@ -1,5 +1,6 @@
-"""Dumps of SGLang's recorder: passes become steps, rows are linked to sequences, and no code in
-a dump ever runs.
+"""Importing SGLang's dumps: passes become steps, and rows are linked to sequences.
+
+No code in a dump ever runs.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def test_links_that_could_be_others_are_counted_and_named_as_lacking(tmp_path: P
     ]
     trace = read(tmp_path, schedule)
     assert lacks(trace) == {"weights", "order", "scores", "sequences"}
-    # The first of two in the pass before, and the only one that is left: in the last pass either
-    # may have ended.
+    # Ambiguous are the first of two rows in the pass before the last, and the only row of the last
+    # pass, in which either sequence may have ended.
     assert trace.header.provenance["ambiguous_rows"] == 2
     assert trace.sequence.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0]
     assert trace.position.tolist() == [0, 1, 2, 0, 1, 2, 3, 3, 4]
@@ -123,7 +124,7 @@ def test_physical_experts_become_logical_by_the_map(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Its unpickling would make a file."""
+    """An object whose unpickling would make a directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -172,7 +173,7 @@ def physical(value: Dump) -> torch.Tensor:
 
 
 def topk(value: Dump, place: tuple[int, int, int], expert: int) -> None:
-    """One id, and the counts that go with it."""
+    """Change one id, and the counts that go with it."""
     before = int(physical(value)[place])
     physical(value)[place] = expert
     first(value)["global_physical_count"][place[0], before] -= 1

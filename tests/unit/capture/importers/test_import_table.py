@@ -1,5 +1,6 @@
-"""This project's own csv and jsonl: one line for each token and site, in any order; refusals
-name the line.
+"""Importing this project's own csv and jsonl: one line for each token and site, in any order.
+
+Refusals name the line.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TOKENS = [
     (4, 2, "chunk", 3),
     (4, 3, "decode", 4),
 ]
-"""Sequence, position, phase and step of each token."""
+"""The tokens: sequence, position, phase and step of each."""
 IDS, WEIGHTS = make_ids(len(TOKENS), SITES, TOP_K), make_weights(len(TOKENS), SITES, TOP_K)
 ALL = ("weights", "step", "token")
 Line = dict[str, Any]
@@ -221,7 +222,7 @@ def test_more_experts_than_top_k_are_refused(tmp_path: Path, name: str) -> None:
 
 @both
 def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
-    """By what checks every trace before it is written."""
+    """The check of every trace before it is written refuses them."""
     content = [line for line in lines(("weights",)) if line["sequence"] == 0]
     path = write(tmp_path, name, content[3:6] + content[:3] + content[6:])
     with pytest.raises(AssertionError):

@@ -1,5 +1,6 @@
-"""Responses of vLLM: both layouts give the choices that were returned, and what does not add up
-is refused.
+"""Importing responses of vLLM: both layouts give the choices that were returned.
+
+What does not add up is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Json = dict[str, Any]
 
 
 def encoded(ids: np.ndarray, dtype: str = "uint8") -> str:
-    """As vLLM's servers do: base64 of `np.save`."""
+    """Ids as vLLM's servers encode them: base64 of `np.save`."""
     stream = io.BytesIO()
     np.save(stream, ids.astype(dtype))
     return base64.b64encode(stream.getvalue()).decode()
@@ -35,7 +36,7 @@ def encoded(ids: np.ndarray, dtype: str = "uint8") -> str:
 def response(
     routed: Any, of_prompt: Any = None, prompt: int = PROMPT, generated: int = GENERATED
 ) -> Json:
-    """A response of /v1/completions, in its keys."""
+    """A response of /v1/completions, with its keys."""
     return {
         "id": "cmpl-1",
         "object": "text_completion",

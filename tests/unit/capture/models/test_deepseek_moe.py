@@ -1,4 +1,4 @@
-"""DeepSeekMoE on transformers' classes, against the architecture written out from its paper."""
+"""DeepSeekMoE on transformers' classes, against the architecture in formulas from its paper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from helpers.checkpoints import save_tokenizer, write_prompts
 from sim.traces.trace import read_trace
 
 LAYERS, EXPERTS, TOP_K, HEADS, HIDDEN = 3, 8, 3, 4, 32
-# The keys of deepseek-ai/deepseek-moe-16b-base's config.json, with small numbers.
+# The keys in config.json of deepseek-ai/deepseek-moe-16b-base, with small numbers.
 PLAIN: dict[str, Any] = {
     "architectures": ["DeepseekForCausalLM"],
     "attention_bias": False,
@@ -91,8 +91,9 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 class Written:
-    """The forward pass in plain formulas: attention, softmax top-k without normalising, shared
-    experts.
+    """The forward pass in plain formulas.
+
+    It has attention, softmax top-k without normalising, and shared experts.
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -1,6 +1,4 @@
-"""One expert computed alone, against what the model itself computes and against the formulas
-written out by hand.
-"""
+"""One expert computed alone, against what the model computes and against formulas by hand."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ from capture.recording.rows import Rows
 from helpers.architectures import AVAILABLE, VOCABULARY, tiny
 
 SPARSITIES = (0.5, 0.8)
-# Runs experts 0 and 1 whatever the router chose (transformers 5.17 and 5.23): its outputs are those
-# of no choice.
+# transformers 5.17 and 5.23 run experts 0 and 1 of this model whatever its router chose, so its
+# outputs are those of no choice.
 WRONG = "nllb-moe"
-# One of each layout and way of being called; the others are like one of these.
+# One model of each layout and way of being called; the others are like one of these.
 KINDS = (
     "mixtral",
     "gpt_oss",
@@ -46,8 +44,9 @@ NAMES = [
 
 
 def run(model: Any) -> tuple[list[MoELayer], Rows, dict[int, torch.Tensor]]:
-    """The rows of a prompt, and what each site's experts (or, where they give none alone, the
-    block) returned.
+    """The rows of a prompt, and what each site's experts returned.
+
+    Where experts return nothing of their own, it is what the block returned.
     """
     layers, outputs = discover(model), {}
     tokens = torch.randint(4, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(2))
@@ -73,8 +72,9 @@ def run(model: Any) -> tuple[list[MoELayer], Rows, dict[int, torch.Tensor]]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.values != (WRONG,)])
 def test_weighted_outputs_of_single_experts_add_up_to_what_the_model_computed(name: str) -> None:
-    """The sum over a token's choices of weight times norm-giving output is the experts' own
-    output, site by site.
+    """Site by site, the sum over a token's choices of weight times output is the experts' output.
+
+    The outputs are those of which norms are taken.
     """
     transformers.logging.set_verbosity_error()
     layers, rows, outputs = run(tiny(name))
@@ -105,7 +105,7 @@ def test_weighted_outputs_of_single_experts_add_up_to_what_the_model_computed(na
 
 
 def beside(layer: MoELayer, inputs: torch.Tensor) -> torch.Tensor:
-    """What a block that was recorded whole adds to its experts."""
+    """What a block that was recorded as a whole adds to the output of its experts."""
     if not layer.adapter.reads_router:
         return torch.zeros(())
     shared = getattr(layer.block, "shared_expert", None)
@@ -114,8 +114,9 @@ def beside(layer: MoELayer, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def identity(layer: MoELayer, rows: Rows, visited: torch.Tensor) -> torch.Tensor:
-    """Less what null experts add, which hand their input on: their weights are those that are
-    missing from the sum.
+    """What null experts add: they hand their input on.
+
+    Their weights are those that are missing from the sum.
     """
     if layer.num_classes == layer.num_experts or not hasattr(layer.experts, "identity_expert"):
         return torch.zeros(())
@@ -130,8 +131,9 @@ def identity(layer: MoELayer, rows: Rows, visited: torch.Tensor) -> torch.Tensor
 
 @pytest.mark.parametrize("name", NAMES)
 def test_channels_are_what_the_activation_multiplies_or_makes(name: str) -> None:
-    """Where the activation sees one half of a projection, the channels are the other; else they
-    are what it returns.
+    """Where the activation sees one half of a projection, the channels are the other half.
+
+    Else they are what it returns.
     """
     for layer in discover(tiny(name)):
         if layer.kind == "attn":
@@ -156,8 +158,9 @@ def test_channels_are_what_the_activation_multiplies_or_makes(name: str) -> None
 def activation_calls(
     layer: MoELayer, form: Any, expert: int, inputs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What the activation module of an expert was given and made of it; None where it is no
-    module (gpt-oss).
+    """What an expert's activation module was given, and what it returned.
+
+    None where the activation is no module (gpt-oss).
     """
     names = ("act_fn", "activation", "activation_fn", "act")
     inside = [*layer.experts.modules(), layer.block]
@@ -177,12 +180,12 @@ def activation_calls(
     form.output(expert, inputs)
     for handle in handles:
         handle.remove()
-    # The last call, and its rows once, however often they were given.
+    # The last call; its rows are taken once, however often they were given.
     return (calls[-1][0][: len(inputs)], calls[-1][1][: len(inputs)]) if calls else None
 
 
 def by_hand(layer: MoELayer, expert: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x W_gate and x W_up, from the layouts as the architectures' papers and code state them."""
+    """x W_gate and x W_up, from the layouts that the architectures' papers and code state."""
     experts = layer.experts
     name = type(experts).__name__
     with torch.no_grad():
@@ -258,7 +261,7 @@ def test_thresholds_shares_and_norms_equal_a_row_by_row_computation(
                 active.mean(), abs=1.1 / len(own)
             )
             assert np.count_nonzero(extras.masks[row, slot, rank].numpy() != active) <= 1
-            # A channel that is 0 is never active: half of what a ReLU makes is.
+            # A channel that is 0 is never active; a ReLU makes half of them 0.
             assert not extras.masks[row, slot, rank].numpy()[own == 0].any()
 
 
@@ -287,8 +290,9 @@ def channels_by_hand(
 
 
 class Trio(nn.ModuleDict):
-    """Experts with a gate, each a module of its own: which of its layers is the up projection,
-    no shape can say.
+    """Experts with a gate, each a module of its own.
+
+    No shape shows which of its layers is the up projection.
     """
 
     def __init__(self) -> None:

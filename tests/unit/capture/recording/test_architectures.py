@@ -1,6 +1,4 @@
-"""Every MoE architecture of transformers that can be built from a configuration: recorded, and
-left undisturbed.
-"""
+"""Every MoE architecture that transformers builds from a configuration: recorded, undisturbed."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class Recorded:
     mask: torch.Tensor
 
     def visited(self, layer: MoELayer) -> np.ndarray:
-        """Rows of real tokens that this layer's stack saw."""
+        """Which rows are real tokens that this layer's stack saw."""
         side = (self.rows.phase == PREFILL) == (layer.side == "encoder")
         return self.rows.valid & (side if self.model.config.is_encoder_decoder else True)
 
@@ -120,7 +118,7 @@ def test_every_real_token_is_recorded_once_at_its_position(recorded: Recorded) -
     for row, length in enumerate(lengths):
         tokens = recorded.prompt[row][recorded.mask[row].bool()].tolist()
         if encoder:
-            # What is decoded begins with the start token; its last token is never fed.
+            # Decoding begins with the start token; the last token is never fed.
             tokens += recorded.hooked.sequences[row, :-1].tolist()
         elif steps:
             tokens = recorded.hooked.sequences[row, LENGTH - length : -1].tolist()
@@ -145,7 +143,7 @@ def test_every_row_has_a_choice_at_each_site_that_it_visits_and_no_other(
         assert np.isfinite(rows.logits[own, site]).all()
         assert rows.ids[own, site].max() < layer.num_experts
         assert (rows.ids[own, site] >= 0).any()
-        # Two different choices at least: a site that always says the same would prove nothing.
+        # A site that always chose the same would prove nothing.
         assert len(np.unique(np.sort(rows.ids[own, site], -1), axis=0)) > 1
         if recorded.model.config.is_encoder_decoder:
             away = (rows.phase == PREFILL) != (layer.side == "encoder")
@@ -164,8 +162,9 @@ def test_an_independent_rule_reproduces_every_selection_and_weight(recorded: Rec
 
 
 def test_the_rule_is_the_one_that_the_architecture_states(recorded: Recorded) -> None:
-    """By hand, from the papers and configurations of those where a rule could be mistaken for
-    another.
+    """The rules are written by hand, from papers and configurations.
+
+    They are of architectures for which one rule could be mistaken for another.
     """
     stated = {
         "mixtral": ("softmax", None, "norm"),

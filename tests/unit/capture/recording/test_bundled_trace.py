@@ -1,6 +1,4 @@
-"""The trace that ships with the project: it reads, holds what is promised, stays small, and can
-be made again.
-"""
+"""The bundled trace: it reads, holds what is promised, stays small, and can be made again."""
 
 from __future__ import annotations
 
@@ -104,7 +102,7 @@ def test_hidden_files_agree_with_the_columns(trace: Trace) -> None:
     not (MODEL / "model.safetensors").exists(), reason="the bundled model is not here"
 )
 def test_recapturing_gives_the_same_routing(trace: Trace, tmp_path: Path) -> None:
-    """Two sequences again, 16 decode tokens each, from the token ids that the trace holds."""
+    """Two sequences run again, with 16 decode tokens each, from the trace's token ids."""
     prompt = Prompt("", "", "fit", "", "")
     chosen, passages = [0, 63], []
     for number in chosen:
@@ -120,7 +118,7 @@ def test_recapturing_gives_the_same_routing(trace: Trace, tmp_path: Path) -> Non
         count = int(ours.sum())
         np.testing.assert_array_equal(rows.token[ours], trace.token[theirs][:count])
         same = np.sort(rows.ids[ours], -1) == np.sort(trace.ids[theirs][:count], -1)
-        # Another machine's arithmetic may decide a near-tie otherwise; here and on most it is 1.
+        # Another machine's arithmetic may decide a near-tie otherwise; on most machines this is 1.
         assert same.mean() > 0.999
         chosen_alike = (rows.ids[ours] == trace.ids[theirs][:count]).all(-1)
         error = np.abs(rows.weights[ours] - trace.weights[theirs][:count])[chosen_alike]

@@ -44,8 +44,9 @@ def captured(place: Path, family: str, name: str, *words: str) -> Trace:
 
 
 def forecasts(trace: Trace, norm: str, **choice: Any) -> Ahead:
-    """By step, site and target: what prompts are forecast to need, experts in order, tokens and
-    scores.
+    """What prompts are forecast to need, by step, site and target.
+
+    Experts are in order, with tokens and scores.
     """
     assert trace.header.lookahead is not None
     depth = trace.header.lookahead.depth
@@ -66,7 +67,7 @@ def forecasts(trace: Trace, norm: str, **choice: Any) -> Ahead:
 
 
 def agree(one: Ahead, other: Ahead) -> None:
-    """But for a few near ties, which rounding decides."""
+    """Check that two forecasts agree, but for a few near ties, which rounding decides."""
     assert one.keys() == other.keys()
     assert one
     moved = total = 0

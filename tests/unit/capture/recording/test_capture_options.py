@@ -1,4 +1,4 @@
-"""What can be asked of a capture beyond its defaults, end to end on small random models."""
+"""The options of a capture beyond its defaults, end to end on small random models."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_batch_is_left_padded_and_records_the_same_choices(mixtral: Path, tmp_
         np.testing.assert_allclose(
             alone.active_shares[one], together.active_shares[other], atol=0.06
         )  # type: ignore[index]
-    # Two sequences share each step: the batch's co-activation is there.
+    # Two sequences share each step, so the trace shows which experts the batch needs together.
     steps = [
         set(together.sequence[together.step == step].tolist()) for step in np.unique(together.step)
     ]
@@ -93,9 +93,7 @@ def test_a_prompt_in_chunks_records_the_same_choices(mixtral: Path, tmp_path: Pa
 
 
 def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> None:
-    """The end token is made to be what the model says third in sequence 1, by looking at a run
-    without one.
-    """
+    """The end token is what the model says third in sequence 1 of a run without an end."""
     open_ended = run(
         mixtral, tmp_path / "open", *ROUTING, "continuation=greedy", "decode_tokens=12"
     )
@@ -121,7 +119,7 @@ def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> Non
             assert item.decode_tokens == expected
             own = ended.valid & (ended.sequence == item.sequence) & (ended.phase == DECODE)
             assert ended.token[own].tolist() == fed[:expected]
-    # In a batch the ended sequence still runs, and loads experts, but is no token.
+    # In a batch an ended sequence still runs and loads experts, but its rows are no tokens.
     assert ((ended.sequence == 1) & ~ended.valid & (ended.phase == DECODE)).any()
 
 
@@ -130,9 +128,7 @@ def test_greedy_text_ends_at_its_end_token(mixtral: Path, tmp_path: Path) -> Non
 def test_other_positions_feed_the_attentions_input(
     position: str, mixtral: Path, tmp_path: Path
 ) -> None:
-    """Oracle: the input of the attention, hooked here by name, through router and norms written
-    out.
-    """
+    """Oracle: the attention's input, hooked here by name, put through router and norms by hand."""
     trace = run(
         mixtral,
         tmp_path / "out",

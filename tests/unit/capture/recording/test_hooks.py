@@ -1,6 +1,4 @@
-"""What the hooks record, against runs without hooks, one-shot runs and from-scratch
-recomputation.
-"""
+"""What the hooks record, against unhooked runs, one-shot runs and recomputation from scratch."""
 
 from __future__ import annotations
 
@@ -221,7 +219,7 @@ def test_lookahead_is_the_later_router_fed_with_this_input(model: Any, rows: Row
 
 
 def test_renormed_lookahead_is_the_residual_under_the_later_norm(model: Any, rows: Rows) -> None:
-    """The definition: what the later layer's norm and router make of *this* layer's residual."""
+    """By definition it is what the later layer's norm and router make of this layer's residual."""
     layers = discover(model)
     residuals: list[torch.Tensor] = []
     norms = [model.model.layers[layer.layer].post_attention_layernorm for layer in layers]
@@ -264,7 +262,7 @@ def test_norms_shares_and_masks_equal_a_recomputation_row_by_row(model: Any, row
             assert extras.norms[index, slot].item() == pytest.approx(output.norm().item(), rel=1e-4)
             for rank in range(len(SPARSITIES)):
                 active = up.abs() >= extras.thresholds[expert, rank]
-                # One channel may sit on its own threshold, where the order of a sum decides.
+                # One channel may lie at its threshold, where the order of summation decides.
                 share = extras.shares[index, slot, rank].item()
                 assert share == pytest.approx(active.float().mean().item(), abs=1.1 / len(up))
                 if row in kept:
@@ -369,7 +367,7 @@ def test_a_cache_is_left_as_it_was(model: Any) -> None:
 
 
 def test_a_crop_of_rows_that_had_ended_is_allowed_and_one_of_tokens_is_not(model: Any) -> None:
-    """generate() runs a step ahead of its stopping check on some devices, and takes it back."""
+    """On some devices generate() runs a step before it checks whether to stop, and undoes it."""
     with RouterHooks(discover(model), eos_token_ids=[2]) as hooks:
         output = model(torch.tensor([[4, 5]]), use_cache=True)
         output = model(torch.tensor([[2]]), past_key_values=output.past_key_values)

@@ -1,4 +1,4 @@
-"""An MoE block that no code names: other names, another rule, a router that nobody calls router."""
+"""An MoE block that no code names: other names, another rule, and a router not called router."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ class Bank(nn.Module):
 
 
 class Chooser(nn.Module):
-    """Square root of softplus, a bias that only chooses, shares times 1.7; nothing is returned
-    in the usual order.
+    """A router with an unusual rule and an unusual order of its outputs.
+
+    It scores by the square root of softplus, with a bias that only chooses, and multiplies shares
+    by 1.7.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -76,7 +78,7 @@ def model() -> Any:
     torch.manual_seed(4)
     for layer in model.model.layers[1:]:
         layer.mlp = Committee(model.config.hidden_size)
-    # A dense first layer.
+    # The first layer is dense.
     model.model.layers[0].mlp = nn.Linear(model.config.hidden_size, model.config.hidden_size)
     return model.eval()
 
@@ -194,8 +196,9 @@ class Silent(nn.Module):
 
 
 def test_no_hook_waits_for_the_device() -> None:
-    """On the meta device there are no values: whoever asks for one, or for a copy on the CPU,
-    fails.
+    """On the meta device there are no values.
+
+    Whoever asks for one, or for a copy on the CPU, fails.
     """
     tower = Tower()
     tower.committee.members = Silent()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A capture that is killed goes on where it was, and ends in the trace of one that was not."""
+"""A killed capture continues where it was, and ends in the same trace as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assert_same_but_for_the_date(one: Path, other: Path) -> None:
 
 @pytest.fixture
 def units_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the units that are really run from here on."""
+    """The numbers of the units that are run from here on."""
     run: list[int] = []
     record_unit = capture.recording.record.record_unit
 
@@ -125,7 +125,7 @@ def test_stopped_among_the_sites_it_runs_no_sequence_again(
         "measure_site",
         lambda layer, *rest: (measured.append(layer.site), measure_site(layer, *rest)),
     )
-    # A shard that was being written when the process died is no shard.
+    # A shard that was being written when the process died does not count.
     (tmp_path / ".trace.capture" / "site_00002.safetensors.draft").write_bytes(b"half")
     assert main([*arguments, f"output_dir={tmp_path / 'trace'}"]) == 0
     assert units_run == list(range(SEQUENCES))

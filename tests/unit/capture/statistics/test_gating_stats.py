@@ -198,8 +198,10 @@ def test_whole_path_cover_is_over_the_paths_that_occur() -> None:
 
 
 def brute_force_lru(uses: list[int], capacity: int) -> float:
-    """A use hits if fewer than ``capacity`` other experts were used since the last use of the
-    same one.
+    """The hit rate of LRU by stack distances.
+
+    A use hits if fewer than ``capacity`` other experts were used since the last use of the same
+    one.
     """
     hits = 0
     for position, expert in enumerate(uses):

@@ -1,6 +1,4 @@
-"""Statistics of real traces, and the command that sets them side by side with what was
-published.
-"""
+"""Statistics of real traces, and the command that shows them beside published values."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ NPZ, OWN = (
     SHARED / "stats" / "gptoss20b_decode_norep.json",
 )
 
-# The bundled trace: what only a real capture holds
+# The bundled trace, which holds what only a real capture does
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_activations_of_the_bundled_trace_are_as_sparse_as_they_were_fitted(bund
         assert row["value"] == pytest.approx(mine[:, place].mean() / mine[:, 2].mean())
         assert row["active"] == pytest.approx(1 - row["sparsity"], abs=0.02)
         assert row["low"] <= row["active"] <= row["high"]
-    # Of a normal distribution |x| is below 0.6745 and 1.6449 sd in half and in 90 % of the cases.
+    # In a normal distribution |x| is below 0.6745 sd in half of the cases, below 1.6449 sd in 90 %.
     assert table.filter(sparsity=0.5)["gaussian"][0] == pytest.approx(0.6745 / 1.6449, abs=1e-4)
 
 
@@ -112,8 +110,9 @@ def _flagged(trace: Trace) -> Trace:
 
 
 def test_every_published_number_has_its_measure_and_its_paper(bundled: Trace) -> None:
-    """In the report of a model at work, in that of a trace, or in that of a trace recorded at
-    another position.
+    """Its measure is in one of three reports.
+
+    They are of a model at work, of a trace, and of a trace recorded at another position.
     """
     from unit.capture.statistics.test_gating_stats import random_gating
 
@@ -219,8 +218,9 @@ def test_arguments_are_read() -> None:
 def test_the_published_gpt_oss_trace_has_the_statistics_that_another_program_found(
     gpt_oss: Path,
 ) -> None:
-    """Computed from the same file, without its flagged sequences, by a program that shares no
-    line with this one.
+    """The other program shares no line with this one.
+
+    It computed them from the same file, without its flagged sequences.
     """
     known = json.loads(OWN.read_text())
     only = ["popularity", "reuse_by_lag"]

@@ -1,6 +1,4 @@
-"""Every statistic of a calibration by counting in plain Python, and the generator's gates
-against its own parts.
-"""
+"""Every statistic of a calibration by counting in plain Python; gates against the walk's parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches and count predictors of the check against exhaustive search and plain counting."""
+"""The check's caches and count predictors, against exhaustive search and plain counting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random_gates(seed: int, sequences: int = 3, tokens: int = 20, layers: int = 
 
 
 def most_hits(asked: tuple[int, ...], capacity: int) -> int:
-    """By trying every choice of what to hold after each request."""
+    """The most hits of any cache, by trying every choice of what to hold after each request."""
 
     @cache
     def best(at: int, held: frozenset[int]) -> int:
@@ -54,8 +54,9 @@ def test_next_uses_by_hand():
 
 
 def test_lfu_by_hand():
-    # Two slots. The 0 is hit; 2 takes the place of 1 and is hit; 1 that of 0, the lower of two with
-    # 2 uses each; 0 that of 1, again the lower; 1 is missed at last.
+    # Two slots. The second 0 is a hit. 2 takes the place of 1, and its next use is a hit. 1 then
+    # takes the place of 0: both have 2 uses, and 0 is the lower id. 0 takes the place of 1, for the
+    # same reason, and the last 1 is a miss.
     asked = np.array([0, 0, 1, 2, 2, 1, 0, 1]).reshape(1, 8, 1, 1)
     assert lfu_hit_rate(asked, 2)[0] == pytest.approx(2 / 8)
 

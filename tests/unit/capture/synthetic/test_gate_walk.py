@@ -1,6 +1,4 @@
-"""The walk of gate inputs: its covariances by formula, and each knob moving the statistic that
-it is named for.
-"""
+"""The walk of gate inputs: its covariances by formula, and the statistic that each knob moves."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def test_without_drift_correlation_is_the_product_of_carries_and_drift_lowers_it
     walk = replace(PLAIN, carry_first=0.9, carry_deep=0.9, slow=0.0)
     plain, drifting = many_inputs(walk), many_inputs(replace(walk, drift=0.7))
     assert covariance(plain[:, 1], plain[:, 3]) == pytest.approx(0.81, abs=0.02)
-    # By hand: what is written correlates by .7, so x3 = .660 x2 + .498 w3, and cov(x1, w3) = .7^2
+    # By hand: what is written correlates by .7. So x3 = .660 x2 + .498 w3, and cov(x1, w3) = .7^2
     # sqrt(1 - .9^2).
     assert covariance(drifting[:, 1], drifting[:, 3]) == pytest.approx(0.700, abs=0.02)
 
@@ -133,7 +131,7 @@ def test_memory_shares_have_three_levels():
     assert memory_shares(walk, 1) == pytest.approx([0.1])
 
 
-# Knob, three positions, statistic, does it rise?
+# A knob, three positions of it, the statistic that it moves, and whether the statistic rises.
 MOVES = [
     ("spread", (0.7, 1.5, 3.0), "first_weight", True),
     ("spread", (0.7, 1.5, 3.0), "score_high", False),

@@ -1,6 +1,4 @@
-"""Presets: every model asked for is there, says where its numbers come from, and a wrong file is
-refused by name.
-"""
+"""Presets: every promised model is there with its sources, and wrong files are refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The traces of the fine-grained model and of the encoder-decoder: they hold what is promised
-and every system runs.
+"""The bundled traces of the fine-grained model and of the encoder-decoder.
+
+They hold what is promised, and every system runs on them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sim.values.places import ROOT
 
 ASSETS = ROOT / "capture" / "assets"
 LARGEST_BYTES = 5_000_000
-# Sites, experts, top-k, hidden size, expert width, sites of the encoder.
+# By model: sites, experts, top-k, hidden size, expert width, sites of the encoder.
 SHAPES = {"tiny_qwen2moe": (12, 32, 4, 96, 16, 0), "tiny_switch": (12, 8, 1, 96, 48, 6)}
 SYSTEMS = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
 STREAMED = "dense blocks of an encoder-decoder model are not streamed"
@@ -36,14 +37,14 @@ REFUSED = {
         ],
         STREAMED,
     ),
-    # Networks, and paths of four choices of 32, would weigh too much for what they are worth here.
+    # Networks, and paths of four choices of 32, would be too large for the little that they add.
     **dict.fromkeys([("tiny_switch", name) for name in ("floe", "promoe")], "no fit learned-"),
     **dict.fromkeys(
         [("tiny_qwen2moe", name) for name in ("floe", "promoe")], "records lookahead for 2 sites"
     ),
     ("tiny_qwen2moe", "edgemoe"): "no fit expert_paths-set",
 }
-"""Systems that cannot run on a trace as it ships, and why."""
+"""The refusals of systems that cannot run on a trace as it ships."""
 Configure = Callable[..., DictConfig]
 
 every_trace = pytest.mark.parametrize("name", SHAPES)
@@ -101,7 +102,7 @@ def test_rows_visit_the_sites_of_their_stack_and_choose_as_many_experts_as_the_m
     visited = np.ones(chosen.shape, bool)
     if encoder:
         visited = (trace.phase != DECODE)[:, None] == (np.arange(chosen.shape[1]) < encoder)
-    # No token is dropped for want of capacity.
+    # No token is dropped because an expert is full.
     np.testing.assert_array_equal(chosen, np.where(visited, SHAPES[name][2], 0))
 
 
@@ -140,8 +141,9 @@ def test_every_system_runs_on_a_trace_and_serves_every_need_once(
 
 @every_trace
 def test_lru_misses_what_a_textbook_lru_misses(name: str, configure: Configure) -> None:
-    """Before the first token the slots hold the experts in order; the last of them counts as the
-    youngest.
+    """Before the first token the slots hold the experts in order.
+
+    The last of them counts as the most recent.
     """
     run = build(
         configure(f"trace={name}", f"model={name}", "system=lru", "trace.max_sequences=1"), "lru"
@@ -166,7 +168,7 @@ def test_lru_misses_what_a_textbook_lru_misses(name: str, configure: Configure) 
             for key in needed:
                 if key not in cached:
                     misses += 1
-                    # What this gate needs, too, may not go.
+                    # Other needs of this gate are not evicted.
                     del cached[next(old for old in cached if old not in needed)]
                 cached[key] = None
                 cached.move_to_end(key)
@@ -174,8 +176,9 @@ def test_lru_misses_what_a_textbook_lru_misses(name: str, configure: Configure) 
 
 
 def need_order(ids: np.ndarray, weights: np.ndarray) -> list[int]:
-    """A token's experts by falling weight; those of several by how many tokens want them; ties
-    by number.
+    """A gate's experts in need order.
+
+    One token's go by falling weight, those of several by how many tokens want them; ties by number.
     """
     if len(ids) == 1:
         return [
@@ -189,7 +192,7 @@ def need_order(ids: np.ndarray, weights: np.ndarray) -> list[int]:
 
 @every_trace
 def test_one_pass_over_a_sequence_chooses_what_the_trace_recorded_step_by_step(name: str) -> None:
-    """A second implementation: hooks of the evaluation, no cache, all tokens at once."""
+    """A second implementation: the evaluation's hooks, without a cache, on all tokens at once."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from capture.tiny.evaluation import GateRecorder
@@ -218,7 +221,7 @@ def test_one_pass_over_a_sequence_chooses_what_the_trace_recorded_step_by_step(n
             recorded = trace.ids[own, site]
             visited = recorded[:, 0] >= 0
             theirs, ours = np.sort(recorded[visited], -1), np.sort(routed.experts.numpy(), -1)
-            # A near-tie may fall otherwise.
+            # A near-tie may fall the other way.
             assert (theirs == ours).mean() > 0.995, (sequence, site)
             alike = (recorded[visited] == routed.experts.numpy()).all(-1)
             error = np.abs(trace.weights[own, site][visited] - routed.weights.numpy())[alike]

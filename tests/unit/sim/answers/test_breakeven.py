@@ -1,4 +1,4 @@
-"""Knees and crossings of curves that are known."""
+"""Knees and crossings of curves whose knees and crossings are known."""
 
 from __future__ import annotations
 

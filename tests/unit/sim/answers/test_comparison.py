@@ -1,6 +1,4 @@
-"""Two runs side by side: what may be compared, sums that are exact, files and simulations that
-say the same.
-"""
+"""Two runs side by side: what may be compared, exact sums, and files against simulations."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_runs_of_other_quality_are_told_as_such() -> None:
-    """Fate serves INT4, HOBBIT some needs at low precision, LRU all as they are."""
+    """Fate serves INT4, HOBBIT serves some needs at low precision, LRU serves all as they are."""
     words = ["trace.max_sequences=1", "budget.slots_gib=12", "workload.decode_tokens=4"]
     found = {name: trial([f"system={name}", *words]) for name in ("lru", "hobbit", "fate")}
     told = answer(compared(("lru", "fate"), found["lru"], found["fate"]))
@@ -63,7 +61,7 @@ def test_runs_of_other_quality_are_told_as_such() -> None:
 
 
 def test_what_one_run_held_in_staging_slots_beside_equal_budgets_is_told() -> None:
-    """Of its two slots it used one at a time here, of an INT4 expert of 88,080,384 B."""
+    """Of two slots it used one at a time here, for an INT4 expert of 88,080,384 B."""
     words = [
         "system=fate",
         "trace.max_sequences=1",
@@ -133,11 +131,11 @@ def test_with_arrivals_the_latency_decides(arrivals: str) -> None:
     assert found.verdict.verdict == FASTER
 
 
-# ---- what is refused
+# What is refused
 
 
 def changed(one: Trial, what: str, value: Any) -> Trial:
-    """The run with one thing of its configuration or summary changed."""
+    """The run with one value of its configuration or summary changed."""
     summary, config = deepcopy(one.summary), deepcopy(one.config)
     place: Any = summary if what.startswith("summary.") else config
     *path, last = what.removeprefix("summary.").split(".")
@@ -255,12 +253,15 @@ def test_what_cannot_be_asked_is_refused(
     assert told in capsys.readouterr().err
 
 
-# ---- what is printed
+# What is printed
 
 
 @pytest.fixture
 def hand_made() -> Callable[[float], Comparison]:
-    """Four sequences, B's times ``factor`` times A's; 1 s of computing, the rest waiting."""
+    """Four sequences on which B takes ``factor`` times as long as A.
+
+    1 s of it is computing, the rest is waiting.
+    """
 
     def made(factor: float) -> Comparison:
         ours = np.array([1e9, 2e9, 2e9, 1e9])

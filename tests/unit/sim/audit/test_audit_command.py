@@ -1,6 +1,4 @@
-"""``python -m sim.audit``: what it says of a run, of a run that was altered, and of what is no
-run.
-"""
+"""``python -m sim.audit`` on a run, on altered runs, and on what is no run."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ NOT_RECOMPUTED = {
     "contracts.warmup_tokens",
 }
 LOOSE = {"budget.device_bytes", "budget.slots.fp16", "peak_bytes.staging", "peak_bytes.ram"}
-"""Keys of which the files give a range: most other values are in it, too."""
+"""Keys for which the files give only a range, in which most other values lie, too."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +101,7 @@ def test_a_run_agrees_and_what_is_not_recomputed_is_told_with_the_reason(
 
 
 def altered(summary: dict[str, Any], key: str) -> dict[str, Any]:
-    """A copy in which one value is another of its kind."""
+    """A copy in which one value is replaced by another of its kind."""
     found = json.loads(json.dumps(summary))
     *above, name = key.split(".")
     section = found

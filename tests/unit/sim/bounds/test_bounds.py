@@ -1,4 +1,4 @@
-"""Lower bounds by hand."""
+"""Lower bounds, worked out by hand."""
 
 from __future__ import annotations
 
@@ -64,11 +64,10 @@ def fewest(gates: list[list[int]], slots: int, *initial: int, whole: bool = Fals
 def test_the_fewest_loads_on_paper(
     gates: list[list[int]], slots: int, initial: tuple[int, ...], loads: int
 ) -> None:
-    """What counts is what is kept from gate to gate. 0 1 2 0 1 2: after the first 2 all three are
-    worth keeping.
+    """What counts is what is kept from gate to gate.
 
-    In one slot 0 (over 1 and 2) saves a load, and nothing else is saved but by keeping it: 1 and 2
-    end later, so 5.
+    0 1 2 0 1 2: after the first 2 all three are worth keeping. In one slot keeping 0 (over 1 and 2)
+    saves a load. Keeping 1 or 2 instead would not, since they end later; so 5 loads.
     """
     assert fewest(gates, slots, *initial) == loads
 
@@ -101,15 +100,18 @@ def test_the_fewest_loads_on_paper(
 def test_a_gate_that_is_whole_takes_its_slots_until_the_next(
     gates: list[list[int]], slots: int, initial: tuple[int, ...], loads: int
 ) -> None:
-    """Top-1 this is Belady's minimum. 0 1 2 0 1 2 in two slots: 2 takes one, so 1 is given up: 3
-    loads, 0 hits, 1 is loaded again and 2 hits: 4.
+    """With top-1 this is Belady's minimum.
+
+    0 1 2 0 1 2 in two slots: 2 takes one, so 1 is given up after 3 loads. Then 0 hits, 1 is loaded
+    again and 2 hits: 4 loads.
     """
     assert fewest(gates, slots, *initial, whole=True) == loads
 
 
 def workload() -> Workload:
-    """Two sites, top-2 of 4, three tokens in one sequence; at both sites 0 1, then 2 3, then 0
-    1; weights 3/4, 1/4.
+    """Two sites, top-2 of 4, three tokens in one sequence, with weights 3/4 and 1/4.
+
+    At both sites they choose 0 1, then 2 3, then 0 1.
     """
     base = synthesize(ModelShape("tiny", "none", 2, 4, 2, 8, 8), tokens=3, lookahead=0)
     ids = np.array([[[0, 1]] * 2, [[2, 3]] * 2, [[0, 1]] * 2], np.int16)
@@ -118,7 +120,7 @@ def workload() -> Workload:
 
 
 DURATIONS = FixedDurations((10, 20), 5, (7, 3), {8: 100, 6: 75, 2: 25}, (1, 1))
-"""An expert of one token: 8 at high, 4 at low precision."""
+"""An expert takes 8 ns for one token at high precision, 4 ns at low."""
 DENSE = 3 * (10 + 20 + 5)
 
 
@@ -160,8 +162,9 @@ def bounds(
 
 
 def test_with_one_precision_every_need_is_computed_and_the_fewest_are_loaded() -> None:
-    """12 needs of 8. Four slots, two of them taken by each gate's own pair: one site's 0 and 1
-    stay, 12 - 2 loads.
+    """12 needs take 8 each.
+
+    Of four slots each gate's own pair takes two. One site's 0 and 1 stay, so 12 - 2 loads.
     """
     found = bounds(Fixed("fp16"), 32)
     assert (found.compute_ns, found.link_ns) == (DENSE + 12 * 8, 10 * 100)
@@ -169,14 +172,15 @@ def test_with_one_precision_every_need_is_computed_and_the_fewest_are_loaded() -
 
 
 def test_two_slots_keep_nothing_and_three_slots_one() -> None:
-    """Beside a gate's own pair."""
+    """The kept ones are beside a gate's own pair."""
     assert bounds(Fixed("fp16"), 16).belady_loads == 12
     assert bounds(Fixed("fp16"), 24).belady_loads == 11
 
 
 def test_what_is_there_at_the_start_need_not_be_loaded() -> None:
-    """The four slots start with site 0's experts: 0 and 1 are there at once, and stay or come
-    back as before.
+    """The four slots start with site 0's experts.
+
+    0 and 1 are there at once, and stay or come back as before.
     """
     warm = bounds(Fixed("fp16"), 32, cache=LRU())
     assert warm.belady_loads == 6
@@ -184,8 +188,9 @@ def test_what_is_there_at_the_start_need_not_be_loaded() -> None:
 
 
 def test_pools_of_their_own_bound_belady_but_not_the_link() -> None:
-    """Two slots a site: 2 and 3 take both, so 6 + 6 loads; the four slots together would make
-    10.
+    """With two slots a site, 2 and 3 take both: 6 + 6 loads.
+
+    Four slots together would make 10.
     """
     found = bounds(Fixed("fp16"), 32, cache=LRU("site", initial="empty"))
     assert (found.belady_loads, found.link_ns) == (12, 1000)
@@ -197,8 +202,9 @@ def test_a_long_computation_is_the_bound_when_all_is_there() -> None:
 
 
 def test_a_need_that_low_precision_may_serve_is_computed_at_low_and_loads_nothing() -> None:
-    """Scores are 0 and 3/4 everywhere: the second may be low. High needs: 0 2 0 at either site,
-    4 loads.
+    """Scores are 0 and 3/4 everywhere, so the second need may be low.
+
+    The high needs are 0 2 0 at either site: 4 loads.
     """
     found = bounds(ScoreThreshold("fp16", "int4", 0.5, 0.8), 32, (8, 2))
     assert (found.compute_ns, found.link_ns) == (DENSE + 6 * 8 + 6 * 4, 400)
@@ -211,18 +217,19 @@ def test_a_need_that_may_be_skipped_costs_nothing() -> None:
 
 
 def test_the_bound_is_for_every_cache_of_the_budget_not_for_what_one_makes_of_it() -> None:
-    """``Transient`` uses two slots of the four: Belady in its pool loads 12 times, another cache
-    need only 10.
+    """``Transient`` uses two slots of the four.
+
+    Belady in its pool loads 12 times; another cache needs only 10 loads.
     """
     found = bounds(Fixed("fp16"), 32, cache=Transient())
     assert (found.belady_loads, found.link_ns) == (12, 1000)
 
 
-# ---- what may avoid a load or make it cheaper
+# What may avoid a load or make it cheaper
 
 
 class Halves:
-    """A payload of half a variant."""
+    """A payload that moves half of a variant."""
 
     whole = False
     partial = True
@@ -258,12 +265,12 @@ def test_where_low_may_serve_for_high_nothing_must_be_loaded_high() -> None:
 
 # Contracts: C115
 def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
-    """Six gates of 2 + 3 + 4; what waking up takes depends on the waiting."""
+    """Six gates of 2 + 3 + 4 ns; waking up is left out, since it depends on the waiting."""
     slow = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), host=HostCosts(2, 3, 1000, 4))
     assert bounds(Fixed("fp16"), 32, durations=slow).compute_ns == DENSE + 12 * 8 + 6 * 9
 
 
-# ---- several engines, sizes, slots beside the pools
+# Several engines, sizes, slots beside the pools
 
 
 # Contracts: C116
@@ -281,10 +288,10 @@ def test_host_time_that_every_gate_takes_is_part_of_the_compute_bound() -> None:
 def test_engines_share_the_bandwidth_and_overlap_their_latencies(
     engines: int, latency: int, link: int
 ) -> None:
-    """Ten loads of 100, ``latency`` of them without bytes: at best one latency and then the bytes
-    of all ten.
+    """Ten loads of 100, ``latency`` of them without bytes.
 
-    But each engine serves one at a time: ten services of 100 on two engines take 500 at least.
+    At best they take one latency, then the bytes of all ten. But each engine serves one at a time:
+    ten services of 100 on two engines take at least 500.
     """
     durations = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), latency_ns=(latency,))
     found = bounds(Fixed("fp16"), 32, durations=durations, route=Route((engines,), (0,)))
@@ -292,7 +299,7 @@ def test_engines_share_the_bandwidth_and_overlap_their_latencies(
 
 
 def test_streamed_dense_blocks_take_the_link_for_every_gate_but_the_first() -> None:
-    """Six gates, one slot: five blocks of 3 B in 30 ns each, beside the loads."""
+    """Six gates, one slot: five blocks of 3 B take 30 ns each, beside the loads."""
     durations = FixedDurations((10, 20), 5, (7,), {8: 100, 3: 30}, (1,))
     found = bounds(
         Fixed("fp16"), 32, durations=durations, loader={"dense_slots": 1}, dense_bytes=(3, 3)
@@ -301,8 +308,9 @@ def test_streamed_dense_blocks_take_the_link_for_every_gate_but_the_first() -> N
 
 
 def test_where_bytes_differ_from_site_to_site_each_load_counts_as_the_least() -> None:
-    """8 B at site 0, 6 at site 1: 32 B may be 5 slots, of which a gate's pair takes two: 12 - 3
-    loads of 75.
+    """8 B at site 0, 6 B at site 1.
+
+    32 B may be 5 slots, of which a gate's pair takes two: 12 - 3 loads of 75.
     """
     found = bounds(Fixed("fp16"), 32, site_bytes=((8, 6),))
     assert (found.link_ns, found.belady_loads) == (9 * 75, None)
@@ -310,8 +318,9 @@ def test_where_bytes_differ_from_site_to_site_each_load_counts_as_the_least() ->
 
 
 def test_staging_slots_hold_variants_too() -> None:
-    """Two slots and two staging slots keep what four slots keep, and no gate's pair need stay
-    together.
+    """Two slots and two staging slots keep what four slots keep.
+
+    No gate's pair need stay together.
     """
     found = bounds(Fixed("fp16"), 16, loader={"destination": "staging", "staging_slots": 2})
     assert (found.link_ns, found.belady_loads) == (800, None)
@@ -320,34 +329,36 @@ def test_staging_slots_hold_variants_too() -> None:
 
 # Contracts: C116
 def test_pools_that_overflow_keep_a_gates_union_beside_nothing_else() -> None:
-    """One row a gate needs two of two slots: nothing more is kept than with strict pools."""
+    """One row a gate needs both slots, so no more is kept than with strict pools."""
     assert bounds(Fixed("fp16"), 16, loader={"retention": "after_batch"}).link_ns == 12 * 100
 
 
 def test_one_need_at_a_time_leaves_room_for_what_is_kept() -> None:
-    """A gate's pair need not stay together: four slots keep 0 and 1 of both sites, and 2 and 3
-    pass through.
+    """A gate's pair need not stay together.
+
+    So four slots keep 0 and 1 of both sites, and 2 and 3 pass through.
     """
     assert bounds(Fixed("fp16"), 32, loader={"replay_unit": "access"}).link_ns == 800
 
 
 def test_what_a_gate_leaves_over_the_slots_may_be_kept() -> None:
-    """0 1 2 in two slots, then the same: two are kept; three where the gate may leave all of
-    them.
+    """0 1 2 in two slots, then the same again.
+
+    Two are kept; three where the gate may leave all of them.
     """
     ticks, items = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])
     assert fewest_loads(ticks, items, 2, (), over=np.zeros(6, np.int64)) == 4
     assert fewest_loads(ticks, items, 2, (), over=np.full(6, 3)) == 3
 
 
-# ---- links further out
+# Links further out
 
 TWO_HOPS = FixedDurations((10, 20), 5, (7,), [{8: 100}, {8: 300}], (1,))
 
 
 # Contracts: C116
 def test_where_nobody_owns_the_memory_between_every_load_crosses_both_links() -> None:
-    """Ten loads, as ever; the outer link takes 300 for each."""
+    """There are ten loads, as before; the outer link takes 300 for each."""
     found = bounds(Fixed("fp16"), 32, durations=TWO_HOPS, route=Route((1, 1), (0, 0)))
     assert (found.belady_loads, found.link_ns) == (10, 10 * 300)
 
@@ -360,8 +371,9 @@ def test_where_nobody_owns_the_memory_between_every_load_crosses_both_links() ->
 def test_what_a_managed_tier_holds_need_not_come_over_the_links_beyond_it(
     ram_bytes: int, initial: str, outer: int
 ) -> None:
-    """Four slots on the device and four in RAM hold the eight experts: each is read once, or was
-    there.
+    """Four slots on the device and four in RAM hold all eight experts.
+
+    So each is read once, or was there at the start.
     """
     route = Route((1, 1), (0, 0), ram_link=1, ram_bytes=ram_bytes)
     found = bounds(
@@ -371,8 +383,9 @@ def test_what_a_managed_tier_holds_need_not_come_over_the_links_beyond_it(
 
 
 def test_a_run_whose_experts_rest_in_ram_is_not_bound_by_the_drive() -> None:
-    """Twelve loads of 100 from RAM; a bound without RAM's contents would take ten of 300 for
-    certain.
+    """There are twelve loads of 100 from RAM.
+
+    A bound that ignored RAM's contents would count ten of 300.
     """
     route = Route((1, 1), (0, 0), ram_link=1, ram_bytes=64)
     made = controller(Fixed("fp16"), 16, route=route, ram_cache=LRU(initial="ascending"))
@@ -405,9 +418,10 @@ def test_what_is_on_its_way_holds_a_slot_on_the_device_and_in_a_managed_tier(
 
 
 def test_what_waits_without_a_slot_may_come_while_everything_is_pinned() -> None:
-    """One slot, pinned from gate to gate. Loads of 300 come after their gates, so that each
-    interval takes 1300; where what has come waits outside, they come before, and nothing but the
-    1000 of computing counts.
+    """The one slot is pinned from gate to gate.
+
+    Loads of 300 come after their gates, so each interval takes 1300. Where arrivals wait outside of
+    the slots, they come before, and only the 1000 of computing counts.
     """
     gates = np.arange(4)
     requests = Requests(gates, np.full(4, 8), np.full(4, 300), np.full(4, -1), np.full(4, True))
@@ -417,7 +431,7 @@ def test_what_waits_without_a_slot_may_come_while_everything_is_pinned() -> None
 
 
 class Paged(FixedDurations):
-    """What was read once is read again in no time."""
+    """Durations in which what was read once is read again in no time."""
 
     def page_cache_bytes(self, link: int) -> int:
         return 1000
@@ -427,8 +441,9 @@ class Paged(FixedDurations):
 
 
 def test_what_the_operating_system_may_keep_is_bound_by_its_rate() -> None:
-    """36 loads, 8 of them from the drive: a bound that took the drive's time for all would be
-    above the run.
+    """36 loads, 8 of them from the drive.
+
+    A bound with the drive's time for all of them would be above the run.
     """
     base = synthesize(ModelShape("tiny", "none", 2, 4, 2, 8, 8), tokens=9, lookahead=0)
     ids = np.array([[[0, 1]] * 2, [[2, 3]] * 2] * 4 + [[[0, 1]] * 2], np.int16)

@@ -21,9 +21,11 @@ from sim.traces.trace import ModelShape, TraceError, write_trace
 A, B, C, D = 0, 1, 2, 3
 LOOKUPS = [A, B, C, A, C, B, A]
 BY_LRU = [False, False, False, False, True, False, False]
-"""Two slots, empty at first. Step 2 loads C for A, step 3 A for B; at step 4 C is there. At step 5
-B goes in for the least recent, A, so that step 6 does not find A. First in, first out would let C
-go, and find A."""
+"""The flags of two slots that are empty at first.
+
+Step 2 loads C in place of A, step 3 A in place of B; at step 4 C is there. At step 5 B replaces the
+least recent, A, so step 6 does not find A. First in, first out would evict C, and find A.
+"""
 LAYER = 2
 Change = Callable[[dict[str, Any]], None]
 
@@ -81,7 +83,7 @@ def test_the_contract_that_explains_every_flag_is_named_and_the_others_first_dev
         2: ": hits 28.57 %, 33.33 % of decoded tokens'",
     }
     assert lines[0].endswith(f": 7 lookups, 1 of them flagged resident{hits[1]}")
-    # One token a step: rows and needs are one order.
+    # With one token a step, the order of rows and the order of needs are the same.
     explained = [line for line in lines if line.startswith("explains all 7 flags: policy=lru")]
     assert len(explained) == 2
     assert all(line.endswith(hits[1]) for line in explained)
@@ -130,7 +132,7 @@ def test_the_past_of_an_expert_is_what_came_before_the_gate(tmp_path: Path) -> N
     replay = Replayer(read_log(write(tmp_path))).replay(contract, 20)
     assert replay.lapse(A, 0, False) == Lapse(None, None, None, None)
     assert replay.lapse(A, 3, False) == Lapse(loaded=0, asked=0, evicted=2, evicted_for=C)
-    # It goes at step 6, which is yet to come.
+    # It is evicted at step 6, which is yet to come.
     assert replay.lapse(C, 4, True) == Lapse(loaded=2, asked=2, evicted=None, evicted_for=None)
     assert replay.lapse(A, 6, False) == Lapse(loaded=3, asked=3, evicted=5, evicted_for=B)
     assert [replay.victims(key, tick) for tick, key in enumerate(LOOKUPS)] == [
@@ -171,8 +173,9 @@ def test_an_expert_that_nothing_asked_for_before_is_told_to_have_never_been_ther
 def test_an_expert_that_the_log_may_have_exchanged_is_told_with_the_evidence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine asked for A B C C D C D; the log has D at row 2. So the replay lacks C at row 3
-    and has D at row 4.
+    """The engine asked for A B C C D C D, but the log has D at row 2.
+
+    So the replay lacks C at row 3 and has D at row 4.
     """
     flags = [False, False, False, True, False, True, True]
     log = write(

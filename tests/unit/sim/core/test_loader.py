@@ -1,6 +1,4 @@
-"""The loader's switches: what can be set, what does not go together, and a transfer as it is
-queued.
-"""
+"""The loader's switches, combinations that are refused, and a transfer when it is queued."""
 
 from __future__ import annotations
 

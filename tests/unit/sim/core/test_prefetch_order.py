@@ -1,4 +1,4 @@
-"""One queue for the forecasts of all sites, likeliest first: a controller by hand."""
+"""One queue for the forecasts of all sites, likeliest first: a controller worked by hand."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sim.policies.recency import LRU
 from sim.policies.row_forecast import RowForecast, likeliness
 from sim.values.types import Geometry
 
-# Site 0 is keys 0 to 3, site 1 is 5 to 8, site 2 is 10 to 13.
+# Site 0 has keys 0 to 3, site 1 has 5 to 8, site 2 has 10 to 13.
 GEOMETRY = Geometry(3, 4, 1, ("fp16",), (16.0,), (1,), 12)
 NEAR, FAR = {0: 0.5, 1: 0.2}, {2: 0.6, 3: 0.3}
 
 
 class Says:
-    """Names these experts at each of these sites, whatever the gate."""
+    """A predictor that names the same experts at the same sites, whatever the gate."""
 
     lookahead_sites = 0
     learns = False
@@ -63,7 +63,7 @@ def controller(says: Says, **switches: Any) -> Controller:
 
 
 def issued(one: Controller) -> list[int]:
-    """The keys of all that is on its way or waits, in order of issue."""
+    """The keys of all transfers that are in flight or waiting, in order of issue."""
     keys, transfer = [], one.poll(0)
     while transfer is not None:
         keys.append(transfer.key)
@@ -104,9 +104,7 @@ def test_the_first_site_that_lacks_something_ends_the_asking() -> None:
 
 
 def test_a_new_queue_replaces_what_waits_and_what_was_masked() -> None:
-    """MoE-Infinity: candidates are those of the last gate alone; here it names nothing of site 1
-    any more.
-    """
+    """MoE-Infinity: only the last gate's candidates count; here it names nothing of site 1."""
     says = Says(s1=NEAR, s2=FAR)
     one = controller(says, prefetch_order="likeliest", queue="replace")
     one.gate(gate(0, 3))

@@ -18,11 +18,11 @@ from sim.values.types import CapacityError, Cause, Geometry, Outcome, Route
 HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 GATE: Any = SimpleNamespace(site=0, tick=0, token=1)
 GEOMETRY = Geometry(2, 3, 3, ("fp16",), (16.0,), (4,), 4)
-"""Keys 0 1 2 and 4 5 6, of 4 B; the device holds one, RAM what its route says."""
+"""Keys 0 1 2 and 4 5 6, of 4 B each; the device holds one, RAM as many as its route says."""
 
 
 class Told(LRU):
-    """LRU that writes down what it is told."""
+    """An LRU that writes down what it is told."""
 
     def __init__(self) -> None:
         super().__init__(initial="ascending")
@@ -42,7 +42,7 @@ class Told(LRU):
 
 
 def tier(slots: int = 2) -> tuple[RamTier, Told]:
-    """Room for so many, filled in ascending order: 0, 1, ..."""
+    """A tier with room for so many, filled in ascending order: 0, 1, ..."""
     policy = Told()
     ram = RamTier(GEOMETRY, policy, Route((1, 1), (0, 0), ram_link=1, ram_bytes=4 * slots))
     policy.log.clear()
@@ -71,8 +71,9 @@ def test_it_has_its_own_bytes_and_its_own_contents() -> None:
 def test_it_begins_with_the_highest_precision_and_then_with_the_lower_copies_for_which_there_is_room(
     ram_bytes: int, there: list[int]
 ) -> None:
-    """Six experts of 4 B and their low copies of 1 B, which are 8 9 10 and 12 13 14: storage
-    holds 30 B.
+    """Six experts of 4 B and their low copies of 1 B, which are keys 8 9 10 and 12 13 14.
+
+    Storage holds 30 B.
     """
     both = replace(GEOMETRY, precisions=("fp16", "int4"), bits=(16.0, 4.0), variant_bytes=(4, 1))
     ram = RamTier(both, LRU(), Route((1, 1), (0, 0), ram_link=1, ram_bytes=ram_bytes))
@@ -101,7 +102,7 @@ def test_lookups_are_told_in_one_call_in_their_order_and_pin_what_is_asked_for()
 def test_what_comes_in_takes_a_slot_from_what_is_not_in_use_and_is_there_when_it_has_arrived() -> (
     None
 ):
-    """0 is in use, so 1 goes, although 0 is the older one."""
+    """0 is in use, so 1 is evicted, although 0 is older."""
     ram, policy = tier()
     for key in (0, 4):
         ram.look_up(key)
@@ -146,7 +147,7 @@ def test_what_a_transfer_leaves_behind_stays_and_may_go() -> None:
 
 # Contracts: C37
 def test_what_is_given_up_before_it_came_is_forgotten_and_its_claim_is_free_again() -> None:
-    """5 had claimed a slot, 6 had not: the policy hears of both that they will not come."""
+    """5 had claimed a slot, 6 had not; the policy is told of both that they will not come."""
     ram, policy = tier()
     for key in (5, 6):
         ram.look_up(key)
@@ -162,8 +163,9 @@ def test_what_is_given_up_before_it_came_is_forgotten_and_its_claim_is_free_agai
 # Contracts: C86
 @pytest.mark.parametrize("system", ["hobbit", "fate"])
 def test_with_room_for_all_that_storage_holds_nothing_waits_for_storage(system: str) -> None:
-    """Two precisions are in play: of both all copies are in RAM, as where there is no storage
-    below it.
+    """Two precisions are in play.
+
+    All copies of both are in RAM, as if there were no storage below it.
     """
     words = [f"system={system}", "trace.max_sequences=1", "outputs=summary"]
     plain = execute(prepared([*words, "hardware=rtx4090_pcie4"])).summary

@@ -1,4 +1,4 @@
-"""Needs served by other experts, worked out by hand."""
+"""Needs that are served by other experts, worked out by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ OTHER = int(Outcome.REROUTE)
 
 
 def gate(rows: list[list[int]], tick: int | None = 0) -> Any:
-    """At site 1. Need order: more rows first, then the smaller id; of one row as it stands."""
+    """A gate at site 1.
+
+    Need order: more rows first, then the smaller id; with one row as it is given.
+    """
     flat = [expert for row in rows for expert in row]
     needs = flat if len(rows) == 1 else sorted(set(flat), key=lambda e: (-flat.count(e), e))
     told = {} if tick is None else {"tick": tick}
@@ -39,7 +42,7 @@ def to(expert: int, precision: int = 0) -> int:
     return rerouted(expert, precision, 2)
 
 
-# ---- what a selector's answers mean
+# What a selector's answers mean
 
 
 # Contracts: C26
@@ -91,7 +94,7 @@ def test_a_need_that_is_itself_sent_elsewhere_brings_nothing_for_others() -> Non
 
 # Contracts: C27
 def test_of_several_rows_an_expert_is_computed_for_all_that_it_serves_but_no_row_twice() -> None:
-    # Rows per expert: 3 has 3, 0 and 1 have 2, 2 has 1.
+    # Expert 3 has 3 rows, 0 and 1 have 2 each, 2 has 1.
     asked = gate([[3, 0], [3, 0], [3, 1], [1, 2]])
     assert (asked.needs, asked.tokens) == ([3, 0, 1, 2], [3, 2, 2, 1])
     serving = serve(asked, [0, 0, to(2), 0], GEOMETRY)
@@ -130,20 +133,20 @@ def test_a_reroute_is_an_outcome_where_the_other_is_there_or_comes_with_another_
     )
 
 
-# ---- serving what was forecast
+# Serving what was forecast
 
 
 @pytest.mark.parametrize(
     ("needs", "foreseen", "serving"),
     [
         ([3, 4], [4, 3], [3, 4]),  # all forecast: nothing changes
-        ([3, 4], [5, 3], [3, 5]),  # 3 stands, 4 is sent to the one that is left
-        ([3, 4], [5, 1], [5, 1]),  # none: in need order to the best first
+        ([3, 4], [5, 3], [3, 5]),  # 3 stays, 4 is sent to the forecast that is left
+        ([3, 4], [5, 1], [5, 1]),  # none was forecast: in need order, to the best forecasts first
         (
             [3, 4],
             [5, 1, 3],
             [5, 1],
-        ),  # as many of the forecast count as there are needs, and 3 is its third
+        ),  # as many forecasts count as there are needs, and 3 is the third
         ([3, 4, 0], [1], [1, 1, 1]),  # fewer were forecast: they serve again
         ([3, 4, 0, 2], [1, 3], [3, 1, 1, 3]),  # 4 to 1; then from the best again: 0 to 1, 2 to 3
         ([3, 4], [], [3, 4]),  # nothing forecast: the router's choice

@@ -1,5 +1,6 @@
-"""Pools below one token's needs, down to none: always loaded, through staging, and kept as far
-as there is room.
+"""Pools below one token's needs, down to none: needs are loaded through staging.
+
+They are kept as far as there is room.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def ran(configure: Configure, *words: str) -> Any:
 def test_layers_without_a_slot_load_every_need_of_every_token(
     configure: Configure, cache: str
 ) -> None:
-    """Fate section 4.4 with c = 0: three layers of eight experts take all 24 of 128 slots."""
+    """Fate section 4.4 with c = 0: three layers of eight experts take 24 of 128 slots."""
     quotas = f"cache.quotas=[8,8,8,{','.join('0' * 13)}]"
     words = (
         f"cache={cache}",
@@ -74,8 +75,9 @@ def test_layers_without_a_slot_load_every_need_of_every_token(
 
 
 def test_a_pool_of_one_slot_keeps_one_of_two_needs(configure: Configure) -> None:
-    """A token's second need finds the slot pinned by its first and is gone after its gate: at
-    most one hit a gate.
+    """A token's second need finds the slot pinned by its first, and is gone after its gate.
+
+    So there is at most one hit a gate.
     """
     quotas = "cache.quotas=[" + ",".join("1" * 16) + "]"
     _, result = ran(configure, "cache=lru_per_site", quotas, "budget.resident_share=0.125", *STAGED)

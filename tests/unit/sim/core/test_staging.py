@@ -1,4 +1,4 @@
-"""Staging slots: what is counted, what is there, and who goes first."""
+"""Staging slots: what is counted, what is resident there, and what is evicted first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A run whose policy leaves a demand without a slot ends with who and what, not with a traceback
-of the clock.
+"""A run whose policy leaves a demand without a slot ends with a message that names both.
+
+It does not end with a traceback of the clock.
 """
 
 from __future__ import annotations

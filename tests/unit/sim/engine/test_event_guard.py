@@ -1,6 +1,4 @@
-"""How many heap events a run costs: a guard of speed without a clock
-(contract C119).
-"""
+"""How many heap events a run costs: a guard of speed without a clock."""
 
 from __future__ import annotations
 
@@ -26,13 +24,13 @@ from sim.values.record import NO_REQUEST, Record
 from sim.values.types import Outcome, Step
 
 THE_END = (1, 2)
-"""The event that stops the run; some releases of SimPy put it back on the heap when it has."""
+"""The event that stops the run; some releases of SimPy then put it back on the heap."""
 BOTH_TIES = pytest.mark.parametrize("ties", [True, False], ids=["ties", "no ties"])
 
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """The number of events that are put on SimPy's heap."""
+    """The number of events that are put on SimPy's heap, counted while the test runs."""
     count = [0]
 
     class CountingClock(Clock):
@@ -54,8 +52,9 @@ def counted() -> Iterator[list[int]]:
 
 
 class Wishes:
-    """Counts how often a service begins to be asked to give way: while ``cut`` says yes it is
-    one wish.
+    """Counts how often a service is asked to give way.
+
+    As long as ``cut`` says yes it is one wish.
     """
 
     def __init__(self, controller: Controller) -> None:
@@ -79,7 +78,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Ran:
-    """A scenario that has run, with what it put on the heap."""
+    """A scenario that has run, with the number of events that it put on the heap."""
 
     scenario: Scenario
     controller: Controller
@@ -89,9 +88,7 @@ class Ran:
     wishes: int
 
     def head_ns(self, service: int) -> int:
-        """When a service hands its transfer on, since it began
-        (contract C59).
-        """
+        """How long after its beginning a service hands its transfer on (section 5, cut-through)."""
         record, hop = self.record, self.scenario.hop_ns
         link, mine = record.service_link[service], record.service_bytes[service]
         head = self.scenario.head_bytes(link)
@@ -105,7 +102,7 @@ class Ran:
 
     @property
     def heads(self) -> int:
-        """Services that hand on before they end."""
+        """How many services hand on before they end."""
         rows = zip(self.record.service_link, self.record.service_bytes, strict=True)
         return sum(
             self.scenario.head_bytes(link) > 0
@@ -115,17 +112,19 @@ class Ran:
 
     @property
     def changes_of_shared_rates(self) -> int:
-        """On a link of several engines, the ends of latencies and of services; without latency,
-        the beginnings.
+        """How often shared rates change on links with several engines.
+
+        They change at ends of latencies and of services, and, without latency, at beginnings.
         """
         shared = [link for link in self.record.service_link if self.scenario.engines(link) > 1]
         return sum(1 + (self.scenario.latency_ns(link) > 0) for link in shared)
 
     @property
     def changes_of_paces(self) -> int:
-        """Where parties hold each other up: of each piece of work the end of its latency, and,
-        whenever one begins, ends, stops or goes on, each point that rings of everybody's work in
-        progress.
+        """How many events the changes of pace cost where parties hold each other up.
+
+        They are the end of each piece of work's latency, and, whenever work begins, ends, stops or
+        goes on, each point of everybody's work in progress.
         """
         if self.scenario.rivalry is None:
             return 0
@@ -138,8 +137,9 @@ class Ran:
         return pieces * (1 + 2 * (2 + marks)) + 2 * waiting * (2 + marks) + gates
 
     def points(self, link: int) -> int:
-        """Of a service on a link among rivals: its end, a head or a cut, and where it waits for
-        the link before it.
+        """The points of a service on a link among rivals that ring.
+
+        They are its end, a head or a cut, and where it waits for the link before it.
         """
         is_marked = self.scenario.head_bytes(link) > 0 or self.scenario.loader.chunk_bytes > 0
         return 1 + is_marked + self.comes_from_a_head(link)
@@ -160,11 +160,11 @@ class Ran:
 
     @property
     def always(self) -> int:
-        """Gates, services, heads, CPU results, predictions, ends and begins of sequences, and waits
-        for arrivals.
+        """The events that every feature costs.
 
-        A service that the end of the run cuts had its event, too; an issued transfer that is never
-        served had none.
+        They are of gates, services, heads, CPU results, predictions, ends and begins of sequences,
+        and waits for arrivals. A service that the end of the run cuts had its event, too; an issued
+        transfer that is never served had none.
         """
         gates, record = len(self.record.gate_ns), self.record
         cpu = self.controller.lookup_outcomes.count(int(Outcome.CPU))
@@ -182,21 +182,22 @@ class Ran:
 
     @property
     def is_exact(self) -> bool:
-        """Nothing in this run can leave an event that rings in vain, or let one serve for two."""
+        """Whether no event of this run can ring in vain, or serve for two."""
         engines = (self.scenario.engines(link) for link in range(self.scenario.hops))
         cuts = max(engines) > 1 or self.scenario.loader.chunk_bytes or self.scenario.rivalry
         return not (cuts or (self.scenario.placement and self.waves))
 
     @property
     def waves(self) -> int:
-        """Calls of ``need_done``: of a gate served in waves every need but the last may be
-        released.
+        """Calls of ``need_done``.
+
+        Of a gate served in waves every need but the last may be released.
         """
         return len(self.controller.wave_calls) // 2
 
 
 def boundaries(steps: Iterable[Step]) -> int:
-    """Ends of steps at which sequences end, or the next begin."""
+    """How many steps end where sequences end or begin."""
     steps = list(steps)
     begins = sum(bool(after.begins) and not before.ends for before, after in pairwise(steps))
     return begins + sum(bool(step.ends) for step in steps)
@@ -204,7 +205,7 @@ def boundaries(steps: Iterable[Step]) -> int:
 
 @cache
 def run(name: str, seed: int, ties: bool) -> Ran:
-    """A random scenario: ``plain``, of a feature, or a ``mixture``."""
+    """Run a random scenario: ``plain``, one of a feature, or a ``mixture``."""
     if name in SIMULATED:
         scenario = random_feature(name, seed, ties)
     else:
@@ -220,7 +221,7 @@ def run(name: str, seed: int, ties: bool) -> Ran:
 def test_a_run_costs_an_event_a_gate_a_service_a_wave_release_and_a_sequence_end(
     ties: bool,
 ) -> None:
-    """The plain case, one link and nothing beside it: exactly so many."""
+    """In the plain case, with one link and no features, it costs exactly these."""
     waves = 0
     for seed in range(60):
         ran = run("plain", seed, ties)
@@ -236,7 +237,7 @@ def test_a_run_costs_an_event_a_gate_a_service_a_wave_release_and_a_sequence_end
 @BOTH_TIES
 @pytest.mark.parametrize("name", [*SIMULATED, "mixture"])
 def test_no_feature_costs_more_events_than_the_page_allows(name: str, ties: bool) -> None:
-    """And exactly the events it names, where none can ring in vain."""
+    """It costs exactly the events that the page names, where none can ring in vain."""
     for seed in range(30 if name == "mixture" else 4):
         ran = run(name, seed, ties)
         if ran.is_exact:
@@ -254,7 +255,7 @@ def test_no_feature_costs_more_events_than_the_page_allows(name: str, ties: bool
 
 @BOTH_TIES
 def test_the_features_have_what_costs_them_events(ties: bool) -> None:
-    """The counts above are not zeros."""
+    """So the counts above are not zeros."""
     costly = ("engines", "cut_through", "chunks", "cpu", "prediction_latency", "arrivals")
     runs = [run(name, seed, ties) for name in costly for seed in range(10)]
     runs += [run("mixture", seed, ties) for seed in range(30)]
@@ -297,8 +298,9 @@ def test_every_system_costs_no_more(
 def test_what_runs_at_every_gate_finds_its_methods_fast(
     configure: Callable[..., DictConfig], bundled_trace: Trace, chunks: str
 ) -> None:
-    """Python keeps up to thirty attributes inside an object; with more, every call of a method
-    takes the slow way.
+    """CPython keeps fewer than thirty attributes inside an object.
+
+    With more, every call of a method takes the slow way.
     """
     built = build(
         configure("system=hobbit", f"loader.chunk_bytes={chunks}"), "hobbit", bundled_trace

@@ -1,8 +1,8 @@
-"""The links of the simulated machine by hand: engines that share, cut-through, chunks, write-back
-and the run's end.
+"""The links of the simulated machine, worked by hand.
 
-Every machine here has experts of one byte or of four, dense work of 1 a site and experts of 1,
-unless said otherwise. A service is (transfer, link, start, end).
+They cover engines that share, cut-through, chunks, write-back and the run's end. Every machine here
+has experts of one byte or of four, dense work of 1 ns a site and experts of 1 ns, unless a test
+says otherwise. A service is (transfer, link, start, end).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from sim.engine.links import ChunkedLink, SharedLink, make_link
 from sim.engine.links import Link as PlainLink
 
 WIDE: dict[str, Any] = {"variant_bytes": (4,), "service_ns": (1,)}
-"""Variants of four bytes."""
+"""Settings for variants of four bytes."""
 
 
 def ahead(*sites: Sequence[int], foreseen: Sequence[int] = (5,)) -> Step:
-    """A token whose first site foresees experts of the second one."""
+    """A token whose first site foresees experts of the second site."""
     return token(*(gate(*experts) for experts in sites), ahead={0: (foresee(*foreseen),)})
 
 
 def loaded(timeline: Timeline) -> list[tuple[Any, ...]]:
-    """What was served when, with its bytes: for links that cut."""
+    """The services with their times and bytes, for links that cut."""
     return served(timeline, "number", "start_ns", "end_ns", "bytes")
 
 
-# ---- one engine
+# One engine
 
 
 # Contracts: C57
@@ -48,8 +48,9 @@ def test_one_engine_serves_one_after_another_in_the_order_of_issue(in_flight: in
 
 
 def test_what_is_issued_holds_its_slot_and_cannot_be_overtaken() -> None:
-    """With two in flight both prefetches are issued at 1, so the demand at 3 waits for them
-    until 21.
+    """With two in flight both prefetches are issued at 1.
+
+    So the demand at 3 waits for them until 21.
     """
     step = ahead([0], [7], foreseen=(5, 6))
     times: dict[int, Any] = {
@@ -66,7 +67,7 @@ def test_what_is_issued_holds_its_slot_and_cannot_be_overtaken() -> None:
 
 
 def test_what_the_end_of_the_run_cuts_has_no_end() -> None:
-    """The prefetch of 5 starts at 1; the last expert is through at 4."""
+    """The prefetch of 5 starts at 1; the last expert is done at 4."""
     timeline = run(
         machine(ahead([0], [0]), initial=((0, 0, 0), (0, 1, 0)), loader=Loader(lookahead=1))
     )
@@ -74,7 +75,7 @@ def test_what_the_end_of_the_run_cuts_has_no_end() -> None:
     assert timeline.makespan_ns == 4
 
 
-# ---- several engines
+# Several engines
 
 
 def test_three_engines_take_three_times_as_long_each() -> None:
@@ -85,8 +86,10 @@ def test_three_engines_take_three_times_as_long_each() -> None:
 
 
 def test_a_free_engine_takes_the_next_and_latencies_overlap() -> None:
-    """9 each, 3 of it latency. Two draw halves from 4 to 16; the third has its latency from 16
-    on, then all: 25.
+    """Each takes 9, 3 of it latency.
+
+    Two share the link from 4 to 16. The third has its latency from 16 on, then the whole link: it
+    ends at 25.
     """
     timeline = run(machine(token(gate(0, 1, 2)), links=(Link(3, 6, engines=2),)))
     rows = served(timeline, "number", "engine", "start_ns", "end_ns")
@@ -94,8 +97,9 @@ def test_a_free_engine_takes_the_next_and_latencies_overlap() -> None:
 
 
 def test_one_that_comes_later_slows_what_is_there_and_is_faster_once_that_has_ended() -> None:
-    """The prefetch does 5 alone until 6, and its other 5 at half the pace until 16; the demand
-    then has 5 left.
+    """The prefetch does 5 alone until 6, and its other 5 at half the pace until 16.
+
+    The demand then has 5 left.
     """
     timeline = run(
         machine(
@@ -111,10 +115,10 @@ def test_one_that_comes_later_slows_what_is_there_and_is_faster_once_that_has_en
 
 
 def test_a_latency_that_ends_slows_the_others_from_then_on() -> None:
-    """Latency 4, 10 of work. The prefetch works alone from 5 until the demand's latency ends, 6 + 4
-    = 10: 5 are left.
+    """Latency 4, 10 of work.
 
-    At half the pace it ends at 20; the demand has done 5 and ends at 25.
+    The prefetch works alone from 5 until the demand's latency ends at 6 + 4 = 10: 5 are left. At
+    half the pace it ends at 20. The demand has then done 5, and ends at 25.
     """
     timeline = run(
         machine(
@@ -129,11 +133,13 @@ def test_a_latency_that_ends_slows_the_others_from_then_on() -> None:
 
 
 def test_work_that_does_not_divide_ends_at_the_next_whole_nanosecond() -> None:
-    """5 each at 1. After a third of 4 ns each has 11/3 left when a fourth waits: all end at 1 + 15
-    = 16.
+    """Three services of 5 begin at 1.
 
-    With a prefetch of 5 that began at 1 and demands of 5 at 3: it has 3 left, then a third a ns:
-    through at 12. The demands have 2 left at 12, halves: 16.
+    At a third of the pace each has 11/3 left after 4 ns, when a fourth waits; all end at 1 + 15 =
+    16.
+
+    With a prefetch of 5 that began at 1 and demands of 5 at 3: the prefetch has 3 left, and at a
+    third a ns is done at 12. The demands have 2 left at 12, and at a half a ns end at 16.
     """
     together = run(machine(token(gate(0, 1, 2, 3)), links=(Link(0, 5, engines=3),)))
     assert served(together)[:3] == [(n, 0, 1, 16) for n in range(3)]
@@ -149,13 +155,14 @@ def test_work_that_does_not_divide_ends_at_the_next_whole_nanosecond() -> None:
 
 
 def test_what_is_left_of_a_nanosecond_is_kept() -> None:
-    """7 each: two at 3 beside one that began at 1 and has 5 left. Thirds: it ends at 18, they have
-    2 left: 22.
+    """Services of 7: two begin at 3, beside one that began at 1 and has 5 left.
 
-    With one at 3 and another at 4: of the first, 7 - 2 - 1/2 = 9/2 are left at 4, thirds: it would
-    be through at 17 1/2 and ends at 18. The second has 7 - 1/2 - 14/3 = 11/6 left at 18, the third
-    7/3: halves, 3 2/3 and then 1/2 alone: the second ends at 22, having drawn its half until then;
-    the third has 1/3 left and ends at 23.
+    At thirds that one ends at 18. The others have 2 left, and end at 22.
+
+    With one at 3 and another at 4: of the first, 7 - 2 - 1/2 = 9/2 are left at 4. At thirds it
+    would be done at 17 1/2, and ends at 18. At 18 the second has 7 - 1/2 - 14/3 = 11/6 left, the
+    third 7/3. At halves the second takes 3 2/3 more and ends at 22, having drawn its half until
+    then. The third has 1/3 left and ends at 23.
     """
     link = (Link(0, 7, engines=3),)
     pair = run(
@@ -171,22 +178,22 @@ def test_what_is_left_of_a_nanosecond_is_kept() -> None:
     assert served(timeline) == [(0, 0, 1, 18), (1, 0, 3, 22), (2, 0, 4, 23)]
 
 
-# ---- cut-through
+# Cut-through
 
 
 @pytest.mark.parametrize(
     ("outer", "inner", "rows"),
     [
-        # The inner link is faster: it begins so late that it never starves, and ends a head after
-        # the outer one.
+        # The inner link is faster. It begins so late that it never starves, and ends a head after
+        # the outer link.
         (Link(0, 5, head_bytes=1), Link(0, 2), [(0, 1, 1, 21), (0, 0, 15, 23)]),
-        # It is slower: it begins when the head is through.
+        # The inner link is slower. It begins when the head is through.
         (Link(0, 2, head_bytes=1), Link(0, 5), [(0, 1, 1, 9), (0, 0, 3, 23)]),
-        # A head that is all of it: at the end.
+        # The head is the whole transfer, so it is handed on at the end.
         (Link(0, 2, head_bytes=9), Link(0, 5), [(0, 1, 1, 9), (0, 0, 9, 29)]),
         # hop(1, 2) = 7, and 11 + 9 - 17 = 3.
         (Link(3, 2, head_bytes=2), Link(1, 4), [(0, 1, 1, 12), (0, 0, 8, 25)]),
-        # No cut-through.
+        # There is no cut-through.
         (Link(0, 2), Link(0, 5), [(0, 1, 1, 9), (0, 0, 9, 29)]),
     ],
     ids=["faster inside", "slower inside", "a head of all", "overheads", "none"],
@@ -200,8 +207,9 @@ def test_a_hop_begins_when_enough_of_the_one_before_is_through(
 
 
 def test_a_hop_that_began_late_for_other_reasons_may_end_long_after() -> None:
-    """0 and 1 follow each other on the outer link, 1..9 and 9..17. The inner one has 0 until 23,
-    then 1 until 43.
+    """0 and 1 follow each other on the outer link, 1..9 and 9..17.
+
+    The inner link serves 0 until 23, then 1 until 43.
     """
     timeline = run(machine(token(gate(0, 1)), links=(Link(0, 5), Link(0, 2, head_bytes=1)), **WIDE))
     assert served(timeline) == [(0, 1, 1, 9), (0, 0, 3, 23), (1, 1, 9, 17), (1, 0, 23, 43)]
@@ -209,8 +217,9 @@ def test_a_hop_that_began_late_for_other_reasons_may_end_long_after() -> None:
 
 
 def test_what_finds_no_slot_when_handed_on_comes_back_with_the_end_of_its_hop() -> None:
-    """One slot, pinned by site 0's need until site 1's gate at 6, which needs what was handed on
-    at 3.
+    """The one slot is pinned by site 0's need until site 1's gate at 6.
+
+    That gate needs what was handed on at 3.
     """
     timeline = run(
         machine(
@@ -230,8 +239,9 @@ def test_what_finds_no_slot_when_handed_on_comes_back_with_the_end_of_its_hop() 
 
 
 def test_what_finds_no_slot_at_the_end_of_its_hop_either_is_dropped() -> None:
-    """Site 0's need is computed until 21: the prefetch is dropped at 9, and is a miss at 22, all
-    the way from there.
+    """Site 0's need is computed until 21.
+
+    The prefetch is dropped at 9, and at 22 is a miss that goes all the way again.
     """
     timeline = run(
         machine(
@@ -249,7 +259,7 @@ def test_what_finds_no_slot_at_the_end_of_its_hop_either_is_dropped() -> None:
     assert outcomes(timeline) == ["hit", "miss"]
 
 
-# ---- chunks
+# Chunks
 
 
 def chunked(base: int, link: Link, chunk: int = 1) -> Timeline:
@@ -269,12 +279,12 @@ def chunked(base: int, link: Link, chunk: int = 1) -> Timeline:
 @pytest.mark.parametrize(
     ("base", "rows"),
     [
-        # At 3: the first chunk ends at 11.
+        # The demand comes at 3; the first chunk ends at 11.
         (1, [(0, 1, 11, 1), (1, 11, 51, 4)]),
-        # At 11, when a chunk has just ended, and at 12: the next one ends at 21.
+        # It comes at 11, when a chunk has just ended, or at 12; the next chunk ends at 21.
         (9, [(0, 1, 21, 2), (1, 21, 61, 4)]),
         (10, [(0, 1, 21, 2), (1, 21, 61, 4)]),
-        # At 31, when the third chunk has just ended; and at 32: what is left is the last one.
+        # It comes at 31, when the third chunk has just ended, or at 32; only the last is left.
         (29, [(0, 1, 41, 4), (1, 41, 81, 4)]),
         (30, [(0, 1, 41, 4), (1, 41, 81, 4)]),
     ],
@@ -287,8 +297,10 @@ def test_a_prefetch_gives_way_at_the_next_end_of_a_chunk_but_the_last(
 
 # Contracts: C63
 def test_every_resumption_pays_the_overhead_again() -> None:
-    """5 and 10 a byte: cut at 1 + 15; the demand takes 45; the 3 bytes that are left take 35,
-    until 96.
+    """The overhead is 5, and a byte takes 10.
+
+    The prefetch is cut at 1 + 15, the demand takes 45, and the 3 bytes that are left take 35: until
+    96.
     """
     step = token(gate(0), gate(1), ahead={0: (foresee(5),)}, tail_ns=99)
     timeline = run(
@@ -304,13 +316,13 @@ def test_every_resumption_pays_the_overhead_again() -> None:
 
 
 def test_a_chunk_may_be_larger_than_what_is_left_after_it() -> None:
-    """Chunks of 3 of 4 bytes: the only end to be cut at is 31."""
+    """Chunks are of 3 of 4 bytes, so the only point for a cut is 31."""
     assert loaded(chunked(1, Link(0, 10), chunk=3))[:2] == [(0, 1, 31, 3), (1, 31, 71, 4)]
     assert loaded(chunked(30, Link(0, 10), chunk=3))[:2] == [(0, 1, 41, 4), (1, 41, 81, 4)]
 
 
 def test_what_a_need_waits_for_is_not_cut() -> None:
-    """The demand at 3 is for 1, beside 5, which is on its way."""
+    """The demand at 3 is for 1, and 5, which is needed too, is on its way."""
     step = ahead([0], [5, 1])
     timeline = run(
         machine(
@@ -333,18 +345,18 @@ def test_a_demand_is_never_cut() -> None:
 
 
 def test_time_behind_a_prefetch_ends_at_the_cut() -> None:
-    """Idle 3..11 behind the prefetch, 11..51 for the demand."""
+    """The stream is idle 3..11 behind the prefetch, 11..51 for the demand."""
     assert stalls(chunked(1, Link(0, 10))) == {"behind_prefetch": 8, "demand": 40}
 
 
-# ---- write-back
+# Write-back
 
 
 @pytest.mark.parametrize(
     "link", [Link(2, 8), Link(2, 8, engines=2)], ids=["one engine", "two engines"]
 )
 def test_what_is_written_back_goes_over_the_link_in_the_same_service(link: Link) -> None:
-    """0 loads 1..11 into the only slot; 1 at 13 takes 10 for 0 and 10 for itself."""
+    """0 is loaded 1..11 into the only slot; 1, at 13, takes 10 for 0 and 10 for itself."""
     timeline = run(
         machine(
             *sequence(gate(0), gate(1)), capacity=1, links=(link,), loader=Loader(write_back=True)
@@ -354,7 +366,7 @@ def test_what_is_written_back_goes_over_the_link_in_the_same_service(link: Link)
     assert [row.bytes for row in timeline.services] == [1, 1]
 
 
-# ---- which link
+# Which link
 
 
 @pytest.mark.parametrize(

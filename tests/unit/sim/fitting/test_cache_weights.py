@@ -1,4 +1,4 @@
-"""Calibration of the weighted score: the grid, what a point costs, and the command."""
+"""Calibration of the weighted score: the grid, the cost of a point, and the command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.setup.execute import execute
 
 
 def test_the_grid_has_every_point_of_the_simplex() -> None:
-    """(n + 3) choose 3 of them: 10 for halves, 286 for tenths."""
+    """There are (n + 3) choose 3 of them: 10 for halves, 286 for tenths."""
     halves = list(simplex(0.5))
     assert len(halves) == 10
     assert {tuple(point.values()) for point in halves} >= {
@@ -50,7 +50,7 @@ def test_points_are_ranked_by_what_they_cost_and_equal_ones_stay_in_order() -> N
 
 @pytest.mark.parametrize("precision", ["hobbit", "fp16", "int4"])
 def test_the_penalty_of_a_run_is_that_of_its_summary(precision: str) -> None:
-    """The summary's is counted from its tables of lookups, this from the controller's columns."""
+    """The summary counts it from tables of lookups, this from the controller's columns."""
     words = [f"precision={precision}", "trace.max_sequences=1"]
     run, fit = calibrate([*words, "step=1"])
     summary = execute(run).summary

@@ -1,6 +1,4 @@
-"""What expert slots may hold: the same GiB for systems of any precision, or a share of all
-experts.
-"""
+"""What expert slots may hold: equal GiB for systems of any precision, or a share of all experts."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from sim.values.types import CapacityError
 GIB = 2**30
 FEW = ("trace.max_sequences=1", "workload.decode_tokens=2", "outputs=summary")
 SYSTEMS = ("lru", "hobbit", "edgemoe")
-"""FP16, two precisions, and FP32 slots."""
+"""Systems with FP16, with two precisions, and with FP32 slots."""
 
 
 # Contracts: C83
@@ -53,7 +51,10 @@ def test_no_more_is_taken_than_all_experts_need() -> None:
 
 
 def test_a_share_of_whole_slots_loses_none_to_rounding() -> None:
-    """0.3 * 24 is less than 7.2: three tenths of 24 layers of 60 experts were 431 of them."""
+    """In floats 0.3 * 24 is less than 7.2, which would lose a slot.
+
+    Three tenths of 24 layers of 60 experts were 431 of them.
+    """
     assert 0.3 * 24 < 7.2
     assert Budget(0.3).capacity_bytes(24 * 60 * 17_301_504) == 432 * 17_301_504
 

@@ -1,6 +1,4 @@
-"""Who holds up whom, and for how long: paces by hand, work in progress by hand, and what a run
-may never do.
-"""
+"""Parties that slow each other down: paces by hand, work in progress by hand, limits of a run."""
 
 from __future__ import annotations
 
@@ -31,8 +29,9 @@ def test_a_link_keeps_its_share_while_compute_works_and_all_of_it_else() -> None
 
 # Contracts: C73
 def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they_ask() -> None:
-    """30 and 50 from 60: three quarters each. The CPU alone has all; who draws from elsewhere is
-    left alone.
+    """30 and 50 are asked of 60, so each gets three quarters.
+
+    The CPU alone gets all that it asks for; who draws from elsewhere is not slowed.
     """
     shared = Contention([1.0], 60, {CPU: 30, LINK: 50})
     assert shared.paces(ALL) == (WHOLE, 750_000, 750_000)
@@ -41,7 +40,7 @@ def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they
 
 # Contracts: C74
 def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
-    """1 of 3 is 0.333333; 1 of 5 million would be nothing."""
+    """1 of 3 is 0.333333; 1 of 5 million would round down to nothing."""
     assert Contention([1.0], 1, {CPU: 1, LINK: 2}).paces(ALL)[CPU] == 333_333
     assert Contention([1.0], 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[CPU] == 1
 
@@ -49,9 +48,7 @@ def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
 def ends_of(
     contention: Contention, *works: tuple[int, int, int, int], engines: tuple[int, ...] = ()
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """(party, end) of works (party, from, latency, work), in order; and how much each party was
-    slowed.
-    """
+    """(party, end) of works (party, from, latency, work) in order, and how much each was slowed."""
     env, ends = Clock(), []
     contest = Contest(env, contention, engines)
     for order, (party, at, latency, work) in enumerate(works):
@@ -74,8 +71,9 @@ def ends_of(
 
 
 def test_a_transfer_goes_slowly_for_as_long_as_compute_works() -> None:
-    """70 at 0.7 while compute works until 100: 30 of 100 ns are left, at the whole pace from
-    then on.
+    """The transfer goes at 0.7 while compute works until 100, so 70 are done.
+
+    The 30 that are left go at the whole pace.
     """
     ends, slowed = ends_of(Contention([0.7]), (COMPUTE, 0, 0, 100), (LINK, 0, 0, 100))
     assert ends == [(COMPUTE, 100), (LINK, 130)]
@@ -83,8 +81,9 @@ def test_a_transfer_goes_slowly_for_as_long_as_compute_works() -> None:
 
 
 def test_a_latency_holds_nobody_up_and_is_held_up_by_nobody() -> None:
-    """Both draw 2 of 2: alone until 40, half from then on. The CPU has 60 left and the link 50:
-    that ends at 140, when of the CPU's 10 are left.
+    """Both draw 2 of 2: alone until 40, at half from then on.
+
+    The CPU has 60 left and the link 50. The link ends at 140, when 10 of the CPU's are left.
     """
     ends, slowed = ends_of(
         Contention([1.0], 2, {CPU: 2, LINK: 2}), (CPU, 0, 0, 100), (LINK, 10, 30, 50)
@@ -95,8 +94,9 @@ def test_a_latency_holds_nobody_up_and_is_held_up_by_nobody() -> None:
 
 # Contracts: C74
 def test_work_ends_at_the_first_whole_ns_at_which_nothing_remains() -> None:
-    """At two thirds, rounded down to a millionth, 2 ns take 3 and a bit, so 4. Then the other is
-    alone: of its 10 ns 4 x 0.666666 are done, 7.33 remain.
+    """At two thirds, rounded down to a millionth, 2 ns take a little over 3, so 4.
+
+    Then the other is alone: of its 10 ns 4 x 0.666666 are done, and 7.33 remain.
     """
     ends, _ = ends_of(Contention([1.0], 2, {CPU: 1, LINK: 2}), (CPU, 0, 0, 2), (LINK, 0, 0, 10))
     assert ends == [(CPU, 4), (LINK, 12)]
@@ -112,9 +112,10 @@ def test_what_begins_when_another_ends_does_not_meet_it() -> None:
 
 # Contracts: C73
 def test_the_engines_of_a_link_share_the_pace_that_others_leave_it() -> None:
-    """Half of the pace while compute works, for two engines a quarter each: of 10 and 40 ns the
-    first is through at 40. The other has 30 left, at a half until compute ends at 60, and then at
-    the whole pace: 20 more.
+    """The link has half of its pace while compute works, so two engines have a quarter each.
+
+    Of works of 10 and 40 ns the first is done at 40. The other has 30 left; it goes at a half until
+    compute ends at 60, then at the whole pace: 20 more.
     """
     works = ((COMPUTE, 0, 0, 60), (LINK, 0, 0, 10), (LINK, 0, 0, 40))
     ends, slowed = ends_of(Contention([0.5]), *works, engines=(2,))
@@ -123,7 +124,7 @@ def test_the_engines_of_a_link_share_the_pace_that_others_leave_it() -> None:
 
 
 def rung(env: Clock, contest: Contest, draw: Draw, *done_ns: int) -> list[tuple[int, int]]:
-    """(work, when) of the marks of a piece of work that rang."""
+    """The marks of a piece of work that rang, as (work done, time)."""
     rings: list[tuple[int, int]] = []
     for work in done_ns:
         contest.mark(draw, 0, work, lambda alarm, work=work: rings.append((work, alarm.at_ns)))
@@ -137,7 +138,7 @@ def begun(env: Clock, contest: Contest, party: int, work: int, number: int) -> D
 
 # Contracts: C75
 def test_a_mark_rings_when_so_much_is_done_however_long_that_took() -> None:
-    """At a quarter of the pace until 40, 10 are done; 25 more take 25, 64 more as much."""
+    """At a quarter of the pace 10 are done until 40; then 25 more take 25, and 64 more take 64."""
     env = Clock()
     contest = Contest(env, Contention([0.25]))
     begun(env, contest, COMPUTE, 40, 0)
@@ -147,9 +148,10 @@ def test_a_mark_rings_when_so_much_is_done_however_long_that_took() -> None:
 
 # Contracts: C75
 def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
-    """Two engines share from 0 to 10: of 20 each has done 5. One is held until 18: the other has
-    done 13 by then, and 7 are left; both at half: the other ends at 32, when the first has 8 left,
-    alone.
+    """Two engines share the link from 0 to 10, so each has done 5 of 20.
+
+    One is held until 18. By then the other has done 13 and has 7 left. Both go on at half: the
+    other ends at 32, when the first has 8 left, and is then alone.
     """
     env = Clock()
     contest = Contest(env, Contention([1.0]), (2,))
@@ -164,7 +166,7 @@ def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
     assert other.left == 0
 
 
-# ---- runs
+# Runs
 
 DEMAND = (
     "system=load_on_demand",
@@ -176,7 +178,7 @@ DEMAND = (
 
 
 def makespan_ns(words: tuple[str, ...], **changes: Any) -> int:
-    """Of a run on a changed machine."""
+    """The makespan of a run on a changed machine."""
     run = prepared(list(words))
     hardware = replace(run.hardware, **changes)
     durations = Roofline(run.model, hardware.together(False), run.controller.geometry.precisions)
@@ -189,16 +191,18 @@ def overlapped(hardware: Hardware, share: float) -> dict[str, Any]:
 
 
 def test_where_nothing_overlaps_nobody_is_slowed() -> None:
-    """``wait_all`` without prefetches, one token at a time: the link works only while the stream
-    stands.
+    """With ``wait_all``, no prefetches and one token at a time, nothing overlaps.
+
+    The link works only while the stream stands still.
     """
     words, hardware = (*DEMAND, "loader.wait=wait_all"), prepared(DEMAND).hardware
     assert makespan_ns(words, **overlapped(hardware, 0.25)) == makespan_ns(words)
 
 
 def test_a_slower_link_under_computation_costs_time_where_they_overlap() -> None:
-    """Loads on demand, computed as they come: the slower the worse, and never as bad as always
-    that slow.
+    """Loads are on demand, and experts are computed as they arrive.
+
+    The slower the worse, but never as bad as a link that is always that slow.
     """
     hardware = prepared(DEMAND).hardware
     words = (*DEMAND, "loader.wait=as_ready")
@@ -209,7 +213,7 @@ def test_a_slower_link_under_computation_costs_time_where_they_overlap() -> None
 
 
 def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
-    """From below nobody is slowed, from above all are at all times (``slows: always``)."""
+    """At the lower bound nobody is slowed, at the upper one all are always (``slows: always``)."""
     hardware = prepared(DEMAND).hardware
     total = hardware.compute.memory_gb_per_s * hardware.compute.memory_efficiency
     shared = SharedMemory(total * 0.8, ("compute", hardware.link_names[0]), "as_drawn")
@@ -223,7 +227,7 @@ def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
 
 # Contracts: C74
 def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
-    """What compute was slowed by is compute's; the summary refuses a sum that does not hold."""
+    """What compute was slowed by counts as compute; a sum that does not hold is refused."""
     run = prepared(
         [
             *DEMAND,
@@ -244,9 +248,7 @@ def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
 
 
 def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> None:
-    """On unified memory the cores beside the device ask for too much; the drive beside it does
-    not.
-    """
+    """On unified memory the cores beside the device ask for too much; the drive does not."""
     hardware = prepared([*DEMAND, "hardware=gb10"]).hardware
     assert hardware.together(False).contention is None
     shared = hardware.together(True).contention

@@ -19,7 +19,10 @@ MIXTRAL_EXPERT = 352_321_536
 
 
 def machine(**changes: Any) -> Hardware:
-    """1 TFLOP/s and 100 GB/s, reached; 2 us a launch. Two links of 5 and 1 GB/s, reached."""
+    """A machine that reaches 1 TFLOP/s and 100 GB/s, with 2 us a launch.
+
+    Its two links reach 5 and 1 GB/s.
+    """
     compute = Compute(
         peak_tflops=2.0,
         flops_efficiency=0.5,
@@ -44,7 +47,7 @@ def machine(**changes: Any) -> Hardware:
 
 
 def small(**changes: Any) -> Model:
-    """Per layer 240 dense parameters; head 80; an expert 384 (see test_model)."""
+    """A model with 240 dense parameters a layer, a head of 80, experts of 384 (see test_model)."""
     values: dict[str, Any] = {
         "name": "small",
         "sites": 3,
@@ -87,11 +90,13 @@ def test_a_hop_takes_the_overhead_and_the_bytes_of_its_own_link() -> None:
 
 
 def test_a_mixtral_expert_on_a_4090_by_hand() -> None:
-    """Over PCIe: 352,321,536 B at 31.5 * 0.816 = 25.704 GB/s are 13,706,876 ns, and 6 us: 13.71 ms.
+    """The times of an expert of 352,321,536 B:
 
-    One token reads its weights at 1008 * 0.9 = 907.2 GB/s: 388,361 ns, and 3 launches of 4 us. At
-    int4 a quarter: 97,090 ns. 400 tokens: 2 * 400 * 176,160,768 FLOPs at 165.2 * 0.96 = 158.592
-    TFLOP/s: 888,624 ns, more than that.
+    - Over PCIe: at 31.5 * 0.816 = 25.704 GB/s 13,706,876 ns, and 6 us: 13.71 ms.
+    - For one token it reads its weights at 1008 * 0.9 = 907.2 GB/s: 388,361 ns, and 3 launches of 4
+      us. At int4 a quarter: 97,090 ns.
+    - For 400 tokens: 2 * 400 * 176,160,768 FLOPs at 165.2 * 0.96 = 158.592 TFLOP/s: 888,624 ns,
+      which is more than reading takes.
     """
     hardware, mixtral = from_conf("hardware", "rtx4090_pcie4"), from_conf("model", "mixtral_8x7b")
     durations = Roofline(mixtral, hardware, ("fp16", "int4"))
@@ -102,10 +107,10 @@ def test_a_mixtral_expert_on_a_4090_by_hand() -> None:
 
 
 def test_a_mixtral_expert_on_its_hosts_cpu_by_hand() -> None:
-    """352,321,536 B at 117 * 0.6 = 70.2 GB/s: 5,018,825 ns, the 5 ms that HOBBIT reports; and 20 us
-    there and back.
+    """352,321,536 B at 117 * 0.6 = 70.2 GB/s: 5,018,825 ns, and 20 us there and back.
 
-    400 tokens: 2 * 400 * 176,160,768 FLOPs at 4.7 * 0.5 = 2.35 TFLOP/s: 59,969,623 ns.
+    HOBBIT reports 5 ms. 400 tokens: 2 * 400 * 176,160,768 FLOPs at 4.7 * 0.5 = 2.35 TFLOP/s:
+    59,969,623 ns.
     """
     hardware, mixtral = from_conf("hardware", "rtx4090_pcie4"), from_conf("model", "mixtral_8x7b")
     durations = Roofline(mixtral, hardware, ("fp16", "int4"))
@@ -122,10 +127,10 @@ def test_a_machine_whose_cpu_is_not_described_computes_nothing_there() -> None:
 
 
 def test_where_bytes_differ_from_site_to_site_so_does_the_work() -> None:
-    """200,000 B at 100 B/ns are 2 us and 400,000 B 4 us; 16 bits a parameter: 1e5 and 2e5
-    parameters.
+    """200,000 B at 100 B/ns take 2 us and 400,000 B take 4 us.
 
-    100 tokens: 2 * 100 * 1e5 FLOPs at 1 FLOP/ps are 20 us, and 40 us.
+    At 16 bits these are 1e5 and 2e5 parameters. 100 tokens: 2 * 100 * 1e5 FLOPs at 1 FLOP/ps take
+    20 us, and 40 us.
     """
     durations = Roofline(
         small(),
@@ -148,17 +153,17 @@ def test_what_the_host_costs_and_a_prediction_takes_is_the_machines() -> None:
 
 
 def test_dense_work_reads_its_weights_and_the_keys_and_values_so_far() -> None:
-    """One row at token 1001: weights 240 * 2 = 480 B, keys and values 1001 * 16 = 16,016 B: 165 ns
-    at 100 B/ns.
+    """One row at token 1001 reads 480 B of weights and 16,016 B of keys and values.
 
-    FLOPs: 2 * 240 + 4 * 1001 * 8 = 32,512: 33 ns at 1 FLOP/ps, less. Four launches take 8 us.
+    These are 240 * 2 and 1001 * 16 B: 165 ns at 100 B/ns. FLOPs: 2 * 240 + 4 * 1001 * 8 = 32,512:
+    33 ns at 1 FLOP/ps, less. Four launches take 8 us.
     """
     durations = Roofline(small(), machine(), ("fp16",))
     assert list(durations.dense_ns(step(token=1001))) == [165 + 8_000] * 3
 
 
 def test_a_prompt_attends_to_half_of_itself_on_average() -> None:
-    """101 rows, no context: each row attends to (1 + .. + 101) / 101 = 51 tokens.
+    """101 rows without context: each row attends to (1 + .. + 101) / 101 = 51 tokens.
 
     FLOPs: 2 * 101 * 240 + 4 * 101 * 51 * 8 = 48,480 + 164,832 = 213,312: 213 ns. Bytes: 480 + 101 *
     16 = 2,096: 21 ns.
@@ -168,10 +173,10 @@ def test_a_prompt_attends_to_half_of_itself_on_average() -> None:
 
 
 def test_each_sequence_of_a_step_attends_to_its_own_context() -> None:
-    """Eight sequences of one row at up to 1001 tokens: 480 + 8 * 16,016 = 128,608 B: 1286 ns.
+    """Eight sequences of one row, at up to 1001 tokens: 480 + 8 * 16,016 = 128,608 B: 1286 ns.
 
-    FLOPs: 8 * (480 + 32,032) = 260,096: 260 ns, less. Two prompts of 101 rows: twice the FLOPs of
-    one, 427 ns.
+    FLOPs: 8 * (480 + 32,032) = 260,096: 260 ns, less. Two prompts of 101 rows take twice the FLOPs
+    of one, 427 ns.
     """
     durations = Roofline(small(), machine(), ("fp16",))
     assert (
@@ -181,8 +186,9 @@ def test_each_sequence_of_a_step_attends_to_its_own_context() -> None:
 
 
 def test_the_head_runs_once_a_sequence() -> None:
-    """80 parameters of 2 B: 1.6 ns, rounded to 2; 2 * 500 * 80 FLOPs for 500 sequences: 80 ns.
-    One launch of 2 us.
+    """80 parameters of 2 B take 1.6 ns, rounded to 2.
+
+    2 * 500 * 80 FLOPs for 500 sequences take 80 ns. There is one launch of 2 us.
     """
     durations = Roofline(small(), machine(), ("fp16",))
     assert durations.tail_ns(step()) == 2 + 2_000
@@ -222,8 +228,9 @@ class Limits:
 
 # Contracts: C82
 def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() -> None:
-    """Dense 1776 B; keys and values 48 B a token, of 200 tokens; 7 rows * 2 B * (4 * 8 + 2 * 2 *
-    16).
+    """Dense weights take 1776 B, keys and values 48 B for each of 200 tokens.
+
+    Activations take 7 rows * 2 B * (4 * 8 + 2 * 2 * 16).
     """
     ledger = check_memory(
         small(),
@@ -248,7 +255,7 @@ def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() ->
 
 
 def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:
-    """Three layers of 240 parameters at 2 B: 1776 - 3 * 480 = 336 B are no layer's."""
+    """Three layers have 240 parameters at 2 B: 1776 - 3 * 480 = 336 B belong to no layer."""
     held = [
         check_memory(small(), machine(), Limits(), slot_bytes=0, dense_slots=n).dense_bytes
         for n in (0, 1, 2)
@@ -268,7 +275,7 @@ def test_memory_is_enough_to_the_last_byte_and_one_more_is_refused_by_its_parts(
 
 
 def test_a_refusal_for_memory_says_how_much_fits() -> None:
-    """3 GiB of slots beside 0.25 GiB reserved in 1 GiB: 0.75 GiB."""
+    """3 GiB of slots, beside 0.25 GiB reserved, are asked of 1 GiB: 0.75 GiB fit."""
     with pytest.raises(
         ValueError, match=r"lower budget\.resident_share or slots_gib \(0\.75 GiB of slots fit\)"
     ):

@@ -1,5 +1,6 @@
-"""What the layers around the experts cost, where they are not all alike: by hand, on 1 TFLOP/s
-and 100 GB/s.
+"""The costs of the layers around the experts, where layers differ: by hand.
+
+The machine has 1 TFLOP/s and 100 GB/s.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ LAUNCH = 1_000
 
 
 def durations(**changes: Any) -> Roofline:
-    """A launch takes 1 us: two for the layer's dense work, one for an expert. A layer has 240
-    parameters.
+    """Durations with a launch of 1 us: two for the layer's dense work, one for an expert.
+
+    A layer has 240 parameters.
     """
     compute = Compute(
         2.0, 0.5, 200.0, 0.5, launch_us=1.0, dense_launches=2, expert_launches=1, tail_launches=1
@@ -46,11 +48,10 @@ def step(rows: int, token: int, decode: bool, sequences: tuple[int, ...] = (0,))
 
 # Contracts: C70
 def test_a_layer_without_experts_adds_its_attention_its_block_and_its_launches() -> None:
-    """Before the first site: 208 + 3 * 8 * 100 parameters, and the keys and values of one layer
-    more.
+    """Before the first site are 208 + 3 * 8 * 100 parameters, and one more layer's keys and values.
 
-    At token 1001: (240 + 2608) * 2 B + 2 * 1001 * 16 B = 37,728 B: 377 ns; others 480 + 16,016 B:
-    165 ns.
+    At token 1001: (240 + 2608) * 2 B + 2 * 1001 * 16 B = 37,728 B: 377 ns. Other sites: 480 +
+    16,016 B: 165 ns.
     """
     times = durations(leading_dense_layers=1, dense_intermediate=100).dense_ns(step(1, 1001, True))
     assert list(times) == [377 + 5 * LAUNCH, 165 + 2 * LAUNCH, 165 + 2 * LAUNCH]
@@ -65,12 +66,12 @@ def test_shared_experts_are_read_with_the_layer_in_a_launch_of_their_own() -> No
 
 
 def test_compressed_keys_and_values_are_what_is_read_of_the_context() -> None:
-    """Latent 10 + 6 values, 32 B a token: at token 10,000 320,000 B, and 2 B each of the block's
-    parameters.
+    """The latent has 10 + 6 values, 32 B a token.
 
-    Attention: 8 * 2 * (4 + 6) + 8 * 16 + 10 + 10 * 2 * (4 + 3) + 2 * 3 * 8 = 486; with two norms
-    and the router 534. FLOPs: 2 * 534 + 10,000 * 2 * 2 * (2 * 10 + 6) = 1,041,068: 1,041 ns, less
-    than the 3,211 ns of the bytes.
+    At token 10,000 that is 320,000 B, and 2 B for each of the block's parameters. Attention has 8 *
+    2 * (4 + 6) + 8 * 16 + 10 + 10 * 2 * (4 + 3) + 2 * 3 * 8 = 486; with two norms and the router
+    534. FLOPs: 2 * 534 + 10,000 * 2 * 2 * (2 * 10 + 6) = 1,041,068: 1,041 ns, less than the 3,211
+    ns of the bytes.
     """
     latent = LatentAttention(query_rank=0, kv_rank=10, rope_dim=6, nope_dim=4, value_dim=3)
     assert (
@@ -80,23 +81,26 @@ def test_compressed_keys_and_values_are_what_is_read_of_the_context() -> None:
 
 
 def encoder_decoder() -> Roofline:
-    """One site in the encoder, two in the decoder, whose layers have a cross-attention more: 192
-    and a norm of 8.
+    """One site in the encoder, two in the decoder.
+
+    The decoder's layers also have a cross-attention of 192 parameters and a norm of 8.
     """
     return durations(encoder_sites=1, vocab=1_000_000)
 
 
 def test_an_encoders_rows_attend_to_the_whole_prompt() -> None:
-    """101 rows: 2 * 101 * 240 + 4 * 101 * 101 * 8 = 374,912 FLOPs: 375 ns; a decoder's half of
-    that attention.
+    """101 rows: 2 * 101 * 240 + 4 * 101 * 101 * 8 = 374,912 FLOPs: 375 ns.
+
+    A decoder has half of that attention.
     """
     assert encoder_decoder().dense_ns(step(101, 101, False))[0] == 375 + 2 * LAUNCH
     assert durations().dense_ns(step(101, 101, False))[0] == 213 + 2 * LAUNCH
 
 
 def test_a_decoder_reads_of_its_cross_attention_what_does_not_stand_in_the_cache() -> None:
-    """440 parameters, of which 64 make keys and values of the prompt: 752 B and 1001 * 16 B: 168
-    ns.
+    """Of 440 parameters 64 make keys and values of the prompt, which are in the cache.
+
+    752 B and 1001 * 16 B take 168 ns.
     """
     assert encoder_decoder().dense_ns(step(1, 1001, True))[1:] == [168 + 2 * LAUNCH] * 2
 
@@ -105,8 +109,9 @@ def test_a_decoder_reads_of_its_cross_attention_what_does_not_stand_in_the_cache
 def test_after_a_prompt_an_encoder_decoder_makes_the_keys_and_values_that_its_decoder_crosses_to() -> (
     None
 ):
-    """101 rows through 2 * 64 parameters: 25,856 FLOPs: 26 ns; a decoded token's tail reads the
-    head's 16 MB.
+    """101 rows through 2 * 64 parameters: 25,856 FLOPs: 26 ns.
+
+    A decoded token's tail reads the head's 16 MB.
     """
     model = encoder_decoder()
     assert model.tail_ns(step(101, 101, False)) == 26 + LAUNCH

@@ -1,4 +1,4 @@
-"""Machines: figures by hand, routes, and what no machine can be."""
+"""Machines: figures by hand, routes, and what is refused because no machine can be like that."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MACHINES = sorted({path.stem for path in (ROOT / "conf" / "hardware").glob("*.ya
 
 
 def link(**changes: Any) -> Link:
-    """5 GB/s, reached; 6 us."""
+    """A link that reaches 5 GB/s, with an overhead of 6 us."""
     return Link(**({"peak_gb_per_s": 10.0, "efficiency": 0.5, "overhead_us": 6.0} | changes))
 
 
 def compute(**changes: Any) -> Compute:
-    """1 TFLOP/s and 100 GB/s, reached; 2 us a launch."""
+    """A device that reaches 1 TFLOP/s and 100 GB/s, with 2 us a launch."""
     values: dict[str, Any] = {
         "peak_tflops": 2.0,
         "flops_efficiency": 0.5,
@@ -65,12 +65,12 @@ def loaded(name: str) -> Any:
         return instantiate(compose(f"hardware/{name}")["hardware"], _convert_="all")
 
 
-# ---- figures
+# Figures
 
 
 # Contracts: C64
 def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> None:
-    """6 us + bytes at 5 GB/s: 0.2 ns a byte, rounded once."""
+    """6 us, and 0.2 ns for each byte at 5 GB/s, rounded once."""
     assert [link().hop_ns(size) for size in (0, 1, 5, 12, 10**9)] == [
         6000,
         6000,
@@ -83,7 +83,7 @@ def test_a_service_takes_its_overhead_and_its_bytes_at_the_reached_rate() -> Non
 
 # Contracts: C81
 def test_an_operation_takes_the_longer_of_computing_and_moving_and_its_launches() -> None:
-    """1 FLOP/ps and 100 B/ns: 3e6 FLOPs take 3 us, 6e5 B take 6 us."""
+    """At 1 FLOP/ps and 100 B/ns, 3e6 FLOPs take 3 us and 6e5 B take 6 us."""
     one = compute()
     assert one.operation_ns(3e6, 0, 0) == 3_000
     assert one.operation_ns(3e6, 6e5, 0) == 6_000
@@ -95,7 +95,7 @@ def test_an_operation_takes_the_longer_of_computing_and_moving_and_its_launches(
 def test_an_expert_on_the_cpu_takes_the_longer_of_computing_and_reading_and_its_round_trip() -> (
     None
 ):
-    """50 FLOP/ns and 10 B/ns."""
+    """The CPU has 50 FLOP/ns and 10 B/ns."""
     assert cpu().operation_ns(5e5, 0) == 10_000 + 30_000
     assert cpu().operation_ns(5e5, 3e5) == 30_000 + 30_000
 
@@ -106,7 +106,7 @@ def test_host_times_become_whole_nanoseconds() -> None:
     assert machine().host.costs == HostCosts()
 
 
-# ---- links and routes
+# Links and routes
 
 
 # Contracts: C9
@@ -166,7 +166,7 @@ def test_a_route_that_cannot_be_is_refused_with_the_machine(
         machine(**changes)
 
 
-# ---- ranges
+# Ranges
 
 
 def with_link(**changes: Any) -> Hardware:
@@ -269,7 +269,7 @@ def test_a_machine_that_cannot_be_is_refused_by_the_name_of_its_key(
         build(**changes)
 
 
-# ---- the files
+# The files
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -1,4 +1,4 @@
-"""Drives and gathers: closed forms against the step-by-step course of the same, and by hand."""
+"""Drives and gathers: closed forms against a step-by-step simulation, and by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ GB = 1e9
 
 
 def read_course(reads: Reads, moved_bytes: int, bytes_per_s: float) -> float:
-    """Read by read: asked for when the one ``queue_depth`` before it is done, passed on in order
+    """The time of reads, simulated one by one.
+
+    A read is asked for when the one ``queue_depth`` before it is done; all are passed on in order
     over one channel.
     """
     done: list[float] = []
@@ -29,8 +31,10 @@ def read_course(reads: Reads, moved_bytes: int, bytes_per_s: float) -> float:
 
 
 def gather_course(gather: Gather, moved_bytes: int, bytes_per_s: float) -> float:
-    """Piece by piece: gathered one after another, each copied when it and the copy before it are
-    done.
+    """The time of a gather, simulated piece by piece.
+
+    Pieces are gathered one after another; each is copied when it is gathered and the copy before it
+    is done.
     """
     gathered = copied = 0.0
     left = moved_bytes
@@ -78,15 +82,16 @@ def test_a_gather_and_its_copies_take_what_their_course_takes(seed: int) -> None
 
 
 def test_one_read_at_a_time_waits_for_each() -> None:
-    """1 MiB in 8 blocks of 128 KiB at 1 GB/s, 80 us each: 8 x (80 + 131.072) us; 8 at once wait
-    once.
+    """1 MiB in 8 blocks of 128 KiB at 1 GB/s, with 80 us each: 8 x (80 + 131.072) us.
+
+    Eight reads at once wait only once.
     """
     assert Reads(131_072, 1, 80.0).time_s(1 << 20, GB) == pytest.approx(8 * (80 + 131.072) / 1e6)
     assert Reads(131_072, 8, 80.0).time_s(1 << 20, GB) == pytest.approx((80 + 8 * 131.072) / 1e6)
 
 
 def test_a_page_fault_adds_to_each_of_its_reads() -> None:
-    """Readahead of 128 KiB: 8 faults of 10 us more than reads of one thread."""
+    """With a readahead of 128 KiB there are 8 faults, which take 10 us each more than reads."""
     quick, faulting = Reads(131_072, 1, 80.0), Reads(131_072, 1, 80.0, fault_us=10.0)
     assert faulting.time_s(1 << 20, GB) - quick.time_s(1 << 20, GB) == pytest.approx(80e-6)
 
@@ -103,24 +108,25 @@ def test_scattered_blocks_are_passed_on_at_their_own_rate() -> None:
 
 
 def test_threads_gather_at_most_half_of_what_the_memory_can_do() -> None:
-    """Four threads of 6 GB/s are 24; the memory's 40 GB/s, read and written, leave 20."""
+    """Four threads of 6 GB/s would gather 24 GB/s.
+
+    The memory has 40 GB/s; each byte is read and written, so 20 are left.
+    """
     assert Gather(4, 6.0, 200.0, 1).bytes_per_s == 24e9
     assert Gather(4, 6.0, 40.0, 1).bytes_per_s == 20e9
 
 
 def test_whichever_stage_is_slower_sets_the_pace() -> None:
-    """100 MB in pieces of 1 MB: gathered at 2 GB/s and copied at 25, or gathered at 100 and
-    copied at 25.
-    """
+    """100 MB in pieces of 1 MB, gathered at 2 GB/s or at 100, and copied at 25 GB/s."""
     assert Gather(1, 2.0, 100.0, 10**6).time_s(10**8, 25 * GB) == pytest.approx(50e-3 + 1e6 / 25e9)
     assert Gather(20, 5.0, 200.0, 10**6).time_s(10**8, 25 * GB) == pytest.approx(4e-3 + 1e6 / 100e9)
 
 
-# ---- on a link
+# On a link
 
 
 def link(**changes: Any) -> Link:
-    """5 GB/s, reached; 6 us."""
+    """A link that reaches 5 GB/s, with an overhead of 6 us."""
     values: dict[str, Any] = {
         "peak_gb_per_s": 10.0,
         "efficiency": 0.5,
@@ -131,14 +137,14 @@ def link(**changes: Any) -> Link:
 
 
 def test_each_copy_of_a_service_has_its_own_cost() -> None:
-    """Three tensors: 6 us, three times 5 us, and 1 MB at 5 GB/s."""
+    """For three tensors: 6 us, three times 5 us, and 1 MB at 5 GB/s."""
     assert link(per_call_us=5.0, calls=3).hop_ns(10**6) == 6_000 + 15_000 + 200_000
     assert link(per_call_us=5.0, calls=3).latency_ns == 21_000
 
 
 # Contracts: C64
 def test_a_service_takes_as_many_copies_as_its_bytes_need() -> None:
-    """At most 300,000 B a copy: four for 1 MB; three, as there are always, for 900,000 B."""
+    """With at most 300,000 B a copy, 1 MB takes four; 900,000 B take the link's own three."""
     one = link(per_call_us=5.0, calls=3, call_bytes=300_000)
     assert one.hop_ns(10**6) == 6_000 + 20_000 + 200_000
     assert one.hop_ns(900_000) == 6_000 + 15_000 + 180_000

@@ -1,6 +1,4 @@
-"""What a machine may say beyond its formulas: measured tables, gates run ahead, weights written
-out before use.
-"""
+"""Options of a machine beyond its formulas: measured tables, gates run ahead, dequantisation."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ POINTS = [[1, 10.0], [3, 20.0], [5, 60.0]]
 
 
 def compute(**changes: Any) -> Compute:
-    """1 TFLOP/s and 100 GB/s, reached; launches of 1 us: two for dense work, three for an
-    expert.
+    """A device that reaches 1 TFLOP/s and 100 GB/s, with launches of 1 us.
+
+    Dense work takes two launches, an expert three.
     """
     values: dict[str, Any] = {
         "peak_tflops": 2.0,
@@ -51,7 +50,7 @@ def machine(**changes: Any) -> Hardware:
 
 
 def small(**changes: Any) -> Model:
-    """240 dense parameters a layer, 384 an expert (test_model)."""
+    """A model with 240 dense parameters a layer and experts of 384 (see test_model)."""
     values: dict[str, Any] = {
         "name": "small",
         "sites": 3,
@@ -77,7 +76,7 @@ def durations(
     return Roofline(model or small(), hardware, precisions, **options)
 
 
-# ---- measured
+# Measured
 
 
 # Contracts: C81
@@ -144,11 +143,11 @@ def test_a_table_of_a_link_that_is_not_there_is_refused() -> None:
         machine(measured=Measured(copy_us={"nvme": POINTS}))
 
 
-# ---- gates run ahead
+# Gates run ahead
 
 
 def test_gates_that_are_run_ahead_on_the_device_delay_every_gate() -> None:
-    """Two routers of 4 x 8000 parameters: 128,000 B at 100 B/ns are 1280 ns, and two launches."""
+    """Two routers of 4 x 8000 parameters: 128,000 B at 100 B/ns take 1280 ns, and two launches."""
     wide = small(hidden=8000)
     hardware = machine(forecasting=Forecasting("compute"))
     plain, ahead = durations(hardware, wide), durations(hardware, wide, forecast_sites=2)
@@ -160,8 +159,9 @@ def test_gates_that_are_run_ahead_on_the_device_delay_every_gate() -> None:
 
 
 def test_gates_that_are_run_ahead_on_the_cpu_answer_later() -> None:
-    """64,000 parameters: 128,000 B at 10 B/ns are 12.8 us, and a round trip of 30 us; beside
-    what is set anyway.
+    """64,000 parameters: 128,000 B at 10 B/ns take 12.8 us, and the round trip 30 us.
+
+    Both are added to the ``prediction_us`` that is set anyway.
     """
     cpu = Cpu(
         peak_tflops=1.0,
@@ -178,12 +178,13 @@ def test_gates_that_are_run_ahead_on_the_cpu_answer_later() -> None:
     assert not machine(forecasting=Forecasting("cpu"), cpu=cpu).predicts_later(0)
 
 
-# ---- dequantisation
+# Dequantisation
 
 
 def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once() -> None:
-    """384,000 parameters in int4: 192,000 B read and 768,000 B written are 9600 ns, and a
-    launch; then 7680 ns.
+    """384,000 parameters in int4: 192,000 B are read and 768,000 B written: 9600 ns, and a launch.
+
+    Reading them then takes 7680 ns.
     """
     model = small(expert_intermediate=16_000)
     written = durations(machine(compute=compute(dequantise_launches=1)), model, ("fp16", "int4"))
@@ -193,7 +194,7 @@ def test_weights_that_are_written_out_before_use_are_read_twice_and_written_once
     assert written.expert_ns(0, 0, 1) == fused.expert_ns(0, 0, 1) == 7_680 + 3_000
 
 
-# ---- one memory
+# One memory
 
 CPU = Cpu(
     peak_tflops=1.0,
@@ -206,8 +207,9 @@ CPU = Cpu(
 
 # Contracts: C73
 def test_who_draws_from_one_memory_is_slowed_as_though_all_drew_at_once() -> None:
-    """The CPU's 30 GB/s and the link's 5 from a memory of 28: each at four fifths. Without the
-    CPU the link has all.
+    """The CPU asks for 30 GB/s and the link for 5, of a memory of 28: each gets four fifths.
+
+    Without the CPU the link gets all that it asks for.
     """
     hardware = machine(cpu=CPU, shared_memory=SharedMemory(28.0, ("cpu", "pcie")))
     both, alone = hardware.together(True), hardware.together(False)
@@ -219,7 +221,7 @@ def test_who_draws_from_one_memory_is_slowed_as_though_all_drew_at_once() -> Non
 
 
 def test_on_unified_memory_the_drive_takes_its_part_from_the_device() -> None:
-    """100 GB/s of the device and 5 of the drive from 84: both at 0.8."""
+    """100 GB/s of the device and 5 of the drive are asked of 84: both run at 0.8."""
     hardware = machine(shared_memory=SharedMemory(84.0, ("compute", "pcie"))).together(False)
     assert hardware.compute.operation_ns(0, 80_000, 0) == 1_000
     assert hardware.links[0].bytes_per_s == pytest.approx(4e9)
@@ -231,7 +233,7 @@ def test_a_memory_that_is_fast_enough_for_all_slows_nobody() -> None:
     assert machine().together(True) == machine()
 
 
-# ---- what no machine can be
+# What no machine can be
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sizes of models against published totals and against paper."""
+"""Sizes of models, against published totals and worked by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def total_params(model: Model) -> int:
 
 
 def test_a_mixtral_expert_has_352_321_536_bytes_at_16_bits() -> None:
-    """3 x 4096 x 14336 x 2 B; a quarter of it at 4 bits, an eighth at 2."""
+    """3 x 4096 x 14336 x 2 B; at 4 bits a quarter of it, at 2 an eighth."""
     mixtral = conf("mixtral_8x7b")
     assert mixtral.expert_bytes("fp16") == mixtral.expert_bytes("bf16") == 352_321_536
     assert mixtral.expert_bytes("int8") == 176_160_768
@@ -63,8 +63,9 @@ def test_mixtral_takes_87_gib_of_which_its_experts_take_84() -> None:
     ("name", "billions"), [("mixtral_8x7b", 46.7), ("qwen3_30b_a3b", 30.5), ("gpt_oss_20b", 20.9)]
 )
 def test_parameters_add_up_to_the_published_total(name: str, billions: float) -> None:
-    """46.7 B (arXiv:2401.04088), 30.5 B and 20.9 B (model cards); 0.2 % for biases and per-head
-    norms left out.
+    """46.7 B (arXiv:2401.04088), 30.5 B and 20.9 B (model cards).
+
+    0.2 % are allowed for biases and per-head norms that are left out.
     """
     assert total_params(conf(name)) / 1e9 == pytest.approx(billions, rel=2e-3)
 
@@ -75,11 +76,10 @@ def test_mixtral_keeps_131_072_bytes_of_keys_and_values_a_token() -> None:
 
 
 def test_a_small_model_by_hand() -> None:
-    """Attention 8 * 4 * (2 * 2 + 2 * 1) = 192, two norms 16, router 32: 240 a layer. Head,
-    embedding 80 each; norm 8.
+    """A layer: attention 8 * 4 * (2 * 2 + 2 * 1) = 192, two norms 16, router 32: 240.
 
-    Dense: 3 * 240 + 2 * 80 + 8 = 888 parameters, 1776 B; with one matrix for both 808. Expert: 3 *
-    8 * 16 = 384.
+    Head and embedding have 80 each, the norm 8. Dense: 3 * 240 + 2 * 80 + 8 = 888 parameters, 1776
+    B; with one matrix for head and embedding 808. Expert: 3 * 8 * 16 = 384.
     """
     model = small()
     assert (model.block_params(0), model.head_params, model.expert_params) == (240, 80, 384)
@@ -92,7 +92,7 @@ def test_a_small_model_by_hand() -> None:
 
 
 def test_an_odd_number_of_bits_takes_whole_bytes() -> None:
-    """3 * 1 * 1 parameters of 2 bits: 6 bits, 1 B; of 4 bits: 2 B."""
+    """3 * 1 * 1 parameters of 2 bits are 6 bits, 1 B; of 4 bits 2 B."""
     tiny = small(hidden=1, expert_intermediate=1)
     assert (tiny.expert_bytes("int2"), tiny.expert_bytes("int4"), tiny.expert_bytes("int8")) == (
         1,
@@ -221,7 +221,7 @@ def test_a_model_of_fewer_layers_than_the_published_one_of_its_name_says_so() ->
 def test_a_transplant_says_which_part_of_the_published_model_it_has(
     words: tuple[str, ...], told: str | None
 ) -> None:
-    """Looked up in conf/model, whatever the command line has made of it."""
+    """The published model is looked up in conf/model, whatever the command line changed."""
     assert prepared(("system=lru", "trace.max_sequences=1", *words)).model.transplant == told
 
 

@@ -1,6 +1,4 @@
-"""Every model of the catalogue against what its authors and the papers publish, and a second
-count of the same.
-"""
+"""Every model of the catalogue, against published figures and a second count of its parameters."""
 
 from __future__ import annotations
 
@@ -57,8 +55,9 @@ def all_experts(model: Model, precision: str) -> int:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_parameters_add_up_to_what_is_published(name: str) -> None:
-    """In all within 0.8 % (GPTSAN's 2.8 B is printed with two digits), active ones within 3 %
-    (all with two digits).
+    """All parameters within 0.8 %, active ones within 3 %.
+
+    GPTSAN's 2.8 B and all active ones are printed with two digits.
     """
     file, total, active = CATALOGUE[name]
     model = conf(file)
@@ -69,8 +68,9 @@ def test_parameters_add_up_to_what_is_published(name: str) -> None:
 
 
 def test_the_papers_sizes_come_out() -> None:
-    """HOBBIT Table 1: 87 and 84, 78 and 75 "GB", which are GiB; FloE: over 300 MB an expert, 94
-    GB in all.
+    """HOBBIT Table 1: 87 and 84, 78 and 75 "GB", which are GiB.
+
+    FloE: over 300 MB an expert, 94 GB in all.
     """
     mixtral, phi = conf("mixtral_8x7b"), conf("phi_3_5_moe")
     assert all_experts(mixtral, "fp16") == 84 * GIB

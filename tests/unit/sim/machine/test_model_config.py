@@ -1,5 +1,6 @@
-"""Sizes from a transformers config.json: against the parameters that transformers itself makes,
-and what is refused.
+"""Sizes from a transformers config.json, against the parameters that transformers itself makes.
+
+What cannot be read is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SMALL = {
 
 
 def small(**changes: Any) -> Model:
-    """240 dense parameters a layer, 384 an expert (test_model)."""
+    """A model with 240 dense parameters a layer and experts of 384 (see test_model)."""
     config = {key: value for key, value in (SMALL | changes).items() if value != "absent"}
     return model_from_config(config, "small", "a test")
 
@@ -47,7 +48,7 @@ def conf(name: str) -> Model:
         return instantiate(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
-# ---- against transformers
+# Against transformers
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_hidden_layers": 2},
@@ -63,9 +64,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"num_hidden_layers": 3, "moe_layer_end_index": 2},
     "granitemoe": {"num_hidden_layers": 2},
 }
-"""Configurations whose model transformers makes (without memory); all else as its defaults have
-it.
-"""
+"""Configurations whose models transformers makes on the meta device; the rest are defaults."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,7 +91,7 @@ def test_the_bundled_models_files_say_what_their_configurations_say(name: str) -
     assert vars(read) | {"source": ""} == vars(written) | {"source": ""}
 
 
-# ---- by hand
+# By hand
 
 
 def test_a_plain_configuration_by_hand() -> None:
@@ -106,8 +105,9 @@ def test_a_plain_configuration_by_hand() -> None:
 
 
 def test_layers_without_experts_stand_before_the_sites() -> None:
-    """Five layers, the first without: 240 - 32 (no router) and a block of 3 x 8 x 16 beside the
-    experts' 3 x 8 x 4.
+    """Five layers, the first without experts.
+
+    It has 240 - 32 parameters (no router) and a block of 3 x 8 x 16, beside the experts' 3 x 8 x 4.
     """
     model = small(num_hidden_layers=5, first_k_dense_replace=1, moe_intermediate_size=4)
     assert (model.sites, model.leading_dense_layers, model.expert_intermediate) == (4, 1, 4)
@@ -132,7 +132,7 @@ def test_the_text_part_of_a_configuration_of_several_is_read(tmp_path: Path) -> 
     assert model_from_config(read_config(path), "small", "a test") == small()
 
 
-# ---- refusals
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_file_that_is_no_configuration_is_refused(
         read_config(path)
 
 
-# ---- the command
+# The command
 
 
 def test_the_command_writes_a_file_that_is_the_same_model(

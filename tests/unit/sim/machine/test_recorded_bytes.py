@@ -1,5 +1,6 @@
-"""A trace's own bytes of an expert, layer by layer: taken at the precision that they were
-recorded at, else told.
+"""A trace's own bytes of an expert, layer by layer.
+
+A run takes them at the precision at which they were recorded; at others it says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sim.setup.execute import execute
 
 SITES, EXPERTS, TOP_K, TOKENS = 4, 12, 2, 60
 SIZES = (864, 1240, 864, 1240)
-"""By layer. An expert of 16 x 32 has 930 bytes at q4_k_m on average."""
+"""Bytes of an expert by layer. At q4_k_m an expert of 16 x 32 has 930 bytes on average."""
 BUDGET = 12_000
 SHAPE = (
     "model=tiny_mixtral",
@@ -39,8 +40,9 @@ CACHE = (
 
 
 def log_of_an_engine(gguf: str) -> tuple[str, int, int]:
-    """A route log of an engine with one LRU cache in bytes, in plain Python; the lookups that
-    hit, the bytes read.
+    """A route log of an engine with one LRU cache in bytes, in plain Python.
+
+    Returns the log, the lookups that hit, and the bytes read.
     """
     draw = random.Random(5)
     lines = [
@@ -76,7 +78,7 @@ def log_of_an_engine(gguf: str) -> tuple[str, int, int]:
 def run_of(
     folder: Path, gguf: str, *words: str, facts: tuple[str, ...] = ()
 ) -> tuple[Run, int, int]:
-    """A run of what the engine's log was imported to; what the engine did."""
+    """A run of the trace imported from an engine's log, and what the engine itself did."""
     text, hits, read = log_of_an_engine(gguf)
     (folder / "route.csv").write_text(text, encoding="utf-8")
     given = ("hidden=16", "expert_intermediate=32", "licence=CC0-1.0", *facts)

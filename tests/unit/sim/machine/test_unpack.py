@@ -1,6 +1,4 @@
-"""Experts that are written out when they arrive: by hand, in a run, and the numbers of the paper
-that measured it.
-"""
+"""Experts that are dequantised when they arrive: by hand, in a run, and a paper's numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ DEMAND = (
 
 # Contracts: C65
 def test_what_is_written_out_takes_its_bytes_over_the_rate() -> None:
-    """1 MB at 4 bits is 4 MB at 16, 8 MB at 32: at 4 GB/s 1 and 2 ms."""
+    """1 MB at 4 bits is 4 MB at 16 and 8 MB at 32: at 4 GB/s 1 and 2 ms."""
     assert Unpack(4.0).time_ns(1_000_000, 4) == 1_000_000
     assert Unpack(4.0, bits=32, overhead_us=7).time_ns(1_000_000, 4) == 2_007_000
 
@@ -39,8 +37,9 @@ def test_what_has_as_many_bits_is_usable_at_once() -> None:
 
 
 def test_edgemoe_reads_and_widens_a_token_s_experts_in_the_time_that_it_tells() -> None:
-    """Its 0.392 s less the compute: six experts of 18.9 MB in FP32, stored at 3.24 bits and
-    widened by the loader.
+    """Its 0.392 s without the compute.
+
+    They are six experts of 18.9 MB in FP32, stored at 3.24 bits and widened by the loader.
     """
     compute_s, read_bytes_per_s, widen_bytes_per_s = constants()
     drive, unpack = Link(read_bytes_per_s / 1e9, 1.0, 0.0), Unpack(widen_bytes_per_s / 1e9, bits=32)
@@ -54,8 +53,9 @@ def test_edgemoe_reads_and_widens_a_token_s_experts_in_the_time_that_it_tells() 
 
 @pytest.mark.parametrize("precision", ["int4", "fp16"])
 def test_a_run_waits_for_every_load_to_be_written_out(precision: str) -> None:
-    """Nothing overlaps: each load stops the stream for its copy and its writing out; fp16 needs
-    none.
+    """Nothing overlaps: each load stops the stream for its copy and its dequantisation.
+
+    fp16 needs no dequantisation.
     """
     run = prepared([*DEMAND, f"precision={precision}", "hardware.memory_gib=96", SLOW])
     size = run.controller.geometry.variant_bytes[0]

@@ -1,4 +1,4 @@
-"""Victim orders by hand."""
+"""Victim orders of LRU, FIFO, LFU and the weighted score, worked by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sim.policies.scores import (
 )
 from sim.values.types import Cause, Geometry
 
-# ---- LRU and FIFO
+# LRU and FIFO
 
 
 def test_lru_starts_in_the_order_of_the_initial_keys() -> None:
@@ -73,8 +73,9 @@ def test_an_evicted_key_comes_back_as_recent() -> None:
 
 
 def rows(*experts: tuple[int, ...]) -> Any:
-    """A gate of several rows, each with its experts by rank (-1: none); needs go by the number
-    of rows, then id.
+    """A gate of several rows, each with its experts by rank (-1: none).
+
+    Needs are ordered by the number of rows, then by id.
     """
     count = Counter(expert for row in experts for expert in row if expert >= 0)
     needs = sorted(count, key=lambda expert: (-count[expert], expert))
@@ -97,8 +98,9 @@ def rows(*experts: tuple[int, ...]) -> Any:
 def test_recency_by_rows_goes_by_the_last_row_that_chose_an_expert_and_its_rank_there(
     recency: str, expected: list[int]
 ) -> None:
-    """Need order is 0 (two rows), 1, 2, 3. By rows: 1 in the first only, 0 last in the second,
-    then 3 and 2.
+    """Need order is 0 (two rows), 1, 2, 3.
+
+    By rows: 1 is in the first row only; 0 is last in the second, after which come 3 and 2.
     """
     policy = begin(LRU(initial="empty", recency=recency), 0, 1, 2, 3, 4)
     ask(policy, 0, 1, 2, 3, at=rows((0, 1), (0, -1), (3, 2)))
@@ -106,7 +108,10 @@ def test_recency_by_rows_goes_by_the_last_row_that_chose_an_expert_and_its_rank_
 
 
 def test_recency_by_rows_leaves_what_the_gate_does_not_name_where_it_is() -> None:
-    """A wave tells of some needs of its gate: 2, which the last row chose, is not among them."""
+    """A wave tells of some needs of its gate only.
+
+    2, which the last row chose, is not among them.
+    """
     policy = begin(LRU(initial="empty", recency="rows"), 0, 1, 2)
     ask(policy, 0, 1, at=rows((1, 0), (0, 2), (1, 2)))
     assert order(policy) == [2, 0, 1]
@@ -141,11 +146,11 @@ def test_the_transient_buffer_has_room_for_one_token_and_starts_empty() -> None:
     )
 
 
-# ---- LFU
+# LFU
 
 
 def used(counts: str) -> LFU:
-    """0 is asked for twice, then 1 once, 2 never."""
+    """An LFU for which 0 was asked twice, then 1 once, 2 never."""
     policy = begin(LFU(counts, initial="empty"), 0, 1, 2)
     for key in (0, 0, 1):
         ask(policy, key)
@@ -167,7 +172,10 @@ def test_equal_counts_go_least_recent_first() -> None:
     ("counts", "back"), [("resident", [2, 0, 1]), ("sequence", [2, 1, 0]), ("model", [2, 1, 0])]
 )
 def test_only_resident_counts_are_forgotten_on_eviction(counts: str, back: list[int]) -> None:
-    """0 goes and comes back: with no count behind 2 (later than it), or with its two."""
+    """0 is evicted and comes back.
+
+    With no count it is behind 2 (and later than it); otherwise it has its two.
+    """
     policy = used(counts)
     policy.on_evict(0)
     assert order(policy) == [2, 1]
@@ -182,7 +190,7 @@ def test_only_resident_counts_are_forgotten_on_eviction(counts: str, back: list[
 def test_only_sequence_counts_are_forgotten_when_a_sequence_begins(
     counts: str, after: list[int]
 ) -> None:
-    """All at 0 again, least recent first: 2 (inserted), 0 and 1 (asked for in this order)."""
+    """All are at 0 again, least recent first: 2 (inserted), then 0 and 1 (asked for in order)."""
     policy = used(counts)
     policy.on_sequence(1, False)
     assert order(policy) == [2, 1, 0]
@@ -199,7 +207,7 @@ def test_a_need_of_many_rows_counts_once() -> None:
 
 
 def test_a_missed_key_is_counted_at_its_request_and_not_again_when_it_comes() -> None:
-    """3 is asked for twice, once before it was there; 0 once, but later."""
+    """3 is asked for twice, once before it was there; 0 is asked for once, but later."""
     policy = begin(LFU(initial="empty"), 0)
     ask(policy, 3, missed=[3])
     policy.on_insert(3, Cause.DEMAND)
@@ -216,7 +224,7 @@ def test_an_unknown_scope_of_counts_is_refused() -> None:
         LFU("layer")
 
 
-# ---- weighted score, HOBBIT eq. 3
+# Weighted score, HOBBIT eq. 3
 
 
 def weighted(*keys: int, **weights: float) -> Any:
@@ -235,8 +243,9 @@ def worst_first(policy: Any, *blocked: int) -> list[int]:
 def test_the_site_that_comes_last_goes_first_and_the_current_one_last(
     site: int, expected: list[int]
 ) -> None:
-    """1 - ((l_t - l_i + 4) mod 4) / 4. At site 3: sites 2 1 0 3 have 1/4, 1/2, 3/4 (0 comes
-    next, past the end), 1.
+    """The term is 1 - ((l_t - l_i + 4) mod 4) / 4.
+
+    At site 3 the sites 2, 1, 0 and 3 have 1/4, 1/2, 3/4 (0 comes next, past the end) and 1.
     """
     policy = weighted(0, 3, 6, 9, fld=1.0)
     ask(policy, 3 * site + 1, missed=[3 * site + 1], at=gate(site, e1=1), wanted=[0])
@@ -251,10 +260,10 @@ def test_before_the_first_gate_the_current_site_is_0() -> None:
 def test_all_four_terms_by_hand() -> None:
     """T = 10 at site 3, weights 0.3, 0.2, 0.4, 0.1.
 
-    Key 3 (site 1, high): last used at 8, three token uses, two of them wanting high:
-    (0.3 * 8 + 0.2 * 3 + 0.4 * 2) / 10 + 0.1 * (1 - 2/4) = 0.43.
-    Key 21 (site 3, low), last used at 10 by one token: (0.3 * 10 + 0.2) / 10 + 0.1 = 0.42.
-    Key 22, the same by two tokens: 0.44.
+    - Key 3 (site 1, high) was last used at 8, by three token uses, two of them wanting high: (0.3 *
+      8 + 0.2 * 3 + 0.4 * 2) / 10 + 0.1 * (1 - 2/4) = 0.43.
+    - Key 21 (site 3, low) was last used at 10, by one token: (0.3 * 10 + 0.2) / 10 + 0.1 = 0.42.
+    - Key 22 likewise, by two tokens: 0.44.
     """
     policy = weighted(3, 21, 22, lru=0.3, lfu=0.2, lhu=0.4, fld=0.1)
     ask(policy, 3, at=gate(1, 5, e0=2), wanted=[0])
@@ -268,8 +277,9 @@ def test_all_four_terms_by_hand() -> None:
     [("lru", [4, 3]), ("lfu", [4, 3]), ("lhu", [3, 4])],
 )
 def test_each_term_alone(term: str, expected: list[int]) -> None:
-    """Expert 0 (key 3): used last, by five tokens, wanting low. Expert 1 (key 4): used first, by
-    two, wanting high.
+    """Expert 0 (key 3) is used last, by five tokens, wanting low.
+
+    Expert 1 (key 4) is used first, by two tokens, wanting high.
     """
     policy = weighted(3, 4, **{term: 1.0})
     ask(policy, 4, at=gate(1, 5, e1=2), wanted=[0])
@@ -282,7 +292,7 @@ def test_equal_scores_go_smallest_key_first() -> None:
 
 
 def test_a_use_counts_for_an_expert_whatever_its_precision() -> None:
-    """Expert 0 of site 1 is used at high precision (key 3): its low variant (15) gains as much."""
+    """Expert 0 of site 1 is used at high precision (key 3); its low variant (15) gains as much."""
     policy = weighted(15, 16, 3, lfu=1.0)
     ask(policy, 3, at=gate(1, 2, e0=1), wanted=[0])
     assert worst_first(policy) == [16, 3, 15]
@@ -329,7 +339,7 @@ def test_weights_that_are_missing_or_negative_are_refused(weights: dict[str, flo
         WeightedScore(weights)
 
 
-# ---- what is asked for and never comes in
+# What is asked for and never comes in
 
 
 EVERY = {
@@ -363,7 +373,7 @@ REFUSING = {
 def test_what_was_computed_elsewhere_is_forgotten_when_its_gate_is_over(
     make: Callable[[], Any],
 ) -> None:
-    """3 is absent and computed on the CPU, twice; 0 is there, and stays."""
+    """3 is absent and computed on the CPU, twice; 0 is resident, and stays."""
     policy = make()
     if isinstance(policy, Foreseeing):
         policy.foresee([[0, 3], [3]])
@@ -379,8 +389,9 @@ def test_what_was_computed_elsewhere_is_forgotten_when_its_gate_is_over(
 
 
 def test_a_use_elsewhere_is_a_use() -> None:
-    """3 is computed on the CPU twice, then prefetched: it counts two with counts that outlive
-    it, else none.
+    """3 is computed on the CPU twice, then prefetched.
+
+    It counts two where counts outlive an eviction, else none.
     """
     found = {}
     for counts in ("resident", "sequence", "model"):

@@ -1,4 +1,4 @@
-"""ARC's four lists by hand (Megiddo and Modha, FAST 2003, figure 4)."""
+"""ARC's four lists, worked by hand (Megiddo and Modha, FAST 2003, figure 4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def slots(count: int) -> Geometry:
 
 
 def lists(policy: ARC) -> tuple[list[int], list[int], list[int], list[int], float]:
-    """T1, T2, B1, B2, each least recent first, and p."""
+    """T1, T2, B1 and B2, each least recent first, and p."""
     of = policy._lists[0]
     return (
         list(of.recent),
@@ -28,7 +28,7 @@ def lists(policy: ARC) -> tuple[list[int], list[int], list[int], list[int], floa
 
 
 def request(policy: ARC, key: int, capacity: int) -> int | None:
-    """A request by itself, as a cache of its own would serve it; what it evicts."""
+    """Serve a single request as ARC alone would; returns what it evicts."""
     resident = policy._resident
     missed = key not in resident
     ask(policy, key, missed=[key] if missed else [], at=gate(**{f"e{key}": 1}))
@@ -44,12 +44,15 @@ def request(policy: ARC, key: int, capacity: int) -> int | None:
 
 
 def test_two_slots_through_every_case_of_the_figure() -> None:
-    """c = 2. 1 enters T1, and T2 at its second request. 2 enters T1. 3: |T1| = 1 > p = 0, so 2 goes
-    to B1. 2, a ghost of B1: p = 0 + max(0 / 1, 1) = 1, and |T1| = 1 is not above it: 1 goes to B2.
-    1, a ghost of B2: p = 1 - max(0 / 1,
-    1) = 0, so T1's 3 goes to B1. 4 is new: T1 is empty, T2's 2 goes to B2. 3, a ghost of B1: p = 1;
-       |T1| = 1 is not above it: T2's 1 goes to B2. 2, a ghost of B2 (with 2 there, none in B1): p =
-       0; T1's 4 goes.
+    """c = 2; the requests are 1 1 2 3 2 1 4 3 2.
+
+    - 1 enters T1, and T2 at its second request. 2 enters T1.
+    - 3 is new: |T1| = 1 > p = 0, so 2 goes to B1.
+    - 2, a ghost of B1: p = 0 + max(0 / 1, 1) = 1, and |T1| = 1 is not above it, so 1 goes to B2.
+    - 1, a ghost of B2: p = 1 - max(0 / 1, 1) = 0, so T1's 3 goes to B1.
+    - 4 is new: T1 is empty, so T2's 2 goes to B2.
+    - 3, a ghost of B1: p = 1, and |T1| = 1 is not above it, so T2's 1 goes to B2.
+    - 2, a ghost of B2 (with 2 there, none in B1): p = 0, so T1's 4 goes.
     """
     policy = begin(ARC(initial="empty"), geometry=slots(2))
     told = [(key, request(policy, key, 2), *lists(policy)) for key in (1, 1, 2, 3, 2, 1, 4, 3, 2)]
@@ -67,15 +70,16 @@ def test_two_slots_through_every_case_of_the_figure() -> None:
 
 
 def test_a_full_t1_loses_one_without_a_ghost() -> None:
-    """Case IV, A, second half: T1 = 1 2, nothing in B1."""
+    """Case IV, A, second half: T1 = 1 2, and nothing is in B1."""
     policy = begin(ARC(initial="empty"), geometry=slots(2))
     assert [request(policy, key, 2) for key in (1, 2, 3)] == [None, None, 1]
     assert lists(policy) == ([2, 3], [], [], [], 0)
 
 
 def test_a_ghost_of_t2_takes_t1s_place_where_t1_holds_just_what_it_should() -> None:
-    """T1 = 4, T2 = 1 2, p = 1. For a new key |T1| = p keeps 4, and T2's 1 goes; for a ghost of
-    T2 4 goes.
+    """T1 = 4, T2 = 1 2, p = 1.
+
+    For a new key |T1| = p keeps 4, and T2's 1 goes; for a ghost of T2 4 goes.
     """
     for incoming, expected in ((7, 1), (5, 4)):
         policy = begin(ARC(initial="empty"), geometry=slots(3))
@@ -84,7 +88,7 @@ def test_a_ghost_of_t2_takes_t1s_place_where_t1_holds_just_what_it_should() -> N
         assert lists(policy)[:2] == ([4], [1, 2])
         of = policy._lists[0]
         of.frequent_ghosts[5] = None
-        of.target = 2.0 if incoming == 5 else 1.0  # a request of ghost 5 takes 1 off
+        of.target = 2.0 if incoming == 5 else 1.0  # a request of ghost 5 lowers it by 1
         ask(policy, incoming, missed=[incoming], at=gate(**{f"e{incoming}": 1}))
         assert next(policy.victims(0, incoming, bytearray(10))) == expected
 
@@ -111,7 +115,7 @@ def test_a_prefetch_that_was_asked_for_on_its_way_has_its_place_since_the_reques
 
 # Contracts: C47
 def test_what_is_on_its_way_is_neither_offered_nor_counted() -> None:
-    """T1 = 1 and 3, which is not there yet: |T1| is 1, not above p = 1, so T2 gives."""
+    """T1 has 1, and 3, which has not arrived: |T1| is 1, not above p = 1, so T2 gives."""
     policy = begin(ARC(initial="empty"), geometry=slots(3))
     for key in (1, 2, 2):
         request(policy, key, 3)
@@ -140,7 +144,10 @@ def test_what_was_requested_and_never_came_in_leaves_no_ghost() -> None:
 
 
 def test_the_longer_the_other_lists_ghosts_the_further_p_moves() -> None:
-    """|B1| = 1, |B2| = 3: a ghost of B1 adds 3; then |B1| = 0, |B2| = 3: a ghost of B2 takes 1."""
+    """With |B1| = 1 and |B2| = 3 a ghost of B1 adds 3.
+
+    With |B1| = 0 and |B2| = 3 a ghost of B2 then takes 1.
+    """
     policy = begin(ARC(initial="empty"), geometry=slots(4))
     policy._lists[0].recent_ghosts[1] = None
     policy._lists[0].frequent_ghosts.update(dict.fromkeys((2, 3, 4)))

@@ -1,4 +1,4 @@
-"""Caches that know the future, by hand."""
+"""Caches that know the future, worked by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_belady_without_a_future_is_refused() -> None:
         Belady().pools(ONE_SITE)
 
 
-# ---- bypass
+# Bypass
 
 
 def bypassing(slots: int, schedule: list[list[int]], *keys: int) -> Any:
@@ -58,7 +58,7 @@ def bypassing(slots: int, schedule: list[list[int]], *keys: int) -> Any:
 
 
 def test_who_comes_again_before_all_that_would_have_to_go_enters() -> None:
-    """After the first gate 0 comes again at 1, 4 at 2, 1 at 3, 5 and 2 never."""
+    """After the first gate 0 comes again at 1, 4 at 2, 1 at 3; 5 and 2 never come again."""
     policy = bypassing(3, [[4, 5], [0], [4], [1]], 0, 1, 2)
     ask(policy, 4, 5, missed=[4, 5], at=gate(tick=0))
     admitted = {
@@ -79,7 +79,7 @@ def test_without_bypass_everybody_enters() -> None:
     assert policy.admit(5, (0,))
 
 
-# ---- costs
+# Costs
 
 
 TWO_SIZES = Geometry(2, 2, 1, ("fp16",), (16.0,), (8,), 99, ((8, 2),))
@@ -93,9 +93,10 @@ def costly(overhead_bytes: int, schedule: list[list[int]], *keys: int) -> Any:
 
 
 def test_a_load_that_costs_more_for_its_bytes_is_kept_longer() -> None:
-    """After request 0: key 1 comes in 1, key 3 in 2, key 0 in 3. A load costs 4 + its bytes: 12 / 8
-    and 6 / 2 a byte. Worth: 1.5 / 1, 3 / 2 and 1.5 / 3. Equal ones go largest key first. Without
-    overhead it is 1 / 1, 1 / 2, 1 / 3.
+    """After request 0, key 1 comes in 1, key 3 in 2, key 0 in 3.
+
+    A load costs 4 + its bytes: 12 / 8 and 6 / 2 a byte. Their worths are 1.5 / 1, 3 / 2 and 1.5 /
+    3; of equal ones the largest key goes first. Without overhead they are 1 / 1, 1 / 2 and 1 / 3.
     """
     schedule = [[4], [1], [3], [0]]
     for overhead, expected in ((4, [4, 0, 3, 1]), (0, [4, 0, 3, 1]), (5, [4, 0, 1, 3])):
@@ -109,8 +110,9 @@ def test_before_the_first_gate_the_first_request_is_one_away() -> None:
 
 
 def test_needs_that_wait_for_a_later_wave_are_the_next_to_come() -> None:
-    """One gate asks for 1, 0, 3 and 4. The first wave is 1, which comes again; 0, 3 and 4 come
-    before, in turn.
+    """One gate asks for 1, 0, 3 and 4.
+
+    The first wave is 1, which comes again later. Before that come 0, 3 and 4, in turn.
     """
     policy = costly(0, [[1, 0, 3, 4], [1]], 0, 1, 3, 4)
     ask(policy, 1, at=gate(0, tick=0))

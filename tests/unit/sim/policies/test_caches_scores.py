@@ -1,4 +1,4 @@
-"""Scores by hand: caches that count, weigh distances, or draw lots."""
+"""Caches that count, weigh distances, or draw lots: their scores by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def worst_first(policy: Any, *blocked: int) -> list[int]:
     return order(policy, *blocked, geometry=FOUR_SITES)
 
 
-# ---- frequency over distance
+# Frequency over distance
 
 
 def distant(*keys: int, uses: Any = None, encoder_sites: int = 0, **options: Any) -> Any:
@@ -59,10 +59,10 @@ def used_at_site_1(**options: Any) -> Any:
     [
         # The text, d = (i - 1) mod 4 and 4 for 0: 4 / 3, 2 / 4, 1 / 1, 3 / 2 for sites 0 to 3.
         ({}, [3, 6, 0, 9]),
-        # The printed formula, d = (1 - i) mod 4: 4 / 1, 2 / 4, 1 / 3, 3 / 2: site 2, which comes
-        # next, goes first.
+        # The printed formula, d = (1 - i) mod 4: 4 / 1, 2 / 4, 1 / 3, 3 / 2. By it site 2, which
+        # comes next, goes first.
         ({"distance": "since"}, [6, 3, 9, 0]),
-        # Distance 0 protects.
+        # A distance of 0 protects a site.
         ({"current": "keep"}, [6, 0, 9, 3]),
         ({"distance": "since", "current": "keep"}, [6, 9, 0, 3]),
     ],
@@ -83,8 +83,9 @@ def test_unused_experts_go_first_farthest_site_first_then_by_id() -> None:
 
 
 def test_uses_go_on_from_those_of_the_profile_and_count_tokens() -> None:
-    """Before the first gate the last site is the present one: site 0 is 1 away, site 3 four. 3 /
-    1, 5 / 2, 8 / 4.
+    """Before the first gate the last site counts as the present one.
+
+    So site 0 is 1 away and site 3 four: 3 / 1, 5 / 2, 8 / 4.
     """
     uses = [[3, 0], [5, 0], [0, 0], [8, 0]]
     policy = distant(0, 3, 9, uses=uses, initial_counts="profile")
@@ -99,8 +100,9 @@ def test_uses_go_on_from_those_of_the_profile_and_count_tokens() -> None:
 
 
 def test_an_encoders_experts_are_worth_nothing_and_distances_are_the_decoders() -> None:
-    """Sites 0 and 1 are an encoder. While it runs, site 2 is 1 away and site 3 two: 4 / 1, 6 /
-    2.
+    """Sites 0 and 1 are an encoder.
+
+    While it runs, site 2 is 1 away and site 3 two: 4 / 1, 6 / 2.
     """
     policy = distant(
         0, 3, 6, 9, uses=[[9, 9], [9, 9], [4, 0], [6, 0]], encoder_sites=2, initial_counts="profile"
@@ -114,7 +116,7 @@ def test_an_encoders_experts_are_worth_nothing_and_distances_are_the_decoders() 
 
 
 def test_a_use_counts_for_every_precision() -> None:
-    """Keys 12 and more are the low variants."""
+    """Keys from 12 on are the low variants."""
     policy = distant(3, 15, 16)
     ask(policy, 3, at=gate(1, e0=1))
     assert worst_first(policy) == [16, 3, 15]
@@ -126,12 +128,13 @@ def test_an_unknown_form_of_the_score_is_refused(option: str) -> None:
         FrequencyOverDistance(**{option: "paper"})
 
 
-# ---- MoE-Infinity
+# MoE-Infinity
 
 
 def test_an_activation_ratio_is_a_share_of_the_sites_uses_and_early_sites_weigh_more() -> None:
-    """Site 0: 3 of 4 tokens and 1 of 4, weight 1. Site 2: all, weight 1/2: 0.75, 0.25, 0.5; site
-    3 unused: 0.
+    """Site 0 has 3 of 4 tokens and 1 of 4, with weight 1; site 2 has all, with weight 1/2.
+
+    That makes 0.75, 0.25 and 0.5; site 3 is unused: 0.
     """
     policy = begin(ActivationRatio(**COLD), 0, 1, 6, 9, geometry=FOUR_SITES)
     ask(policy, 0, 1, at=gate(0, e0=3, e1=1))
@@ -159,7 +162,7 @@ def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon: Any) -> None:
         ActivationRatio(epsilon)
 
 
-# ---- HOBBIT's terms by themselves
+# HOBBIT's terms by themselves
 
 
 @pytest.mark.parametrize("weight", [float("inf"), float("nan"), -0.1, True])
@@ -169,8 +172,9 @@ def test_a_weight_that_is_no_number_from_0_on_is_refused(weight: float) -> None:
 
 
 def test_a_use_that_was_to_be_skipped_is_none_at_high_precision() -> None:
-    """0 to 3 are there at fp16. The selector wants 0 high and 1 low, and would skip 2 and 3 but
-    for their copies.
+    """0 to 3 are resident at fp16.
+
+    The selector wants 0 high and 1 low, and would skip 2 and 3 if their copies were not there.
     """
     selector = ScoreThreshold("fp16", "int4", 0.6, 0.9)
     choice = SimpleNamespace(site=0, needs=[0, 1, 2, 3], scores=[0.0, 0.7, 0.95, 1.0])
@@ -185,12 +189,13 @@ def test_a_use_that_was_to_be_skipped_is_none_at_high_precision() -> None:
     assert order(policy) == [1, 2, 3, 0]
 
 
-# ---- LFU that decays, least stale
+# LFU that decays, least stale
 
 
 def test_a_count_halves_with_each_step() -> None:
-    """0 is asked for in steps 0 and 1, 1 in step 2, 2 in step 4: at step 4 worth 1/16 + 1/8, 1/4
-    and 1.
+    """0 is asked for in steps 0 and 1, 1 in step 2, 2 in step 4.
+
+    At step 4 they are worth 1/16 + 1/8, 1/4 and 1.
     """
     policy = begin(DecayedLFU(0.5, **COLD), 0, 1, 2, 3)
     for step, key in ((0, 0), (1, 0), (2, 1), (4, 2)):
@@ -198,7 +203,7 @@ def test_a_count_halves_with_each_step() -> None:
     assert order(policy) == [3, 0, 1, 2]
     ask(policy, 0, at=gate(step=4))
     assert order(policy) == [3, 1, 2, 0]
-    # Two steps later 3 asks of 1 are worth 3/4, less than one of 3.
+    # Two steps later 3 requests for 1 are worth 3/4, less than one for 3.
     policy = begin(DecayedLFU(0.5, **COLD), 1, 3)
     for step, key in ((0, 1), (0, 1), (0, 1), (2, 3)):
         ask(policy, key, at=gate(step=step))
@@ -229,12 +234,13 @@ def test_what_this_pass_has_not_touched_goes_first_each_generation_by_insert() -
     assert order(policy) == [2, 0, 4, 1], "a new pass: all others are stale"
 
 
-# ---- random
+# Random
 
 
 def test_lots_are_drawn_anew_after_every_eviction_and_evenly() -> None:
-    """5 of 5 places for each of 5 keys, 4,000 draws: chi-squared with 4 degrees is under 18.5 in
-    999 of 1000.
+    """5 of 5 places for each of 5 keys, in 4,000 draws.
+
+    Chi-squared with 4 degrees of freedom is under 18.5 in 999 of 1000 cases.
     """
     policy = begin(Random(seed=3, **COLD), *range(5))
     first = np.zeros(5)
@@ -258,11 +264,11 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
         Random(seed)
 
 
-# ---- a fixed list
+# A fixed list
 
 
 def test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted() -> None:
-    """Uses 1 5 2 5 0 9: 5 first, then 1 and 3 by id; three slots."""
+    """Uses are 1 5 2 5 0 9, for three slots: expert 5 first, then 1 and 3 by id."""
     policy = Popular()
     policy.profile(Profile(np.array([[1, 5, 2, 5, 0, 9]]), np.zeros((1, 1, 2), int)))
     plan = policy.pools(Geometry(1, 6, 2, ("fp16",), (16.0,), (1,), 3))
@@ -271,7 +277,7 @@ def test_the_most_used_experts_fill_the_cache_and_no_other_is_admitted() -> None
 
 
 def test_a_given_list_needs_no_profile_and_its_end_goes_before_its_beginning() -> None:
-    """A prefetch of 0, which is not listed, goes before what is."""
+    """A prefetch of 0, which is not listed, goes before what is listed."""
     policy = Popular([[0, 4], [0, 2]])
     assert not policy.needs_profile
     begin(policy, *policy.pools(ONE_SITE).initial)

@@ -1,6 +1,4 @@
-"""Slots that hold what was dequantised: sizes by hand, and what a run pays for a hit and for a
-load.
-"""
+"""Slots that hold dequantised experts: sizes by hand, and the cost of a hit and of a load."""
 
 from __future__ import annotations
 
@@ -31,8 +29,10 @@ RUN = (
 
 
 def test_ten_experts_of_switch_base_are_a_buffer_of_180_mib() -> None:
-    """EdgeMoE section 4.2: "approximately 180MB more". 768 x 3072 x 2 weights of 4 B are 18 MiB,
-    stored in 2.25 MiB or 1.125 MiB; ten slots of 96 experts are a share of 10 / 96.
+    """EdgeMoE section 4.2: "approximately 180MB more".
+
+    768 x 3072 x 2 weights of 4 B are 18 MiB, stored in 2.25 MiB or 1.125 MiB. Ten slots of 96
+    experts are a share of 10 / 96.
     """
     run = prepared(
         [
@@ -83,8 +83,9 @@ def test_a_run_of_edgemoe_moves_int4_and_int2_and_holds_fp32() -> None:
 
 
 def test_a_hit_needs_neither_the_load_nor_the_dequantisation() -> None:
-    """The stream waits for loads, and each is read and written out once: nothing else depends on
-    the rate.
+    """The stream waits for loads, and each is read and dequantised once.
+
+    Nothing else depends on the rate.
     """
     slow, fast = (
         prepared([*RUN, "budget.resident_share=0.9", "loader.wait=wait_all", rate])

@@ -40,7 +40,7 @@ def held(*experts: int) -> Any:
 
 
 def serves(*experts: int) -> list[int]:
-    """Answers that name other experts; negative: the need's own, or a skip."""
+    """Answers that name other experts; a negative number is the need's own expert, or a skip."""
     return [rerouted(expert, 0, 1) for expert in experts]
 
 
@@ -51,8 +51,8 @@ LIKED = [[0.3, 0.25, 0.2, 0.15, 0.1]]
     ("resident", "answers"),
     [
         ((0, 1, 4), [0, 0]),  # both there: nothing is masked
-        ((0, 2, 3), [0, *serves(2)]),  # 1 is not: the best of the others that are
-        ((1, 3, 4), [*serves(3), 0]),  # the first need is sent, the second stands
+        ((0, 2, 3), [0, *serves(2)]),  # 1 is absent: the best of the others that are there
+        ((1, 3, 4), [*serves(3), 0]),  # the first need is sent, the second stays
         ((2, 3, 4), serves(2, 3)),  # both are sent, the first to the best
         ((3,), [*serves(3), SKIP]),  # one expert serves a row once
         ((), [SKIP, SKIP]),  # nothing is there
@@ -68,8 +68,9 @@ def test_of_one_row_what_is_absent_goes_to_the_best_there(
 def test_of_several_rows_a_need_goes_as_one_to_what_they_prefer_together_and_none_uses_yet() -> (
     None
 ):
-    """Expert 0 of rows 0 and 1 is absent. Above each row's least: 2 has 0.3 + 0, 3 has 0.1 +
-    0.3, and row 1 uses 4.
+    """Expert 0 of rows 0 and 1 is absent.
+
+    Above each row's least score, 2 has 0.3 + 0 and 3 has 0.1 + 0.3; row 1 uses 4.
     """
     liked = [[0.5, 0.0, 0.3, 0.1, 0.1], [0.5, 0.0, 0.0, 0.3, 0.2], [0.0, 0.5, 0.5, 0.0, 0.0]]
     asked = gate([0, 1, 4, 2], [[0, 1], [0, 4], [2, 1]], liked)
@@ -77,8 +78,9 @@ def test_of_several_rows_a_need_goes_as_one_to_what_they_prefer_together_and_non
 
 
 def test_negative_preferences_of_rows_that_use_an_expert_already_are_no_merit_of_it() -> None:
-    """2 is open to row 0 alone, which likes it least; 3 to both, and each likes it better than
-    something.
+    """2 is open to row 0 alone, which likes it least.
+
+    3 is open to both, and each likes it better than some other.
     """
     asked = gate([0, 2], [[0, 1], [0, 2]], [[-1.0, -2.0, -9.0, -3.0], [-1.0, -9.0, -2.0, -3.0]])
     assert MaskedGate("fp16").select(asked, held(2, 3)) == [*serves(3), 0]
@@ -86,7 +88,7 @@ def test_negative_preferences_of_rows_that_use_an_expert_already_are_no_merit_of
 
 @pytest.mark.parametrize("seed", range(20))
 def test_one_rows_experts_are_the_top_k_of_the_masked_scores(seed: int) -> None:
-    """Oracle: the router's rule on logits of which the absent ones are as low as can be."""
+    """Oracle: the router's rule on logits in which absent experts have the lowest value."""
     rng = np.random.default_rng(seed)
     rule = RoutingRule(bias=tuple(rng.normal(size=12)) if seed % 2 else None)
     logits = rng.normal(size=(1, 12))
@@ -119,7 +121,7 @@ def test_a_forecast_is_not_masked_and_a_need_may_be_served_in_three_ways() -> No
 def test_swapmoe_waits_for_no_expert_and_serves_the_best_of_those_there(
     configure: Configure,
 ) -> None:
-    """Source: SwapMoE has no blocking load; its cost is what other experts serve."""
+    """SwapMoE has no blocking load; its cost is that other experts serve."""
     result, still = (
         execute(build(configure("system=swapmoe", *words, *SHORT), "swapmoe"))
         for words in ((), ("predictor=none",))

@@ -1,5 +1,6 @@
-"""Experts that compute nothing: no bytes, no place in a pool, never needed; model and trace must
-say the same.
+"""Experts that compute nothing: no bytes, no place in a pool, never needed.
+
+Model and trace must say the same.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WORDS = (
 
 
 def with_null(seed: int = 0) -> Trace:
-    """A trace whose routers tell eight classes apart, of which the last two compute nothing."""
+    """A trace whose routers have eight classes, of which the last two compute nothing."""
     base = synthesize(
         ModelShape("tiny_mixtral", "none", SITES, EXPERTS, 2, 128, 120),
         tokens=6,

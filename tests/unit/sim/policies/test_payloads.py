@@ -1,4 +1,4 @@
-"""How many bytes an access moves."""
+"""Payloads: how many bytes an access moves."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from sim.values.types import Geometry
 GEOMETRY = Geometry(2, 8, 2, ("fp16",), (16.0,), (1000,), 8000)
 SPARSITIES = (0.5, 0.8, 0.9)
 SHARES = np.array([[[0.52, 0.31, 0.125], [0.4, 0.2, 0.0999]]], np.float32)
-"""Of one row's two experts, at each sparsity."""
+"""Active shares of one row's two experts, at each sparsity."""
 
 
 def gate(
     *experts: int, rows: int = 1, share: Any = SHARES, site: int = 0, position: int = 9
 ) -> Any:
-    """A gate of so many rows, which all chose these experts; the first at position 9 of sequence
-    4.
+    """A gate of so many rows that all chose these experts.
+
+    The first row is at position 9 of sequence 4.
     """
     return SimpleNamespace(
         needs=list(experts),
@@ -53,7 +54,7 @@ def test_a_whole_payload_is_never_asked() -> None:
         Whole().forecast_bytes(0, forecast(1), 0, gate(1))
 
 
-# ---- layer by layer
+# Layer by layer
 
 
 # Contracts: C45
@@ -76,9 +77,7 @@ def test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them(
 
 
 def widths(*rows: Sequence[int]) -> Geometry:
-    """A site for each row, which names the precision of each of its experts, of 1,000 and 300
-    bytes.
-    """
+    """Sites whose experts have precisions of 1,000 and 300 bytes; a row names those of one site."""
     missing = {
         (1 - p, site, expert) for site, row in enumerate(rows) for expert, p in enumerate(row)
     }
@@ -93,7 +92,7 @@ def widths(*rows: Sequence[int]) -> Geometry:
 @pytest.mark.parametrize(
     ("site", "needs", "moved"),
     [
-        (0, (1, 4), [300 + 1000 + 300, 300 + 1000]),  # own; the others by id: 0 and 3, 2
+        (0, (1, 4), [300 + 1000 + 300, 300 + 1000]),  # each its own, then by id: 0 and 3, 2
         (0, (4, 1), [300 + 1000 + 300, 300 + 1000]),
         (0, (0,), [1000 + 300 + 1000 + 300 + 300]),
         (0, (0, 1, 2, 3, 4), [1000, 300, 1000, 300, 300]),
@@ -103,7 +102,7 @@ def widths(*rows: Sequence[int]) -> Geometry:
 def test_a_layer_of_several_widths_is_dealt_out_expert_by_expert(
     site: int, needs: tuple[int, ...], moved: list[int]
 ) -> None:
-    """Each brings itself, so that no move is partial, and all of them the layer."""
+    """Each need brings itself, so that no move is partial; together they bring the layer."""
     payload = WholeLayer()
     payload.prepare(widths((0, 1, 0, 1, 1), (1,) * 5), ())
     assert [
@@ -117,7 +116,7 @@ def test_a_layer_of_several_widths_is_dealt_out_expert_by_expert(
 
 
 def test_experts_without_weights_bring_nothing() -> None:
-    """Five of eight are stored."""
+    """Five of eight experts are stored."""
     payload = WholeLayer()
     payload.prepare(replace(GEOMETRY, null_experts=3, missing=frozenset((5, 6, 7, 14, 15, 16))), ())
     assert [payload.moved_bytes(0, gate(3, 1), index) for index in range(2)] == [3000, 2000]
@@ -135,7 +134,7 @@ def test_a_layer_whose_experts_may_move_at_either_width_is_refused() -> None:
 def test_a_streamed_layer_moves_each_expert_at_its_width(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """Every gate all experts of its layer, whichever it needs."""
+    """Every gate moves all experts of its layer, whichever it needs."""
     words = (
         "system=sti",
         "precision=per_expert",
@@ -153,7 +152,7 @@ def test_a_streamed_layer_moves_each_expert_at_its_width(
     assert moved == sum(layers[site] for site in run.workload.gate_site.tolist())
 
 
-# ---- active channels
+# Active channels
 
 
 def active(sparsity: float = 0.9, shares: str = "recorded") -> ActiveShare:
@@ -166,15 +165,16 @@ def active(sparsity: float = 0.9, shares: str = "recorded") -> ActiveShare:
     ("sparsity", "moved"), [(0.5, [520, 400]), (0.8, [310, 200]), (0.9, [125, 100])]
 )
 def test_a_row_moves_the_channels_that_it_makes_active(sparsity: float, moved: list[int]) -> None:
-    """Shares of 1,000 bytes to the nearest: a share is a number of channels, whatever float32
-    makes of it.
+    """Shares of 1,000 bytes, rounded to the nearest.
+
+    A share is a number of channels, whatever float32 makes of it.
     """
     assert [active(sparsity).moved_bytes(e, gate(3, 5), i) for i, e in enumerate((3, 5))] == moved
 
 
 # Contracts: C96
 def test_what_was_not_recorded_moves_whole() -> None:
-    """A prompt of one token, or experts in attention: their shares are NaN."""
+    """A prompt of one token, or experts in attention, have shares of NaN."""
     assert (
         active().moved_bytes(3, gate(3, 5, share=np.full((1, 2, 3), np.nan, np.float32)), 0) == 1000
     )
@@ -197,16 +197,17 @@ def test_what_a_prefetch_lacks_of_a_rows_channels_is_left_out_but_not_of_several
     assert active().missing_bytes(3, gate(3, 5, rows=2), 0, 100) == 900
 
 
-# ---- channels by reused up projections
+# Channels by reused up projections
 
 
 WIDTH = 40
 
 
 def reused(missed: str = "dropped") -> ReusedChannels:
-    """One row is known, of 40 channels. At site 1, sparsity 0.9, the forecast names 6 channels of
-    expert 3, 4 of which the row makes active, as it does 5 in all; of expert 5, which it does not
-    choose, 2.
+    """A payload that knows one row, of 40 channels, at site 1 and sparsity 0.9.
+
+    The forecast names 6 channels of expert 3. The row makes 4 of these active, and 5 in all. Of
+    expert 5, which the row does not choose, it names 2.
     """
     payload = ReusedChannels(0.9, missed)
     payload.prepare(GEOMETRY, SPARSITIES)
@@ -230,7 +231,7 @@ def reused(missed: str = "dropped") -> ReusedChannels:
 
 @pytest.mark.parametrize(("expert", "moved"), [(3, 150), (5, 50), (6, 1)])
 def test_a_prefetch_moves_the_channels_that_are_named_for_it(expert: int, moved: int) -> None:
-    """6, 2 and 0 of 40 channels of 1,000 bytes; at least a byte."""
+    """6, 2 and 0 of 40 channels of 1,000 bytes, and at least one byte."""
     assert reused().forecast_bytes(8 + expert, forecast(expert, 1), 0, gate(1, 2)) == moved
 
 
@@ -243,8 +244,9 @@ def test_of_a_row_that_is_not_known_or_a_later_site_it_moves_the_nominal_share(
 
 
 def test_what_was_not_named_is_left_out_or_fetched() -> None:
-    """5 - 4 of 40 channels of 1,000 bytes; a prefetch that moved more than was named lacks no
-    more than it has not.
+    """5 - 4 of 40 channels of 1,000 bytes are missing.
+
+    A prefetch that moved more than was named lacks no more than it has not.
     """
     at = gate(3, 5, site=1)
     assert reused().missing_bytes(8 + 3, at, 0, 150) == 0
@@ -261,7 +263,7 @@ def test_a_need_moves_what_its_row_makes_active_and_several_rows_move_all() -> N
 
 # Contracts: C112
 def test_how_good_forecasts_of_channels_are_is_counted_over_the_chosen_experts() -> None:
-    """Recall 4 of 5, precision 4 of 6: what is named for expert 5 is nobody's."""
+    """Recall is 4 of 5, precision 4 of 6; what is named for expert 5 does not count."""
     assert reused().channel_counts([4, 7]) == (1, 5, 4, 6)
     assert reused().channel_counts([7]) == (0, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""Where needs are computed."""
+"""Placements: where needs are computed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_number_of_rows_that_is_none_is_refused(value: Any) -> None:
 def test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu(
     phases: tuple[int, ...], place: str
 ) -> None:
-    """HOBBIT section 5.4. One row of a prompt makes a gate a prompt's."""
+    """HOBBIT section 5.4. One row of a prompt makes the gate a prompt's."""
     gate: Any = SimpleNamespace(needs=[4], tokens=[1], row_phase=np.array(phases))
     assert list(AbsentOnCpu(when="decode").place(gate, [14], DEVICE, QUEUED)) == [Place[place]]
     assert list(AbsentOnCpu(when="always").place(gate, [14], DEVICE, QUEUED)) == [Place.CPU]
@@ -91,12 +91,13 @@ def test_a_placement_says_whether_it_needs_a_cpu(placement: Any) -> None:
     assert placement.uses_cpu == isinstance(placement, AbsentOnCpu | CpuByCost)
 
 
-# ---- Fiddler
+# Fiddler
 
 
 def fiddler(tokens: list[int], objective: str, *held: int) -> list[str]:
-    """7 a token on the CPU, 70 a load. Expert i of ``tokens[i]`` rows has the key 10 + i;
-    ``held`` are resident.
+    """The answers where a token costs 7 on the CPU and a load costs 70.
+
+    Expert i, with ``tokens[i]`` rows, has the key 10 + i; ``held`` are resident.
     """
     gate: Any = SimpleNamespace(site=3, needs=list(range(len(tokens))), tokens=tokens)
     device: Any = SimpleNamespace(
@@ -114,7 +115,7 @@ def fiddler(tokens: list[int], objective: str, *held: int) -> list[str]:
 def test_the_sum_goes_to_the_cpu_below_ten_tokens_and_at_ten_to_the_gpu(
     tokens: int, place: str
 ) -> None:
-    """9 x 7 = 63 < 70; 10 x 7 = 70: a tie, which efeslab/fiddler gives to the GPU."""
+    """9 x 7 = 63 < 70, but 10 x 7 = 70 is a tie, which efeslab/fiddler gives to the GPU."""
     assert fiddler([tokens], "sum") == [place]
     assert fiddler([30, tokens, 1], "sum") == ["LOAD", place, "CPU"]
 
@@ -138,8 +139,9 @@ def test_the_maximum_balances_both_sides(tokens: list[int], places: str) -> None
 
 
 def test_what_is_resident_costs_neither_side_anything() -> None:
-    """Of the other two one load is best, max(7 x 4, 70) = 70. Of all three it is the first's,
-    max(7 x 14, 70) = 98.
+    """Of the other two one load is best, max(7 x 4, 70) = 70.
+
+    If all three counted, the first would be loaded, for max(7 x 14, 70) = 98.
     """
     assert fiddler([50, 10, 4], "max", 0)[1:] == ["LOAD", "CPU"]
     assert fiddler([50, 10, 4], "max") == ["LOAD", "CPU", "CPU"]
@@ -149,7 +151,7 @@ def test_what_is_resident_costs_neither_side_anything() -> None:
 def test_the_maximum_is_the_least_of_all_assignments(
     tokens: list[int], held: frozenset[int]
 ) -> None:
-    """Oracle: Fiddler's enumeration of all 2^n; of the best ones, one with the most loads."""
+    """Oracle: Fiddler's enumeration of all 2^n; of the best, one with the most loads."""
     absent = [expert for expert in range(len(tokens)) if expert not in held]
 
     def cost(loaded: tuple[bool, ...]) -> tuple[int, int]:

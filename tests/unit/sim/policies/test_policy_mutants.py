@@ -1,8 +1,7 @@
-"""One planted defect for each kind of policy, each a line of it rewritten: the tables of values by
-hand notice it.
+"""One planted defect for each kind of policy, which the tests by hand must notice.
 
-A defect is an edit of the source: the changed functions get the code that the edited text compiles
-to, so that whoever uses them, by whatever name, runs the defect.
+A defect is an edit of one line of the source. The changed functions get the code that the edited
+text compiles to, so whoever uses them, by whatever name, runs the defect.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ import pytest
 
 @dataclass(frozen=True)
 class Defect:
-    """In ``sim.policies.MODULE`` (or another module of ``sim``) ``old`` becomes ``new``; ``table``
-    is ``FOLDER.FILE:TEST``, a test that must fail then.
+    """In ``sim.policies.MODULE`` (or another module of ``sim``) ``old`` becomes ``new``.
+
+    ``table`` is ``FOLDER.FILE:TEST``, a test that must then fail.
     """
 
     module: str
@@ -373,7 +373,7 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def plant(defect: Defect, patch: pytest.MonkeyPatch) -> int:
-    """Rewrite the line; how many functions it changed."""
+    """Rewrite the line; returns how many functions it changed."""
     module = module_of(defect.module)
     source = inspect.getsource(module)
     assert source.count(defect.old) == 1, (
@@ -442,7 +442,7 @@ def test_every_module_of_policies_has_a_defect_planted_in_it() -> None:
     folder = module_of("base").__file__
     assert folder is not None
     modules = {path.stem for path in Path(folder).parent.glob("*.py")}
-    # Interfaces, names, what the others are made of, and what is only data.
+    # These have only interfaces, names, parts of the others, or data.
     plain = {"__init__", "base", "predictors", "fitted", "row_forecast", "pools", "profile"}
     assert modules - plain == {
         defect.module for defect in DEFECTS.values() if not defect.module.startswith("sim.")

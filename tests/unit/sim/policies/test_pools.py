@@ -59,7 +59,7 @@ def test_a_global_pool_holds_everything() -> None:
 def test_sites_get_equal_slots_and_left_over_ones_go_to_the_first(
     capacity_bytes: int, slots: tuple[int, ...]
 ) -> None:
-    """Slots of the largest variant, 4 B; what is less than a slot is nobody's."""
+    """Slots have the size of the largest variant, 4 B; less than a slot is left unused."""
     per_site = plan(capacity_bytes, scope="site", sites=3)
     assert per_site.capacity_bytes == tuple(4 * count for count in slots)
 
@@ -111,16 +111,18 @@ def test_too_few_shares_are_refused_with_the_precisions_in_play() -> None:
 def test_a_global_pool_is_filled_by_site_then_expert_at_the_highest_precision(
     capacity_bytes: int, initial: tuple[int, ...]
 ) -> None:
-    """High variants take 4 B: keys 0, 1 (site 0) and 3, 4 (site 1). What is left over takes no
-    low variant.
+    """High variants take 4 B: keys 0, 1 (site 0) and 3, 4 (site 1).
+
+    No low variant fills what is left over.
     """
     assert plan(capacity_bytes).initial == initial
 
 
 # Contracts: C85
 def test_a_low_pool_is_filled_with_what_the_high_one_does_not_hold() -> None:
-    """8 B high: site 0's two experts (keys 0, 1). 2 B low: site 1's two (keys 9, 10), not site
-    0's (6, 7).
+    """8 B high hold site 0's two experts (keys 0, 1).
+
+    2 B low hold site 1's two (keys 9, 10), not site 0's (6, 7).
     """
     assert plan(10, scope="precision", shares=(0.8, 0.2)).initial == (0, 1, 9, 10)
 
@@ -157,7 +159,7 @@ def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], message: s
         LRU(**arguments)
 
 
-# ---- slots: claims in bytes
+# Slots: claims in bytes
 
 
 def slots(capacity_bytes: int, at_once: int = 1, overflows: bool = False, **rest: Any) -> Slots:
@@ -178,8 +180,10 @@ def test_slots_start_with_the_initial_keys_and_their_bytes_taken() -> None:
 
 # Contracts: C33
 def test_a_claim_takes_free_bytes_first_and_evicts_in_the_policys_order_what_is_lacking() -> None:
-    """0 and 1 hold 8 of 10 B. A low one (1 B) is free; a high one (4 B) lacks 3 then: 0 goes,
-    the oldest.
+    """0 and 1 hold 8 of 10 B.
+
+    For a low variant (1 B) there is room. For a high one (4 B) then 3 B are lacking, so 0 goes, the
+    oldest.
     """
     held = slots(10)
     assert claim(held, 6, must=False) == []
@@ -189,8 +193,9 @@ def test_a_claim_takes_free_bytes_first_and_evicts_in_the_policys_order_what_is_
 
 
 def test_a_claim_of_several_victims_takes_no_more_than_it_needs() -> None:
-    """Site 0's two experts of 2 B and one of site 1's, of 4 B, fill 8 B; 4 B more take both
-    small ones.
+    """Site 0's two experts of 2 B and one of site 1's, of 4 B, fill 8 B.
+
+    4 B more take both small ones.
     """
     held = slots(8, variant_bytes=(4,), site_bytes=((2, 4),))  # keys 0, 1, 3
     assert held.initial == (0, 1, 3)
@@ -222,8 +227,9 @@ def test_a_prefetch_takes_nothing_masked_a_demand_does_so_last_and_neither_takes
 
 # Contracts: C16
 def test_what_must_come_in_overflows_where_that_is_allowed_and_what_is_too_much_is_named() -> None:
-    """0, 1 and 3 fill 12 B; 4 comes on top. Then the oldest that is neither pinned nor masked
-    goes first.
+    """0, 1 and 3 fill 12 B, and 4 comes on top.
+
+    Then the oldest that is neither pinned nor masked goes first.
     """
     held = slots(12, overflows=True)
     assert claim(held, 4, must=True) == []

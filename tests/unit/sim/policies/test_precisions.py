@@ -1,4 +1,4 @@
-"""Precisions by score, at the thresholds and beside them."""
+"""Precisions by score, at the thresholds and beside them; and the bytes of precisions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_threshold_belongs_to_the_better_side() -> None:
 def test_an_expert_to_be_skipped_is_wanted_at_the_low_precision_if_any_copy_is_there(
     held: tuple[tuple[int, int, int], ...], answer: int
 ) -> None:
-    """The last two: another expert, and another site."""
+    """The last two cases have a copy of another expert, and of another site."""
     assert select(1.0, held=held) == [answer]
 
 
@@ -137,7 +137,7 @@ def test_a_fixed_selector_knows_one_precision() -> None:
     assert list(selector.select(SimpleNamespace(needs=[4, 2]), holds())) == [0, 0]
 
 
-# ---- bits a weight
+# Bits a weight
 
 
 def model(**changes: Any) -> Model:
@@ -188,15 +188,17 @@ def test_an_expert_has_the_bytes_of_its_blocks(name: str, size: int) -> None:
 
 
 def test_an_expert_in_q4_k_m_is_a_share_of_the_published_file() -> None:
-    """Mixtral-8x7B in Q4_K_M is published at 26.4 to 28.4 GB: 4.53 to 4.87 bits for each of its
-    46.7 B weights.
+    """Mixtral-8x7B in Q4_K_M is published at 26.4 to 28.4 GB.
+
+    That is 4.53 to 4.87 bits for each of its 46.7 B weights.
     """
     assert 4.53 <= PRECISION_BITS["q4_k_m"] <= 4.87
 
 
 def test_ten_experts_of_switch_base_take_180_mib_in_fp32() -> None:
-    """EdgeMoE section 4.3: ten more experts are "approximately 180MB more"; 2 x 768 x 3072
-    weights of four bytes.
+    """EdgeMoE section 4.3: ten more experts are "approximately 180MB more".
+
+    Each has 2 x 768 x 3072 weights of four bytes.
     """
     switch = model(hidden=768, expert_intermediate=3072, expert_matrices=2)
     assert 10 * switch.expert_bytes("fp32") == 180 * 2**20
@@ -204,9 +206,10 @@ def test_ten_experts_of_switch_base_take_180_mib_in_fp32() -> None:
 
 # Contracts: C87
 def test_floe_compresses_an_expert_9_23_times() -> None:
-    """352.3 MB by (14.7 MB of INT2 up + a tenth of gate and down, 23.5 MB); the paper says 9.3.
-    Scales and zeros of the up projection, which the paper leaves out and the device holds, make it
-    8.4.
+    """352.3 MB by 14.7 MB of INT2 up projection and 23.5 MB, a tenth of gate and down.
+
+    The paper says 9.3. Scales and zeros of the up projection, which the paper leaves out and the
+    device holds, make it 8.4.
     """
     up_bare = PROJECTION * 2 // 8
     tenth = 0.1 * model().expert_bytes("floe")
@@ -243,13 +246,14 @@ def test_an_unknown_precision_is_refused_with_those_that_are_there() -> None:
         model().expert_bytes("int3")
 
 
-# ---- HOBBIT's identities
+# HOBBIT's identities
 
 
 def test_hobbits_three_shares_by_hand() -> None:
-    """67 / 30 / 3 % of all selections: the first of two is always high, so 34 % of the seconds are
-    high, 60 % low, 6 % skipped. A hundred tokens whose first weighs 0.5 (34), 0.7 (60) and 0.95
-    (6).
+    """HOBBIT states 67 / 30 / 3 % of all selections.
+
+    The first of two is always high, so 34 % of the seconds are high, 60 % low and 6 % skipped. Here
+    are a hundred tokens whose first weighs 0.5 (34), 0.7 (60) and 0.95 (6).
     """
     first = [0.5] * 34 + [0.7] * 60 + [0.95] * 6
     answers = [answer for weight in first for answer in mixtral(0.0, weight)]
@@ -257,7 +261,7 @@ def test_hobbits_three_shares_by_hand() -> None:
 
 
 def mixtral(*scores: float) -> list[int]:
-    """The thresholds of HOBBIT section 3.2 for Mixtral."""
+    """The answers at the thresholds of HOBBIT section 3.2 for Mixtral."""
     choice = SimpleNamespace(site=0, needs=[3, 5], scores=list(scores))
     return list(ScoreThreshold("fp16", "int4", 0.6, 0.9).select(choice, holds()))
 
@@ -280,7 +284,7 @@ def test_equation_2_for_two_experts_at_mixtrals_thresholds(
     assert mixtral(0.0, first_weight) == answers
 
 
-# ---- light experts
+# Light experts
 
 
 def test_a_light_expert_is_left_out_even_where_it_is_there() -> None:
@@ -317,7 +321,7 @@ def test_a_threshold_of_light_experts_that_is_none_is_refused(
         SkipLight("fp16", skip_above, quantile)
 
 
-# ---- a bit-width of its own for every expert
+# A bit-width of its own for every expert
 
 USES = np.array([[9, 1, 5, 5], [7, 0, 5, 2]])
 """Tokens that chose each of four experts, at two sites."""
@@ -328,7 +332,7 @@ USES = np.array([[9, 1, 5, 5], [7, 0, 5, 2]])
     [
         (0.0, set()),
         (0.375, {(1, 1), (0, 1), (1, 3)}),  # uses 0, 1, 2
-        (0.5, {(1, 1), (0, 1), (1, 3), (0, 2)}),  # then the first of three that were used 5 times
+        (0.5, {(1, 1), (0, 1), (1, 3), (0, 2)}),  # then the first of three with 5 uses
         (0.49, {(1, 1), (0, 1), (1, 3)}),  # 3.92 of 8, rounded down
         (1.0, {(site, expert) for site in range(2) for expert in range(4)}),
     ],
@@ -389,7 +393,7 @@ def test_a_table_of_another_shape_is_refused() -> None:
         selector.check_shape(2, 2)
 
 
-# ---- low precision for what few rows chose
+# Low precision for what few rows chose
 
 
 def fate(
@@ -409,8 +413,9 @@ def fate(
 
 
 def test_the_least_popular_quarter_of_a_prompts_experts_is_low() -> None:
-    """Eight activated experts: two; seven: 1.75, rounded down; three: none. Needs come most
-    popular first.
+    """Of eight activated experts two are low; of seven 1.75, rounded down; of three none.
+
+    Needs come most popular first.
     """
     assert fate(5, 8) == [0] * 6 + [1] * 2
     assert fate(5, 7) == [0] * 6 + [1]
@@ -424,8 +429,9 @@ def test_a_decoded_tokens_experts_are_high() -> None:
 
 
 def test_what_a_decoded_tokens_gate_does_not_find_is_low_if_so_told() -> None:
-    """There at high precision: high. There at low precision only, elsewhere, or nowhere: low. A
-    forecast is high.
+    """Resident at high precision: high. Resident at low only, elsewhere, or nowhere: low.
+
+    A forecast is high.
     """
     held = ((0, 2, 0), (1, 2, 1), (0, 1, 2))
     assert fate(1, 4, held=held, low_if_absent=True) == [0, 1, 1, 1]

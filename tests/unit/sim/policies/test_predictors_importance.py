@@ -1,4 +1,4 @@
-"""What has weighed most of late, by hand."""
+"""The predictor of the experts that have weighed most lately, worked by hand."""
 
 from __future__ import annotations
 

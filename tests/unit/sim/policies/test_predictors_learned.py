@@ -18,7 +18,7 @@ SHAPE = Shape(5, 4, 2)
 def made_up(
     predictor: LearnedPerSite, shape: Shape, width: int = 3, hidden: int = 6
 ) -> dict[str, Any]:
-    """Random networks, of two layers at the first site."""
+    """Random networks, with two layers at the first site."""
     rng = np.random.default_rng(11)
     arrays: dict[str, Any] = {}
     for site in predictor.sources(shape):
@@ -39,7 +39,7 @@ def made_up(
 
 
 class Walk:
-    """Rows through all sites, with random inputs of every kind."""
+    """Takes rows through all sites, with random inputs of every kind."""
 
     def __init__(self, shape: Shape, rows: int = 2, depth: int = 3, hidden: int = 6) -> None:
         rng = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""Lookahead cut to the best, and to those above a percentile: by hand and by plain sorting."""
+"""Lookahead cut to the best, or to those above a percentile: by hand and by plain sorting."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from sim.traces.trace import Trace
 
 
 def gate_of(scores: Any, selected: list[list[int]], site: int = 3) -> Any:
-    """A gate whose next site has these raw scores [R, E]; the site's own rule selects
-    ``selected`` of each row.
+    """A gate whose next site has these raw scores [R, E].
+
+    That site's own rule selects ``selected`` of each row.
     """
     rows = np.array(scores, np.float32)
     chosen = np.array(selected)
@@ -48,10 +49,13 @@ def test_without_prompts_nothing_is_forecast_in_a_step_that_holds_their_rows(
 def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(
     num_experts: int, named: int
 ) -> None:
-    """The percentile of E different values, interpolated, lies at place 0.75 (E - 1), counted from
-    0: 44.25 of 60, so that 45 .. 59 lie above (15: Qwen1.5-MoE); 47.25 of 64, 48 .. 63 (16:
-    DeepSeekMoE); 5.25 of 8, 6 and 7; 2.25 of 4, 3; exactly 3 of 5, and value 3 is not above itself:
-    4. One expert is not above itself.
+    """The percentile of E different values is interpolated at place 0.75 (E - 1), from 0 on.
+
+    - 60 values: 44.25, so 45 .. 59 are above it (15: Qwen1.5-MoE).
+    - 64 values: 47.25, so 48 .. 63 (16: DeepSeekMoE).
+    - 8 values: 5.25, so 6 and 7. 4 values: 2.25, so 3.
+    - 5 values: exactly 3, and value 3 is not above itself, so 4.
+    - One expert is not above itself.
     """
     scores = np.random.default_rng(1).permutation(num_experts)
     found = [
@@ -64,13 +68,14 @@ def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(
 
 
 def test_equal_weights_are_none_above_another() -> None:
-    """All equal: nobody is above the percentile, and nothing is forecast."""
+    """If all are equal, none is above the percentile, and nothing is forecast."""
     assert list(ConfidentLookahead().predict(gate_of([[2.0] * 8], [[0, 1]]))) == []
 
 
 def test_a_tie_at_the_percentile_is_not_above_it_and_ties_above_go_by_id() -> None:
-    """Sorted 0 0 0 0 1 1 5 5: place 5.25 lies between 1 and 5, so 5 and 5; sorted 0 0 0 5 5 5 5
-    5: 5 itself, nobody.
+    """Sorted 0 0 0 0 1 1 5 5: place 5.25 lies between 1 and 5, so both 5s are above.
+
+    Sorted 0 0 0 5 5 5 5 5: the percentile is 5 itself, so none is above.
     """
     assert next(
         iter(ConfidentLookahead().predict(gate_of([[5, 0, 1, 5, 0, 1, 0, 0]], [[0]])))
@@ -79,8 +84,9 @@ def test_a_tie_at_the_percentile_is_not_above_it_and_ties_above_go_by_id() -> No
 
 
 def test_weights_are_the_softmax_and_scores_shares_of_what_is_named() -> None:
-    """Scores 0, ln 2, ln 3, 0: weights 1/7, 2/7, 3/7, 1/7. Percentile 50 is 1.5 / 7: experts 2
-    and 1 are above.
+    """Scores 0, ln 2, ln 3, 0 give weights 1/7, 2/7, 3/7, 1/7.
+
+    Percentile 50 is 1.5 / 7, so experts 2 and 1 are above.
     """
     (forecast,) = ConfidentLookahead(50).predict(gate_of([[0, math.log(2), math.log(3), 0]], [[2]]))
     assert forecast.needs == [2, 1]
@@ -104,8 +110,9 @@ def test_of_several_rows_it_is_their_popularity() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_percentile_equals_plain_sorting(seed: int) -> None:
-    """Linear interpolation between neighbours in plain Python, on the raw scores: what is above is
-    the same whatever rising function is applied where no two values are equal.
+    """Oracle: linear interpolation between neighbours, in plain Python, on the raw scores.
+
+    Where no two values are equal, a rising function of the scores changes nothing.
     """
     rng = np.random.default_rng(seed)
     num_experts, percentile = int(rng.integers(2, 70)), float(rng.uniform(0, 99))
@@ -129,8 +136,9 @@ def test_a_site_without_lookahead_has_no_forecast() -> None:
 
 
 def test_the_best_of_a_forecast_are_its_first_needs() -> None:
-    """Three rows; the two most popular stay, with their tokens and scores, and the third leaves
-    its rows.
+    """Of three rows the two most popular experts stay, with their tokens and scores.
+
+    The third expert is removed from its rows.
     """
     whole = RowForecast(
         2, 5, np.array([[0, 1], [1, 2], [1, 0]]), np.array([[3.0, 1.0], [1.0, 1.0], [2.0, 2.0]])
@@ -148,7 +156,7 @@ def test_speculative_loading_may_name_one_or_two_of_what_is_forecast() -> None:
     gate = gate_of([[0, 0, 0, 0]], [[3, 1, 0]])
     for experts, needs in ((None, [3, 1, 0]), (1, [3]), (2, [3, 1])):
         (forecast,) = GateLookahead(1, experts).predict(gate)
-        # Equal weights: the row's order is kept, as a rule gives it.
+        # With equal weights the row's order is kept, as a rule gives it.
         assert list(forecast.needs) == needs
 
 
@@ -172,9 +180,10 @@ def test_the_offline_budget_is_what_fits_beside_a_block(
 def test_the_budget_of_a_run_is_that_of_its_mean_layer(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """A link of 4,000 GB/s moves an expert in less than a layer takes: the quotient of the run's
-    own times. At the machine's own speed none fits, and one token's two needs are allowed all the
-    same.
+    """A link of 4,000 GB/s moves an expert in less time than a layer takes.
+
+    The budget is then the quotient of the run's own times. At the machine's own speed none fits,
+    and one token's two needs are allowed all the same.
     """
     words = (
         "system=fate",

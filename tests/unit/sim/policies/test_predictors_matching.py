@@ -1,6 +1,4 @@
-"""Activation matrices: distances and forecasts by hand, and against plain Python on random
-requests.
-"""
+"""Activation matrices: distances and forecasts by hand, and plain Python on random requests."""
 
 from __future__ import annotations
 
@@ -24,23 +22,25 @@ def matched(matrices: Any, **choices: Any) -> ActivationMatching:
     return predictor
 
 
-# Three sites of two experts. A went 0 0 0 four times; B is 3 to 1 at every site.
+# How often two requests, A and B, chose each of two experts at each of three sites.
 A = [[4, 0], [4, 0], [0, 4]]
 B = [[1, 3], [3, 1], [3, 1]]
 
 
 def test_the_request_nearest_by_the_cosine_of_its_rows_is_the_match() -> None:
-    """The running request chose 0 at site 0: cosine with A's row (1, 0) is 1, with B's (1, 3) 1 /
-    sqrt(10). A: at site 1 expert 0 has all of it, at site 2 expert 1. Likeliness (share + epsilon)
-    * (1 - distance / 3).
+    """The running request chose 0 at site 0.
+
+    Its cosine with A's row (1, 0) is 1, with B's (1, 3) 1 / sqrt(10), so A is the match. In A,
+    expert 0 has all of site 1 and expert 1 all of site 2. Likeliness is (share + epsilon) * (1 -
+    distance / 3).
     """
     predictor = matched([A, B])
     near, far = predictor.predict(gate_of(0, [[0]]))
     assert told([near, far]) == [(1, [0, 1]), (2, [1, 0])]
     assert near.weights[0].tolist() == [(1 + EPSILON) * (1 - 1 / 3), EPSILON * (1 - 1 / 3)]
     assert far.weights[0].tolist() == [(1 + EPSILON) * (1 - 2 / 3), EPSILON * (1 - 2 / 3)]
-    # Chose 1 instead: A's cosine 0, B's 3 / sqrt(10). B: shares 3/4 and 1/4 of expert 0 and 1 at
-    # both later sites.
+    # If it chose 1 instead, A's cosine is 0 and B's 3 / sqrt(10). In B, experts 0 and 1 have shares
+    # of 3/4 and 1/4 at both later sites.
     near, far = predictor.predict(gate_of(0, [[1]]))
     assert told([near, far]) == [(1, [0, 1]), (2, [0, 1])]
     assert near.weights[0].tolist() == [
@@ -50,9 +50,10 @@ def test_the_request_nearest_by_the_cosine_of_its_rows_is_the_match() -> None:
 
 
 def test_what_came_before_in_the_request_counts() -> None:
-    """After 1 at site 0 and 1 at site 1 (twice), 0 at site 0 leaves the matrix ((1, 2), (0, 2), (0,
-    0)): cosines with A 1 / sqrt(5) + 0 + 0 = 0.447, with B (1 + 6) / sqrt(5 * 10) + 1 / sqrt(10) =
-    0.990 + 0.316. B is the match.
+    """After 1 at site 0 and 1 at site 1 (twice), 0 at site 0 leaves ((1, 2), (0, 2), (0, 0)).
+
+    The cosines are 1 / sqrt(5) + 0 + 0 = 0.447 with A, and (1 + 6) / sqrt(5 * 10) + 1 / sqrt(10) =
+    0.990 + 0.316 with B. B is the match.
     """
     predictor = matched([A, B])
     for _ in range(2):
@@ -66,8 +67,10 @@ def test_what_came_before_in_the_request_counts() -> None:
 
 
 def test_the_code_compares_later_rows_only() -> None:
-    """At site 0 nothing later is known of a new request: all cosines are 0, the first of the
-    collection is the match. From the second token on the earlier tokens' later rows decide.
+    """At site 0 nothing later is known of a new request.
+
+    So all cosines are 0, and the first of the collection is the match. From the second token on,
+    the later rows of earlier tokens decide.
     """
     predictor = matched([A, B], compare="later")
     assert told(predictor.predict(gate_of(0, [[1]]))) == [(1, [0, 1]), (2, [1, 0])]
@@ -87,8 +90,9 @@ def test_without_a_collection_it_is_nearest_site_first_and_experts_by_id() -> No
 
 
 def test_the_best_of_all_later_experts_may_be_far() -> None:
-    """A at site 0: 2/3 for expert 0 of site 1, 1/3 for expert 1 of site 2, then epsilons of site
-    1, then of site 2.
+    """A at site 0: 2/3 for expert 0 of site 1, 1/3 for expert 1 of site 2.
+
+    Then come the epsilons of site 1 and those of site 2.
     """
     for best, named in (
         (1, [(1, [0])]),
@@ -101,8 +105,10 @@ def test_the_best_of_all_later_experts_may_be_far() -> None:
 
 
 def test_each_sequence_of_a_step_is_matched_alone() -> None:
-    """One like A, one like B: two rows. Site 2: A names 1, 0, B 0, 1; both twice, so the larger sum
-    decides: expert 1 has A's 1 / 3 and B's 1/4 / 3, expert 0 B's 3/4 / 3.
+    """There are two rows, one like A and one like B.
+
+    At site 2 A names 1, 0 and B names 0, 1. Both are named twice, so the larger sum decides: expert
+    1 has A's 1 / 3 and B's 1/4 / 3, expert 0 has B's 3/4 / 3.
     """
     near, far = matched([A, B]).predict(gate_of(0, [[0], [1], [1]], sequence=[4, 9, 9]))
     assert (near.needs, near.tokens) == ([0, 1], [2, 2])
@@ -182,8 +188,9 @@ def test_impossible_choices_are_refused_by_name() -> None:
 
 
 def test_the_code_names_the_layer_that_has_just_routed_too_and_fades_by_one_more_site() -> None:
-    """Chose 1 at site 0; B is the match: shares 1/4 and 3/4 at site 0, then 3/4 and 1/4.
-    Distances 0, 1 and 2 of 4.
+    """The request chose 1 at site 0, so B is the match.
+
+    Its shares are 1/4 and 3/4 at site 0, then 3/4 and 1/4. Distances are 0, 1 and 2 of 4.
     """
     here, near, far = matched([A, B], fading="code", own_site=True).predict(gate_of(0, [[1]]))
     assert told([here, near, far]) == [(0, [1, 0]), (1, [0, 1]), (2, [0, 1])]

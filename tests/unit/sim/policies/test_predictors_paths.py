@@ -1,4 +1,4 @@
-"""Paths and conditionals: by hand, and against plain counting on random rows."""
+"""Predictors from paths and conditionals: by hand, and against plain counting on random rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PATHS = [
 @pytest.mark.parametrize(
     ("path", "likeliest"),
     [
-        # D[2][(0, 0)]: of three tokens two went to 1 and one to 2; nobody went to 0, which is not
+        # D[2][(0, 0)]: of three tokens two went to 1 and one to 2. None went to 0, which is not
         # named.
         ((0, 0), [1, 2]),
         # D[2][(1, 0)]: the one token went to 2.
@@ -72,8 +72,9 @@ def test_at_the_first_site_one_choice_is_known() -> None:
 
 
 def test_a_choice_that_never_occurred_at_its_site_leaves_the_marginal() -> None:
-    """Without token 6, expert 2 is unknown at sites 0 and 1. Site 2 of the others: 1 twice, 2
-    twice, 0 once.
+    """Without the sixth token, expert 2 is unknown at sites 0 and 1.
+
+    At site 2 the others went to 1 twice, to 2 twice, to 0 once.
     """
     predictor = known(ExpertPaths(), sample_of(PATHS[:5], 3))
     predictor.observe(gate_of(0, [[2]]))
@@ -83,8 +84,9 @@ def test_a_choice_that_never_occurred_at_its_site_leaves_the_marginal() -> None:
 
 
 def test_another_step_is_no_path() -> None:
-    """The choice at site 0 of an earlier step is forgotten: 0 at site 1 alone goes to 1 and 2
-    alike.
+    """The choice at site 0 of an earlier step is forgotten.
+
+    0 at site 1 alone goes to 1 and 2 equally often.
     """
     predictor = known(ExpertPaths(), sample_of(PATHS, 3))
     predictor.observe(gate_of(0, [[1]], step=4))
@@ -95,7 +97,8 @@ def test_another_step_is_no_path() -> None:
 def test_a_set_is_the_same_in_any_order_and_a_first_is_not() -> None:
     rows = [[[0, 1], [2, 3]], [[1, 0], [2, 0]]]
     whole, first = (known(ExpertPaths(key), sample_of(rows, 4)) for key in ("set", "first"))
-    # {0, 1}: two tokens, 2 both times, 0 and 3 once. First 1: one token, 0 and 2.
+    # After {0, 1}: two tokens, 2 both times, 0 and 3 once. After a first choice of 1: one token, 0
+    # and 2.
     assert told(whole.predict(gate_of(0, [[1, 0]]))) == [(1, [2, 0, 3])]
     assert told(first.predict(gate_of(0, [[1, 3]]))) == [(1, [0, 2])]
 
@@ -104,7 +107,7 @@ def test_of_several_rows_what_more_of_them_name_comes_first() -> None:
     """Each row names its best (one expert): rows with 0, 0, 1, 2 at site 1 name 1, 1, 0, 2."""
     predictor = known(ExpertPaths(experts=1), sample_of(PATHS, 3))
     (forecast,) = predictor.predict(gate_of(1, [[0], [0], [1], [2]]))
-    # One row each: 0 and 2 have likeliness 1, so the smaller id goes first.
+    # 0 and 2 have one row each and likeliness 1, so the smaller id goes first.
     assert (forecast.needs, forecast.tokens) == ([1, 0, 2], [2, 1, 1])
 
 
@@ -158,7 +161,7 @@ def test_paths_equal_plain_counting(key: str, seed: int) -> None:
                 predictor.observe(gate)
 
 
-# ---- next site by conditionals
+# Next site by conditionals
 
 
 # Top-2, two sites, four experts: {0,1}->{2,3}, {0,2}->{2,1}, {1,3}->{3,0}
@@ -166,14 +169,15 @@ PAIRS = [[[0, 1], [2, 3]], [[0, 2], [2, 1]], [[1, 3], [3, 0]]]
 
 
 def test_the_sum_of_conditionals_ranks_the_next_site() -> None:
-    """P(.|0) = (0, 1/2, 1, 1/2), P(.|1) = (1/2, 0, 1/2, 1): the sum for {0, 1} is (1/2, 1/2,
-    3/2, 3/2).
+    """P(.|0) = (0, 1/2, 1, 1/2), P(.|1) = (1/2, 0, 1/2, 1).
+
+    The sum for {0, 1} is (1/2, 1/2, 3/2, 3/2).
     """
     predictor = known(NextSiteConditional(experts="all"), sample_of(PAIRS, 4))
     (forecast,) = predictor.predict(gate_of(0, [[0, 1]]))
     assert forecast.needs == [2, 3, 0, 1]
     assert forecast.weights.tolist() == [[1.5, 1.5, 0.5, 0.5]]
-    # Scores: shares of 4 ranked above.
+    # Scores are the shares, of a sum of 4, that are ranked above.
     assert forecast.scores == [0.0, 0.375, 0.75, 0.875]
     assert told(
         known(NextSiteConditional(), sample_of(PAIRS, 4)).predict(gate_of(0, [[0, 1]]))

@@ -1,5 +1,6 @@
-"""References: what they are told and no more; stated accuracies hold in the mean. And the table
-of tokens.
+"""Reference predictors know only what they are told, and stated accuracies hold in the mean.
+
+The table of tokens is tested here, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sim.policies.fitted import Sample, Shape
 from sim.policies.references import Foreseen, FutureNeeds, StatedAccuracy
 from sim.policies.token_routes import TokenRoutes
 
-# Two steps of three sites, then one of two (an encoder's, say); four experts.
+# Two steps of three sites, then one of two sites, as an encoder has; four experts.
 FUTURE = FutureNeeds(
     5,
     [0, 0, 0, 1, 1, 1, 2, 2],
@@ -45,13 +46,13 @@ def test_the_future_is_told_as_far_as_the_step_goes(
     found = list(predictor.predict(gate_of(FUTURE.site[tick], [[0]], tick=tick)))
     assert told(found) == named
     if tick == 3:
-        # Weights 1/2, 1/4, 1/4: eq. 2 gives 0, 1/2, 3/4.
+        # With weights 1/2, 1/4, 1/4 eq. 2 gives 0, 1/2, 3/4.
         assert found[1].scores == [0.0, 0.5, 0.75]
         assert found[1].keys == [12, 11, 13]
 
 
 def long_future(gates: int, num_experts: int = 16, needs: int = 4) -> FutureNeeds:
-    """Steps of two sites; what the second needs is drawn."""
+    """Steps of two sites; the needs of the second are drawn at random."""
     rng = np.random.default_rng(3)
     drawn = [rng.permutation(num_experts)[:needs].tolist() for _ in range(2 * gates)]
     return FutureNeeds(
@@ -67,8 +68,10 @@ def long_future(gates: int, num_experts: int = 16, needs: int = 4) -> FutureNeed
     ("recall", "precision"), [(0.88, 0.88), (0.5, 0.9), (1.0, 0.4), (0.25, 0.5)]
 )
 def test_stated_accuracies_hold_in_the_mean(recall: float, precision: float) -> None:
-    """Of 4 needs a gate, 3000 gates: named ones are binomial, within 4 sigma; the precision of all
-    that is named within 1 %. Enough others are left: at most 4 * 1.5 = 6 of 12 are asked for.
+    """Of 4 needs a gate, over 3000 gates, the named ones are binomial: within 4 sigma.
+
+    The precision of all that is named is within 1 %. Enough others are left: at most 4 * 1.5 = 6 of
+    12 are asked for.
     """
     gates = 3000
     future = long_future(gates)
@@ -149,7 +152,7 @@ def test_what_is_not_told_or_cannot_be_is_refused() -> None:
         Foreseen("2")  # type: ignore[arg-type]
 
 
-# ---- tokens
+# Tokens
 
 
 def tokens_known(ids: Any, tokens: list[int], num_experts: int, **choices: Any) -> TokenRoutes:
@@ -179,8 +182,9 @@ def test_a_hash_layer_is_foretold_by_its_token() -> None:
 
 
 def test_an_unknown_token_is_served_by_the_site_s_own_shares() -> None:
-    """Site 1 of all rows: expert 2 twice, 0 and 1 once; two experts a row are asked for. -1 is
-    no token.
+    """At site 1 all rows have expert 2 twice, 0 and 1 once; two experts a row are asked for.
+
+    -1 is no token.
     """
     predictor = tokens_known(
         [[[0], [2]], [[0], [2]], [[0], [1]], [[0], [0]]], [7, 8, 9, -1], 3, experts=2

@@ -43,7 +43,7 @@ def test_what_is_forecast_is_measured(trace: Trace, predictor: Predictor) -> Non
 
 
 def test_unions_of_prompts_are_measured_by_hand() -> None:
-    """Against a set for each gate."""
+    """Oracle: a plain set for each gate."""
     workload = Workload(CELLS, split="all", lookahead=2, batching="sequential")
     gate, named, needed, both = workload.gate(), 0, 0, 0
     for step in workload.steps:
@@ -88,7 +88,7 @@ def test_why_not() -> None:
     ],
 )
 def test_parts_of_prompts_are_named(choice: dict[str, Any], named: str) -> None:
-    """Also where steps hold decoded rows, too, which are forecast."""
+    """They are also named where steps hold decoded rows, too, which are forecast."""
     assert told(ROWS, GateLookahead(2), **choice)["prompts"] == "forecast"
     assert told(CELLS, GateLookahead(2), **choice)["prompts"] == (
         f"not forecast: {named} reads them in part, and trace small keeps forecasts of whole ones; "

@@ -39,12 +39,12 @@ def test_all_sites_may_be_shallow_or_none() -> None:
 
 
 def published_loads(size: int, accuracy: float, single: float) -> float:
-    """AdapMoE's count of on-demand loads, for 8 experts of which a token uses 2 (or 1, in a share
-    ``single``).
+    """AdapMoE's count of on-demand loads, for 8 experts.
 
-    One expert is absent with 1 - s/8 and then not prefetched with 1 - b. Of two, both are absent
-    with (8-s)(7-s)/56: two loads, or one if a prefetch was right; one of them is with 2 s (8-s)/56:
-    a load unless it was prefetched.
+    A token uses 2 of them, or 1 in a share ``single`` of cases. One expert is absent with
+    probability 1 - s/8 and then not prefetched with 1 - b. Of two, both are absent with
+    (8-s)(7-s)/56: two loads, or one if a prefetch was right. One of them is absent with 2 s
+    (8-s)/56: a load unless it was prefetched.
     """
     both, one = (8 - size) * (7 - size) / 56, 2 * (8 - size) * size / 56
     of_two = 2 * both * (1 - accuracy) + both * accuracy + one * (1 - accuracy)
@@ -52,8 +52,8 @@ def published_loads(size: int, accuracy: float, single: float) -> float:
 
 
 def test_expected_loads_are_adapmoes_for_eight_experts_and_two() -> None:
-    """By brute force over every division: none has fewer, by its own formula."""
-    # In the second pair what is forecast well needs two experts, and what is not often one.
+    """By brute force over every division: by AdapMoE's own formula none has fewer loads."""
+    # In the second pair well-forecast sites need two experts, and badly forecast ones often one.
     pairs = (([0.0, 0.57, 0.9], [0.0, 0.3, 0.9]), ([0.9, 0.57, 0.0], [0.0, 0.3, 0.9]))
     for (accuracy, single), slots in product(pairs, (6, 9, 14, 20, 24)):
         quotas = ExpectedLoads(accuracy, single).divide(geometry(slots, sites=3), slots, None)
@@ -69,8 +69,9 @@ def test_expected_loads_are_adapmoes_for_eight_experts_and_two() -> None:
 
 
 def test_expected_loads_of_other_shapes_are_hypergeometric() -> None:
-    """E = 6, K = 3, one site against a site that never needs a load: drawn by hand over all 20
-    triples.
+    """E = 6, K = 3: one site against a site that never needs a load.
+
+    Oracle: all 20 triples, drawn one by one.
     """
     for held in range(3, 7):
         absent = [sum(expert >= held for expert in triple) for triple in combinations(range(6), 3)]
@@ -133,7 +134,7 @@ def test_measured_misses_are_those_of_an_lru_of_every_size() -> None:
 
 
 def test_a_site_that_needs_little_gives_slots_to_one_that_needs_more() -> None:
-    """Site 0 asks for 0 and 1 only; site 1 goes round all six."""
+    """Site 0 asks for 0 and 1 only; site 1 cycles through all six."""
     tokens = [[[0, 1], [2 * n % 6, (2 * n + 1) % 6]] for n in range(30)]
     profile = Profile(np.zeros((2, 6), int), np.array(tokens))
     assert list(MeasuredLoads().divide(geometry(8, sites=2, experts=6), 8, profile)) == [2, 6]
@@ -195,8 +196,9 @@ def test_given_quotas_are_pools_of_so_many_slots_and_filled_each_by_itself() -> 
 
 
 def test_popular_initial_contents_are_the_most_used_that_fit() -> None:
-    """Sites of 2 experts, units of 3: keys 0 1, 3 4. Uses 1 7, 5 5: expert 1 of site 0, then
-    site 1's in order.
+    """Sites have 2 experts and 3 units: keys 0 1, 3 4. Uses are 1 7, 5 5.
+
+    So expert 1 of site 0 comes first, then site 1's in order.
     """
     cache = LRU(initial="popular")
     assert cache.needs_profile

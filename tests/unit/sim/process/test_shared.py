@@ -1,4 +1,4 @@
-"""What runs of one process share, and what they do not."""
+"""What the runs of one process share, and what they do not."""
 
 from __future__ import annotations
 

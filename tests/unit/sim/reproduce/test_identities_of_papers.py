@@ -50,7 +50,7 @@ def test_a_kernels_line_goes_through_its_first_and_last_point() -> None:
 
 
 def test_table_1_follows_from_two_constants_a_gpu() -> None:
-    """The 16 points between: each within 8 %, half of them within 4 %."""
+    """The 16 points between them are each within 8 %, half of them within 4 %."""
     errors = []
     for claim in load_paper("floe").claims:
         if claim.check == "kernel_ms" and claim.role == "predicted":
@@ -62,7 +62,7 @@ def test_table_1_follows_from_two_constants_a_gpu() -> None:
 
 
 def test_edgemoes_machine_gives_back_what_it_was_drawn_from() -> None:
-    """Six experts of 18 MiB: 0.222 s of compute, 0.2 GB/s read, 1 GB/s widened."""
+    """Six experts of 18 MiB: 0.222 s of compute, read at 0.2 GB/s, widened at 1 GB/s."""
     compute_s, read, widen = constants()
     six = 6 * 18 * 2**20
     assert compute_s == pytest.approx(0.789 / 3.55)

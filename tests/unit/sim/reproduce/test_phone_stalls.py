@@ -1,4 +1,4 @@
-"""A layer's stall from lanes and kernels, worked by hand; the recorded run, where it is there."""
+"""A layer's stall from lanes and kernels, worked by hand; and on the recorded run where it is."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from sim.values.places import ROOT
 
 FOLDER = ROOT / ".." / "shared" / "traces" / "phone_qwen3_30b"
 GATE = 884_736
-"""Bytes of a gate or up projection, and here of a down projection, too: 2048 x 768 weights of
-4.5 bits.
-"""
+"""Bytes of a gate, up or (here) down projection: 2048 x 768 weights of 4.5 bits."""
 EXPERT = 3 * GATE
 
 
 def constants(
     wake: float = 0.0, read: float = 1.0, compute: float = 0.0, booking: float = 0.0
 ) -> Constants:
-    """``read`` is in ms a projection."""
+    """The constants of a phone; ``read`` is in ms a projection."""
     return Constants(wake, read / GATE * 1e6, compute, booking, 0.0)
 
 
@@ -39,11 +37,13 @@ def test_two_absent_experts_need_a_second_round_of_two_reads() -> None:
 
 
 def test_kernels_hide_reads_behind_experts_that_are_there() -> None:
-    """Each of 3 projections of 2 experts computes 0.1 ms; the first expert is there: 0.1 ms of
-    the read is hidden.
+    """Each of 3 projections of 2 experts computes 0.1 ms.
+
+    The first expert is resident, so 0.1 ms of the read is hidden.
     """
     assert layer_stall_ms([False, True], EXPERT, constants(compute=0.6)) == pytest.approx(0.9)
-    # The absent one comes first: nothing is hidden before its gate is there, and then all of it is.
+    # The absent expert comes first: nothing is hidden before its gate projection is there, then
+    # everything is.
     assert layer_stall_ms([True, False], EXPERT, constants(compute=0.6)) == pytest.approx(1.0)
 
 
@@ -66,7 +66,7 @@ def test_the_recorded_run_is_predicted_from_its_first_half() -> None:
     assert found.io <= 0.03
     assert found.stall <= 0.10
     assert 0.9 <= found.wall_ratio <= 1.1
-    # What was fitted is not in the second half: other stalls there change no constant.
+    # The fit does not use the second half, so other stalls there change no constant.
     later = {name: values.copy() for name, values in run.metrics.items()}
     for values in later.values():
         values[64:] *= 3

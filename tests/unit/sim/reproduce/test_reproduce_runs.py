@@ -1,4 +1,4 @@
-"""Experiments from their words to a verdict, on a few tokens; what is kept, refused and written."""
+"""Experiments on a few tokens, from their words to a verdict; what is kept, refused and written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPERT_BYTES = 352_321_536
 
 
 def small(name: str) -> Paper:
-    """The paper with traces of a few tokens, unfitted."""
+    """The paper with traces of a few tokens, and nothing fitted."""
     paper = load_paper(name)
     traces = {
         key: {
@@ -40,8 +40,9 @@ def small(name: str) -> Paper:
 
 
 def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_path: Path) -> None:
-    """Every expert is loaded: 2 x 352 MB at 32 GB/s, 22.02 ms, beside a layer's 3 ms; the output
-    matrix takes 0.3 ms a token, a hundredth of a layer a layer.
+    """Every expert is loaded: 2 x 352 MB at 32 GB/s take 22.02 ms, beside a layer's 3 ms.
+
+    The output matrix takes 0.3 ms a token, a hundredth of a layer for each layer.
     """
     runner = Runner(tmp_path, processes=1)
     found = outcomes_of(small("hobbit"), runner, only=["loading_share_4090"])["loading_share_4090"]
@@ -167,7 +168,7 @@ def job_of(*words: str, fits: dict[str, Path] | None = None) -> Job:
 
 
 def test_an_arm_is_given_the_fit_of_its_own_trace_whatever_was_given_before(tmp_path: Path) -> None:
-    """Configurations of the same words share their sections."""
+    """Configurations of the same words share their sections, which must not leak."""
     for trace in ("first", "second"):
         (tmp_path / trace).mkdir()
         (tmp_path / trace / "fit.json").write_text(trace, encoding="ascii")
@@ -185,7 +186,7 @@ def test_a_predictor_is_wrong_only_in_the_arm_that_says_so() -> None:
 
 
 def test_ratios_are_of_sums_over_the_same_sequences() -> None:
-    """12 over 6, then 9 over 6: mean 1.75, largest 2, range from 1.5."""
+    """12 over 6, then 9 over 6: the mean is 1.75, the largest 2, the range from 1.5."""
     groups = [
         {"a": measured([2.0, 4.0]), "b": measured([4.0, 8.0])},
         {"a": measured([3.0, 3.0]), "b": measured([4.5, 4.5])},

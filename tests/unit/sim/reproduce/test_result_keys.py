@@ -1,5 +1,6 @@
-"""What a kept result depends on: a change that matters is never missed, one that does not costs
-no run.
+"""What the key of a kept result covers.
+
+A change that matters is never missed; one that does not matter costs no run.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ for package, exports in json.loads(sys.argv[1]).items():
 
 
 def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
-    """What python has loaded of the project after a run is among what the key was made of."""
+    """The key covers every module of the project that python has loaded after a run."""
     paper = load_paper("hobbit")
     trace = Runner(tmp_path).trace_dir(paper, "tiny_mixtral")
     words = (

@@ -1,5 +1,6 @@
-"""The claims' files: every claim of the four papers has one role, and none is scored that must
-not be.
+"""The claims' files: every claim of the four papers has one role.
+
+None is scored that must not be.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COUNTS = {"hobbit": 118, "edgemoe": 82, "fate": 78, "floe": 307}
 # Contracts: C137
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_claim_of_a_paper_has_exactly_one_role(name: str) -> None:
-    """Oracle: the numbering, without a gap."""
+    """Oracle: the claims are numbered without a gap."""
     ids = [claim.id for claim in load_paper(name).claims]
     letter = ids[0][0]
     assert sorted(ids) == [f"{letter}{number:03d}" for number in range(1, COUNTS[name] + 1)]
@@ -61,8 +62,10 @@ def test_the_claims_carry_the_tables_values_and_places() -> None:
 
 
 def test_what_the_table_calls_reproducible_is_not_waved_away() -> None:
-    """Of what a simulator can recompute in full all is scored, used or fitted, but these: two sizes
-    whose bit-widths are not told, a model that is not named, a theorem on activations.
+    """What a simulator can recompute in full is scored, used or fitted, with few exceptions.
+
+    They are two sizes whose bit-widths are not stated, a model that is not named, and a theorem on
+    activations.
     """
     full = [claim for name in PAPERS for claim in load_paper(name).claims if claim.extent == "full"]
     assert {claim.id for claim in full if claim.role == "not identifiable"} == {

@@ -1,4 +1,4 @@
-"""Each rule at its boundary, by hand."""
+"""Each rule of comparison at its boundary, worked by hand."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def claim(
 @pytest.mark.parametrize(
     ("simulated", "target", "holds"),
     [
-        # A large speed-up: a quarter either way, exp(0.22) = 1.246.
+        # A large speed-up may be off by a quarter either way: exp(0.22) = 1.246.
         (3.21 * exp(0.2199), 3.21, True),
         (3.21 * exp(0.2201), 3.21, False),
         (3.21 * exp(-0.2199), 3.21, True),
         (3.21 * exp(-0.2201), 3.21, False),
-        # A small one: half of its logarithm. 1.19 may be from 1.091 to 1.298.
+        # A small one may be off by half of its logarithm: 1.19 may be from 1.091 to 1.298.
         (1.0909, 1.19, True),
         (1.0908, 1.19, False),
         (1.2981, 1.19, True),
         (1.2983, 1.19, False),
-        # Near 1: two per cent, but never on the other side of 1.
+        # Near 1 it may be off by two per cent, but never on the other side of 1.
         (1.0303, 1.01, True),
         (1.0306, 1.01, False),
         (1.0001, 1.01, True),

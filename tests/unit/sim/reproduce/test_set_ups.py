@@ -1,6 +1,4 @@
-"""What experiments are set up from follows from the papers' numbers: tables, sizes, versions of
-baselines.
-"""
+"""The set-ups of experiments follow from the papers' numbers: tables, sizes, baselines."""
 
 from __future__ import annotations
 
@@ -16,15 +14,16 @@ TINY = ROOT / "capture/assets/traces/tiny_mixtral"
 
 
 def test_an_expert_of_floe_takes_what_its_table_says() -> None:
-    """283 us at 90 % are printed."""
+    """The table prints 283 us at 90 %."""
     floe = load_paper("floe")
     (table,) = floe.words["table_1"]
     assert f"[[1, {1000 * floe.kernels['rtx3090'][0.9]:g}]]" in table
 
 
 def test_floe_at_80_per_cent_is_not_the_floe_of_its_other_numbers() -> None:
-    """INT2 up projections beside 10 % of gate and down are 9.2 times smaller, beside 20 % 5.7
-    times.
+    """INT2 up projections make experts 9.2 times smaller beside 10 % of gate and down.
+
+    Beside 20 % they make them 5.7 times smaller.
     """
     floe = load_paper("floe")
     smaller = {share: 1 / (1 / 3 * 2 / 16 + 2 / 3 * share) for share in (0.1, 0.2)}
@@ -34,8 +33,9 @@ def test_floe_at_80_per_cent_is_not_the_floe_of_its_other_numbers() -> None:
 
 
 def test_no_expert_takes_six_milliseconds_on_fates_high_end_pc() -> None:
-    """At 14 tokens/s and at most 4.1 times as fast as loading every expert of every token, one
-    takes half as long.
+    """An expert takes half as long there.
+
+    The PC reaches 14 tokens/s, at most 4.1 times as fast as loading every expert of every token.
     """
     fate, qwen = load_paper("fate"), model("qwen1_5_moe_a2_7b")
     loaded = qwen.sites * qwen.top_k
@@ -59,7 +59,10 @@ def test_all_experts_at_three_bits_fit_in_21_gb() -> None:
 
 
 def test_fiddlers_cpu_takes_three_milliseconds_a_token() -> None:
-    """H103: one token of an expert of Mixtral; its code counts every further token the same."""
+    """H103: that is for one token of an expert of Mixtral.
+
+    Fiddler's code counts the same for every further token.
+    """
     hobbit = load_paper("hobbit")
     (efficiency,) = (
         float(word.partition("=")[2])

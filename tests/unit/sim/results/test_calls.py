@@ -41,10 +41,10 @@ HIT, LATE, MISS, CPU = int(Outcome.HIT), int(Outcome.LATE), int(Outcome.MISS), i
 
 
 def scenario(cache: CacheName = "lru", slots: int = 2) -> Scenario:
-    """Two sites of 4 experts (5 keys a site), 0 and 6 resident; transfers 10, experts 1, dense work
-    1.
+    """Two sites of 4 experts (5 keys a site), with 0 and 6 resident.
 
-    Site 0 needs 0 and foresees 1 (key 6) and 2 (key 7) at site 1, which needs 2.
+    Transfers take 10, experts 1, dense work 1. Site 0 needs 0 and foresees 1 (key 6) and 2 (key 7)
+    at site 1, which needs 2.
     """
     forecasts = (((Forecast(1), Forecast(2)),), (None,))
     step = Step(0, True, True, 1, 1, (1, 1), 0, ((Need(0),), (Need(2),)), forecasts)
@@ -64,30 +64,31 @@ def scenario(cache: CacheName = "lru", slots: int = 2) -> Scenario:
 
 
 def wave() -> Scenario:
-    """A prompt of three rows whose three needs have two slots."""
+    """A prompt of three rows, with three needs for two slots."""
     step = Step(0, True, True, 3, 3, (1,), 0, ((Need(0), Need(1), Need(2)),), ((),))
     return Scenario(1, 4, (1,), (10,), (4,), (0,), (PoolSpec(2, (0,)),), (step,))
 
 
 def on_cpu() -> Scenario:
-    """One need, absent, and computed on the CPU."""
+    """One absent need, which is computed on the CPU."""
     return machine(*sequence(gate(0)), placement=Placement(cpu=frozenset({(0, 0)}), cpu_ns=5))
 
 
 def foretold_late() -> Scenario:
-    """The forecast is there 1 after its gate."""
+    """The forecast is ready 1 ns after its gate."""
     return replace(scenario(slots=3), prediction_ns=1)
 
 
 def through_two_links() -> Scenario:
-    """4 bytes over two links, 2 a byte; the outer one hands on after its first byte."""
+    """4 bytes over two links, 2 ns a byte; the outer link hands on after its first byte."""
     links = (Link(0, 2), Link(0, 2, head_bytes=1))
     return machine(*sequence(gate(0)), variant_bytes=(4,), service_ns=(8,), links=links)
 
 
 def in_chunks() -> Scenario:
-    """Two sites of 9 keys, 4 bytes an expert, 10 a byte; a prefetch of 11 is on its way when
-    site 1 needs 10.
+    """Two sites of 9 keys, with 4 bytes an expert and 10 ns a byte.
+
+    A prefetch of 11 is on its way when site 1 needs 10.
     """
     return machine(
         token(gate(0), gate(1), ahead={0: (foresee(2),)}),
@@ -100,7 +101,7 @@ def in_chunks() -> Scenario:
 
 
 def through_ram() -> Scenario:
-    """Two needs, one after another, through RAM for one."""
+    """Two needs, one after another, through a RAM with room for one."""
     return machine(
         *sequence(gate(0), gate(1)),
         links=(Link(0, 1), Link(0, 1)),
@@ -116,7 +117,7 @@ def record(chosen: Scenario) -> list[Call]:
 
 
 def record_with_times(chosen: Scenario) -> tuple[list[Call], list[int]]:
-    """The log of a run, and when its steps were asked for."""
+    """The log of a run, and the times at which its steps were asked for."""
     controller, workload = (
         RecordedController(controller_for(chosen)),
         RecordedWorkload(ScenarioWorkload(chosen)),
@@ -132,11 +133,11 @@ def repeat(
 
 
 def test_a_log_holds_every_call_with_its_answer() -> None:
-    """The forecast masks 6 and queues 7; while 0 is pinned and 6 masked it finds no slot and is
-    dropped.
+    """The forecast masks 6 and queues 7.
 
-    At the gate of site 1 nothing is masked any more: 7 is missed, and of 0 and 6 the less recent
-    one goes. Links are polled while something is pending there.
+    While 0 is pinned and 6 masked, 7 finds no slot and is dropped. At the gate of site 1 nothing is
+    masked any more: 7 is missed, and of 0 and 6 the less recent one is evicted. Links are polled
+    while something is pending there.
     """
     assert record(scenario()) == [
         Call(1, "begin_sequence", 0),
@@ -157,8 +158,9 @@ def test_a_log_holds_prefetches_as_they_are_issued_and_looked_up() -> None:
 
 
 def test_a_log_holds_the_needs_left_to_later_waves() -> None:
-    """0 is computed from 11 to 15, while 1 loads: its end lets 2 in, which loads when the link
-    is free.
+    """0 is computed from 11 to 15 while 1 loads.
+
+    Its end admits 2, which loads when the link is free.
     """
     begin, gate, poll, arrival, done, second, third, end = record(wave())
     assert (begin.kind, poll.transfer, end.kind) == ("begin_sequence", 0, "end_sequence")
@@ -184,7 +186,7 @@ def test_a_log_holds_the_results_of_the_cpu() -> None:
 
 
 def test_a_log_holds_predictions_when_they_are_there() -> None:
-    """Site 0's at 2: 7 is queued, and needed at 3. Site 1's at 4."""
+    """Site 0's is ready at 2: 7 is queued, and needed at 3. Site 1's is ready at 4."""
     assert record(foretold_late())[1:7] == [
         Call(2, "gate", 0, outcomes=(HIT,), keys=(0,)),
         Call(3, "prediction_ready", 0, queued=(7,)),
@@ -196,7 +198,7 @@ def test_a_log_holds_predictions_when_they_are_there() -> None:
 
 
 def test_a_log_holds_every_hop_and_what_is_handed_on_early() -> None:
-    """Link 1 from 1 to 9, link 0 from 3 to 11: only there does the key arrive."""
+    """Link 1 serves from 1 to 9, link 0 from 3 to 11; only then does the key arrive."""
     assert record(through_two_links())[2:7] == [
         Call(3, "poll", 1, transfer=0, key=0, left_bytes=4),
         Call(4, "head_done", 0, link=1),
@@ -207,8 +209,9 @@ def test_a_log_holds_every_hop_and_what_is_handed_on_early() -> None:
 
 
 def test_a_log_holds_what_is_cut_and_what_is_left_of_it() -> None:
-    """The prefetch is cut at 11, after a byte; the demand of 10 goes first, then the 3 bytes
-    that are left.
+    """The prefetch is cut at 11, after a byte.
+
+    The demand of 10 goes first, then the 3 bytes that are left.
     """
     assert record(in_chunks())[1:6] == [
         Call(2, "gate", 0, outcomes=(HIT,), keys=(0,), queued=(11,)),
@@ -279,7 +282,7 @@ def test_a_fresh_controller_gives_the_same_answers_whatever_the_features(ties: b
 
 
 def test_another_policy_is_found_at_its_first_other_answer() -> None:
-    """Weighted, all weights 0: the smallest key goes, 0 instead of 6."""
+    """With all weights 0 the weighted score evicts the smallest key, 0 instead of 6."""
     found = repeat(record(scenario()), scenario(), controller_for(scenario("weighted")))
     assert found is not None
     assert (found.number, found.names) == (5, ("victims", "evicted"))

@@ -1,6 +1,4 @@
-"""Tables of small runs worked out by hand: steps of several sequences, arrivals, phases, what is
-computed where.
-"""
+"""Tables of small runs worked by hand: steps of several sequences, arrivals, phases, places."""
 
 from __future__ import annotations
 
@@ -33,14 +31,13 @@ from sim.workload.steps import Workload
 
 SHAPE = ModelShape("tiny", "none", 2, 4, 2, 8, 8)
 DURATIONS = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,))
-"""Of a step: dense work 10 and 20, a tail of 5, and 7 + rows for each of the two experts at both
-sites.
-"""
+"""A step has dense work of 10 and 20 and a tail of 5; each expert takes 7 + its rows at a site."""
 
 
 def workload(experts: Sequence[int] = (0, 1), *, prompt: int = 2, **options: Any) -> Workload:
-    """Two sequences of ``prompt`` and 2 tokens, which all choose the same experts at both sites,
-    with 3/4 and 1/4.
+    """Two sequences of ``prompt`` and 2 tokens.
+
+    All of them choose the same experts at both sites, with weights 3/4 and 1/4.
     """
     base = synthesize(SHAPE, tokens=2, sequences=2, prompt_tokens=prompt, lookahead=0)
     ids = np.broadcast_to(np.array(experts, np.int16), base.ids.shape)
@@ -56,7 +53,7 @@ def ran(
     durations: FixedDurations = DURATIONS,
     **options: Any,
 ) -> Frames:
-    """By default all experts are resident from the start."""
+    """A run; by default all experts are resident from the start."""
     geometry = Geometry(2, 4, 2, ("fp16",), (16.0,), (8,), 8 * slots)
     placement, loader = options.pop("placement", Load()), Loader(**options)
     controller = Controller(
@@ -67,7 +64,7 @@ def ran(
     return frames
 
 
-# ---- one sequence at a time
+# One sequence at a time
 
 
 def test_one_sequence_after_another() -> None:
@@ -127,7 +124,7 @@ def test_without_prompts_the_first_step_gives_the_first_token() -> None:
     ]
 
 
-# ---- several at a time
+# Several at a time
 
 
 def test_a_step_of_several_sequences_gives_each_a_token() -> None:
@@ -154,8 +151,9 @@ def test_a_step_of_several_sequences_gives_each_a_token() -> None:
 
 
 def test_requests_that_arrive_over_time_count_from_their_arrival() -> None:
-    """They arrive at 100 and 120. The first's prompt 100..171, the second's 171..242, then both
-    decode in 71 each.
+    """They arrive at 100 and 120.
+
+    The first's prompt takes 100..171, the second's 171..242; then both decode in 71 each.
     """
     frames = ran(workload(batching="continuous", together=2, arrivals=(100, 120)))
     columns = ("arrival_ns", "first_token_ns", "end_ns")
@@ -178,7 +176,7 @@ def test_requests_that_arrive_over_time_count_from_their_arrival() -> None:
 
 
 def test_waiting_for_a_request_is_no_steps_stall() -> None:
-    """The first runs 100..305 alone; nothing is there until 1000."""
+    """The first runs alone, 100..305; nothing arrives until 1000."""
     frames = ran(workload(batching="continuous", together=2, arrivals=(100, 1000)))
     assert {part: ns for part, ns in idle_ns(frames).items() if ns} == {"no_request": 695}
     assert frames.sequences["stall_ns"].to_list() == [0, 0]
@@ -188,7 +186,10 @@ def test_waiting_for_a_request_is_no_steps_stall() -> None:
 def test_a_chunk_of_a_prompt_beside_a_decoded_row_is_prefill_of_the_one_and_decode_of_the_other() -> (
     None
 ):
-    """One prompt row a step. Both prompts are read by turns, the second while the first decodes."""
+    """There is one prompt row a step.
+
+    Both prompts are read in turn, the second while the first decodes.
+    """
     frames = ran(workload(batching="continuous", together=2, prefill_chunk=1))
     rows = frames.tokens.select("step", "sequence", "position", "phase").rows()
     assert rows == [
@@ -207,12 +208,13 @@ def test_a_chunk_of_a_prompt_beside_a_decoded_row_is_prefill_of_the_one_and_deco
     assert decode_time_and_tokens(frames)[1].tolist() == [2, 2]
 
 
-# ---- where needs are computed
+# Where needs are computed
 
 
 def test_what_the_cpu_computes_is_no_work_of_the_device() -> None:
-    """Nothing is resident: dense work and tails, 35 a step, and 30 ns of the CPU for each need,
-    one after another.
+    """Nothing is resident.
+
+    Dense work and tails take 35 a step, and the CPU 30 ns for each need, one after another.
     """
     durations = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), cpu_ns=30)
     frames = ran(
@@ -230,13 +232,13 @@ def test_what_the_cpu_computes_is_no_work_of_the_device() -> None:
 
 
 def test_host_time_is_idle_time_by_its_own_name() -> None:
-    """Twelve gates of 1 + 2 + 3; nothing is waited for, so nothing wakes up."""
+    """Twelve gates take 1 + 2 + 3 each; nothing is waited for, so nothing wakes up."""
     durations = FixedDurations((10, 20), 5, (7,), {8: 100}, (1,), host=HostCosts(1, 2, 50, 3))
     assert idle_ns(ran(workload(batching="sequential"), durations=durations))["host"] == 12 * 6
 
 
 def test_loads_stall_the_step_that_waits_for_them() -> None:
-    """Two loads of 100 at either site of the first prompt; then both stay."""
+    """There are two loads of 100 at either site of the first prompt; then both stay."""
     frames = ran(workload(batching="sequential"), initial="empty")
     assert frames.tokens["stall_ns"].to_list() == [400, 0, 0, 0, 0, 0]
     assert frames.tokens["misses"].to_list() == [4, 0, 0, 0, 0, 0]

@@ -39,8 +39,9 @@ LOOKUPS = pl.DataFrame(
 
 
 def test_a_hit_ratio_counts_every_need_but_those_that_are_left_out_whatever_is_there() -> None:
-    """Three of ten. What the CPU computes, and what is left out for being absent, was looked for
-    and not found.
+    """Three of ten.
+
+    What the CPU computes, and what is left out for being absent, was looked for and not found.
     """
     assert len(asked(LOOKUPS)) == 10
     assert hit_ratio(LOOKUPS) == 3 / 10
@@ -48,8 +49,9 @@ def test_a_hit_ratio_counts_every_need_but_those_that_are_left_out_whatever_is_t
 
 
 def test_at_a_precision_count_the_needs_that_want_it_whatever_is_there() -> None:
-    """fp16: one of five. int4: one of three; what would be left out if it were absent counts at
-    neither.
+    """fp16: one of five. int4: one of three.
+
+    A need that would be left out if it were absent counts at neither.
     """
     assert hit_ratio_by_precision(LOOKUPS, ("fp16", "int4")) == {"fp16": 1 / 5, "int4": 1 / 3}
     assert hit_ratio_by_precision(LOOKUPS, ("fp16",)) == {"fp16": hit_ratio(LOOKUPS)}
@@ -78,7 +80,7 @@ def test_whether_a_need_is_left_out_never_if_absent_or_always_goes_by_its_score(
     assert skip_codes(selector, pl.Series([0.2, 0.7, 0.95]).to_numpy()).tolist() == codes
 
 
-# ---- whole runs
+# Whole runs
 
 
 def decode_of(
@@ -93,8 +95,9 @@ def decode_of(
 def test_which_needs_count_does_not_depend_on_what_the_cache_holds(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """HOBBIT leaves a light expert out only where it is absent: with more room it serves more of
-    them.
+    """HOBBIT leaves a light expert out only where it is absent.
+
+    So with more room it serves more of them.
     """
     few, many = (
         decode_of(configure, bundled_trace, "system=hobbit", f"budget.resident_share={share}")

@@ -1,5 +1,6 @@
-"""What a 95 % interval covers, by simulation: two systems that differ by chance alone, few and
-unequal sequences.
+"""How often a 95 % interval covers the truth, by simulation, with few and unequal sequences.
+
+The two systems differ by chance alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def test_intervals_cover_the_truth_in_93_to_97_of_100_cases_whatever_the_tails(
         for tail in TAILS
     }
     assert {where: share for where, share in found.items() if not 0.93 <= share <= 0.97} == {}
-    # Of a system against itself all that is not covered is called faster or slower.
+    # A system against itself is called faster or slower wherever the interval does not cover 1.
     assert 1 - np.mean([*found.values()]) <= 0.06
 
 
@@ -47,7 +48,7 @@ def test_a_percentile_bootstrap_would_cover_far_less() -> None:
 def test_few_sequences_do_not_show_a_rare_difference_that_only_one_system_has(
     tail: str, least: float, most: float
 ) -> None:
-    """docs/metrics.md says so: what four sequences do not contain no interval can know."""
+    """docs/metrics.md says so: no interval can know what four sequences do not contain."""
     assert least <= coverage(SIZES["equal"], SKEWED[tail], 4, TRIALS, 1, one_sided=True) <= most
     assert coverage(SIZES["equal"], SKEWED[tail], 64, TRIALS, 1, one_sided=True) >= 0.92
 

@@ -1,6 +1,4 @@
-"""Intervals over sequences, against textbook t intervals, a matrix computation, and cases known
-by hand.
-"""
+"""Intervals over sequences, against textbook t intervals, matrices, and cases known by hand."""
 
 from __future__ import annotations
 
@@ -47,17 +45,16 @@ def test_equal_sequences_have_the_textbook_t_interval_of_the_mean() -> None:
     assert mean_interval(values, np.ones(7)) == pytest.approx((low, high), rel=1e-12)
     found = estimate(values, np.ones(7))
     assert found is not None
-    # Not exactly 6: the log ratio gives sequences their share of either sum.
+    # It is not exactly 6, since the log ratio weights sequences by their share of either sum.
     assert found.freedom == pytest.approx(6, abs=0.2)
 
 
 def by_matrix(above: Floats, below: Floats) -> tuple[float, float]:
-    """Standard error of the log ratio and degrees of freedom, by the definition of Bell and
-    McCaffrey.
+    """Standard error and degrees of freedom of the log ratio, by Bell and McCaffrey's definition.
 
-    Independent errors with variances as the shares leave, once each sequence has given its share of
-    their sum, what is seen. Each square is divided by its expectation over its variance; the
-    freedom is 2 E^2 / Var of their sum.
+    The errors are independent, with variances proportional to the shares. What is seen is what they
+    leave once each sequence has given up its share of their sum. Each square is divided by its
+    expectation over its variance. The freedom is 2 E^2 / Var of their sum.
     """
     share = (above / above.sum() + below / below.sum()) / 2
     seen = above / above.sum() - below / below.sum()
@@ -86,8 +83,9 @@ def test_a_sequence_that_is_most_of_the_sum_leaves_about_one_degree_of_freedom()
 
 
 def test_two_unequal_sequences_give_a_wide_interval_worked_by_hand() -> None:
-    """Ratios 1 and 4 over equal denominators: log errors +-0.3, shares .35 and .65, one degree
-    of freedom.
+    """Ratios 1 and 4 over equal denominators.
+
+    Log errors are +-0.3, shares .35 and .65, and there is one degree of freedom.
     """
     found = estimate(np.array([1.0, 4.0]), np.array([1.0, 1.0]))
     assert found is not None

@@ -1,5 +1,6 @@
-"""What a reader must know of a run: each kind by the run that has it, and how the labels of
-several runs are told.
+"""What a reader must know of a run: each kind of label by a run that has it.
+
+The labels of several runs are told together.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def test_a_run_has_the_label_of_what_it_is(
 
 
 def test_prompts_served_low_are_lossy_though_decoding_is_not() -> None:
-    """Fate serves unpopular experts of prompts at INT2: no share of a summary, which are over
-    decode, says so.
+    """Fate serves unpopular experts of prompts at INT2.
+
+    No share of a summary shows it, since shares are over decode.
     """
     run = prepared((*FEW, "system=fate"))
     summary = execute(run).summary

@@ -1,5 +1,6 @@
-"""Defects planted in the metrics, each a line rewritten: the two runs by hand, or the audit of a
-run, notice each.
+"""Defects planted in the metrics, each a rewritten line, are noticed.
+
+The two runs worked by hand notice each, or the audit of a run does.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ CONFIGURED = {
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A run that has been simulated, to be summarised again and again. ``page``: its name if it
-    is worked by hand.
+    """A run that has been simulated, to be summarised again and again.
+
+    ``page`` is its name, if docs/metrics.md works it by hand.
     """
 
     run: Run
@@ -113,7 +115,7 @@ class Measured:
     page: str = ""
 
     def wrong(self) -> list[str]:
-        """What differs from the page, and from what the run's tables say."""
+        """The values that differ from the page, or from what the run's tables give."""
         summary = json.loads(json.dumps(metrics.summarise(self.run, self.frames, self.bounds)))
         files = RunFiles(summary, self.run.config, **self.frames.tables())
         found = [str(difference) for difference in audit(files).differences]

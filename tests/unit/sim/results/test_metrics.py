@@ -1,5 +1,6 @@
-"""Summaries of whole runs: every switch is reported, sums agree with the tables, no run beats
-its bound.
+"""Summaries of whole runs: every switch is reported, and sums agree with the tables.
+
+No run beats its bound.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def test_a_ram_tier_reports_what_it_was_asked_for(ran: tuple[Run, Result]) -> No
         assert ram["capacity_bytes"] == run.hardware.route.ram_bytes
 
 
-# ---- what a run shows
+# What a run shows
 
 
 def summary_of(configure: Configure, trace: Trace, words: str) -> dict[str, Any]:
@@ -227,7 +228,7 @@ def test_forecasts_of_several_rows_are_measured_as_unions(
 def test_what_loads_before_the_run_takes_every_link_it_crosses(
     configure: Configure, bundled_trace: Trace
 ) -> None:
-    """RAM's 24 GiB hold the device's experts, too: those come from there."""
+    """RAM's 24 GiB also hold the device's experts, so these come from there."""
     near = build(
         configure("system=lru", "budget.resident_share=0.4", "trace.max_sequences=1"),
         "x",

@@ -1,4 +1,4 @@
-"""Who is faster, how surely, and when that is not said."""
+"""Paired comparisons: who is faster, how surely, and when that is not said."""
 
 from __future__ import annotations
 

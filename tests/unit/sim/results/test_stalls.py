@@ -13,14 +13,15 @@ from sim.results.stalls import STALL_PARTS, Walk, split_stalls
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 
 WRITE_BACK_NS = {3: 5}
-"""What hop(0, bytes) takes for a victim of 3 B."""
+"""The time of hop(0, bytes) for a victim of 3 B."""
 KEY_BYTES = [3] * 10
 DURATIONS = FixedDurations((), 0, (), WRITE_BACK_NS)
 
 
 def split(idle: tuple[int, int, int], *sent: Sent) -> dict[str, int]:
-    """The parts of one idle interval (start, end, cause), without those that are 0. Walked and
-    split plainly alike.
+    """The parts of one idle interval (start, end, cause), without those that are 0.
+
+    The walk back and the plain arithmetic must split it alike.
     """
     record, issued = recorded([idle], sent)
     parts = split_stalls(record, issued, DURATIONS, KEY_BYTES)
@@ -30,7 +31,7 @@ def split(idle: tuple[int, int, int], *sent: Sent) -> dict[str, int]:
     return {part: int(ns[0]) for part, ns in parts.items() if ns[0]}
 
 
-# ---- one link, one service a transfer
+# One link, one service a transfer
 
 
 def test_waiting_while_the_demand_itself_is_served() -> None:
@@ -90,7 +91,7 @@ def test_no_idle_time_has_no_parts() -> None:
     assert all(len(ns) == 0 for ns in split_stalls(Record(), [], DURATIONS, KEY_BYTES).values())
 
 
-# ---- what is no transfer
+# What is no transfer
 
 
 # Contracts: C71
@@ -106,12 +107,13 @@ def test_a_dense_block_is_one_part_as_a_whole_its_queue_included() -> None:
     assert split((10, 25, 1), one(DEMAND, 0, 5, 15), one(DENSE, 1, 15, 25)) == {"dense": 15}
 
 
-# ---- several engines
+# Several engines
 
 
 def test_only_the_engine_that_was_then_used_counts() -> None:
-    """Engine 1 serves a prefetch until 18 and then the demand; engine 0 a demand until 20, which
-    is nobody's queue.
+    """Engine 1 serves a prefetch until 18, then the demand.
+
+    Engine 0 serves a demand until 20, for which nobody here waits.
     """
     busy = Sent(DEMAND, ((0, 0),), (Service(4, 20, engine=0),))
     before = Sent(PREFETCH, ((0, 1),), (Service(5, 18, engine=1),))
@@ -119,7 +121,7 @@ def test_only_the_engine_that_was_then_used_counts() -> None:
     assert split((10, 25, 2), busy, before, mine) == {"behind_prefetch": 8, "demand": 7}
 
 
-# ---- chunks
+# Chunks
 
 
 def test_a_prefetch_that_was_cut_waited_behind_what_it_gave_way_to() -> None:
@@ -145,7 +147,7 @@ def test_a_demand_waits_for_the_chunk_in_front_of_it() -> None:
     assert split((10, 25, 1), cut, one(DEMAND, 10, 12, 25)) == {"behind_prefetch": 2, "demand": 13}
 
 
-# ---- routes
+# Routes
 
 
 # Contracts: C72
@@ -169,7 +171,7 @@ def test_queues_on_every_link_count_by_what_was_served_there() -> None:
 
 
 def test_a_link_on_the_way_that_served_nothing_wanted_a_slot_too() -> None:
-    """No room in RAM until 14; read 14..18."""
+    """There is no room in RAM until 14; it is read 14..18."""
     mine = Sent(DEMAND, ((1, 9), (0, 18)), (Service(14, 18, link=1), Service(18, 25)))
     assert split((10, 25, 0), mine) == {"no_slot": 4, "storage": 4, "demand": 7}
 
@@ -180,8 +182,9 @@ def test_a_late_prefetch_is_late_on_its_last_hop_and_storage_before() -> None:
 
 
 def test_with_cut_through_a_service_is_storage_up_to_where_it_handed_on() -> None:
-    """Read 8..22; its head was through at 15, and link 0 moves it 16..25 (a demand before it
-    until 16).
+    """It is read 8..22, and its head is through at 15.
+
+    Link 0 moves it 16..25, after a demand that takes until 16.
     """
     other = Sent(DEMAND, ((0, 9),), (Service(9, 16),))
     mine = Sent(DEMAND, ((1, 8), (0, 15)), (Service(8, 22, link=1), Service(16, 25)))
@@ -197,7 +200,7 @@ def test_three_links_are_walked_back_one_after_another() -> None:
     assert split((10, 25, 0), mine) == {"storage": 2 + 7, "no_slot": 1, "demand": 5}
 
 
-# ---- partial moves, write-back
+# Partial moves, write-back
 
 
 # Contracts: C72
@@ -219,8 +222,9 @@ def test_the_rest_that_was_queued_at_the_gate_needs_no_parent() -> None:
 
 
 def test_what_a_late_prefetch_writes_back_counts_as_a_demand() -> None:
-    """Two victims of 5 ns: served 12..40, the first 10 ns for them. And where the interval
-    begins among them.
+    """There are two victims of 5 ns: it is served 12..40, the first 10 ns for them.
+
+    In another case the interval begins within these 10 ns.
     """
     mine = one(PREFETCH, 3, 12, 40, write_back=(7, 8))
     assert split((10, 40, 0), mine) == {"no_slot": 2, "demand": 10, "late_prefetch": 18}
@@ -235,7 +239,7 @@ def test_what_a_demand_writes_back_is_a_demand_like_itself() -> None:
     }
 
 
-# ---- no residual
+# No residual
 
 
 # Contracts: C72
@@ -272,15 +276,16 @@ def test_a_rest_whose_prefetch_ended_at_another_time_explains_nothing() -> None:
         split((10, 25, 1), one(PREFETCH, 2, 3, 13), one(DEMAND, 14, 17, 25, parent=0))
 
 
-# ---- both ways
+# Both ways
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_walking_back_and_the_plain_arithmetic_agree(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One link, 40 transfers with pauses; every transfer ends an interval that began after it
-    was queued.
+    """One link, 40 transfers with pauses.
+
+    Every transfer ends an interval that began after it was queued.
     """
     rng = np.random.default_rng(seed)
     sent, idle, free = [], [], 0

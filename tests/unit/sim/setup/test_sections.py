@@ -1,4 +1,4 @@
-"""Words of a command become values, or are refused as they stand."""
+"""Words of a command become values, or are refused unchanged."""
 
 from __future__ import annotations
 

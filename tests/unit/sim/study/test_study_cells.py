@@ -1,5 +1,6 @@
-"""Studies' files, and the configurations that follow from them: the same as hydra's, and the
-same keys for the same.
+"""Studies' files, and the configurations that follow from them.
+
+They are the same as hydra's, and the same configurations have the same keys.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sim.values.places import CONF
 
 ONLY_HYDRAS = ("study", "experiment")
 SETS_THE_BUDGET = "mixtral_gpu"
-"""The one system that is more than choices, and is left to hydra."""
+"""The one system whose file is more than choices, so that hydra composes it."""
 FILES = sorted(
     f"{path.parent.name}={path.stem}"
     for path in CONF.glob("*/*.yaml")
@@ -34,8 +34,9 @@ def plainly(*words: str) -> str:
 
 
 def check_files(files: list[str]) -> None:
-    """Every file once, each beside some file of another group, for whom its values could be
-    taken.
+    """Check every file once, beside some file of another group.
+
+    Its values must not be taken for the other file's.
     """
     for word, other in zip(files, [*files[37:], *files[:37]], strict=True):
         words = (word, other) if word.split("=")[0] != other.split("=")[0] else (word,)

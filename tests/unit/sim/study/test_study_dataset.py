@@ -1,4 +1,4 @@
-"""A study's rows on disk: each finished cell in a part or in the journal, whatever happens when."""
+"""A study's rows on disk: each finished cell is in a part or in the journal, whatever happens."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_place_that_cannot_be_written_is_refused_and_nothing_left(tmp_path: Pa
 def test_a_full_disk_stops_the_study_and_loses_nothing_that_was_recorded(
     tmp_path: Path, when: str
 ) -> None:
-    """The limit on a file's size stands for the disk's."""
+    """A limit on the size of files stands in for a full disk."""
     fill(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = 4_000 if when == "part" else 60_000

@@ -1,5 +1,6 @@
-"""Studies as they are run: stopped, resumed, with cells that are refused or whose process dies,
-on every launcher.
+"""Studies when they run: stopped and resumed, with refused cells and dying processes.
+
+All launchers are tested.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def cells_of(grid: dict[str, list[object]] | None = None) -> list[Cell]:
 
 
 class Here:
-    """A launcher without processes, which counts."""
+    """A launcher that runs cells in this process and counts them."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -46,7 +47,7 @@ class Here:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing was started."""
+        """There is nothing to stop: no process was started."""
 
     def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> list[Row]:
         for cell in cells:
@@ -55,13 +56,13 @@ class Here:
 
 
 def comparable(place: Path) -> pl.DataFrame:
-    """All but how long it took."""
+    """The dataset without what depends on time."""
     summary = pl.col("summary").str.replace(r'"wall_s": [0-9.e-]+', "")
     return read_cells(place).sort("key").drop("wall_s").with_columns(summary)
 
 
 def quiet(text: str) -> None:
-    """What a study tells."""
+    """Ignore what a study tells."""
 
 
 # Contracts: C134
@@ -111,8 +112,9 @@ def write_study(folder: Path, cells: int) -> Path:
 
 
 def recorded(place: Path) -> int:
-    """Cells in parts and in the journal, as they stand: while a part appears, its cells are in
-    both.
+    """How many cells are in parts and in the journal at this moment.
+
+    While a part appears, its cells are in both.
     """
     journal = place / "journal.jsonl"
     lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
@@ -127,8 +129,9 @@ def recorded(place: Path) -> int:
 def kill_and_resume(
     folder: Path, cells: int, how: signal.Signals, moments: Sequence[int], workers: int = 1
 ) -> None:
-    """Stop a study each time that so many cells are recorded, go on, and compare with one that
-    was not stopped.
+    """Stop a study each time that so many cells are recorded, resume it, and compare.
+
+    It is compared with a study that was not stopped.
     """
     study, whole, broken = write_study(folder, cells), folder / "whole", folder / "broken"
     before = 0
@@ -172,7 +175,7 @@ def test_five_hundred_configurations_killed_three_times_are_the_dataset_of_those
 
 
 def die_at_a_quarter(study: str, cell: Cell, output_dir: str) -> Row:
-    """Stands for a cell that the machine's memory does not suffice for."""
+    """Stands in for a cell that needs more memory than the machine has."""
     if cell.axes["budget.resident_share"] == 0.25:
         os.kill(os.getpid(), signal.SIGKILL)
     return make_row(study, cell, "done")
@@ -191,7 +194,7 @@ def test_a_cell_whose_process_dies_is_recorded_and_its_neighbours_are_not_blamed
 
 
 def do_nothing(study: str, cell: Cell, output_dir: str) -> Row:
-    """Stands for a cell that ends before anybody looks."""
+    """Stands in for a cell that ends before anybody looks."""
     return make_row(study, cell, "done")
 
 

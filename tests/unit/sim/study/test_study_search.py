@@ -1,4 +1,4 @@
-"""Searches: trials see fit sequences only, are never run twice, and are judged on eval, paired."""
+"""Searches: trials see fit sequences only, never run twice, and are judged on eval, paired."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan(**search: Any) -> Plan:
 
 
 class Here:
-    """A launcher without processes, which counts."""
+    """A launcher that runs cells in this process and counts them."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -40,7 +40,7 @@ class Here:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing was started."""
+        """There is nothing to stop: no process was started."""
 
     def run(self, study: str, cells: Sequence[Cell], output_dir: Path) -> list[Row]:
         self.ran += [cell.key for cell in cells]
@@ -48,7 +48,7 @@ class Here:
 
 
 def quiet(text: str) -> None:
-    """What a search tells."""
+    """Ignore what a search tells."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,4 @@
-"""Routing rules against a brute-force reading of their definition, one row and one expert at a
-time.
-"""
+"""Routing rules against brute force by their definition, one row and one expert at a time."""
 
 import itertools
 import json
@@ -80,8 +78,7 @@ def _route_row(rule: RoutingRule, row: list[float], top_k: int) -> list[tuple[in
 def test_route_equals_brute_force(
     score: str, group: str | None, weight: str, bias: tuple[float, ...] | None
 ) -> None:
-    # Identity scores are probabilities where models use them; negative ones have no meaning as
-    # weights.
+    # Models use identity scores as probabilities; negative ones would have no meaning as weights.
     logits = np.random.default_rng(7).normal(size=(4, 5, NUM_EXPERTS)).astype(np.float32)
     logits = np.abs(logits) if score == "identity" else logits
     num_groups, kept_groups = (4, 2) if group else (1, 1)
@@ -102,7 +99,7 @@ def test_choosing_a_null_expert_gives_none() -> None:
         np.array([[0.0, 1.0, 5.0, -1.0], [2.0, 1.0, 0.0, 0.0], [0.0, 1.0, 5.0, 4.0]]), 2
     )
     assert ids.tolist() == [[1, -1], [0, 1], [-1, -1]]
-    # What is left keeps the weight that it had beside the null expert.
+    # The other expert keeps the weight that it had beside the null expert.
     assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(4)), 0.0])
     with pytest.raises(ValueError, match="null_experts is '4', must be below 4"):
         RoutingRule(null_experts=4).route(np.zeros((1, 4)), 1)

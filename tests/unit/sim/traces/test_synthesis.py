@@ -1,6 +1,4 @@
-"""Synthetic traces: deterministic, valid, and following their knobs in the direction that they
-name.
-"""
+"""Synthetic traces: deterministic, valid, and following their knobs in the stated directions."""
 
 from __future__ import annotations
 
@@ -30,22 +28,18 @@ def arrays_of(trace: Trace) -> dict[str, np.ndarray]:
 
 
 def recall(trace: Trace, distance: int) -> float:
-    """Share of the selections that the forecast made so many sites before names among its own
-    top k.
-    """
+    """Share of the selections in the top k of the forecast made ``distance`` sites before."""
     chosen, _ = RULE.route(trace.lookahead["raw"][:, :-distance, distance - 1], trace.ids.shape[2])
     return float((trace.ids[:, distance:, :, None] == chosen[:, :, None, :]).any(-1).mean())
 
 
 def reuse(trace: Trace, lag: int) -> float:
-    """Share of the selections that the token so many before made too, at the same site."""
+    """Share of the selections that the token ``lag`` before made, too, at the same site."""
     return float((trace.ids[lag:, :, :, None] == trace.ids[:-lag, :, None, :]).any(-1).mean())
 
 
 def concentration(trace: Trace) -> float:
-    """Share of a site's selections that its most popular quarter of the experts takes, over the
-    sites.
-    """
+    """The share of a site's selections on its most popular quarter of experts, over all sites."""
     experts = trace.header.model.experts
     counts = [
         np.sort(np.bincount(trace.ids[:, site].ravel(), minlength=experts))[::-1]

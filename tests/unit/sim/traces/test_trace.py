@@ -1,6 +1,4 @@
-"""Traces: what is written is read back, and what was altered is refused by file, field and
-reason.
-"""
+"""Traces: what is written is read back; altered files are refused by file, field and reason."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""What was found wrong with a trace is said again by every run of the sequences that it
-concerns.
-"""
+"""A trace's findings are repeated by every run of the sequences that they concern."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ NOTE = Finding("padding", False, "a little")
 
 @pytest.fixture
 def summary_with(configure: Callable[..., DictConfig], bundled_trace: Trace) -> Callable[..., dict]:
-    """The summary of a run of the trace's first two `eval` sequences, which has these findings."""
+    """The summary of a run of the first two `eval` sequences of a trace with these findings."""
 
     def run(findings: Sequence[Finding] | None) -> dict:
         header = replace(

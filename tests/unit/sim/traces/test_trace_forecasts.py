@@ -1,5 +1,6 @@
-"""Forecasts of prompts that a trace keeps together: what gates offer of them, when there are
-none, what is refused.
+"""Forecasts of prompts that a trace keeps together.
+
+The tests are of what gates offer of them, of traces without them, and of what is refused.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def told(trace: Trace, **choice: Any) -> list[Any]:
 
 
 def assert_same(found: list[Any], other: list[Any]) -> None:
-    """Floats within the rounding of float32."""
+    """Check that two forecasts are equal, with floats within the rounding of float32."""
     assert [entry[:5] for entry in found] == [entry[:5] for entry in other]
     for one, two in zip(found, other, strict=True):
         assert one[5] == pytest.approx(two[5], abs=1e-6)
@@ -96,7 +97,7 @@ def test_what_whole_prompts_are_forecast_to_need_is_what_their_rows_would_say(
 
 
 def test_prompts_recorded_in_pieces_add_up_and_padding_has_no_forecast() -> None:
-    """`make_trace`: a prompt of which a chunk is a step of its own, beside a padded row."""
+    """`make_trace` has a prompt with a chunk as a step of its own, beside a padded row."""
     rows = with_random_scores(make_trace())
     cells = with_cells(rows)
     for choice in (SEQUENTIAL, {"batching": "recorded"}):
@@ -131,8 +132,9 @@ def test_part_of_a_prompt_is_not_forecast_and_more_than_the_prompt_is() -> None:
 
 
 def test_predictors_of_gates_forecast_prompts_from_cells() -> None:
-    """Fate's takes what the rule selects of a prompt; both say the same from rows and from
-    cells.
+    """Fate's predictor takes what the rule selects of a prompt.
+
+    From rows and from cells both predictors say the same.
     """
     for predictor in (GateLookahead(2), ConfidentLookahead()):
         said = []
@@ -154,7 +156,7 @@ def test_predictors_of_gates_forecast_prompts_from_cells() -> None:
 
 # Contracts: C98
 def test_cells_by_hand() -> None:
-    """Two tokens of top 2: 1 before 0 (0.75, 0.25), and 1 before 2 alike."""
+    """Two tokens of top 2: one chooses 1 before 0 (0.75, 0.25), the other 1 before 2 alike."""
     rule = rows_trace().header.sites[0].rule
     three = np.log(np.float32(3))
     scores = np.full((2, 2, 1, 3), np.nan, np.float32)
@@ -269,7 +271,7 @@ def test_forged_cells_are_refused_with_file_field_and_reason(name: str, tmp_path
     assert caught.value.file == FILE
     assert any(caught.value.field.startswith(part) for part in field.split("|"))
     assert rule in str(caught.value)
-    # What nobody asks for is not parsed; every byte is checked all the same.
+    # A file that nobody asks for is not parsed, but its digest is checked all the same.
     read_trace(tmp_path / "trace")
 
 

@@ -1,5 +1,6 @@
-"""Prompts kept as counts: what comes back has the counts, what needs more is refused, and forged
-counts are.
+"""Prompts kept as counts: the counts come back, and runs that need more are refused.
+
+Forged counts are refused, too.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def round_trip(trace: Trace, directory: Path, columns: Any = "all") -> Trace:
 
 
 def tallies(trace: Trace) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float]]:
-    """Choices, and their weights together, by step, sequence, site and expert, of the valid rows
-    of prompts.
+    """Choices of the prompts' valid rows, and their weights together.
+
+    Both are by step, sequence, site and expert.
     """
     count: Counter[tuple[int, ...]] = Counter()
     weight: dict[tuple[int, ...], float] = {}
@@ -125,7 +127,7 @@ BASE = (
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
-    """A trace, and what comes back of its counts."""
+    """A trace, and the trace that comes back from its counts."""
     shape = ModelShape("tiny_mixtral", "none", 16, 8, 2, 128, 120)
     trace = synthesize(shape, tokens=12, sequences=4, prompt_tokens=7, seed=2)
     return trace, round_trip(trace, tmp_path_factory.mktemp("counted") / "trace")
@@ -136,8 +138,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
 def test_a_run_over_counts_is_the_run_over_rows(
     system: str, configure: Callable[..., DictConfig], both: tuple[Trace, Trace]
 ) -> None:
-    """Not alike: the same, in every lookup and every time. Unions, their order and their tokens
-    are all it needs.
+    """The two runs are the same in every lookup and every time.
+
+    Unions, their order and their tokens are all that a run needs.
     """
     frames = [
         execute(build(configure(*BASE.format(system).split()), "x", trace)).frames for trace in both
@@ -169,7 +172,7 @@ def test_what_needs_single_rows_of_a_prompt_is_refused_by_name(
     base = [word for word in BASE.format("lru").split() if word.split("=")[0] not in words]
     with pytest.raises(ValueError, match=message):
         build(configure(*base, *words.split()), "x", both[1])
-    # The same words go with rows.
+    # The same words are accepted with rows.
     build(configure(*base, *words.split()), "x", both[0])
 
 
@@ -224,7 +227,7 @@ def test_forged_counts_are_refused_with_file_field_and_reason(
 
 
 def test_a_step_whose_expert_has_more_tokens_than_there_are_is_refused(tmp_path: Path) -> None:
-    """Two tokens choose two experts each: four choices of which three are one expert's."""
+    """Two tokens choose two experts each: three of the four choices are one expert's."""
     write_trace(tmp_path / "t", counted(make_trace()))
     frame = pl.read_parquet(tmp_path / "t" / FILE)
     of_step = frame.filter((pl.col("sequence") == 7) & (pl.col("site") == 0))

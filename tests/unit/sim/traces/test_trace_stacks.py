@@ -82,7 +82,7 @@ def changed(name: str, place: tuple[int, ...], value: float) -> Trace:
     return trace
 
 
-# Rows 0 to 2 are prompts, 3 and 4 decoded; sites 0 and 1 the encoder's, 2 and 3 the decoder's.
+# Rows 0 to 2 are prompts, 3 and 4 decoded. Sites 0 and 1 are the encoder's, 2 and 3 the decoder's.
 AWAY = (
     "at a site that the row does not visit (prompts visit the encoder's, decoded rows the"
     " decoder's)"

@@ -1,4 +1,4 @@
-"""Keys and bytes of a geometry, routes that can be, and plain values at their edges."""
+"""Keys and bytes of a geometry, valid routes, and plain values at their limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sim.values.types import Geometry, HostCosts, Outcome, Route, Step
 
 TWO = Geometry(3, 4, 2, ("fp16", "int4"), (16.0, 4.0), (8, 2), 100)
-"""Three sites of four experts: 5 units a site, 15 keys a plane."""
+"""Three sites of four experts: 5 units a site, 15 keys for each precision."""
 
 
 def test_keys_go_by_precision_then_site_then_unit_and_the_last_unit_is_the_dense_block() -> None:

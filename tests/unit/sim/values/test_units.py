@@ -1,4 +1,4 @@
-"""Conversions at their edges, and numbers that are refused by name."""
+"""Conversions at their limits, and numbers that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version has one owner, which what is not installed can read."""
+"""The version has one owner, which can be read where the project is not installed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Steps from sequences: small queues by hand, and hundreds of random ones against a composer
-that counts rows.
-"""
+"""Steps from sequences: small queues by hand, and random ones against a composer by rows."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ def rows_of(parts: Sequence[Part]) -> Rows:
 
 
 def walk(batcher: Batcher, step_ns: Callable[[Rows], int]) -> list[Rows | int]:
-    """What a driver is told whose steps take so long: rows of steps, and times to wait for."""
+    """Steps (as rows) and times to wait for, as told to a driver whose steps take ``step_ns``."""
     told: list[Rows | int] = []
     now = 0
     while (following := batcher.next(now)) is not None:
@@ -43,17 +41,16 @@ def ten(step: Rows) -> int:
     return 10
 
 
-# ---- by hand
+# By hand
 
 THREE = (Request(0, 2, 3, 0), Request(1, 3, 1, 5), Request(2, 1, 2, 5))
-"""Prompts of 2, 3 and 1 rows, 3, 1 and 2 decoded; the second and the third arrive during the
-first step.
-"""
+"""Prompts of 2, 3 and 1 rows, with 3, 1 and 2 decoded; two arrive during the first step."""
 
 
 def test_continuous_batching_takes_newcomers_in_at_the_end_of_a_step() -> None:
-    """Two at most: 1 joins at 10 and is done after its only token at 30; 2 joins then, its
-    prompt alone.
+    """At most two run: 1 joins at 10 and is done, after its only token, at 30.
+
+    2 joins then, with its prompt alone.
     """
     assert walk(Batcher(THREE, "continuous", 2), ten) == [
         [(0, 0), (0, 1)],
@@ -76,7 +73,7 @@ def test_continuous_batching_with_room_for_all_prefills_the_newcomers_together()
 
 
 def test_static_batching_forms_a_group_and_lets_nobody_join_it() -> None:
-    """At 0 only the first is there; it runs alone, then the other two."""
+    """At 0 only the first is there; it runs alone, then the other two run."""
     assert walk(Batcher(THREE, "static", 2), ten) == [
         [(0, 0), (0, 1)],
         [(0, 2)],
@@ -89,8 +86,9 @@ def test_static_batching_forms_a_group_and_lets_nobody_join_it() -> None:
 
 
 def test_a_chunk_of_a_prompt_runs_beside_those_that_decode() -> None:
-    """Two prompt rows a step: 1 is cut after two of its three rows, and the third shares its
-    chunk with 2.
+    """Two prompt rows a step: 1 is cut after two of its three rows.
+
+    The third row shares its chunk with 2.
     """
     assert walk(Batcher(THREE, "continuous", 3, prefill_chunk=2), ten) == [
         [(0, 0), (0, 1)],
@@ -176,7 +174,7 @@ def test_equal_arrivals_go_by_number_however_they_were_listed() -> None:
         ]
 
 
-# ---- a composer that counts rows
+# A composer that counts rows
 
 
 def random_case(seed: int) -> tuple[list[Request], dict[str, Any], Callable[[Rows], int]]:
@@ -242,7 +240,7 @@ def test_a_part_knows_whether_its_request_begins_or_ends_with_it() -> None:
     assert (whole.begins, whole.ends, last.begins, last.ends) == (True, False, False, True)
 
 
-# ---- arrivals
+# Arrivals
 
 
 def test_without_a_rate_every_request_is_there_at_0() -> None:
@@ -261,7 +259,7 @@ def test_a_poisson_process_has_independent_exponential_gaps_of_the_stated_mean()
     assert list(times) == sorted(times)
     gaps = [after - before for before, after in zip((0, *times), times, strict=False)]
     mean = sum(gaps) / len(gaps)
-    # Of n exponential gaps the mean has a relative standard error of n**-0.5, 0.7 %.
+    # The mean of n exponential gaps has a relative standard error of n**-0.5, here 0.7 %.
     assert mean == pytest.approx(4e6, rel=0.03)
     assert sum(gap > 4e6 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), abs=0.02)
     assert sum(gap < 4e5 for gap in gaps) / len(gaps) == pytest.approx(1 - math.exp(-0.1), abs=0.02)
@@ -274,7 +272,7 @@ def test_a_seed_names_one_draw_and_a_longer_one_goes_on_from_it() -> None:
     assert arrival_times(1, 2.0, 0) == (round(first * 1e9),) == (930_303_556,)
 
 
-# ---- what is refused
+# What is refused
 
 
 @pytest.mark.parametrize(

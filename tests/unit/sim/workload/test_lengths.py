@@ -18,7 +18,7 @@ BUNDLED = "capture/assets/traces/tiny_mixtral"
 
 
 def make_trace(lengths: dict[int, tuple[int, int]], seed: int = 0, padding: int = 0) -> Trace:
-    """Random gates of sequences with these (prompt, decoded) tokens, which the header tells."""
+    """Random gates of sequences with these (prompt, decoded) tokens, which the header states."""
     trace = composed.make_trace(lengths, seed, padding=padding)
     told = tuple(
         replace(s, prompt_tokens=lengths[s.sequence][0], decode_tokens=lengths[s.sequence][1])
@@ -38,14 +38,15 @@ def cut(trace: Trace, prompt: int | None, decode: int | None, **options: Any) ->
 
 
 def steps_of(workload: Workload) -> list[tuple[int, int, bool]]:
-    """Sequence, rows and whether they are decoded."""
+    """Each step's sequence, number of rows, and whether they are decoded."""
     return [(step.sequences[0], step.rows, step.decode) for step in workload.steps]
 
 
 # Contracts: C80
 def test_a_prompt_may_take_decoded_tokens_and_leave_prompt_tokens_to_be_decoded() -> None:
-    """Sequences of 2 + 4 and 4 + 2 tokens as 3 in and 2 out: both are the first five tokens, in
-    their order.
+    """Sequences of 2 + 4 and 4 + 2 tokens, as 3 in and 2 out.
+
+    Both take the first five tokens, in order.
     """
     trace = make_trace({0: (2, 4), 1: (4, 2)})
     workload = cut(trace, 3, 2)

@@ -1,4 +1,4 @@
-"""From rows of a trace to gates, by hand: need order, scores, unions, forecasts, steps."""
+"""From rows of a trace to gates, worked by hand: need order, scores, unions, forecasts, steps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SHAPE = ModelShape("tiny", "none", SITES, EXPERTS, TOP_K, 8, 8)
 
 
 def trace(*rows: tuple[int, int, int], prompt: int = 0, lookahead: int = 1) -> Trace:
-    """Rows of (sequence, step, position); at both sites experts 0 and 1 with weights 0.75 and
-    0.25, unless replaced.
+    """A trace of rows (sequence, step, position).
+
+    At both sites they choose experts 0 and 1 with weights 0.75 and 0.25, unless replaced.
     """
     sequences = 1 + max(row[0] for row in rows)
     base = synthesize(SHAPE, tokens=1, sequences=sequences, lookahead=lookahead)
@@ -61,7 +62,7 @@ def first_gate(given: Trace, **choices: Any) -> StepGate:
     return gate
 
 
-# ---- need order and scores
+# Need order and scores
 
 
 # Contracts: C7, C8
@@ -103,8 +104,8 @@ def test_needs_of_several_rows_go_by_rows_then_id_with_the_smallest_score_and_th
 ):
     """Rows {3: .75, 1: .25}, {2: .5, 3: .5} (2 first, by id), {1: .75, 2: .25}, {3: 1, 0: 0}.
 
-    Rows each: 3 has three; 1 and 2 two; 0 one. Scores: 3 min(0, .5, 0); 1 min(.75, 0); 2 min(0,
-    .75); 0 1.
+    Expert 3 has three rows, 1 and 2 have two, 0 has one. Scores: 3 min(0, .5, 0); 1 min(.75, 0); 2
+    min(0, .75); 0 1.
     """
     rows = [
         ([3, 1], [0.75, 0.25]),
@@ -140,11 +141,11 @@ def test_the_rows_of_a_gate_are_sliced_on_demand_in_need_order() -> None:
     assert gate.share is None
 
 
-# ---- forecasts
+# Forecasts
 
 
 def looking(*logits: list[float]) -> Trace:
-    """One step of so many rows whose lookahead from site 0 to site 1 is this."""
+    """One step of so many rows with this lookahead from site 0 to site 1."""
     given = trace(*((0, 0, position) for position in range(len(logits))))
     lookahead = given.lookahead["raw"].copy()
     for row, scores in enumerate(logits):
@@ -153,7 +154,7 @@ def looking(*logits: list[float]) -> Trace:
 
 
 def test_a_forecast_is_what_the_target_sites_rule_selects() -> None:
-    """Softmax over the two largest logits, ln 3 and 0: 3/4 and 1/4."""
+    """The softmax over the two largest logits, ln 3 and 0, is 3/4 and 1/4."""
     gate = first_gate(looking([0.0, -5.0, float(np.log(3)), -5.0]), lookahead=1)
     choice = gate.routed(1)
     assert choice is not None
@@ -205,12 +206,13 @@ def test_lookahead_columns_that_were_not_read_are_asked_for() -> None:
         Workload(replace(trace((0, 0, 0)), lookahead={}), split="all", lookahead=1)
 
 
-# ---- steps
+# Steps
 
 
 def both() -> Trace:
-    """Two sequences with prompts of two, decoded together: steps 0 (both prompts), 1 and 2 (a
-    token of each).
+    """Two sequences with prompts of two rows, decoded together.
+
+    Step 0 has both prompts, steps 1 and 2 a token of each.
     """
     rows = [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (0, 1, 2), (1, 1, 2), (0, 2, 3), (1, 2, 3)]
     return trace(*rows, prompt=2)
@@ -319,8 +321,9 @@ def test_the_experts_of_every_gate_are_listed_by_tick() -> None:
 
 
 def test_needs_are_in_the_order_in_which_gates_ask_for_them() -> None:
-    """One by one and several rows are computed on different ways: together they must follow the
-    ticks.
+    """Gates of one row and of several rows are computed in different ways.
+
+    Together they must follow the ticks.
     """
     workload = Workload(both(), split="all", batching="sequential")
     gate, asked = workload.gate(), []

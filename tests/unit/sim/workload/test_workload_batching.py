@@ -1,6 +1,4 @@
-"""Workloads whose steps are composed: random traces against plain Python, and what cannot be
-composed.
-"""
+"""Workloads whose steps are composed: random traces against plain Python, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from sim.values.types import Step
 from sim.workload.batching import Request
 from sim.workload.steps import BLOCK_CELLS, Limits, Workload
 
-# ---- against plain Python
+# Against plain Python
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["all there at 0", "arriving over time"])
@@ -79,7 +77,7 @@ def test_steps_unions_and_needs_are_those_of_the_rows_one_by_one(
 
 
 def most_tokens_held(workload: Workload) -> int:
-    """Row by row: what the sequences hold that have begun and not ended."""
+    """The most tokens that sequences which have begun and not ended hold, counted row by row."""
     held: Counter[int] = Counter()
     most = 0
     for step in workload.steps:
@@ -101,7 +99,7 @@ def test_sequential_is_static_with_one() -> None:
 
 
 def test_a_forecast_of_a_composed_step_is_the_union_of_those_of_its_rows() -> None:
-    """In chunked prefill some rows have none, and count for nothing."""
+    """In chunked prefill some rows have no forecast, and count for nothing."""
     for seed in range(40):
         trace = make_trace({0: (2, 6), 1: (3, 3), 2: (4, 2)}, seed)
         workload = Workload(
@@ -128,7 +126,7 @@ def test_a_forecast_of_a_composed_step_is_the_union_of_those_of_its_rows() -> No
                     if not known:
                         assert choice is None
                         continue
-                    # One row alone keeps its own order; beside others that have none it is a union
+                    # A single row keeps its own order. Beside rows without a forecast it is a union
                     # of one.
                     union = union_by_hand(routes if len(rows) == 1 else [*routes, []])
                     assert choice is not None
@@ -148,11 +146,11 @@ def forecast_of(trace: Trace, row: int, site: int, j: int) -> list[tuple[int, fl
     return in_need_order(*rule.route(trace.lookahead["raw"][row, site, j - 1], TOP_K))
 
 
-# ---- runs over time
+# Runs over time
 
 
 def timed(**choices: Any) -> Workload:
-    """Prompts of 2 and 1, two tokens each; the second arrives at 5."""
+    """Prompts of 2 and 1 rows with two tokens each; the second arrives at 5."""
     trace = make_trace({0: (2, 2), 1: (1, 2)})
     given: dict[str, Any] = {
         "split": "all",
@@ -222,7 +220,7 @@ def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
         _ = timed().needs
 
 
-# ---- limits
+# Limits
 
 
 @pytest.mark.parametrize(
@@ -243,9 +241,10 @@ def test_what_gates_will_need_is_not_known_before_a_timed_run() -> None:
 def test_limits_hold_the_most_tokens_that_run_at_once_and_the_most_rows(
     choices: dict[str, Any], limits: Limits
 ) -> None:
-    """Prompts of 2, 5 and 1 rows, 6, 4 and 1 decoded: 8, 9 and 2 tokens. In a group the second ends
-    when the first has 6; in chunks both end at once. Where the time is not known the longest ones
-    may run together.
+    """Prompts of 2, 5 and 1 rows, with 6, 4 and 1 decoded: 8, 9 and 2 tokens.
+
+    In a group the second ends when the first has 6; in chunks both end at once. Where the time is
+    not known the longest ones may run together.
     """
     assert (
         Workload(make_trace({0: (2, 6), 1: (5, 4), 2: (1, 1)}), split="all", **choices).limits
@@ -254,7 +253,7 @@ def test_limits_hold_the_most_tokens_that_run_at_once_and_the_most_rows(
 
 
 def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
-    """Two prompts of one row: never are both sequences in one step, but both run."""
+    """Two prompts have one row each: both sequences are never in one step, but both run."""
     trace = make_trace({0: (1, 1), 1: (1, 1)})
     recorded = replace(
         trace,
@@ -268,7 +267,7 @@ def test_sequences_that_run_count_while_another_ones_prompt_is_read() -> None:
     assert workload.limits == Limits(tokens=2 + 1, rows=1), "one ends with 2 when the other has 1"
 
 
-# ---- what is left out, and what is refused
+# What is left out, and what is refused
 
 
 def test_padding_runs_with_its_recorded_batch_and_in_no_composed_step() -> None:
@@ -278,7 +277,7 @@ def test_padding_runs_with_its_recorded_batch_and_in_no_composed_step() -> None:
 
 
 def test_padding_leaves_the_tokens_of_its_sequence_as_they_were() -> None:
-    """A sequence of three tokens that is padded while another goes on to its second."""
+    """A sequence of three tokens is padded while another goes on to its second."""
     trace = make_trace({0: (3, 0), 1: (1, 1)})
     order = np.lexsort((trace.position, trace.sequence))
     rows = [*order[:3], order[3], order[0], order[4]]

@@ -1,6 +1,4 @@
-"""Workloads of encoder-decoder models: prompts visit the encoder's sites, decoded rows the
-decoder's.
-"""
+"""Workloads of encoder-decoder models: prompts visit the encoder, decoded rows the decoder."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ def composed(**choices: Any) -> Workload:
 
 
 def test_steps_visit_the_sites_of_their_stack() -> None:
-    """Prompts of 2 and 3 rows, then a token of each; the third sequence has no prompt, the
-    fourth no tokens.
+    """Prompts of 2 and 3 rows, then a token of each.
+
+    The third sequence has no prompt, the fourth no tokens.
     """
     workload = composed(batching="continuous", together=2)
     assert [(step.sequences, step.rows, step.decode, step.sites) for step in workload.steps] == [
