@@ -1,8 +1,9 @@
-"""``python -m real system=... device=cpu|cuda|null [input=live|replay]``: run on a device, write
-files, answer.
+"""Runs a system on a device, writes its files, and prints the answer.
 
-The files are those of ``python -m sim``, written by the same code, and ``generated.jsonl`` for a
-live run.
+    python -m real system=... device=cpu|cuda|host|null [input=live|replay]
+
+The files are those of ``python -m sim``, written by the same code. A live run also leaves
+``generated.jsonl``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from sim.values.places import CONF
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="real")
 def main(cfg: DictConfig) -> None:
-    """One run. Exit code 2 and one line for what cannot run, 1 for what failed while it ran, 128
-    + n for a signal.
+    """Make one run.
+
+    Exit code 2 and one line for what cannot run, 1 for what fails in the run, 128 + n for signal n.
     """
     started = time.perf_counter()
     signal.signal(signal.SIGTERM, terminate)
@@ -72,8 +74,9 @@ def _prepare(request: Request, advance: Any) -> Prepared:
 def _run(
     prepared: Prepared, cfg: DictConfig, output_dir: Path, started: float, console: Console
 ) -> tuple[int, str | None]:
-    """Run and write. The exit code, and what is to be said where it is not 0: then what there is
-    so far is kept.
+    """Run and write. Return the exit code, and a message where that is not 0.
+
+    In that case the command keeps what there is so far.
     """
     driver: Driver | None = None
     try:
@@ -131,7 +134,7 @@ def _write(
 
 
 def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:
-    """Write down how far a run came; what can be said of that."""
+    """Write down how far a run came; return a sentence about that."""
     if driver is None:
         forget(output_dir)
         return "nothing was written"
@@ -155,14 +158,14 @@ def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The error, and what caused it in another thread."""
+    """The error, with what caused it in another thread."""
     cause = error.__cause__
     return str(error) if cause is None or str(cause) in str(error) else f"{error}: {cause}"
 
 
 @contextmanager
 def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
-    """A bar that shows ``(done, total)``; twice the same function."""
+    """A bar that shows ``(done, total)``; both functions are the same."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,11 +1,17 @@
-"""``python -m real.calibrate name=NAME [device=cpu|cuda|host] [tables=none|model] [KEY=VALUE ...]``
+"""Measures this machine from inside the engine, and writes it as a machine of the simulator.
 
-Measures this machine from inside the engine, in under three minutes, and writes
-``conf/hardware/NAME.yaml``: ``python -m sim system=lru hardware=NAME`` then simulates it. Copies by
-size, alone and beside computation, experts by precision and rows, dequantisation, gates of several
-layers at once, the driver's own gaps, the drive by block and depth. ``tables=model`` keeps the
-times of experts and layers as they are, which ties the file to that model.
+    python -m real.calibrate name=NAME [device=cpu|cuda|host] [tables=none|model] [KEY=VALUE ...]
 
+It takes under three minutes and writes ``conf/hardware/NAME.yaml``; ``python -m sim system=lru
+hardware=NAME`` then simulates that machine. What is measured:
+
+- copies by size, alone and beside computation;
+- experts by precision and rows, and dequantisation;
+- gates of several layers at once;
+- the driver's own gaps;
+- the drive, by block and depth.
+
+``tables=model`` keeps the measured times of experts and layers, which ties the file to that model.
 ``output=FILE`` writes elsewhere; ``facts=FILE`` keeps all that was measured as JSON;
 ``seconds=150`` is how long it may take; ``size=small`` or ``tiny`` measures less. All other words
 go into the configuration of ``python -m real`` (``engine.source=buffered``, ``model=..``).
@@ -32,7 +38,7 @@ MOST_RESIDUAL = 0.25
 
 
 def parse(arguments: Sequence[str]) -> Asked:
-    """Raise ValueError for the first word that is wrong."""
+    """What the words ask for. Raise ValueError for the first word that is wrong."""
     given, words = {"device": "cpu", "size": "full", "tables": "none", "seconds": "150"}, []
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -82,7 +88,7 @@ def parse(arguments: Sequence[str]) -> Asked:
 
 
 def warning(facts: Facts) -> str | None:
-    """Where no line fits what was measured."""
+    """A warning where no line fits what was measured; else None."""
     line = fit_line(facts.copy)
     if line.residual <= MOST_RESIDUAL:
         return None
@@ -94,7 +100,7 @@ def warning(facts: Facts) -> str | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message on stderr and no file written."""
+    """Calibrate. Exit status: 0, or 2 with one message on stderr and no file written."""
     try:
         asked = parse(arguments)
         text, facts = calibrate(asked, lambda told: print(told, file=sys.stderr, flush=True))

@@ -1,14 +1,15 @@
-"""``python -m real.closed_loop [systems=a,b,c] [mode=both] ...``: how far simulating lossy systems
-open-loop is off.
+"""Measures how far an open-loop simulation of lossy systems is off.
 
-A trace holds the full-precision model's gates. Low precision and skips change what later gates
-choose; here the model runs inside the simulation and shows it: routing agreement by layer and by
-distance from the prompt, and the shifts of hit ratio, bytes moved and decoding time between open
-and closed loop, teacher-forced and free-running, with paired 95 % intervals. Lossless systems must
-show exactly zero: the command says so, and fails if one does not.
+    python -m real.closed_loop [systems=a,b,c] [mode=both] [KEY=VALUE ...]
 
-Any other word is an override of ``python -m sim`` for all systems; ``weights``, ``quantiser``,
-``group``, ``dtype``, ``device`` and ``threads`` as in ``python -m real.quality``.
+A trace holds the full-precision model's gates, but low precision and skips change what later gates
+choose. Here the model runs inside the simulation and shows that: routing agreement by layer and by
+distance from the prompt, and the shifts of hit ratio, bytes moved and decoding time from the open
+to the closed loop. It does so teacher-forced and free-running, with paired 95 % intervals. Lossless
+systems must show exactly zero: the command says so, and fails if one does not.
+
+``weights``, ``quantiser``, ``group``, ``dtype``, ``device`` and ``threads`` are as in ``python -m
+real.quality``. Any other word is an override of ``python -m sim`` for all systems.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WIDTH = 132
 
 
 def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], Request]:
-    """Systems, modes, and what is left, read as ``real.quality`` reads it. Raise ValueError."""
+    """Systems, modes, and the other words as ``real.quality`` reads them. Raise ValueError."""
     systems: tuple[str, ...] = SYSTEMS
     modes: tuple[str, ...] = MODES
     left = []
@@ -68,7 +69,7 @@ def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], R
 
 
 def print_shifts(shifts: Sequence[Shift], console: Console) -> None:
-    """One table a mode: agreement, then each shift from open to closed."""
+    """Print a table for each mode: agreement, then each shift from open to closed loop."""
     for mode in dict.fromkeys(shift.mode for shift in shifts):
         table = Table(
             "system",
@@ -112,7 +113,7 @@ def _text(estimate: Estimate) -> str:
 
 
 def sentences(shifts: Sequence[Shift]) -> list[str]:
-    """What lossless systems show, and how agreement falls with distance."""
+    """What lossless systems show, and how agreement falls with distance, in words."""
     found = []
     lossless = [shift for shift in shifts if shift.lossless]
     if lossless:
@@ -131,8 +132,9 @@ def sentences(shifts: Sequence[Shift]) -> list[str]:
 
 
 def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
-    """Agreement by site and by distance, a colour a system; solid teacher-forced, dashed
-    free-running.
+    """Draw agreement by site and by distance, one colour a system.
+
+    Lines are solid for teacher-forced, dashed for free-running. Return the files.
     """
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -160,7 +162,7 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
         )
         axes[0].set_ylabel("experts that both models choose, %")
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-        # Above, for a line below would lie on the legend.
+        # The title stands above, since a text below would lie on the legend.
         title = (
             "Gates of the lossy model against full precision (solid: teacher-forced, dashed:"
             " free-running)"
@@ -177,7 +179,7 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
 def write(
     directory: Path, shifts: Sequence[Shift], assessment: Assessment, request: Request
 ) -> None:
-    """``closed_loop.json``, ``closed_loop.parquet`` (a row a system and mode) and the figure."""
+    """Write ``closed_loop.json``, ``closed_loop.parquet`` (a row a system and mode), the figure."""
     rows: list[dict[str, Any]] = [shift.row() for shift in shifts]
     more = [
         {
@@ -203,7 +205,7 @@ def write(
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0; 1 where a lossless system shows a shift; 2 with one message on stderr for
+    """Exit status: 0; 1 where a lossless system shows a shift; 2, with one message on stderr, for
     wrong input.
     """
     try:

@@ -1,11 +1,17 @@
-"""``python -m real.probe [--output FILE]``: what this machine's link to its GPU, host calls and
-kernels take.
+"""Measures what this machine's link to its GPU, its host calls and its kernels take.
 
-Facts for the machine model, written as JSON: copies by size from pinned and from pageable memory,
-to the device and back, alone and behind each other; what the host pays for a launch, an event, a
-wait and the read-out of a routing; the cost of pinning; how far the device's clock strays from the
-host's; FloE's gather by columns, by threads and by a kernel that reads host memory; the kernels
-beside a measured copy. Nothing is fitted here.
+    python -m real.probe [--output FILE]
+
+It writes facts for the machine model as JSON:
+
+- copies by size, from pinned and from pageable memory, to the device and back, alone and in a row;
+- what a launch, an event, a wait and the read-out of a routing cost the host;
+- the cost of pinning;
+- how far the device's clock strays from the host's;
+- FloE's gather by columns: by threads, and by a kernel that reads host memory;
+- the kernels beside a measured copy.
+
+Nothing is fitted here.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from real.cuda.runtime import CudaRuntime, DeviceError, Runtime
 
 
 def probe(runtime: Runtime) -> dict[str, Any]:
-    """All facts. Takes about two minutes."""
+    """Measure all facts. Takes about two minutes."""
     from real.cuda.bench import Bench, Measuring
 
     facts, kernels = links_and_host(runtime), Measuring(runtime, Bench())

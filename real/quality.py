@@ -1,17 +1,22 @@
-"""``python -m real.quality system=NAME [weights=DIR] [prompts=FILE] [loop=both] ...``: what lossy
-choices cost.
+"""Measures what a system's lossy choices cost in quality, with the model itself.
 
-A system's run, with the model's real forward pass computing what was served: perplexity and KL
-divergence to the full-precision model, teacher-forced, beside the simulated speed. ``loop=open``:
-the system decides on the trace's gates and these choices are computed; ``closed``: it decides on
-the gates that the lossy model shows. Paired 95 % intervals over sequences. Any other word is an
-override of ``python -m sim``.
+    python -m real.quality system=NAME [weights=DIR] [prompts=FILE] [loop=both] [KEY=VALUE ...]
 
-``weights``: a directory or OWNER/NAME; default: the bundled model that the trace was captured from.
-``prompts``: a file or bundled set, captured first, into ``output_dir``.
-``quantiser=groups|channels`` with ``group=64`` makes the integers. ``dtype``, ``device``,
-``threads``: how the model runs. ``tasks=a,b``: lm-evaluation-harness instead of the texts, on so
-many documents as ``limit`` says; ``task_dir``: a folder with tasks of one's own.
+The model's real forward pass computes what a system's run serves. Printed are perplexity and KL
+divergence to the full-precision model, teacher-forced, beside the simulated speed, with paired 95 %
+intervals over sequences.
+
+- ``loop=open``: the system decides on the trace's gates, and these choices are computed.
+  ``closed``: it decides on the gates that the lossy model shows. ``both`` is the default.
+- ``weights``: a directory or OWNER/NAME; default: the bundled model that the trace was captured
+  from.
+- ``prompts``: a file or a bundled set, which is captured first, into ``output_dir``.
+- ``quantiser=groups|channels``, with ``group=64``, makes the integers.
+- ``dtype``, ``device``, ``threads``: how the model runs.
+- ``tasks=a,b``: run lm-evaluation-harness instead of the texts, on ``limit`` documents of each
+  task. ``task_dir``: a folder with tasks of one's own.
+
+Any other word is an override of ``python -m sim``.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from sim.results.outputs import own_folder
 
 
 def _captured(request: Request, console: Console) -> tuple[str, ...]:
-    """The overrides with the trace of the prompts that were given, captured into ``output_dir``."""
+    """The overrides, with the trace of the given prompts, captured into ``output_dir``."""
     if request.prompts is None:
         return request.overrides
     place = request.output_dir / "trace"
@@ -53,7 +58,7 @@ def _captured(request: Request, console: Console) -> tuple[str, ...]:
 
 
 def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, Any], Assessment]:
-    """The system in each loop that is asked for, and what the numbers are of."""
+    """Assess the system in each loop that is asked for; also return what the numbers are of."""
     overrides = _captured(request, console)
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(
@@ -72,8 +77,9 @@ def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, An
 def write(
     directory: Path, loops: Sequence[Loop], what: dict[str, Any], assessment: Assessment
 ) -> None:
-    """``quality.json`` (a row a loop, with the simulated summary) and ``quality.parquet`` (a row
-    a sequence).
+    """Write ``quality.json`` and ``quality.parquet``.
+
+    The first has a row for each loop, with the simulated summary, the second one for each sequence.
     """
     summaries = {loop.name: loop.replayed.result.summary for loop in loops}
     prefill = {loop.name: loop.prefill.row() for loop in loops if loop.prefill}
@@ -89,7 +95,7 @@ def write(
 
 
 def print_quality(loops: Sequence[Loop], console: Console) -> None:
-    """A column a loop, and one sentence."""
+    """Print a table with a column for each loop, and one sentence."""
     summary = loops[0].replayed.result.summary
     title = f"{summary['system']}: quality of what it serves"
     table = Table(
@@ -148,7 +154,7 @@ def _with_interval(summary: dict[str, Any], name: str) -> str:
 
 
 def sentence(loops: Sequence[Loop]) -> str:
-    """The answer, in words: of the last loop, which is the closed one where both were run."""
+    """The answer in words, for the last loop: the closed one where both were run."""
     loop = loops[-1]
     summary, quality = loop.replayed.result.summary, loop.decode
     head = (

@@ -1,11 +1,15 @@
-"""``python -m real.quality_figures figure=NAME[,NAME] model=NAME ...``: the papers' motivating
-figures on a real model.
+"""Makes the papers' motivating figures on a real model.
 
-Prints a table with paired 95 % intervals and whether the paper's order holds; draws a PNG and an
-SVG; writes a parquet of every point. ``figure=all`` makes those that the model's experts allow.
-``model``: a bundled model, a directory or OWNER/NAME. ``prompts``: a file of JSON lines or a
-bundled set, ``fit`` and ``eval`` how many of its texts of either split. ``dtype``, ``device``,
-``threads``: how the model runs.
+    python -m real.quality_figures figure=NAME[,NAME] model=NAME [KEY=VALUE ...]
+
+For each figure it prints a table with paired 95 % intervals, and whether the paper's order holds;
+it draws a PNG and an SVG, and writes every point to a parquet file.
+
+- ``figure=all`` makes all figures that the model's experts allow.
+- ``model``: a bundled model, a directory, or OWNER/NAME.
+- ``prompts``: a file of JSON lines or a bundled set; ``fit`` and ``eval`` are how many of its texts
+  of either split are read.
+- ``dtype``, ``device``, ``threads``: how the model runs.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ DEFAULTS = {
     "threads": "0",
 }
 WIDTH = 118
-"""Of the tables: an interval is not broken."""
+"""The width of tables, in which no interval is broken."""
 WRONG_INPUT = (ValueError, OSError, CaptureError, SettingError, SwapError)
 
 
@@ -69,7 +73,7 @@ class Request:
 
 
 def request_of(words: Sequence[str]) -> Request:
-    """Raise ValueError for the first word that is wrong."""
+    """The request of these words. Raise ValueError for the first word that is wrong."""
     given = dict(DEFAULTS)
     for word in words:
         key, equals, text = word.partition("=")
@@ -139,7 +143,7 @@ def bench_of(request: Request, track: Any) -> Bench:
 
 
 def print_sweep(sweep: Sweep, model: str, console: Console) -> None:
-    """The table, the claims of the paper with what became of them, and what a reader must know."""
+    """Print the table, what became of the paper's claims, and what a reader must know."""
     first = sweep.points[0].quality
     table = Table(
         "x",

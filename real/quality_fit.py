@@ -1,20 +1,20 @@
-"""``python -m real.quality_fit fit=NAME [trace=NAME | trace.path=DIR] [tolerated=0.05] ...``:
-choices made by quality.
+"""Makes the choices that papers make offline by a model's losses.
 
-What the papers decide offline by measuring a model's losses, on the ``fit`` sequences of a trace
-alone:
+    python -m real.quality_fit fit=NAME [trace=NAME | trace.path=DIR] [tolerated=0.05] [KEY=VALUE]
 
-- ``fit=widths`` (EdgeMoE section 3.2): the importance of every expert, then as many of the least
-  important as the tolerated loss allows at the lower of two widths; for ``precision=per_expert
-  precision.artefact=FILE``;
+Losses are measured on the ``fit`` sequences of a trace alone, as relative increases of perplexity:
+
+- ``fit=widths`` (EdgeMoE section 3.2): the importance of every expert; then as many of the least
+  important as the tolerated loss allows get the lower of two widths. For ``precision=per_expert
+  precision.artefact=FILE``.
 - ``fit=low_share`` (Fate section 4.5): the largest share of a prompt's unpopular experts at INT2,
-  the others at INT4, within the tolerated loss over INT4; for ``precision=low_for_few
-  precision.artefact=FILE``;
+  the others at INT4, within the tolerated loss over INT4. For ``precision=low_for_few
+  precision.artefact=FILE``.
 - ``fit=sparsity`` (FloE section 3.2): the largest of the trace's sparsities within the tolerated
   loss, with its thresholds; prints the override ``payload.sparsity=``.
 
-Losses are relative increases of perplexity. ``texts``: how many sequences are read. ``weights``,
-``dtype``, ``device``, ``threads`` as in ``python -m real.quality``.
+``texts``: how many sequences are read. ``weights``, ``dtype``, ``device``, ``threads`` are as in
+``python -m real.quality``.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ DEFAULTS = {
     "threads": "0",
 }
 SHARES = 16
-"""Steps of the share of low experts that are tried: 1/16 each."""
+"""How finely the share of low experts is tried: in steps of 1/16."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit found: the artefact's own part, and how to use it (``FILE`` stands for its
-    place).
+    """What a fit found: the artefact's own part, and how to use it.
+
+    In ``use``, ``FILE`` stands for the artefact's place.
     """
 
     kind: str
@@ -76,7 +77,7 @@ class Fitted:
 
 
 def widths(whole: Whole, tolerated: float, place: Path, header: Header, track: Track) -> Fitted:
-    """EdgeMoE's search."""
+    """EdgeMoE's search for bit-widths."""
     low_variants = Variants(whole.forms, ("int4", "int2"), CHANNELS)
     found = search(whole, profile(whole, low_variants, track), tolerated, CHANNELS, track)
     if found.high == found.low:
@@ -97,7 +98,7 @@ def widths(whole: Whole, tolerated: float, place: Path, header: Header, track: T
 
 
 def low_share(whole: Whole, tolerated: float, place: Path, header: Header, track: Track) -> Fitted:
-    """Fate's share: the largest such that it, and every smaller one tried, is within the
+    """Fate's share: the largest such that it, and every smaller one that is tried, is within the
     tolerated loss over INT4.
     """
     experts = whole.forms[0].layer.num_experts
@@ -179,7 +180,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def fit(words: Sequence[str], console: Console) -> tuple[Path, str]:
-    """Where the fit was written, and what it says. Raise ValueError for wrong input."""
+    """Fit; return where the fit was written, and what it says. Raise ValueError for wrong input."""
     own, overrides = dict(DEFAULTS), []
     for word in words:
         key, equals, text = word.partition("=")

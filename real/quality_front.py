@@ -1,12 +1,15 @@
-"""``python -m real.quality_front STUDY [loop=closed] [output_dir=DIR] ...``: a study's front with
-measured quality.
+"""Measures the quality of a study's points, and draws their front of speed and quality.
 
-STUDY: what ``python -m sim.study`` wrote. Of its cells on eval sequences (of a search these are the
-front that its proxies gave, and the system as it stands) the model itself computes what each
-serves: KL divergence and perplexity against full precision beside the simulated speed, with 95 %
-intervals over sequences, paired. Then it says which points no other beats in both, and how well the
-proxy orders them. ``weights``, ``quantiser``, ``group``, ``dtype``, ``device`` and ``threads`` as
-in ``python -m real.quality``; other words are overrides of every cell.
+    python -m real.quality_front STUDY [loop=closed] [output_dir=DIR] [KEY=VALUE ...]
+
+STUDY is a folder that ``python -m sim.study`` wrote. Its cells on eval sequences are measured; of a
+search these are the front that its proxies gave, and the system as it stands. The model itself
+computes what each cell serves. Printed are KL divergence and perplexity against full precision
+beside the simulated speed, with paired 95 % intervals over sequences. The command then says which
+points no other beats in both, and how well the proxy orders them.
+
+``weights``, ``quantiser``, ``group``, ``dtype``, ``device`` and ``threads`` are as in ``python -m
+real.quality``. Other words are overrides of every cell.
 """
 
 from __future__ import annotations
@@ -43,17 +46,18 @@ OUTPUT_DIR = "outputs/quality_front"
 NOT_OURS = ("outputs=", "trace.split=")
 WIDTH = 150
 ROOM_POINTS = 16.0, 9.0
-"""Width and height of a number in the figure, in points."""
+"""The room that a number takes in the figure, width and height in points."""
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A cell with its measured quality. ``varied``: what the study set in it, by key; empty as the
-    system stands.
+    """A cell with its measured quality.
 
-    ``faster`` and ``worse`` compare with the system as it stands: how many times as fast it
-    decodes, and its KL less that one's in nats a token, paired; both None of that one itself, and
-    where the study has none. ``proxy``: gate weight served low, and skipped.
+    - ``varied``: what the study set in it, by key; empty for the system as it stands.
+    - ``faster``, ``worse``: compared with the system as it stands, paired: how many times as fast
+      it decodes, and how much larger its KL is in nats a token. Both are None for that system
+      itself, and where the study does not have it.
+    - ``proxy``: shares of gate weight served low, and skipped.
     """
 
     number: int
@@ -81,7 +85,7 @@ class FrontPoint:
         return float(found["low_mass"]), float(found["skip_mass"])
 
     def row(self) -> dict[str, Any]:
-        """Flat, for a table; what ``sim.pareto`` reads is in it."""
+        """A flat row, for a table; ``sim.pareto`` reads it."""
         low, skip = self.proxy
         flat = {
             "number": self.number,
@@ -100,10 +104,9 @@ class FrontPoint:
 
 
 def cells_of(study: Path, overrides: Sequence[str]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """What is varied and the overrides of every cell of ``study`` that ran on eval sequences, as it
-    stands first.
+    """Every cell of ``study`` that ran on eval sequences: what is varied in it, and its overrides.
 
-    Raise ValueError where there is none.
+    The system as it stands is first. Raise ValueError where there is no such cell.
     """
     found: list[tuple[dict[str, Any], tuple[str, ...]]] = []
     for row in read_cells(study).sort("key").to_dicts():
@@ -125,7 +128,7 @@ def cells_of(study: Path, overrides: Sequence[str]) -> list[tuple[dict[str, Any]
 
 
 def measure(study: Path, request: Request, console: Console) -> tuple[list[FrontPoint], Assessment]:
-    """Every cell of the study on eval sequences, in the loop that is asked for."""
+    """Measure every cell of the study on eval sequences, in the loop that is asked for."""
     cells = cells_of(study, request.overrides)
     (name,) = request.loops
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
@@ -145,8 +148,9 @@ def measure(study: Path, request: Request, console: Console) -> tuple[list[Front
 
 
 def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> list[FrontPoint]:
-    """The points, numbered from 1 by their loss; compared with the first, if nothing is varied
-    in it.
+    """The points, numbered from 1 by their loss.
+
+    They are compared with the first cell if nothing is varied in it.
     """
     base = loops[0]
     base_ns = _decode_ns(base)
@@ -156,8 +160,8 @@ def points_of(varied: Sequence[Mapping[str, Any]], loops: Sequence[Loop]) -> lis
         faster = paired(_decode_ns(loop), base_ns) if is_compared else None
         worse = divergence_difference(loop.decoded, base.decoded) if is_compared else None
         found.append(FrontPoint(0, values, loop, faster, worse))
-    # What knows the future, or does what no machine can, is no system: it beats nobody, and is on
-    # no front.
+    # A bound (it knows the future, or does what no machine can) is no system: it beats nobody, and
+    # is on no front.
     losses = [point.loss if point.labels.is_system else np.nan for point in found]
     marks = front(np.array([point.speed for point in found]), np.array(losses)).tolist()
     order = sorted(range(len(found)), key=lambda i: (found[i].loss, -found[i].speed, i))
@@ -174,14 +178,15 @@ def _decode_ns(loop: Loop) -> Any:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's, ties at their mean rank; NaN where one of the two does not vary."""
+    """Spearman's rank correlation, ties at their mean rank; NaN where one side does not vary."""
     table = pl.DataFrame({"first": [*map(float, first)], "second": [*map(float, second)]})
     return float(table.select(pl.corr("first", "second", method="spearman")).item())
 
 
 def print_points(points: Sequence[FrontPoint], console: Console) -> None:
-    """The front and the system as it stands, least lost first, and what each point is;
-    quality.json has all.
+    """Print the front and the system as it stands, least lost first, and what each point is.
+
+    All points are in quality.json.
     """
     first = points[0].loop
     title = (
@@ -220,7 +225,7 @@ def print_points(points: Sequence[FrontPoint], console: Console) -> None:
 
 
 def surroundings(loop: Loop) -> str:
-    """Trace, machine and budget, which all points share."""
+    """Trace, machine and budget, which all points share, in words."""
     summary = loop.replayed.result.summary
     return (
         f"{summary['trace']['name']}, {summary['hardware']},"
@@ -229,7 +234,7 @@ def surroundings(loop: Loop) -> str:
 
 
 def told(varied: Mapping[str, Any]) -> str:
-    """What is varied, in short; as it stands where nothing is."""
+    """What is varied, in short; "as it stands" where nothing is."""
     short = {
         key.removeprefix("precision.").removeprefix("cache."): value
         for key, value in varied.items()
@@ -262,9 +267,7 @@ def sentences(points: Sequence[FrontPoint]) -> list[str]:
 
 
 def name_points(axis: Any, points: Sequence[FrontPoint]) -> None:
-    """Numbers left of the system as it stands and of the front's points, where there is room for
-    them.
-    """
+    """Number the system as it stands and the front's points, on their left, where there is room."""
     taken: list[Any] = []
     for point in sorted(points, key=lambda point: bool(point.varied)):
         at = axis.transData.transform((1000 * point.loss, point.speed)) * 72 / axis.figure.dpi
@@ -284,8 +287,9 @@ def name_points(axis: Any, points: Sequence[FrontPoint]) -> None:
 
 
 def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
-    """``quality_front.png`` and ``.svg``: speed by measured KL, the front joined; and what the
-    proxies said of it.
+    """Draw ``quality_front.png`` and ``.svg``; return both files.
+
+    They show speed by measured KL with the front joined, and what the proxies said of it.
     """
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -339,9 +343,7 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
 def write(
     directory: Path, points: Sequence[FrontPoint], assessment: Assessment, request: Request
 ) -> None:
-    """``quality.json``, as ``python -m real.quality`` writes it with a row a point, and the
-    figure.
-    """
+    """Write the figure, and ``quality.json`` as ``python -m real.quality`` does, a row a point."""
     content = {
         "schema": 1,
         **identity(assessment, request.weights),

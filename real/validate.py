@@ -1,12 +1,15 @@
-"""``python -m real.validate systems=A,B budgets=0.25,0.5 [repeats=3] [closed_loop=MODES]
-[output_dir=DIR] [KEY=VALUE]``
+"""Measures how far the simulator is from runs on a device.
 
-How far the simulator is from runs on a device: each system at each budget runs ``repeats`` times,
-interleaved in a seeded random order, and is simulated; ``closed_loop=teacher-forced,free-running``
-puts the model in the loop. All other words go into the configuration of ``python -m real``
-(``device=cpu``, ``engine.links=free``, ``trace.max_sequences=1`` ..). Writes ``validation.md``,
-``validation.json``, a figure, and ``timelines.json``: the first run and its simulation side by
-side, for ui.perfetto.dev.
+    python -m real.validate systems=A,B budgets=0.25,0.5 [repeats=3] [closed_loop=MODES]
+                            [output_dir=DIR] [KEY=VALUE ...]
+
+Each system runs at each budget ``repeats`` times, interleaved in a seeded random order, and is
+simulated. ``closed_loop=teacher-forced,free-running`` also puts the model in the loop. It writes
+``validation.md``, ``validation.json``, a figure, and ``timelines.json``: the first run and its
+simulation side by side, for ui.perfetto.dev.
+
+All other words go into the configuration of ``python -m real`` (``device=cpu``,
+``engine.links=free``, ``trace.max_sequences=1`` ..).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir")
 
 
 def parse(arguments: Sequence[str]) -> Asked:
-    """Raise ValueError for the first word that is wrong."""
+    """What the words ask for. Raise ValueError for the first word that is wrong."""
     given = dict.fromkeys(OWN, "")
     given |= {"repeats": "3", "seed": "0", "output_dir": "outputs/validation"}
     words = []
@@ -71,9 +74,10 @@ def parse(arguments: Sequence[str]) -> Asked:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0; 1 where decisions differ or a run failed; 2 with one message and nothing
-    written for what cannot run; 128 + n for a signal. After a failure or a signal the report is of
-    the runs before it.
+    """Exit status: 0; 1 where decisions differ or a run failed; 2, with one message and nothing
+    written, for what cannot run; 128 + n for signal n.
+
+    After a failure or a signal the report is of the runs before it.
     """
     signal.signal(signal.SIGTERM, terminate)
     console = Console(stderr=True)

@@ -1,1 +1,1 @@
-"""A machine measured from inside the engine: what `python -m real.calibrate` is made of."""
+"""Measures a machine from inside the engine: the parts of `python -m real.calibrate`."""

@@ -1,9 +1,8 @@
-"""A device of a run, opened without a driver: single services and computations, as its own threads
-do them.
+"""A device opened without a driver, to time single services and computations as a run makes them.
 
-What is timed is what a run would wait for: from the hand-over of a service to its end, told under
-the lock, hand-overs between threads included; tight loops over a copy or a product leave all that
-out, and find everything cached.
+What is timed is what a run would wait for: from the hand-over of a service to its end, reported
+under the lock, with the hand-overs between threads. A tight loop over a copy or a product would
+leave these out, and find everything cached.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from real.driver.device import Service
 from real.setup.prepare import Prepared
 
 Points = list[tuple[int, float]]
-"""An argument, and the median of what it took, in ns."""
+"""Arguments, each with the median of what it took, in ns."""
 
 
 class DeviceBench:
@@ -28,8 +27,9 @@ class DeviceBench:
         controller = prepared.run.controller
         self.geometry = controller.geometry
         self.key, self.other, *more = controller.slots.initial
-        """Of variants that are resident: all but the second are written in turn, which is
-        computed from meanwhile.
+        """Two variants that are resident.
+
+        The second is computed from, while all the others are written in turn.
         """
         self._written = [self.key, *more]
         self._engines = controller.route.engines
@@ -63,10 +63,11 @@ class DeviceBench:
     # ---- what is timed
 
     def begin(self, moved_bytes: int) -> Service:
-        """A service on link 0."""
+        """Begin a service on link 0."""
         with self.device.lock:
-            # A number of its own, since the device counts what it has moved of each transfer, and
-            # another place of the store each time, since a drive keeps what it read last.
+            # Each service has a transfer number of its own, since the device counts what it has
+            # moved of each transfer. Each reads another place of the store, since a drive keeps
+            # what it read last.
             key = self._written[self._rows % len(self._written)]
             service = Service(
                 self._rows, 0, 0, self._rows, key, moved_bytes, self.device.now_ns(), lambda b: 0
@@ -80,7 +81,7 @@ class DeviceBench:
             return service.row in self._ended_ns
 
     def await_end_ns(self, service: Service) -> int:
-        """How long it took."""
+        """Wait for a service's end; return how long it took."""
         self.device.wait(
             lambda: service.row in self._ended_ns, lambda: f"service {service.row} has not ended"
         )
@@ -95,7 +96,7 @@ class DeviceBench:
         return int(self.device.now_ns() - began_ns)
 
     def on_cpu_ns(self, key: int, rows: int) -> int:
-        """An expert on the CPU, from the hand-over to the result's."""
+        """The ns of an expert on the CPU, from its hand-over to that of its result."""
         count = len(self._cpu_ns)
         with self.device.lock:
             began_ns = self.device.now_ns()
@@ -104,8 +105,9 @@ class DeviceBench:
         return int(self._cpu_ns[-1] - began_ns)
 
     def overlapped_ns(self, moved_bytes: int, key: int) -> tuple[int, list[int]]:
-        """A service while experts are computed one after another; what each of those took that
-        it covered whole.
+        """The ns of a service while experts are computed one after another, and theirs.
+
+        Only experts count that the service covered whole.
         """
         took: list[int] = []
         service = self.begin(moved_bytes)
@@ -117,5 +119,5 @@ class DeviceBench:
 
 
 def medians(arguments: Sequence[int], measure: Callable[[int], int], repeats: int) -> Points:
-    """Of ``repeats`` after one that is not counted."""
+    """The median of ``repeats`` measurements at each argument, after one that is not counted."""
     return [(a, median([measure(a) for _ in range(repeats + 1)][1:])) for a in arguments]

@@ -1,4 +1,4 @@
-"""Calibrates a machine: measures it, fits its parameters and writes its file."""
+"""Calibrates a machine: measures it, fits its parameters, and writes its file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ON_GPU = (
     "engine.patience_s=30",
     "engine.stand_in_gib=0.4",
 )
-"""Mixtral's experts."""
+"""Experts of Mixtral's size."""
 ON_CPU = (
     "model=tiny_gates_half_mixtral",
     "model.hidden=1024",
@@ -69,7 +69,7 @@ class Asked:
 
 
 def plan_of(asked: Asked) -> Plan:
-    """What is measured at each size."""
+    """The plan of what is measured, for the size that was asked for."""
     deadline = Deadline(asked.seconds)
     fixed = (*SHORT, f"device={asked.device}")
     if asked.size == "tiny":
@@ -85,7 +85,7 @@ def plan_of(asked: Asked) -> Plan:
         )
     sizes: tuple[str, ...] = ON_GPU if asked.device == "cuda" else ON_CPU
     sizes = tuple(word for word in sizes if asked.device == "cpu" or word != "engine.source=direct")
-    # Of other precisions one distinct expert is enough: rounding them takes longer than all else.
+    # At other precisions one distinct expert is enough: rounding them takes longer than all else.
     plan = Plan(
         (*fixed, *sizes, *asked.words),
         other_words=("engine.stand_in_gib=0.001",),
@@ -99,8 +99,9 @@ def plan_of(asked: Asked) -> Plan:
 
 
 def memory_of(device: str) -> tuple[int, int]:
-    """Bytes of the device's memory, and how many are taken. To be asked before anything of a run
-    is allocated.
+    """The bytes of the device's memory, and how many of them are taken.
+
+    Ask before anything of a run is allocated.
     """
     if device != "cpu":
         return runtime_of(device).memory()
@@ -109,7 +110,7 @@ def memory_of(device: str) -> tuple[int, int]:
 
 
 def machine_of(asked: Asked, prepared: Prepared, memory: tuple[int, int]) -> Machine:
-    """Where it was measured."""
+    """The facts about the machine that was measured."""
     versions = (
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.platform()},"
         f" {processor()}"
@@ -129,7 +130,7 @@ def machine_of(asked: Asked, prepared: Prepared, memory: tuple[int, int]) -> Mac
 
 
 def calibrate(asked: Asked, say: Callable[[str], None]) -> tuple[str, Facts]:
-    """The file's text, and what it was fitted from. Raise ValueError for what cannot run here."""
+    """The file's text, and the facts it was fitted to. Raise ValueError for what cannot run."""
     plan = plan_of(asked)
     memory = memory_of(asked.device)
     facts, prepared = measure(plan, say)

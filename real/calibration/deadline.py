@@ -1,4 +1,4 @@
-"""How long is left, and figures written as JSON."""
+"""A deadline, and figures written as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Deadline:
-    """So many seconds from now."""
+    """A point of time ``seconds`` from now."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -24,7 +24,7 @@ class Deadline:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all."""
+    """Write a file of JSON, whole or not at all."""
     part = path.with_name(f"{path.name}.part{os.getpid()}")
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)

@@ -1,9 +1,8 @@
-"""From what was measured to the figures of a machine: a straight line for the link, a roofline for
-experts.
+"""Fits a machine's figures to what was measured: a line for the link, a roofline for experts.
 
-The figures serve every model; how far they are off where they were fitted is said beside them.
-Tables keep what was measured as it is, the link's for every model, those of experts and layers for
-the model that they were measured with.
+The figures serve every model; beside them stands how far they are off where they were fitted.
+Tables keep measured times as they are. The link's table serves every model; those of experts and
+layers serve the model that they were measured with.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ LEAST_NS = 1.0
 
 @dataclass(frozen=True)
 class Line:
-    """``overhead_ns + argument / per_s``; ``residual``: the median relative error over the points,
-    ``worst`` its greatest.
+    """``overhead_ns + argument / per_s``.
+
+    ``residual`` is the median relative error over the points, ``worst`` the greatest.
     """
 
     overhead_ns: float
@@ -36,8 +36,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a hardware file needs. ``expert_residual``: of the roofline at every precision and
-    number of rows.
+    """The figures that a hardware file needs.
+
+    ``expert_residual`` and ``expert_worst`` are relative errors of the roofline over all numbers of
+    rows, for plain weights.
     """
 
     link: Line
@@ -53,8 +55,10 @@ class Figures:
 
 
 def fit_line(points: Points) -> Line:
-    """Least squares of relative errors. Through nothing, where that has an overhead below 0, or
-    less takes longer.
+    """A line through points, by least squares of relative errors.
+
+    The line goes through the origin where the overhead would be below 0, or larger arguments would
+    take less time.
     """
     x, y = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     ones = np.ones(len(y))
@@ -69,8 +73,10 @@ def fit_line(points: Points) -> Line:
 def figures(
     facts: Facts, params: float, precisions: Sequence[str], kernel_launches: int
 ) -> Figures:
-    """``params``: of one expert; ``kernel_launches``: operations that one takes, from plain
-    weights.
+    """Fit all figures.
+
+    ``params`` are those of one expert. ``kernel_launches`` is how many operations an expert of
+    plain weights takes.
     """
     plain = precisions[0]
     times = dict(facts.experts[plain])
@@ -78,8 +84,8 @@ def figures(
     memory = facts.expert_bytes[plain] / (times[1] - launches_ns) * 1e9
     most = max(times)
     flops = 2 * most * params / max(LEAST_NS, times[most] - launches_ns) * 1e9
-    # Reading few bits may cost more than reading many: then weights are written out before each
-    # use.
+    # If an expert of few bits takes longer than a plain one, its weights are written out before
+    # each use.
     others = [facts.experts[name] for name in precisions[1:] if name in facts.experts]
     dequantises = any(dict(points)[1] > times[1] for points in others)
     base = Figures(
@@ -102,13 +108,13 @@ def figures(
 
 
 def roofline_ns(found: Figures, num_bytes: int, params: float, rows: int) -> float:
-    """What the figures say of an expert of plain weights."""
+    """The ns of an expert of plain weights, by the figures."""
     work = max(2 * rows * params / found.flops_per_s, num_bytes / found.memory_bytes_per_s) * 1e9
     return work + found.expert_launches * found.launch_ns
 
 
 def _cpu_rate(facts: Facts, plain: str) -> float | None:
-    """Of an expert of one row on the host's CPU; the hand-over is the round trip."""
+    """Bytes per second of an expert of one row on the CPU, without the round trip."""
     if not facts.on_cpu:
         return None
     (_, took), *_ = facts.on_cpu
@@ -116,12 +122,12 @@ def _cpu_rate(facts: Facts, plain: str) -> float | None:
 
 
 def _round_trip_ns(facts: Facts) -> float:
-    """Two hand-overs between threads, as a least service shows one."""
+    """The ns of two hand-overs between threads; the smallest service is about one of them."""
     if not facts.on_cpu or not facts.copy:
         return 0.0
     return min(2 * facts.copy[0][1], 0.5 * facts.on_cpu[0][1])
 
 
 def tables_us(points: Mapping[str, Points]) -> dict[str, list[list[float]]]:
-    """As a hardware file has them: arguments and microseconds."""
+    """Tables as a hardware file has them: arguments and microseconds."""
     return {name: [[a, round(ns / 1e3, 3)] for a, ns in of] for name, of in points.items()}

@@ -1,4 +1,4 @@
-"""Everything that a calibration measures, as facts: nothing is fitted here."""
+"""Measures everything that a calibration needs, as facts: nothing is fitted here."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ SYSTEM, SHARE = "lru", 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. ``words`` configure the runs; ``precisions`` of experts, the first of them
-    for links and runs, those after it with ``other_words``; ``rows`` of an expert's computations;
-    ``repeats`` of everything; ``has_time(s)`` is asked before each part that can be done without,
-    and what it refuses is left out.
+    """What is measured.
+
+    - ``words`` configure the runs.
+    - ``precisions`` of experts. The first serves for links and runs, too; those after it are
+      measured with ``other_words``.
+    - ``rows`` of an expert's computations.
+    - ``repeats`` of every measurement.
+    - ``blocks``, ``depths``: bytes of the drive's reads, and how many threads read.
+    - ``has_time(seconds)`` is asked before each part that can be done without. What it refuses is
+      left out.
     """
 
     words: tuple[str, ...]
@@ -46,11 +52,18 @@ class Plan:
 
 @dataclass
 class Facts:
-    """Times in ns. ``copy`` and ``overlapped`` by bytes, ``experts`` by precision and rows, with
-    the bytes of one in ``expert_bytes``; ``beside_copy``: an expert of one row while a copy runs;
-    ``on_cpu``: an expert on the host's CPU; ``dense`` and ``tail``: a layer's and the head's
-    stand-in; ``host``: sync, issue, wake, post; ``gates``: of p layers at once; ``reads``: bytes
-    per second of the drive by block and depth.
+    """What was measured. Times are in ns.
+
+    - ``copy``, ``overlapped``: copies by bytes, alone and beside computation.
+    - ``experts``: by precision and rows; ``expert_bytes``: how large one is at each precision.
+    - ``beside_copy``: an expert of one row while a copy runs.
+    - ``on_cpu``: an expert on the host's CPU.
+    - ``dequantise``: reading an expert's stored weights, by precision.
+    - ``dense``, ``tail``: the stand-ins of a layer and of the head. ``operation``: the smallest
+      one.
+    - ``host``: sync, issue, wake, post.
+    - ``gates``: those of p layers at once.
+    - ``reads``: bytes per second of the drive, by block and depth.
     """
 
     copy: Points = field(default_factory=list)
@@ -108,7 +121,7 @@ def prepared_with(plan: Plan, precision: str, *words: str) -> Prepared:
 def _one_precision(
     bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts, precision: str
 ) -> None:
-    """Experts by rows, and what reading the weights alone takes."""
+    """Measure experts by rows, and reading the weights alone."""
     facts.experts[precision] = medians(
         plan.rows, lambda rows: bench.compute_ns(bench.key, rows), plan.repeats
     )
@@ -138,10 +151,10 @@ def _other(plan: Plan, facts: Facts, precision: str) -> None:
 
 
 def _links(bench: DeviceBench, plan: Plan, facts: Facts) -> None:
-    """Copies by size, alone and beside computation."""
+    """Measure copies by size, alone and beside computation."""
     whole, sizes = bench.geometry.bytes_of(bench.key), []
     size = plan.least_bytes
-    # Beyond the last two points the table goes on along their line: they must lie apart.
+    # Beyond the last two points the table goes on along their line, so these must lie apart.
     while 2 * size <= whole:
         sizes.append(size)
         size *= 4
@@ -164,7 +177,7 @@ def _dense(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts) -> 
 
 
 def _operation_ns(bench: DeviceBench, plan: Plan) -> float:
-    """The least operation, issued and waited for, on the stream that experts are computed on."""
+    """The ns of the smallest operation, launched and waited for in a queue of them."""
     x = torch.zeros(8, device=_like(bench).device)
     settle = _settler(x)
 
@@ -181,7 +194,7 @@ def _operation_ns(bench: DeviceBench, plan: Plan) -> float:
 
 
 def _like(bench: DeviceBench) -> torch.Tensor:
-    """The bytes of a variant where experts are computed from."""
+    """A variant's bytes, where experts are computed from."""
     slots, size = bench.device.slots, bench.geometry.bytes_of(bench.key)
     found: torch.Tensor = (
         slots.blob(bench.key) if hasattr(slots, "blob") else slots.of(bench.key).memory[:size]
@@ -190,13 +203,13 @@ def _like(bench: DeviceBench) -> torch.Tensor:
 
 
 def _settler(like: torch.Tensor) -> Callable[[], object]:
-    """What waits until all is over that has been launched where a tensor lies."""
+    """A function that waits for all that has been launched on the device of a tensor."""
     wait: Any = torch.cuda.synchronize
     return wait if like.is_cuda else lambda: None
 
 
 def _gates(bench: DeviceBench, prepared: Prepared, plan: Plan) -> Points:
-    """The gates of 1 to 4 layers for one token, stacked."""
+    """Measure the gates of 1 to 4 layers for one token, stacked."""
     model, like = prepared.run.model, _like(bench)
     settle = _settler(like)
     x_1H = torch.randn(1, model.hidden).to(like.device, torch.bfloat16)
@@ -213,7 +226,7 @@ def _gates(bench: DeviceBench, prepared: Prepared, plan: Plan) -> Points:
 
 
 def _host(plan: Plan, facts: Facts) -> None:
-    """The driver's gaps, from a run of the engine."""
+    """Measure the driver's gaps, in a run of the engine."""
     request = request_of((*plan.words, f"precision={plan.precisions[0]}"), SYSTEM, SHARE)
     host = Constants.learn(measure_run(request, SHARE, SYSTEM).pairs).host
     facts.host = {
@@ -225,9 +238,7 @@ def _host(plan: Plan, facts: Facts) -> None:
 
 
 def _reads(prepared: Prepared, plan: Plan, facts: Facts) -> None:
-    """Unbuffered reads of the store at random places, by block and by how many threads ask at
-    once.
-    """
+    """Measure unbuffered reads of the store at random places, by block and number of threads."""
     assert prepared.weights is not None
     path, size = prepared.weights.store.path, prepared.weights.store.header.num_bytes
     try:
@@ -241,7 +252,7 @@ def _reads(prepared: Prepared, plan: Plan, facts: Facts) -> None:
 
 
 def _read_rate(path: Path, size: int, block: int, depth: int) -> float:
-    """Bytes per second of ``depth`` threads that read blocks for a fifth of a second."""
+    """The bytes per second of ``depth`` threads that read blocks for a fifth of a second."""
     counts, until = [0] * depth, time.perf_counter() + 0.2
 
     def read(number: int) -> None:

@@ -1,4 +1,4 @@
-"""How much of everything: on a GPU, for a rehearsal of some minutes, and for tests."""
+"""How much is measured: on a GPU, in a rehearsal of some minutes, and in tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ SYSTEMS = ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "fate", "flo
 
 @dataclass(frozen=True)
 class Size:
-    """``words`` configure every run (`python -m real`); ``budgets`` are resident shares, the most
-    telling first.
+    """How much each piece of the suite does.
 
-    ``copy_bits``: sizes of the probe's copies as powers of two; ``gather``: neurons, bytes of a
-    row, columns, threads; ``verify_real``: kernels are checked at real experts' shapes, too;
-    ``repeats`` of a validated run.
+    - ``words`` configure every run (`python -m real`).
+    - ``budgets`` are resident shares, the most telling first.
+    - ``copy_bits``: sizes of the probe's copies, as powers of two.
+    - ``gather``: neurons, bytes of a row, columns, threads.
+    - ``verify_real``: whether kernels are checked at real experts' shapes, too.
+    - ``repeats``: of a validated run.
     """
 
     words: tuple[str, ...]
@@ -35,12 +37,14 @@ class Size:
 
 
 OWN_WORDS = {"floe": ("payload=active_share_nominal",)}
-"""Of single systems: the first tokens of the bundled sequences are prompts', of which no active
-shares are recorded.
+"""Words for single systems.
+
+FloE: the first tokens of the bundled sequences are prompts', for which no active shares are
+recorded.
 """
 
 VARIANTS = {"floe zero_copy": "engine.gather=zero_copy"}
-"""Systems with another part, by name."""
+"""Systems with one part exchanged, by name."""
 
 
 RUNS = (
@@ -51,8 +55,9 @@ RUNS = (
     "trace.max_sequences=1",
     "engine.dtype=float16",
 )
-"""What configures replays at every size. The model has no weights: stand-ins are computed, whose
-code is another.
+"""Words for replays at every size.
+
+The model has no weights: stand-ins are computed, and their code is not a model's.
 """
 LITTLE = (
     "model.hidden=128",
@@ -61,7 +66,7 @@ LITTLE = (
     "model.kv_heads=2",
     "model.vocab=2048",
 )
-"""A rehearsal's: as small as the bundled model."""
+"""Words for a rehearsal: sizes as small as the bundled model's."""
 SMALL_BENCH = Bench(
     shapes={"mixtral": (1408, 512), "qwen3": (192, 512)},
     far_bytes=1 << 23,

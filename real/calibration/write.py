@@ -1,4 +1,4 @@
-"""A measured machine as a file of ``conf/hardware``: every figure beside where it comes from."""
+"""Writes a measured machine as a file of ``conf/hardware``: each figure beside its source."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from real.calibration.measure import Facts
 
 @dataclass(frozen=True)
 class Machine:
-    """What the file says of where it was measured. ``link`` is its name; ``facts`` a line of
-    versions; ``model`` the model whose tables of experts and layers go in, or None for none of
-    them.
+    """What the file says of where it was measured.
+
+    ``link`` is the link's name. ``versions`` is a line of them. ``model`` is the model whose tables
+    of experts and layers go in; None: no such tables.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Machine:
 
 
 def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequence[str]) -> str:
-    """The whole file."""
+    """The text of the whole file."""
     link, real = found.link, machine.device != "host"
     gb, slower = 1e9, "take longer" if found.dequantises else "take no longer"
     over = facts.overlapped[0] if facts.overlapped else None
@@ -131,7 +132,7 @@ def _plain_ns(facts: Facts) -> float:
 
 
 def _tables(machine: Machine, facts: Facts) -> list[str]:
-    """``copy_us`` for every model; experts and layers for the one that they were measured with."""
+    """Tables: ``copy_us`` for every model; experts and layers for the model measured."""
     lines = ["measured:", "  _target_: sim.machine.Measured"]
     if machine.model is not None:
         lines += [f"  model: {machine.model}"]

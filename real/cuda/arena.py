@@ -1,8 +1,7 @@
-"""Pinned host memory: one mapping, registered once, out of which everything that is copied to the
-device is taken.
+"""Pinned host memory: one mapping, registered once, for everything that is copied to the device.
 
 torch's own pinned allocator rounds every block up to a power of two: 256 experts of 352 MB would
-take 128 GiB. Pinning takes a second for some GiB, so it is done before a run, and never inside.
+take 128 GiB. Pinning some GiB takes a second, so it is done before a run and never during one.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from torch import Tensor
 from real.cuda.runtime import Event, Runtime
 
 PAGE_BYTES = 1 << 21
-"""A huge page, at whose multiple the arena begins."""
+"""The size of a huge page; the arena begins at a multiple of it."""
 ALIGNMENT = 4096
-"""What unbuffered reads ask of addresses."""
+"""The alignment that unbuffered reads ask of addresses."""
 
 
 class PinnedArena:
-    """``num_bytes`` of pinned memory, given out piece by piece and taken back all at once."""
+    """``num_bytes`` of pinned memory, taken piece by piece and given back all at once."""
 
     def __init__(self, runtime: Runtime, num_bytes: int) -> None:
         self._runtime = runtime
         size = max(ALIGNMENT, _up(num_bytes))
         self._mapping = mmap.mmap(-1, size + PAGE_BYTES)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            # A kernel without huge pages refuses, and small ones do.
+            # A kernel without huge pages refuses this call, and small pages do.
             with suppress(OSError):
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
         begin = -np.frombuffer(self._mapping, np.uint8).ctypes.data % PAGE_BYTES
-        # The storage begins with the first pinned byte: torch's `is_pinned` asks that one, whatever
-        # the tensor.
+        # The storage must begin with the first pinned byte: torch's `is_pinned` looks at the
+        # beginning of the storage, whatever part of it a tensor has.
         pinned: Any = np.frombuffer(self._mapping, np.uint8, count=size, offset=begin)
         self._memory = torch.from_numpy(pinned)
         self._taken = 0
@@ -48,9 +47,7 @@ class PinnedArena:
         return self._memory.numel()
 
     def take(self, num_bytes: int) -> Tensor:
-        """The next bytes, uint8, aligned for unbuffered reads. Raise ValueError when there are
-        not so many.
-        """
+        """The next bytes, uint8, aligned for unbuffered reads. Raise ValueError if it has fewer."""
         if num_bytes > self.num_bytes - self._taken:
             raise ValueError(
                 f"the arena of {self.num_bytes} B has {self.num_bytes - self._taken} B left, not"
@@ -61,8 +58,9 @@ class PinnedArena:
         return self._memory[begin : begin + num_bytes]
 
     def close(self) -> None:
-        """Unpin it, and give it back with the last piece that is held. Copies from it must be
-        over.
+        """Unpin the memory; the last piece that is still held gives it back to the system.
+
+        Copies from it must be over.
         """
         self._runtime.unregister(self._memory)
         self._memory = self._memory[:0]
@@ -70,7 +68,7 @@ class PinnedArena:
 
 
 class StagingRing:
-    """Equal pinned buffers, used in turn: each is given out again when the copy out of it is
+    """Equal pinned buffers, used in turn. A buffer is given out again once the copy out of it is
     over.
     """
 
@@ -83,9 +81,7 @@ class StagingRing:
         )
 
     def take(self) -> Tensor:
-        """The buffer that has rested longest, for the host to fill; waits for the copy out of
-        it.
-        """
+        """The buffer that rested longest, for the host to fill; waits for the copy out of it."""
         buffer, read = self._free.popleft()
         if read is not None:
             self._runtime.synchronize(read)
@@ -93,12 +89,12 @@ class StagingRing:
         return buffer
 
     def give_back(self, buffer: Tensor, read: Event) -> None:
-        """``read`` is over when the copy out of it is."""
+        """Give a buffer back; the event ``read`` ends with the copy out of it."""
         self._free.append((buffer, read))
 
 
 def ring_bytes(count: int, num_bytes: int) -> int:
-    """What a ring takes of an arena."""
+    """How many bytes of an arena a ring of ``count`` buffers takes."""
     return count * _up(num_bytes)
 
 

@@ -1,9 +1,9 @@
-"""How fast the kernels are, beside a measured copy of the device's memory.
+"""Measures how fast the kernels are, beside a measured copy of the device's memory.
 
-Every operator is timed on matrices that lie far enough apart in memory that no cache holds the next
-one, inside a captured graph, so that launches cost nothing (``gates`` and ``prefill``: as the host
-launches them). ``share`` is the bytes it must read over the time it takes, over the bytes per
-second of a device-to-device copy (its reads and writes counted) on the same day.
+Every operator is timed on matrices so far apart in memory that no cache holds the next one. It runs
+inside a captured graph, so that launches cost nothing; only ``gates`` and ``prefill`` are launched
+by the host. ``share`` is the operator's speed over that of a device-to-device copy. The operator's
+speed is the bytes that it must read over its time; the copy's counts its reads and its writes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured. ``shapes``: neurons and hidden size by name; the matrices of one
-    measurement take at least ``far_bytes`` together, several times any cache; ``curve_bytes``:
-    sizes of one int4 matrix; ``gates``: experts, top-k and hidden size; ``prefill_rows``: rows of
-    each of 8 experts.
+    """What is measured.
+
+    - ``shapes``: neurons and hidden size of experts, by model.
+    - ``far_bytes``: the least that all matrices of one measurement take together, several times any
+      cache.
+    - ``kept_shares``: shares of neurons that a sparse expert keeps.
+    - ``curve_bytes``, ``curve_hidden``: sizes of one int4 matrix, and its columns.
+    - ``gates``: experts, top-k and hidden size.
+    - ``prefill_rows``: rows of each of 8 experts.
     """
 
     shapes: dict[str, tuple[int, int]] = field(
@@ -57,7 +62,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Timed:
-    """One operator at one shape: median and 95th percentile ns a call; the bytes that it has to
+    """One operator at one shape: median and 95th percentile of ns a call, and the bytes it must
     read.
     """
 
@@ -76,7 +81,7 @@ class Timed:
 def summarise(
     operator: str, shape: str, call_ns: Sequence[float], read_bytes: int, copy_bytes_per_s: float
 ) -> Timed:
-    """Of the durations of single calls."""
+    """Summarise the durations of single calls."""
     ranked = sorted(call_ns)
     middle = median(ranked)
     p95 = ranked[min(len(ranked) - 1, part_of(len(ranked), 0.95))]
@@ -88,8 +93,9 @@ def summarise(
 def timed_calls(
     runtime: Runtime, works: Sequence[Work], repeats: int = 20, *, in_graph: bool = True
 ) -> list[float]:
-    """ns of one of ``works``, each of which has its own memory, from rounds of all of them: of a
-    captured graph, or as the host launches them.
+    """How long one of ``works`` takes, in ns: one number for each round of all of them.
+
+    Each work has memory of its own. A round is a captured graph, or is launched by the host.
     """
     stream = runtime.stream("bench")
 
@@ -115,14 +121,14 @@ def timed_calls(
 
 
 class Measuring:
-    """Operators one by one on a runtime; ``peak`` is a copy's bytes per second."""
+    """Measures operators one by one; ``peak`` is the speed of a copy in bytes per second."""
 
     def __init__(self, runtime: Runtime, bench: Bench) -> None:
         self._runtime, self._bench = runtime, bench
         self.peak = self.copy_bytes_per_s()
 
     def copy_bytes_per_s(self) -> float:
-        """Of a device-to-device copy, read and written."""
+        """The speed of a device-to-device copy, its reads and writes counted."""
         size = self._bench.copy_bytes
         source, target = (
             torch.empty(size, dtype=torch.uint8, device=self._runtime.device) for _ in range(2)
@@ -131,7 +137,7 @@ class Measuring:
         return 2 * size / median(self._calls([lambda: target.copy_(source)])) * 1e9
 
     def measure(self) -> Iterator[Timed]:
-        """Every operator at every shape, what matters most first."""
+        """Every operator at every shape, the most important ones first."""
         for bits in (4, 8, 2, 16):
             yield from self._experts("mixtral", bits) if "mixtral" in self._bench.shapes else ()
         for size in self._bench.curve_bytes:
@@ -156,7 +162,7 @@ class Measuring:
         return torch.randn(*shape, device=self._runtime.device).to(torch.bfloat16)
 
     def _pool(self, slot_bytes: int) -> Tensor:
-        """Slots of random bytes: of zeros matrix units and memories may be faster."""
+        """Slots of random bytes, since matrix units and memories may be faster with zeros."""
         count = max(1, -(-self._bench.far_bytes // slot_bytes))
         pool = torch.empty(count, slot_bytes, dtype=torch.uint8, device=self._runtime.device)
         return pool.random_(0, 120)
@@ -177,7 +183,7 @@ class Measuring:
         return summarise(operator, shape, self._calls(works), layout.stored_bytes, self.peak)
 
     def _experts(self, name: str, bits: int) -> Iterator[Timed]:
-        """One of an expert's matrices, and the whole of it: gate and up as one matrix, and down."""
+        """One of an expert's matrices; then a whole expert, with gate and up as one matrix."""
         neurons, hidden = self._bench.shapes[name]
         label = f"int{bits}" if bits < 16 else "bf16"
         first, down = _layout(2 * neurons, hidden, bits), _layout(hidden, neurons, bits)
@@ -191,7 +197,7 @@ class Measuring:
         yield summarise(f"expert {label}", name, self._calls(works), int(pool.shape[1]), self.peak)
 
     def _curve(self, size: int) -> Timed:
-        """An int4 matrix of about so many bytes."""
+        """An int4 matrix of about ``size`` bytes."""
         hidden = self._bench.curve_hidden
         rows = max(1, size // _layout(2, hidden, 4).stored_bytes) * 2
         return self._gemv("gemv int4 by size", f"{size >> 20} MiB", _layout(rows, hidden, 4))
@@ -210,10 +216,10 @@ class Measuring:
         )
 
     def _sparse(self, name: str, neurons: int, hidden: int, kept: float) -> Iterator[Timed]:
-        """FloE's expert with a share of its neurons: the kept pairs alone, and with its up
-        projection in bf16 before.
+        """FloE's expert with a share of its neurons: alone, and after its up projection in bf16.
 
-        The second is what its ceiling is of: beside a whole bf16 expert, 1 / (1/3 + 2/3 kept).
+        Alone, it reads the kept pairs only. The ceiling is one of the second form, beside a whole
+        bf16 expert: 1 / (1/3 + 2/3 kept).
         """
         size = neurons * hidden * 4
         pairs = torch.stack(
@@ -246,8 +252,9 @@ class Measuring:
         )
 
     def _in_part(self, name: str, neurons: int, hidden: int, kept: float) -> Timed:
-        """FloE's expert as a run's graphs compute it: up projections at two bits, and neurons that
-        have come, which a table lists.
+        """FloE's expert as a run's graphs compute it: with an up projection at two bits.
+
+        A table lists the neurons that have come.
         """
         size, count = neurons * hidden * 4, max(1, round(kept * neurons))
         layout = _layout(neurons, hidden, 2)
@@ -280,8 +287,9 @@ class Measuring:
         )
 
     def _gates(self, experts: int, k: int, hidden: int) -> Iterator[Timed]:
-        """Stacked beside sequential gates, HOBBIT's Fig. 17a: as the host launches them, so not
-        in a graph's favour.
+        """Stacked beside sequential gates (HOBBIT, Fig. 17a).
+
+        The host launches them, since a graph would take away what stacking saves.
         """
         x_1H = self._random(1, hidden)
         for layers in (1, 2, 3, 4):
@@ -297,9 +305,7 @@ class Measuring:
                 )
 
     def _prefill(self, name: str, shape: tuple[int, int], rows: int) -> Iterator[Timed]:
-        """So many rows for each of 8 experts: one grouped product of int4 weights beside torch's
-        products in bf16.
-        """
+        """``rows`` for each of 8 experts: a grouped int4 product beside torch's product in bf16."""
         neurons, hidden = shape
         layout = _layout(neurons, hidden, 4)
         matrices = SlotMatrices(self._pool(layout.stored_bytes), layout)

@@ -1,13 +1,12 @@
-"""One engine of the link to the device: pieces of a variant, from pinned memory or by way of it,
-into a slot.
+"""One engine of the link to the device: copies variants into slots, from or through pinned memory.
 
-A service is given to the engine's stream as a whole, pieces and spins, and its end is one event:
-the host's jitter touches neither. Where a service may be cut, it is given up to the next chunk's
-end, and the host then looks up: a started copy cannot be stopped, so none is started that might
-have to be.
+A service is given to the engine's stream as a whole, pieces and spins, and its end is one event. So
+the host's jitter touches neither the pieces nor their pacing. A started copy cannot be stopped.
+Where a service may be cut it is therefore given to the stream up to the next chunk's end, and the
+host looks up before it goes on.
 
-Pacing is the GPU's: a stamp at the service's beginning, and behind each piece a kernel that spins
-until the piece is due, on an absolute schedule, so that what is late inside a service is caught up.
+The GPU paces: it stamps the time at the service's beginning, and behind each piece a kernel spins
+until the piece is due. The schedule is absolute, so lateness inside a service is caught up.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from real.cuda.zero_copy import RowGatherer
 
 @dataclass(frozen=True)
 class Pinned:
-    """A variant that rests in pinned memory: ``pieces`` are all of its bytes, in order."""
+    """A variant in pinned memory: ``pieces`` are all of its bytes, in order."""
 
     pieces: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A variant that must be read first: ``read(begin, into)`` fills a pinned buffer; called on
-    the engine's thread.
+    """A variant that must be read before it can be copied.
+
+    ``read(begin, into)`` fills a pinned buffer, on the engine's thread.
     """
 
     read: Callable[[int, Tensor], None]
@@ -42,8 +42,10 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Scattered:
-    """A variant of which some rows come, whole ones: ``pairs`` [I, row bytes] are all of them, in
-    host memory, ``kept`` those that the slot is to hold, in its order.
+    """A variant of which only some rows come, each of them whole.
+
+    ``pairs`` [I, row bytes] are all of its rows, in host memory. ``kept`` are the numbers of those
+    that the slot is to hold, in its order.
     """
 
     gatherer: RowGatherer
@@ -55,7 +57,7 @@ Source = Pinned | Elsewhere | Scattered
 
 
 class CopyEngine:
-    """Copies one service at a time. ``due_ns`` of a service is None where the link is not paced."""
+    """Copies one service at a time. The caller's ``due_ns`` is None on links that are not paced."""
 
     def __init__(self, runtime: Runtime, slots: DeviceSlots, name: str, piece_bytes: int) -> None:
         if piece_bytes < 1:
@@ -66,7 +68,7 @@ class CopyEngine:
         self.num_copies = 0
 
     def begin(self, slot: Slot, is_paced: bool) -> None:
-        """The service's slot may be overwritten from now on, when its readers have ended."""
+        """Begin a service: the stream overwrites the slot once the slot's readers have ended."""
         self._slots.begin_write(slot, self.stream)
         if is_paced:
             self._runtime.stamp(self._clock, self.stream)
@@ -80,10 +82,10 @@ class CopyEngine:
         due_ns: Callable[[int], int] | None = None,
         done: int = 0,
     ) -> None:
-        """Issue bytes ``begin .. begin + count`` of a variant, and do not wait for them.
+        """Issue bytes ``begin .. begin + count`` of a variant, without waiting for the copies.
 
-        ``done`` of the service's bytes have been issued before; ``due_ns(done + n)`` is when n more
-        are due, counted from ``begin()``. From a source elsewhere it returns when the last piece
+        ``done`` bytes of the service have been issued before. ``due_ns(done + n)`` is when n more
+        are due, counted from ``begin()``. From a source elsewhere this returns when the last piece
         has been read.
         """
         if isinstance(source, Scattered):
@@ -105,7 +107,7 @@ class CopyEngine:
                 self._runtime.spin_until(self._clock, due_ns(done), self.stream)
 
     def finish(self) -> None:
-        """Return when all that has been issued is through."""
+        """Wait until everything issued is through."""
         self._runtime.synchronize(self._event())
 
     def _copy_pinned(self, target: Tensor, source: Pinned, at: int) -> None:
@@ -124,8 +126,9 @@ class CopyEngine:
         source.ring.give_back(buffer, self._event())
 
     def _gather(self, slot: Slot, source: Scattered, begin: int, count: int) -> None:
-        """The rows that end within these bytes, by the gatherer's streams, for which this one
-        waits.
+        """Gather the rows that end within these bytes, on the gatherer's streams.
+
+        This engine's stream waits for them.
         """
         size = source.pairs.shape[1]
         rows = slice(begin // size, (begin + count) // size)
@@ -140,5 +143,5 @@ class CopyEngine:
         return event
 
     def end(self, slot: Slot) -> None:
-        """All of the variant has been issued: it can be read when that is over. Returns then."""
+        """End a service that is issued as a whole, and wait: the slot can be read from then on."""
         self._runtime.synchronize(self._slots.end_write(slot, self.stream))

@@ -1,20 +1,23 @@
-"""The device that is a GPU: experts move from pinned memory, or a file by way of it, into slots
-that compute reads.
+"""The device that is a GPU: experts move from pinned memory or a file into slots, and are computed.
 
-The driver's contract is the CPU device's: a loader thread for each engine, the caller's thread as
-the compute stream. What the host does is only to issue: order on the device is by streams and
-events (`real.cuda.slots`). A service's end and a computation's are each one event that a thread
-waits for.
+Loader threads and the compute stream are as on the CPU device: a thread for each engine, and the
+caller's thread. The host only issues work; streams and events order it on the device
+(`real.cuda.slots`). The end of a service, and of a computation, is one event that a thread waits
+for.
 
-``links=paced`` and ``compute=padded`` let kernels spin until nominal times have passed, so that
-this GPU stands for a slower one: real schedules, nominal durations. Results of such runs are
-*emulated* and say so; caches and memory of the device remain its own.
+With ``links=paced`` and ``compute=padded`` kernels spin until nominal times have passed, so this
+GPU stands for a slower one: real schedules, nominal durations. Results of such runs are *emulated*,
+and say so; caches and memory are still this GPU's own.
 
-Hops. Link 0 ends in a slot. Its source is pinned memory that holds the whole store
-(``source=ram``), what link 1 has brought into a pinned transit buffer, or the file by way of
-staging buffers; with a managed RAM tier, its slots, which are pinned (all of it:
-`real.cuda.homes`). Where two transfers may be in flight the second one's copy is given to the
-stream behind the first (`real.cuda.feeder`).
+Link 0 ends in a slot. Its source is one of these:
+
+- pinned memory that holds the whole store (``source=ram``);
+- a pinned transit buffer that link 1 has filled;
+- the slots of a managed RAM tier, which are pinned;
+- the file, through pinned staging buffers.
+
+`real.cuda.homes` keeps all of them. Where two transfers may be in flight, the second one's copy is
+given to the stream behind the first (`real.cuda.feeder`).
 """
 
 from __future__ import annotations
@@ -45,13 +48,13 @@ from sim.core.controller import Controller
 from sim.results.run import Run
 
 PIECE_BYTES = 8 << 20
-"""150 us of a PCIe 5 link: what a piece's own cost vanishes in."""
+"""Bytes copied in one call: 150 us of a PCIe 5 link, beside which the call's own cost vanishes."""
 
 
 class CudaDevice(ThreadedDevice):
-    """``controller`` is the run's: its slots are asked what is resident. Used for one run.
+    """The GPU of one run; ``controller`` is the run's, whose slots say what is resident.
 
-    ``uses_graphs``: a replay's experts are computed by captured kernels where their form allows it.
+    ``uses_graphs``: captured kernels compute a replay's experts, where the experts' form allows it.
     """
 
     def __init__(
@@ -80,9 +83,8 @@ class CudaDevice(ThreadedDevice):
         )
         self._uses_graphs = uses_graphs
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
-        self._base: dict[
-            int, int
-        ] = {}  # by service: bytes that earlier services of its transfer have moved
+        # By service: the bytes that earlier services of its transfer have moved.
+        self._base: dict[int, int] = {}
         self._cpu_inputs: dict[int, Tensor] = {}
         self._feeder: Feeder | None = None
         self.load_s = 0.0
@@ -94,13 +96,14 @@ class CudaDevice(ThreadedDevice):
     # ---- before and after
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
-        """Pin, load what is resident at the start, capture; then nothing is allocated any more,
-        and the run begins.
+        """Pin memory, load what is resident at the start, capture graphs, and begin the run.
+
+        Nothing is allocated on the device from then on.
         """
         began = time.perf_counter()
         self.stream = self._runtime.stream("compute")
         self._clock = self._runtime.allocate(8)
-        # What it moves to the device goes on the stream that reads it.
+        # Made on the compute stream, so that its copies to the device come before it reads them.
         self._work_of = self._runtime.run(
             self.stream, partial(DeviceWork, self._weights, self._controller.geometry, self._clock)
         )
@@ -115,7 +118,7 @@ class CudaDevice(ThreadedDevice):
             self._engines[0].begin(slot, is_paced=False)
             self._engines[0].copy(slot, self.homes.of(key, 0), 0, self._bytes_of(key))
             self._engines[0].end(slot)
-        # A capture looks at slots, too.
+        # A capture reads slots, so it comes after the copies into them.
         self._put_behind(self.stream, self._engines[0].stream)
         self._captured: Captured | None = None
         if self._uses_graphs:
@@ -127,15 +130,15 @@ class CudaDevice(ThreadedDevice):
             self._put_behind(engine.stream, self.stream)
         self.slots.seal()
         self.load_s = time.perf_counter() - began
-        # A live run's model computes in the caller's thread, and must not do so on the legacy
-        # stream.
+        # A live run's model computes in the caller's thread, which must not use the legacy stream.
         self._stream_before = self._runtime.make_current(self.stream)
         super().open(listener, engines)
 
     def _warm_up(self) -> None:
-        """What a first call brings belongs before the run: libraries' workspaces, which stay
-        allocated, and kernels, which are compiled for kinds of numbers (0, 1, multiples of 16,
-        others).
+        """Make each kind of call once before the run, which must not pay for first calls.
+
+        A first call takes workspaces of libraries, which stay allocated, and compiles kernels, once
+        for each kind of number among their arguments (0, 1, multiples of 16, others).
         """
         for rows in (1, 2):
             for key in self._controller.slots.initial[:1]:
@@ -149,7 +152,7 @@ class CudaDevice(ThreadedDevice):
                 self._runtime.spin_until(self._clock, due_ns, self.stream)
 
     def close(self) -> None:
-        """Raise DeviceError if a replay has taken more of the device than its budget."""
+        """End the run. Raise DeviceError if a replay has allocated memory on the device in it."""
         try:
             super().close()
             if not self._is_live:
@@ -159,13 +162,14 @@ class CudaDevice(ThreadedDevice):
             self._finish(self.stream)
             for engine in self._engines:
                 engine.finish()
-            # The garbage collector would take its time, and a next run needs the room.
+            # Dropped here: the garbage collector would take its time, and a next run needs the
+            # room.
             self._captured = None
             self.slots.release()
             self.homes.close()
 
     def _put_behind(self, later: Stream, stream: Stream) -> None:
-        """What one stream is given from now on comes after what another has been given so far."""
+        """Let ``later``'s work from now on wait for what ``stream`` has been given so far."""
         event = self._runtime.event()
         self._runtime.record(event, stream)
         self._runtime.wait(later, event)
@@ -184,7 +188,7 @@ class CudaDevice(ThreadedDevice):
             self._feeder.announce(number, key, moved_bytes, current.number)
 
     def _own_works(self) -> dict[str, Callable[[], None]]:
-        """A feeder, where services are whole, free and by themselves."""
+        """A feeder, where services are never cut, paced or partial, on one link with one engine."""
         loader, is_alone = self._controller.loader, self._controller.route.engines == (1,)
         if (
             loader.in_flight < 2
@@ -219,8 +223,9 @@ class CudaDevice(ThreadedDevice):
         super().serve(service)
 
     def _copy_paced(self, seat: Seat, service: Service) -> None:
-        """Link 0: all of it at once, or chunk by chunk where it may be cut. The others are the
-        host's.
+        """Link 0: copy a whole service at once, or chunk by chunk where it may be cut.
+
+        The host serves the other links.
         """
         if service.link:
             super()._copy_paced(seat, service)
@@ -250,8 +255,10 @@ class CudaDevice(ThreadedDevice):
         self._end(engine, service)
 
     def _copy(self, service: Service, done: int, count: int) -> None:
-        """Some bytes of an outer link's service into the RAM tier or its transit buffer; or all of
-        one of several engines' to the device, unpaced."""
+        """Copy bytes of an outer link's service into the RAM tier or its transit buffer.
+
+        Link 0 comes here only where several engines serve it: then a whole service, unpaced.
+        """
         if service.link == 0:
             engine, slot = self._engines[service.engine], self.slots.of(service.key)
             engine.begin(slot, is_paced=False)
@@ -284,7 +291,7 @@ class CudaDevice(ThreadedDevice):
             return self.homes.of(service.key, service.engine)
         ram = self.homes.ram
         with self.lock:
-            # What the RAM tier held before begins on link 0.
+            # What was in the RAM tier already has no service on link 1.
             is_coming = ram is None or (1, service.number) in self._moved
             while (
                 is_coming
@@ -307,7 +314,7 @@ class CudaDevice(ThreadedDevice):
     # ---- what is computed
 
     def begin_site(self, inputs: SiteInputs) -> None:
-        """Live: the next gate's inputs, which the stream of the device has made."""
+        """Live runs: take the next gate's inputs, made on this device's stream."""
         if inputs.hidden.device != self._clock.device:
             raise RuntimeError(
                 f"the model computes on {inputs.hidden.device}, its experts on"
@@ -317,12 +324,12 @@ class CudaDevice(ThreadedDevice):
         self._work_of.begin_site(inputs)
 
     def end_site(self) -> Tensor:
-        """Live: what the site's experts add up to [T, H]."""
+        """Live runs: the sum [T, H] of the site's experts."""
         self._runtime.run(self.stream, self._work_of.join)
         return self._runtime.run(self.stream, self._work_of.end_site)
 
     def up_of(self, site: int, expert: int) -> Tensor:
-        """Live: an expert's up projection [I, H], of experts that are stored by neuron."""
+        """Live runs of experts stored by neuron: an expert's up projection [I, H]."""
         return self._work_of.up_of(site, expert)
 
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
@@ -360,7 +367,7 @@ class CudaDevice(ThreadedDevice):
         self.slots.end_read(slot, self.stream)
 
     def compute_on_cpu(self, key: int, tokens: int, nominal_ns: int) -> None:
-        # The copy waits for the compute stream alone.
+        # This copy to the host waits for the compute stream only.
         self._cpu_inputs[key] = self._runtime.run(
             self.stream, lambda: self._work_of.rows(key, tokens).to("cpu")
         )
@@ -375,7 +382,7 @@ class CudaDevice(ThreadedDevice):
     # ---- time
 
     def sleep_until(self, time_ns: int, turn: Turn) -> None:
-        # Host times are nominal, too: only a padded machine has them beside its own.
+        # Nominal host time passes on padded machines only; a free one has its own host's time.
         if self._is_padded or turn == Turn.ARRIVALS:
             super().sleep_until(time_ns, turn)
 
@@ -385,9 +392,7 @@ class CudaDevice(ThreadedDevice):
 
 
 def _due_ns(service: Service, lag_ns: int, done: int) -> int:
-    """When so many bytes are due after the stamp, which came ``lag_ns`` after the service's
-    beginning.
-    """
+    """When ``done`` bytes are due after the stamp, ``lag_ns`` after the service's beginning."""
     return max(0, service.due_ns(done) - lag_ns)
 
 
@@ -420,7 +425,7 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
-    """The device for a run (`real.setup.devices`). Raise ValueError where there is no GPU."""
+    """The device for a run; `real.setup.devices` calls this. Raise DeviceError without a GPU."""
     return _make("cuda", CudaRuntime, run, weights, engine)
 
 

@@ -1,9 +1,8 @@
-"""Copies that are issued before their service begins, so that the link does not wait for the host
-between two.
+"""Issues copies before their services begin, so that the link does not wait for the host.
 
-With ``in_flight: 2`` the controller issues a transfer while another is in service. Its slot is
-claimed, and nothing overtakes or cuts it: its copy can be given to the stream behind the one under
-way. The service itself begins when that one has ended, as in every other device, and then only
+With ``in_flight: 2`` the controller issues a transfer while another is in service. The transfer's
+slot is claimed, and nothing overtakes or cuts it. So its copy can be given to the stream behind the
+one under way. Its service still begins when the other has ended, as on every device, and then only
 waits for the copy's end.
 """
 
@@ -20,9 +19,7 @@ from real.cuda.slots import DeviceSlots, Slot
 
 @dataclass(eq=False)
 class Ahead:
-    """A copy that is to be issued behind that of transfer ``behind``. ``end``: its event, when
-    it has been.
-    """
+    """A copy to be issued behind that of transfer ``behind``; ``end``: its event, once issued."""
 
     slot: Slot
     key: int
@@ -32,8 +29,10 @@ class Ahead:
 
 
 class Feeder:
-    """For the one engine of link 0. ``news`` is the device's condition, its lock the device's;
-    ``is_over`` whether the run is; ``home(key)`` is where a variant rests.
+    """Feeds the one engine of link 0.
+
+    ``news`` is the device's condition, on the device's lock. ``is_over()``: whether the run is over
+    or closed. ``home(key)``: where a variant rests.
     """
 
     def __init__(
@@ -51,22 +50,22 @@ class Feeder:
         self._last_issued = -1
 
     def announce(self, number: int, key: int, moved_bytes: int, behind: int) -> None:
-        """The lock is held."""
+        """Queue a transfer's copy behind that of transfer ``behind``. The lock is held."""
         if number not in self._ahead:
             self._ahead[number] = Ahead(self._slots.place(key), key, moved_bytes, behind)
             self._news.notify_all()
 
     def was_issued(self, number: int) -> None:
-        """The copy of a transfer that was not announced has been issued, its end's event
-        recorded.
+        """Note that the copy of a transfer that was not announced has been issued, with its end's
+        event.
         """
         with self._news:
             self._last_issued = number
             self._news.notify_all()
 
     def loop(self) -> None:
-        """The feeder's thread: issue what has been announced, as soon as what stands before it
-        has been.
+        """Issue what has been announced as soon as what stands before it has been: the feeder's
+        thread.
         """
         while True:
             with self._news:
@@ -83,7 +82,7 @@ class Feeder:
                 self._news.notify_all()
 
     def _next(self) -> int | None:
-        """What may be issued now; the lock is held."""
+        """The transfer that may be issued now, or None. The lock is held."""
         ready = (
             number
             for number, one in self._ahead.items()
@@ -92,7 +91,7 @@ class Feeder:
         return next(ready, None)
 
     def await_end(self, number: int, patience_s: float) -> bool:
-        """Whether a service had been announced; then its copy is over on return, or the run is."""
+        """Wait for the end of an announced copy, or of the run; False if it was not announced."""
         with self._news:
             ahead = self._ahead.get(number)
             if ahead is None:

@@ -1,13 +1,12 @@
-"""FloE's compact transfer: the host gathers the neurons that a token needs, and several streams
-bring them over.
+"""FloE's compact transfer: host threads gather the neurons a token needs, streams copy them over.
 
-An expert rests on the host as pairs, one row a neuron: its gate column and its down row side by
-side. Threads gather the kept rows, a group of them at a time, each into pinned buffers of its own,
-and give every group to their own stream at once: while one group is copied, the next is gathered.
-Small groups lose to the cost of a copy's call, large ones to waiting for the first; ``columns`` is
-FloE's Fig. 7.
+An expert rests on the host as pairs, one row for each neuron: its gate column and its down row side
+by side. Each thread gathers kept rows in groups into pinned buffers of its own, and gives each
+group to its own stream at once. So one group is copied while the next is gathered. Small groups
+lose to the cost of a copy's call, large ones to the wait for the first group; the choice of
+``columns`` is FloE's Fig. 7.
 
-Source: FloE (arXiv:2505.05950), section on compact asynchronous transfer, groups of 50 columns, 16
+Source: FloE (arXiv:2505.05950), section on compact asynchronous transfer: groups of 50 columns, 16
 KiB each for Mixtral.
 """
 
@@ -24,17 +23,18 @@ from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.runtime import Event, Runtime
 
 BUFFERS = 2
-"""One is gathered into while the other is copied."""
+"""Pinned buffers of each thread: one is filled while the other is copied."""
 
 
 def arena_bytes(threads: int, columns: int, row_bytes: int) -> int:
-    """What a gatherer takes of a pinned arena."""
+    """How many bytes of a pinned arena a gatherer takes."""
     return threads * ring_bytes(BUFFERS, columns * row_bytes)
 
 
 class Gatherer:
-    """``threads`` workers, each with a stream and ``BUFFERS`` pinned buffers of ``columns`` rows
-    of ``row_bytes``.
+    """``threads`` workers, each with a stream and ``BUFFERS`` pinned buffers.
+
+    A buffer holds ``columns`` rows of ``row_bytes``.
     """
 
     def __init__(
@@ -53,12 +53,13 @@ class Gatherer:
     def gather(
         self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
     ) -> list[Event]:
-        """Bring rows ``kept`` (int64 on the host) of ``pairs`` (uint8 [I, row bytes], any host
-        memory) to the first rows of ``target`` (uint8 [C, row bytes] on the device), behind the
-        events ``after``.
+        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``, behind the events
+        ``after``.
 
-        Return when the last row has been gathered, with the events of the copies' ends, one a
-        stream. Raise ValueError for rows that are not there and for more than ``target`` holds.
+        ``kept`` is int64 on the host, ``pairs`` uint8 [I, row bytes] in any host memory, ``target``
+        uint8 [C, row bytes] on the device. Return when the last row has been gathered, with the
+        events of the copies' ends, one for each stream. Raise ValueError for rows that are not
+        there, and for more rows than ``target`` holds.
         """
         count = len(kept)
         check_rows(pairs, kept, target, self._row_bytes)
@@ -75,7 +76,7 @@ class Gatherer:
             )
             for number in range(len(self._streams))
         ]
-        # All of them, even where one has failed: none may go on writing.
+        # Wait for all of them even if one has failed: none may go on writing.
         failures = [error for job in jobs if (error := job.exception()) is not None]
         if failures:
             raise failures[0]
@@ -90,7 +91,7 @@ class Gatherer:
         target: Tensor,
         after: Sequence[Event],
     ) -> Event:
-        """One worker's groups. numpy gathers without Python's lock."""
+        """Gather and copy one worker's groups. numpy gathers without Python's lock."""
         stream, ring = self._streams[number], self._rings[number]
         for event in after:
             self._runtime.wait(stream, event)
@@ -100,8 +101,8 @@ class Gatherer:
             count = min(self._columns, len(rows) - begin)
             buffer = ring.take()
             held = buffer[: count * self._row_bytes].view(count, self._row_bytes)
-            # Clipping changes nothing, as all are inside, but lets numpy write to the buffer
-            # without one of its own.
+            # All rows are in range, so "clip" changes none; but with "raise", the default, numpy
+            # gathers into a buffer of its own first.
             np.take(source, rows[begin : begin + count], axis=0, out=held.numpy(), mode="clip")
             self._runtime.copy(target[begin : begin + count], held, stream)
             copied = self._runtime.event()
@@ -116,9 +117,7 @@ class Gatherer:
 
 
 def check_rows(pairs: Tensor, kept: Tensor, target: Tensor, row_bytes: int) -> None:
-    """Raise ValueError for rows that are not there, for more than the target holds, and for rows
-    of other sizes.
-    """
+    """Raise ValueError for rows that are not there, too many for the target, or of another size."""
     count = len(kept)
     if count and not 0 <= int(kept.min()) <= int(kept.max()) < len(pairs):
         raise ValueError(f"rows {int(kept.min())} to {int(kept.max())} are kept of {len(pairs)}")
@@ -131,5 +130,5 @@ def check_rows(pairs: Tensor, kept: Tensor, target: Tensor, row_bytes: int) -> N
 
 
 def kept_rows(v: Tensor, threshold: float) -> Tensor:
-    """The neurons whose up projection is large: int64, ascending, on the host."""
+    """The neurons with |v| of at least the threshold: int64, ascending, on the host."""
     return (v.abs() >= threshold).nonzero()[:, 0].to(torch.int64).cpu()

@@ -1,5 +1,7 @@
-"""Where experts lie outside the device's slots, all of it pinned: the store, or buffers that stage
-it; the RAM tier; what is between two links.
+"""Where experts lie outside the device's slots, all of it in pinned memory.
+
+That is the store or the buffers through which it is read, the RAM tier, and the buffers between two
+links.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from real.store.store import Store
 from sim.core.controller import Controller
 
 STAGING_BUFFERS = 3
-"""One is read into, one copied, and one waits."""
+"""Staging buffers of an engine: one is filled, one is copied, and one waits."""
 
 
 class Transit:
-    """Pinned buffers between two links, one for each transfer that is on its way. ``lock`` is
-    the device's.
+    """Pinned buffers between two links, one for each transfer between them. ``lock`` is the
+    device's.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Transit:
         self.free: list[Tensor] = []
 
     def of(self, number: int) -> Tensor:
-        """A transfer's buffer, for whichever link touches it first; waits until one is free."""
+        """A transfer's buffer. The first link that asks takes one, and waits until one is free."""
         with self._given_back:
             while number not in self._of and not self._is_over():
                 if self.free:
@@ -53,7 +55,7 @@ class Transit:
             return self._of[number]
 
     def give_back(self, number: int) -> None:
-        """A transfer is over; it may have had no buffer."""
+        """Take back the buffer of a transfer that is over, if it had one."""
         with self._given_back:
             if (buffer := self._of.pop(number, None)) is not None:
                 self.free.append(buffer)
@@ -65,11 +67,11 @@ class Transit:
 
 
 class Homes:
-    """The host's side of a run: nothing is pinned before ``pin``, and nothing after it.
+    """The host's side of a run. All memory is pinned by ``pin``, none before and none after it.
 
-    Memory holds all of the store (``source=ram``), or each engine of link 0 has buffers through
-    which it is read. ``arrivals`` knows which neurons of an expert are asked for; ``piece_bytes``
-    is what is read at once.
+    With ``source=ram`` memory holds the whole store; else each engine of link 0 has staging
+    buffers. ``arrivals`` knows which neurons of an expert are asked for. ``piece_bytes`` is how
+    much is read at once.
     """
 
     arena: PinnedArena
@@ -100,8 +102,9 @@ class Homes:
         self._readers: list[Reader] = []
 
     def pin(self, engines: tuple[int, ...], beside_bytes: int) -> None:
-        """Take one arena for all that is pinned, with so many bytes beside it, and read what
-        rests there for good.
+        """Take one arena for all that is pinned, with ``beside_bytes`` for others, and fill it.
+
+        ``engines``: how many each link has.
         """
         largest, size = max(self._controller.geometry.variant_bytes), self._store.header.num_bytes
         tier = self._controller.ram
@@ -147,10 +150,10 @@ class Homes:
         self.transit.free = [self.arena.take(largest) for _ in range(in_transit)]
 
     def close(self) -> None:
-        """Unpin it all. Copies from it must be over."""
+        """Unpin all memory. Copies from it must be over."""
         for gatherer in self._gatherers:
             gatherer.close()
-        # The garbage collector would take its time, and a next run needs the room.
+        # Dropped here: the garbage collector would take its time, and a next run needs the room.
         self._content, self._rings, self._gatherers, self.ram = None, [], [], None
         self.transit.close()
         self.arena.close()
@@ -158,7 +161,7 @@ class Homes:
             reader.close()
 
     def of(self, key: int, engine: int) -> Source:
-        """A variant where it rests for good, for an engine of link 0 to copy."""
+        """A variant where it rests for good, as a source for an engine of link 0."""
         offset, size = self.offset(key), self._bytes_of(key)
         kept = self._arrivals.held(key)
         if self._content is not None:
@@ -178,9 +181,7 @@ class Homes:
         return Elsewhere(read, self._rings[engine])
 
     def bring(self, key: int, begin: int, targets: list[Bytes]) -> None:
-        """Bytes of a variant from where it rests for good, from ``begin`` on, into memory of the
-        host.
-        """
+        """Fill host memory with a variant's bytes from ``begin`` on, from where they rest."""
         offset = self.offset(key) + begin
         for target in targets:
             if self._content is not None:
@@ -190,7 +191,7 @@ class Homes:
             offset += len(target)
 
     def blob(self, key: int) -> Tensor:
-        """A variant in host memory, read if it does not rest there."""
+        """A variant's bytes in host memory; read if they do not rest there."""
         offset, size = self.offset(key), self._bytes_of(key)
         if self._content is not None:
             return self._content[offset : offset + size]
@@ -199,7 +200,7 @@ class Homes:
         return blob
 
     def offset(self, key: int) -> int:
-        """Where a variant begins in the store."""
+        """The byte at which a variant begins in the store."""
         g = self._controller.geometry
         return self._store.header.offset(g.precision_of(key), g.site_of(key), g.expert_of(key))
 
@@ -207,7 +208,7 @@ class Homes:
         return self._controller.geometry.bytes_of(key)
 
     def _reader(self) -> Reader:
-        """The calling thread's own."""
+        """The calling thread's own reader, opened at its first use."""
         if not hasattr(self._own, "reader"):
             self._own.reader = _open(self._store, self._engine.source, self._piece_bytes)
             self._readers.append(self._own.reader)

@@ -1,8 +1,8 @@
-"""A runtime whose device is the host itself: what runs on a GPU, rehearsed where there is none.
+"""A runtime whose device is the host itself: rehearses what runs on a GPU where there is none.
 
-Everything is done at once, by the calling thread, on the host's clock. It shows that all but the
-calls of a GPU work, and nothing of a GPU's speed or of the order of its streams (that is for the
-tests' runtime, which refuses disorder).
+The calling thread does everything at once, on the host's clock. That shows that all but the calls
+of a GPU work. It shows nothing of a GPU's speed, nor of the order of its streams: the tests have a
+runtime for that, which refuses disorder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HostEvent:
 
 
 class HostRuntime:
-    """Implements ``real.cuda.runtime.Runtime``. Streams are names."""
+    """Implements ``real.cuda.runtime.Runtime``. A stream is its name."""
 
     name = "host"
     device = torch.device("cpu")
@@ -63,11 +63,11 @@ class HostRuntime:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def allocated_bytes(self) -> int:
-        """What has been allocated; torch does not tell when it is given back."""
+        """All bytes ever allocated: torch does not tell when memory is given back."""
         return self._allocated_bytes
 
     def memory(self) -> tuple[int, int]:
-        """Of main memory. What this process has taken so far counts, too."""
+        """Of main memory; what this process has taken so far counts as taken, too."""
         total, left = memory_bytes() or 0, available_bytes() or 0
         return total, total - left
 

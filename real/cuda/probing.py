@@ -1,4 +1,4 @@
-"""Measures a machine's link to its GPU and its host's calls."""
+"""Measures a machine's link to its GPU, and what calls cost its host."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from real.driver.timers import sharpen_timers
 from sim.values.units import part_of
 
 SIZES = tuple(1 << bits for bits in range(12, 29, 2))
-"""4 KiB to 256 MiB."""
+"""Bytes of a copy: 4 KiB to 256 MiB."""
 COLUMNS = (1, 5, 10, 25, 50, 100, 200)
 GATHER_THREADS = (1, 4, 16)
 PAIRS, ROW_BYTES, KEPT = 14336, 16384, 0.1
-"""Mixtral's expert as FloE keeps it on the host; the share of a transfer."""
+"""Mixtral's expert as FloE keeps it on the host, and which share of its neurons a transfer brings.
+"""
 REPEATS = 12
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Median and 95th percentile, and of how many."""
+    """Median, 95th percentile, and number of values."""
     ranked = sorted(values)
     return {
         "median": median(ranked),
@@ -43,10 +44,10 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 def copies(
     runtime: Runtime, arena: PinnedArena, sizes: Sequence[int] = SIZES
 ) -> list[dict[str, Any]]:
-    """A row for each size and kind of memory: ns of one copy, and of each of 8 behind each other.
+    """A row for each size and kind of memory: ns of a copy alone, and of each of 8 in a row.
 
-    Pageable memory is copied by the runtime as it can; ``back`` is from the device to pinned
-    memory.
+    The kinds are copies from pinned memory, from pageable memory (as the runtime does them), and
+    ``back``, from the device to pinned memory.
     """
     stream, rows = runtime.stream("probe"), []
     device, pinned = runtime.allocate(max(sizes)), arena.take(max(sizes))
@@ -76,7 +77,7 @@ def copies(
 
 
 def timed_copies(runtime: Runtime, stream: Any, target: Tensor, source: Tensor, count: int) -> int:
-    """ns on the device, from before the first of ``count`` copies to behind the last."""
+    """The ns on the device from before the first of ``count`` copies until after the last."""
     begin, end = runtime.event(timed=True), runtime.event(timed=True)
     runtime.record(begin, stream)
     for _ in range(count):
@@ -94,9 +95,10 @@ def gathers(
     columns: Sequence[int] = COLUMNS,
     threads: Sequence[int] = GATHER_THREADS,
 ) -> list[dict[str, Any]]:
-    """FloE's Fig. 7: bytes per second of a tenth of an expert's neurons by columns a group, for
-    several threads (``staged``), and by columns a program, for a kernel that reads them from pinned
-    memory (``zero_copy``).
+    """FloE's Fig. 7: bytes per second of a gather of a tenth of an expert's neurons.
+
+    ``staged``: by columns a group, for several numbers of threads. ``zero_copy``: by columns a
+    program, for a kernel that reads the neurons from pinned memory.
     """
     source = arena.take(pairs * row_bytes).view(pairs, row_bytes).fill_(1)
     kept = (
@@ -126,7 +128,7 @@ def gathers(
 def _gather_forms(
     columns: Sequence[int], threads: Sequence[int]
 ) -> Iterator[tuple[str, int, Engine]]:
-    """Form, threads of the host, and settings."""
+    """The form of each gather, the host threads it takes, and its settings."""
     for number in threads:
         for group in columns:
             yield "staged", number, Engine(gather_threads=number, gather_columns=group)
@@ -149,8 +151,9 @@ def gathers_bytes(
     columns: Sequence[int] = COLUMNS,
     threads: Sequence[int] = GATHER_THREADS,
 ) -> int:
-    """What ``gathers`` takes of a pinned arena: an expert, and each combination has buffers of
-    its own.
+    """How many bytes of a pinned arena ``gathers`` takes.
+
+    That is an expert, and buffers of its own for each combination.
     """
     forms = _gather_forms(columns, threads)
     return ring_bytes(1, pairs * row_bytes) + sum(
@@ -159,8 +162,9 @@ def gathers_bytes(
 
 
 def host_costs(runtime: Runtime, arena: PinnedArena) -> dict[str, dict[str, float]]:
-    """ns that the host is busy with one call of each kind, on a stream of its own; of the read-out
-    and the round trip, until it goes on.
+    """The ns that the host is busy with one call of each kind, on a stream of its own.
+
+    Of the read-out and the round trip: the ns until the host goes on.
     """
     device, stream, event = runtime.device, runtime.stream("host costs"), runtime.event()
     x, gate = (
@@ -202,15 +206,16 @@ def _host_ns(
         begin_ns = time.perf_counter_ns()
         call()
         taken.append(float(time.perf_counter_ns() - begin_ns))
-        # A full queue would make the host wait.
+        # A full queue would make the host wait in a call.
         if number % 50 == 49:
             wait_for_all()
     return taken
 
 
 def clocks(runtime: Runtime, count: int = 20, apart_s: float = 0.02) -> dict[str, float]:
-    """How far the device's clock strays from the host's between two events, ns: what merges two
-    timelines is off so.
+    """How far the device's clock strays from the host's between two events, in ns.
+
+    Timelines that are merged from both clocks are off by as much.
     """
     stream = runtime.stream("clocks")
     first = runtime.event(timed=True)
@@ -229,7 +234,7 @@ def clocks(runtime: Runtime, count: int = 20, apart_s: float = 0.02) -> dict[str
 
 
 def machine_facts(runtime: Runtime) -> dict[str, Any]:
-    """What it is that was measured."""
+    """The machine that is measured, and its versions."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": runtime.name,
@@ -252,7 +257,7 @@ def links_and_host(
     columns: Sequence[int] = COLUMNS,
     threads: Sequence[int] = GATHER_THREADS,
 ) -> dict[str, Any]:
-    """Everything but the kernels. Takes half a minute on a GPU."""
+    """Measure everything but the kernels. Takes half a minute on a GPU."""
     sharpen_timers()
     began_ns = time.perf_counter_ns()
     arena = PinnedArena(

@@ -1,10 +1,11 @@
 """Every call that needs a GPU: streams, events, copies, pinned memory, graphs, spinning kernels.
 
-What uses a runtime orders its work by streams and events alone, and says of each piece of work what
-it reads and writes. A GPU does not listen to that; the tests' runtime does, and refuses what is
-read before it is there or overwritten while it is read.
+Users of a runtime order their work by streams and events alone, and say of each piece of work what
+it reads and writes. A GPU ignores that; the tests' runtime checks it, and refuses what is read
+before it is there, or overwritten while it is read.
 
-No work ever goes to the legacy default stream, which would wait for all others and hold them up.
+No work ever goes to the legacy default stream, which would wait for all other streams and hold them
+up.
 """
 
 from __future__ import annotations
@@ -24,67 +25,70 @@ T = TypeVar("T")
 
 
 class DeviceError(ValueError):
-    """The GPU, or its driver, has refused something; the message says what and the way out."""
+    """The GPU or its driver has refused something; the message says what, and the way out."""
 
 
 class Runtime(Protocol):
     @property
     def name(self) -> str:
-        """Of the device that it runs on."""
+        """The name of the device."""
 
     @property
     def device(self) -> torch.device:
-        """Where tensors lie that it computes with."""
+        """Where the tensors lie that it computes with."""
 
     def stream(self, name: str) -> Stream:
-        """A stream of its own."""
+        """A new stream; the name is for messages."""
 
     def make_current(self, stream: Stream) -> Stream:
-        """What the calling thread launches without naming a stream goes there from now on; where
-        it went before.
+        """From now on what the calling thread launches without naming a stream goes to this one.
+
+        Return the stream that it went to before.
         """
 
     def event(self, *, timed: bool = False) -> Event: ...
 
     def record(self, event: Event, stream: Stream) -> None:
-        """The event is over when all that has been given to the stream so far is."""
+        """Let the event end when all that the stream has been given so far is over."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """What the stream is given from now on comes after the event. The host does not wait."""
+        """Let what the stream is given from now on come after the event. The host does not wait."""
 
     def synchronize(self, event: Event) -> None:
-        """Return when the event is over."""
+        """Wait until the event has ended."""
 
     def elapsed_ns(self, first: Event, last: Event) -> int:
-        """Between two timed events that are over."""
+        """The ns between two timed events that have ended."""
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """uint8 on the device. Raise DeviceError if there is not so much."""
+        """Memory of the device, uint8. Raise DeviceError if there is not enough."""
 
     def allocated_bytes(self) -> int:
-        """What is allocated on the device now."""
+        """How many bytes are allocated on the device now."""
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the device's memory, and how many of them are taken by what no run allocates:
-        the context and its kernels, the workspace of a stream's products, and whatever other
+        """The bytes of the device's memory, and how many of them are taken outside of any run.
+
+        Taken are the context and its kernels, the workspace of a stream's products, and what other
         processes hold.
         """
 
     def register(self, memory: Tensor) -> None:
-        """Pin host memory, so that it is copied without detour. Raise DeviceError if it cannot
-        be.
-        """
+        """Pin host memory, so that it is copied without a detour. Raise DeviceError on failure."""
 
     def unregister(self, memory: Tensor) -> None: ...
 
     def mapped(self, memory: Tensor) -> Tensor:
-        """Pinned host memory as kernels take it, which then read it over the link. Raise
-        DeviceError for memory that the device does not see.
+        """Pinned host memory as kernels take it, which then read it over the link.
+
+        Raise DeviceError for memory that the device does not see.
         """
 
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
-        """Copy bytes when the stream gets there; one side is pinned host memory, or both are on the
-        device. From other host memory it is copied, too, but not beside other work.
+        """Copy bytes in the stream's order.
+
+        One side is pinned host memory, or both are on the device. Other host memory is copied, too,
+        but not beside other work.
         """
 
     def run(
@@ -95,12 +99,10 @@ class Runtime(Protocol):
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
     ) -> T:
-        """Give a stream what ``work`` launches."""
+        """Call ``work``; what it launches goes to the stream."""
 
     def stamp(self, clock: Tensor, stream: Stream) -> None:
-        """Write the GPU's time into ``clock`` (int64 [1] on the device) when the stream gets
-        there.
-        """
+        """Write the GPU's time into ``clock`` (int64 [1] on the device), in the stream's order."""
 
     def spin_until(self, clock: Tensor, due_ns: int, stream: Stream) -> None:
         """Hold the stream until ``due_ns`` after the stamp in ``clock``."""
@@ -113,8 +115,9 @@ class Runtime(Protocol):
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
     ) -> Graph:
-        """What ``work`` launches, as one graph; its addresses are those of now. ``work`` is done
-        once on the way.
+        """Make one graph of what ``work`` launches; it keeps the addresses of now.
+
+        ``work`` is done once on the way.
         """
 
     def replay(
@@ -125,10 +128,10 @@ class Runtime(Protocol):
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
     ) -> None:
-        """Give a stream a graph, whose tables may now point to other memory than at its capture."""
+        """Launch a graph; its tables may point to other memory than at its capture."""
 
     def host_writes(self, memory: Tensor) -> None:
-        """Said before the host writes pinned memory that copies may still read."""
+        """Called before the host writes pinned memory that copies may still read."""
 
 
 class CudaRuntime:
@@ -188,7 +191,7 @@ class CudaRuntime:
             torch.matmul(x, x)
             del x
         stream.synchronize()
-        # torch takes workspaces from where tensors come from, and keeps them.
+        # torch takes workspaces from the same memory as tensors, and keeps them.
         workspace = torch.cuda.memory_allocated(self.device) - before
         free, total = torch.cuda.mem_get_info(self.device)
         return total, total - free - torch.cuda.memory_reserved(self.device) + workspace
@@ -205,8 +208,8 @@ class CudaRuntime:
         self._cudart.cudaHostUnregister(memory.data_ptr())
 
     def mapped(self, memory: Tensor) -> Tensor:
-        # What is registered is mapped, too, where addresses are unified; launches ask the driver
-        # for its address there.
+        # Where addresses are unified, registered memory is mapped as well, and launches ask the
+        # driver for its address on the device.
         if memory.numel() and not memory.is_pinned():
             raise DeviceError(
                 f"{memory.numel() * memory.itemsize} B of host memory are not pinned: no kernel can"
@@ -251,8 +254,7 @@ class CudaRuntime:
     ) -> Graph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            # Kernels are compiled and workspaces taken by a first call, which a capture must not
-            # see.
+            # A first call compiles kernels and takes workspaces, which a capture must not see.
             work()
             stream.synchronize()
             with torch.cuda.graph(graph, stream=stream):
@@ -274,8 +276,9 @@ class CudaRuntime:
 
 
 def runtime_of(device: str) -> Runtime:
-    """Of ``device=cuda``, or of ``device=host``, which rehearses it. Raise ValueError for
-    another one.
+    """The runtime of ``device=cuda``, or of ``device=host``, which rehearses it.
+
+    Raise ValueError for another device.
     """
     if device == "cuda":
         return CudaRuntime()

@@ -1,10 +1,10 @@
-"""A layer's experts as CUDA graphs: launches cost the host microseconds each, a replay costs them
+"""A layer's experts as CUDA graphs: each launch costs the host microseconds, a graph costs them
 once.
 
-A graph's addresses are those of its capture. Its experts are therefore found through a table in
-device memory: where each lies, and, of an expert that has come in part, which neurons those are.
-Its input lies in a buffer of its own, and so do its outputs: one graph for each precision and
-number of needs serves every layer, every pool and every slot.
+A graph keeps the addresses of its capture. So it finds its experts through a table in device
+memory, which says where each lies and, of an expert that has come in part, which neurons those are.
+Its input and its outputs lie in buffers of its own. One graph for each precision and number of
+needs thus serves every layer, every pool and every slot.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ from real.kernels.sparse_expert import gathered_expert
 from real.store.neurons import Numbers
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-"""``compute(x [1, H], table int32 [W, J]) -> [J, H]``: kernels only, of fixed shapes, without a
-look at any value.
+"""``compute(x [1, H], table int32 [W, J]) -> [J, H]``.
+
+It launches kernels of fixed shapes only, and looks at no value.
 """
 TABLES = 4
-"""Tables that may be on their way while the host fills another one."""
+"""How many tables may be on their way while the host fills another one."""
 SLOT, UP, COUNT, FIRST_NEURON = range(4)
-"""Rows of a table: of whole experts the first; of those that have come in part all, and then a
-row for each neuron.
+"""Rows of a table. Whole experts use the first one only.
+
+Experts that have come in part use all of them, and one more for each neuron.
 """
 
 
 @dataclass(frozen=True)
 class Need:
-    """An expert that is to be computed: the place of its slot; of a sparse one the number of its
-    resident up projection and the neurons that its slot holds, in their order.
+    """An expert that is to be computed; ``slot`` is its place in the pool.
+
+    Of a sparse expert ``up`` is the number of its resident up projection, and ``neurons`` are those
+    that its slot holds, in their order.
     """
 
     slot: int
@@ -46,7 +50,7 @@ class Need:
     neurons: Numbers | None = None
 
     def write(self, table_W: Tensor) -> None:
-        """Its column of a table; what lies behind its last neuron is left as it is."""
+        """Write its column of a table; what lies behind its last neuron stays as it is."""
         table_W[SLOT] = self.slot
         if len(table_W) > 1:
             assert self.neurons is not None
@@ -58,8 +62,10 @@ class Need:
 
 @dataclass(frozen=True)
 class Kind:
-    """What experts of one precision compute. ``pool`` [S, bytes] is where their slots lie, ``ups``
-    [experts, bytes] where their up projections do, if they are sparse, of ``neurons``.
+    """What experts of one precision compute.
+
+    ``pool`` [S, bytes] is where their slots lie. Sparse experts have ``neurons``, and their up
+    projections lie in ``ups`` [experts, bytes].
     """
 
     compute: Compute
@@ -72,14 +78,15 @@ class Kind:
         return FIRST_NEURON + self.neurons if self.ups is not None else 1
 
     def reads(self, needs: Sequence[Need]) -> list[Tensor]:
-        """The memory that computing these reads."""
+        """The memory that computing these needs reads."""
         ups = [] if self.ups is None else [self.ups[need.up] for need in needs]
         return [*(self.pool[need.slot] for need in needs), *ups]
 
 
 def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> Compute:
-    """An expert whose first projections are one matrix, gate above up, or a single one (ReLU)
-    where it has no gate.
+    """An expert whose first projections are one matrix.
+
+    That matrix has gate above up, or is a single projection (with ReLU) where there is no gate.
     """
 
     def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
@@ -96,9 +103,10 @@ def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> 
 
 
 def sparse_expert_in_part(up: SlotMatrices, pairs: Tensor) -> Compute:
-    """FloE's expert of the neurons that have come: their ``pairs`` [S, N, 2 H] in the slots, up
-    projections resident. Every neuron of ``up`` is multiplied, as FloE does, who finds active ones
-    by it.
+    """FloE's expert of the neurons that have come, with ``pairs`` [S, N, 2 H] in the slots.
+
+    The up projections are resident. Every neuron of ``up`` is multiplied, as in FloE, which finds
+    the active ones that way.
     """
 
     def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
@@ -124,7 +132,7 @@ class Segment:
         self.outputs_JH = (
             runtime.allocate(4 * num_needs * x_1H.shape[1]).view(torch.float32).view(num_needs, -1)
         )
-        # Of no neurons, and what lies behind a count is a neuron, too.
+        # At first of no neurons. Zeros, because a number behind the count names a neuron, too.
         runtime.run(stream, lambda: self.table_WJ.zero_(), writes=[self.table_WJ])
         self._graph: Graph = runtime.capture(
             stream,
@@ -134,8 +142,9 @@ class Segment:
         )
 
     def replay(self, needs: Sequence[Need]) -> Tensor:
-        """fp32 [J, H], overwritten by the next replay; what it reads must be ordered before on
-        the stream.
+        """The outputs, fp32 [J, H], which the next replay overwrites.
+
+        What the graph reads must have been ordered before it on the stream.
         """
         reads = [self.x_1H, self.table_WJ, *self._kind.reads(needs)]
         self._runtime.replay(self._graph, self._stream, reads=reads, writes=[self.outputs_JH])
@@ -143,10 +152,9 @@ class Segment:
 
 
 class Segments:
-    """Segments by kind of expert and number of needs, captured when first asked for (``prepare``
-    does it before a run).
+    """Segments by kind of expert and number of needs, each captured when it is first asked for.
 
-    ``hidden`` and ``dtype`` are the input's.
+    ``prepare`` captures them before a run. ``hidden`` and ``dtype`` are the input's.
     """
 
     def __init__(
@@ -172,10 +180,10 @@ class Segments:
         self._segments: dict[tuple[int, int], Segment] = {}
 
     def prepare(self) -> None:
-        """Capture everything that a run may ask for: in a run it would take long, and memory over
-        the budget.
+        """Capture everything that a run may ask for.
 
-        A capture computes once, with what lies in the first slot of each pool.
+        During a run a capture would take long, and memory beyond the budget. Each capture computes
+        once, with what lies in the first slot of each pool.
         """
         for kind in range(len(self._kinds)):
             for num_needs in range(1, self._most_needs + 1):
@@ -191,13 +199,13 @@ class Segments:
         return found
 
     def run(self, kind: int, x_1H: Tensor, needs: Sequence[Need]) -> Tensor:
-        """These experts on one input of the device: fp32 [J, H], overwritten by the next run of so
-        many.
+        """The outputs of these experts for one input on the device: fp32 [J, H].
 
-        Their slots must have been ordered before on the stream.
+        The next run of as many needs overwrites them. The experts' slots must have been ordered
+        before on the stream.
         """
         segment = self._segment(kind, len(needs))
-        # Nothing behind the longest list of neurons is sent.
+        # Rows behind the longest list of neurons are not sent.
         rows = min(
             segment.table_WJ.shape[0], FIRST_NEURON + max(_count(need.neurons) for need in needs)
         )
@@ -222,13 +230,14 @@ def _count(neurons: Numbers | None) -> int:
 
 
 def tables_bytes(most_needs: int, neurons: int = 1) -> int:
-    """What the tables take of a pinned arena. ``neurons``: of an expert that may come in part; 1
-    of any other.
+    """How many bytes of a pinned arena the tables take.
+
+    ``neurons``: how many an expert that may come in part has; 1 for any other.
     """
     rows = FIRST_NEURON + neurons if neurons > 1 else 1
     return ring_bytes(TABLES, 4 * rows * most_needs)
 
 
 def all_neurons(count: int) -> Numbers:
-    """Those of a whole expert, as it is stored."""
+    """The neurons of a whole expert, in stored order."""
     return np.arange(count, dtype=np.int64)

@@ -1,13 +1,12 @@
-"""The slots of the device's pools: which holds what, when it can be read, and when it may be
-overwritten.
+"""The slots of the device's pools: which variant each holds, when it may be read and overwritten.
 
-The controller decides what is resident and counts bytes. Here all pools are one allocation, each
-cut into slots of its largest variant, or shared out by bytes where it mixes sizes; all of it is
-taken before the run, and nothing after (``check_budget``). Kernels find a variant by where it
-begins, in units that divide all beginnings (``windows``).
+The controller decides what is resident, and counts bytes. Here all pools are one allocation. A pool
+is cut into slots of its largest variant, or shared out by bytes where it mixes sizes. All memory is
+taken before the run and nothing after it (``check_budget``). Kernels find a variant by the place
+where it begins, in units that divide all beginnings (``windows``).
 
-A slot is read by compute streams behind the event that its copy recorded, and overwritten by copy
-streams behind the events that its readers recorded since. Neither asks the host to wait.
+Compute streams read a slot behind the event that its copy recorded. Copy streams overwrite it
+behind the events that its readers have recorded since. Neither makes the host wait.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from real.store.room import Extent, Room
 from sim.core.slots import IN_FLIGHT, Slots
 
 SLOT_ALIGNMENT = 256
-"""What a GPU loads from memory at once, several times over."""
+"""A multiple, several times over, of what a GPU loads from memory at once."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """Room for one variant: its ``pieces``, in order, and the events behind which it may be read
-    and overwritten. ``at``: the byte of the slots' memory where it begins, if it lies in one piece;
-    else -1.
+    """Room for one variant: its ``pieces`` in order, and the events that guard it.
+
+    ``at`` is the byte of the slots' memory at which it begins; -1 if it lies in several pieces. It
+    may be read behind ``ready``, and overwritten behind ``readers``.
     """
 
     pieces: tuple[Tensor, ...]
@@ -45,7 +45,7 @@ class Slot:
 
     @property
     def memory(self) -> Tensor:
-        """All of it, where it lies in one piece."""
+        """All of the slot, which must lie in one piece."""
         (memory,) = self.pieces
         return memory
 
@@ -55,7 +55,7 @@ class Slot:
 
 
 def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tensor]:
-    """Bytes ``begin .. begin + count`` of what lies in pieces, in order."""
+    """Bytes ``begin .. begin + count`` of memory that lies in pieces, in order."""
     for piece in pieces:
         if count > 0 and begin < len(piece):
             part = piece[begin : begin + count]
@@ -65,8 +65,9 @@ def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tenso
 
 
 class Grid:
-    """A pool whose slots are all as large as its largest variant; it begins at byte ``begin`` of
-    ``memory``.
+    """A pool whose slots are all as large as its largest variant.
+
+    It begins at byte ``begin`` of ``memory``.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Grid:
             for gone in [held for held in self.of if self._is_gone(held)]:
                 slot = self.of.pop(gone)
                 slot.key = -1
-                # It stays unsafe to write until its readers end.
+                # It must not be written before its readers end.
                 self._free.append(slot)
         if not self._free:
             return None
@@ -104,10 +105,9 @@ class Grid:
 
 
 class Mixed:
-    """A pool of variants of several sizes: each takes as many bytes as it has, in several pieces if
-    need be.
+    """A pool of variants of several sizes: each takes its own bytes, in several pieces if need be.
 
-    What is placed over bytes that others have left is written behind the events of these. The pool
+    A variant placed over bytes that others have left is written behind the others' events. The pool
     begins at byte ``begin`` of ``memory``.
     """
 
@@ -123,7 +123,7 @@ class Mixed:
         self._memory = memory[begin : begin + self._room.end]
         self.of: dict[int, Slot] = {}
         self._left: list[tuple[Extent, list[Event]]] = []
-        """Bytes that were somebody's, and what must be over before they are written."""
+        """Bytes that variants have left, with the events that must end before they are written."""
 
     def place(self, key: int, num_bytes: int) -> Slot | None:
         """Room for a key; None where there is none."""
@@ -161,8 +161,9 @@ def _is_inside(one: Extent, others: Sequence[Extent]) -> bool:
 
 
 class Parts(NamedTuple):
-    """The bytes of a pool that is shared out by bytes: the controller's, and those of spare slots;
-    all sizes in it, and so all places, are multiples of ``unit``.
+    """The shape of a pool that is shared out by bytes: the controller's, and those of spare slots.
+
+    All sizes in it, and so all places, are multiples of ``unit``.
     """
 
     own_bytes: int
@@ -171,19 +172,20 @@ class Parts(NamedTuple):
 
 
 class Equal(NamedTuple):
-    """So many slots of so many bytes."""
+    """The shape of a pool of equal slots."""
 
     num_slots: int
     slot_bytes: int
 
 
 class DeviceSlots:
-    """Slots for what ``slots`` (the controller's) holds; ``spare`` more in every pool, for staging
-    and overflow. ``keeps_slot(key)``: a key that is neither there nor on its way has one all the
-    same.
+    """Slots for what ``slots`` (the controller's) holds.
 
-    A pool that may hold more variants than slots of its largest is shared out by bytes (`Mixed`),
-    any other one is cut into equal slots (`Grid`).
+    - ``spare``: how many more there are in every pool, for staging and overflow.
+    - ``keeps_slot(key)``: whether a key that is neither resident nor in flight keeps its slot.
+
+    A pool that may hold more variants than slots of its largest is shared out by bytes (`Mixed`).
+    Any other pool is cut into equal slots (`Grid`).
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class DeviceSlots:
         self._mending: Tensor | None = None
         self._sealed_bytes: int | None = None
         self.unit = SLOT_ALIGNMENT
-        """Bytes; every slot that lies in one piece begins at a multiple."""
+        """Every slot that lies in one piece begins at a multiple of so many bytes."""
         for shape in self._shapes:
             steps = (
                 (shape.unit, ROOM_ALIGNMENT) if isinstance(shape, Parts) else (shape.slot_bytes,)
@@ -225,10 +227,10 @@ class DeviceSlots:
         return Equal(capacity // largest + (spare if capacity else 0), _up(largest))
 
     def allocate(self, *, mends: bool = False) -> None:
-        """Take the pools' memory: when a run begins, for devices are made that never run. Raise
-        DeviceError.
+        """Take the pools' memory. Raise DeviceError if the device has too little.
 
-        ``mends``: also room in which a variant of several pieces can be put together (``mended``).
+        This waits until a run begins, since some devices are made and never run. ``mends``: take
+        also room to put a variant of several pieces together (``place_of``).
         """
         state = self._slots.state
 
@@ -251,20 +253,22 @@ class DeviceSlots:
                 self.pools.append(Grid(memory, pool, begin, *shape, is_gone))
 
     def release(self) -> None:
-        """Give the memory back: the garbage collector would take its time."""
+        """Give the memory back now; the garbage collector would take its time."""
         self.pools, self._memory, self._mending = [], None, None
 
     def windows(self, num_bytes: int) -> Tensor:
-        """uint8 [places, num_bytes]: what lies at each multiple of ``unit``, for kernels that find
-        slots by a table of places. They overlap.
+        """What lies at each multiple of ``unit``, uint8 [places, num_bytes]; windows overlap.
+
+        For kernels that find slots by a table of places.
         """
         assert self._memory is not None
         count = (len(self._memory) - num_bytes) // self.unit + 1
         return self._memory.as_strided((max(0, count), num_bytes), (self.unit, 1))
 
     def place_of(self, slot: Slot, num_bytes: int, stream: Stream) -> int:
-        """The place, in units, of a variant that the stream reads next; one of several pieces is
-        put together first, in room that the next such one takes.
+        """The place, in units, of a variant that the stream reads next.
+
+        A variant of several pieces is put together first, in room that the next such variant takes.
         """
         if slot.at >= 0:
             return slot.at // self.unit
@@ -278,7 +282,7 @@ class DeviceSlots:
 
     @property
     def num_bytes(self) -> int:
-        """Of all pools, whether or not they have been allocated."""
+        """The bytes of all pools, whether or not they have been allocated."""
         return sum(
             (
                 shape.own_bytes + shape.spare_bytes
@@ -291,9 +295,7 @@ class DeviceSlots:
     # ---- which slot
 
     def place(self, key: int) -> Slot:
-        """The slot of a key that the controller has claimed one for; its bytes are still to
-        come.
-        """
+        """The slot of a key, which the controller has claimed; its bytes are still to come."""
         pool = self.pools[self._slots.pool_of[key]]
         slot = pool.of.get(key) or pool.place(key, self._slots.key_bytes[key])
         if slot is None:
@@ -307,7 +309,7 @@ class DeviceSlots:
     # ---- when
 
     def begin_write(self, slot: Slot, stream: Stream) -> None:
-        """What the stream is given from now on may overwrite the slot."""
+        """Let the stream overwrite the slot only after its readers and its last copy."""
         for reader in slot.readers:
             self._runtime.wait(stream, reader)
         if slot.ready is not None:
@@ -316,13 +318,13 @@ class DeviceSlots:
         slot.ready = None
 
     def end_write(self, slot: Slot, stream: Stream) -> Event:
-        """The slot can be read when all that the stream has been given is over."""
+        """Let readers of the slot wait for what the stream has been given so far."""
         slot.ready = self._runtime.event()
         self._runtime.record(slot.ready, stream)
         return slot.ready
 
     def begin_read(self, slot: Slot, stream: Stream) -> None:
-        """What the stream is given from now on may read the slot."""
+        """Let the stream read the slot only after its copy."""
         if slot.ready is None:
             raise RuntimeError(
                 f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been"
@@ -331,20 +333,21 @@ class DeviceSlots:
         self._runtime.wait(stream, slot.ready)
 
     def end_read(self, slot: Slot, stream: Stream) -> None:
-        """The slot may be overwritten when all that the stream has been given is over."""
+        """Let writers of the slot wait for what the stream has been given so far."""
         reader = self._runtime.event()
         self._runtime.record(reader, stream)
-        # A stream's later event covers its earlier ones, and experts are read by one stream.
+        # Experts are read by one stream, whose later events cover its earlier ones.
         slot.readers[:] = [reader]
 
     def seal(self) -> None:
-        """What is allocated on the device now, workspaces and graphs included, is all that the
-        run may have.
+        """Note what is allocated on the device: the run may have no more.
+
+        Workspaces and graphs are included.
         """
         self._sealed_bytes = self._runtime.allocated_bytes()
 
     def check_budget(self) -> None:
-        """Raise DeviceError if the device holds more than when it was sealed."""
+        """Raise DeviceError if more is allocated on the device than when it was sealed."""
         assert self._sealed_bytes is not None
         if (more := self._runtime.allocated_bytes() - self._sealed_bytes) > 0:
             raise DeviceError(
@@ -360,7 +363,7 @@ class DeviceSlots:
 
 
 def _length(shape: Equal | Parts) -> int:
-    """Bytes of a pool's memory, gaps included."""
+    """The bytes of a pool's memory, gaps included."""
     if isinstance(shape, Equal):
         return shape.num_slots * shape.slot_bytes
     return Room((shape.own_bytes, shape.spare_bytes), lambda key: False).end

@@ -1,9 +1,9 @@
-"""What experts compute on a CUDA device: eagerly, as the model does, or as a captured graph of own
-kernels.
+"""What experts compute on a CUDA device: eagerly, as the model does, or as a captured graph.
 
-The eager way knows every form of expert and gives the model's own bits; the graph takes one row, in
-a replay, of forms whose first projections are one stored matrix and which have nothing but that and
-a down projection, and of experts that move neuron by neuron, from slots of any pool.
+The eager way knows every form of expert, and gives the model's own bits. The graph runs this
+project's kernels on one row of a replay, from slots of any pool. It knows two forms: experts with
+one stored matrix of first projections and a down projection, and nothing else; and experts that
+move neuron by neuron.
 """
 
 from __future__ import annotations
@@ -34,19 +34,17 @@ from sim.values.types import Geometry
 FIRST = ("gate_up_proj", "up_proj")
 Draw = Callable[..., Tensor]
 FEW = 8
-"""Neurons of an expert that is tried."""
+"""How many neurons of an expert are tried out."""
 MOST_PLACES = 2**31 - 1
-"""Of a table's int32."""
+"""The largest place that a table's int32 can hold."""
 
 
 class DeviceWork(ExpertWork):
-    """`ExpertWork` whose tensors lie where ``like`` does. Everything that it needs is allocated
-    at once.
-    """
+    """`ExpertWork` whose tensors lie where ``like`` does; it allocates everything at once."""
 
     def __init__(self, weights: Weights, geometry: Geometry, like: Tensor) -> None:
         super().__init__(weights, geometry)
-        # A first call draws the stand-in weights.
+        # Its first call draws the stand-in weights.
         self.run_dense(-1, 1)
         assert self._dense is not None
         self._dense, self._noise = self._dense.to(like.device), self._noise.to(like.device)
@@ -60,22 +58,18 @@ class DeviceWork(ExpertWork):
 
     @property
     def noise(self) -> Tensor:
-        """[1, H]: the input of a replay's experts."""
+        """The input [1, H] of a replay's experts."""
         return self._noise
 
     @torch.no_grad()
     def run_on_cpu(self, key: int, blob: Tensor, rows: Tensor) -> None:
-        """Compute an expert from host memory; ``join`` brings its output to the device. For
-        another thread.
-        """
+        """Compute an expert in host memory, on another thread; ``join`` brings its output over."""
         self._on_cpu[self._geometry.expert_of(key)] = self._output(
             key, blob, rows, None, self._resident_at_home
         )
 
     def join(self) -> None:
-        """Bring what the CPU has computed for this site to the device; without inputs, forget
-        it.
-        """
+        """Bring what the CPU has computed for this site to the device; in a replay, drop it."""
         if self._inputs is not None:
             self._outputs |= {
                 expert: rows.to(self._noise.device) for expert, rows in self._on_cpu.items()
@@ -86,7 +80,7 @@ class DeviceWork(ExpertWork):
 def captured_of(
     runtime: Runtime, stream: Stream, arena: PinnedArena, slots: DeviceSlots, work: DeviceWork
 ) -> Captured | None:
-    """Graphs for one row of each precision; None where a form of expert has none."""
+    """Graphs of one row for each precision; None where one of the forms has no graph."""
     weights, header = work.weights, work.weights.store.header
     kinds = []
     for variant in header.variants:
@@ -106,7 +100,7 @@ def captured_of(
 
 
 class Captured:
-    """The experts of a replay, one row of each, by captured kernels."""
+    """The experts of a replay, one row of each, computed by captured kernels."""
 
     def __init__(
         self, segments: Segments, slots: DeviceSlots, work: DeviceWork, stream: Stream
@@ -117,8 +111,10 @@ class Captured:
         segments.prepare()
 
     def run(self, key: int, slot: Slot, num_bytes: int, neurons: Numbers | None) -> Tensor:
-        """What an expert, or these ``neurons`` of it, makes of a row of noise: fp32 [1, H],
-        overwritten by the next. The slot must have been ordered before on the stream."""
+        """The output of an expert, or of these ``neurons`` of it, for a row of noise: fp32 [1, H].
+
+        The next run overwrites it. The slot must have been ordered before on the stream.
+        """
         g, header = self._work.geometry, self._work.weights.store.header
         place = self._slots.place_of(slot, num_bytes, self._stream)
         need = Need(place)
@@ -129,8 +125,8 @@ class Captured:
 
 
 def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | None:
-    """Of experts whose first projections are one stored matrix and that have nothing but it and
-    a down projection.
+    """The kind of experts that have one matrix of first projections, a down projection, and nothing
+    else; None for other experts.
     """
     found = {tensor.name: tensor for tensor in variant.tensors}
     first = next((name for name in FIRST if name in found), None)
@@ -162,7 +158,7 @@ def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | N
 
 
 def _sparse_kind(work: DeviceWork, variant: Variant, windows: Tensor) -> Kind | None:
-    """Of experts that move neuron by neuron."""
+    """The kind of experts that move neuron by neuron; None where a graph's result is another."""
     weights, header = work.weights, work.weights.store.header
     assert header.resident is not None
     assert work.resident is not None
@@ -189,8 +185,10 @@ def _sparse_kind(work: DeviceWork, variant: Variant, windows: Tensor) -> Kind | 
 def _is_alike(
     weights: Weights, ours: Callable[[Draw, int], tuple[Tensors, Callable[[Tensor], Tensor]]]
 ) -> bool:
-    """Whether the captured way computes what the model's experts do: another activation, say, is no
-    matter of names. Tried on a few neurons of random weights, of every kind of form.
+    """Whether the captured way computes what the model's experts do, for every kind of form.
+
+    Names alone do not tell: the activation may be another one. So a few neurons of random weights
+    are tried.
     """
     made = torch.Generator().manual_seed(0)
 
@@ -205,7 +203,7 @@ def _is_alike(
             if not torch.allclose(own, compute(x_1H), rtol=0, atol=1e-4 * float(own.abs().max())):
                 return False
         except (RuntimeError, TypeError):
-            # Layers that take only experts of their own size, or lie elsewhere.
+            # Some layers take experts of their own size only, or lie on another device.
             return False
     return True
 

@@ -1,10 +1,9 @@
-"""FloE's compact transfer without a host's work: a kernel reads the kept rows where they rest, over
-the link.
+"""FloE's compact transfer without host threads: a kernel reads the kept rows over the link.
 
-`real.cuda.gather` has threads that gather rows into pinned buffers, whence they are copied. Here
-the whole expert rests in pinned memory, which the device sees: one launch brings all rows that are
-kept. The host writes their numbers and nothing else; what it costs is multiprocessors, which wait
-for the link while they could compute.
+In `real.cuda.gather` threads gather rows into pinned buffers, from which they are copied. Here the
+whole expert rests in pinned memory that the device sees, and one launch brings all kept rows. The
+host writes their numbers and nothing else. The price is paid in multiprocessors, which wait for the
+link when they could compute.
 """
 
 from __future__ import annotations
@@ -23,26 +22,27 @@ from real.driver.settings import Engine
 from real.kernels.gather_rows import gather_rows
 
 TABLES = 2
-"""Lists of rows: one is written while the kernel reads the other."""
+"""How many lists of rows: the host writes one while the kernel reads the other."""
 
 
 class RowGatherer(Protocol):
-    """Brings chosen rows of an expert to the device; `real.cuda.gather.Gatherer` is the staged
-    one.
-    """
+    """Brings chosen rows of an expert to the device; `real.cuda.gather.Gatherer` does it staged."""
 
     def gather(
         self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
     ) -> list[Event]:
-        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``, behind the events
-        ``after``; the events of the ends."""
+        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``; return the end events.
+
+        The rows are written behind the events ``after``.
+        """
 
     def close(self) -> None: ...
 
 
 class ZeroCopyGatherer:
-    """One stream, whose kernels bring ``columns`` rows a program, of at most ``neurons`` rows of
-    ``row_bytes``.
+    """One stream of kernels, which bring ``columns`` rows in each program.
+
+    A gather has at most ``neurons`` rows of ``row_bytes``.
     """
 
     def __init__(
@@ -58,8 +58,10 @@ class ZeroCopyGatherer:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """A kernel is compiled for kinds of numbers (1, multiples of 16, others) by a first call,
-        which belongs before a run. From device memory to device memory: it is the same code.
+        """Have the kernel compiled before a run.
+
+        It is compiled at its first call with each kind of number (1, multiples of 16, others).
+        These calls copy from device memory to device memory: the compiled code is the same.
         """
         memory = self._runtime.allocate(17 * self._row_bytes).view(17, self._row_bytes)
         table = self._runtime.allocate(4 * 16).view(torch.int32)
@@ -69,18 +71,19 @@ class ZeroCopyGatherer:
             self._runtime.run(self._stream, bring, reads=[memory[16:], table], writes=[memory[:16]])
         end = self._runtime.event()
         self._runtime.record(end, self._stream)
-        # Before the memory is given back.
+        # The memory is given back on return.
         self._runtime.synchronize(end)
 
     def gather(
         self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
     ) -> list[Event]:
-        """Bring rows ``kept`` (int64 on the host) of ``pairs`` (uint8 [I, row bytes], pinned) to
-        the first rows of ``target`` (uint8 [C, row bytes] on the device), behind the events
+        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``, behind the events
         ``after``.
 
-        Return when that has been given to the stream. Raise ValueError for rows that are not there
-        and for more than ``target`` holds, DeviceError for pairs that the device does not see.
+        ``kept`` is int64 on the host, ``pairs`` uint8 [I, row bytes] in pinned memory, ``target``
+        uint8 [C, row bytes] on the device. Return when the stream has been given that work. Raise
+        ValueError for rows that are not there and for more rows than ``target`` holds, DeviceError
+        for pairs that the device does not see.
         """
         check_rows(pairs, kept, target, self._row_bytes)
         if len(kept) > self._neurons:
@@ -105,14 +108,14 @@ class ZeroCopyGatherer:
 def gatherer_of(
     runtime: Runtime, arena: PinnedArena, engine: Engine, neurons: int, row_bytes: int
 ) -> RowGatherer:
-    """As ``engine.gather`` has it."""
+    """The gatherer that ``engine.gather`` names."""
     if engine.gather == "zero_copy":
         return ZeroCopyGatherer(runtime, arena, neurons, engine.gather_columns, row_bytes)
     return Gatherer(runtime, arena, engine.gather_threads, engine.gather_columns, row_bytes)
 
 
 def gatherer_bytes(engine: Engine, neurons: int, row_bytes: int) -> int:
-    """What such a gatherer takes of a pinned arena."""
+    """How many bytes of a pinned arena such a gatherer takes."""
     if engine.gather == "zero_copy":
         return ring_bytes(TABLES, 4 * neurons)
     return arena_bytes(engine.gather_threads, engine.gather_columns, row_bytes)

@@ -1,1 +1,1 @@
-"""The driver of real runs: a main loop around the controller, and what it needs of any device."""
+"""The driver of real runs: the main loop around the controller, and its interface to devices."""

@@ -1,10 +1,11 @@
-"""What a driver needs of a machine: a clock, links, a compute stream, a CPU. Never imports simpy,
-torch or hydra.
+"""The interface between the driver and a machine, and the null device, which has no machine.
 
-The seam between ``real.driver.loop`` and the machines it runs on. A device acts and never decides:
-it is told which services to carry on which engine of which link, what to compute and how long
-things nominally take; it tells when each has ended. Every hand-over and every call of the
-controller is made under the device's one lock.
+A device acts and never decides. The driver (``real.driver.loop``) tells it which services to carry
+on which engine of which link, what to compute, and how long each piece of work nominally takes. The
+device calls the driver back (a *hand-over*) when each piece has ended. Every hand-over and every
+call of the controller is made under the device's one lock.
+
+This module never imports simpy, torch or hydra.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ and no layer.
 
 
 class Turn(IntEnum):
-    """What comes first of what happens at one instant (contract C14)."""
+    """What comes first among events of the same instant (contract C14)."""
 
     TRANSFERS = 0
     CPU_RESULTS = 1
@@ -35,19 +36,24 @@ class Turn(IntEnum):
     SEQUENCE_END = 4
     GATE = 5
     ARRIVALS = 6
-    """Sequences that begin, too."""
+    """The arrivals of requests, and the beginnings of sequences."""
 
 
 @dataclass(eq=False)
 class Service:
-    """One service of a transfer by an engine of a link. Times in ns, as if nothing else shared the
-    link.
+    """One service: an engine of a link moves bytes of one transfer. Times are in ns.
 
-    ``due_ns(b)`` is when b of its ``moved_bytes`` are through, counted from ``start_ns``. For the
-    first ``latency_ns`` it draws no bandwidth. ``head_ns`` is when the head is handed on, counted
-    likewise (-1: never). ``chunk_bytes``: where it may be cut (0: nowhere). ``number`` and ``key``
-    are the transfer's; ``row`` counts the run's services. ``there_bytes``: what a partial prefetch
-    has brought before, which the transfer completes in the same slot.
+    They are the times of a service that shares the link with no other.
+
+    - ``row``: the service's number in the run's record.
+    - ``number``, ``key``: the transfer's.
+    - ``due_ns(b)``: when b of the ``moved_bytes`` are through, counted from ``start_ns``.
+    - ``latency_ns``: for so long after its start the service draws no bandwidth.
+    - ``head_ns``: when the head is handed on to the next link, counted from ``start_ns`` (-1:
+      never).
+    - ``chunk_bytes``: the service may be cut after each so many bytes (0: nowhere).
+    - ``there_bytes``: what a partial prefetch has brought into the same slot before. The transfer
+      of this service completes it.
     """
 
     row: int
@@ -68,15 +74,16 @@ class Listener(Protocol):
     """The driver, as a device sees it. Every method is called with the device's lock held."""
 
     def on_service_end(self, service: Service) -> None:
-        """All of it is through. The engine is free, and may be given the next service in this
-        call.
+        """The service has moved all its bytes; its engine is free.
+
+        The driver may give that engine its next service within this call.
         """
 
     def on_head(self, service: Service) -> None:
-        """``head_ns`` of the service are past, and the rest is still to come."""
+        """``head_ns`` of the service have passed; the rest of its bytes are still to come."""
 
     def on_chunk(self, service: Service, moved_bytes: int) -> None:
-        """The chunk has ended at which the service was to be cut: it calls ``stop`` now."""
+        """The chunk at which the service was to be cut has ended: the driver calls ``stop`` now."""
 
     def on_cpu_result(self, key: int) -> None: ...
 
@@ -86,62 +93,63 @@ class Listener(Protocol):
 class Device(Protocol):
     """Links with engines, one compute stream, one CPU worker and one predictor.
 
-    Times are ns since ``open``. A nominal time is what a piece of work costs by the run's
-    durations: a device without tensors takes it, a paced one pads its work to it, a free-running
-    one ignores it.
+    Times are ns since ``open``. A *nominal* time is what a piece of work takes by the run's
+    durations. A device without tensors lets that time pass on its clock, a padded device makes its
+    work last that long, and a free-running device ignores it.
 
-    ``compute``, ``wait`` and ``sleep_until`` are the main thread's and are called without the lock;
-    all other methods but ``open`` and ``close`` are called with it.
+    ``compute``, ``wait`` and ``sleep_until`` belong to the main thread and are called without the
+    lock. All other methods but ``open`` and ``close`` are called with it.
     """
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held around every call of the controller; the order in which it is taken is the order
-        of events.
+        """Held around every call of the controller.
+
+        The order in which threads take it is the order of events.
         """
 
     @property
     def is_padded(self) -> bool:
-        """Whether computations are made to last for their nominal times, on a clock that may run
-        past them.
+        """Whether computations last for their nominal times, on a clock that may run past them.
 
-        The driver then asks for less, to catch up by as much as threads wake late.
+        Threads wake late. The driver of a padded device therefore asks for that much less time of
+        the work that follows, and so catches up.
         """
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
-        """Begin a run, with the clock at 0, on links of so many engines."""
+        """Begin a run with the clock at 0; link i has ``engines[i]`` engines."""
 
     def now_ns(self) -> int: ...
 
     def serve(self, service: Service) -> None:
         """Begin a service on an engine that is free.
 
-        It ends after that of the same transfer on an outer link, where that has only handed it on.
+        On a link with cut-through this service may begin while an outer link still serves the same
+        transfer. It then ends after the service on the outer link.
         """
 
     def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
-        """What has been issued behind the services of a link will be served next, by the engine
-        that is free first.
+        """Tell which transfer the link's next free engine will serve.
 
-        Its slot is claimed, and nothing overtakes it. Announcing again changes nothing, nor need a
-        device listen.
+        The transfer is issued: its slot is claimed, and nothing overtakes it. So the device may
+        begin to move it early. A device may ignore this, and announcing again changes nothing.
         """
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
-        """Report the first end of a chunk after now, if it comes before the service's own; or do so
-        no more.
+        """Ask for ``on_chunk`` at the first end of a chunk from now on, or withdraw that wish.
 
-        Asking again changes nothing.
+        The last chunk's end is the service's own, and is not reported. Asking again changes
+        nothing.
         """
 
     def stop(self, service: Service) -> None:
-        """End a service at the chunk that is being reported; its engine is free then."""
+        """End a service at the chunk that is being reported; its engine is free from then on."""
 
     def compute_on_cpu(self, key: int, tokens: int, nominal_ns: int) -> None:
-        """Put a need behind those that the CPU has been given already; return at once."""
+        """Queue a need behind those that the CPU has been given already; return at once."""
 
     def predict(self, tick: int, nominal_ns: int) -> None:
-        """Make the forecasts of a gate; return at once."""
+        """Make the forecasts of gate ``tick``; return at once."""
 
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
         """Do the work of ``key`` for ``rows`` tokens; return at its end.
@@ -152,38 +160,38 @@ class Device(Protocol):
         """
 
     def wait(self, is_over: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Return as soon as ``is_over``, which is asked under the lock, at first and after each
-        hand-over.
+        """Return as soon as ``is_over()`` is true.
 
-        Raise RuntimeError with what is waited for (``what``, under the lock) if nothing is under
-        way that could end it.
+        It is asked under the lock, first at once and then after each hand-over. Raise RuntimeError
+        with ``what()`` (called under the lock: a text of what is waited for) if nothing is under
+        way that could end the wait.
         """
 
     def sleep_until(self, time_ns: int, turn: Turn) -> None:
-        """Return at ``time_ns``, or at once if it is past, when all that comes before ``turn``
-        has been handed over.
+        """Return at ``time_ns``, or at once if that is past.
+
+        By then every event of that instant that comes before ``turn`` has been handed over.
         """
 
     def cut_off(self) -> None:
-        """The run is over. What is under way is cut: nothing is handed over any more."""
+        """End the run: what is under way is cut, and nothing is handed over any more."""
 
     def close(self) -> None:
-        """Give back what ``open`` took, whether or not the run got to its end."""
+        """Give back what ``open`` took, whether the run ended or failed."""
 
 
 Place = tuple[int, int, int, int]
-"""A place in the order of events: when, whose turn, and two ranks inside the turn."""
+"""A place in the order of events: the time, whose turn it is, and two ranks inside the turn."""
 Event = tuple[Place, Callable[[], None]]
 
 
 class NullDevice:
-    """A virtual clock; nothing is moved or computed, every piece of work takes its nominal time.
-    One thread.
+    """A device on a virtual clock: nothing is moved or computed, all work takes its nominal time.
 
-    Time passes inside the main thread's methods only, and ``wait`` returns before anything else
-    happens. What ends at one instant is handed over in the contract's order
-    (contract C14). The next event is looked for among all that is under way, so no event is ever
-    stale.
+    It has one thread. Time passes only inside the main thread's methods, and ``wait`` returns
+    before anything else happens. What ends at one instant is handed over in the order of
+    contract C14. The next event is searched anew among all work under way, so no event
+    is ever stale.
     """
 
     lock: AbstractContextManager[object] = nullcontext()
@@ -194,10 +202,10 @@ class NullDevice:
         self._now_ns = 0
         self._in_service: dict[tuple[int, int], Service] = {}  # by link and engine
         self._sharing = [Sharing(count) for count in engines]
-        self._heads: dict[int, tuple[Service, int]] = {}  # by row, with its time
-        self._chunks: dict[
-            int, tuple[Service, int, int]
-        ] = {}  # by row, with its time and the bytes through by then
+        # By row: the service, and when its head is through.
+        self._heads: dict[int, tuple[Service, int]] = {}
+        # By row: the service, when the chunk ends, and the bytes through by then.
+        self._chunks: dict[int, tuple[Service, int, int]] = {}
         self._cpu: deque[tuple[int, int]] = deque()  # (end, key)
         self._predictions: deque[tuple[int, int]] = deque()  # (due, tick)
 
@@ -275,8 +283,7 @@ class NullDevice:
     # ---- the event list
 
     def _pass_to(self, time_ns: int, turn: Turn) -> None:
-        # A hand-over may begin what ends in time, too, so the next event is looked for anew each
-        # time.
+        # A hand-over may begin work that ends before ``time_ns``, so each pass looks again.
         while (event := self._next_event()) is not None and event[0][:2] < (time_ns, turn):
             self._hand_over(event)
         self._now_ns = time_ns
@@ -289,7 +296,7 @@ class NullDevice:
         return min(self._events(), key=lambda event: event[0], default=None)
 
     def _events(self) -> list[Event]:
-        """The end of everything that is under way."""
+        """The next event of each piece of work under way."""
         events: list[Event] = []
         for (link, engine), service in self._in_service.items():
             end_ns = self._sharing[link].end_ns(engine)

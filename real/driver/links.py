@@ -1,7 +1,6 @@
-"""The links of a run: what has been issued on each, which engine serves what, and the controller's
-calls about it.
+"""The links of a run: what is issued on each, which engine serves it, and the controller's calls.
 
-Used by ``real.driver.loop`` with the device's lock held.
+``real.driver.loop`` uses it with the device's lock held.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ class Line:
 
     def __init__(self, engines: int) -> None:
         self.engines = engines
-        self.free = list(
-            range(engines)
-        )  # a heap: the free engine of the lowest number serves first
+        # A heap: the free engine of the lowest number serves first.
+        self.free = list(range(engines))
         self.waiting: deque[Transfer] = deque()
 
     @property
@@ -34,10 +32,10 @@ class Line:
 
 
 class Links:
-    """Serves transfers in order of issue, writes every service down, and polls where there is room.
+    """Serves transfers in order of issue, records every service, and polls where there is room.
 
-    ``stamp`` is called before a call that a device's hand-over leads to, and answers the time;
-    polls belong to the call before them, and to its time.
+    ``stamp`` is called before each call of the controller that a hand-over leads to. It records the
+    time of that call and returns it. Polls have the time of the call that they follow.
     """
 
     def __init__(
@@ -55,15 +53,16 @@ class Links:
         self._chunk_bytes = controller.loader.chunk_bytes or 0
         self._lines = [Line(engines) for engines in self._route.engines]
         self._served: dict[int, tuple[Service, Transfer]] = {}
-        """By row of the record: what is in service."""
+        """By row of the record: the services under way, and their transfers."""
         self._has_issued = False
-        """The last end or cut has issued another transfer on its link."""
+        """Whether the last end or cut of a service issued another transfer on its link."""
 
     # ---- what has ended
 
     def end(self, service: Service) -> tuple[int, int]:
-        """A hop has ended: when, and the key that has arrived on the device (-1: none). The
-        engine goes on.
+        """Tell the controller that a hop has ended, and let the engine go on.
+
+        Return the time, and the key that has arrived on the device (-1: none).
         """
         transfer, now = self._leave(service, service.moved_bytes)
         key, following = self._controller.transfer_done(service.link, transfer)
@@ -72,12 +71,12 @@ class Links:
         return now, key
 
     def hand_on(self, service: Service) -> None:
-        """The next link inwards may begin with what this one is still serving."""
+        """Cut-through: let the next link inwards begin with what this one is still serving."""
         self._stamp()
         self._controller.head_done(service.link, self._served[service.row][1])
 
     def cut(self, service: Service, moved_bytes: int) -> None:
-        """A service gives way at the chunk that has just ended."""
+        """Cut a service at the chunk that has just ended; what waits goes first."""
         self._device.stop(service)
         transfer, _ = self._leave(service, moved_bytes)
         following = self._controller.chunk_done(service.link, transfer, moved_bytes)
@@ -105,11 +104,12 @@ class Links:
     # ---- what is issued
 
     def fill(self, without: int = -1) -> None:
-        """After a call: poll, in order of link, while there is room and something waits; then ask
-        what is to be cut.
+        """Poll the links after a call of the controller, then ask which services to cut.
 
-        Again, as long as prefetches are given up on the way; then also the link of the call
-        (``without``), unless the call has issued something there.
+        Links are polled in ascending order while they have room and something waits. ``without`` is
+        the link of the call (-1: none): it is left out at first. If prefetches were given up on the
+        way, all is polled again, and the link of the call too, unless the call has issued something
+        there (contracts C11 to C14).
         """
         controller, given_up = self._controller, -1
         while given_up < controller.given_up:
@@ -134,7 +134,7 @@ class Links:
             self._go_on(link, transfer)
 
     def _begin(self, link: int, transfer: Transfer) -> None:
-        """An engine turns to what has waited longest."""
+        """Give the issued transfer that has waited longest to the free engine."""
         engine, moved_bytes, record = (
             heapq.heappop(self._lines[link].free),
             transfer.left_bytes,
@@ -169,8 +169,9 @@ class Links:
         self._device.serve(service)
 
     def _pace(self, link: int, transfer: Transfer) -> Callable[[int], int]:
-        """From the beginning of a service to when so many of its bytes are through; what goes
-        back goes first.
+        """When so many bytes of a service are through, counted from its beginning.
+
+        Victims that are written back go before the transfer's own bytes.
         """
         hop_ns = partial(self._durations.hop_ns, link)
         if link or not transfer.write_back:
@@ -180,8 +181,9 @@ class Links:
         return lambda moved_bytes: back_ns + hop_ns(moved_bytes)
 
     def _head_ns(self, link: int, transfer: Transfer) -> int:
-        """When the next link may begin, so that it never starves; -1 if only at the end (section
-        5, cut-through).
+        """When the next link may begin without starving later, counted from this service's start.
+
+        -1: only at this service's end (contract C59).
         """
         hop_ns, head = self._durations.hop_ns, self._route.head_bytes[link]
         outer, inner = (

@@ -1,15 +1,17 @@
-"""The driver of real runs: a main loop around the controller, on a device. Never imports simpy.
+"""The driver of real runs: the main loop around the controller, on a device. Never imports simpy.
 
-Theory of operation. The main loop is written as an engine runs: for every step and every site it
-computes the dense work, tells the controller the gate, and then computes needs one after another,
-blocking where the next one is still on its way. It knows no event queue. Transfers, CPU results and
-predictions end behind its back: the device hands each over, perhaps on a thread of its own, and an
-``on_...`` method passes it to the controller.
+Theory of operation:
 
-The device's lock is held around each call of the controller with the polls that belong to it; the
-order in which it is taken is the order of events, and the clock is read inside. What follows from a
-call at once (polls, the next service of an engine, the need that a CPU result ends) happens under
-the same lock and at the same time. The lock is never held while the thread waits.
+- The main loop is written as an engine runs. For every step and every site it computes the dense
+  work, tells the controller the gate, and computes the needs one after another. It blocks where the
+  next need has not arrived. It knows no event queue.
+- Transfers, CPU results and predictions end behind its back. The device hands each over, perhaps on
+  a thread of its own, and an ``on_...`` method passes it to the controller.
+- The device's lock is held around each call of the controller and the polls that belong to it. The
+  order in which threads take the lock is the order of events, and the clock is read inside.
+- What follows from a call at once happens under the same lock and at the same time: polls, the next
+  service of an engine, the need that a CPU result ends.
+- The lock is never held while a thread waits.
 """
 
 from __future__ import annotations
@@ -31,17 +33,15 @@ from sim.workload.steps import Schedule, Workload
 def drive(
     controller: Controller, workload: Workload, durations: Durations, device: Device
 ) -> Record:
-    """Run the workload to its end on ``device``. What is under way then is cut.
+    """Run the workload to its end on ``device``; transfers still under way then are cut.
 
-    Raise RuntimeError if a need waits for what nothing can bring about.
+    Raise RuntimeError if a need waits for something that nothing under way can bring.
     """
     return Driver(controller, workload, durations, device).drive()
 
 
 class Driver:
-    """The compute stream's thread (``run``) and what is handed over to it (``on_...``), around
-    one controller.
-    """
+    """The compute stream's thread (``run``), and what devices hand over to it (``on_...``)."""
 
     def __init__(
         self, controller: Controller, workload: Workload, durations: Durations, device: Device
@@ -57,16 +57,14 @@ class Driver:
         self._needs = Needs(controller.loader.wait)
         self._gate = workload.gate()
         self._free_ns = 0
-        """When the stream was through with what it did last."""
+        """When the stream finished its last piece of work."""
         self._behind_ns = 0
-        """How much earlier that was to be by nominal times: on a padded device what comes next
-        catches it up.
-        """
+        """How late that was by nominal times; on a padded device the next work catches it up."""
         self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
         self._num_taken = 0
         """Needs of the current gate that have been admitted, skips included."""
         g = controller.geometry
-        # By key: the dense blocks that are there, with when and by which transfer they came.
+        # By key: the dense blocks that are there, when they came, and by which transfer.
         self._dense = {
             g.key(0, site, g.experts): (0, -1) for site in range(controller.loader.dense_slots)
         }
@@ -74,7 +72,7 @@ class Driver:
     # ---- the main loop
 
     def drive(self) -> Record:
-        """Open the device, run, and close it, whatever happens; the record."""
+        """Open the device, run, and close it, also after a failure; return the record."""
         self.device.open(self, self.controller.route.engines)
         try:
             self.run()
@@ -83,7 +81,7 @@ class Driver:
         return self.finish()
 
     def run(self) -> None:
-        """Every step of the workload, as its schedule composes them."""
+        """Run every step of the workload, as its schedule composes them."""
         schedule = self.workload.start()
         step = self._go_on(None, schedule)
         while step is not None:
@@ -96,14 +94,15 @@ class Driver:
                 step = self._go_on(step, schedule)
 
     def finish(self) -> Record:
-        """The record, complete."""
+        """Complete the record and return it."""
         self.record.makespan_ns = self.record.step_end_ns[-1]
         self.controller.finish()
         return self.record
 
     def _go_on(self, ended: Step | None, schedule: Schedule) -> Step | int | None:
-        """A step ends, and the next one begins at that instant, unless there is none or it has
-        to be waited for.
+        """End a step and begin the next at the same instant.
+
+        Return the next step, or the time until which to wait for one, or None at the run's end.
         """
         self.device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
         with self.device.lock:
@@ -162,8 +161,9 @@ class Driver:
     # ---- needs
 
     def _start(self, outcomes: list[int], waits: dict[int, Transfer] | None) -> None:
-        """Set to work what a call admitted; what the placement leaves out has ended at once. The
-        lock is held.
+        """Set to work what a call admitted. The lock is held.
+
+        Needs that the placement skips have ended at once.
         """
         keys, now = self.controller.admitted, self.record.call_ns[-1]
         self._take(keys, outcomes, waits)
@@ -175,13 +175,10 @@ class Driver:
     def _take(
         self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None
     ) -> None:
-        """Line up what is there, to be computed, and what is not, to be waited for; give the CPU
-        its needs.
-        """
+        """Line up the admitted needs for the stream, arrived or not, and give the CPU its own."""
         record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
-        served = (
-            self.controller.lookup_tokens
-        )  # of the run's lookups, where other experts may serve
+        # Tokens of the run's lookups, kept where other experts may serve a need.
+        served = self.controller.lookup_tokens
         self._needs.open_batch(now)
         for key, outcome in zip(keys, outcomes, strict=True):
             row = len(record.lookup_ns)
@@ -201,9 +198,7 @@ class Driver:
                 self._needs.add(key, count, row, waits is not None and key in waits)
 
     def _compute_next(self) -> bool:
-        """Compute the next needs, when they are there; False if the site has no more. Blocks,
-        and says for how long.
-        """
+        """Wait for the next batch of needs and compute it; return False if the site has no more."""
         self.device.wait(
             lambda: self._is_done() or self._needs.may_go_on(self._free_ns), self._what_is_missing
         )
@@ -217,7 +212,7 @@ class Driver:
             precision = self.controller.geometry.precision_of(key)
             self._compute(key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens))
             with self.device.lock:
-                # A result of the CPU may just have let the last ones in.
+                # A CPU result may just have let the last waiting needs in.
                 if self.controller.waiting:
                     now = self.device.now_ns()
                     self._host_until(now)
@@ -225,12 +220,12 @@ class Driver:
         return True
 
     def _end_need(self, key: int, now_ns: int) -> None:
-        """A need of a union served in waves is over: let the next ones in. The lock is held."""
+        """End a need of a union served in waves, and let the next needs in. The lock is held."""
         self.record.call_ns.append(now_ns)
         self._start(*self.controller.need_done(key))
 
     def _is_done(self) -> bool:
-        """Whether the site has no more needs; the lock is held."""
+        """Whether the site has no more needs. The lock is held."""
         return self._needs.is_empty and not self._on_cpu and not self.controller.waiting
 
     def _await_dense(self, block: int) -> None:
@@ -238,7 +233,7 @@ class Driver:
         self._stand_idle(*self._dense[block])
 
     def _what_is_missing(self) -> str:
-        """For messages; the lock is held."""
+        """What the stream waits for, for messages. The lock is held."""
         controller = self.controller
         keys = [*self._needs.awaited, *self._on_cpu]
         names = (
@@ -268,8 +263,9 @@ class Driver:
         self._fall_behind(due_ns)
 
     def _is_under_way(self, key: int) -> bool:
-        """Whether what has passed since the stream was free was work of ``key`` already, not the
-        host's own time.
+        """Whether the time since the stream was free was spent on ``key``, and not by the host.
+
+        A driver whose computations begin elsewhere overrides this.
         """
         return False
 
@@ -281,20 +277,21 @@ class Driver:
             self._fall_behind(due_ns)
 
     def _fall_behind(self, due_ns: int) -> None:
-        """The stream was to be free at ``due_ns``. What it is later is caught up, unless this
-        machine is too slow.
+        """Note how late the stream is for ``due_ns``, to catch up.
+
+        Lateness of more than WAKE_NS is not caught up: this machine is too slow for it.
         """
         late_ns = self._free_ns - due_ns
         self._behind_ns = late_ns if self.device.is_padded and 0 <= late_ns <= WAKE_NS else 0
 
     def _host_until(self, now_ns: int) -> None:
-        """What has passed since the stream was free was the host's own time."""
+        """Count the time since the stream was free as the host's own."""
         self._add_idle(now_ns, HOST_TIME)
 
     def _stand_idle(self, ready_ns: int, cause: int) -> None:
-        """The stream has waited for what came at ``ready_ns``, if that is past what it did last."""
+        """Count the time until ``ready_ns`` as idle, if the stream was free before."""
         if cause >= 0:
-            # No catching up on time in which the stream would have waited.
+            # The stream would have waited from ``ready_ns`` on, so only what is older is caught up.
             self._behind_ns = max(0, min(self._behind_ns, self._free_ns - ready_ns))
         if ready_ns > self._free_ns:
             self._behind_ns = 0
@@ -311,7 +308,7 @@ class Driver:
     # ---- what the device hands over, with its lock held
 
     def on_service_end(self, service: Service) -> None:
-        """A hop has ended: with the last one a key has arrived."""
+        """A hop has ended; if it was a transfer's last, a key has arrived."""
         now, key = self._links.end(service)
         if key in self._needs.awaited:
             self.record.ready_ns[self._needs.arrive(key, now, service.number)] = now
@@ -322,17 +319,17 @@ class Driver:
         self._links.fill(without=service.link)
 
     def on_head(self, service: Service) -> None:
-        """Enough of a hop is through for the next link to begin."""
+        """Enough of a hop is through for the next link to begin (cut-through)."""
         self._links.hand_on(service)
         self._links.fill()
 
     def on_chunk(self, service: Service, moved_bytes: int) -> None:
-        """A chunk has ended at which a service gives way."""
+        """The service gives way at a chunk that has just ended."""
         self._links.cut(service, moved_bytes)
         self._links.fill(without=service.link)
 
     def on_cpu_result(self, key: int) -> None:
-        """The CPU has computed a need, which also ends it where others wait for admission."""
+        """The CPU has computed a need. Where others wait for admission this also ends the need."""
         now = self._stamp()
         self.controller.cpu_done(key)
         self.record.ready_ns[self._on_cpu.pop(key)] = now
@@ -344,11 +341,11 @@ class Driver:
             self._links.fill()
 
     def on_prediction(self, tick: int) -> None:
-        """The forecasts made at a gate are there."""
+        """The forecasts made at gate ``tick`` are there."""
         self._call_at(self.device.now_ns(), self.controller.prediction_ready, tick)
 
     def _stamp(self) -> int:
-        """The time of the call that follows; the lock is held."""
+        """Record the time of the call that follows, and return it. The lock is held."""
         now = self.device.now_ns()
         self.record.call_ns.append(now)
         return now

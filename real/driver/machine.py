@@ -1,5 +1,6 @@
-"""What the computer is that something ran on. Standard library only: it must work where nothing
-else is installed.
+"""Facts about the computer that a run was made on: its processor and its memory.
+
+Standard library only: this module must work where no other package is installed.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """The processor's name, where the kernel tells it."""
+    """The processor's name; "unknown" where neither the kernel nor Python tells it."""
     return _first("/proc/cpuinfo", "model name") or platform.processor() or "unknown"
 
 
 def memory_bytes() -> int | None:
-    """Of main memory, where the kernel tells it."""
+    """The size of main memory in bytes; None where the kernel does not tell it."""
     found = _first("/proc/meminfo", "MemTotal")
     return None if found is None else int(found.split()[0]) << 10
 
 
 def available_bytes() -> int | None:
-    """Of main memory, what programs may still take, where the kernel tells it."""
+    """How much main memory programs may still take, in bytes; None where that is not told."""
     found = _first("/proc/meminfo", "MemAvailable")
     return None if found is None else int(found.split()[0]) << 10
 

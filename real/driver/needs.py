@@ -1,4 +1,4 @@
-"""The needs of a gate on the compute stream: what to compute next, and since when it could be."""
+"""The needs of a gate on the compute stream: which to compute next, and since when it is ready."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from sim.values.record import CPU_RESULT
 
 
 class Batch:
-    """Needs that are computed one after another, once none of them is on its way any more."""
+    """Needs that are computed one after another, once all of them have arrived."""
 
     __slots__ = ("cause", "needs", "pending", "ready_ns")
 
     def __init__(self, now_ns: int) -> None:
         self.needs: list[tuple[int, int]] = []
-        """(key, tokens)"""
+        """Of each need its key and how many tokens it has."""
         self.pending = 0
         self.ready_ns, self.cause = now_ns, CPU_RESULT
-        """When the last of them came and by which transfer. What was there, came with its
-        admission: only that by a CPU result can end an idle interval."""
+        """When, and by which transfer, the last of them arrived.
+
+        Needs that were there already count from their admission. Of the calls that admit needs,
+        only a CPU result's can end an idle interval, so CPU_RESULT is the cause.
+        """
 
 
 class Needs:
-    """Lines up the needs that are loaded or there, by the loader's switch ``wait``
-    (contract C68).
+    """The line of needs for the compute stream, in the order of the loader's switch ``wait``.
 
-    A batch is a single need, but for ``wait_all``, where it is all that one call admitted. It
-    stands in the line from its admission on, but for ``as_ready``, where it joins when it is ready.
-    Needs computed on the CPU are not lined up.
+    With ``wait_all`` a batch is all that one call admitted, else a single need. A batch joins the
+    line at its admission; with ``as_ready`` it joins when it is ready (contract C68).
+    Needs that the CPU computes are not in the line.
     """
 
     def __init__(self, wait: str) -> None:
@@ -36,7 +38,7 @@ class Needs:
         self._now_ns = 0
         self._admitted = Batch(0)
         self.awaited: dict[int, tuple[int, Batch]] = {}
-        """key -> row of its lookup, and the batch that waits for it"""
+        """By key that has not arrived: the row of its lookup, and the batch that waits for it."""
         self._wave_results_ns: list[int] = []
         self.last_result_ns = 0
         """When the last CPU result came."""
@@ -44,14 +46,14 @@ class Needs:
     # ---- what happens
 
     def open_batch(self, now_ns: int) -> None:
-        """A call admits needs: those of ``wait_all`` go together."""
+        """Begin a call that admits needs; with ``wait_all`` these form one batch."""
         self._now_ns = now_ns
         if self._together:
             self._admitted = Batch(now_ns)
             self._line.append(self._admitted)
 
     def add(self, key: int, tokens: int, row: int, is_awaited: bool) -> None:
-        """A need has been admitted; ``row`` is its lookup's."""
+        """Line up an admitted need; ``row`` is that of its lookup."""
         batch = self._admitted if self._together else Batch(self._now_ns)
         batch.needs.append((key, tokens))
         if is_awaited:
@@ -61,7 +63,7 @@ class Needs:
             self._line.append(batch)
 
     def arrive(self, key: int, now_ns: int, number: int) -> int:
-        """Transfer ``number`` has brought a key that is awaited; the row of its lookup."""
+        """Note that transfer ``number`` has brought an awaited key; return its lookup's row."""
         row, batch = self.awaited.pop(key)
         batch.pending -= 1
         batch.ready_ns, batch.cause = now_ns, number
@@ -70,7 +72,7 @@ class Needs:
         return row
 
     def bring_result(self, now_ns: int, ends_wave_need: bool) -> None:
-        """A CPU result has come."""
+        """Note a CPU result; ``ends_wave_need``: it has let further needs in."""
         self.last_result_ns = now_ns
         if ends_wave_need:
             self._wave_results_ns.append(now_ns)
@@ -82,16 +84,15 @@ class Needs:
         return not self._line and not self.awaited
 
     def may_go_on(self, free_ns: int) -> bool:
-        """Whether a stream that has been free since ``free_ns`` has got something."""
+        """Whether a stream that has been free since ``free_ns`` has something to do."""
         is_ready = bool(self._line) and not self._line[0].pending
         return is_ready or any(result_ns > free_ns for result_ns in self._wave_results_ns)
 
     def take(self, free_ns: int) -> tuple[int, int, Batch | None]:
-        """When and by what the stream, free since ``free_ns``, got something, and the needs to
-        compute then.
+        """What the stream does next: (since when it is ready, what made it ready, the needs).
 
-        None instead of needs: a CPU result has let others in, or there are no more and the last CPU
-        result counts.
+        The needs are None where a CPU result counts instead: it has let other needs in, or no needs
+        are left and the stream waits for the last result only.
         """
         results_ns = [result_ns for result_ns in self._wave_results_ns if result_ns > free_ns]
         self._wave_results_ns.clear()

@@ -1,8 +1,6 @@
-"""A device of threads that really copy bytes and compute nothing, paced to nominal times on the
-real clock.
+"""A device whose threads really copy bytes at nominal times, and which computes nothing.
 
-Loaders copy from one arena of host memory into another; computations take their nominal time
-asleep.
+Loaders copy from one arena of host memory into another. A computation sleeps for its nominal time.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from real.driver.threads import ThreadedDevice
 class PacedDevice(ThreadedDevice):
     """A machine whose bandwidths and compute times are the run's durations.
 
-    ``arena_bytes`` is the size of either arena: an access beyond it wraps around.
+    ``arena_bytes`` is the size of each of the two arenas; an access beyond the end wraps around.
     """
 
     def __init__(

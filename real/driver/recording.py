@@ -1,10 +1,8 @@
-"""A run written down whole: calls, times, and what the main thread did; and how long everything in
-it took.
+"""Records a run on a device (calls, times, computations), and tells how long each part of it took.
 
-Durations are counted as a driver with no host time of its own would have to take them to get the
-same run: from the earliest instant at which something could begin to its end, so that every gap of
-the host is part of what comes after it (contract C66). What waited is not lengthened by
-its wait.
+A length counts from the earliest instant at which the work could begin to its end. So every gap of
+the host is part of what comes after it, and time spent waiting is no part of a length. A driver
+without host time of its own that takes these lengths gets the same run (contract C66).
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Workload
 
 NEVER_NS = 1 << 60
-"""How long takes what does not end in a run."""
+"""The length of what does not end in a run."""
 NOT_LOADED = (Outcome.CPU, Outcome.SKIP)
 Service = tuple[int, int, int]
-"""A transfer's number, the link, and how many services of it there came before."""
+"""A service's name: the transfer's number, the link, and how many services it had there before."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A run on a device. ``computed``: key, start and end, in ns, of all that the main thread
+    """A run on a device. ``computed``: key, start and end in ns of all that the main thread
     computed.
     """
 
@@ -43,7 +41,7 @@ class Recording:
 
 
 class WatchedDevice:
-    """The device it is given, with a list of what is computed on it."""
+    """A device that also lists what is computed on it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -53,7 +51,7 @@ class WatchedDevice:
         return getattr(self._device, name)
 
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        """As the device does, and write down when it was done."""
+        """Compute as the device does, and note when."""
         start_ns = self._device.now_ns()
         self._device.compute(key, rows, nominal_ns)
         self.computed.append((key, start_ns, self._device.now_ns()))
@@ -62,7 +60,7 @@ class WatchedDevice:
 def record_run(
     controller: Controller, workload: Workload, durations: Durations, device: Device
 ) -> Recording:
-    """Drive a run on ``device`` and write it down."""
+    """Drive a run on ``device`` and record it."""
     recorded, watched = RecordedController(controller), WatchedDevice(device)
     steps = RecordedWorkload(workload)
     record = drive(
@@ -73,12 +71,12 @@ def record_run(
 
 @dataclass
 class Lengths:
-    """How long everything in a recorded run took, in ns.
+    """How long everything in a recorded run took, in ns. What had not ended at its end is left out.
 
-    ``dense`` by step, of the sites in its order; ``compute`` by lookup; ``cpu`` in order of
-    submission; ``prediction`` by gate; ``service``, ``head`` and ``cut`` (with the bytes that were
-    through) by service. What had not ended when the run was over is left out; ``gate_ns`` and
-    ``begun_ns`` say when gates were and services began.
+    - ``dense``: by step, and in the step by site in its order. ``tail``: by step.
+    - ``compute``: by lookup. ``cpu``: in order of submission. ``prediction``: by gate.
+    - ``service``, ``head``, ``cut``: by service; of a cut also the bytes that were through.
+    - ``gate_ns``, ``begun_ns``: when gates were, and when services began.
     """
 
     makespan_ns: int
@@ -94,23 +92,24 @@ class Lengths:
     cut: dict[Service, tuple[int, int]] = field(default_factory=dict)
 
     def gap_ns(self, recording: Recording) -> int:
-        """What of the stream's lengths it did not compute: the host's time, and delays that
-        nothing accounts for.
+        """The part of the stream's lengths in which it computed nothing.
+
+        That is the host's time, and delays that nothing accounts for.
         """
         lengths = sum(map(sum, self.dense)) + sum(self.compute.values()) + sum(self.tail)
         return lengths - sum(end_ns - start_ns for _, start_ns, end_ns in recording.computed)
 
     def if_missing(self, begun_ns: int, nominal_ns: int, late_ns: int) -> int:
-        """How long takes what is not known to have ended: never, if it was due when the run was
-        over or just before.
+        """The length of work that is not known to have ended.
 
-        Else its nominal time: it should have come.
+        If the work was due at the run's end, or up to ``late_ns`` before it, it never ends. Else
+        its length is nominal, for it should have ended.
         """
         return nominal_ns if begun_ns + nominal_ns + late_ns < self.makespan_ns else NEVER_NS
 
 
 def lengths_of(recording: Recording, wait: str) -> Lengths:
-    """How long everything took, for a loader that waits like ``wait``."""
+    """The lengths of a recorded run; ``wait`` is the loader's switch of that name."""
     lengths = Lengths(recording.record.makespan_ns, recording.record.gate_ns)
     _measure_services(recording, lengths)
     _measure_stream(recording, lengths, _read_calls(recording, lengths, wait == "wait_all"))
@@ -137,7 +136,7 @@ def _measure_services(recording: Recording, lengths: Lengths) -> None:
         if call.kind == "head_done":
             service, start_ns = served[call.argument, call.link][0]
             lengths.head[service] = now - start_ns
-            # It came before the end, however coarse the clock.
+            # The head came before the end, however coarse the clock.
             if service in lengths.service:
                 lengths.service[service] = max(lengths.service[service], now - start_ns + 1)
         elif call.kind == "chunk_done":
@@ -149,9 +148,12 @@ def _measure_services(recording: Recording, lengths: Lengths) -> None:
 
 @dataclass
 class Gate:
-    """What the calls say of one gate: when it was, and by key the lookup of a loaded need, since
-    when it could be computed, and when that was told to be over; when the last CPU result came; how
-    many needs waited since when.
+    """What the calls say of one gate, which was at ``at_ns``.
+
+    - ``waiting``: (when, how many needs waited for admission then).
+    - ``row``, ``ready_ns``, ``done_ns``: by key of a loaded need, its lookup, since when it could
+      be computed, and when the controller was told that it is over.
+    - ``result_ns``: when the last CPU result came.
     """
 
     at_ns: int
@@ -162,10 +164,11 @@ class Gate:
     result_ns: int = 0
 
     def end_ns(self, key: int, computed_ns: int) -> int:
-        """When the stream was through with a need: not before its end was told, if it was or would
-        have been.
+        """When the stream was through with a need, which it had computed at ``computed_ns``.
 
-        It would have been, if a CPU result had not let in all that waited in the meantime.
+        If needs waited then, the controller is told that the need is over, and the call's time
+        counts. There is no such call if a CPU result has let all waiting needs in meanwhile: then
+        the time of that admission counts.
         """
         if key in self.done_ns:
             return self.done_ns[key]
@@ -175,8 +178,9 @@ class Gate:
 
 
 def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[Gate]:
-    """The gates; on the way, how long the CPU and the predictor took. ``together``: as for
-    ``wait_all``.
+    """The gates of a run; also measures the CPU's and the predictor's lengths.
+
+    ``together``: as for ``wait_all``, where needs are ready when the last of them is.
     """
     gates: list[Gate] = []
     submitted_ns: list[int] = []
@@ -210,9 +214,7 @@ def _read_calls(recording: Recording, lengths: Lengths, together: bool) -> list[
 
 
 def _measure_stream(recording: Recording, lengths: Lengths, gates: list[Gate]) -> None:
-    """What the main thread computed, site by site: the dense block, the needs, and at a step's
-    end the tail.
-    """
+    """Measure what the main thread computed: by site its dense block and needs; then the tail."""
     record, computed = recording.record, iter(recording.computed)
     came_ns: dict[int, list[int]] = {}
     for call, now in zip(recording.calls, record.call_ns, strict=True):

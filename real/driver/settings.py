@@ -1,4 +1,4 @@
-"""What ``python -m real`` is told beside a simulated run's configuration, checked."""
+"""The settings that ``python -m real`` has beyond those of a simulated run, checked."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Engine:
-    """How a device runs: its section of the configuration.
+    """How a device runs: the section ``engine`` of the configuration.
 
-    ``source``: how the store is read (``ram``: it rests in memory; ``direct``: past the page cache;
-    ``mmap``: by page faults). ``cold``: forget what the page cache holds of it before the run.
-    ``stand_in_gib``: the most that a stand-in may take on disk. ``weights``: a checkpoint's folder,
-    ``stand_in``, or None for the bundled model of that name, and a stand-in where there is none.
-    ``gather``: how a GPU's loader gathers the neurons of a partial move: ``staged``, by
-    ``gather_threads``, each into pinned buffers and a stream of its own, ``gather_columns`` at a
-    time; or ``zero_copy``, by a kernel that reads them from pinned memory, ``gather_columns`` a
-    program.
+    - ``links``: ``paced`` to the hardware's nominal times, or ``free``, as fast as it goes.
+    - ``compute``: ``padded`` to nominal times, or ``free``.
+    - ``source``: how the store is read. ``ram``: it rests in memory; ``buffered``: through the page
+      cache; ``direct``: past it; ``mmap``: by page faults.
+    - ``cold``: drop what the page cache holds of the store before the run.
+    - ``weights``: a checkpoint's folder, or ``stand_in``. None: the bundled model of that name,
+      or a stand-in where none is bundled.
+    - ``stand_in_gib``: the most that a stand-in may take on disk.
+    - ``patience_s``: how long nothing may happen before a run is given up.
+    - ``gather``: how a GPU's loader gathers the neurons of a partial move. ``staged``:
+      ``gather_threads`` threads, each with pinned buffers and a stream of its own, gather
+      ``gather_columns`` neurons at a time. ``zero_copy``: a kernel reads them from pinned memory,
+      ``gather_columns`` in each program.
     """
 
     links: str = "paced"
@@ -63,11 +68,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Live:
-    """What a live run reads and writes: ``sequences`` of one ``split`` of ``prompts`` (a file of
-    JSON lines, or a bundled set), each fed ``new_tokens`` after a prompt of ``prompt_tokens``: its
-    own most likely ones (``greedy``; the end-of-text token does not end it), or the text's
-    (``document``). Lengths are one for all, or ``[least, most]``, of which each sequence draws its
-    own, seeded.
+    """What a live run reads and writes.
+
+    - ``prompts``: a file of JSON lines, or a bundled set, of which one ``split`` is read.
+    - ``sequences``: how many sequences run.
+    - ``prompt_tokens``, ``new_tokens``: the lengths of prompts and of what follows. One number is
+      for all; of ``[least, most]`` each sequence draws its own, with a fixed seed.
+    - ``continuation``: what is fed after the prompt. ``greedy``: the model's own most likely
+      tokens, past an end-of-text token, too; ``document``: the tokens of the text.
     """
 
     prompts: str = "heldout"
@@ -78,7 +86,7 @@ class Live:
     continuation: str = "greedy"
 
     def lengths(self) -> list[tuple[int, int]]:
-        """Of each sequence, how many tokens its prompt has, and how many follow."""
+        """By sequence: the tokens of its prompt, and how many tokens follow."""
         draw = np.random.default_rng(0)
         spans = [
             (each, each) if isinstance(each, int) else each

@@ -1,5 +1,6 @@
-"""Engines that share the bandwidth of one link, exactly (contract C58). No
-clock of its own.
+"""How engines share one link's bandwidth, computed exactly (contract C58).
+
+The caller passes every time in: this module has no clock.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from math import lcm
 
 
 class Sharing:
-    """Who is in service on a link, and how much of each is left.
+    """The services under way on a link, and how much work each has left.
 
-    An engine draws no bandwidth for the first ``latency_ns`` of a service; with m engines past
-    theirs each does 1/m ns of its work per ns. Work is counted in the m-th parts of a ns that make
-    every share whole, so nothing is rounded.
+    For the first ``latency_ns`` of a service its engine draws no bandwidth. With m engines past
+    their latency each does 1/m ns of its work per ns. Work is counted in parts of a ns that make
+    every such share a whole number, so nothing is rounded.
     """
 
     def __init__(self, engines: int) -> None:
@@ -22,20 +23,18 @@ class Sharing:
         self._active_from_ns: dict[int, int] = {}
 
     def begin(self, engine: int, now_ns: int, latency_ns: int, work_ns: int) -> None:
-        """A service begins; ``work_ns`` is what it would take beyond its latency, alone on the
-        link.
-        """
+        """Begin a service; alone on the link it would take ``work_ns`` beyond its latency."""
         self.settle(now_ns)
         self._left[engine] = work_ns * self._unit
         self._active_from_ns[engine] = now_ns + latency_ns
 
     def end(self, engine: int, now_ns: int) -> None:
-        """The service is over; the others share what it drew."""
+        """End a service; the others share the bandwidth that it drew."""
         self.settle(now_ns)
         del self._left[engine], self._active_from_ns[engine]
 
     def settle(self, now_ns: int) -> None:
-        """Let time pass, up to ``now_ns``."""
+        """Let time pass up to ``now_ns``."""
         while self._now_ns < now_ns:
             until_ns = min([now_ns, *self._later_starts(self._now_ns)])
             active = self._active(self._now_ns)
@@ -45,9 +44,7 @@ class Sharing:
             self._now_ns = until_ns
 
     def end_ns(self, engine: int) -> int:
-        """The first whole ns at which nothing of a service is left, if no other ends or begins
-        before.
-        """
+        """The first whole ns at which a service has nothing left, if none ends or begins before."""
         at_ns, left = self._now_ns, self._left[engine]
         while True:
             active, later = self._active(at_ns), self._later_starts(at_ns)

@@ -1,14 +1,13 @@
-"""The threads of a device on the real clock: one for each engine of each link, the CPU worker, and
-the predictor.
+"""A device on the real clock: a thread for each engine of each link, the CPU and the predictor.
 
-The caller's thread is the compute stream. What moves and what is computed is a subclass's; here is
-who does it when. Loaders move a service piece by piece and, where the links are paced, sleep after
-each piece until it is due, counted from the service's beginning: what is late inside a service is
-caught up.
+The caller's thread is the compute stream. This class says which thread works when; its subclasses
+say what is moved and what is computed. A loader moves a service piece by piece. On paced links it
+sleeps after each piece until that piece is due, counted from the service's beginning, so lateness
+inside a service is caught up.
 
-Everything that the threads share is guarded by one lock. It is held for hand-overs and never while
-a thread copies, computes, sleeps or waits. Every wait ends: by what it waits for, by the end of the
-run, or by running out of patience.
+One lock guards everything that the threads share. It is held for hand-overs, and never while a
+thread copies, computes, sleeps or waits. Every wait ends: when what it waits for comes, at the end
+of the run, or when patience runs out.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ from real.driver.sharing import Sharing
 from real.driver.timers import WAKE_NS, sharpen_timers, sleep_until
 
 SWITCH_INTERVAL_S = 2e-4
-"""With Python's own 5 ms a busy thread would hold up a loader for longer than many transfers
-take.
+"""How long Python lets one thread run while others wait (its default is 5 ms).
+
+With that default a busy thread would hold a loader up for longer than many transfers take.
 """
 
 
 class Seat:
-    """One engine: what it serves, and how its thread is called."""
+    """An engine: what it serves, and the condition that wakes its thread."""
 
     def __init__(self, link: int, engine: int, lock: Lock) -> None:
         self.link, self.engine = link, engine
@@ -41,10 +41,11 @@ class Seat:
         self.is_asked = False
         """Whether the driver wants to cut the service at the end of its current chunk."""
         self.was_due_ns: int | None = None
-        """While the end of a service is handed over: when it was due."""
+        """While the end of a service is handed over: when it was due. Else None."""
         self.begin_ns = 0
-        """Since when the service is paced: of one that follows another at once, since that was
-        due.
+        """When the pacing of the service begins.
+
+        A service that follows another at once is paced from when that other was due.
         """
 
 
@@ -58,7 +59,7 @@ class Job:
 
 
 class Worker:
-    """Jobs that are done one after another, and how the thread that does them is called."""
+    """Jobs that one thread does one after another, and the condition that wakes it."""
 
     def __init__(self, lock: Lock, hand_over: Callable[[int], None]) -> None:
         self.called = Condition(lock)
@@ -67,13 +68,13 @@ class Worker:
 
 
 class ThreadedDevice:
-    """A machine whose clock is the real one, at the nominal times of the run where ``is_paced``.
+    """A device on the real clock; ``is_paced`` links keep to the run's nominal times.
 
-    ``piece_bytes`` is what a loader moves at once, ``patience_s`` how long a wait may last without
-    any hand-over: longer than any one thing takes.
+    ``piece_bytes`` is what a loader moves at once. ``patience_s`` is how long a wait may last
+    without any hand-over; it must be longer than any single piece of work.
 
-    Raise RuntimeError in the main thread, with its cause, where another thread has failed, and
-    where a wait gets nowhere.
+    RuntimeError is raised in the main thread, with its cause, where another thread has failed, and
+    where a wait runs out of patience.
     """
 
     def __init__(
@@ -91,26 +92,27 @@ class ThreadedDevice:
     # ---- what a subclass does, without the lock
 
     def _copy(self, service: Service, done: int, count: int) -> None:
-        """Move some bytes of a service on."""
+        """Move bytes ``done`` to ``done + count`` of a service."""
         raise NotImplementedError
 
     def _own_works(self) -> dict[str, Callable[[], None]]:
-        """Loops of further threads by name. They end when the device is closed; ``_news`` tells
-        them of it.
+        """Loops of further threads, by name.
+
+        They must end when the device is closed, of which ``_news`` notifies them.
         """
         return {}
 
     def _perform(self, worker: Worker, job: Job) -> None:
-        """What a job consists of, beside its time."""
+        """Do a job; the caller sees to its time."""
 
     # ---- a run
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
-        """Start the threads. A device may be opened again when it has been closed."""
+        """Start the threads. A closed device may be opened again."""
         self._listener = listener
         self._news = Condition(self.lock)
         self._stop = Event()
-        """Set when the run is over or a thread has failed: every sleep ends then."""
+        """Set when the run is over or a thread has failed; it ends every sleep."""
         self._is_closed = False
         self._failure: tuple[str, BaseException] | None = None
         self._seats = [
@@ -142,7 +144,11 @@ class ThreadedDevice:
         self._stop.set()
 
     def close(self) -> None:
-        """End the threads. Raise RuntimeError if one had failed and nobody has been told."""
+        """End the threads.
+
+        Raise RuntimeError if a thread had failed and the main thread has not heard of it, or if a
+        thread does not end.
+        """
         with self.lock:
             self._is_closed = True
             self._stop.set()
@@ -163,7 +169,7 @@ class ThreadedDevice:
             )
 
     def _join(self) -> list[str]:
-        """Wait for the threads; the names of those that do not end."""
+        """Wait for the threads; return the names of those that do not end."""
         until_s = time.monotonic() + self._patience_s
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -196,7 +202,7 @@ class ThreadedDevice:
         self._call(service.link)
 
     def _call(self, link: int) -> None:
-        """The engines of a link share it otherwise from now on."""
+        """Wake the engines of a link: from now on they share it in another way."""
         for seat in self._seats[link]:
             seat.called.notify()
 
@@ -243,7 +249,7 @@ class ThreadedDevice:
     # ---- the other threads
 
     def _guard(self, name: str, work: Callable[[], None]) -> None:
-        """Run a thread's loop; what goes wrong in it is raised in the main thread."""
+        """Run a thread's loop; an exception in it is raised again in the main thread."""
         sharpen_timers()
         try:
             work()
@@ -254,13 +260,13 @@ class ThreadedDevice:
                 self._news.notify_all()
 
     def _hand_over(self, call: Callable[[], None]) -> None:
-        """Tell the driver, and wake the main thread if it waits; the lock is held."""
+        """Tell the driver, and wake the main thread if it waits. The lock is held."""
         if not self._stop.is_set():
             call()
             self._news.notify_all()
 
     def _load(self, seat: Seat) -> None:
-        """The loop of an engine's thread."""
+        """Serve what the seat is given: the loop of an engine's thread."""
         while True:
             with self.lock:
                 while seat.service is None and not self._is_closed:
@@ -283,14 +289,15 @@ class ThreadedDevice:
                     seat.was_due_ns = None
 
     def _is_fed(self, service: Service) -> bool:
-        """Whether an outer link is still bringing what this service moves on: it cannot be over
-        before.
+        """Whether an outer link is still bringing what this service moves on (cut-through).
+
+        The service cannot end before.
         """
         outer = (seat.service for seats in self._seats[service.link + 1 :] for seat in seats)
         return any(other is not None and other.number == service.number for other in outer)
 
     def _copy_paced(self, seat: Seat, service: Service) -> None:
-        """The whole service of an engine that has its link for itself, or up to where it is cut."""
+        """Move a service, up to its end or cut, on an engine that need not share its link."""
         step = min(self._piece_bytes, service.chunk_bytes or self._piece_bytes)
         head_ns, done = service.head_ns, 0
         while done < service.moved_bytes and not self._stop.is_set():
@@ -322,8 +329,9 @@ class ThreadedDevice:
             sleep_until(self._opened_ns + seat.begin_ns + due_ns, self._stop)
 
     def _await_share(self, seat: Seat, service: Service) -> None:
-        """Wait for the end of a service on a link that several engines share: it moves as others
-        begin and end.
+        """Wait for the end of a service on a link that several engines share.
+
+        The end moves as other services begin and end.
         """
         with self.lock:
             while not self._is_closed:
@@ -335,7 +343,7 @@ class ThreadedDevice:
                 seat.called.wait(left_ns / 1e9)
 
     def _work(self, worker: Worker) -> None:
-        """The loop of the CPU worker's thread, and of the predictor's."""
+        """Do the jobs of the CPU worker or of the predictor: the loop of either thread."""
         free_ns = 0
         while True:
             with self.lock:
@@ -355,5 +363,5 @@ class ThreadedDevice:
                 self._hand_over(partial(worker.hand_over, job.number))
 
     def _pace_job(self, until_ns: int) -> None:
-        """Let a job's nominal time pass."""
+        """Wait until a job's nominal end."""
         sleep_until(self._opened_ns + until_ns, self._stop)

@@ -1,4 +1,4 @@
-"""Sleeping until a point of the real clock, as exactly as a thread of Python can."""
+"""Sleeping until a point of the real clock, as exactly as a Python thread can."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 from threading import Event
 
 SPIN_NS = 200_000
-"""The last part of a sleep is spent yielding: a thread that the kernel wakes comes late by about
-so much.
+"""How long before its end a sleep turns into yielding.
+
+A thread that sleeps is woken by the kernel about this much too late.
 """
 WAKE_NS = 200_000
-"""What is later than it was due by no more than this is so because threads wake late: what
-follows catches it up.
+"""Lateness up to this much is put down to threads that wake late, and is caught up by what follows.
 """
 PR_SET_TIMERSLACK = 29
 FINE_NS, DEFAULT = 1, 0
 
 
 def sharpen_timers(fine: bool = True) -> None:
-    """Ask the kernel to wake the calling thread on time, or, as by default, up to 50 us late.
+    """Ask the kernel to wake the calling thread on time, or, by its default, up to 50 us late.
 
-    Does nothing where there is no such call.
+    Do nothing on systems without that call.
     """
     try:
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, FINE_NS if fine else DEFAULT, 0, 0, 0)

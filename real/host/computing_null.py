@@ -1,7 +1,6 @@
-"""The null device's virtual clock, with experts that are really computed: what a live run needs
-where time is nominal.
+"""The null device with experts that are really computed: a live run on a virtual clock.
 
-Times are the run's durations, so a live run on it is deterministic, on any machine.
+All times are the run's durations, so a live run on this device is deterministic on any machine.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from sim.values.types import Geometry
 
 
 class ComputingNullDevice(NullDevice):
-    """Nothing is moved: an expert is computed from the store, at the precision that serves, and of
-    the neurons that would have come.
+    """Moves nothing: an expert is computed from the store, at the precision that serves.
+
+    Of a partial move only the neurons that would have come are computed.
     """
 
     def __init__(self, geometry: Geometry, weights: Weights) -> None:
@@ -28,7 +28,7 @@ class ComputingNullDevice(NullDevice):
         self.arrivals = Arrivals(geometry, weights.store.header.neurons)
 
     def serve(self, service: Service) -> None:
-        """Begin a service; of a partial move, say which neurons come."""
+        """Begin a service; for a partial move, choose the neurons that it brings."""
         if self._store.header.resident is not None:
             self.arrivals.begin(
                 service.key, service.number, service.there_bytes, service.moved_bytes

@@ -1,17 +1,18 @@
-"""The device that runs everywhere: experts in a file, slots in RAM, loader threads, and experts
-computed by torch.
+"""The device that runs everywhere: experts in a file, slots in RAM, loader threads, torch.
 
-Bytes really move from the store into the slots that the controller has claimed, and experts are
-really computed from there. ``links`` and ``compute`` say what nominal times are for: *paced* links
-and *padded* computations take theirs, so that this machine stands for a slower one; *free* ones
-take what this machine takes.
+Bytes really move from the store into the slots that the controller has claimed, and torch computes
+the experts from there. The settings ``links`` and ``compute`` say what nominal times are for:
 
-A hop's source is what the link outside it brought, the RAM tier where that holds the variant, or
-else the store; its destination is the slot (link 0), the RAM tier's slot, or a buffer for the next
-hop. Where a link hands on early (cut-through), the next one waits for bytes that are not there yet.
-A payload may move more than a variant: the other experts of its layer, which are gone when they
-have come. It may move less: some of an expert's neurons (`real.store.neurons`), of which then alone
-is computed.
+- *paced* links and *padded* computations take them, so this machine stands for a slower one;
+- *free* ones take the time that this machine needs.
+
+A hop reads what the link outside it brought, else the RAM tier if that holds the variant, else the
+store. It writes into the device's slot (link 0), the RAM tier's slot, or a buffer for the next hop.
+Where a link hands on early (cut-through), the next one waits for the bytes that it lacks.
+
+A payload may move more than a variant: the other experts of its layer, whose bytes are dropped on
+arrival. It may also move less: some of an expert's neurons (`real.store.neurons`), and then only
+these are computed.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ PIECE_BYTES = 1 << 20
 
 
 class CpuDevice(ThreadedDevice):
-    """``controller`` is the run's: its slots are asked what is resident. Used for one run.
+    """The CPU device of one run; ``controller`` is the run's, whose slots say what is resident.
 
-    In a *live* run the model's own inputs are computed, and ``begin_site`` and ``end_site`` stand
-    around the needs of a gate; else the experts get rows of noise, and dense work is a product with
-    stand-in weights.
+    In a *live* run experts compute the model's own inputs, and the caller puts ``begin_site`` and
+    ``end_site`` around the needs of a gate. In a replay experts compute rows of noise, and dense
+    work is a product with stand-in weights.
     """
 
     def __init__(
@@ -76,9 +77,8 @@ class CpuDevice(ThreadedDevice):
         self._refers = controller.loader.copies == "free"
         self._transit: dict[tuple[int, int], Bytes] = {}  # by link and transfer
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
-        self._base: dict[
-            int, int
-        ] = {}  # by service: bytes that earlier services of its transfer have moved
+        # By service: the bytes that earlier services of its transfer have moved.
+        self._base: dict[int, int] = {}
         self._cpu_inputs: dict[int, torch.Tensor] = {}
         self._own = local()
         self._readers: list[Reader] = []
@@ -88,7 +88,7 @@ class CpuDevice(ThreadedDevice):
     # ---- before and after
 
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
-        """Load what is resident at the start, then begin."""
+        """Load what is resident at the start, then begin the run."""
         began = time.perf_counter()
         path = self._store.path
         if self._engine.source == "ram":
@@ -144,7 +144,7 @@ class CpuDevice(ThreadedDevice):
                     self._news.notify_all()
 
     def _move(self, service: Service, begin: int, count: int) -> None:
-        """Some bytes of a hop, from where they are to where they go."""
+        """Copy bytes ``begin .. begin + count`` of a hop from where they are to where they go."""
         link, number, key = service.link, service.number, service.key
         if self._refers:
             return
@@ -170,8 +170,9 @@ class CpuDevice(ThreadedDevice):
             self._read_home(key, begin, targets)
 
     def _slot_targets(self, key: int, begin: int, count: int) -> list[Bytes]:
-        """Where bytes of a transfer go on the device; what is beyond the variant, nowhere that
-        lasts.
+        """Where bytes of a transfer go on the device.
+
+        Bytes beyond the variant (the layer's other experts) go into a buffer that is overwritten.
         """
         inside = min(count, max(0, self._controller.geometry.bytes_of(key) - begin))
         targets = list(self.slots.pieces(key, begin, inside))
@@ -187,7 +188,7 @@ class CpuDevice(ThreadedDevice):
         return -1 if link is None else link
 
     def _await_bytes(self, link: int, number: int, count: int) -> None:
-        """Cut-through: what the outer link has handed on early may still be on its way."""
+        """Wait until the outer link has moved ``count`` bytes of a transfer (cut-through)."""
         with self.lock:
             while self._moved[link, number] < count and not self._stop.is_set():
                 if not self._news.wait(self._patience_s):
@@ -204,10 +205,11 @@ class CpuDevice(ThreadedDevice):
                 begin, done = begin + count, done + count
 
     def _extent_at_home(self, key: int, begin: int, count: int) -> tuple[int, int]:
-        """Where in the store byte ``begin`` of a transfer is, and how many of ``count`` bytes are
-        there in one piece.
+        """Byte ``begin`` of a transfer in the store: its offset, and how many of ``count`` bytes
+        follow it in one piece.
 
-        The variant's own bytes come first, then those of the experts after it, around the layer.
+        A transfer has the variant's own bytes first, then those of the experts after it in its
+        layer; the layer's first expert follows its last.
         """
         g = self._controller.geometry
         size = g.bytes_of(key)
@@ -224,7 +226,7 @@ class CpuDevice(ThreadedDevice):
         return self._store.header.offset(g.precision_of(key), g.site_of(key), g.expert_of(key))
 
     def _reader(self) -> Reader:
-        """The calling thread's own."""
+        """The calling thread's own reader, opened at its first use."""
         if not hasattr(self._own, "reader"):
             path, source = self._store.path, self._engine.source
             make: dict[str, Callable[[], Reader]] = {
@@ -241,16 +243,16 @@ class CpuDevice(ThreadedDevice):
     # ---- what is computed
 
     def begin_site(self, inputs: SiteInputs) -> None:
-        """Live: the next gate's inputs. Its needs are computed from them until ``end_site``."""
+        """Live runs: take the next gate's inputs; its needs compute them until ``end_site``."""
         self._is_live = True
         self._work_of.begin_site(inputs)
 
     def end_site(self) -> torch.Tensor:
-        """Live: what the site's experts add up to [T, H]."""
+        """Live runs: the sum [T, H] of the site's experts."""
         return self._work_of.end_site()
 
     def up_of(self, site: int, expert: int) -> torch.Tensor:
-        """Live: an expert's up projection [I, H], of experts that are stored by neuron."""
+        """Live runs of experts stored by neuron: an expert's up projection [I, H]."""
         return self._work_of.up_of(site, expert)
 
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
@@ -262,7 +264,7 @@ class CpuDevice(ThreadedDevice):
                 key, blob, work.rows(key, rows), None if self._refers else self.arrivals.held(key)
             )
         elif not self._is_live and not self._is_padded:
-            # In a live run the model has done it; where it is padded its time is all that counts.
+            # In a live run the model has done the dense work; padded, only its time counts.
             work.run_dense(-1 if key == TAIL else g.site_of(key), rows)
         if self._is_padded:
             self._sleep(start_ns + nominal_ns)
@@ -279,7 +281,7 @@ class CpuDevice(ThreadedDevice):
             self._work_of.run(job.number, self._home_blob(job.number), rows)
 
     def _home_blob(self, key: int) -> torch.Tensor:
-        """A variant where it rests: a view where that is memory, else read."""
+        """A variant's bytes in the store: a view where they are in memory, else a copy."""
         reader, size, offset = (
             self._reader(),
             self._controller.geometry.bytes_of(key),
@@ -296,7 +298,7 @@ class CpuDevice(ThreadedDevice):
     # ---- time
 
     def sleep_until(self, time_ns: int, turn: Turn) -> None:
-        # Host times are nominal, too: only a padded machine has them beside its own.
+        # Nominal host time passes on padded machines only; a free one has its own host's time.
         if self._is_padded or turn == Turn.ARRIVALS:
             super().sleep_until(time_ns, turn)
 
@@ -306,7 +308,7 @@ class CpuDevice(ThreadedDevice):
 
 
 def _copy_all(sources: list[Bytes], targets: list[Bytes]) -> None:
-    """The bytes of some arrays into others of the same length in all."""
+    """Copy the bytes of some arrays into others; in all both have the same length."""
     if len(sources) == len(targets) == 1:
         np.copyto(targets[0], sources[0])
         return
@@ -344,7 +346,7 @@ def _check(controller: Controller, store: Store, engine: Engine) -> None:
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CpuDevice:
-    """The device for a run (`real.setup.devices`)."""
+    """The device for a run; `real.setup.devices` calls this by name."""
     if weights is None:
         raise ValueError("device=cpu computes experts: it needs a store")
     return CpuDevice(run.controller, weights, engine, overflow_bytes=run.ledger.overflow_bytes)

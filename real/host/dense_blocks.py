@@ -1,9 +1,8 @@
-"""The dense blocks of a replay that streams them: a slot for each layer that may be there, and what
-they come from.
+"""The dense blocks of a replay that streams them: their slots, and the bytes that are moved there.
 
-Which block goes where the controller has decided: a layer's block takes the slot of the one
-``dense_slots`` layers before it, once that layer's gate has passed. Contents stand in for a
-model's: bytes really move, nobody reads them.
+The controller decides which block goes where. A layer's block takes the slot of the block
+``dense_slots`` layers before it, once that layer's gate has passed. The contents are random bytes
+in a model's place: they really move, but nothing reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from sim.core.controller import Controller
 
 
 class DenseBlocks:
-    """Slots of the largest block's size, as many as the loader streams through."""
+    """``loader.dense_slots`` slots, each of the largest block's size."""
 
     def __init__(self, controller: Controller) -> None:
         self._geometry, self._count = controller.geometry, controller.loader.dense_slots
@@ -35,13 +34,13 @@ class DenseBlocks:
         return self._geometry.expert_of(key) == self._geometry.experts
 
     def place(self, key: int) -> None:
-        """A block begins to come: it takes the slot of the one that has passed."""
+        """Give a block that begins to come the slot of the block that has passed."""
         site = self._geometry.site_of(key)
         self._slot_of[site] = self._slot_of.pop((site - self._count) % self._geometry.sites)
         self._slots[self._slot_of[site]] = 0
 
     def copy(self, key: int, begin: int, count: int) -> None:
-        """Bytes ``begin .. begin + count`` of a block, from where it rests into its slot."""
+        """Copy bytes ``begin .. begin + count`` of a block from where it rests into its slot."""
         np.copyto(self.at(key)[begin : begin + count], self._home[begin : begin + count])
 
     def at(self, key: int) -> Bytes:
@@ -50,7 +49,7 @@ class DenseBlocks:
         return slot
 
     def check(self, key: int, num_bytes: int) -> None:
-        """Assert that so many bytes of a block are there. For tests."""
+        """Assert that the first ``num_bytes`` of a block are in its slot. For tests."""
         assert (self.at(key)[:num_bytes] == self._home[:num_bytes]).all(), self._geometry.name_of(
             key
         )

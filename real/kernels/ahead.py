@@ -1,10 +1,10 @@
-"""Compile every kernel for GPUs that are not here, and see that nothing spills and all fits into
-shared memory.
+"""Compiles every kernel for GPUs that are not here, and checks registers and shared memory.
 
     python -m real.kernels.ahead [--targets 80 89 90 120] [--few]
 
-What is compiled is what the launchers launch: they are called with tensors without data, and the
-types, alignments and constants of their launches are compiled. The interpreter accepts much that
+It fails where a kernel spills, or takes more shared memory than the GPU has. What is compiled is
+what the launchers launch: they are called with tensors without data, and the types, alignments and
+constants of their launches are compiled. This is needed because the interpreter accepts much that
 the compiler does not, and the compiler accepts more shared memory than a GPU has.
 """
 
@@ -42,8 +42,9 @@ SHARED_BYTES = {
     100: 227 << 10,
     120: 99 << 10,
 }
-"""What one block may take, by compute capability (CUDA C++ Programming Guide, table of technical
-specifications).
+"""The shared memory that one block may take, in bytes, by compute capability.
+
+Source: CUDA C++ Programming Guide, table of technical specifications.
 """
 TARGETS = (80, 89, 90, 120)
 MIXTRAL, QWEN3, PRIMES = (14336, 4096), (768, 2048), (131, 257)
@@ -62,7 +63,7 @@ BF16 = torch.bfloat16
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one GPU. ``stack`` and ``local`` are the bytes a thread spills."""
+    """One kernel compiled for one GPU. ``stack`` and ``local`` are bytes that a thread spills."""
 
     kernel: str
     target: int
@@ -84,7 +85,7 @@ class Compiled:
 
 
 def launches(few: bool) -> Iterator[Call]:
-    """What launchers launch for real shapes, each distinct launch once."""
+    """What the launchers launch for real shapes, each distinct launch once."""
     with recorded() as calls:
         for neurons, hidden in [MIXTRAL] if few else [MIXTRAL, QWEN3, PRIMES]:
             for bits in (4,) if few else (8, 4, 2, 16):
@@ -136,7 +137,7 @@ def _launch_sparse(neurons: int, hidden: int) -> None:
     )
     sparse_expert(x_H, v_JN, pairs, slots, _meta(2, dtype=torch.float32))
     gathered_expert(x_H, v_JN, pairs, slots, counts)
-    # Pairs of half precision, and of an odd number of bytes, which no model has.
+    # Also pairs of half precision, and pairs of an odd number of bytes, which no model has.
     for width in (4 * hidden, 4 * hidden + 2, 4 * hidden + 1):
         source, target = (_meta(neurons, width, dtype=torch.uint8) for _ in range(2))
         for columns in (1, 50):
@@ -146,7 +147,7 @@ def _launch_sparse(neurons: int, hidden: int) -> None:
 def _form(
     kernel: Any, arguments: dict[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
-    """Signature, constants and alignments, as a launch on a GPU would be specialised."""
+    """Signature, constants and alignments with which a launch on a GPU would be specialised."""
     signature, constants, attributes = {}, {}, {}
     constexprs = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
     for index, name in enumerate(kernel.arg_names):
@@ -165,7 +166,7 @@ def _form(
 
 
 def compile_for(call: Call, target: int) -> Compiled:
-    """Down to machine code, by the compiler that Triton brings."""
+    """Compile a launch down to machine code, with the compiler that Triton brings."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

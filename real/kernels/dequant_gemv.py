@@ -1,13 +1,14 @@
-"""One token through the matrices of its experts: y_j = W[slot_j] x_j, with weights of 8, 4 or 2
-bits or plain ones.
+"""One token through the matrices of its experts: y_j = W[slot_j] x_j, weights quantised or plain.
+
+Quantised weights have 8, 4 or 2 bits.
 
 Legend. J needs of the token, each with a slot; K inputs; N outputs; G groups a row; P weights a
 byte; R = ceil(N / P) rows of bytes. Storage: ``real.kernels.quantise``.
 
-Arithmetic. Integers become floats without a conversion, which GPUs do at a quarter of their speed
-or less: shifted to the top of the mantissa of 1.0, q reads as 1 + q / 2^bits. With d that dot
-product over a group and s the sum of its inputs, the group's part is ``scale * (2^bits d - (2^bits
-+ zero) s)``. Accumulated in fp32.
+Arithmetic. GPUs convert integers to floats at a quarter of their speed or less, so nothing is
+converted: an integer q is shifted to the top of the mantissa of 1.0, which then reads as
+1 + q / 2^bits. Let d be the dot product of such numbers over a group, and s the sum of the group's
+inputs. Then the group's part is ``scale * (2^bits d - (2^bits + zero) s)``. Sums are in fp32.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import SlotMatrices, check_needs
 
 MIN_PROGRAMS = 528
-"""Four for each of the 132 multiprocessors of the largest GPU aimed at: smaller tiles are taken
-to get there.
+"""The least number of programs of a launch: tiles are made smaller to get there.
+
+It is four for each of the 132 multiprocessors of the largest GPU aimed at.
 """
 MAX_TILE_ROWS, TILE_COLUMNS = 16, 512
 
 
 def dequant_gemv_ref(x_JK: Tensor, matrices: SlotMatrices, slot_J: Tensor) -> Tensor:
-    """fp32 [J, N]; ``x_JK`` may be one row for all needs."""
+    """The definition: fp32 [J, N]; ``x_JK`` may be a single row for all needs."""
     x_JK = x_JK.float().expand(len(slot_J), -1)
     rows = [matrices.weight(slot) @ x_K for slot, x_K in zip(slot_J.tolist(), x_JK, strict=True)]
     return torch.stack(rows) if rows else x_JK.new_empty(0, matrices.rows)
@@ -54,8 +56,9 @@ def _add_slab(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """The part of a tile in the dot products of one slab's rows, whose bits are to be shifted
-    left by LEFT.
+    """Add a tile's part to the dot products of one slab's rows.
+
+    The slab's bits in each byte must be shifted left by LEFT to reach the mantissa's top.
     """
     MANTISSA: tl.constexpr = ((1 << BITS) - 1) << (23 - BITS)
     LEVELS: tl.constexpr = 1 << BITS
@@ -89,8 +92,9 @@ def row_dots(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Dot products with x of rows r, r + R, .. (four at most; those beyond P are 0), each byte
-    read once.
+    """Dot products of x with rows r, r + R, .. (P of them, at most four), each byte read once.
+
+    The accumulators beyond P stay 0.
     """
     acc0 = tl.zeros((BN,), dtype=tl.float32)
     acc1 = tl.zeros((BN,), dtype=tl.float32)
@@ -244,10 +248,10 @@ def _dequant_gemv_kernel(
 
 
 def tiling(matrices: SlotMatrices, needs: int, tile: tuple[int, int] | None) -> dict[str, Any]:
-    """The constant arguments of ``row_dots``; ``tile`` is rows of bytes x columns, both powers of
-    two.
+    """The constant arguments of ``row_dots``.
 
-    Raise ValueError for groups that are neither a power of two of at least 2 nor a whole row.
+    ``tile`` is rows of bytes x columns, both powers of two. Raise ValueError for groups that are
+    neither a power of two of at least 2 nor a whole row.
     """
     layout, held = matrices.layout, matrices.held_rows
     rows = MAX_TILE_ROWS
@@ -281,7 +285,7 @@ def tiling(matrices: SlotMatrices, needs: int, tile: tuple[int, int] | None) -> 
 
 
 def groups_of(matrices: SlotMatrices) -> int:
-    """G, or 1 for plain weights."""
+    """The number of groups a row, G; 1 for plain weights."""
     layout = matrices.layout
     return blocks(layout.columns, layout.group) if isinstance(layout, Layout) else 1
 
@@ -291,8 +295,8 @@ def dequant_gemv(
 ) -> Tensor:
     """``W[slot_j] x_j`` for every need as fp32 [J, N], accumulated in fp32.
 
-    ``x_JK`` is contiguous [J, K], or [1, K] for all needs; ``slot_J`` int32 on the pool's device.
-    ``tile`` is told by tests only.
+    ``x_JK`` is contiguous [J, K], or [1, K] for all needs; ``slot_J`` is int32 on the pool's
+    device. Only tests give ``tile``.
     """
     J, K = len(slot_J), matrices.columns
     check_needs(slot_J, matrices)

@@ -1,5 +1,4 @@
-"""The first half of an expert for one token: h_j = SiLU(G_j x) * (U_j x), both matrices in one
-pass.
+"""The first half of an expert for one token: h_j = SiLU(G_j x) * (U_j x), in one pass.
 
 Legend and storage: ``real.kernels.dequant_gemv``. Gate and up lie in one slot and have one form.
 """
@@ -15,7 +14,7 @@ from real.kernels.slot_matrices import SlotMatrices, check_needs
 
 
 def gated_gemv_ref(x_K: Tensor, gate: SlotMatrices, up: SlotMatrices, slot_J: Tensor) -> Tensor:
-    """fp32 [J, N]."""
+    """The definition: fp32 [J, N]."""
     x_K = x_K.float()
     rows = [
         torch.nn.functional.silu(gate.weight(slot) @ x_K) * (up.weight(slot) @ x_K)
@@ -110,8 +109,9 @@ def gated_gemv(
     slot_J: Tensor,
     tile: tuple[int, int] | None = None,
 ) -> Tensor:
-    """SiLU(G x) * (U x) for every need as fp32 [J, N], accumulated in fp32; ``x_K`` contiguous
-    [K].
+    """SiLU(G x) * (U x) for every need as fp32 [J, N], accumulated in fp32.
+
+    ``x_K`` is contiguous [K]; ``slot_J`` is int32 on the pool's device. Only tests give ``tile``.
     """
     J, K = len(slot_J), gate.columns
     check_needs(slot_J, gate)

@@ -1,16 +1,15 @@
-"""Rows of a matrix in host memory, brought to the device by a kernel that reads them where they lie
-(zero-copy).
+"""Rows of a matrix in host memory, brought to the device by a kernel that reads them (zero-copy).
 
     target[c] = source[row_c]        for the C chosen rows, in the order in which they are named
 
 Pinned memory is mapped into a GPU's address space: loads from it go over the link, and nothing is
-staged. What a copy engine needs in one piece, a kernel picks row by row; the price is
-multiprocessors that wait for the link. A link is full when its bandwidth times its latency is on
-the way, so a few programs do.
+staged. A copy engine needs memory in one piece; a kernel picks row by row. The price is
+multiprocessors that wait for the link. A link is full when as many bytes are on the way as its
+bandwidth times its latency, so a few programs suffice.
 
 Legend. I rows of ``width`` bytes each; C chosen rows; one program brings ``columns`` of them
 (FloE's word for what is gathered: a neuron's gate column and its down row). Bytes are moved in
-words, the largest that all rows begin at.
+words, of the largest size at whose multiples all rows begin.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from real.kernels.jit import blocks, jit, launches, power_of_two, tl
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 TILE_WORDS = 2048
-"""On the way for one program of 128 threads: of the widest words eight loads of 16 B a thread, 32
-registers. As many bytes of narrower words would be as many more addresses, and spill.
+"""Words on the way for one program of 128 threads.
+
+Of the widest words these are eight loads of 16 B a thread, in 32 registers. As many bytes of
+narrower words would need that many more addresses, and spill.
 """
 TILE_ROWS = 8
-"""Of short rows, at a time."""
+"""The most rows of a tile, where rows are short."""
 
 
 def gather_rows_ref(source: Tensor, row_C: Tensor, target: Tensor) -> None:
-    """Into the first C rows of ``target``."""
+    """The definition: copy the chosen rows into the first C rows of ``target``."""
     torch.index_select(source, 0, row_C.to(torch.int64), out=target[: len(row_C)])
 
 
@@ -38,7 +39,7 @@ def gather_rows_ref(source: Tensor, row_C: Tensor, target: Tensor) -> None:
 def _gather_rows_kernel(
     source_ptr, row_ptr, target_ptr, C, W, columns, BR: tl.constexpr, BW: tl.constexpr
 ):
-    """Rows ``columns * program`` and on, BR x BW words at a time."""
+    """Bring the rows from number ``columns * program`` on, BR x BW words at a time."""
     begin = tl.program_id(0) * columns
     end = tl.minimum(begin + columns, C)
     for c0 in range(begin, end, BR):
@@ -47,7 +48,7 @@ def _gather_rows_kernel(
         for w0 in range(0, W, BW):
             w = w0 + tl.arange(0, BW)
             mask = (c < end)[:, None] & (w < W)[None, :]
-            # Nothing is read twice, so nothing needs to stay in a multiprocessor's cache.
+            # No byte is read twice, so none needs to stay in a multiprocessor's cache.
             held = tl.load(
                 source_ptr + row[:, None] * W + w[None, :], mask=mask, cache_modifier=".cg"
             )
@@ -61,13 +62,12 @@ def gather_rows(
     columns: int = 1,
     tile: tuple[int, int] | None = None,
 ) -> None:
-    """Write rows ``row_C`` of ``source`` to the first C rows of ``target``; what lies behind these
-    is left alone.
+    """Write rows ``row_C`` of ``source`` to the first C rows of ``target``, and no others.
 
     ``source`` uint8 [I, width] and ``row_C`` int32 [C] are on the device or in pinned host memory,
-    ``target`` uint8 [.., width] on the device; rows lie side by side. Indices are not looked at:
-    the caller answers for 0 <= row < I. ``columns`` is how many rows one program brings; ``tile``,
-    of rows x words, is told by tests only.
+    ``target`` uint8 [.., width] on the device; rows lie side by side. Indices are not checked: the
+    caller answers for 0 <= row < I. ``columns`` is how many rows one program brings. Only tests
+    give ``tile``, of rows x words.
     """
     if columns < 1:
         raise ValueError(f"columns={columns} must be at least 1")
@@ -108,6 +108,6 @@ def gather_rows(
 
 
 def word_of(source: Tensor, target: Tensor) -> torch.dtype:
-    """The largest word that every row of both begins at."""
+    """The largest word at whose multiples every row of both begins."""
     places = (source.shape[1], source.data_ptr(), target.data_ptr())
     return next(word for word in WORDS if all(place % word.itemsize == 0 for place in places))

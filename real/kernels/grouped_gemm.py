@@ -4,7 +4,7 @@ Legend. T rows of inputs (token x expert), those of one expert together; E exper
 with a slot and a count; K inputs; N outputs. Storage: ``real.kernels.quantise``.
 
 Arithmetic. The integers less their middle are exact in bf16 and fp16, so tensor cores multiply
-exactly what is stored; scale and zero act in fp32 on each group's part: ``scale * (dot - (zero -
+exactly what is stored. Scale and zero act in fp32 on each group's part: ``scale * (dot - (zero -
 middle) * sum of inputs)``.
 """
 
@@ -25,7 +25,7 @@ from real.kernels.slot_matrices import SlotMatrices, check_needs
 def grouped_gemm_ref(
     x_TK: Tensor, matrices: SlotMatrices, slot_E: Tensor, count_E: Sequence[int]
 ) -> Tensor:
-    """fp32 [T, N]."""
+    """The definition: fp32 [T, N]."""
     parts = x_TK.float().split(list(count_E))
     rows = [
         part @ matrices.weight(slot).T for part, slot in zip(parts, slot_E.tolist(), strict=True)
@@ -59,9 +59,10 @@ def _grouped_gemm_kernel(
     BK: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """One tile of rows of one expert x BN rows of bytes of one slab; GROUP is a multiple of BK.
+    """One tile: BM rows of one expert x BN rows of bytes of one slab. GROUP is a multiple of BK.
 
-    WIDEN multiplies the same values as fp32: the interpreter multiplies the bit patterns of bf16.
+    WIDEN multiplies the same values as fp32, because Triton's interpreter multiplies the bit
+    patterns of bf16.
     """
     tile = tile_ptr + tl.program_id(1) * 3
     slot = tl.load(slot_ptr + tl.load(tile)).to(tl.int64)
@@ -89,7 +90,7 @@ def _grouped_gemm_kernel(
             w = held.to(x.dtype)
         else:
             q = ((held.to(tl.int32) >> (8 - BITS - slab * BITS)) & ((1 << BITS) - 1)) - MIDDLE
-            # By way of fp32: the interpreter cannot convert an integer to bf16.
+            # By way of fp32, because the interpreter cannot convert an integer to bf16.
             w = q.to(tl.float32).to(x.dtype)
         if WIDEN:
             dot = tl.dot(x.to(tl.float32), w.to(tl.float32), input_precision="ieee")
@@ -109,7 +110,7 @@ def _grouped_gemm_kernel(
 
 
 def tiles_of(count_E: Sequence[int], tile_rows: int) -> list[tuple[int, int, int]]:
-    """(expert, first row, end of the expert's rows) of each tile, none across two experts."""
+    """(expert, first row, end of the expert's rows) of each tile; a tile is of one expert."""
     ends = list(accumulate(count_E))
     return [
         (expert, row, end)
@@ -129,7 +130,7 @@ def grouped_gemm(
 
     The first ``count_E[0]`` rows of the contiguous ``x_TK`` are those of the first expert, and so
     on. Plain weights of another type than x are rounded to it. ``tile`` is rows of x, rows of
-    bytes, columns.
+    bytes, columns. Raise ValueError for groups of fewer than 16 weights that are no whole row.
     """
     T, K, N = sum(count_E), matrices.columns, matrices.rows
     check_needs(slot_E, matrices)

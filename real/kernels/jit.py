@@ -1,7 +1,7 @@
-"""Triton if it is installed, and where its kernels run instead of the torch references.
+"""Triton, if it is installed, and the rule for where its kernels run.
 
-A launcher runs its Triton kernel on tensors of a CUDA device and its reference on all others.
-Inside ``interpreted()`` it runs the kernel everywhere, on Triton's interpreter, which needs
+A launcher runs its Triton kernel on tensors of a CUDA device, and its torch reference on all
+others. Inside ``interpreted()`` it runs the kernel everywhere, on Triton's interpreter, which needs
 ``TRITON_INTERPRET=1`` in the environment before Triton is first imported.
 """
 
@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-# What Triton 3.9 does unless told, and warns that 3.10 will not.
+# The default of Triton 3.9, which warns that 3.10 will have another.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 triton: Any
 try:
@@ -29,17 +29,18 @@ except ImportError:
 
 _launches_all = ContextVar("_launches_all", default=False)
 Call = tuple[Any, dict[str, Any], dict[str, Any]]
-"""A launch: the kernel, its arguments by name, and how it is to be compiled (``num_warps``, ..)."""
+"""A launch: the kernel, its arguments by name, and how to compile it (``num_warps``, ..)."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """A kernel; without Triton the plain function, which nothing calls."""
+    """A Triton kernel; without Triton the plain function, which nothing calls."""
     return function if triton is None else triton.jit(function)
 
 
 def launches(tensor: Tensor) -> bool:
-    """Whether a launcher runs its kernel on such a tensor. Raise RuntimeError on CUDA tensors
-    without Triton.
+    """Whether a launcher runs its kernel on such a tensor, and not its reference.
+
+    Raise RuntimeError for CUDA tensors without Triton.
     """
     if tensor.is_cuda and triton is None:
         raise RuntimeError("tensors on a CUDA device need Triton's kernels: pip install triton")
@@ -48,8 +49,9 @@ def launches(tensor: Tensor) -> bool:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run kernels on CPU tensors, slowly, to check them. Raise RuntimeError where the
-    interpreter is off.
+    """Within the block kernels run on CPU tensors, slowly, so that they can be checked.
+
+    Raise RuntimeError where the interpreter is off.
     """
     if triton is None or os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError(
@@ -62,8 +64,8 @@ def interpreted() -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """Write down what launchers launch, whatever their tensors' device (``meta`` does), and launch
-    nothing.
+    """Within the block launches are listed instead of made, whatever the tensors' device (such as
+    ``meta``).
 
     Raise RuntimeError where kernels are interpreted: these cannot be compiled.
     """

@@ -1,7 +1,7 @@
-"""Kernels that let time pass on a stream: this GPU and its link stand for slower ones, without the
-host's jitter.
+"""Kernels that let time pass on a stream, so that this GPU and its link stand for slower ones.
 
-The clock is ``globaltimer``, in ns; its steps can be as long as a microsecond.
+The device waits by itself, without the host's jitter. The clock is ``globaltimer``, in ns; its
+steps can be as long as a microsecond.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _spin_kernel(clock_ptr, due_ns):
 
 
 def stamp(clock: Tensor) -> None:
-    """Write the time into int64 [1]."""
+    """Write the time in ns into ``clock``, int64 [1]."""
     _stamp_kernel[(1,)](clock, num_warps=1)
 
 
 def spin_until(clock: Tensor, due_ns: int) -> None:
-    """Return, on the device, ``due_ns`` after what ``clock`` holds."""
+    """Hold the stream until ``due_ns`` after the time in ``clock``."""
     _spin_kernel[(1,)](clock, due_ns, num_warps=1)

@@ -1,22 +1,22 @@
-"""Weights in 8, 4 or 2 bits: round to nearest by groups, and channel by channel; packed as HQQ
-packs.
+"""Weights in 8, 4 or 2 bits, rounded to nearest by groups or by channels, and packed as HQQ packs.
 
 Legend. N outputs (rows), K inputs (columns), G groups a row, P = 8 / bits weights a byte, R =
 ceil(N / P) packed rows.
 
 A group is ``group`` neighbouring weights of one row; the last one of a row may be shorter. A weight
-is stored as an integer q of so many bits and read as ``(q - zero) * scale``.
+is stored as an integer q of that many bits, and read as ``(q - zero) * scale``.
 
 Packing. Byte (r, k) holds the weights (r, k), (r + R, k), (r + 2 R, k), ..: equal slabs of rows,
-the first slab in the highest bits. One pass over an input so yields P outputs, and nothing is
+the first slab in the highest bits. So one pass over an input yields P outputs, and nothing is
 shuffled. Where P divides N, this is HQQ's ``BitPack.pack_8bit_u8``, ``pack_4bit_u8``,
 ``pack_2bit_u8`` of ``axis=1``, bit for bit; rows that fill up the last slab are 0.
 
 Error. Scale and zero are rounded to their stored type before q is chosen, so only the clamp of q to
-its range can cost more than half a step: |w - read| <= scale * (1/2 + (qmax + |zero|) * (u + 8 v)),
-with qmax = 2^bits - 1, u the unit roundoff of the stored type and v that of fp32. Counted in steps,
-u comes from the range (qmax u) and the zero (|zero| u). All other roundings are fp32's: three in
-the step, one in the zero, two in q, two in reading, each of something no larger than qmax + |zero|.
+its range can cost more than half a step: |w - read| <= scale * (1/2 + (qmax + |zero|) * (u + 8 v)).
+Here qmax = 2^bits - 1, u is the unit roundoff of the stored type, and v that of fp32. Counted in
+steps, u comes from the range (qmax u) and from the zero (|zero| u). All other roundings are fp32's:
+three in the step, one in the zero, two in q, two in reading, each of a number no larger than qmax +
+|zero|.
 """
 
 from __future__ import annotations
@@ -31,24 +31,22 @@ from torch import Tensor
 
 BITS = (8, 4, 2)
 ALIGNMENT = 16
-"""Bytes at whose multiples the parts of a stored matrix begin: what one thread of a GPU loads at
-once.
-"""
+"""The parts of a stored matrix begin at multiples of so many bytes: one thread's load on a GPU."""
 MAX_ZERO = 2.0**15
-"""Largest magnitude of a zero: a half-precision one could hold little more."""
+"""The largest magnitude of a zero: half precision could hold little more."""
 
 
 def packed_rows(rows: int, bits: int) -> int:
-    """R, the rows of bytes that hold so many rows of weights."""
+    """R, the number of rows of bytes that hold ``rows`` rows of weights."""
     return ceil(rows * bits / 8)
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A matrix of ``rows`` x ``columns`` weights.
+    """A quantised matrix of ``rows`` x ``columns`` weights.
 
     ``packed`` is uint8 [R, K]; ``scale`` and ``zero`` are [N, G] of one floating type. ``zero`` is
-    None for a symmetric form, whose zero is ``qmax // 2`` everywhere and costs nothing.
+    None for a symmetric form: its zero is ``qmax // 2`` everywhere, and is not stored.
     """
 
     packed: Tensor
@@ -85,7 +83,7 @@ class Quantised:
 
     @property
     def groups(self) -> int:
-        """Groups a row."""
+        """The number of groups a row, G."""
         return ceil(self.columns / self.group)
 
     @property
@@ -94,7 +92,7 @@ class Quantised:
 
     @property
     def num_bytes(self) -> int:
-        """What the parts hold, without the padding between them."""
+        """The bytes of the parts, without the padding between them."""
         return sum(part.numel() * part.element_size() for part in self._parts())
 
     def _parts(self) -> list[Tensor]:
@@ -109,9 +107,7 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a stored matrix lie in its bytes; the same for every matrix of this
-    form.
-    """
+    """Where the parts of a stored matrix lie in its bytes; the same for all matrices of a form."""
 
     rows: int
     columns: int
@@ -130,7 +126,7 @@ class Layout:
 
     @property
     def stored_bytes(self) -> int:
-        """Padding included, so that the next matrix may follow at once."""
+        """The bytes that a matrix takes, padding included: the next matrix may follow at once."""
         return (
             _aligned(self.scale_at + self._meta_bytes)
             if self.symmetric
@@ -162,8 +158,9 @@ class Layout:
             place.copy_(part)
 
     def read(self, buffer: Tensor) -> Quantised:
-        """A matrix whose parts are views of the first ``stored_bytes`` of a uint8 buffer (which
-        begins aligned).
+        """A matrix whose parts are views of the first ``stored_bytes`` of a uint8 buffer.
+
+        The buffer must begin aligned.
         """
         if buffer.dtype != torch.uint8 or buffer.dim() != 1 or buffer.numel() < self.stored_bytes:
             raise ValueError(
@@ -203,18 +200,17 @@ def _aligned(num_bytes: int) -> int:
 def quantise(
     weight: Tensor, bits: int, group: int, meta_dtype: torch.dtype = torch.float16
 ) -> Quantised:
-    """Round each weight to the nearest of ``2 ** bits`` equal steps between the least and the
-    greatest of its group.
+    """Round each weight to the nearest of ``2 ** bits`` equal steps over the range of its group.
 
-    ``weight`` is floating [N, K]. A group of equal weights keeps them, to ``meta_dtype``'s
-    precision. Raise ValueError for another shape, for weights that are not finite, and for a range
-    that ``meta_dtype`` cannot hold.
+    ``weight`` is floating [N, K]; a group's range is from its least to its greatest weight. A group
+    of equal weights keeps them, to ``meta_dtype``'s precision. Raise ValueError for another shape,
+    for weights that are not finite, and for a range that ``meta_dtype`` cannot hold.
     """
     _check(weight, bits, group)
     grouped = _grouped(weight.detach().float(), group)
     least, greatest = grouped.amin(2), grouped.amax(2)
     info, qmax = torch.finfo(meta_dtype), (1 << bits) - 1
-    # In halves: the range of two large numbers need not be one.
+    # Halves are subtracted, because the range of two large numbers may overflow.
     step = (greatest / 2 - least / 2) / (qmax / 2)
     step = torch.maximum(
         step, torch.maximum(least.abs() / MAX_ZERO, torch.full_like(least, info.tiny))
@@ -235,9 +231,11 @@ def quantise(
 def quantise_channels(
     weight: Tensor, bits: int, meta_dtype: torch.dtype = torch.float32
 ) -> Quantised:
-    """One symmetric scale for each output channel: max |w| of its row over ``2 ** (bits - 1) - 1``.
+    """Round with one symmetric scale for each output channel.
 
-    Source: EdgeMoE (arXiv:2308.14352), channel-wise linear quantisation; its paper leaves the -1
+    The scale is max |w| of the channel's row over ``2 ** (bits - 1) - 1``.
+
+    Source: EdgeMoE (arXiv:2308.14352), channel-wise linear quantisation. Its paper leaves the -1
     open, which makes the levels symmetric around 0.
     """
     group = weight.shape[1] if weight.dim() == 2 else 1
@@ -256,7 +254,7 @@ def quantise_channels(
 
 
 def dequantise(matrix: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[N, K] of ``dtype``, computed in fp32."""
+    """The weights [N, K] in ``dtype``, computed in fp32."""
     integers = _grouped(unpack(matrix.packed, matrix.bits, matrix.rows).float(), matrix.group)
     zero = matrix.symmetric_zero if matrix.zero is None else matrix.zero.float()[:, :, None]
     read = (integers - zero) * matrix.scale.float()[:, :, None]
@@ -264,8 +262,9 @@ def dequantise(matrix: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def error_bound(matrix: Quantised) -> Tensor:
-    """fp64 [N, G]: what a weight of the group can at most be off, by the formula above, when
-    read as fp32.
+    """The most by which a weight of each group can be off when read as fp32: fp64 [N, G].
+
+    The module's text has the formula.
     """
     scale, qmax = matrix.scale.double(), (1 << matrix.bits) - 1
     if matrix.zero is None:
@@ -277,7 +276,7 @@ def error_bound(matrix: Quantised) -> Tensor:
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
-    """uint8 [R, K] of uint8 [N, K], whose values need no more than ``bits``."""
+    """Pack uint8 [N, K], whose values need no more than ``bits``, into uint8 [R, K]."""
     rows, columns = integers.shape
     held = packed_rows(rows, bits)
     packed = torch.zeros(held, columns, dtype=torch.uint8, device=integers.device)
@@ -288,7 +287,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, rows: int) -> Tensor:
-    """uint8 [N, K], the first ``rows`` of what is packed."""
+    """The first ``rows`` of packed integers, uint8 [N, K]."""
     slabs = [(packed >> shift) & ((1 << bits) - 1) for shift in range(8 - bits, -1, -bits)]
     return torch.cat(slabs)[:rows]
 
@@ -302,8 +301,10 @@ def _packed(
 
 
 def _grouped(weight: Tensor, group: int) -> Tensor:
-    """[N, G, group]; a short last group is filled up with its own last weight, which changes
-    neither of its ends.
+    """The weights by groups, [N, G, group].
+
+    A short last group is filled up with its own last weight, which changes neither end of its
+    range.
     """
     columns = weight.shape[1]
     missing = -columns % group
@@ -336,7 +337,7 @@ def quantise_hqq(
 ) -> Quantised:
     """Half-quadratic quantisation by the package ``hqq``, which fits the zeros to a norm below 1.
 
-    Raise ImportError without it, ValueError for a shape that it cannot pack.
+    Raise ImportError without that package, ValueError for a shape that it cannot pack.
 
     Source: Badri and Shaji, Half-Quadratic Quantization of large machine learning models, 2023;
     package hqq 0.2.8.
@@ -371,7 +372,9 @@ def quantise_hqq(
 def from_hqq(
     packed: Tensor, meta: Mapping[str, Any], meta_dtype: torch.dtype = torch.float16
 ) -> Quantised:
-    """What the package ``hqq`` returned for ``axis=1``. Raise ValueError for another axis."""
+    """The matrix that the package ``hqq`` returned for ``axis=1``. Raise ValueError for another
+    axis.
+    """
     if meta["axis"] != 1:
         raise ValueError(
             f"groups along axis={meta['axis']} cannot be read by rows: quantise with axis=1"

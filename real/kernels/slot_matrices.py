@@ -1,8 +1,8 @@
-"""Matrices of one form in the slots of a pool: what kernels read experts from.
+"""Matrices of one form in the slots of a pool: where kernels read experts from.
 
 Every slot holds one expert, whose matrices begin at the same offset in each. A kernel finds its
-slot in a table in device memory, so that one captured CUDA graph serves every slot: addresses are
-frozen at capture, the table is not.
+slot in a table in device memory. A captured CUDA graph freezes addresses, but not that table, so
+one graph serves every slot.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from real.kernels.quantise import ALIGNMENT, Layout, Quantised, dequantise, layout_of, packed_rows
 
 PLAIN_BITS = 16
-"""What a kernel is told of weights that are stored as floating numbers of any width."""
+"""The ``BITS`` of a kernel for weights stored as floating numbers, whatever their width."""
 
 
 @dataclass(frozen=True)
 class PlainLayout:
-    """A matrix of floating weights, row by row."""
+    """The form of a matrix of floating weights, stored row by row."""
 
     rows: int
     columns: int
@@ -29,11 +29,11 @@ class PlainLayout:
 
     @property
     def stored_bytes(self) -> int:
-        """Padding included."""
+        """The bytes that a matrix takes, padding included."""
         return -(-self.rows * self.columns * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def read(self, buffer: Tensor) -> Tensor:
-        """[N, K], a view of the first bytes of a uint8 buffer."""
+        """The matrix [N, K], a view of the first bytes of a uint8 buffer."""
         return (
             buffer[: self.rows * self.columns * self.dtype.itemsize]
             .view(self.dtype)
@@ -48,8 +48,10 @@ class PlainLayout:
 
 @dataclass(frozen=True, eq=False)
 class SlotMatrices:
-    """One matrix of each slot. ``pool`` is uint8 [S, slot bytes] with contiguous rows, which may
-    overlap: whatever begins at one of many places is a slot. The matrix begins ``at`` bytes in.
+    """One matrix of each slot, ``at`` bytes from the slot's beginning.
+
+    ``pool`` is uint8 [S, slot bytes] with contiguous rows. Slots may overlap: a pool may have one
+    at each of many places.
     """
 
     pool: Tensor
@@ -84,7 +86,7 @@ class SlotMatrices:
 
     @property
     def step_bytes(self) -> int:
-        """From one slot to the next."""
+        """The bytes from one slot's beginning to the next."""
         return self.pool.stride(0)
 
     @property
@@ -101,20 +103,21 @@ class SlotMatrices:
 
     @property
     def held_rows(self) -> int:
-        """Rows of bytes, or of weights where these are plain."""
+        """The number of rows of bytes, or of weights where these are plain."""
         return packed_rows(self.rows, self.bits) if isinstance(self.layout, Layout) else self.rows
 
     def bytes_of(self, slot: int) -> Tensor:
         return self.pool[slot, self.at : self.at + self.layout.stored_bytes]
 
     def weight(self, slot: int) -> Tensor:
-        """[N, K] as fp32: what every kernel computes with."""
+        """The matrix [N, K] of a slot as fp32: what every kernel computes with."""
         read = self.layout.read(self.bytes_of(slot))
         return dequantise(read) if isinstance(read, Quantised) else read.float()
 
     def arguments(self) -> dict[str, Any]:
-        """Of a kernel: the pool as weights and as scales, and where in a slot things lie, in
-        elements of either.
+        """Arguments of a kernel: the pool as weights and as scales, and where matrices lie in it.
+
+        Places are counted in elements of either.
         """
         layout = self.layout
         if isinstance(layout, PlainLayout):
@@ -142,7 +145,7 @@ class SlotMatrices:
 
 
 def in_one_slot(matrix: Quantised | Tensor) -> SlotMatrices:
-    """A pool of one slot that holds one matrix: for a matrix that never moves."""
+    """A pool of a single slot that holds ``matrix``, for a matrix that never moves."""
     layout: Layout | PlainLayout
     if isinstance(matrix, Quantised):
         layout, device = layout_of(matrix), matrix.packed.device

@@ -3,17 +3,19 @@
     v = U x;  keep |v| >= t;  h = SiLU(g x) * v over the kept gate columns g;  y = sum of h times
     the kept down rows
 
-Legend. J needs of the token; N neurons; H hidden size; C rows of a slot. Storage: a neuron's *pair*
-is its gate column and its down row side by side, [2 H], the compact layout in which the host keeps
-and sends them; all types are plain. The up projection (resident, two bits) is
-``real.kernels.dequant_gemv``.
+Legend. J needs of the token; N neurons; H hidden size; C rows of a slot.
 
-*Masked*: all N pairs are there and the mask decides which are read. *Gathered*: the kept pairs
-only, in any order, in the first of a slot's C rows, with their count in device memory. Sums over
-neurons are split into SPLITS parts, added up in a fixed order: the same call gives the same bits.
+Storage. A neuron's *pair* is its gate column and its down row side by side, [2 H]: the compact
+layout in which the host keeps and sends them. All types are plain. The up projection (resident, at
+two bits) is computed by ``real.kernels.dequant_gemv``.
 
-Source: FloE (arXiv:2505.05950), Algorithm 1; |v|, as its text has it, not v, as the algorithm is
-printed.
+There are two forms. *Masked*: all N pairs are there, and the mask decides which are read.
+*Gathered*: only the kept pairs are there, in any order, in the first of a slot's C rows, with their
+count in device memory. Sums over neurons are split into SPLITS parts that are added in a fixed
+order, so the same call gives the same bits.
+
+Source: FloE (arXiv:2505.05950), Algorithm 1; with |v|, as its text has it, not v, as the algorithm
+is printed.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from torch import Tensor
 from real.kernels.jit import blocks, jit, launches, power_of_two, tl
 
 SPLITS = 8
-"""With blocks of 64 outputs, 512 programs at a hidden size of 4096."""
+"""Parts of a sum: with blocks of 64 outputs, 512 programs at a hidden size of 4096."""
 
 
 def sparse_expert_ref(
     x_H: Tensor, v_JN: Tensor, pairs: Tensor, slot_J: Tensor, threshold_J: Tensor
 ) -> Tensor:
-    """fp32 [J, H]; ``pairs`` [S, N, 2 H]."""
+    """The definition of the masked form: fp32 [J, H]; ``pairs`` [S, N, 2 H]."""
     outputs = []
     for slot, v_N, threshold in zip(
         slot_J.tolist(), v_JN.float(), threshold_J.tolist(), strict=True
@@ -43,7 +45,7 @@ def sparse_expert_ref(
 def gathered_expert_ref(
     x_H: Tensor, v_JC: Tensor, pairs: Tensor, slot_J: Tensor, count_J: Tensor
 ) -> Tensor:
-    """fp32 [J, H]; ``pairs`` [S, C, 2 H]."""
+    """The definition of the gathered form: fp32 [J, H]; ``pairs`` [S, C, 2 H]."""
     outputs = [
         _pairs_ref(x_H, v_C[:count], pairs[slot, :count])
         for slot, v_C, count in zip(slot_J.tolist(), v_JC.float(), count_J.tolist(), strict=True)
@@ -112,7 +114,7 @@ def _down_kernel(
     BN: tl.constexpr,
     BH: tl.constexpr,
 ):
-    """BH outputs over the ``span`` neurons of one part; a down row is read where h is not 0."""
+    """BH outputs over the ``span`` neurons of one part; down rows are read where h is not 0."""
     split = tl.program_id(1)
     j = tl.program_id(2)
     column = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -153,10 +155,10 @@ def sparse_expert(
     threshold_J: Tensor,
     tile: tuple[int, int] | None = None,
 ) -> Tensor:
-    """The masked form: fp32 [J, H] from all pairs of each need's slot, [S, N, 2 H] in any strides
-    of slots.
+    """The masked form: fp32 [J, H] from all pairs of each need's slot.
 
-    ``v_JN`` fp32 is the up projection, ``threshold_J`` fp32; ``tile`` is neurons x hidden columns.
+    ``pairs`` are [S, N, 2 H], the slots at any stride. ``v_JN`` (fp32) is the up projection,
+    ``threshold_J`` is fp32. ``tile`` is neurons x hidden columns.
     """
     J, N = v_JN.shape
     _check(x_H, v_JN, pairs, N)
@@ -183,11 +185,10 @@ def gathered_expert(
     count_J: Tensor,
     tile: tuple[int, int] | None = None,
 ) -> Tensor:
-    """The gathered form: fp32 [J, H] from the first ``count_J`` rows of each need's slot, [S, C, 2
-    H].
+    """The gathered form: fp32 [J, H] from the first ``count_J`` rows of each need's slot.
 
-    ``v_JC`` fp32 holds the kept values in the order of the rows; what lies behind the count is not
-    looked at. ``slot_J`` and ``count_J`` are int32, on the device.
+    ``pairs`` are [S, C, 2 H]. ``v_JC`` (fp32) holds the kept values in the order of the rows; what
+    lies behind the count is not looked at. ``slot_J`` and ``count_J`` are int32, on the device.
     """
     J, C = v_JC.shape
     _check(x_H, v_JC, pairs, C)

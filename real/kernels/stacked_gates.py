@@ -1,9 +1,8 @@
-"""The gates of p layers in one launch, their top k and their weights included; beside it, one gate
-after another.
+"""The gates of p layers with their top k and weights: in one launch, or one after another.
 
 Legend. P layers; E experts; H hidden size; T tokens; k experts a token. A gate's scores are ``W_p
-x``; of the k greatest, in descending order and at a tie the lower expert first, the softmax gives
-the weights. All in fp32.
+x``. The k greatest are chosen, in descending order, at a tie the lower expert first; their softmax
+gives the weights. All in fp32.
 
 Source: HOBBIT (arXiv:2411.01433), section 3.3 (stacked gating) and Fig. 17a (stacked beside
 sequential).
@@ -40,7 +39,7 @@ def _stacked_gates_kernel(
     BE: tl.constexpr,
     BH: tl.constexpr,
 ):
-    """One layer's gate of one token."""
+    """The gate of one layer for one token."""
     p = tl.program_id(0)
     out = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + p
     e = tl.arange(0, BE)
@@ -57,7 +56,7 @@ def _stacked_gates_kernel(
         )
         score += tl.sum(w.to(tl.float32) * x[None, :], axis=1)
     tl.store(score_ptr + out * E + e, score, mask=e < E)
-    # Selected ones leave by their id, not by their score: that may itself be minus infinity.
+    # Chosen experts are left out by their id and not by their score, which may be minus infinity.
     left = e < E
     greatest = tl.max(tl.where(left, score, float("-inf")), axis=0)
     total = tl.max(tl.zeros((BE,), dtype=tl.float32), axis=0)
@@ -113,7 +112,7 @@ def stacked_gates(
 def sequential_gates(
     x_TH: Tensor, weight_PEH: Tensor, k: int, tile_columns: int | None = None
 ) -> Gated:
-    """The same, one launch a layer."""
+    """The same with one launch a layer."""
     gates = [stacked_gates(x_TH, weight_EH[None], k, tile_columns) for weight_EH in weight_PEH]
     scores, experts, weights = (torch.cat(part, dim=1) for part in zip(*gates, strict=True))
     return scores, experts, weights

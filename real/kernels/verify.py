@@ -1,9 +1,8 @@
-"""Every kernel against fp64 of what is stored, on the device that it is to run on: correct first,
-then fast.
+"""Checks every kernel against fp64 of what is stored, on the device that it is to run on.
 
-Outputs are filled with NaN before a kernel writes them, so that what it leaves out shows; inputs
-are random. An error is the norm of the difference over the norm of what is right. The tests make
-more such comparisons, on Triton's interpreter; here the compiled kernels are asked.
+Before a kernel writes its outputs they are filled with NaN, so that what it leaves out shows.
+Inputs are random. An error is the norm of the difference over the norm of the right result. The
+tests make more such comparisons, on Triton's interpreter; here the compiled kernels are checked.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from real.kernels.sparse_expert import gathered_expert, sparse_expert
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
 
 MOST = 1e-5
-"""Accumulated in fp32 from inputs that are exact."""
+"""The largest relative error allowed: sums are in fp32, and inputs are exact."""
 SMALL = ((1, 1, 64), (13, 131, 32), (65, 257, 64), (128, 96, 200))
-"""Rows, columns, group: ones, primes, what no tile divides, whole rows."""
+"""Rows, columns, group: ones, primes, sizes that no tile divides, groups of whole rows."""
 REAL = ((1408, 2048, 64), (2048, 768, 64))
-"""One matrix of Qwen1.5-MoE and of Qwen3-30B."""
+"""A matrix of Qwen1.5-MoE and one of Qwen3-30B."""
 MIXTRAL = (4096, 14336, 64)
-"""Its down projection; fp64 of more such takes the host too long."""
+"""Mixtral's down projection; fp64 of more such matrices takes the host too long."""
 SLOTS = (2, 0)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One kernel at one shape. ``error`` is None where it raised ``reason``."""
+    """One kernel at one shape; ``error`` is None where the kernel raised ``reason``."""
 
     operator: str
     shape: str
@@ -54,8 +53,9 @@ class Check:
 
 
 def verify(device: torch.device, *, real: bool) -> Iterator[Check]:
-    """Every operator at small shapes, and with ``real`` at those of real experts. Triton must
-    take the device.
+    """Check every operator at small shapes, and with ``real`` at those of real experts.
+
+    Triton must support the device.
     """
     with _nan_filled():
         for shape in SMALL + (REAL if real else ()):
@@ -110,7 +110,7 @@ def verify(device: torch.device, *, real: bool) -> Iterator[Check]:
 
 @contextmanager
 def _nan_filled() -> Iterator[None]:
-    """``torch.empty`` gives NaN meanwhile."""
+    """Within the block ``torch.empty`` gives NaN."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -130,7 +130,7 @@ def _checked(operator: str, shape: str, work: Callable[[], float]) -> Check:
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """inf where the result has NaN."""
+    """The relative error; inf where the result has NaN."""
     off = (got.cpu().double() - want).norm() / want.norm().clamp(min=1e-30)
     return float(off) if bool(off.isfinite()) else float("inf")
 
@@ -144,7 +144,7 @@ def _random(
 def _in_slots(
     shape: tuple[int, int, int], bits: int, dtype: torch.dtype, matrices: int = 1
 ) -> list[SlotMatrices]:
-    """Random matrices side by side in three slots, on the CPU."""
+    """Random matrices side by side in two of three slots, on the CPU."""
     rows, columns, group = shape
     layout: Layout | PlainLayout = PlainLayout(rows, columns, dtype)
     if bits < 16:
@@ -244,8 +244,9 @@ def _sparse(device: torch.device, shape: tuple[int, int], share: float, *, gathe
 
 
 def _gathered(device: torch.device, rows: int, width: int, columns: int) -> float:
-    """The share of bytes that are wrong, of two thirds of the rows and of what must be left
-    alone behind them.
+    """The share of wrong bytes: of two thirds of the rows, and of what lies behind them.
+
+    What lies behind them must be left alone.
     """
     draw = torch.Generator().manual_seed(0)
     source = torch.randint(0, 256, (rows, width), generator=draw, dtype=torch.uint8)
@@ -254,7 +255,7 @@ def _gathered(device: torch.device, rows: int, width: int, columns: int) -> floa
     want = torch.cat([source[chosen], torch.full((2, width), 0xFF, dtype=torch.uint8)])
     row_C = chosen.to(torch.int32)
     if device.type == "cuda":
-        # Read where they lie: in host memory that is pinned.
+        # The kernel reads these from the host, whose memory must be pinned for that.
         source, row_C = source.pin_memory(), row_C.pin_memory()
     gather_rows(source, row_C, target, columns)
     return float((target.cpu() != want).double().mean())
@@ -263,9 +264,7 @@ def _gathered(device: torch.device, rows: int, width: int, columns: int) -> floa
 def _gates(
     device: torch.device, function: Callable[..., Any], form: tuple[int, int, int, int]
 ) -> float:
-    """Scores against fp64; a selection that is none of the scores' own k best counts as
-    infinitely wrong.
-    """
+    """The error of the scores against fp64; inf where a choice is not of the k best scores."""
     layers, experts, k, hidden = form
     x_TH = _random(2, hidden, seed=1, dtype=torch.bfloat16)
     weight_PEH = _random(layers, experts, hidden, seed=2, dtype=torch.bfloat16)

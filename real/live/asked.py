@@ -1,9 +1,9 @@
-"""A model that asks for what its experts add up to: the one place where live runs of either kind
-are hooked into it.
+"""Hooks into a model: each site asks a function for the sum of its experts.
 
-Each site asks with what its router was fed and chose, and with what its experts are given. Rows of
-a padded batch that are no tokens ask for nothing: their experts add nothing, and no other row sees
-them.
+Both kinds of live runs (on a device, and in a closed loop) hook into the model here and nowhere
+else. A site asks with what its router was fed and chose, and with what its experts are given. Rows
+of a padded batch that are no tokens ask for nothing: their experts add nothing, and no other row
+sees them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from real.store.experts import ModelForm, SwapError, swapped_experts
 
 @dataclass(frozen=True)
 class Asked:
-    """A site's experts are asked for: what they are given [T, H], and what its router chose, [T,
-    K].
+    """What a site asks for: its experts' sum for ``hidden`` [T, H] and the router's choice [T, K].
 
-    An id of -1 is a choice of nothing. ``inputs`` [T, H] is what the router was fed, where that is
-    known.
+    An id of -1 chooses nothing. ``inputs`` [T, H] is what the router was fed, where that is known.
     """
 
     site: int
@@ -36,17 +34,17 @@ class Asked:
 
     @property
     def gate_input(self) -> torch.Tensor:
-        """What the router was fed; of most models that is what the experts are given."""
+        """The router's input; in most models the experts are given the same."""
         return self.hidden if self.inputs is None else self.inputs
 
 
 Serve = Callable[[Asked], torch.Tensor]
-"""What a site's experts add up to, [T, H]."""
+"""Answers what a site asks for: the sum of its experts [T, H]."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Which rows of a forward call are tokens: their numbers among its ``rows``, ascending."""
+    """Which rows of a forward call are tokens: their indices in its ``rows`` rows, ascending."""
 
     places: torch.Tensor
     rows: int
@@ -59,9 +57,9 @@ def asking(
     serve: Serve,
     tokens: Callable[[], Tokens | None] = lambda: None,
 ) -> Iterator[None]:
-    """Within the block ``serve`` is asked at every site; then the model is as it was.
+    """Within the block ``serve`` is asked at every site; afterwards the model is as it was.
 
-    ``tokens()`` is asked at every site, too; None: all rows are tokens.
+    ``tokens()`` says at every site which rows are tokens; None: all of them.
     """
     fed: list[torch.Tensor | None] = [None] * len(forms)
 
@@ -108,7 +106,7 @@ def asking(
 
 
 def _without_null(form: ModelForm, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The ids, -1 where a choice computes nothing."""
+    """The ids, with -1 for choices that compute nothing."""
     null = (ids < 0) | (ids >= form.layer.num_experts)
     if form.layer.num_classes > form.layer.num_experts:
         null |= weights == 0

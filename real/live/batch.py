@@ -1,10 +1,9 @@
-"""Sequences that run at once through a transformers model: prompts are read, newcomers join, who is
-done leaves.
+"""Sequences that run together through a transformers model: newcomers join, finished ones leave.
 
-A group of prompts is one forward call, padded on the left (behind an encoder on the right) where
-they differ in length; so is each token that is decoded, over the caches of all that run. Caches of
-different lengths are put side by side behind padding, which attention leaves out; columns that are
-padding in every row are cut away.
+A group of prompts is one forward call. Where the prompts differ in length they are padded on the
+left, or on the right behind an encoder. Each decoding step is one forward call over the caches of
+all sequences that run. Caches of different lengths are put side by side behind padding, which
+attention leaves out. Columns that are padding in every row are cut away.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ from sim.workload.steps import Workload
 
 
 class RunningBatch:
-    """``numbers`` are the sequences that decode, in the order of their rows; ``passages`` are
-    all there will be.
+    """The sequences that run. ``numbers`` are those that decode, in the order of their rows.
+
+    ``passages`` are the prompts of all sequences that will ever run, by number.
     """
 
     def __init__(self, model: Any, passages: Sequence[Passage]) -> None:
@@ -38,15 +38,15 @@ class RunningBatch:
         self.numbers: tuple[int, ...] = ()
         self._new_numbers: tuple[int, ...] = ()
         self.fed: dict[int, list[int]] = {}
-        """By sequence, the tokens that were fed after the prompt."""
+        """By sequence, the tokens that it was fed after its prompt."""
         self.tokens: Tokens | None = None
-        """Which rows of the latest forward call are tokens; None: all."""
+        """Which rows of the last forward call are tokens; None: all."""
         self.logits: torch.Tensor | None = None
-        """What that call said of each sequence's next token [n, V]; None of an encoder."""
+        """The last call's logits for each sequence's next token [n, V]; None of an encoder."""
 
     def read(self, numbers: Sequence[int]) -> None:
-        """The prompts of newcomers, in one call."""
-        # Others may have arrived while the last newcomers' prompts were read.
+        """Read the prompts of newcomers in one forward call."""
+        # Others may have arrived while the newcomers before them were read.
         self._admit()
         newcomers = decoder_of(self._model, [self._passages[number] for number in numbers])
         self.fed |= {number: [] for number in numbers}
@@ -56,9 +56,9 @@ class RunningBatch:
         self._note(newcomers)
 
     def bring_together(self, numbers: Sequence[int]) -> list[int]:
-        """Newcomers join, and who is not among ``numbers`` leaves; the tokens that are fed next.
+        """Let newcomers join and all that are not in ``numbers`` leave; return the next tokens.
 
-        Raise SwapError where the model's cache cannot be taken apart.
+        Raise SwapError where rows of the model's cache cannot be taken apart.
         """
         staying = [row for row, number in enumerate(self.numbers) if number in numbers]
         if not staying:
@@ -82,7 +82,7 @@ class RunningBatch:
         self._newcomers, self._new_numbers = None, ()
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """One token for each sequence, in one call."""
+        """Feed one token to each sequence, in one forward call."""
         assert self._running is not None
         for number, token in zip(self.numbers, tokens, strict=True):
             self.fed[number].append(token)
@@ -106,7 +106,7 @@ def _tokens_of(decoder: Decoder) -> Tokens | None:
 
 
 def _keep(decoder: Decoder, rows: Sequence[int]) -> None:
-    """Go on with some of the rows."""
+    """Keep only some of a decoder's rows."""
     at = torch.tensor(list(rows), device=decoder.device)
     decoder.passages = [decoder.passages[row] for row in rows]
     decoder.mask = decoder.mask[at.to(decoder.mask.device)]
@@ -124,7 +124,7 @@ def _keep(decoder: Decoder, rows: Sequence[int]) -> None:
 
 
 def _join(decoder: Decoder, newcomers: Decoder) -> None:
-    """Put newcomers' rows below the decoder's."""
+    """Append the newcomers' rows to the decoder's."""
     width = max(decoder.mask.shape[1], newcomers.mask.shape[1])
     ours, theirs = decoder.output, newcomers.output
     for mine, other in zip(
@@ -147,12 +147,12 @@ def _join(decoder: Decoder, newcomers: Decoder) -> None:
 
 
 def _behind_padding(states: torch.Tensor, width: int) -> torch.Tensor:
-    """Keys or values [B, heads, T, D], zeros before them up to ``width``."""
+    """Keys or values [B, heads, T, D], with zeros put before them up to ``width`` tokens."""
     return functional.pad(states, (0, 0, width - states.shape[2], 0))
 
 
 def _layers(cache: Any) -> list[Any]:
-    """The layers of a cache that keep whole keys and values. Raise SwapError for others."""
+    """A cache's layers, which must keep whole keys and values. Raise SwapError for others."""
     caches = (
         [cache.self_attention_cache, cache.cross_attention_cache]
         if hasattr(cache, "is_updated")
@@ -199,8 +199,8 @@ def check_batches(model: Any, workload: Workload) -> None:
 
 
 def _changes(workload: Workload) -> tuple[bool, bool]:
-    """Whether sequences join others that decode, and whether a batch changes at all while some
-    go on.
+    """Whether sequences join others that decode, and whether a batch changes while some of it go
+    on.
     """
     if workload.is_timed:
         return workload.batching == "continuous", workload.together > 1

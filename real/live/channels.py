@@ -1,10 +1,14 @@
 """Which channels of its experts a running model makes active: what FloE moves in a live run.
 
-A payload of active channels asks at each gate of one row how many bytes to move, and a device, when
-a transfer begins, which neurons these are. Both are answered from what the row's experts are given.
-A need's channels are those of the row itself; a forecast's are those that the row makes active in
-the up projections of a later site, one layer early. Of these a transfer brings the ones that
-respond most, as many as its bytes are: of as many bytes as there are active channels, these.
+At each gate of one row a payload of active channels asks how many bytes to move. When a transfer
+begins, a device asks which neurons to bring. Both are answered from what the row's experts are
+given:
+
+- A need's channels are those that the row itself makes active.
+- A forecast's channels are those that the row makes active in the up projections of a later site,
+  one layer early.
+- A transfer brings the neurons that respond most, as many as it has bytes for. If it has bytes for
+  exactly the active channels, it brings exactly these.
 
 Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2.1 and 3.3.2.
 """
@@ -27,18 +31,19 @@ from sim.traces.trace import DECODE
 from sim.values.types import Geometry
 
 ASKED = ("moved_bytes", "forecast_bytes", "missing_bytes")
-"""What a payload is asked at a gate of a key, in the order of its arguments the first."""
+"""What a payload is asked at a gate; the first argument of each method is a key."""
 UpOf = Callable[[int, int], torch.Tensor]
 
 
 class LiveChannels:
-    """The channels of one run, ``width`` an expert. ``up_of(site, expert)`` gives up projections
-    [I, H].
+    """The channels of one run's experts, ``width`` of them each.
 
-    ``thresholds`` [S, E, P] of |x W_up|, of the sparsities that the trace's header names; None: a
-    payload that moves a nominal share needs none. ``payload`` is told, row by row, what a reused
-    predictor names and finds; it must be prepared. ``arrays`` are then what it knows, as ``python
-    -m capture.channels`` would write it.
+    - ``up_of(site, expert)`` gives up projections [I, H].
+    - ``thresholds`` [S, E, P] of |x W_up|, for the sparsities that the trace's header names. None:
+      the payload moves a nominal share, and needs none.
+    - ``payload`` must be prepared. If it reuses channels it is told, row by row, what its
+      predictor names and finds. ``arrays`` hold all of that in the end, as ``python -m
+      capture.channels`` would write it.
     """
 
     def __init__(
@@ -58,11 +63,13 @@ class LiveChannels:
         )
         self._fed: torch.Tensor | None = None
         self._fed_of: dict[tuple[int, bool], torch.Tensor] = {}
-        """By key, and whether it completes a prefetch, what its channels are chosen by: the
-        experts' input of the gate that asked for it last. A prefetch may begin when its rest has
-        been asked for."""
+        """By key, and by whether the transfer completes a prefetch: what its channels are chosen
+        by. That is the experts' input at the gate that last asked for it.
+
+        The two stand apart because a prefetch may begin after its rest has been asked for.
+        """
         self._named: dict[int, NDArray[np.bool_]] = {}
-        """By expert of the next site: what the row of this one names [I]."""
+        """By expert of the next site: the channels [I] that this site's row names."""
         self.arrays: dict[str, NDArray[Any]] = {}
         for name in ASKED:
             setattr(payload, name, self._noting(getattr(payload, name), name == "missing_bytes"))
@@ -79,7 +86,7 @@ class LiveChannels:
         return answer
 
     def _know(self, payload: ReusedChannels, width: int, thresholds: torch.Tensor) -> None:
-        """The payload looks into tables that are filled while the run goes on."""
+        """Give the payload the tables that it looks into; they are filled while the run goes on."""
         trace = self._live.trace
         rows = np.flatnonzero(trace.phase == DECODE)
         self._row = {row: number for number, row in enumerate(rows.tolist())}
@@ -93,8 +100,11 @@ class LiveChannels:
         payload.know(self.arrays)
 
     def see(self, asked: Asked) -> None:
-        """A site's experts are asked for, and its gate comes next. Raise SwapError where they are
-        not fed what the router is: one layer's input then names nothing of the next."""
+        """Note what a site asks for; its gate comes next.
+
+        Raise SwapError where the experts are not fed what the router is: then one layer's input
+        tells nothing of the next layer's.
+        """
         if not torch.equal(asked.hidden, asked.gate_input):
             raise SwapError(
                 f"site {asked.site}: its experts are not fed the gate's input; choose payload=whole"
@@ -134,12 +144,14 @@ class LiveChannels:
         return np.asarray(self._response(site, expert, self._fed) >= threshold)
 
     def _response(self, site: int, expert: int, fed: torch.Tensor) -> NDArray[np.float32]:
-        """|x W_up|, [I]."""
+        """|x W_up| of an expert for one row, [I]."""
         return functional.linear(fed, self._up_of(site, expert))[0].abs().float().cpu().numpy()
 
     def ranked(self, key: int, completes: bool) -> NDArray[np.int64]:
-        """A key's neurons, the ones first that respond most to what asked for it, or for its rest
-        (`real.store.neurons.Arrivals`)."""
+        """A key's neurons, those first that respond most to the row that asked for the key.
+
+        ``completes``: to the row that asked for its rest (`real.store.neurons.Arrivals`).
+        """
         g = self._geometry
         response = self._response(g.site_of(key), g.expert_of(key), self._fed_of[key, completes])
         return np.argsort(-response, kind="stable")

@@ -1,5 +1,4 @@
-"""What a live gate can be told beside its own choice: what later routers make of its input, and
-which channels are active."""
+"""What a live gate knows beside its own choice: scores of later routers, and active channels."""
 
 from __future__ import annotations
 
@@ -22,10 +21,13 @@ from sim.traces.trace import Header
 
 @dataclass(frozen=True)
 class Eyes:
-    """``depth`` sites of lookahead from the ``layers``' routers, whose inputs are renormed by
-    ``scales`` (of the norm before each router) if given. Active shares of channels by
-    ``thresholds`` [S, E, P] of |x W_up|, with the up projections [I, H] that ``up_of(site,
-    expert)`` gives, where a payload needs them.
+    """What to look for at a live gate.
+
+    - ``depth``: for how many later sites the ``layers``' routers score this site's input.
+    - ``scales``: of the norm before each router. If given, an input is renormed with the later
+      site's scale before that site's router scores it.
+    - ``thresholds`` [S, E, P] of |x W_up|, and ``up_of(site, expert)``, which gives up projections
+      [I, H]: for payloads that move active channels. None: no shares are computed.
     """
 
     layers: Sequence[MoELayer]
@@ -39,13 +41,13 @@ class Eyes:
         return [router_linear(layer) for layer in self.layers]
 
     def scores(self, site: int, inputs: torch.Tensor) -> FloatArray:
-        """What a site's own router says of its inputs, [R, E]."""
+        """The scores [R, E] of a site's own router for its inputs."""
         weight, bias = self.routers[site]
         return np.asarray(functional.linear(inputs.float().cpu(), weight, bias).numpy())
 
     def ahead(self, site: int, inputs: torch.Tensor, reach: int) -> list[FloatArray]:
-        """Lookahead scores [R, E] of the next ``reach`` sites, as far as they are offered and
-        there.
+        """Lookahead scores [R, E] of each of the next ``reach`` sites, at most ``depth`` of them,
+        up to the last site.
         """
         found = []
         fed = inputs.float().cpu()
@@ -56,8 +58,9 @@ class Eyes:
         return found
 
     def shares(self, site: int, hidden: torch.Tensor, ids: IntArray) -> FloatArray | None:
-        """Share of active channels of each choice, [R, K, P], 0 where it was dropped; None where
-        nobody asks.
+        """The share of active channels of each choice, [R, K, P], 0 where a choice was dropped.
+
+        None where no payload asks.
         """
         if self.thresholds is None or self.up_of is None:
             return None
@@ -77,8 +80,9 @@ class Eyes:
 
 
 def read_thresholds(directory: Path, header: Header, sparsity: float) -> torch.Tensor:
-    """The thresholds [S, E, P] of |x W_up| that the trace in ``directory`` has. Raise ValueError
-    without this one.
+    """The thresholds [S, E, P] of |x W_up| that the trace in ``directory`` has.
+
+    Raise ValueError if it has none for this ``sparsity``.
     """
     place = directory / THRESHOLDS_FILE
     if sparsity not in header.sparsities or not place.is_file():

@@ -1,9 +1,9 @@
-"""A live run: the model's own gates decide, and its experts are computed by the device as the
-controller says.
+"""A live run: the model's own gates decide, and a device computes its experts for the controller.
 
-The model's forward call is the driver's step. Where it comes to a site's experts the driver tells
-the controller the gate, computes the needs, and hands back what they add up to. What the model does
-between two sites is the dense work of the next one; what it does after the last is the step's tail.
+A forward call of the model is a step of the driver. Where the call comes to a site's experts, the
+driver tells the controller the gate, computes the needs, and hands back their sum. What the model
+computes between two sites is the dense work of the later one. What it computes after the last site
+is the step's tail.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from sim.workload.steps import Workload
 
 
 class LiveModel:
-    """The model at work on passages: one forward call a step, of the prompts of newcomers or of
-    one token of each.
+    """The model and its sequences. Each step is one forward call.
+
+    It reads either the prompts of newcomers, or one token of each sequence that decodes.
     """
 
     def __init__(self, weightless: Weightless, passages: Sequence[Passage]) -> None:
@@ -42,7 +43,7 @@ class LiveModel:
 
     @torch.no_grad()
     def run(self, step: Step, tell: Callable[[Sequence[int]], None]) -> None:
-        """A step's call; ``tell(tokens)`` first what is fed, row by row."""
+        """Make a step's forward call; ``tell(tokens)`` is called first, row by row."""
         if step.decode:
             tokens = self.batch.bring_together(step.sequences)
             tell(tokens)
@@ -53,8 +54,9 @@ class LiveModel:
 
 
 class LiveDriver(Driver):
-    """The driver of a live run. ``generated``: a file that gets a line for each sequence as soon
-    as it has ended.
+    """The driver of a live run.
+
+    ``generated``: a file that gets a line for each sequence as soon as it has ended.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class LiveDriver(Driver):
         )
         self._advance = advance or (lambda done: None)
         self.channels: LiveChannels | None = None
-        """What chooses the channels that move, where parts of experts do."""
+        """Chooses which channels move; None where no parts of experts move."""
         self.logits: list[torch.Tensor] | None = None
-        """Of every step that has some, what was said of each sequence's next token [n, V], where
-        a list is put here.
+        """If set to a list: for every step that has some, the logits of each sequence's next token
+        [n, V] are appended to it.
         """
 
     def drive(self) -> Record:
@@ -107,7 +109,7 @@ class LiveDriver(Driver):
         self._live.tell_tokens(tokens)
 
     def _serve(self, asked: Asked) -> torch.Tensor:
-        """In place of a site's experts. [T, H]"""
+        """The sum [T, H] of a site's experts, computed in their place."""
         self._live.see(asked)
         if self.channels is not None:
             self.channels.see(asked)
@@ -117,8 +119,9 @@ class LiveDriver(Driver):
         return cast(torch.Tensor, device.end_site())
 
     def _is_under_way(self, key: int) -> bool:
-        """The model has done its dense work when it comes to a site's experts, or to the step's
-        end.
+        """True of dense work: the model has done it when the driver comes to compute it.
+
+        That is when it reaches a site's experts, or the step's end.
         """
         g = self.controller.geometry
         return key == TAIL or g.expert_of(key) == g.experts

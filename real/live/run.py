@@ -1,4 +1,4 @@
-"""A live run from its configuration: its prompts, what it cannot have, and how it is measured."""
+"""A live run from its configuration: its prompts, what it refuses, and its workload afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GENERATED = "generated.jsonl"
 def prepare(
     request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
 ) -> Prepared:
-    """Raise ValueError for what a live run cannot have."""
+    """Prepare a live run. Raise ValueError for what a live run cannot have."""
     prepared = prepare_live(request, trace, advance)
     _check(prepared)
     return prepared
@@ -86,8 +86,9 @@ def _is_by_neuron(prepared: Prepared) -> bool:
 
 
 def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
-    """The prompts, cut, and the tokenizer. Raise `CaptureError` where there are too few, or one
-    is too short.
+    """The prompts, cut to their lengths, and the tokenizer.
+
+    Raise `CaptureError` where there are too few prompts, or one is too short.
     """
     request, live = prepared.request, prepared.request.live
     folder = weights_folder(request.engine, prepared.run.model)
@@ -111,7 +112,8 @@ def read_passages(prepared: Prepared) -> tuple[list[Passage], Any]:
 
     passages = []
     for prompt, (prompt_tokens, new_tokens) in zip(prompts[: live.sequences], lengths, strict=True):
-        # Half of the sequences, rounded up, are taken of each split: two of one split are one.
+        # cut_passages takes half of the sequences, rounded up, of each split: of one sequence that
+        # is one of the split "fit".
         passages += cut_passages(
             [replace(prompt, split="fit")],
             encode,
@@ -128,8 +130,9 @@ def live_driver(
     output_dir: Path | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> LiveDriver:
-    """A driver for a prepared live run; with a folder, what is generated is written there as it
-    comes.
+    """A driver for a prepared live run.
+
+    With an ``output_dir`` each sequence's text is written there when it has ended.
     """
     run, live = prepared.run, prepared.request.live
     passages, tokenizer = read_passages(prepared)
@@ -170,7 +173,7 @@ def live_driver(
 
 
 def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
-    """The steps of the sequences to come, as the run's workload composes them."""
+    """The workload of the sequences to come, with steps as the run's own workload has them."""
     depth, shares = (
         run.controller.predictor.lookahead_sites,
         getattr(run.controller.payload, "needs_shares", False),
@@ -192,17 +195,17 @@ def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
 
 
 def _eyes(weightless: Weightless, workload: Workload) -> Eyes:
-    """What the gates of a live run offer."""
+    """What the gates of a live run can be told beside their choices."""
     if not workload.depth or workload.norm == "raw":
         return Eyes(weightless.layers, workload.depth)
-    # What experts would add is not needed to find the norms.
+        # The norms do not depend on what experts add, so the experts are left out.
     with asking(weightless.model, weightless.forms, lambda asked: torch.zeros_like(asked.hidden)):
         scales = gate_norms(weightless.model, weightless.layers)
     return Eyes(weightless.layers, workload.depth, [scale.float().cpu() for scale in scales])
 
 
 def run_as_it_was(prepared: Prepared, driver: Driver) -> Run:
-    """The run with what it was live, as a trace's."""
+    """The run with the gates that the model has shown, as if they were a trace's."""
     live: Any = driver.workload
     workload = live.as_it_was()
     run = prepared.run

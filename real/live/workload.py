@@ -1,11 +1,10 @@
-"""A workload whose gates a running model shows: what it chooses is written into the trace of its
-steps.
+"""A workload whose gates come from a running model: what it chooses is written into a trace.
 
-The simulator's own `Workload` composes the steps, over a trace of which only the shape is known
-(`blank_trace`), or over a recorded one whose choices another model is to make anew. While the run
-goes on `LiveWorkload.see` takes down what each site chose, and a `LiveGate` offers that to the
-controller. In the end the workload holds these gates in place of the others: the run is measured,
-and its decisions are replayed, by the code for any other.
+The simulator's own `Workload` composes the steps. It does so over a trace of which only the shape
+is known (`blank_trace`), or over a recorded trace whose choices a model is to make anew. While the
+run goes on, `LiveWorkload.see` notes what each site chose, and a `LiveGate` offers that to the
+controller. In the end the workload holds these gates. So a live run is measured, and its decisions
+are replayed, by the same code as any other run.
 """
 
 from __future__ import annotations
@@ -30,13 +29,16 @@ from sim.workload.choices import SiteChoice, choice_at_site, need_order
 from sim.workload.steps import Schedule, Workload
 
 LEAST_AGREEMENT = 0.9
-"""The share of a prompt's rows that a router, asked again from its input, must choose alike for
-lookahead to mean anything; less than all, because scores nearly tie."""
+"""How much a router and its rule must agree with the model: a share of a prompt's rows.
+
+Asked again from its input, the router must choose alike for these rows, or lookahead means nothing.
+It is less than all of them because scores nearly tie.
+"""
 
 
 @dataclass(frozen=True)
 class LivePrompt:
-    """A sequence to come: how many tokens it is fed, and where its text is from."""
+    """A sequence to come: how many tokens it has, and where its text is from."""
 
     domain: str
     split: str
@@ -52,11 +54,11 @@ def blank_trace(
     *,
     active_shares: bool = False,
 ) -> Trace:
-    """A trace of sequences that a model is to run: one step a prompt, then one a token; nothing is
-    chosen yet.
+    """A trace of sequences that a model is to run; nothing is chosen in it yet.
 
-    ``header`` is of a trace of the same model: its sites and their rules. Where a row will visit a
-    site there is lookahead for ``depth`` sites.
+    Each prompt is one step, and each token after it one more. ``header`` is that of a trace of the
+    same model: its sites and their rules. At sites that a row will visit the trace has room for
+    lookahead of ``depth`` sites.
     """
     model, encoder = header.model, header.encoder_sites
     counts = [(prompt.prompt_tokens, prompt.new_tokens) for prompt in prompts]
@@ -114,19 +116,21 @@ def blank_trace(
 
 
 class LiveWorkload:
-    """``workload`` with gates that a model shows, through ``eyes``; it is changed.
+    """A workload whose gates a model shows, through ``eyes``; it changes ``workload``.
 
-    Rows that its trace has lookahead for get it live; prompts of which it keeps forecasts together
-    get these. Active shares stay where the eyes have no thresholds. ``keeps_inputs``: what routers
-    were fed stays, for predictors that read it. ``start``, ``steps`` and all else are the
-    workload's.
+    - Rows for which the trace has lookahead get it from the running model.
+    - Prompts of which the trace keeps only what their rows choose together get such forecasts.
+    - Active shares stay the trace's where the eyes have no thresholds.
+    - ``keeps_inputs``: keep what routers were fed, for predictors that read it.
+
+    ``start``, ``steps`` and all else are the workload's.
     """
 
     def __init__(self, workload: Workload, eyes: Eyes, *, keeps_inputs: bool = False) -> None:
         trace, self.eyes, self.workload = workload.trace, eyes, workload
         self._looks_ahead: NDArray[np.bool_] = np.zeros(len(trace.step), np.bool_)
         self.together: NDArray[np.bool_] = self._looks_ahead
-        """Rows of prompts whose forecasts are offered, and kept in the end, together only."""
+        """Rows of prompts whose forecasts are offered, and kept in the end, only together."""
         lookahead = dict(trace.lookahead)
         if workload.depth:
             kept = lookahead[workload.norm]
@@ -156,7 +160,7 @@ class LiveWorkload:
             self._place[of_run] = np.arange(len(of_run))
             workload.gate_inputs = GateInputs(self.inputs, self._place)
         self.rows: IntArray = np.zeros(0, np.int64)
-        """Of the open step, in the trace."""
+        """The rows of the open step, as indices into the trace."""
         self.asked: Asked | None = None
         """What the site that was seen last asked for."""
 
@@ -170,13 +174,14 @@ class LiveWorkload:
         return LiveGate(self)
 
     def as_it_was(self) -> Workload:
-        """The workload, with the gates as they were shown."""
+        """The workload with the gates that the model has shown."""
         self.workload.take(self.trace_shown())
         return self.workload
 
     def trace_shown(self) -> Trace:
-        """The trace, with what the model has shown so far; forecasts of prompts together where
-        it had them so.
+        """The trace with what the model has shown so far.
+
+        Prompts have forecasts of their rows together where the trace had them so.
         """
         trace, norm = self.trace, self.workload.norm
         if not self.together.any():
@@ -200,16 +205,17 @@ class LiveWorkload:
     # ---- while the model runs
 
     def open(self, step: Step) -> None:
-        """A step begins; what is seen and told is of its rows."""
+        """Begin a step; what is seen and told from now on is of its rows."""
         self.rows = self.workload.choices.row[self.workload.places(step)]
 
     def tell_tokens(self, tokens: Sequence[int]) -> None:
-        """What the open step is fed, row by row."""
+        """Note the tokens that the open step is fed, row by row."""
         self.trace.token[self.rows] = list(tokens)
 
     def see(self, asked: Asked) -> None:
-        """What a site of the open step asks for. Raise SwapError where forecasts from it would
-        mean nothing.
+        """Note what a site of the open step asks for.
+
+        Raise SwapError where the site's forecasts would mean nothing.
         """
         trace, rows, site, workload = self.trace, self.rows, asked.site, self.workload
         self.asked = asked
@@ -234,8 +240,10 @@ class LiveWorkload:
             self._check_rule(site, ids, asked)
 
     def _check_rule(self, site: int, ids: IntArray, asked: Asked) -> None:
-        """Rule and router weight must give a prompt's own choices again: else they cannot tell what
-        another site would choose."""
+        """Raise SwapError unless rule and router weights give a prompt's own choices again.
+
+        If they do not, they cannot tell what another site would choose.
+        """
         header = self.trace.header
         rule = header.sites[site].rule
         if rule is None or (self.workload.phase[self.rows] == DECODE).any():
@@ -251,8 +259,8 @@ class LiveWorkload:
 
 
 def _forecast_prompts(workload: Workload) -> NDArray[np.bool_]:
-    """The rows [N] of the trace's prompts that it keeps forecasts of, of those that the run
-    reads whole.
+    """Which rows [N] belong to prompts that the run reads whole, and whose forecasts the trace
+    keeps together.
     """
     trace, cells = workload.trace, workload.trace.prompt_forecasts.get(workload.norm)
     if cells is None:
@@ -277,9 +285,7 @@ class LiveChoice:
 
 
 class LiveGate:
-    """The gate object of a live run: ``open`` a step, then ``visit`` its sites when they have
-    been seen.
-    """
+    """The gate object of a live run: ``open`` a step, then ``visit`` each site once it is seen."""
 
     def __init__(self, live: LiveWorkload) -> None:
         self._live, self.tick, self.site = live, -1, 0
@@ -346,7 +352,7 @@ class LiveGate:
 
     @property
     def logits(self) -> FloatArray | None:
-        """What the site's router says of every expert [R, E]."""
+        """The scores [R, E] of the site's router."""
         assert self._live.asked is not None
         return self._live.eyes.scores(self.site, self._live.asked.gate_input)
 
@@ -357,7 +363,7 @@ class LiveGate:
 
     @property
     def share(self) -> FloatArray | None:
-        """Active shares of channels [R, K, P], in the order of ``experts``."""
+        """The active shares of channels [R, K, P], in the order of ``experts``."""
         trace, rows = self._live.trace, self._live.rows
         if trace.active_shares is None:
             return None
@@ -384,7 +390,7 @@ class LiveGate:
         return scores if scores is not None and bool(np.isfinite(scores).all()) else None
 
     def _ahead(self, j: int) -> FloatArray | None:
-        """Scores [R, E], NaN for rows that have none."""
+        """Lookahead scores [R, E], NaN for rows that have none; None beyond their reach."""
         workload = self._live.workload
         if j > workload.choices.reach[self.site]:
             return None

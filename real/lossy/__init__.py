@@ -1,3 +1,4 @@
-"""What lossy choices cost in quality: experts at other precisions, skipped or exchanged, in a
-real forward pass.
+"""What lossy choices cost in quality, in a real forward pass.
+
+A choice is lossy where experts are served at other precisions, skipped, or exchanged.
 """

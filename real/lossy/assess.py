@@ -1,6 +1,4 @@
-"""One system assessed: its run in open and closed loop, and the quality of what it serves in
-each.
-"""
+"""Assesses a system: its run in open and closed loop, and the quality of what it serves."""
 
 from __future__ import annotations
 
@@ -49,8 +47,9 @@ UNKNOWN_WEIGHTS = "unknown"
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a model's weights are, and how they run. ``place`` None: those that come with the
-    project.
+    """Where a model's weights are, and how they run.
+
+    ``place``: a folder, or a name on the hub; None: the weights that come with the project.
     """
 
     place: str | None = None
@@ -59,8 +58,9 @@ class Weights:
     threads: int = 0
 
     def load(self, header: Header) -> Any:
-        """The model that a trace was captured from. Raise ValueError where it is not there or is
-        another one.
+        """Load the model that a trace was captured from.
+
+        Raise ValueError where it is not there, or is another model.
         """
         place = self.place or str(BUNDLED / Path(header.model.name).name)
         if self.place is None and not Path(place).is_dir():
@@ -91,11 +91,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Loop:
-    """A system in one loop: simulated speed, and quality over decoded rows and over prompts (None:
-    no logits).
+    """A system in one loop: its simulated speed, and its quality.
 
-    ``decoded``: what is lost in the decoded rows of each sequence, for comparing two systems,
-    paired.
+    Quality is over decoded rows and over prompts (None where a prompt has no logits). ``decoded``:
+    the losses of each sequence's decoded rows, for a paired comparison of two systems.
     """
 
     name: str
@@ -105,7 +104,7 @@ class Loop:
     decoded: tuple[TokenLoss, ...]
 
     def row(self) -> dict[str, Any]:
-        """Flat, for tables and joins: speed with what was served, then quality of decoding."""
+        """A flat row, for tables and joins: speed and what was served, then quality of decoding."""
         summary = self.replayed.result.summary
         proxy = summary["quality_proxy"]
         ci = summary["ci95"]["decode_tokens_per_s"]
@@ -129,7 +128,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Tools:
-    """Of one run: experts at its precisions, what live gates offer, and how an expert computes."""
+    """Of one run: its experts at each precision, what its live gates know, how experts compute."""
 
     variants: Variants
     eyes: Eyes
@@ -137,7 +136,7 @@ class Tools:
 
 
 def is_lossless(run: Run) -> bool:
-    """Whether everything that the run may serve is the model as it is stored."""
+    """Whether all that the run may serve is the model as it is stored."""
     selector, placement = run.controller.selector, run.controller.placement
     keeps = all(name in AS_STORED for name in selector.precisions) and selector.constant is not None
     keeps = keeps and not selector.reroutes
@@ -149,11 +148,11 @@ def is_lossless(run: Run) -> bool:
 
 
 class Assessment:
-    """The full-precision side of some configurations, done once; then any of them.
+    """Some configurations, and the full-precision model that each is compared with.
 
-    A configuration is overrides of ``python -m sim``; those assessed together run the same
-    sequences of one trace. Everything is checked before the model is loaded. Raise ValueError for
-    what cannot run.
+    A configuration is a list of overrides of ``python -m sim``. Those assessed together run the
+    same sequences of one trace, so the full-precision pass is made once. Everything is checked
+    before the model is loaded. Raise ValueError for what cannot run.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Assessment:
         for run in runs:
             check_steps(run)
             _check_lookahead(run)
-            # Refuses precisions that nothing makes.
+            # This refuses precisions that nothing here makes.
             for precision in run.controller.geometry.precisions:
                 roundings(precision, scheme)
         first = runs[0]
@@ -192,7 +191,7 @@ class Assessment:
             raise ValueError("systems that are compared run the same sequences of the same trace")
 
     def assess(self, overrides: Sequence[str], loops: Sequence[str] = LOOPS) -> list[Loop]:
-        """One system in each of ``loops``."""
+        """Assess one system in each of ``loops``."""
         found = []
         for name in loops:
             run = self.run_of(overrides, self.reference)
@@ -216,8 +215,9 @@ class Assessment:
         return found
 
     def run_of(self, overrides: Sequence[str], reference: Reference) -> Run:
-        """A fresh run on full-precision gates. Raise ValueError unless it is one that was
-        announced.
+        """A fresh run on the full-precision gates.
+
+        Raise ValueError unless it fits the configurations that were announced.
         """
         run = built(overrides, reference.trace)
         self._check_same(run)
@@ -231,7 +231,7 @@ class Assessment:
         return run
 
     def tools_for(self, run: Run) -> Tools:
-        """What computes and what looks in a run."""
+        """The tools with which a run computes experts and shows gates."""
         variants = Variants(self.subject.forms, run.controller.geometry.precisions, self.scheme)
         forward, thresholds = self._forward(run)
         eyes = eyes_of(self.subject, run.workload.depth, run.workload.norm, thresholds, variants)
@@ -247,7 +247,7 @@ class Assessment:
             trace_directory(str(self._path)), run.trace.header, payload.sparsity
         )
         column = thresholds[..., list(run.trace.header.sparsities).index(payload.sparsity)]
-        # Only one row at a time is sparse: prompts move whole experts.
+        # Only gates of one row are sparse: prompts move whole experts.
         return sparse_forward("up", column, decoded_only=True), thresholds
 
     def _loop(self, name: str, replayed: Replayed) -> Loop:
@@ -268,7 +268,7 @@ class Assessment:
 
 
 def built(overrides: Sequence[str], trace: Trace | None = None) -> Run:
-    """A fresh run of a composed configuration."""
+    """A fresh run of a configuration, composed from its overrides."""
     cfg, system = configure(*overrides)
     return build(cfg, system, trace, changed=changes(overrides))
 
@@ -292,8 +292,9 @@ def _path_of(run: Run) -> Path:
 
 
 def check_may_close(run: Run) -> None:
-    """Raise ValueError for a lossy system that knows the future: no recording has that of a
-    lossy model.
+    """Raise ValueError for a lossy system that knows the future.
+
+    It knows the future of the full-precision model; no recording has that of a lossy one.
     """
     controller = run.controller
     knows = [
@@ -309,8 +310,9 @@ def check_may_close(run: Run) -> None:
 
 
 def sequence_frame(loops: Sequence[Loop], sequences: Sequence[int]) -> pl.DataFrame:
-    """One row a loop and sequence: nats of decoded tokens under both models, KL, agreement; for
-    further pairing.
+    """One row for each loop and sequence, for further paired comparisons.
+
+    Its columns are the nats of decoded tokens under both models, KL and agreement.
     """
     rows: list[Mapping[str, Any]] = []
     for loop in loops:
@@ -332,7 +334,7 @@ def sequence_frame(loops: Sequence[Loop], sequences: Sequence[int]) -> pl.DataFr
 
 
 def identity(assessment: Assessment, weights: Weights) -> dict[str, Any]:
-    """What the numbers are of."""
+    """What the numbers were measured on: trace, sequences, weights and quantiser."""
     trace = assessment.subject.trace
     return {
         "trace": {"name": trace.header.name, "sha256": trace_sha256(trace.header)},

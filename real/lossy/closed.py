@@ -15,7 +15,7 @@ from real.lossy.requests import Request
 def measure(
     systems: Sequence[str], modes: Sequence[str], request: Request, console: Console
 ) -> tuple[list[Shift], Assessment]:
-    """Every system in every mode."""
+    """Measure every system in every mode; also return the assessment they were measured with."""
     configurations = [(f"system={name}", *request.overrides) for name in systems]
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(

@@ -1,6 +1,4 @@
-"""A sweep as a figure: increase of perplexity against what is varied, a colour a curve, with 95
-% intervals.
-"""
+"""Draws a sweep: increase of perplexity against what is varied, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ TICKS = (-5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4,
 
 
 def draw(sweep: Sweep, model: str, place: Path) -> list[Path]:
-    """Write ``place`` with the endings .png and .svg."""
+    """Draw a sweep as ``place`` with the endings .png and .svg; return both files."""
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -67,7 +65,7 @@ def _curves(axis: Any, sweep: Sweep) -> None:
         )
     axis.set_xlabel(sweep.axis)
     axis.set_ylabel("increase of perplexity, %")
-    # Small increases and ruin on one axis: linear around 0, logarithmic beyond.
+    # One axis for small increases and for ruin: linear around 0, logarithmic beyond.
     axis.set_yscale("symlog", linthresh=1)
     bottom, top = axis.get_ylim()
     ticks = [tick for tick in TICKS if bottom <= tick <= top]

@@ -1,7 +1,6 @@
-"""The papers' motivating figures, one function each: what is varied, which curves, which order the
-paper claims.
+"""The papers' motivating figures, a function each: what is varied, the curves, the claimed order.
 
-All of them read held-out texts teacher-forced, in one pass a text; what is fitted (thresholds,
+All of them read held-out texts teacher-forced, each text in one pass. What is fitted (thresholds,
 importance) is fitted on the ``fit`` texts, and what is shown is measured on the ``eval`` texts.
 """
 
@@ -37,8 +36,7 @@ ROUNDED = (
 
 @dataclass
 class Bench:
-    """A model with its ``fit`` and ``eval`` texts; each is read at full precision when it is first
-    needed.
+    """A model with its ``fit`` and ``eval`` texts, each read at full precision at its first use.
 
     ``track`` is called after each text of each pass.
     """
@@ -59,8 +57,9 @@ class Bench:
 
     @cached_property
     def importance(self) -> Importance:
-        """EdgeMoE's: one expert at INT2, the others at INT4, on the fit texts. The longest thing
-        to measure here.
+        """EdgeMoE's importance: one expert at INT2, the others at INT4, on the fit texts.
+
+        Nothing here takes longer to measure.
         """
         return profile(self.fit, self.variants("int4", "int2", scheme=CHANNELS), track=self.track)
 
@@ -76,7 +75,7 @@ class Bench:
         return self.eval.forms[0].layer.num_experts
 
     def variants(self, *precisions: str, scheme: Scheme = GROUPS) -> Variants:
-        """Of the model's experts, shared by both kinds of text."""
+        """The model's experts at these precisions, for fit and eval texts alike."""
         return Variants(self.eval.forms, precisions, scheme)
 
 
@@ -115,7 +114,7 @@ def edgemoe_6(bench: Bench) -> Sweep:
         points.append(
             Point("experts", bits, bench.eval.losses(variants, all_at(0), track=bench.track))
         )
-        # Read at full precision before anything is changed.
+        # The texts must be read at full precision before anything is changed.
         assert bench.eval.forms
         with changed_dense(bench.model, bench.eval.forms, CHANNELS.rounding(int(bits))):
             points.append(
@@ -142,9 +141,7 @@ def edgemoe_6(bench: Bench) -> Sweep:
 
 
 def edgemoe_7(bench: Bench) -> Sweep:
-    """EdgeMoE Figure 7 (a): what is lost by one expert at INT2 while the others are at INT4,
-    expert by expert.
-    """
+    """EdgeMoE Figure 7 (a): the loss with a single expert at INT2, the others at INT4."""
     found = bench.importance
     uses = bench.fit.uses()
     rank = np.corrcoef(_ranks(found.loss.ravel()), _ranks(uses.ravel()))[0, 1]
@@ -219,8 +216,9 @@ def edgemoe_15(bench: Bench) -> Sweep:
 
 
 def fate_10(bench: Bench) -> Sweep:
-    """Fate Figure 10: more and more of a prompt's experts at INT2, popular or unpopular ones
-    first, the rest INT4.
+    """Fate Figure 10: a growing share of a prompt's experts at INT2, the others at INT4.
+
+    Either popular or unpopular experts go first.
     """
     points = []
     for share in INT2_SHARES:
@@ -249,8 +247,9 @@ def fate_10(bench: Bench) -> Sweep:
 
 
 def floe_3a(bench: Bench) -> Sweep:
-    """FloE Figure 3 (a) and Table 6: channels left out by the activation of gate (CATS), up
-    (FloE) or down.
+    """FloE Figure 3 (a) and Table 6: channels left out by their activation.
+
+    It is the activation of gate (CATS), up (FloE) or down.
     """
     require_gated(bench.eval.forms[0])
     fitted = bench.thresholds
@@ -305,7 +304,7 @@ def floe_3b(bench: Bench) -> Sweep:
 
 
 def floe_tables(bench: Bench) -> Sweep:
-    """FloE Tables 3 and 5: the ways to compress an expert beside each other."""
+    """FloE Tables 3 and 5: ways to compress an expert, side by side."""
     require_gated(bench.eval.forms[0])
     fitted = bench.thresholds
     points = [
@@ -365,4 +364,4 @@ FIGURES: Mapping[str, Callable[[Bench], Sweep]] = {
         floe_tables,
     )
 }
-"""By name."""
+"""The figures by name."""

@@ -1,8 +1,7 @@
-"""lm-evaluation-harness on a model whose experts are served as a system would, where that depends
-on the choice alone.
+"""Runs lm-evaluation-harness on a model whose experts are served as a system would serve them.
 
 An optional extra (``pip install 'moe-offload-lab[harness]'``). The harness scores many requests in
-batches of its own, so nothing here has a cache: a need is served as its selector *wants* it with
+batches of its own, so there is no cache here. A need is served as its selector *wants* it with
 nothing resident, which is the most that the system may lose. Systems whose precision depends on
 what is resident lose less in a run.
 """
@@ -32,7 +31,7 @@ from sim.workload.choices import need_order
 
 
 class NothingResident:
-    """For selectors that ask what is there: nothing is."""
+    """Answers selectors that ask what is resident: nothing is."""
 
     def has(self, precision: int, site: int, expert: int) -> bool:
         return False
@@ -47,7 +46,7 @@ class NothingResident:
 
 def require_harness() -> None:
     """Raise ValueError where lm-evaluation-harness is not installed."""
-    # Its models of transformers need accelerate, which lm-eval alone does not bring.
+    # Its transformers models need accelerate, which installing lm-eval alone does not bring.
     if any(importlib.util.find_spec(name) is None for name in ("lm_eval", "accelerate")):
         raise ValueError(
             "tasks= needs lm-evaluation-harness, which is not installed: pip install"
@@ -57,8 +56,9 @@ def require_harness() -> None:
 
 
 class AsWanted:
-    """Serves every row as the selector wants it with nothing resident, each row a gate of its
-    own.
+    """Serves every row as the selector wants it with nothing resident.
+
+    Each row is a gate of its own.
     """
 
     def __init__(self, selector: PrecisionSelector, experts: int) -> None:
@@ -90,8 +90,9 @@ class AsWanted:
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks by name, of the harness or of ``directory``; ``limit``: documents of each, None for
-    all.
+    """Tasks by name, of the harness or of ``directory``.
+
+    ``limit`` is how many documents of each task are read; None: all.
     """
 
     names: tuple[str, ...]
@@ -102,11 +103,10 @@ class Tasks:
 def harness_scores(
     overrides: Sequence[str], weights: Weights, scheme: Scheme, tasks: Tasks
 ) -> dict[str, Any]:
-    """The harness's results of the full-precision model and of the lossy one, by ``full`` and
-    ``lossy``.
+    """The harness's results for the full-precision model and for the lossy one.
 
-    Raise ValueError where the harness is missing, knows no such task, or the system's payload is
-    sparse.
+    Their keys are ``full`` and ``lossy``. Raise ValueError where the harness is missing, knows no
+    such task, or the system's payload is sparse.
     """
     require_harness()
     import lm_eval
@@ -151,8 +151,9 @@ def harness_scores(
 
 
 def _manager(make: Any, tasks: Tasks) -> Any:
-    """What finds tasks. The harness has thousands of its own, which are looked through only
-    where they are needed.
+    """The harness's finder of tasks.
+
+    The harness has thousands of its own, which are searched only where they are needed.
     """
     if tasks.directory is None:
         return make()

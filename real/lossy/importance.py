@@ -1,5 +1,4 @@
-"""EdgeMoE's offline side: what each expert is worth, and which experts may have few bits for a
-tolerated loss.
+"""EdgeMoE's offline side: what each expert is worth, and which may have few bits at what loss.
 
 Losses are relative increases of perplexity over the model as it is stored. The paper measures task
 accuracy.
@@ -21,15 +20,17 @@ from real.lossy.variants import Scheme, Variants
 from real.lossy.whole import Track, Whole
 
 WIDTHS = ("int2", "int4", "int8", "fp16")
-"""The paper's set {2, 4, 8, 32}, fewest bits first; what is stored here has 16."""
+"""The paper's set {2, 4, 8, 32}, fewest bits first; the stored weights here have 16."""
 BITS = {"int2": 2, "int4": 4, "int8": 8, "fp16": 16}
 CLOSE_ENOUGH = 0.01
-"""The search ends when it knows the number of experts to this share of them."""
+"""The search ends when it knows the number of experts to within this share of all experts."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """``loss`` [S, E]: the relative change of perplexity when that expert alone is at the lower of
+    """What each expert is worth.
+
+    ``loss`` [S, E] is the relative change of perplexity when that expert alone is at the lower of
     two precisions, against all experts at the higher one.
     """
 
@@ -40,8 +41,9 @@ class Importance:
 
 @dataclass(frozen=True)
 class Widths:
-    """What the search found: ``table`` [S, E] is 1 where an expert is ``low``, ``loss`` that of
-    the fit texts.
+    """What the search found for a tolerated loss.
+
+    ``table`` [S, E] is 1 where an expert is at ``low``, else 0; ``loss`` is that of the fit texts.
     """
 
     tolerated: float
@@ -60,19 +62,19 @@ class Widths:
         return self.low_share * BITS[self.low] + (1 - self.low_share) * BITS[self.high]
 
     def names(self) -> list[list[str]]:
-        """As ``precision.table`` of conf/precision/per_expert.yaml wants it."""
+        """The table by names, as ``precision.table`` of conf/precision/per_expert.yaml wants it."""
         return [[(self.high, self.low)[code] for code in row] for row in self.table.tolist()]
 
 
 def loss_of(
     whole: Whole, variants: Variants, table: NDArray[np.integer], track: Track | None = None
 ) -> float:
-    """The relative increase of perplexity with each expert at its code."""
+    """The relative increase of perplexity with each expert at its code in ``table`` [S, E]."""
     return quality_of(whole.losses(variants, by_table(table), track=track)).increase.value
 
 
 def profile(whole: Whole, variants: Variants, track: Track | None = None) -> Importance:
-    """One pass an expert: it alone at code 1, the others at code 0."""
+    """Measure each expert's importance in a pass: it alone at code 1, the others at code 0."""
     sites, experts = len(whole.forms), whole.forms[0].layer.num_experts
     table = np.zeros((sites, experts), np.int64)
     base = loss_of(whole, variants, table, track)
@@ -96,10 +98,11 @@ def least_important(
 def bounds_for(
     whole: Whole, tolerated: float, scheme: Scheme, track: Track | None = None
 ) -> tuple[str, str]:
-    """The two widths to mix: the fewest bits within the tolerated loss, and the most bits beyond
-    it.
+    """The two widths to mix, (high, low).
 
-    Where even the fewest bits stay within it, both are these.
+    High is the one of fewest bits whose loss is within the tolerated loss when all experts have it;
+    low is the next below, whose loss is beyond. Where even the fewest bits of all stay within it,
+    both are these.
     """
     inside = WIDTHS[-1]
     for width in reversed(WIDTHS[:-1]):
@@ -119,11 +122,10 @@ def search(
     scheme: Scheme,
     track: Track | None = None,
 ) -> Widths:
-    """As many of the least important experts at the lower width as the tolerated loss allows, by
-    bisection.
+    """Bisect for how many of the least important experts may be at the lower width.
 
-    The loss is taken to grow with their number. Raise ValueError for a tolerated loss that is no
-    share.
+    The loss is assumed to grow with their number. Raise ValueError for a tolerated loss that is not
+    above 0 and below 10.
     """
     if not 0 < tolerated < 10:
         raise ValueError(
@@ -136,7 +138,7 @@ def search(
         variants = Variants(whole.forms, (high,), scheme)
         return Widths(tolerated, high, low, table, loss_of(whole, variants, table, track))
     variants = Variants(whole.forms, (high, low), scheme)
-    fits, over = 0, size  # all at high is within the loss, all at low is not
+    fits, over = 0, size  # all at high stays within the loss, all at low does not
     best = loss_of(whole, variants, least_important(importance.loss, 0), track)
     while over - fits > max(1, CLOSE_ENOUGH * size):
         middle = (fits + over) // 2

@@ -1,11 +1,14 @@
-"""The simulator's gates, shown by a model that runs: what is served low, skipped or exchanged
-changes what comes next.
+"""The simulator's gates, shown by a running model: what is served changes what comes next.
 
 Theory of operation. A driver (the simulator's engine) walks the steps of a workload and visits its
-gates. Here a visit lets the model run on to that gate: it is told how the controller served the
-gate before, computes that, and stops at the next router, whose choice, and what later routers would
-choose, then stand in the gate (`real.live.workload`). So the controller decides on what the lossy
-model shows, and the model computes with what the controller decided.
+gates. A visit here lets the model run on to that gate:
+
+1. The model is told how the controller served the gate before, and computes that.
+2. It stops at the next router. That router's choice, and what later routers would choose, then
+   stand in the gate (`real.live.workload`).
+
+So the controller decides on what the lossy model shows, and the model computes what the controller
+decided.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ OnStep = Callable[[Step, torch.Tensor], None]
 
 
 class PulledGate(LiveGate):
-    """A gate to which the model runs on when it is visited."""
+    """A gate whose visit lets the model run on to it."""
 
     def __init__(self, run: LiveRun) -> None:
         super().__init__(run)
@@ -49,11 +52,11 @@ class PulledGate(LiveGate):
 class LiveRun(LiveWorkload):
     """One walk of a driver through ``workload``, whose gates a model shows.
 
-    ``token_of(step)`` are the tokens fed in a step, asked for when it begins; ``on_step`` hears the
-    logits [R, V] of each. Pass it as the driver's workload and ``close`` it when the driver has
-    ended.
+    ``tokens_of(step)`` answers the tokens that a step is fed, when it begins. ``on_step`` is called
+    with each step and its logits [R, V]. Pass this object as the driver's workload, and ``close``
+    it when the driver has ended.
 
-    ``workload`` must compose steps of one sequence at a time, prompts whole.
+    ``workload`` must have steps of one sequence at a time, with whole prompts.
     """
 
     def __init__(
@@ -74,16 +77,17 @@ class LiveRun(LiveWorkload):
         self._reached: Asked | None = None
         self._needs: list[int] = []
         self._is_shown = False
-        """The gate at which the model stands has been shown to the controller."""
+        """Whether the controller has been shown the gate at which the model stands."""
         self._first = 0
-        """The lookup with which the gate that is open began."""
+        """The controller's first lookup of the open gate."""
 
     def gate(self) -> PulledGate:
         return PulledGate(self)
 
     def close(self) -> Workload:
-        """The driver has ended: compute the last site. The workload, with the gates as they were
-        shown.
+        """Compute the last site, when the driver has ended.
+
+        Return the workload with the gates that the model has shown.
         """
         self.end_step()
         return self.as_it_was()
@@ -104,7 +108,7 @@ class LiveRun(LiveWorkload):
             self._take(self._paused.begin(lambda: reading.prompt(tokens)))
 
     def reach(self, site: int) -> Asked:
-        """Let the model run on to a site."""
+        """Let the model run on to a site, and return what it asks for there."""
         if self._is_shown:
             self._serve()
         if self._reached is None or self._reached.site != site:
@@ -117,8 +121,9 @@ class LiveRun(LiveWorkload):
         return self._reached
 
     def shown(self, needs: list[int]) -> None:
-        """The gate stands; the controller's lookups that follow are those of ``needs``, in their
-        order.
+        """Note that the controller is shown this gate.
+
+        Its lookups from now on are those of ``needs``, in their order.
         """
         self._needs, self._first, self._is_shown = needs, len(self._controller.lookup_keys), True
 

@@ -1,9 +1,8 @@
-"""How far a lossy model's gates move away from those that a trace records, and what that does to a
-simulation.
+"""How far a lossy model's gates stray from recorded ones, and how much that changes a simulation.
 
-Two modes. Teacher-forced: both models read the document. Free-running: each writes its own text
-from the same prompt, by its most likely token. In either, the open loop simulates on the
-full-precision model's gates in that mode, and the closed loop has the lossy model in it. Intervals
+There are two modes. Teacher-forced: both models read the document. Free-running: each writes its
+own text from the same prompt, by its most likely token. In either mode the open loop simulates on
+the full-precision model's gates in that mode, and the closed loop on the lossy model's. Intervals
 are paired, over sequences (``sim.results.intervals``).
 """
 
@@ -34,20 +33,21 @@ from sim.values.types import Step
 
 MODES = ("teacher-forced", "free-running")
 DISTANCES = ((0, 1), (1, 8), (8, 16), (16, 32), (32, 64), (64, 1 << 30))
-"""Decoded tokens since the prompt, from .. to below."""
+"""Ranges of decoded tokens since the prompt, [from, below)."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Shift:
-    """A system in one mode: from the open to the closed loop.
+    """How a system changes from the open to the closed loop, in one mode.
 
-    ``by_site`` and ``by_distance`` (name, share): the share of a decoded row's experts that both
-    models choose. ``hit_ratio``, ``moved_bytes`` and ``time`` are (open, closed, shift): the shift
-    of the hit ratio is a difference, that of all bytes moved and of the time of decoded tokens a
-    relative change. ``same_tokens`` is the share of decoded tokens that both wrote (1 where both
-    are forced); ``divergence`` the KL in nats a decoded token (teacher-forced only).
+    - ``routing``: the share of a decoded row's experts that both models choose. ``by_site`` and
+      ``by_distance`` (name, share): the same by site, and by tokens since the prompt.
+    - ``hit_ratio``, ``moved_bytes``, ``time`` are (open, closed, shift). The shift of the hit ratio
+      is a difference; those of all bytes moved and of the time of decoded tokens are relative.
+    - ``same_tokens``: the share of decoded tokens that both wrote (1 where both are forced).
+    - ``divergence``: KL in nats a decoded token (teacher-forced only).
     """
 
     system: str
@@ -62,17 +62,17 @@ class Shift:
     same_tokens: Estimate
     divergence: Estimate | None
     labels: Labels
-    """Of the closed loop's run."""
+    """The labels of the closed loop's run."""
 
     @property
     def is_zero(self) -> bool:
-        """Whether nothing at all has moved."""
+        """Whether nothing at all has changed."""
         shifts = (self.hit_ratio[2].value, self.moved_bytes[2].value, self.time[2].value)
         exact = self.divergence is None or self.divergence.value == 0
         return not any(shifts) and self.routing.value == 1 and self.same_tokens.value == 1 and exact
 
     def row(self) -> dict[str, Any]:
-        """Flat, for a table."""
+        """A flat row, for a table."""
         flat: dict[str, Any] = {"system": self.system, "mode": self.mode, "lossless": self.lossless}
         for name in ("hit_ratio", "moved_bytes", "time"):
             open_value, closed_value, shift = getattr(self, name)
@@ -91,19 +91,20 @@ def _flat(name: str, estimate: Estimate) -> dict[str, float | None]:
 
 
 def free_subject(subject: Subject, track: Any) -> Subject:
-    """The same prompts, continued by the full-precision model's most likely tokens, as many as
-    the texts have.
+    """The same prompts, continued by the full-precision model's most likely tokens.
+
+    The new texts are as long as the old ones.
     """
     return replace_texts(subject, [write(subject, text, track) for text in subject.texts])
 
 
 def write(subject: Subject, text: Text, track: Any) -> Text:
-    """A text's prompt, and what the model itself writes after it."""
+    """A text's prompt, and what the model itself writes after it, as long as the text is."""
     reading = Reading(subject.model)
     logits = reading.prompt(text.prompt)
     fed: list[int] = []
     for index in range(len(text.fed)):
-        # Behind an encoder the first token is the start, which nobody chooses.
+        # Behind an encoder the first token is the decoder's start, which nobody chooses.
         fed.append(
             text.fed[0] if subject.behind_encoder and not index else int(logits[-1].argmax())
         )
@@ -113,7 +114,7 @@ def write(subject: Subject, text: Text, track: Any) -> Text:
 
 
 def replace_texts(subject: Subject, texts: list[Text]) -> Subject:
-    """A subject that reads other texts of the same lengths."""
+    """A subject that reads these texts; they must be as long as its own."""
     token = subject.trace.token.copy()
     for rows, text in zip(subject.rows, texts, strict=True):
         token[rows] = (*text.prompt, *text.fed)
@@ -123,8 +124,9 @@ def replace_texts(subject: Subject, texts: list[Text]) -> Subject:
 
 
 class Loops:
-    """Both loops in a mode, for the systems of an assessment: the full-precision side is done
-    once.
+    """Both loops in one mode, for the systems of an assessment.
+
+    The full-precision side is done once.
     """
 
     def __init__(self, assessment: Assessment, mode: str) -> None:
@@ -140,7 +142,7 @@ class Loops:
             self.subject, self.reference = assessment.subject, assessment.reference
 
     def shift(self, overrides: Sequence[str]) -> Shift:
-        """One system. Raise ValueError where it cannot be closed."""
+        """How one system changes. Raise ValueError where its loop cannot be closed."""
         run = self.assessment.run_of(overrides, self.reference)
         check_may_close(run)
         opened = execute(run)
@@ -216,7 +218,7 @@ class Loops:
 
 
 def _hits(result: Result) -> tuple[Floats, Floats]:
-    """By sequence: hits, and lookups asked for, of decoded tokens."""
+    """By sequence: hits of decoded tokens, and lookups that were asked for."""
     frames = result.frames
     step_of = {step.index: step.sequences[0] for step in frames.workload.steps}
     decode = asked(frames.lookups.filter(pl.col("phase") == "decode"))
@@ -230,10 +232,10 @@ def _hits(result: Result) -> tuple[Floats, Floats]:
 
 
 def _bytes(result: Result) -> tuple[Floats, Floats]:
-    """By sequence: bytes whose service began while it ran, over all links, and 1."""
+    """By sequence: the bytes over all links whose service began while it ran; and ones."""
     frames = result.frames
     begins = frames.tokens.group_by("sequence", maintain_order=True).agg(pl.col("start_ns").min())
-    # Sequences run one after another, so that a time tells whose it is.
+    # Sequences run one after another, so a time tells to which of them it belongs.
     at = (
         np.searchsorted(
             begins["start_ns"].to_numpy(), frames.transfers["start_ns"].to_numpy(), side="right"
@@ -257,10 +259,9 @@ def _in_order(frames: Frames, counted: pl.DataFrame, column: str) -> Floats:
 def _change(
     before: tuple[Floats, Floats], after: tuple[Floats, Floats], *, relative: bool
 ) -> tuple[float, float, Estimate]:
-    """Ratios of sums before and after, and their difference (or relative change), paired over
-    sequences.
+    """Ratios of sums before and after, and their difference or relative change.
 
-    A relative change from 0 is NaN, and has no interval.
+    The change is paired over sequences. A relative change from 0 is NaN, and has no interval.
     """
     (a, b), (c, d) = before, after
     old, new = float(a.sum() / b.sum()), float(c.sum() / d.sum())
@@ -284,7 +285,7 @@ def _change(
 
 
 def _mean_over(parts: Sequence[Any]) -> Estimate:
-    """The mean of all values (NaN left out), and its interval over sequences."""
+    """The mean of all values but NaN, and its interval over sequences."""
     above = np.array([np.nansum(part) for part in parts])
     below = np.array([np.isfinite(part).sum() for part in parts], np.float64)
     return Estimate(

@@ -1,7 +1,7 @@
-"""How far a lossy model is from the full-precision one, token by token, and how sure that is.
+"""How far a lossy model is from the full-precision one, token by token, with intervals.
 
 Every number is paired: both models read the same tokens, and intervals are over whole sequences
-(``sim.results.intervals``). Natural logarithms throughout.
+(``sim.results.intervals``). Logarithms are natural throughout.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Rows of one pass, [T] each: ``full`` and ``lossy`` are nats of the token that follows (NaN
-    where none does), ``divergence`` is KL(full || lossy) in nats, 0 or more, ``agrees`` whether
-    both find the same token most likely.
+    """The losses in the rows of one pass, [T] each.
+
+    - ``full``, ``lossy``: nats of the token that follows under either model; NaN where none does.
+    - ``divergence``: KL(full || lossy) in nats, 0 or more.
+    - ``agrees``: whether both models find the same token most likely.
     """
 
     full: Floats
@@ -33,7 +35,7 @@ class TokenLoss:
     agrees: NDArray[np.bool_]
 
     def rows(self, chosen: NDArray[np.bool_]) -> TokenLoss:
-        """Those of the rows only."""
+        """The losses of the chosen rows only."""
         return TokenLoss(
             self.full[chosen], self.lossy[chosen], self.divergence[chosen], self.agrees[chosen]
         )
@@ -41,8 +43,9 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval; no interval (``low`` and ``high`` None) of fewer than two
-    sequences.
+    """A number with its 95 % interval.
+
+    Of fewer than two sequences there is no interval: ``low`` and ``high`` are None.
     """
 
     value: float
@@ -59,7 +62,7 @@ class Estimate:
         )
 
     def times(self, factor: float) -> Estimate:
-        """The same in another unit."""
+        """The same number in another unit."""
         ends = [None if end is None else factor * end for end in (self.low, self.high)]
         return Estimate(factor * self.value, *ends)
 
@@ -70,12 +73,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Quality:
-    """A lossy model against its full-precision one over whole sequences.
+    """A lossy model against its full-precision one, over whole sequences.
 
-    ``perplexity`` and ``full_perplexity`` are exp of the mean nats a token; ``increase`` is their
-    ratio - 1, paired; ``divergence`` is the mean KL(full || lossy) in nats a token; ``agreement``
-    the share of tokens whose most likely successor is the same. ``sequences`` and ``tokens`` are
-    what they are means over.
+    - ``perplexity``, ``full_perplexity``: exp of the mean nats a token.
+    - ``increase``: the ratio of the two - 1, paired.
+    - ``divergence``: the mean KL(full || lossy) in nats a token.
+    - ``agreement``: the share of tokens whose most likely successor is the same in both.
+    - ``sequences``, ``tokens``: how many the means are over.
     """
 
     sequences: int
@@ -87,7 +91,7 @@ class Quality:
     agreement: Estimate
 
     def row(self) -> dict[str, float | int | None]:
-        """Flat, for a table: ``NAME``, ``NAME_low``, ``NAME_high`` of each."""
+        """A flat row, for a table: ``NAME``, ``NAME_low``, ``NAME_high`` of each number."""
         flat: dict[str, float | int | None] = {"sequences": self.sequences, "tokens": self.tokens}
         for name in ("full_perplexity", "perplexity", "increase", "divergence", "agreement"):
             estimate: Estimate = getattr(self, name)
@@ -100,10 +104,10 @@ class Quality:
 
 
 def token_losses(full: torch.Tensor, lossy: torch.Tensor, following: Sequence[int]) -> TokenLoss:
-    """From logits [T, V] of both and the tokens that follow (fewer than T: the last rows have
-    none).
+    """The losses in each row, from the logits [T, V] of both models.
 
-    Equal logits give a divergence of exactly 0.
+    ``following`` are the tokens that follow the rows; if they are fewer than T, the last rows have
+    none. Equal logits give a divergence of exactly 0.
     """
     ours, theirs = (torch.log_softmax(logits.double(), -1) for logits in (lossy, full))
     divergence = (theirs.exp() * (theirs - ours)).sum(-1).clamp(min=0)
@@ -117,7 +121,7 @@ def token_losses(full: torch.Tensor, lossy: torch.Tensor, following: Sequence[in
 
 
 def quality_of(losses: Sequence[TokenLoss]) -> Quality:
-    """Over sequences. Raise ValueError where no row has a token that follows it."""
+    """Quality over sequences. Raise ValueError where no row has a token that follows it."""
     known = [~np.isnan(loss.full) for loss in losses]
     count = np.array([mask.sum() for mask in known], np.float64)
     rows = np.array([len(loss.divergence) for loss in losses], np.float64)
@@ -146,8 +150,9 @@ def _estimate(above: Floats, below: Floats, interval: tuple[float, float] | None
 
 
 def _exp_of_mean(above: Floats, below: Floats, shape: Callable[[Any], Any]) -> Estimate:
-    """``shape``, an increasing function, of ``sum(above) / sum(below)``, and of both ends of its
-    interval.
+    """``shape`` of ``sum(above) / sum(below)``, and of both ends of its interval.
+
+    ``shape`` must be an increasing function.
     """
     found = _estimate(above, below, mean_interval(above, below))
     ends = [None if end is None else float(shape(end)) for end in (found.low, found.high)]
@@ -155,8 +160,9 @@ def _exp_of_mean(above: Floats, below: Floats, shape: Callable[[Any], Any]) -> E
 
 
 def difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> Estimate:
-    """Perplexity of ``ours`` over that of ``theirs`` - 1, both lossy, paired over the same
-    sequences.
+    """The perplexity of ``ours`` over that of ``theirs`` - 1, paired over the same sequences.
+
+    Both are lossy.
     """
     _require_pairs(ours, theirs)
     pairs = [
@@ -167,7 +173,7 @@ def difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> Estima
 
 
 def divergence_difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> Estimate:
-    """KL of ``ours`` - that of ``theirs`` in nats a token, paired over the same sequences."""
+    """The KL of ``ours`` - that of ``theirs`` in nats a token, paired over the same sequences."""
     _require_pairs(ours, theirs)
     pairs = list(zip(ours, theirs, strict=True))
     gap = np.array([(a.divergence - b.divergence).sum() for a, b in pairs])

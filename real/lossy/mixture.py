@@ -1,8 +1,8 @@
-"""What a site's experts add up to when each choice of each row is served as somebody decided.
+"""The sum of a site's experts when each choice of each row is served as a caller decided.
 
-A choice is served by an expert (its own, or the one that it is rerouted to) at a precision (a code:
-its place in `Variants.precisions`), or not at all (``LEFT_OUT``), where it adds nothing and no
-weight is made up for.
+A choice is served by an expert, its own or the one that it is rerouted to, at a precision. The
+precision is given as a code: its place in `Variants.precisions`. A choice that is not served at all
+(``LEFT_OUT``) adds nothing, and the other weights are not raised to make up for it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from real.store.experts import Compute, ModelForm, Tensors, add_up, rows_of
 
 LEFT_OUT = -1
 Forward = Callable[[ModelForm, int, Tensors, torch.Tensor, int], torch.Tensor]
-"""``forward(form, expert, tensors, hidden [n, H], rows) -> [n, H]``: what a variant makes of
-some of a gate's rows.
+"""``forward(form, expert, tensors, hidden [n, H], rows) -> [n, H]``.
+
+The output of an expert with these tensors for n rows of a gate that has ``rows`` of them.
 """
 
 
 @dataclass(frozen=True)
 class Served:
-    """Each choice [T, K]: the expert that serves it, with what weight, and its code."""
+    """How each choice [T, K] is served: by which expert, with what weight, and at which code."""
 
     ids: torch.Tensor
     weights: torch.Tensor
@@ -33,7 +34,7 @@ class Served:
 
 
 class Decide(Protocol):
-    """How the choices of a site's rows are served; rows are the next ones of the pass."""
+    """Decides how the choices of a site's rows are served, which are the next rows of the pass."""
 
     def __call__(
         self, site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -43,7 +44,7 @@ class Decide(Protocol):
 def plain_forward(
     form: ModelForm, expert: int, tensors: Tensors, hidden: torch.Tensor, rows: int
 ) -> torch.Tensor:
-    """The model's own expert."""
+    """The output of the model's own expert."""
     return form.forward(tensors, hidden)
 
 
@@ -54,13 +55,14 @@ def mix(
     served: Served,
     forward: Forward = plain_forward,
 ) -> torch.Tensor:
-    """The site's sum [T, H]. Where every choice has code 0 and that loses nothing, it has the
-    bits of the model's.
+    """The site's sum [T, H].
+
+    Where every choice has code 0, and that code loses nothing, the sum has the model's bits.
     """
     form, rows = variants.forms[site], len(hidden)
     outputs: dict[int, torch.Tensor] = {}
     ids = served.ids
-    # What is left out is no choice of any expert.
+    # A choice that is left out becomes a choice of no expert.
     computed = torch.where(served.codes == LEFT_OUT, LEFT_OUT, ids)
     for expert in torch.unique(computed).tolist():
         if not 0 <= expert < form.layer.num_experts:
@@ -84,7 +86,7 @@ def mix(
 
 
 def mixing(variants: Variants, decide: Decide, forward: Forward = plain_forward) -> Compute:
-    """What ``real.store.experts.swapped_experts`` takes."""
+    """A function for ``real.store.experts.swapped_experts`` that serves as ``decide`` says."""
 
     def compute(
         site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -95,7 +97,7 @@ def mixing(variants: Variants, decide: Decide, forward: Forward = plain_forward)
 
 
 def all_at(code: int) -> Decide:
-    """Every choice at one precision."""
+    """Serve every choice at one precision."""
 
     def decide(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
         return Served(ids, weights, torch.full_like(ids, code))

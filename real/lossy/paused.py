@@ -1,7 +1,7 @@
 """A forward pass that stops wherever experts are asked for, until it is told what serves them.
 
-The model runs on a thread of its own and the caller's waits meanwhile: only one of the two ever
-runs, so what a pass computes does not depend on timing.
+The model runs on a thread of its own. Only one of the two threads runs at any time, since the
+caller's waits meanwhile. So what a pass computes does not depend on timing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from real.lossy.variants import Variants
 
 
 class _AbandonedError(Exception):
-    """The caller goes away in the middle of a pass."""
+    """Raised in the model's thread when the caller leaves in the middle of a pass."""
 
 
 class PausedModel:
-    """``with PausedModel(model, variants) as paused``: then ``begin`` a pass, and ``go_on`` from
-    stop to stop.
+    """A model whose passes stop at every site.
 
-    Errors of the model are raised in the caller's thread.
+    Use ``with PausedModel(model, variants) as paused``; ``begin`` a pass, then ``go_on`` from stop
+    to stop. Errors of the model are raised in the caller's thread.
     """
 
     def __init__(self, model: Any, variants: Variants, forward: Forward = plain_forward) -> None:
@@ -54,12 +54,12 @@ class PausedModel:
         self._swap.close()
 
     def begin(self, work: Callable[[], torch.Tensor]) -> Asked | torch.Tensor:
-        """Start a pass that ends with logits; its first stop, or the logits if it has none."""
+        """Start a pass that ends with logits. Return its first stop; if it has none, the logits."""
         self._to_model.put(work)
         return self._answer()
 
     def go_on(self, served: Served) -> Asked | torch.Tensor:
-        """Serve what was asked for; the next stop, or the logits."""
+        """Serve what was asked for; return the next stop, or the logits."""
         self._to_model.put(served)
         return self._answer()
 
@@ -99,15 +99,16 @@ def served_by(
     codes: Sequence[int],
     num_experts: int,
 ) -> Served:
-    """How each choice is served, from a decision on each of the union's ``experts``: by whom, at
-    which code.
+    """How each choice is served, from a decision on each expert of the gate's union.
+
+    ``experts[i]`` is served by ``serving[i]``, at ``codes[i]``.
     """
     by_expert = torch.arange(num_experts + 1)
     code_of = torch.full((num_experts + 1,), -1)
     chosen = torch.tensor(list(experts), dtype=torch.long)
     by_expert[chosen] = torch.tensor(list(serving), dtype=torch.long)
     code_of[chosen] = torch.tensor(list(codes), dtype=torch.long)
-    # What a model dropped has an id outside its experts, and stays.
+    # A choice that the model dropped has an id outside its experts, and keeps it.
     known = (asked.ids >= 0) & (asked.ids < num_experts)
     place = torch.where(known, asked.ids, num_experts).long()
     device = asked.ids.device

@@ -1,5 +1,5 @@
-"""Ways of serving a gate's choices that depend on the gate alone, as the papers' motivating
-figures vary them.
+"""Ways of serving choices that depend on the gate alone, as the papers' motivating figures vary
+them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sim.values.units import part_of
 
 
 def above_score(threshold: float, code: int, experts: int) -> Decide:
-    """Choices whose HOBBIT score is above the threshold get ``code`` (`LEFT_OUT` skips them),
-    others code 0.
+    """Serve choices whose HOBBIT score is above the threshold at ``code``, others at code 0.
+
+    `LEFT_OUT` as the code skips them.
     """
 
     def decide(site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Served:
@@ -28,9 +29,10 @@ def above_score(threshold: float, code: int, experts: int) -> Decide:
 
 
 def by_popularity(share: float, *, popular_first: bool, experts: int) -> Decide:
-    """Of the experts that the rows of a gate chose, a share (rounded down) gets code 1, others 0.
+    """Serve a share (rounded down) of a gate's experts at code 1, the others at code 0.
 
-    They go by the number of rows that chose them, the fewest first or the most first; ties by id.
+    Experts are ranked by the number of rows that chose them, the fewest or the most first; ties by
+    id.
 
     Source: Fang et al., Fate, arXiv:2502.12224, section 4.5 and Figure 10.
     """
@@ -48,7 +50,7 @@ def by_popularity(share: float, *, popular_first: bool, experts: int) -> Decide:
 
 
 def by_table(table: Sequence[Sequence[int]] | np.ndarray) -> Decide:
-    """Each expert at a code of its own, [S][E]."""
+    """Serve each expert at a code of its own, [S][E]."""
     codes = torch.as_tensor(np.asarray(table), dtype=torch.long)
     padded = torch.cat([codes, torch.zeros(len(codes), 1, dtype=torch.long)], 1)
 

@@ -1,10 +1,11 @@
-"""A system's decisions in a real forward pass: as the open-loop simulation takes them, and with the
-model in the loop.
+"""A system's decisions in a real forward pass, in an open and in a closed loop.
+
+Open: as the simulation on recorded gates takes them. Closed: with the model in the loop.
 
 `Subject` is a model with the texts of a trace. Its full-precision pass (`Reference`) feeds each
-text as it is served, the prompt in one step and then a token a step, and records unrounded gates:
-the trace that both loops start from. So a system that loses nothing computes the very operations of
-the reference again, and differs by exactly nothing.
+text as it is served: the prompt in one step, then a token a step. It records unrounded gates, and
+both loops start from the trace of these. So a system that loses nothing repeats the very operations
+of the reference, and differs by exactly nothing.
 """
 
 from __future__ import annotations
@@ -42,18 +43,17 @@ from sim.values.types import Outcome, Step
 from sim.workload.steps import Workload
 
 Track = Callable[[str, int], None]
-"""``track(what, sequence)``, called when a sequence of a pass has ended."""
+"""``track(what, sequence)`` is called when a sequence of a pass has ended."""
 
 
 def silent(what: str, sequence: int) -> None:
-    """No progress."""
+    """A `Track` that shows nothing."""
 
 
 class Subject:
-    """A model, how its experts are read, and the texts of some sequences of a trace of it.
+    """A model, the forms of its experts, and the texts of some sequences of its trace.
 
-    Raise ValueError where trace and model are not of one shape, or the trace does not tell its
-    tokens.
+    Raise ValueError where trace and model have different shapes, or the trace lacks its tokens.
     """
 
     def __init__(self, model: Any, trace: Trace, sequences: Sequence[int]) -> None:
@@ -75,19 +75,21 @@ class Subject:
         return [form.layer for form in self.forms]
 
     def following(self, text: Text) -> tuple[int, ...]:
-        """The token after each row of logits of a text."""
+        """The token after each row of a text's logits."""
         return following(text, behind_encoder=self.behind_encoder)
 
     def is_decode(self, text: Text) -> NDArray[np.bool_]:
-        """Of the rows of logits, those of decoded tokens."""
+        """Which rows of a text's logits are of decoded tokens."""
         prompt = 0 if self.behind_encoder else len(text.prompt)
         return np.arange(prompt + len(text.fed)) >= prompt
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The full-precision model on the subject's texts: by text logits and the choices of its rows
-    [T, S, K], and the trace with these gates. Where a row does not visit a site ids are -1.
+    """The full-precision model on the subject's texts.
+
+    By text, it has the logits and the choices of its rows [T, S, K]; an id is -1 where a row does
+    not visit a site. ``trace`` is the subject's with these gates.
     """
 
     logits: list[torch.Tensor]
@@ -96,7 +98,7 @@ class Reference:
 
 
 def refer(subject: Subject, depth: int, norm: str, track: Track = silent) -> Reference:
-    """Run the full-precision model; ``depth`` sites of lookahead of ``norm`` go into its trace."""
+    """Run the full-precision model; its trace gets lookahead of ``norm`` for ``depth`` sites."""
     variants = Variants(subject.forms, ("fp32",))
     workload = Workload(
         subject.trace, split="all", batching="sequential", lookahead=depth, norm=norm
@@ -125,7 +127,7 @@ def refer(subject: Subject, depth: int, norm: str, track: Track = silent) -> Ref
 
 
 def _read(subject: Subject, text: Text, before_step: Callable[[int], object]) -> torch.Tensor:
-    """Logits of a text as it is served; ``before_step`` hears the first row of each step."""
+    """The logits of a text as it is served; ``before_step`` gets the first row of each step."""
     reading = Reading(subject.model)
     before_step(0)
     found = [reading.prompt(text.prompt)]
@@ -142,8 +144,9 @@ def eyes_of(
     thresholds: torch.Tensor | None = None,
     variants: Variants | None = None,
 ) -> Eyes:
-    """What live gates offer: lookahead of ``norm``, active shares where there are ``thresholds``
-    of |x W_up|.
+    """What live gates can be told: lookahead of ``norm``, and active shares.
+
+    Shares need ``thresholds`` of |x W_up| and the experts' ``variants``.
     """
     scales = None
     if depth and norm == "renormed":
@@ -162,8 +165,10 @@ def eyes_of(
 
 @dataclass(frozen=True)
 class Replayed:
-    """A system's run in one loop: the simulator's result, the losses of each text against full
-    precision, and the choices of its rows [T, S, K] in need order, as the controller saw them.
+    """A system's run in one loop.
+
+    It has the simulator's result, the losses of each text against full precision, and the choices
+    of each text's rows [T, S, K] in need order, as the controller saw them.
     """
 
     result: Result
@@ -172,7 +177,7 @@ class Replayed:
 
 
 def measured(run: Run, record: Any) -> Result:
-    """What ``sim.setup.execute`` gives of a run, of a record that somebody else has made."""
+    """The result that ``sim.setup.execute`` would give of a run with this record."""
     frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
     return Result(
         summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller)), frames
@@ -180,9 +185,7 @@ def measured(run: Run, record: Any) -> Result:
 
 
 def check_steps(run: Run) -> None:
-    """Raise ValueError unless the run's steps are of one sequence at a time, as long as
-    recorded, prompts whole.
-    """
+    """Raise ValueError unless steps are of one sequence, whole prompts, and recorded lengths."""
     workload = run.workload
     lengths = [
         name
@@ -209,10 +212,10 @@ def open_loop(
     forward: Forward = plain_forward,
     track: Track = silent,
 ) -> Replayed:
-    """Simulate on the full-precision gates; the model computes these choices, with their weights,
-    as they were served.
+    """Simulate on the full-precision gates; the model computes their choices as they were served.
 
-    So what was served is lossy, but what was chosen is not: as the simulation has it.
+    The choices keep their weights. So what was served is lossy but what was chosen is not, just as
+    in the simulation.
     """
     check_steps(run)
     record = simulate(run.controller, run.workload, run.durations)
@@ -258,8 +261,9 @@ def _rows_of(workload: Workload, sequence: int) -> NDArray[np.int64]:
 
 
 def _decided(run: Run) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
-    """Of a run that has ended, by its rows [N, S, K]: experts in need order, weights, who
-    serves, and at which code.
+    """What a finished run decided, by its rows [N, S, K].
+
+    These are the experts in need order, their weights, which expert serves, and at which code.
     """
     workload, geometry = run.workload, run.controller.geometry
     key = np.array(run.controller.lookup_keys, np.int64)
@@ -269,7 +273,7 @@ def _decided(run: Run) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
     serving = np.broadcast_to(np.arange(geometry.experts + 1), codes.shape).copy()
     codes[tick, expert] = np.where(is_left_out, LEFT_OUT, key // geometry.plane)
     serving[tick, expert] = np.where(is_left_out, expert, key % geometry.units)
-    # The gate of each row at each site; steps visit consecutive sites.
+    # Which gate each row belongs to at each site; steps visit consecutive sites.
     gate = np.full((len(workload.row), geometry.sites), -1, np.int64)
     at = 0
     for step in workload.steps:
@@ -290,8 +294,9 @@ def closed_loop(
     forward: Forward = plain_forward,
     track: Track = silent,
 ) -> Replayed:
-    """Simulate on the gates that the model shows while it computes what the simulation decided,
-    teacher-forced.
+    """Simulate on the gates that the model shows while it computes what the simulation decided.
+
+    Both read the text: the model is teacher-forced.
     """
     order = {text.sequence: index for index, text in enumerate(subject.texts)}
     logits: dict[int, list[torch.Tensor]] = {number: [] for number in order}
@@ -327,8 +332,9 @@ def live_run(
     on_step: Callable[[Step, torch.Tensor], None],
     forward: Forward = plain_forward,
 ) -> tuple[Result, IntArray]:
-    """Simulate with the model in the loop; the result, and what each row of the run chose [N, S,
-    K].
+    """Simulate with the model in the loop.
+
+    Return the result, and what each row of the run chose, [N, S, K].
     """
     check_steps(run)
     with PausedModel(subject.model, variants, forward) as paused:
@@ -341,8 +347,9 @@ def live_run(
 
 
 def agreement(ours: NDArray[np.integer], theirs: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Share of a row's experts that both chose, by row and site, [T, S]; NaN where a row does
-    not visit a site.
+    """The share of a row's experts in ``theirs`` that ``ours`` has, too, [T, S].
+
+    It is NaN where a row does not visit a site.
     """
     known = theirs >= 0
     both = ((theirs[..., :, None] == ours[..., None, :]) & known[..., None]).any(-1).sum(-1)

@@ -1,4 +1,4 @@
-"""What a measurement of quality is asked for, checked."""
+"""The request for a measurement of quality, read from the command line and checked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Request:
 
 
 def request_of(words: Sequence[str]) -> Request:
-    """Raise ValueError for the first word that is wrong."""
+    """The request of these words. Raise ValueError for the first word that is wrong."""
     own: dict[str, str] = {}
     overrides = []
     for word in words:
@@ -100,7 +100,7 @@ def request_of(words: Sequence[str]) -> Request:
 
 
 def _tasks(own: dict[str, str]) -> Tasks | None:
-    """What the harness is to do, if anything."""
+    """The tasks of the harness; None if there are none."""
     if "tasks" not in own:
         if alone := [key for key in ("task_dir", "limit") if key in own]:
             raise ValueError(f"{alone[0]}={own[alone[0]]} is for the harness: say which tasks=a,b")
@@ -121,7 +121,10 @@ def _whole(own: dict[str, str], key: str, default: int) -> int:
 
 
 def told_of_quality(loops: Sequence[Loop]) -> list[str]:
-    """What a reader must know of these systems; of a transplant also what is of which model."""
+    """What a reader must know of these systems.
+
+    Of a transplant also which numbers are of which model.
+    """
     labels = [(str((s := loop.replayed.result.summary)["system"]), labels_in(s)) for loop in loops]
     is_transplant = any(one.transplanted for _, one in labels)
     both = (

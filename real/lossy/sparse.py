@@ -1,14 +1,14 @@
-"""Experts that leave out channels whose activation is small: of gate, up or down, by a threshold an
-expert.
+"""Experts that leave out channels of small activation, by a threshold for each expert.
 
-With ``S_t(a) = a where |a| >= t, else 0``, u = x W_up and g = act(x W_gate):
+The activation is that of gate, up or down. With ``S_t(a) = a where |a| >= t, else 0``, u = x W_up
+and g = act(x W_gate):
 
 - ``up``: (g * S_t(u)) W_down, FloE's choice (eq. 11);
 - ``gate``: (S_t(g) * u) W_down, which is CATS;
-- ``down``: S_t(g * u) W_down, which knows most, and last.
+- ``down``: S_t(g * u) W_down, which knows most, and knows it last.
 
-The threshold of a sparsity k is the smallest value at or below which at least the share k of a
-sample lies (FloE, eq. 6).
+The threshold of a sparsity k is the smallest value of a sample at or below which at least the share
+k of the sample lies (FloE, eq. 6).
 
 Source: Zhou et al., FloE, arXiv:2505.05950, section 3.2.1; Lee et al., CATS, arXiv:2404.08763.
 """
@@ -28,9 +28,7 @@ WHERE = ("gate", "up", "down")
 
 
 def require_gated(form: ModelForm) -> None:
-    """Raise ValueError unless an expert is act(gate) * up, then down, which is tried on a few
-    rows.
-    """
+    """Raise ValueError unless an expert is act(gate) * up, then down; tried on a few rows."""
     tensors = form.tensors(0)
     names = set(form.matrices(tensors))
     if names == {"gate", "up", "down"} and hasattr(form.layer.experts, "act_fn"):
@@ -48,8 +46,9 @@ def require_gated(form: ModelForm) -> None:
 
 
 def activations(form: ModelForm, tensors: Tensors, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of an expert, for rows [n, H]: ``gate`` (after its function), ``up`` and their product
-    ``down``, each [n, I].
+    """An expert's activations for rows [n, H], each [n, I].
+
+    They are ``gate`` (after its function), ``up`` and their product ``down``.
     """
     matrices = form.matrices(tensors)
     gate = form.layer.experts.act_fn(functional.linear(hidden, matrices["gate"]))  # type: ignore[operator]
@@ -60,19 +59,17 @@ def activations(form: ModelForm, tensors: Tensors, hidden: torch.Tensor) -> dict
 def sparse_output(
     form: ModelForm, tensors: Tensors, hidden: torch.Tensor, where: str, threshold: float
 ) -> torch.Tensor:
-    """What an expert makes of rows [n, H] without the channels whose activation is below the
-    threshold.
-    """
+    """An expert's output for rows [n, H] without channels of activation below the threshold."""
     found = activations(form, tensors, hidden)
     kept = found["down"] * (found[where].abs() >= threshold)
     return functional.linear(kept, form.matrices(tensors)["down"])
 
 
 def sparse_forward(where: str, thresholds: torch.Tensor, *, decoded_only: bool = False) -> Forward:
-    """For ``real.lossy.mixture``: every expert sparse, by ``thresholds`` [S, E].
+    """A function for ``real.lossy.mixture``: every expert sparse, by ``thresholds`` [S, E].
 
-    ``decoded_only``: gates of several rows (prompts) compute whole experts, as systems that move
-    whole ones there do.
+    ``decoded_only``: gates of several rows (prompts) compute whole experts, as in systems that move
+    whole experts there.
     """
     table: list[list[float]] = thresholds.tolist()
 
@@ -87,11 +84,10 @@ def sparse_forward(where: str, thresholds: torch.Tensor, *, decoded_only: bool =
 
 
 class ActivationSample:
-    """Magnitudes of experts' activations over a pass, by site and expert, from which thresholds are
-    read.
+    """Magnitudes of experts' activations over a pass, from which thresholds are read.
 
-    Its ``forward`` computes whole experts and remembers; at most ``most`` values an expert and
-    kind, the first ones.
+    They are kept by site and expert. ``forward`` computes whole experts, and keeps the first
+    ``most`` values or so of each expert and kind.
     """
 
     def __init__(self, most: int = 1 << 20) -> None:
@@ -113,10 +109,10 @@ class ActivationSample:
     def thresholds(
         self, sites: int, experts: int, sparsities: Sequence[float]
     ) -> Mapping[str, torch.Tensor]:
-        """By ``gate``, ``up``, ``down``: thresholds [S, E, P]. Experts that saw nothing take their
-        site's values.
+        """Thresholds [S, E, P] by ``gate``, ``up`` and ``down``.
 
-        Raise ValueError where a site saw nothing at all.
+        Experts that computed nothing get their site's values. Raise ValueError where a whole site
+        computed nothing.
         """
         found = {name: torch.zeros(sites, experts, len(sparsities)) for name in WHERE}
         for site in range(sites):
@@ -139,8 +135,9 @@ class ActivationSample:
 
 
 def quantiles(sample: torch.Tensor, sparsities: Sequence[float]) -> torch.Tensor:
-    """The smallest value of a sample at or below which at least each share of it lies, [P] (FloE
-    eq. 6).
+    """The smallest value of a sample at or below which at least each share of it lies, [P].
+
+    Source: FloE, eq. 6.
     """
     ordered = sample.sort().values
     return ordered[[max(part_of(len(ordered), share, up=True), 1) - 1 for share in sparsities]]

@@ -1,6 +1,4 @@
-"""A motivating figure, measured: curves of quality against what is varied, and whether a paper's
-order holds.
-"""
+"""A motivating figure, measured: curves of quality, and whether the paper's order holds."""
 
 from __future__ import annotations
 
@@ -50,8 +48,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim at each place, paired: the perplexity of ``better`` over that of
-    ``worse`` - 1, and the difference of their KL to the full-precision model, in nats a token.
+    """What became of a claim, at each place of it and paired.
+
+    ``perplexity``: that of ``better`` over that of ``worse`` - 1. ``divergence``: the difference of
+    their KL to the full-precision model, in nats a token.
     """
 
     order: Order
@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """By both measures, in how many places it holds."""
+        """In how many places the claim holds, by either measure."""
         return f"by perplexity {verdict_of(self.perplexity)}; by KL {verdict_of(self.divergence)}"
 
 
@@ -84,8 +84,7 @@ def verdict_of(differences: Sequence[Estimate]) -> str:
 class Sweep:
     """A figure's points, the claims of its paper, and what a reader must know.
 
-    ``axis`` names x. ``grid``: a map [rows][columns] in place of curves, with its axes, for a
-    figure that is one.
+    ``axis`` names x. ``grid``: a map [rows][columns] beside the curves, for a figure that is one.
     """
 
     figure: str
@@ -99,7 +98,7 @@ class Sweep:
     grid_label: str = ""
 
     def at(self, curve: str, x: float) -> Point:
-        """Raise KeyError where there is none."""
+        """The point of a curve at x. Raise KeyError where there is none."""
         for point in self.points:
             if point.curve == curve and abs(point.x - x) < 1e-9:
                 return point
@@ -123,5 +122,5 @@ class Sweep:
 
     @cached_property
     def frame(self) -> pl.DataFrame:
-        """One row a point."""
+        """A table with one row for each point."""
         return pl.DataFrame([{"curve": p.curve, "x": p.x, **p.quality.row()} for p in self.points])

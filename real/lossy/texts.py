@@ -1,8 +1,8 @@
-"""The tokens that a model is judged on, and how they are fed to it.
+"""The texts that a model is judged on, and how they are fed to it.
 
-Teacher-forced: whatever a model finds likely, the next token fed is the text's. `read_whole` feeds
-a text in one pass, `Reading` as it would be served: the prompt in one step, then a token a step,
-with the model's cache.
+Models are teacher-forced: whatever a model finds likely, the next token fed is the text's.
+`read_whole` feeds a text in one pass. `Reading` feeds it as it would be served: the prompt in one
+step, then a token a step, with the model's cache.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def texts_of_trace(trace: Trace, sequences: Sequence[int]) -> tuple[list[Text], 
 
 
 class Reading:
-    """A text on its way through a model; ``logits`` are float32 on the CPU, one row for each
-    token that was fed.
+    """A text on its way through a model.
+
+    Logits are float32 on the CPU, one row for each token that was fed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -71,8 +72,9 @@ class Reading:
 
     @torch.no_grad()
     def prompt(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Feed a prompt. Logits [P, V]; [0, 0] where an encoder reads it, which predicts
-        nothing.
+        """Feed a prompt. Return its logits [P, V].
+
+        They are [0, 0] where an encoder reads it, which predicts nothing.
         """
         ids = torch.tensor([list(tokens)], device=self._device)
         if self._model.config.is_encoder_decoder:
@@ -84,7 +86,7 @@ class Reading:
 
     @torch.no_grad()
     def step(self, token: int) -> torch.Tensor:
-        """Feed one token; logits [1, V]."""
+        """Feed one token; return its logits [1, V]."""
         ids = torch.tensor([[token]], device=self._device)
         given: dict[str, Any] = {"use_cache": True, "past_key_values": self._cache}
         if self._encoded is not None:
@@ -106,8 +108,9 @@ class Reading:
 
 @torch.no_grad()
 def read_whole(model: Any, text: Text) -> torch.Tensor:
-    """Logits of a text fed in one pass, float32 on the CPU: [P + F, V], or of the F tokens
-    behind an encoder.
+    """The logits of a text fed in one pass, float32 on the CPU, [P + F, V].
+
+    Behind an encoder they are those of the F tokens only.
     """
     device = next(model.parameters()).device
     fed = torch.tensor([list(text.fed)], dtype=torch.long, device=device)

@@ -1,11 +1,9 @@
-"""Experts at the precisions that a simulated run names, as tensors that the model's own expert code
-computes with.
+"""Experts at the precisions of a simulated run, as tensors for the model's own expert code.
 
-A variant has the layout of the stored tensors; what is lossy about it is in their values. ``fp32``,
-``fp16`` and ``bf16`` are the weights as the model holds them: the highest precision is the model
-itself, so that nothing is lost there. Integers come from ``real.kernels.quantise``. Names with
-``hqq`` have HQQ's groups and bits; without the package ``hqq`` their zeros are those of rounding to
-nearest, which lose more.
+A variant has the layout of the stored tensors; only its values are lossy. ``fp32``, ``fp16`` and
+``bf16`` are the weights as the model holds them: the highest precision is the model itself, and
+loses nothing. Integers come from ``real.kernels.quantise``. Names with ``hqq`` have HQQ's groups
+and bits. Without the package ``hqq`` their zeros are those of rounding to nearest, which lose more.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from real.store.experts import ModelForm
 from sim.machine.model import AS_STORED, PRECISIONS
 
 GROUP = 64
-"""Weights that share a scale where the name of a precision does not say: HQQ's usual group."""
+"""How many weights share a scale where a precision's name does not say: HQQ's usual group."""
 KEPT_BYTES = 4 << 30
 PROJECTIONS = ("gate", "up", "down", "in", "out")
 
@@ -31,8 +29,10 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How integers are made of weights: by ``groups`` of so many, or by ``channels`` (EdgeMoE,
-    no ``group``).
+    """How weights become integers.
+
+    Either by ``groups`` of ``group`` weights, or by ``channels``, as in EdgeMoE, which ignore
+    ``group``.
     """
 
     by: str = "groups"
@@ -45,14 +45,14 @@ class Scheme:
             raise ValueError(f"group={self.group!r} must be a whole number of 1 or more")
 
     def rounding(self, bits: int) -> Rounding:
-        """Weights [N, K] as ``bits`` can tell them."""
+        """A function that rounds weights [N, K] to what ``bits`` can hold."""
         if self.by == "channels":
             return lambda weight: dequantise(quantise_channels(weight, bits), weight.dtype)
         return lambda weight: dequantise(quantise(weight, bits, self.group), weight.dtype)
 
 
 def has_hqq() -> bool:
-    """Whether the package ``hqq`` is installed, whose zeros are fitted."""
+    """Whether the package ``hqq``, which fits zeros, is installed."""
     return importlib.util.find_spec("hqq") is not None
 
 
@@ -71,7 +71,7 @@ def _hqq(bits: int, group: int) -> Rounding:
 
 
 def roundings(precision: str, scheme: Scheme) -> Mapping[str, Rounding]:
-    """By projection, what a precision does to its weights; empty where it keeps them.
+    """By projection, how a precision rounds its weights; empty where it keeps them.
 
     Raise ValueError for a precision that nothing here makes.
     """
@@ -93,7 +93,7 @@ def roundings(precision: str, scheme: Scheme) -> Mapping[str, Rounding]:
 class Variants:
     """The experts of a model at ``precisions``, made when they are first asked for.
 
-    Of variants that lose something at most ``kept_bytes`` stay; the others are made again. Only
+    At most ``kept_bytes`` of variants that lose something are kept; others are made again. Only
     ``projections`` change.
     """
 
@@ -119,7 +119,7 @@ class Variants:
         self._bytes, self._most = 0, kept_bytes
 
     def tensors(self, code: int, site: int, expert: int) -> Mapping[str, torch.Tensor]:
-        """The stored tensors of an expert at the ``code``-th precision; not to be written to."""
+        """An expert's stored tensors at the ``code``-th precision; do not write to them."""
         changes = self._roundings[code]
         if not changes:
             return self.forms[site].tensors(expert)
@@ -137,7 +137,7 @@ class Variants:
 def rounded(
     form: ModelForm, expert: int, changes: Mapping[str, Rounding]
 ) -> dict[str, torch.Tensor]:
-    """A copy of an expert's stored tensors, its projections rounded; biases stay."""
+    """A copy of an expert's stored tensors with rounded projections; biases stay."""
     copy = {name: values.clone() for name, values in form.tensors(expert).items()}
     for name, matrix in form.matrices(copy).items():
         if name in changes:

@@ -1,5 +1,6 @@
-"""Whole texts in one pass each: for choices that depend on a gate alone, not on a cache. Much
-faster than serving.
+"""Reads whole texts in one pass each, for choices that depend on a gate alone, not on a cache.
+
+That is much faster than serving them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from sim.traces.routing import shares_above
 from sim.workload.choices import need_order
 
 ENCODER_PROMPT = 64
-"""Tokens of a text that an encoder reads; what follows is the decoder's."""
+"""How many tokens of a text an encoder reads; the decoder reads the others."""
 LONGEST = 256
-"""Tokens of a text that are read, at most."""
+"""The most tokens of a text that are read."""
 
 Track = Callable[[], None]
 
@@ -34,8 +35,9 @@ Track = Callable[[], None]
 def texts_of(
     prompts: Sequence[Prompt], model: Any, tokenize: Callable[[str], Sequence[int]]
 ) -> list[Text]:
-    """Texts cut to the longest length; of a model with an encoder, the decoder begins with its
-    start token.
+    """Prompts as texts, cut to the longest length.
+
+    For a model with an encoder, what the decoder reads begins with its start token.
     """
     texts = []
     for number, prompt in enumerate(prompts):
@@ -50,7 +52,7 @@ def texts_of(
 
 @dataclass
 class Whole:
-    """A model and texts, read at full precision once; then ``losses`` of anything lossy."""
+    """A model and texts, read at full precision once; then ``losses`` of any lossy choices."""
 
     model: Any
     texts: Sequence[Text]
@@ -68,7 +70,7 @@ class Whole:
         forward: Forward = plain_forward,
         track: Track | None = None,
     ) -> list[TokenLoss]:
-        """Of each text, with its choices served as ``decide`` says."""
+        """The losses of each text with its choices served as ``decide`` says."""
         lossy = self._read(mixing(variants, decide, forward), track or _nothing)
         return [
             token_losses(full, ours, following(text, behind_encoder=self._behind_encoder))
@@ -76,11 +78,11 @@ class Whole:
         ]
 
     def exact_losses(self, forward: Forward = plain_forward) -> list[TokenLoss]:
-        """The same with experts as stored, computed by ``forward``."""
+        """The losses with experts as stored, computed by ``forward``."""
         return self.losses(self._exact, all_at(0), forward)
 
     def scores(self) -> NDArray[np.float64]:
-        """HOBBIT's eq. 2 of every selection at full precision, flat."""
+        """HOBBIT's score (eq. 2) of every selection at full precision, as one flat array."""
         found: list[NDArray[np.float64]] = []
 
         def note(
@@ -121,9 +123,7 @@ def _nothing() -> None:
 
 
 def row_scores(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> NDArray[np.float64]:
-    """HOBBIT's eq. 2 of each choice [T, K], in the place where it stands; NaN where it was
-    dropped.
-    """
+    """HOBBIT's score (eq. 2) of each choice [T, K], in its place; NaN where it was dropped."""
     chosen = ids.cpu().numpy()
     chosen = np.where((chosen >= 0) & (chosen < experts), chosen, -1)
     values = np.where(chosen < 0, np.float32(0), weights.float().cpu().numpy())
@@ -137,8 +137,9 @@ def row_scores(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> NDArra
 def changed_dense(
     model: nn.Module, forms: Sequence[ModelForm], change: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[int]:
-    """Within the block every matrix that is no expert's is changed, routers and embeddings too;
-    how many they are.
+    """Within the block every matrix that is no expert's is changed, routers and embeddings too.
+
+    Yields how many they are.
     """
     inside = {id(parameter) for form in forms for parameter in form.layer.experts.parameters()}
     taken: Mapping[nn.Parameter, torch.Tensor] = {

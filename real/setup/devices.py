@@ -1,14 +1,19 @@
-"""The devices by name, each imported only where it is asked for. ``host`` is ``cuda``'s code
-without its calls.
+"""The devices by name; each is imported only when it is asked for.
+
+``host`` is the code of ``cuda`` with a runtime that makes no GPU calls.
 
 A maker is ``make(run, weights, engine) -> Device``. ``weights`` is None for a device that computes
-nothing. A device that can run *live* has more methods than `Device`, called by the main thread
-around a gate's needs: ``begin_site(inputs)`` and ``end_site() -> [T, H]`` (`LiveDevice`); for
-experts that move neuron by neuron also ``arrivals``, which is told what ranks them, and
-``up_of(site, expert)``. Between them ``compute`` and ``compute_on_cpu`` get the keys of experts, in
-the controller's order; each expert's output must stay in a buffer of its own, for
-``real.store.experts.add_up``. The model's dense work has been done when ``compute`` is called for a
-dense block or the tail: its nominal time is then what is left of it.
+nothing. A device that can run *live* is a `LiveDevice`, which has more methods than `Device`:
+
+- ``begin_site(inputs)`` and ``end_site() -> [T, H]``, which the main thread calls around a gate's
+  needs. Between them ``compute`` and ``compute_on_cpu`` get the keys of experts, in the
+  controller's order. Each expert's output must stay in a buffer of its own, for
+  ``real.store.experts.add_up``.
+- for experts that move neuron by neuron ``up_of(site, expert)``, and ``arrivals``, which is told
+  what ranks neurons.
+
+In a live run the model's dense work is over when ``compute`` is called for a dense block or for the
+tail. The nominal time that it is given is then what is left of that work's.
 """
 
 from __future__ import annotations
@@ -43,7 +48,10 @@ class LiveDevice(Device, Protocol):
 
 
 def maker_of(name: str) -> Maker:
-    """Raise ValueError for a device that does not exist, or whose code cannot be imported here."""
+    """The maker of a device.
+
+    Raise ValueError for a device that does not exist, or whose code cannot be imported here.
+    """
     if name not in MAKERS:
         raise ValueError(f"unknown device={name}; known: {', '.join(MAKERS)}")
     module, _, function = MAKERS[name].partition(":")

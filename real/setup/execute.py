@@ -1,6 +1,4 @@
-"""Run what has been prepared on its device, with progress, and measure it as a simulated run is
-measured.
-"""
+"""Runs what has been prepared on its device, and measures it as a simulated run is measured."""
 
 from __future__ import annotations
 
@@ -31,23 +29,21 @@ from sim.values.types import Step
 from sim.workload.steps import Schedule, Workload
 
 LATE_SHARE = 0.01
-"""A paced service is late if it took so much longer than it was to take, and by more than a
-thread wakes late.
-"""
+"""A paced service is late if it exceeds its nominal time by this share and by more than WAKE_NS."""
 MOST_LATE = 0.05
 Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Result:
-    """A summary without ``wall_s``, and the tables it was drawn from."""
+    """The summary of a run without ``wall_s``, and the tables that it was drawn from."""
 
     summary: dict[str, Any]
     frames: Frames
 
 
 class CountedWorkload:
-    """The workload it is given; says after each step how many are done."""
+    """The workload it is given; tells ``advance`` after each step how many are done."""
 
     def __init__(self, workload: Workload, advance: Advance) -> None:
         self._workload, self._advance = workload, advance
@@ -69,8 +65,8 @@ class CountedWorkload:
 
 
 def watched(device: Device) -> Device:
-    """A device on the real clock with a list of what it computes; one whose times are nominal as
-    it is.
+    """A device that also lists what it computes; the null device, whose times are nominal, as it
+    is.
     """
     return device if isinstance(device, NullDevice) else cast(Device, WatchedDevice(device))
 
@@ -87,8 +83,8 @@ def measure(
 ) -> Result:
     """The tables and the summary of a run that has ended; ``run`` has the workload that was run.
 
-    ``bounds``: how the lower bound is found (``sim.bounds.bounds.lower_bounds``), where nominal
-    times have one to give.
+    ``bounds`` says how the lower bound is found (``sim.bounds.bounds.lower_bounds``). Where links
+    or compute run free there is none, for it bounds nominal times.
     """
     computed = driver.device.computed if isinstance(driver.device, WatchedDevice) else None
     frames = Frames(
@@ -99,7 +95,7 @@ def measure(
     found = lower_bounds(run.workload, run.durations, run.controller, MAX if is_free else bounds)
     summary = summarise(run, frames, found)
     if is_free:
-        # What bounds nominal times bounds nothing here.
+        # A bound of nominal times does not bound these.
         summary |= {
             "bounds": dict.fromkeys(summary["bounds"]),
             "gap": None,
@@ -110,8 +106,10 @@ def measure(
 
 
 def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
-    """The labels of a run on a device: where its links and its compute are the device's own, its
-    times are no other machine's.
+    """The labels of a run on a device.
+
+    Where links and compute are both free, the times are this machine's own, so the label that they
+    were never compared with a real machine is dropped.
     """
     engine, labels = request.engine, labels_of(run, frames.lookups)
     is_own = request.device != "null" and (engine.links, engine.compute) == ("free", "free")
@@ -119,7 +117,7 @@ def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
 
 
 def ran_on(run: Run, engine: Engine) -> str:
-    """What a run's times are of: this machine, a described one, or something of each."""
+    """Which machine a run's times are of: this one, a described one, or something of each."""
     own = f"{processor()}, {os.cpu_count()} cores"
     nominal = [
         name
@@ -132,7 +130,7 @@ def ran_on(run: Run, engine: Engine) -> str:
 
 
 def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:
-    """What only a run on a device has to tell."""
+    """The part ``real`` of the summary: what only a run on a device has to tell."""
     request, weights = prepared.request, prepared.weights
     facts: dict[str, Any] = {"device": request.device, "input": request.input}
     if weights is not None:
@@ -165,7 +163,7 @@ def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:
 
 
 def _slots_of(device: Any) -> dict[str, Any]:
-    """What is told of the memory of a device with slots."""
+    """Facts about the memory of a device with slots."""
     found = {"slot_bytes": device.slots.num_bytes, "initial_load_s": round(device.load_s, 6)}
     if isinstance(device, CpuDevice):
         return {**found, "scattered_slots": device.slots.num_scattered}
@@ -173,8 +171,9 @@ def _slots_of(device: Any) -> dict[str, Any]:
 
 
 def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
-    """Of services on paced links of one engine: how many there were, the share that came late,
-    and the worst.
+    """How many services there were on paced links, the share that came late, and the worst.
+
+    Links of several engines and services that write back are left out.
     """
     if links != "paced":
         return None
@@ -202,9 +201,7 @@ def _late(run: Run, record: Record, links: str) -> dict[str, float] | None:
 
 
 def lateness(facts: Mapping[str, Any]) -> str | None:
-    """A warning, where this machine could not keep to the times of the one that it was to stand
-    for.
-    """
+    """A warning where this machine could not keep to the times of the machine it stands for."""
     late = facts.get("late_services")
     if not late or late["share"] <= MOST_LATE:
         return None

@@ -34,13 +34,14 @@ SECTIONS = ("device", "input", "engine", "live")
 BUNDLED = ROOT / "capture" / "assets"
 STAND_IN = "stand_in"
 Advance = Callable[[int, int], None]
-"""Told how many experts of how many have been written to a store."""
+"""Called with how many experts have been written to a store, and how many there are."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, checked: ``simulated`` is the configuration of the run without this
-    package's sections.
+    """What was asked for, checked.
+
+    ``simulated`` is the configuration of the run without this package's sections.
     """
 
     device: str
@@ -50,7 +51,7 @@ class Request:
     simulated: DictConfig
     system: str
     changed: tuple[str, ...] = ()
-    """Overrides of machine, model, trace and workload."""
+    """The overrides of machine, model, trace and workload."""
 
     @property
     def needs_weights(self) -> bool:
@@ -69,7 +70,7 @@ class Prepared:
 
     @property
     def num_steps(self) -> int | None:
-        """How many there will be, where that is known."""
+        """How many steps the run will have; None where that is not known."""
         if self.request.input == "replay":
             return len(self.run.workload.steps) or None
         if self.run.workload.batching != "sequential":
@@ -78,7 +79,7 @@ class Prepared:
 
 
 def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> Request:
-    """Raise ValueError for a section or value that is unknown."""
+    """The request that a configuration makes. Raise ValueError for an unknown section or value."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     simulated = OmegaConf.create(
         {name: value for name, value in plain.items() if name not in SECTIONS}
@@ -112,7 +113,7 @@ def _section(kind: type[Any], name: str, values: DictConfig) -> Any:
 def prepare_replay(
     request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
 ) -> Prepared:
-    """A run whose routing is a trace's. Raise ValueError for what does not fit what."""
+    """A run whose routing is a trace's. Raise ValueError for parts that do not fit each other."""
     if not request.needs_weights:
         run = build(request.simulated, request.system, trace, changed=request.changed)
         return Prepared(request, run, maker_of(request.device)(run, None, request.engine), None)
@@ -135,7 +136,7 @@ def prepare_replay(
 
 
 def weights_folder(engine: Engine, model: Model) -> Path | None:
-    """Where the checkpoint lies; None for a stand-in."""
+    """The folder of the checkpoint; None for a stand-in."""
     if engine.weights == STAND_IN:
         return None
     if engine.weights is not None:
@@ -150,7 +151,7 @@ def weights_folder(engine: Engine, model: Model) -> Path | None:
 
 
 def settings_of(request: Request, folder: Path) -> Settings:
-    """For loading the model as a capture does."""
+    """Settings with which the model is loaded as a capture loads it."""
     return Settings(str(folder), Path(request.live.prompts), Path(), dtype=request.engine.dtype)
 
 
@@ -194,7 +195,7 @@ def open_store(
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Cheap, and another one where a file has been written anew."""
+    """The size and time of each of a checkpoint's files, which change where one is rewritten."""
     facts = {path.name: path.stat() for path in sorted(folder.glob("*.safetensors"))}
     return {name: [found.st_size, found.st_mtime_ns] for name, found in facts.items()}
 
@@ -228,8 +229,9 @@ def weights_of(
 
 
 def _to_gpu(model: Any) -> None:
-    """What a model has beside its experts. Streams of a run do not wait for what moves it: that
-    must be over.
+    """Move what a model has beside its experts to the GPU, and wait for it.
+
+    A run's streams do not wait for that move, so it must be over before.
     """
     model.to("cuda")
     torch.cuda.synchronize()
@@ -238,8 +240,9 @@ def _to_gpu(model: Any) -> None:
 def prepare_live(
     request: Request, trace: Trace | None = None, advance: Advance = lambda done, total: None
 ) -> Prepared:
-    """A run whose routing is the model's own; the trace brings what was fitted. Raise ValueError
-    likewise.
+    """A run whose routing is the model's own; the trace brings only what was fitted.
+
+    Raise ValueError for parts that do not fit each other, and without a model's weights.
     """
     model = instantiate(request.simulated.model, _convert_="all")
     folder = weights_folder(request.engine, model)

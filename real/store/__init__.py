@@ -1,1 +1,1 @@
-"""The experts of a model in one file, as matrices and as bytes, and what they compute."""
+"""The experts of a model in one file: as matrices, as bytes, and what they compute."""

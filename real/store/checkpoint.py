@@ -1,5 +1,7 @@
-"""Experts one by one from a checkpoint's safetensors files, whatever the model's own code would
-fuse them into.
+"""Reads experts one by one from a checkpoint's safetensors files.
+
+It finds them both where each has tensors of its own and where they are fused, whichever of the two
+the model's own code uses.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ PLAIN = {
 class CheckpointExperts:
     """The experts in a folder of safetensors files, for sites of the given forms.
 
-    Sites are matched in order: the encoder's blocks first, then by the numbers in their names.
-    Raise StoreError for a folder whose expert tensors do not come out as these sites' experts.
+    Sites are matched in order: blocks outside a decoder first, then by the numbers in their names.
+    Raise StoreError for a folder whose expert tensors do not make up these sites' experts.
     """
 
     def __init__(self, folder: Path, forms: Sequence[ExpertForm]) -> None:
@@ -66,10 +68,10 @@ class CheckpointExperts:
         self._sites = self._match()
 
     def tensors(self, site: int, expert: int) -> dict[str, torch.Tensor]:
-        """An expert's stored tensors, in the model's dtype and memory of their own.
+        """An expert's stored tensors, in the model's dtype, each in memory of its own.
 
-        Not views of the file: it begins its tensors at any multiple of 8 bytes, and with AVX-512
-        the last bits of a product depend on how its operands are aligned.
+        They are no views of the file: a file may begin a tensor at any multiple of 8 bytes, and
+        with AVX-512 the last bits of a product depend on how its operands are aligned.
         """
         form, block = self._forms[site], self._sites[site]
         fused = {name: f"{block}.{name}" for name in form.like}
@@ -107,7 +109,7 @@ class CheckpointExperts:
         return ordered
 
     def _single(self, block: str, expert: int) -> dict[str, str]:
-        """The keys of one expert's tensors by the word for its projection."""
+        """The keys of one expert's tensors, by the project's name for the projection."""
         keys = {}
         for name, word in self._words.items():
             for place in (f"{expert}", f"expert_{expert}"):

@@ -1,13 +1,12 @@
-"""The experts of any transformers MoE model as matrices, and a way to let something else compute
-them.
+"""The experts of any transformers MoE model as matrices, and a way to compute them elsewhere.
 
-An `ExpertForm` tells of one site how an expert's stored tensors are laid out, what one expert
-computes from them, and how the model adds experts up. Before a form is given out it is proved: a
-copy of the experts module with a few random experts computes a few rows, and the form must come to
-the same bits. What differs, or has a layout that is not known, is refused by name.
+An `ExpertForm` describes one site: how an expert's stored tensors are laid out, what one expert
+computes from them, and how the model adds experts up. A form is proved before it is given out. A
+copy of the experts module with a few random experts computes a few rows, and the form must compute
+the same bits. Experts that differ, or whose layout is not known, are refused by name.
 
-Router, shared experts and hooks stay: only the ``forward`` of the experts module is replaced, on
-the instance.
+Only the ``forward`` of the experts module is replaced, on the instance. Router, shared experts and
+hooks stay.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ from capture.models.discover import MoELayer, discover
 
 Tensors = Mapping[str, torch.Tensor]
 Compute = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``compute(site, hidden [T, H], ids [T, K], weights [T, K]) -> [T, H]``; an id below 0 or past
-the experts is null.
+"""``compute(site, hidden [T, H], ids [T, K], weights [T, K]) -> [T, H]``.
+
+An id below 0, or past the last expert, is a null expert's.
 """
 
 FUSED = (
@@ -43,11 +43,11 @@ PROBE_EXPERTS, PROBE_ROWS = 3, 5
 
 
 class SwapError(ValueError):
-    """Experts that cannot be computed by anything but their own module; the message says why."""
+    """Experts that nothing but their own module can compute; the message says why."""
 
 
 class Site(Protocol):
-    """What is known of a site, with a model or without one."""
+    """What is known of a site both with a model and without one."""
 
     @property
     def name(self) -> str: ...
@@ -60,9 +60,11 @@ class Site(Protocol):
 class ExpertForm(Protocol):
     """One site's experts, of a model or of a stand-in, which has no module.
 
-    ``like``: an expert's stored tensors in a fixed order, as shapes and dtypes alone (on the meta
-    device). ``flipped`` names the stored matrices that are [in, out]. ``sums_in_weights_dtype``:
-    experts are added up in the dtype of the gate weights, else in that of the hidden states.
+    - ``like``: an expert's stored tensors in a fixed order. On the meta device: shapes and dtypes
+      without values.
+    - ``flipped``: the names of those stored matrices that are [in, out].
+    - ``sums_in_weights_dtype``: experts are added up in the dtype of the gate weights, else in that
+      of the hidden states.
     """
 
     like: Tensors
@@ -74,22 +76,23 @@ class ExpertForm(Protocol):
 
     @property
     def kind(self) -> object:
-        """What computes them: forms of one kind compute alike."""
+        """What identifies the computation: forms of one kind compute alike."""
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
-        """The expert's stored tensors, views of the model's own, as far as the model has them."""
+        """An expert's stored tensors, as far as the model has them, as views of its own."""
 
     def matrices(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The projections among stored tensors, each [out, in], as views: gate, up, down, or in,
-        out where there is no gate; biases as ``gate_bias`` and so on."""
+        """The projections among stored tensors, each [out, in], as views.
+
+        Their names are gate, up and down, or in and out where there is no gate; a bias has the
+        name of its projection with ``_bias``.
+        """
 
     def stored(self, matrices: Tensors) -> dict[str, torch.Tensor]:
-        """The stored tensors that these projections make: the inverse of ``matrices``."""
+        """The stored tensors made of these projections: the inverse of ``matrices``."""
 
     def forward(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
-        """What one expert with these stored tensors makes of rows [T, H], before its gate
-        weight.
-        """
+        """An expert's output for rows [T, H], from these stored tensors, without gate weight."""
 
 
 class ModelForm(ExpertForm, Protocol):
@@ -99,15 +102,16 @@ class ModelForm(ExpertForm, Protocol):
     def layer(self) -> MoELayer: ...
 
     def bind(self, layer: MoELayer) -> None:
-        """Go on with another module of the same class and layout, such as one without weights."""
+        """Use another module of the same class and layout, such as one without weights."""
 
     def few(self, chosen: Sequence[Tensors]) -> nn.Module:
         """A copy of the experts module that holds these experts, numbered from 0."""
 
 
 class StackedForm:
-    """Experts stacked in tensors of one dimension more; first projections fused, one after
-    another or interleaved.
+    """Experts stacked along the first dimension of shared tensors.
+
+    The first projections of a gated expert are fused: one after another, or row by row in turn.
     """
 
     def __init__(self, layer: MoELayer) -> None:
@@ -223,7 +227,7 @@ class StackedForm:
 
 
 class ListedForm:
-    """Experts that are modules of their own, one like the other, of two linear layers."""
+    """Experts that are modules of their own, all alike, of two linear layers."""
 
     def __init__(self, layer: MoELayer) -> None:
         self.layer, self.sums_in_weights_dtype, self.flipped = layer, False, frozenset[str]()
@@ -240,7 +244,7 @@ class ListedForm:
                 f"{_name(layer)}: experts of {list(self.names)}; only two linear layers are known"
             )
         self._words = dict(zip(linears, ("in", "out"), strict=True))
-        # What computes any expert: its own weights are never used.
+        # This module computes every expert; its own weights are never used.
         self._template = deepcopy(modules[0]).to("meta")
 
     def bind(self, layer: MoELayer) -> None:
@@ -300,14 +304,15 @@ def _shapes(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def expert_forms(model: nn.Module) -> list[ModelForm]:
-    """The forms of a model's sites, in order, proved. Raise SwapError for what cannot be
-    swapped.
-    """
+    """The proved forms of a model's sites, in order. Raise SwapError as `forms_of_layers` does."""
     return forms_of_layers(discover(model))
 
 
 def forms_of_layers(layers: Sequence[MoELayer]) -> list[ModelForm]:
-    """The same for layers that have been found; their weights may be on the meta device."""
+    """The proved forms of layers that have been found; their weights may be on the meta device.
+
+    Raise SwapError for experts that nothing but their own module can compute.
+    """
     forms: list[ModelForm] = []
     proved: dict[tuple[object, ...], bool] = {}
     for layer in layers:
@@ -349,11 +354,10 @@ def expert_weights(model: nn.Module, site: int, expert: int) -> dict[str, torch.
 def swapped_experts(
     model: nn.Module, compute: Compute, forms: Sequence[ModelForm] | None = None
 ) -> Iterator[Sequence[ModelForm]]:
-    """Within the block ``compute`` is asked for what each site's experts add up to; then the model
-    is as it was.
+    """Within the block ``compute`` answers the sum of each site's experts.
 
-    ``forms`` saves finding and proving them again. Bitwise comparisons are with
-    ``experts_implementation=eager``.
+    Afterwards the model is as it was. ``forms`` saves finding and proving them again. Compare bits
+    with a model of ``experts_implementation=eager``.
     """
     forms = expert_forms(model) if forms is None else forms
     taken = [(form.layer.experts, form.layer.experts.__dict__.get("forward")) for form in forms]
@@ -385,9 +389,7 @@ def _forward_of(layer: MoELayer, compute: Compute) -> Callable[..., torch.Tensor
 
 
 def rows_of(ids: torch.Tensor, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows [n] that chose an expert, and its rank in each, in the order in which the model
-    computes them.
-    """
+    """The rows [n] that chose an expert, and its rank [n] in each, as the model orders them."""
     rank, row = torch.where(ids.T.eq(expert))
     return row, rank
 
@@ -399,11 +401,10 @@ def add_up(
     weights: torch.Tensor,
     outputs: Mapping[int, torch.Tensor],
 ) -> torch.Tensor:
-    """The weighted sum [T, H] of experts' outputs [n, H] (rows as in `rows_of`), added by ascending
-    expert.
+    """The weighted sum [T, H] of experts' outputs [n, H] (rows as in `rows_of`).
 
-    In whatever order the outputs were computed, the sum has the bits of the model's own. An expert
-    that is not among them adds nothing.
+    Experts are added in ascending order, so the sum has the bits of the model's own in whatever
+    order the outputs were computed. An expert without an output adds nothing.
     """
     dtype = weights.dtype if form.sums_in_weights_dtype else hidden.dtype
     total = torch.zeros_like(hidden, dtype=dtype)
@@ -420,7 +421,7 @@ def compute_all(
     ids: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """What a site's experts add up to [T, H], computed one after another."""
+    """The sum [T, H] of a site's experts, computed one after another."""
     chosen = [
         expert
         for expert in sorted({*ids.flatten().tolist()})
@@ -435,8 +436,9 @@ def compute_all(
 
 @torch.no_grad()
 def _prove(form: ModelForm) -> bool:
-    """Whether sums are in the weights' dtype. Raise SwapError unless form and model compute the
-    same bits.
+    """Whether sums are in the weights' dtype.
+
+    Raise SwapError unless form and model compute the same bits.
     """
     draw = torch.Generator().manual_seed(0)
     count = min(PROBE_EXPERTS, form.layer.num_experts)

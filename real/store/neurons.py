@@ -1,11 +1,12 @@
-"""Experts that move neuron by neuron, as FloE's do: how one is stored, what a slot holds of it,
-what comes of that.
+"""Experts that move neuron by neuron, as FloE's do: their stored form, and what slots hold of them.
 
-A neuron of an expert is a row of its gate and up projections and a column of its down projection.
-What moves of it is a *pair*: the gate row and the down column side by side. The up projections of
-all experts stay on the device, at 2 bits, outside the slots. A partial move brings the pairs of
-some neurons, one behind another; what completes it follows them in the same slot. Computed is the
-expert of the neurons that have come, and of no others.
+A neuron of an expert is a row of its gate projection, a row of its up projection and a column of
+its down projection. Of these the gate row and the down column move, side by side, as a *pair*. The
+up projections of all experts stay on the device at 2 bits, outside the slots.
+
+A partial move brings the pairs of some neurons, one behind another. A later transfer that completes
+it appends its pairs in the same slot. The device then computes the expert of the neurons that have
+come, and of no others.
 
 Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2 and 3.4.2.
 """
@@ -22,15 +23,16 @@ from real.store.experts import ExpertForm, Tensors
 from sim.values.types import Geometry
 
 PRECISION = "floe"
-"""Of a system whose experts are stored so."""
+"""The precision of systems whose experts are stored by neuron."""
 PAIRS, UP = "pairs", "up"
 GATED = {"gate", "up", "down"}
 Numbers = NDArray[np.int64]
 
 
 def by_neuron(form: ExpertForm, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """An expert's ``pairs`` [I, 2H] and ``up`` [I, H]. Raise ValueError for one without a gate,
-    or with biases.
+    """An expert's ``pairs`` [I, 2H] and ``up`` [I, H].
+
+    Raise ValueError for an expert without a gate projection, or with biases.
     """
     found: Mapping[str, torch.Tensor] = form.matrices(tensors)
     if set(found) != GATED:
@@ -42,40 +44,43 @@ def by_neuron(form: ExpertForm, tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def of_neurons(form: ExpertForm, pairs: torch.Tensor, up: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The stored tensors of an expert of these neurons alone: ``pairs`` [n, 2H], ``up`` [n, H]."""
+    """The stored tensors of an expert that has only these neurons: ``pairs`` [n, 2H] and ``up``
+    [n, H].
+    """
     hidden = up.shape[1]
     return form.stored({"gate": pairs[:, :hidden], "up": up, "down": pairs[:, hidden:].T})
 
 
 class Arrivals:
-    """Which neurons the slots hold of what has moved in part, by key. The device's lock is held
-    around ``begin``.
+    """Which neurons the slots hold of variants that have moved in part. ``begin`` needs the
+    device's lock.
 
-    A live run ranks them (``rank(key, completes)``: all of an expert's neurons, the most active
-    first; whether they join others that are there), and as many come as were moved. Which ones a
-    token makes active a replay does not know: they are drawn, seeded by the transfer's number, so
-    that they lie as scattered in memory as active ones would.
+    - A live run sets ``rank(key, completes)``, which returns all of an expert's neurons, the most
+      active first; ``completes`` says whether they join others that are there. As many of them come
+      as the transfer has bytes for.
+    - A replay does not know which neurons a token makes active. They are drawn at random, seeded by
+      the transfer's number, so that they lie as scattered in memory as active ones would.
     """
 
     def __init__(self, geometry: Geometry, neurons: int) -> None:
         self._geometry, self._neurons = geometry, neurons
         self.rank: Callable[[int, bool], Numbers] | None = None
-        self._moving: dict[
-            int, tuple[int, int, Numbers]
-        ] = {}  # key -> transfer, bytes in all, and the neurons' order
+        # By key: the transfer, its bytes in all, and the order of the neurons.
+        self._moving: dict[int, tuple[int, int, Numbers]] = {}
 
     def pair_bytes(self, key: int) -> int:
         return self._geometry.bytes_of(key) // self._neurons
 
     def begin(self, key: int, number: int, there_bytes: int, moved_bytes: int) -> None:
-        """Transfer ``number`` brings bytes behind those that are there; a later service of it
-        changes nothing.
+        """Choose the neurons that transfer ``number`` brings behind those that are there.
+
+        A later service of the same transfer changes nothing.
         """
         last, _, order = self._moving.get(key, (-1, 0, np.zeros(0, np.int64)))
         if number == last:
             return
         if not there_bytes and moved_bytes >= self._geometry.bytes_of(key):
-            # All of it, as it is stored.
+            # The whole variant moves as it is stored.
             self._moving.pop(key, None)
             return
         size = self.pair_bytes(key)
@@ -87,7 +92,7 @@ class Arrivals:
         else:
             ranked = self.rank(key, there_bytes > 0)
             left = ranked[~np.isin(ranked, order[:before])]
-        # What comes whole in the order of memory; a last one that is cut off behind them.
+        # Neurons that come whole stand in the order of memory, the one that is cut off behind them.
         whole = max(0, (there_bytes + moved_bytes) // size - before)
         more = np.concatenate([np.sort(left[:whole]), left[whole:wanted]])
         self._moving[key] = (
@@ -101,7 +106,7 @@ class Arrivals:
 
     def extent(self, key: int, begin: int, count: int) -> tuple[int, int]:
         """Where byte ``begin`` of the slot is in the stored variant, and how many of ``count``
-        stand there together.
+        bytes follow it there.
         """
         if key not in self._moving:
             return begin, count
@@ -110,8 +115,9 @@ class Arrivals:
         return int(order[place]) * size + at, min(count, size - at)
 
     def held(self, key: int) -> Numbers | None:
-        """The neurons in a key's slot when all that moves has come, whole ones, in their order;
-        None: all of them.
+        """The neurons in a key's slot once all that moves has come; None if these are all.
+
+        They stand in their order in the slot; one of which only part has come is left out.
         """
         if key not in self._moving:
             return None

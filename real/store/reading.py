@@ -1,8 +1,7 @@
-"""Ways to read a store: unbuffered, through the page cache, through page faults of a mapping, or
-from RAM.
+"""Ways to read a store: through the page cache, past it, by page faults of a mapping, or from RAM.
 
-A reader belongs to one thread. What it cannot read to the end raises `StoreError`: nothing waits
-for bytes that will not come.
+A reader belongs to one thread. It raises `StoreError` where it cannot read all that was asked for,
+so nothing waits for bytes that will not come.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ Bytes = NDArray[np.uint8]
 
 class Reader(Protocol):
     def read(self, offset: int, into: Bytes) -> None:
-        """Fill ``into`` with the file's bytes from ``offset`` on. Raise StoreError if they are
-        not all there.
+        """Fill ``into`` with the file's bytes from ``offset`` on.
+
+        Raise StoreError if the file does not have them all.
         """
 
     def close(self) -> None: ...
@@ -50,9 +50,7 @@ class BufferedReader:
 
 
 class DirectReader:
-    """Reads past the page cache (O_DIRECT), into an aligned buffer of its own, and copies from
-    there.
-    """
+    """Reads past the page cache (O_DIRECT) into an aligned buffer of its own, and copies on."""
 
     def __init__(self, path: Path, piece_bytes: int) -> None:
         self._path = path
@@ -78,7 +76,7 @@ class DirectReader:
         got = 0
         while got < skipped + len(into):
             more = _read(self._path, self._file, self._buffer[got:wanted], begin + got)
-            # An unaligned end is the file's.
+            # A read that ends off the alignment has met the end of the file.
             if not more or ((got + more) % ALIGNMENT and got + more < skipped + len(into)):
                 raise _short(self._path, offset, len(into), max(0, got + more - skipped))
             got += more
@@ -89,14 +87,12 @@ class DirectReader:
 
 
 class MappedReader:
-    """Touches pages of a mapping: what is not in the page cache is faulted in, as llama.cpp
-    does.
-    """
+    """Reads by touching pages of a mapping, as llama.cpp does: those not cached are faulted in."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDONLY)
-        # Private, so that torch may look at it; nobody writes.
+        # A private mapping can be written, which torch asks of memory; nobody writes.
         self._mapping = mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY)
         self.bytes: Any = np.frombuffer(self._mapping, np.uint8)
 
@@ -105,8 +101,9 @@ class MappedReader:
         np.copyto(into, self.bytes[offset : offset + len(into)])
 
     def check(self, offset: int, count: int) -> None:
-        """Raise StoreError if the file has become too short: touching what it lacks would end
-        the process.
+        """Raise StoreError if the file has become too short.
+
+        Touching pages that the file has lost would end the process.
         """
         size = os.fstat(self._file).st_size
         if size < offset + count:
@@ -114,7 +111,7 @@ class MappedReader:
 
     def close(self) -> None:
         self.bytes = None
-        # What still looks at the mapping keeps it.
+        # An array that still looks at the mapping keeps it open.
         with suppress(BufferError):
             self._mapping.close()
         os.close(self._file)
@@ -133,7 +130,7 @@ class RamReader:
 
 
 def read_whole(path: Path, size: int) -> Bytes:
-    """A file of ``size`` bytes, read into memory. Raise StoreError if it is shorter."""
+    """The first ``size`` bytes of a file, in memory. Raise StoreError if it is shorter."""
     content = np.empty(size, np.uint8)
     reader = BufferedReader(path)
     try:
@@ -144,7 +141,7 @@ def read_whole(path: Path, size: int) -> Bytes:
 
 
 def drop_cached(path: Path) -> None:
-    """Ask the kernel to forget what it has cached of a file."""
+    """Ask the kernel to drop what it has cached of a file."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fdatasync(file)

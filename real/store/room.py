@@ -1,8 +1,7 @@
-"""Room for variants of several sizes in parts of one memory: which bytes are free, and which are
-whose.
+"""Allocates room for variants of several sizes in the parts of one memory.
 
-A variant takes free bytes of its own part in one piece, if there is one; else pieces of any part.
-What its holder has given up keeps its bytes until they are needed.
+A variant takes free bytes of its own part in one piece, if such a piece exists, else pieces of any
+part. Room that its holder has given up keeps its bytes until the room is needed.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from itertools import pairwise
 
 ALIGNMENT = 64
 Extent = tuple[int, int]
-"""Where a piece begins, and how long it is, in bytes."""
+"""A piece of memory: where it begins, and how long it is, in bytes."""
 
 
 class Room:
-    """``sizes`` of the parts, in bytes. ``is_gone(key)``: its holder has given it up;
-    ``on_free(key, extents)`` is told when its bytes are taken back.
+    """Free and taken bytes of a memory whose parts have ``sizes`` bytes.
+
+    ``is_gone(key)``: whether the key's holder has given it up. ``on_free(key, extents)`` is called
+    when the room of such a key is taken back.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Room:
         self._parts: list[Extent] = []
         end = 0
         for size in sizes:
-            # What begins aligned can be looked at as numbers; the gaps are no room.
+            # An aligned beginning can be viewed as numbers of any dtype; the gaps are no room.
             begin = -(-end // ALIGNMENT) * ALIGNMENT if size else end
             end = begin + size
             self._parts.append((begin, end))
@@ -50,7 +51,7 @@ class Room:
         return sum(length for _, length in self._free)
 
     def place(self, key: int, size: int, part: int) -> bool:
-        """Find room for a key, if it has none; whether there is."""
+        """Find room for a key that has none yet. Return whether the key has room now."""
         if key in self.extents:
             return True
         found = self._take(size, part)
@@ -66,7 +67,7 @@ class Room:
         for is_near in (lambda at: begin <= at < end, lambda at: True):
             fitting = [extent for extent in self._free if extent[1] >= size and is_near(extent[0])]
             if fitting:
-                # The closest fit breaks nothing up that a larger variant needs.
+                # The closest fit leaves the larger pieces whole.
                 return [self._cut(min(fitting, key=lambda extent: (extent[1], extent[0])), size)]
         if self.free_bytes < size:
             return None
@@ -91,7 +92,7 @@ class Room:
         return at, size
 
     def _sweep(self) -> bool:
-        """Take back the room of what is gone; whether there was any."""
+        """Take back the room of keys that are gone; return whether there were any."""
         gone = [key for key in self.extents if self._is_gone(key)]
         for key in gone:
             extents = self.extents.pop(key)
@@ -103,7 +104,7 @@ class Room:
         return bool(gone)
 
     def _join(self) -> None:
-        """Free pieces side by side, in one part, become one."""
+        """Join free pieces that lie side by side in one part."""
         borders = {begin for begin, _ in self._parts}
         joined: list[Extent] = []
         for at, length in self._free:

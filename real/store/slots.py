@@ -1,10 +1,9 @@
-"""The slots of a tier as memory: exactly the budget's bytes, and where in them each resident
-variant lies.
+"""The slots of a tier as memory: the budget's bytes, and where in them each resident variant lies.
 
-The controller decides what is resident and counts bytes; here it is only found room. A variant goes
-to free bytes of its own pool's part, in one piece if there is one; where variants of several sizes
-share a pool it may lie in several pieces, and is put together when it is computed. What the
-controller has given up keeps its bytes until they are needed.
+The controller decides what is resident, and counts bytes; this module only finds room. A variant
+goes to free bytes of its own pool's part, in one piece if such a piece exists. Where variants of
+several sizes share a pool a variant may lie in several pieces, and is put together when it is
+computed. What the controller has given up keeps its bytes until they are needed.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ from sim.core.slots import IN_FLIGHT, Slots
 
 
 class SlotMemory:
-    """``outside_bytes`` come on top of the pools: staging slots, and what pools may hold over their
-    capacity. ``keeps_slot(key)``: a key that is neither there nor on its way has a slot all the
-    same. ``take``: gives the memory, uint8, at a multiple of 64 bytes.
+    """The memory of a tier's pools, and of ``outside_bytes`` beyond them.
+
+    - ``outside_bytes``: for staging slots, and for what pools may hold over their capacity.
+    - ``keeps_slot(key)``: whether a key that is neither resident nor in flight keeps its slot.
+    - ``take(num_bytes)`` gives the memory, uint8, beginning at a multiple of 64 bytes.
     """
 
     def __init__(
@@ -46,13 +47,11 @@ class SlotMemory:
 
     @property
     def num_scattered(self) -> int:
-        """How often a variant found no room in one piece."""
+        """How often a variant found no room in one piece, and was scattered over several."""
         return self._room.num_scattered
 
     def place(self, key: int) -> None:
-        """Find room for a key that the controller has claimed a slot for; its bytes are still to
-        come.
-        """
+        """Find room for a key whose slot has been claimed; its bytes are still to come."""
         size = self._slots.key_bytes[key]
         if not self._room.place(key, size, self._slots.pool_of[key]):
             raise RuntimeError(
@@ -79,7 +78,7 @@ class SlotMemory:
         return views[0] if len(views) == 1 else torch.cat(views)
 
     def check(self, held: Callable[[int], bool]) -> None:
-        """Assert that no byte is in two places, and that what is ``held`` has its bytes. For
+        """Assert that no byte is in two places, and that every ``held`` key has its bytes. For
         tests.
         """
         self._room.check()
@@ -97,5 +96,5 @@ def _mapped(num_bytes: int) -> Bytes:
 
 
 def most_bytes(slots: Slots) -> int:
-    """What a tier's memory takes at most, the gaps between its pools included."""
+    """The most that a tier's memory takes in bytes, the gaps between its pools included."""
     return sum(capacity + ALIGNMENT for capacity in slots.capacity_bytes)

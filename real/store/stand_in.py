@@ -1,8 +1,7 @@
-"""Experts of any geometry, without a model: known patterns, so that what is computed can be
-checked.
+"""Experts of any geometry without a model: known patterns, so that computed results can be checked.
 
-They are gated by SiLU (three matrices) or plain with ReLU (two). The values of an expert depend on
-its number and on nothing else.
+An expert is gated by SiLU (three matrices), or plain with ReLU (two). Its values depend on its
+number and on nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class _Layer:
 
 
 class StandInForm:
-    """One site's experts. Implements `ExpertForm`."""
+    """One site's stand-in experts. Implements `ExpertForm`."""
 
     flipped: frozenset[str] = frozenset()
     sums_in_weights_dtype = False
@@ -48,11 +47,10 @@ class StandInForm:
         return self._first
 
     def tensors(self, expert: int) -> dict[str, torch.Tensor]:
-        """An expert's stored tensors, in fp32, multiples of 1/1024 between -1/2 and 1/2: exact at
-        16 bits.
+        """An expert's stored tensors, in fp32.
 
-        Every row of a matrix begins elsewhere in one period, so that no two rows, matrices or
-        experts agree.
+        Values are multiples of 1/1024 between -1/2 and 1/2, which 16 bits hold exactly. Every row
+        begins elsewhere in one period, so that no two rows, matrices or experts agree.
         """
         number = self.layer.site * self.layer.num_experts + expert
         found = {}

@@ -1,16 +1,18 @@
 """Every expert of a model, at each precision in play, in one file.
 
-A block of text (magic line, then JSON) is followed by one region for each precision; in it the
-experts stand by site, then id, each at a multiple of 4096 bytes, so that unbuffered reads may begin
-there. An expert's *blob* is its stored tensors one after another: as they are for 16 and 32 bits,
-rounded by groups of a row for 8, 4 and 2 bits, scales and zeros included. The bytes that a slot
-holds and a load moves are the blob's.
+The file begins with a block of text (a magic line, then JSON). Then follows one region for each
+precision, in which experts stand by site, then id. Each begins at a multiple of 4096 bytes, so that
+unbuffered reads may begin there.
 
-Experts that move neuron by neuron have two more parts (`real.store.neurons`): their pairs are the
-blob, and a region behind all others holds the up projections, which no slot holds.
+An expert's *blob* is its stored tensors one after another. At 32 and 16 bits they are stored as
+they are; at 8, 4 and 2 bits they are rounded by groups of a row, and scales and zeros stand with
+them. A slot holds, and a load moves, exactly the blob's bytes.
 
-A *stand-in* has the blobs of a few experts only and uses them again and again, so that a model of
-any size fits a disk.
+Experts that move neuron by neuron have two parts (`real.store.neurons`): their pairs are the blob,
+and a region behind all others holds their up projections, which no slot holds.
+
+A *stand-in* has the blobs of a few experts only and repeats them, so that a model of any size fits
+a disk.
 """
 
 from __future__ import annotations
@@ -43,21 +45,23 @@ GROUPED = {
     "hqq2_g64": (2, 64),
     "hqq2_g16": (2, 16),
 }
-"""Bits, and weights of a row that share a scale and a zero in half precision."""
+"""Bits, and how many weights of a row share a scale and a zero in half precision."""
 RESIDENT = "hqq2_g64"
-"""How the up projections of experts that move neuron by neuron are stored (FloE section 3.2)."""
+"""The stored form of up projections of experts that move neuron by neuron (FloE section 3.2)."""
 TENSOR_ALIGNMENT = 16
 
 
 class StoreError(ValueError):
-    """A store that cannot be made, opened or read; the message says why and the way out."""
+    """A store cannot be made, opened or read; the message says why, and the way out."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a blob: ``shape`` as the model has it, from byte ``begin`` on. ``bits`` is 0
-    for what is stored as it is, in ``dtype``; ``flipped``: rows of the model's tensor are inputs,
-    those of the stored matrix outputs.
+    """One tensor of a blob.
+
+    - ``shape``: as the model has it. ``begin``: its first byte in the blob.
+    - ``bits``, ``group``: how it is rounded; with 0 bits it is stored as it is, in ``dtype``.
+    - ``flipped``: the model's tensor is [in, out], the stored matrix [out, in].
     """
 
     name: str
@@ -95,7 +99,7 @@ class StoredTensor:
             )
 
     def read(self, blob: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor in ``dtype``; a view of the blob where it is stored so."""
+        """The tensor in ``dtype``; a view of the blob where it is stored in that dtype."""
         place = blob[self.begin : self.begin + self.num_bytes]
         if not self.bits:
             return (
@@ -110,8 +114,10 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Variant:
-    """How an expert is stored at one precision: ``begin`` of its region, ``stride`` from one
-    expert to the next.
+    """How experts are stored at one precision.
+
+    ``begin`` is the first byte of the precision's region. From one expert to the next it is
+    ``stride`` bytes.
     """
 
     precision: str
@@ -124,8 +130,9 @@ class Variant:
         return _aligned(self.num_bytes, ALIGNMENT)
 
     def encode(self, tensors: Tensors) -> torch.Tensor:
-        """The blob, uint8. Raise StoreError where a weight is beyond what the precision can
-        hold.
+        """The blob of an expert, uint8.
+
+        Raise StoreError for a weight that is not finite, or not within the precision's range.
         """
         blob = torch.zeros(self.num_bytes, dtype=torch.uint8)
         for tensor in self.tensors:
@@ -142,7 +149,7 @@ class Variant:
 
 
 def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozenset()) -> Variant:
-    """How experts whose stored tensors are shaped ``like`` these are stored at a precision.
+    """How experts are stored at a precision; ``like`` has the shapes of an expert's stored tensors.
 
     Raise StoreError for a precision that has no stored form.
     """
@@ -172,11 +179,14 @@ def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozense
 
 @dataclass(frozen=True)
 class StoreHeader:
-    """``identity`` says what is stored: a store with another one is another model's. ``distinct``:
-    experts that have blobs of their own, in order of site and id (all of them but in a stand-in).
-    ``lossless``: by precision, whether reading gives the model's own weights back. ``sha256`` is
-    over the blobs, expert by expert, each by precision, the ``resident`` part last (None: experts
-    have none).
+    """What a store holds, and where.
+
+    - ``identity``: what was stored. A store of another identity holds another model's experts.
+    - ``distinct``: how many experts have blobs of their own, in order of site and id. These are all
+      of them, but in a stand-in.
+    - ``lossless``: by precision, whether reading gives the model's own weights back.
+    - ``sha256``: of the blobs, expert by expert, each by precision and the resident part last.
+    - ``resident``: the part of an expert that no slot holds; None if experts have none.
     """
 
     identity: Mapping[str, Any]
@@ -212,21 +222,21 @@ class StoreHeader:
 
     @property
     def neurons(self) -> int:
-        """Of an expert that moves neuron by neuron; any other is one piece."""
+        """How many neurons an expert that moves neuron by neuron has; 1 for all other experts."""
         return 1 if self.resident is None else self.variants[0].tensors[0].shape[0]
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole file."""
+        """The size of the whole file."""
         last = self.parts[-1]
         return last.begin + self.distinct * last.stride
 
     def number(self, site: int, expert: int) -> int:
-        """Of an expert among those that have blobs of their own."""
+        """The number of an expert's blob; in a stand-in several experts have the same."""
         return (site * self.experts + expert) % self.distinct
 
     def offset(self, precision: int, site: int, expert: int) -> int:
-        """Where the blob of an expert begins in the file."""
+        """The byte of the file at which an expert's blob begins."""
         variant = self.parts[precision]
         return variant.begin + self.number(site, expert) * variant.stride
 
@@ -239,10 +249,10 @@ def _variant_from(plain: Mapping[str, Any]) -> Variant:
 
 
 class Store:
-    """A store on disk, open for reading. ``close`` it, or use it as a context."""
+    """A store on disk, open for reading."""
 
     def __init__(self, path: Path) -> None:
-        """Raise StoreError, naming the file and what is wrong with it, if it is no whole store."""
+        """Raise StoreError, naming the file and the fault, if it is no whole store."""
         self.path = path
         self.header = read_header(path)
         found = path.stat().st_size
@@ -253,9 +263,7 @@ class Store:
             )
 
     def check_shape(self, geometry: Geometry) -> None:
-        """Raise StoreError unless it holds the experts of a run, in the sizes that the run
-        counts with.
-        """
+        """Raise StoreError unless it holds a run's experts, in the sizes the run counts with."""
         held, g = self.header, geometry
         sizes = tuple(variant.num_bytes for variant in held.variants)
         if g.variant_bytes != sizes or (g.sites, g.experts) != (held.sites, held.experts):
@@ -266,7 +274,7 @@ class Store:
             )
 
     def bytes_of(self, precision: int) -> int:
-        """What a slot holds of an expert."""
+        """How many bytes of an expert a slot holds at a precision."""
         return self.header.variants[precision].num_bytes
 
     def decode(
@@ -275,8 +283,8 @@ class Store:
         return self.header.variants[precision].decode(blob, dtype)
 
     def read_resident(self) -> torch.Tensor | None:
-        """The bytes of the resident parts of all experts that have their own, uint8 [distinct,
-        stride].
+        """The resident parts of all experts that have their own, uint8 [distinct, stride]; None
+        if experts have none.
         """
         resident = self.header.resident
         if resident is None:
@@ -289,7 +297,7 @@ class Store:
         )
 
     def verify(self) -> None:
-        """Read all of it. Raise StoreError if its digest is not the header's."""
+        """Read the whole store. Raise StoreError if its digest is not the header's."""
         digest = hashlib.sha256()
         with self.path.open("rb") as stream:
             for number in range(self.header.distinct):
@@ -304,7 +312,7 @@ class Store:
 
 
 def read_header(path: Path) -> StoreHeader:
-    """Raise StoreError if the file is no store."""
+    """The header of a store. Raise StoreError if the file is no store, or its header damaged."""
     try:
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
@@ -333,11 +341,12 @@ def open_or_write(
     distinct: int | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Store:
-    """The store at ``path``; written first, expert by expert, if there is none, or one of another
-    identity or form.
+    """The store at ``path``; written first if none is there, or one of another identity or form.
 
-    ``tensors_of(site, expert)`` gives stored tensors; one expert is in memory at a time. The file
-    appears whole or not at all. Raise StoreError, also where the disk is full.
+    ``tensors_of(site, expert)`` gives stored tensors; one expert is in memory at a time.
+    ``distinct`` is how many experts get blobs of their own (None: all). ``advance`` is told how
+    many are done. The file appears whole or not at all. Raise StoreError, also where the disk is
+    full.
     """
     header = plan_store(identity, forms, precisions, distinct)
     if path.exists() and _is_same(path, header):
@@ -375,7 +384,7 @@ def plan_store(
     precisions: Sequence[str],
     distinct: int | None = None,
 ) -> StoreHeader:
-    """The header of a store that has not been written: where everything will be."""
+    """The header of a store that is still to be written; it says where everything will be."""
     like = forms[0].like
     shapes = {name: values.shape for name, values in like.items()}
     for form in forms:
@@ -396,8 +405,7 @@ def plan_store(
         (True,) * len(precisions),
         resident=resident,
     )
-    # The text has the same length whatever the offsets: they are told after it has been measured,
-    # with room to spare.
+    # The offsets are not known yet, and the text grows with them: there is room to spare for that.
     begin = _aligned(len(MAGIC) + 20 + len(header.to_json()) + 32 * len(header.parts), ALIGNMENT)
     placed = []
     for part in header.parts:
@@ -412,7 +420,7 @@ def plan_store(
 def _variants_of(
     form: ExpertForm, precisions: Sequence[str]
 ) -> tuple[tuple[Variant, ...], Variant | None]:
-    """How experts are stored at each precision, and what of them is not among it."""
+    """How experts are stored at each precision, and which part of them no slot holds."""
     if PRECISION not in precisions:
         return (
             tuple(variant_of(precision, form.like, form.flipped) for precision in precisions),
@@ -438,7 +446,7 @@ def _write(
 ) -> None:
     digest, lossless = hashlib.sha256(), [True] * len(header.parts)
     with path.open("wb") as stream:
-        # Room is taken at once, so that a full disk is known of before the work.
+        # The room is reserved first, so that a full disk shows before the work.
         os.posix_fallocate(stream.fileno(), 0, header.num_bytes)
         for number in range(header.distinct):
             site, expert = divmod(number, header.experts)
@@ -451,7 +459,7 @@ def _write(
                 stream.write(content)
                 lossless[precision] = lossless[precision] and _is_lossless(variant, blob, tensors)
             advance(number + 1)
-        # An expert has lost what any of its parts has.
+        # An expert is lossless only if all its parts are.
         whole = lossless if header.resident is None else [all(lossless)]
         final = replace(header, lossless=tuple(whole), sha256=digest.hexdigest())
         text = final.to_json().encode()

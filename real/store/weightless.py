@@ -1,9 +1,8 @@
-"""A transformers model without the weights of its experts: they are never allocated, and never
-read.
+"""Loads a transformers model without its experts' weights: never allocated, never read.
 
-First a skeleton on the meta device tells which modules are experts; then the model is loaded while
-these classes drop their parameters as soon as they are made, so that the checkpoint's expert
-tensors fit nowhere and are passed over.
+1. A skeleton of the model on the meta device tells which modules are experts.
+2. The model is loaded while those modules' classes drop their parameters as soon as they are made.
+   So the checkpoint's expert tensors match no parameter and are passed over.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NOTHING._is_hf_initialized = True
 
 @dataclass(frozen=True)
 class Weightless:
-    """A model whose experts have no weights, and the forms of its sites, bound to it."""
+    """A model whose experts have no weights, and the forms of its sites, bound to that model."""
 
     model: Any
     forms: Sequence[ModelForm]
@@ -42,9 +41,7 @@ class Weightless:
 
 
 def skeleton(settings: Settings) -> Any:
-    """The model on the meta device, in its dtype. Raise `CaptureError` for what cannot be
-    loaded.
-    """
+    """The model on the meta device, in its dtype. Raise `CaptureError` if it cannot be loaded."""
     plain = check_model(settings)
     with torch.device("meta"):
         model = _from_config(settings, plain)
@@ -67,14 +64,15 @@ def _from_config(settings: Settings, plain: Mapping[str, Any]) -> Any:
 
 
 def load_weightless(settings: Settings) -> Weightless:
-    """Load a model with everything but its experts' weights. Raise SwapError for experts that
-    cannot be swapped.
+    """Load a model with all but its experts' weights.
+
+    Raise SwapError for experts that nothing but their own module can compute.
     """
     bones = skeleton(settings)
     layers = discover(bones)
     forms = forms_of_layers(layers)
     verbosity = transformers.utils.logging.get_verbosity()
-    # The expert tensors of the checkpoint fit nowhere, and transformers would list them.
+    # transformers would warn of every expert tensor of the checkpoint, as none matches a parameter.
     transformers.utils.logging.set_verbosity_error()
     try:
         with _dropping({type(layer.experts) for layer in layers}):
@@ -95,9 +93,7 @@ def load_weightless(settings: Settings) -> Weightless:
 
 @contextmanager
 def _dropping(classes: set[type[nn.Module]]) -> Iterator[None]:
-    """Modules of these classes lose, as soon as they are made, what holds a weight for each
-    expert.
-    """
+    """Within the block, modules of these classes lose their parameters as soon as they are made."""
     own = {kind: kind.__init__ for kind in classes}
 
     def dropping(made: Any) -> Any:
@@ -108,7 +104,7 @@ def _dropping(classes: set[type[nn.Module]]) -> Iterator[None]:
             for module in self.modules() if listed else (self,):
                 for name in list(module._parameters):
                     del module._parameters[name]
-                    # An attribute that initialisation finds, and leaves alone.
+                    # Initialisation finds an attribute here, and leaves it alone.
                     module.__dict__[name] = _NOTHING
             self._is_hf_initialized = True
 
@@ -124,7 +120,7 @@ def _dropping(classes: set[type[nn.Module]]) -> Iterator[None]:
 
 
 def _in(model: Any, bones: Any, layer: MoELayer) -> MoELayer:
-    """The same layer in another model of the same structure."""
+    """The same layer in another model of the same structure (``bones`` is the one it is from)."""
     names, modules = (
         {module: name for name, module in bones.named_modules()},
         dict(model.named_modules()),

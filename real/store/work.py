@@ -1,8 +1,7 @@
-"""What the experts of a run compute: from blobs and a site's inputs, in any order, to what the site
-adds up to.
+"""What the experts of a run compute: from their bytes and a site's inputs to the site's sum.
 
-A *live* run computes the model's own inputs. In a replay nobody knows them: experts get rows of
-noise, so that they take as long as they would.
+In a *live* run experts compute the model's own inputs. A replay does not know them, so experts get
+rows of noise and take as long as they would with real ones. Experts may be computed in any order.
 """
 
 from __future__ import annotations
@@ -18,13 +17,15 @@ from real.store.store import Store
 from sim.values.types import Geometry
 
 MOST_DRAWN = 2048
-"""Rows of stand-in weights that are random."""
+"""How many rows of stand-in weights are random; they repeat from there on."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A store, what its experts compute, and in which dtype. ``dense_params``: what stands in for
-    the dense work of each site, and last of the head, where no model does it.
+    """A store, what its experts compute, and in which dtype.
+
+    ``dense_params``: how many stand-in parameters take the place of each site's dense work where no
+    model does it; the last number is the head's.
     """
 
     store: Store
@@ -36,7 +37,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class SiteInputs:
-    """What a site's experts are to compute: ``hidden`` [T, H], ``ids`` and ``weights`` [T, K]."""
+    """The inputs of a site's experts: ``hidden`` [T, H], ``ids`` and ``weights`` [T, K]."""
 
     site: int
     hidden: torch.Tensor
@@ -45,8 +46,9 @@ class SiteInputs:
 
 
 class ExpertWork:
-    """The experts of one run, one site after another. Each output has a buffer of its own until
-    the site ends.
+    """The experts of one run, one site after another.
+
+    Each output has a buffer of its own until the site ends.
     """
 
     def __init__(self, weights: Weights, geometry: Geometry) -> None:
@@ -55,7 +57,9 @@ class ExpertWork:
         self._outputs: dict[int, torch.Tensor] = {}
         self._dense: torch.Tensor | None = None
         self.resident = weights.store.read_resident()
-        """What no slot holds of the experts, [distinct, bytes]."""
+        """The parts of experts that no slot holds, uint8 [distinct, bytes]; None if there are
+        none.
+        """
         draw = torch.Generator().manual_seed(0)
         self._noise = torch.randn(1, weights.hidden, generator=draw).to(weights.dtype)
 
@@ -63,8 +67,9 @@ class ExpertWork:
         self._inputs, self._outputs = inputs, {}
 
     def end_site(self) -> torch.Tensor:
-        """What the site's experts add up to [T, H], in the model's own order; what was not
-        computed adds nothing.
+        """The sum [T, H] of the site's experts, added in the model's own order.
+
+        Experts that were not computed add nothing.
         """
         inputs = self._inputs
         assert inputs is not None
@@ -72,7 +77,7 @@ class ExpertWork:
         return add_up(form, inputs.hidden, inputs.ids, inputs.weights, self._outputs)
 
     def rows(self, key: int, count: int) -> torch.Tensor:
-        """The rows [n, H] that an expert is to compute."""
+        """The rows [n, H] that an expert is to compute; of noise in a replay."""
         if self._inputs is None:
             return self._noise.expand(count, -1)
         return self._inputs.hidden[rows_of(self._inputs.ids, self._geometry.expert_of(key))[0]]
@@ -81,8 +86,9 @@ class ExpertWork:
     def run(
         self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None
     ) -> None:
-        """Compute an expert from a variant's bytes; of an expert that has come in part, what
-        these ``neurons`` make.
+        """Compute an expert from a variant's bytes, and keep the output for the site's sum.
+
+        ``neurons``: those that the bytes hold of an expert that has come in part; None: all.
         """
         output = self.output(key, blob, rows, neurons)
         if self._inputs is not None:
@@ -91,7 +97,7 @@ class ExpertWork:
     def output(
         self, key: int, blob: torch.Tensor, rows: torch.Tensor, neurons: Numbers | None = None
     ) -> torch.Tensor:
-        """What an expert makes of rows [n, H]."""
+        """An expert's output for rows [n, H], before its gate weight; ``neurons`` as in `run`."""
         return self._output(key, blob, rows, neurons, self.resident)
 
     def _output(
@@ -118,7 +124,7 @@ class ExpertWork:
         return self._up(site, expert, self.resident)
 
     def _up(self, site: int, expert: int, resident: torch.Tensor) -> torch.Tensor:
-        """The same, from where it rests outside the slots."""
+        """The same, read from where the parts outside the slots rest."""
         header = self.weights.store.header
         assert header.resident is not None
         blob = resident[header.number(site, expert)]
@@ -126,13 +132,14 @@ class ExpertWork:
 
     @torch.no_grad()
     def run_dense(self, site: int, rows: int) -> None:
-        """A product with as many stand-in parameters as a site's dense part, or the head (-1),
-        has.
+        """Multiply rows of noise by stand-in weights in the place of dense work.
+
+        They have as many parameters as the dense part of ``site`` has, or the head (-1).
         """
         weights = self.weights
         outputs = [max(1, params // weights.hidden) for params in weights.dense_params]
         if self._dense is None:
-            # The same rows again and again: a head of Mixtral's size would take seconds to draw.
+            # Repeated rows: those of a head of Mixtral's size would take seconds to draw.
             drawn = torch.randn(
                 min(max(outputs), MOST_DRAWN),
                 weights.hidden,

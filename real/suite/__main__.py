@@ -1,19 +1,19 @@
-"""``python -m real.suite [device=cuda|host] [size=full|small|tiny] [output=DIR] [archive=FILE]
-[KEY=VALUE ...]``
+"""``python -m real.suite``: all that a machine with a GPU can show in eight minutes.
 
-Everything that a machine with a GPU can show in eight minutes: probe, kernels, calibration, copies,
-replays, live runs, validation, one page. Each piece has a process and a time limit of its own; what
-fails leaves the others. The same command goes on where it was stopped. ``device=host`` rehearses it
-all without a GPU.
+    python -m real.suite [device=cuda|host] [size=full|small|tiny] [output=DIR] [archive=FILE]
+                         [pieces=A,B] [again=A,B] [minutes=8]
 
-    python -m real.suite missing [device=cuda|host] [size=..]      what cannot be imported or run
-    here, and the way out python -m real.suite pack modules=polars,simpy output=FILE     installed
-    modules as one file, for a machine without
-                                                                   a package index
-    python -m real.suite bundle output=FILE [modules=A,B] [most_mib=64]   the project, without
-    bundled models that the
-                                                                   suite does not read, and modules,
-                                                                   as one file
+Its pieces are probe, kernels, calibration, copies, replays, live runs, validation and one page.
+Each piece has a process and a time limit of its own, and one that fails leaves the others. The same
+command goes on where it was stopped. ``device=host`` rehearses all of it without a GPU.
+
+    python -m real.suite missing [device=cuda|host] [size=full|small|tiny]
+        what cannot be imported or run here, and the ways out
+    python -m real.suite pack modules=polars,simpy output=FILE
+        installed modules as one file, for a machine without a package index
+    python -m real.suite bundle output=FILE [modules=A,B] [most_mib=64]
+        the project, without the bundled models that the suite does not read, and modules, as one
+        file
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_MINUTES = 120.0
 
 
 class Terminated(BaseException):
-    """SIGTERM."""
+    """Raised by SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Asked:
 
 
 def parse(arguments: Sequence[str]) -> Asked:
-    """Raise ValueError for the first word that is wrong."""
+    """What the words ask for. Raise ValueError for the first word that is wrong."""
     given = _words_of(
         arguments, "device", "size", "output", "archive", "pieces", "again", "minutes"
     )
@@ -102,8 +102,9 @@ def _words_of(arguments: Sequence[str], *known: str) -> dict[str, str]:
 
 
 def folder_of(device: str) -> Path:
-    """Where results of today's runs on this machine go. Raise ValueError where there is no such
-    device.
+    """The folder for the results of today's runs on this machine.
+
+    Raise ValueError where there is no such device.
     """
     from real.cuda.runtime import runtime_of
 
@@ -112,12 +113,13 @@ def folder_of(device: str) -> Path:
 
 
 def lacking_here(device: str, size: str) -> str | None:
-    """What the pieces would fail of here, and the ways out: packages, then the project itself.
-    None for nothing.
+    """What the pieces would lack here, and the ways out; None if they lack nothing.
+
+    Packages are tried first, then the project itself.
     """
     if packages := missing(device):
         return advice(packages)
-    # It needs these packages itself.
+    # This module needs those packages itself.
     from real.suite.trial import told, trial
 
     faults = trial(size)
@@ -125,12 +127,12 @@ def lacking_here(device: str, size: str) -> str | None:
 
 
 def suite(asked: Asked) -> int:
-    """Run it. Raise ValueError, before anything is run, for what cannot run here."""
+    """Run the suite. Raise ValueError, before anything is run, for what cannot run here."""
     if lacking := lacking_here(asked.device, asked.size):
         raise ValueError(lacking)
     folder = asked.output or folder_of(asked.device)
-    # Imported late: `missing` must tell of absent packages, omegaconf among them, without importing
-    # any.
+    # Imported late: `missing` must tell of absent packages, such as omegaconf, without importing
+    # them.
     from sim.results.outputs import locked
 
     with locked(folder):
@@ -154,8 +156,9 @@ def suite(asked: Asked) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0; 1 where a piece has failed or been left out; 2 with one message where
-    nothing could be run.
+    """Run a command; return its exit status.
+
+    It is 0; 1 where a piece failed or was left out; 2, with one message, where nothing could run.
     """
     signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -1,7 +1,7 @@
-"""All that a machine with a GPU needs, as one file: the project without what the suite does not
-read, and packages.
+"""Writes all that a machine with a GPU needs as one file: what the suite reads of the project, and
+packages.
 
-What travels to a lent machine is often limited, and the machine may reach no package index.
+What may be sent to a lent machine is often limited, and the machine may reach no package index.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from sim.values.places import ROOT
 
 ASSETS = "capture/assets"
 MODEL = "tiny_mixtral"
-"""Whose weights, trace and predictors the suite reads."""
+"""The bundled model whose weights, trace and predictors the suite reads."""
 CARRIED = "build/carried"
-"""Where packages lie in a bundle: PYTHONPATH gets it."""
+"""Where packages lie in a bundle; PYTHONPATH must name it."""
 PRESET = 6
-"""Of xz: 9 takes several times as long for a few per cent."""
+"""The level of xz: 9 takes several times as long for a few per cent."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What was written: bytes of the project's files, of those left out, of packages, and of the
-    file.
+    """What was written, in bytes.
+
+    The project's files, those of its files that were left out, packages, and the packed file.
     """
 
     tree_bytes: int
@@ -40,16 +41,16 @@ class Bundle:
 
 
 def is_read(name: str) -> bool:
-    """Whether a file of the project, named from its root, is one that the suite may read."""
+    """Whether the suite may read a file of the project, named from its root."""
     parts = Path(name).parts
     if not name.startswith(ASSETS + "/"):
         return True
-    # Other bundled models: their weights, traces and predictors.
+    # What is left out are the weights, traces and predictors of other bundled models.
     return all(not part.startswith("tiny_") or part == MODEL for part in parts)
 
 
 def tracked(root: Path = ROOT) -> list[str]:
-    """The project's files, from its root. Raise ValueError where it is no checkout."""
+    """The project's files, named from its root. Raise ValueError where it is no checkout."""
     done = subprocess.run(
         ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True
     )
@@ -62,10 +63,10 @@ def tracked(root: Path = ROOT) -> list[str]:
 
 
 def bundle(modules: Sequence[str], output: Path, most_bytes: int | None = None) -> Bundle:
-    """Write the project and these packages, as they are here, to one new file (tar, xz).
+    """Write the project and these installed packages to one new file (tar, xz).
 
-    Raise ValueError, and leave no file, where it takes more than ``most_bytes``, and for what
-    cannot be packed.
+    Raise ValueError for what cannot be packed, and where the file would take more than
+    ``most_bytes``; then no file is left.
     """
     if output.exists() or not output.parent.is_dir():
         raise ValueError(f"output={output} must be a new file in a folder that exists")

@@ -12,7 +12,7 @@ from real.suite.context import Context
 
 
 def calibrate(context: Context) -> None:
-    """``hardware/NAME.yaml``, which the runs after it take, and ``calibration.json``."""
+    """Write ``hardware/NAME.yaml``, which the runs after it take, and ``calibration.json``."""
     folder = context.folder / "hardware"
     folder.mkdir(exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "_", f"{runtime_of(context.device).name} measured".lower())

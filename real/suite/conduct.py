@@ -1,8 +1,7 @@
-"""The suite's pieces, one after another, each in a process of its own that may crash, hang or run
-out of time.
+"""Runs the suite's pieces one after another, each in a process that may crash, hang or run late.
 
-What has been done is in ``suite.json``; a piece that has been done is not done again. Standard
-library only.
+``suite.json`` says what has been done; a piece that is done is not done again. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -25,19 +24,21 @@ from real.suite.pieces import REPORT, Piece
 
 STATE = "suite.json"
 GRACE_S = 5.0
-"""Between asking a piece to end and ending it."""
+"""The time between asking a piece to end and ending it."""
 RESERVE_S = 10.0
-"""Kept for the report."""
+"""The time kept for the report."""
 MOST_PROCESSES = 6
-"""That a piece may take: each has moved it on by a cell at least."""
+"""The most processes that a piece may take: each finishes at least one more cell."""
 ARCHIVED_BYTES = 4 << 20
-"""A larger file is left out of the archive."""
+"""The largest file that the archive takes."""
 
 
 @dataclass
 class Outcome:
-    """What became of a piece: ``done``, ``in part`` (for want of time), ``failed``, ``out of
-    time``, ``left out``.
+    """What became of a piece.
+
+    The status is ``done``, ``in part`` (for want of time), ``failed``, ``out of time`` or ``left
+    out``.
     """
 
     status: str
@@ -47,8 +48,10 @@ class Outcome:
 
 @dataclass
 class Suite:
-    """``seconds`` for all pieces; ``command(piece, seconds)`` is a piece's process. ``archive``: a
-    file that holds all results after each piece, or None.
+    """A run of the suite. ``seconds`` are for all pieces together.
+
+    ``archive``: a file that gets all results after each piece; None: no such file.
+    ``command(piece, seconds)`` gives the command of a piece's process.
     """
 
     folder: Path
@@ -72,7 +75,7 @@ class Suite:
             self.outcomes = {name: Outcome(**outcome) for name, outcome in found["pieces"].items()}
 
     def run(self, pieces: Sequence[Piece], again: Sequence[str] = ()) -> bool:
-        """Run what has not been done; whether all of it is now."""
+        """Run the pieces that are not done, then the report; return whether all are done now."""
         end = time.monotonic() + self.seconds
         for piece in pieces:
             if piece.name not in again and self._is_done(piece):
@@ -86,7 +89,7 @@ class Suite:
                 )
                 continue
             if piece.name in again:
-                # Else its cells would be taken as tried.
+                # Cells in an old file would count as tried.
                 (self.folder / f"{piece.name}.json").unlink(missing_ok=True)
             self._note(piece, self._conduct(piece, min(piece.seconds, left_s)))
         self._note(REPORT, self._conduct(REPORT, max(REPORT.seconds, end - time.monotonic())))
@@ -111,7 +114,7 @@ class Suite:
             pack_results(self.folder, self.archive)
 
     def _conduct(self, piece: Piece, seconds: float) -> Outcome:
-        """Processes of a piece, until it is done, has failed, or its time is over."""
+        """Start processes of a piece until it is done, has failed, or its time is over."""
         self.say(f"{piece.name}: {piece.what} (at most {seconds:.0f} s)")
         began, log = time.monotonic(), self.folder / f"{piece.name}.log"
         log.unlink(missing_ok=True)
@@ -129,8 +132,7 @@ class Suite:
                 )
             if status == PART:
                 return Outcome("in part", took, last_line(log))
-            # A signal of its own (a fault in native code) leaves cells undone; so does a GPU's
-            # error.
+            # A signal (a fault in native code) leaves cells undone, and so does a GPU's error.
             if status != AGAIN and status > 0:
                 return Outcome("failed", took, last_line(log))
             if status < 0:
@@ -145,11 +147,12 @@ class Suite:
         )
 
     def _process(self, piece: Piece, seconds: float, log: Path) -> int | None:
-        """Its exit status, negative for a signal; None where its time was over. Ends all that it
-        has started.
+        """Run a process of a piece; return its exit status, negative for a signal.
+
+        None: its time was over. Everything that it has started is ended.
         """
         make = self.command or self._command
-        # It is told of less than it has, so that it can end by itself.
+        # The piece is told of less time than it has, so that it can end by itself.
         command = [str(word) for word in make(piece, max(1.0, seconds - GRACE_S))]
         with log.open("ab") as stream:
             process = subprocess.Popen(
@@ -168,7 +171,7 @@ class Suite:
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
-    """Ask a process and all that it has started to end, then end them."""
+    """Ask a process and all that it has started to end; then kill what has not."""
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         try:
             os.killpg(process.pid, number)
@@ -182,7 +185,7 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 
 def last_line(log: Path) -> str:
-    """What a process has said last."""
+    """The last line that a process has written."""
     if not log.is_file():
         return ""
     lines = [
@@ -194,7 +197,7 @@ def last_line(log: Path) -> str:
 
 
 def pack_results(folder: Path, archive: Path) -> None:
-    """All results so far in one file, whole or not at all; what is too large is left out."""
+    """Write all results so far to one file, whole or not at all; files too large are left out."""
     part = archive.with_name(f"{archive.name}.part{os.getpid()}")
     with tarfile.open(part, "w:gz") as packed:
         for path in sorted(folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""What a piece of the suite is given: a device, sizes, a folder, and how long it may take."""
+"""What a piece of the suite is given: a device, a size, a folder, and how long it may take."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 from real.calibration.deadline import Deadline, write_json
 
 AGAIN = 75
-"""The exit status of a piece that is to go on in a fresh process: after a fault a GPU's context
-is of no use.
+"""The exit status of a piece that is to go on in a fresh process.
+
+After a fault a GPU's context is of no use.
 """
 REFUSED = (ValueError,)
 PART = 74
@@ -21,17 +22,19 @@ PART = 74
 
 
 class LeftOut(Exception):
-    """There was no time for all of it; says what is left out."""
+    """There was no time for all of a piece; the message says what is left out."""
 
 
 class GoOnAfresh(Exception):
-    """A cell has failed on a GPU: what is left belongs to another process."""
+    """A cell has failed on a GPU: another process must do what is left."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """``size`` names what of each piece is run (`real.calibration.sizes`); ``folder`` is where
-    all results go.
+    """The surroundings of a piece.
+
+    ``size`` names how much of each piece is run (`real.calibration.sizes`). ``folder`` is where all
+    results go.
     """
 
     device: str
@@ -50,11 +53,10 @@ class Context:
 
 
 class Cells:
-    """Many runs in one file, each saved when it has ended; what a killed process had begun is known
-    to have failed.
+    """Many runs in one file, each saved as soon as it has ended.
 
     A row is ``{"cell", "status": done | refused | failed | begun, "seconds", "result" or
-    "reason"}``.
+    "reason"}``. A cell that was begun in a process that is gone counts as failed.
     """
 
     def __init__(self, context: Context, name: str) -> None:
@@ -70,8 +72,9 @@ class Cells:
                 }
 
     def run(self, cell: str, work: Callable[[], Any], needs_s: float) -> None:
-        """Do it, unless it has been tried, or there is no time. Raise GoOnAfresh where it failed
-        on a GPU.
+        """Do a cell, unless it has been tried, or there is no time.
+
+        Raise GoOnAfresh where it failed on a GPU.
         """
         if any(row["cell"] == cell for row in self.rows):
             return
@@ -95,17 +98,17 @@ class Cells:
             raise GoOnAfresh
 
     def done(self) -> dict[str, Any]:
-        """Results by cell."""
+        """The results of the cells that are done, by cell."""
         return {row["cell"]: row["result"] for row in self.rows if row["status"] == "done"}
 
     def check_whole(self) -> None:
-        """Raise LeftOut where there was no time for some."""
+        """Raise LeftOut if there was no time for some cells."""
         if self.left_out:
             raise LeftOut(f"no time for {', '.join(self.left_out)}")
 
     @property
     def longest_s(self) -> float:
-        """Of the cells so far, how long the longest took."""
+        """How long the longest cell so far took."""
         return max((row.get("seconds", 0.0) for row in self.rows), default=0.0)
 
     def _save(self) -> None:

@@ -1,6 +1,4 @@
-"""What must be importable before anything can be measured, and how to get it. Standard library
-only.
-"""
+"""Finds out what cannot be imported here, and how to get it. Standard library only."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ NEEDED = {
     "yaml": "pyyaml",
     "matplotlib": "matplotlib",
 }
-"""Modules, and the packages that bring them."""
+"""Modules, each with the package that brings it."""
 PARTS = {"polars": ("polars", "_polars_runtime_32")}
-"""Modules that need others beside them."""
+"""Modules that need others beside them, with all of these."""
 ONLY_FOR_GPU = ("triton",)
 
 
@@ -46,7 +44,7 @@ class Missing:
 
 
 def missing(device: str, modules: Iterable[str] = NEEDED) -> list[Missing]:
-    """What cannot be imported here; each is tried, since an installed package may still fail."""
+    """What cannot be imported here. Each is tried, since an installed package may still fail."""
     found = []
     for module in modules:
         if module in ONLY_FOR_GPU and device != "cuda":
@@ -81,9 +79,10 @@ def advice(found: Sequence[Missing]) -> str:
 
 
 def pack(modules: Sequence[str], output: Path) -> int:
-    """Write these modules as they are installed here to one file; its bytes.
+    """Write installed modules to one file; return its size in bytes.
 
-    Raise ValueError for one that is not here, or that holds code for this version of Python alone.
+    Raise ValueError for a module that is not installed here, or that only this version of Python
+    can load.
     """
     if output.exists() or not output.parent.is_dir():
         raise ValueError(f"output={output} must be a new file in a folder that exists")
@@ -100,10 +99,10 @@ def pack(modules: Sequence[str], output: Path) -> int:
 
 
 def files_of(modules: Sequence[str]) -> list[tuple[Path, str]]:
-    """The files of installed modules, and of what they need beside them, with their names in an
-    archive.
+    """The files of installed modules and of what they need beside them, with names for an archive.
 
-    Raise ValueError for one that is not here, or that holds code for this version of Python alone.
+    Raise ValueError for a module that is not installed here, or that only this version of Python
+    can load.
     """
     if unknown := [name for name in modules if name not in NEEDED]:
         raise ValueError(f"modules={','.join(unknown)} are none of {', '.join(NEEDED)}")
@@ -116,7 +115,7 @@ def files_of(modules: Sequence[str]) -> list[tuple[Path, str]]:
 
 
 def _files_of(module: str) -> list[tuple[Path, str]]:
-    """An installed module's files and their names in an archive."""
+    """An installed module's files, and their names in an archive."""
     try:
         found = importlib.import_module(module)
     except ImportError as error:
@@ -141,8 +140,9 @@ def _files_of(module: str) -> list[tuple[Path, str]]:
 
 
 def _metadata_of(module: str) -> list[tuple[Path, str]]:
-    """What tells the version of the package that a module comes with: code may ask for it, and
-    fail without.
+    """The metadata of the package that a module comes with.
+
+    Code may ask for that package's version, and fail without it.
     """
     names = importlib.metadata.packages_distributions().get(module, [])
     files = [path for name in sorted(set(names)) for path in importlib.metadata.files(name) or ()]

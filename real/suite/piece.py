@@ -1,8 +1,9 @@
-"""One piece in a process of its own: ``python -m real.suite.piece NAME FOLDER DEVICE SIZE
-SECONDS``.
+"""Runs one piece in a process of its own.
 
-Exit status: 0; 74 where something was left out for time, 75 where it is to go on in another
-process; 1 with a traceback where it failed.
+    python -m real.suite.piece NAME FOLDER DEVICE SIZE SECONDS
+
+Exit status: 0; 74 where something was left out for time; 75 where another process is to go on; 1,
+with a traceback, where the piece failed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         return PART
     except Exception as error:
         traceback.print_exc()
-        # The last line is what the suite tells.
+        # The suite tells only the last line.
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

@@ -1,5 +1,6 @@
-"""The pieces of the suite: what each is, where its code is, and how long it may take. Imports
-nothing heavy.
+"""The pieces of the suite: what each is, where its code is, and how long it may take.
+
+This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from real.suite.context import Context
 
 @dataclass(frozen=True)
 class Piece:
-    """``place`` is ``module:function``; it may take ``seconds``, and is left out where there are
-    not ``least_s``.
+    """A piece of the suite; ``place`` is ``module:function``.
+
+    It may take ``seconds``, and is left out where fewer than ``least_s`` are left.
     """
 
     name: str
@@ -40,12 +42,12 @@ PIECES = (
     Piece("live", "models whose own gates decide", "real.suite.runs:live", 45),
     Piece("validation", "the simulator beside the device", "real.suite.runs:validation", 90),
 )
-"""In this order. Their limits come to more than eight minutes: not all take all of theirs."""
+"""The pieces in order. Their limits come to more than eight minutes: not all need all of theirs."""
 REPORT = Piece("report", "all of it as one page", "real.suite.report:report", 20, 1.0)
 
 
 def piece_of(name: str) -> Piece:
-    """Raise ValueError for a name that is none."""
+    """The piece of that name. Raise ValueError for a name that is none."""
     for piece in (*PIECES, REPORT):
         if piece.name == name:
             return piece

@@ -1,5 +1,6 @@
-"""All that a folder of results holds, as one page. Every figure says what it ran on; targets
-missed say so.
+"""Writes all that a folder of results holds as one page.
+
+Every figure says what it ran on; a target that was missed says so.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from sim.results.labels import labels_in, told
 
 GB = 1e9
 TARGETS = {"gemv": 0.8, "sparse": 0.85, "copy": 0.95}
-"""Shares of a measured copy, of FloE's byte ceiling, and of the link's peak."""
+"""The least shares of: a measured copy, FloE's byte ceiling, the link's peak."""
 LARGE_BYTES, LARGE_COPY_BYTES = 64 << 20, 16 << 20
 
 
 def report(context: Context) -> None:
-    """``report.md``."""
+    """Write ``report.md``."""
     state = json.loads((context.folder / STATE).read_text(encoding="utf-8"))
     text = "\n".join(lines_of(context, state["pieces"])) + "\n"
     (context.folder / "report.md").write_text(text, encoding="utf-8")
@@ -49,7 +50,7 @@ def lines_of(context: Context, pieces: Mapping[str, Mapping[str, Any]]) -> Itera
 
 
 def targets(context: Context) -> Iterator[str]:
-    """What was to be reached, and what was."""
+    """What was to be reached, and what was reached, as a table."""
     rows = [
         *_kernel_targets(context),
         *_copy_targets(context),
@@ -97,7 +98,7 @@ def _kernel_targets(context: Context) -> Iterator[Row]:
 
 
 def peak_of(facts: Mapping[str, Any]) -> float | None:
-    """The best rate of copies from pinned memory."""
+    """The best speed of copies from pinned memory, in bytes per second."""
     return max(
         (row["bytes_per_s"] for row in facts.get("copies", ()) if row["memory"] == "pinned"),
         default=None,

@@ -23,9 +23,9 @@ from sim.values.record import Record
 STORES = Path("outputs/stores/suite")
 FREE = ("engine.links=free", "engine.compute=free")
 MODEL = "tiny_mixtral"
-"""Of live runs: one that comes with the project, whose gates decide."""
+"""The model of live runs: it comes with the project, and its gates decide."""
 BATCH = 4
-"""Sequences that the first system also runs at once."""
+"""How many sequences the first system also runs at once."""
 TOLD = (
     "system",
     "model",
@@ -47,14 +47,15 @@ TOLD = (
     "link_utilisation",
     "real",
 )
-"""Of a run's summary, what is kept."""
+"""The keys of a run's summary that are kept."""
 LEAST_S = 4.0
-"""A cell is not begun in less."""
+"""A cell is not begun with less time left."""
 
 
 def words_of(context: Context) -> tuple[str, ...]:
-    """What configures every run here: free links and compute, and the machine's own calibration
-    where there is one.
+    """The words that configure every run here: free links and compute, and the machine.
+
+    The machine is this one, as calibrated, where there is a calibration.
     """
     words = (
         *SIZES[context.size].words,
@@ -69,14 +70,15 @@ def words_of(context: Context) -> tuple[str, ...]:
 
 
 def calibrated(context: Context) -> str | None:
-    """The name of the machine that the calibration has written into the folder, if it has."""
+    """The name of the machine that the calibration has written into the folder; None if none."""
     found = sorted((context.folder / "hardware").glob("*.yaml"))
     return found[0].stem if found else None
 
 
 def stores(context: Context) -> None:
-    """The files of experts that the runs will read, so that no run pays for them:
-    ``stores.json``.
+    """Write the files of experts that the runs will read, so that no run pays for them.
+
+    Result: ``stores.json``.
     """
     size, cells = SIZES[context.size], Cells(context, "stores")
     for system in size.systems:
@@ -86,7 +88,7 @@ def stores(context: Context) -> None:
 
 
 def _store(context: Context, system: str) -> dict[str, Any]:
-    # A device is made, too, which says what it cannot run.
+    # This also makes a device, which says what it cannot run.
     prepared = _prepared(context, system, SIZES[context.size].budgets[0])
     assert prepared.weights is not None
     header = prepared.weights.store.header
@@ -104,8 +106,9 @@ def _prepared(context: Context, system: str, share: float, *words: str) -> Prepa
 
 
 def copies(context: Context) -> None:
-    """How much of the link's peak whole loads reach inside the engine, with 1 and 2 issued:
-    ``copies.json``.
+    """Measure how much of the link's peak whole loads reach in the engine, with 1 and 2 issued.
+
+    Result: ``copies.json``.
     """
     share, cells = SIZES[context.size].budgets[0], Cells(context, "copies")
     for in_flight in (1, 2):
@@ -121,8 +124,10 @@ def _loads(context: Context, share: float, in_flight: int) -> dict[str, Any]:
 
 
 def rates(record: Record) -> dict[str, Any]:
-    """Of the services of link 0: bytes per second of one by itself, and, of those that followed
-    another at once, from the end of the one before: the host's gap between them included.
+    """Rates of the services of link 0, in bytes per second.
+
+    ``bytes_per_s`` is a service's by itself. ``bytes_per_s_behind`` is that of services that
+    followed another at once, from the other's end: it includes the host's gap between them.
     """
     columns = (
         record.service_link,
@@ -149,8 +154,9 @@ def rates(record: Record) -> dict[str, Any]:
 
 
 def replay(context: Context) -> None:
-    """Every system at every budget on forced routing, and FloE's loader in its other form:
-    ``replay.json``. Budgets in order, so that all have the first.
+    """Run every system at every budget on forced routing, and FloE's loader in its other form.
+
+    Budgets come in order, so that all systems have the first. Result: ``replay.json``.
     """
     size, cells = SIZES[context.size], Cells(context, "replay")
     for share in size.budgets:
@@ -177,9 +183,9 @@ def _summary(context: Context, system: str, share: float, *words: str) -> dict[s
 
 
 def live(context: Context) -> None:
-    """Bundled models whose own gates decide, on the device; without loss, the logits of the whole
-    model: ``live.json``.
+    """Run bundled models whose own gates decide, on the device.
 
+    Without loss their logits are compared with those of the whole model. Result: ``live.json``.
     Raise RuntimeError where they have other bits.
     """
     cells = Cells(context, "live")
@@ -238,8 +244,9 @@ def _live(context: Context, model: str, system: str, together: int) -> dict[str,
 def whole_logits(
     request: Request, passages: Sequence[Any], new_tokens: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """The last rows' logits of each step [B, V], by the whole unpatched model on a device: all
-    passages at once.
+    """The last rows' logits of each step [B, V], by the whole unpatched model on a device.
+
+    All passages run at once.
     """
     from hydra.utils import instantiate
 
@@ -264,15 +271,16 @@ def whole_logits(
 
 
 def validation(context: Context) -> None:
-    """The simulator beside the device: folder ``validation``, as `python -m real.validate`
-    writes it.
+    """Put the simulator beside the device, in the folder ``validation``.
+
+    Its files are those of `python -m real.validate`.
     """
     from real.validation.validation import Asked, validate
 
     size, folder = SIZES[context.size], context.folder / "validation"
     folder.mkdir(exist_ok=True)
     plan = Plan(size.validated, size.validated_budgets, size.repeats, 0, words_of(context))
-    # A run may take twice as long as those before it; checks and the report need some time, too.
+    # A run may take twice as long as those before it; checks and the report need time, too.
     found = validate(
         Asked(plan, (), folder), Console(stderr=True), lambda: context.deadline.has(3 * LEAST_S)
     )

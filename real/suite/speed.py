@@ -13,7 +13,7 @@ SAVE_EVERY = 8
 
 
 def probe(context: Context) -> None:
-    """Copies by size, host costs, clocks, FloE's gather: ``facts.json``."""
+    """Measure copies by size, host costs, clocks and FloE's gather. Result: ``facts.json``."""
     from real.cuda.probing import links_and_host
 
     size = SIZES[context.size]
@@ -32,8 +32,9 @@ def probe(context: Context) -> None:
 
 
 def verify(context: Context) -> None:
-    """Every kernel against fp64: ``verify.json``. Raise RuntimeError where one is wrong, when
-    all have been asked.
+    """Check every kernel against fp64. Result: ``verify.json``.
+
+    Raise RuntimeError if a kernel is wrong, after all have been checked.
     """
     from real.kernels.verify import verify as checks
 
@@ -59,7 +60,7 @@ def verify(context: Context) -> None:
 
 
 def kernels(context: Context) -> None:
-    """Speeds beside a measured copy: ``kernels.json``."""
+    """Measure kernels' speeds beside a measured copy. Result: ``kernels.json``."""
     from real.cuda.bench import Measuring
 
     measuring = Measuring(runtime_of(context.device), SIZES[context.size].bench)

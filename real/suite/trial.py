@@ -1,8 +1,7 @@
-"""Whether the project itself works on a machine that has all packages: its modules are imported,
-its systems run once.
+"""Tries whether the project itself works here: imports its modules, and runs its systems once.
 
-A package that is there says nothing of that. The project may be unpacked in part, or ask for what a
-mere folder on PYTHONPATH does not have.
+That all packages are there does not tell: the project may be unpacked in part, or need what a mere
+folder on PYTHONPATH does not have.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from real.calibration.sizes import OWN_WORDS, SIZES
 from real.suite.pieces import PIECES, REPORT
 
 BY_NAME = ("real.setup.devices", "real.cuda.device")
-"""Modules that the pieces reach by a name in a string."""
+"""Modules that the pieces reach only by a name in a string."""
 
 
 def trial(size: str) -> list[str]:
-    """What does not work, a line each: modules that the pieces import, at whatever remove and
-    wherever in a function; when all can be imported, every system of this size on the null device,
-    which needs no store.
+    """What does not work, a line each.
+
+    First all modules are imported that the pieces import, directly or not, also inside functions.
+    If that works, every system of this size runs on the null device, which needs no store.
     """
     found = [
         line
@@ -38,7 +38,7 @@ def trial(size: str) -> list[str]:
 
 
 def told(faults: list[str]) -> str:
-    """With the way out."""
+    """The faults, with the way out."""
     return "\n".join(
         [
             *faults,
@@ -51,7 +51,7 @@ def told(faults: list[str]) -> str:
 
 
 def _modules() -> list[str]:
-    # Reading the code needs packages: nothing of it may be asked for before they have been found.
+    # Reading the code needs packages, so these are imported only after packages have been checked.
     from sim.reproduce.keys import Code
     from sim.values.places import ROOT
 

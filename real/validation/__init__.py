@@ -1,3 +1,4 @@
-"""How far the simulator is from a run on a device: cases that are run, constants from other
-runs, and the verdicts.
+"""Measures how far the simulator is from a run on a device.
+
+It runs cases, learns constants from other systems' runs, and gives the verdicts.
 """

@@ -1,5 +1,6 @@
-"""Systems and budgets, each run on a device and by the simulator, and compared decision by
-decision and in time.
+"""Systems and budgets that are run on a device and by the simulator, and compared.
+
+Compared are every decision and all times.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from sim.values.record import Record
 
 SCHEDSTAT = Path("/proc/self/schedstat")
 BUSY_SHARE = 0.005
-"""A run whose main thread stood in the run queue for more of its time than this was disturbed by
-others.
+"""A run was disturbed by others if its main thread spent more than this share of it in the run
+queue.
 """
 MAX_TOTAL_ERROR, MAX_STEP_ERROR = 0.01, 0.02
-"""What a controlled prediction may be off by: of the makespan, of 95 % of the steps."""
+"""The largest errors of a controlled prediction: of the makespan, and of 95 % of the steps."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run: words of the configuration for all, systems, budgets, and how often
-    each.
+    """What is run: systems and budgets (``shares``), and how often each.
+
+    ``words`` configure all runs.
     """
 
     systems: tuple[str, ...]
@@ -52,9 +54,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run on the device. ``delay``: of its time, the share that the main thread stood in the
-    run queue; None where the system does not tell. ``load_average``: the machine's, over the minute
-    in which the run ended. ``labels``: what a reader must know of the run, and of its simulation.
+    """One run on the device.
+
+    - ``delay``: the share of its time that the main thread spent in the run queue; None where the
+      system does not tell.
+    - ``load_average``: the machine's, over the minute in which the run ended.
+    - ``labels``: what a reader must know of the run, and of its simulation.
     """
 
     system: str
@@ -71,11 +76,13 @@ class Measured:
 class Checked:
     """A recorded run against the simulator.
 
-    ``first_difference``: of the recorded calls replayed into a fresh controller, None where all
-    answers are equal. ``nonconformance``: why the replay in time is refused, None where it holds;
-    with its errors and the share of calls whose order was forced. ``total_error`` and
-    ``step_error`` (95th percentile) are those of the prediction from nominal times; ``controlled``
-    what that comes to: ``holds``, ``misses``, ``busy`` or, with free times, None.
+    - ``first_difference``: in the recorded calls replayed into a fresh controller; None where all
+      answers are equal.
+    - ``nonconformance``: why the replay in time is refused; None where it holds. ``makespan_error``
+      and ``token_error`` are its errors, ``forced`` the share of calls whose order was forced.
+    - ``total_error``, ``step_error`` (95th percentile): of the prediction from nominal times.
+    - ``controlled``: what that prediction comes to: ``holds``, ``misses``, or ``busy`` (the machine
+      was); None with free times.
     """
 
     system: str
@@ -93,7 +100,7 @@ class Checked:
 
 
 def request_of(words: Sequence[str], system: str, share: float) -> Request:
-    """Raise ValueError for what cannot run."""
+    """The request of a system at a budget. Raise ValueError for what cannot run."""
     cfg, name = configure(
         f"system={system}", f"budget.resident_share={share}", *words, config="real"
     )
@@ -101,8 +108,9 @@ def request_of(words: Sequence[str], system: str, share: float) -> Request:
 
 
 def order_of(plan: Plan) -> list[tuple[str, float, int]]:
-    """Every run, repeats interleaved in a seeded random order: what drifts is not one system's
-    fault.
+    """Every run, by system, budget and repeat.
+
+    Repeats are interleaved in a seeded random order, so that drift is not put down to one system.
     """
     runs: list[tuple[str, float, int]] = []
     for repeat in range(plan.repeats):
@@ -113,7 +121,7 @@ def order_of(plan: Plan) -> list[tuple[str, float, int]]:
 
 
 def measure_run(request: Request, share: float, system: str) -> Measured:
-    """Run on the device and write it down."""
+    """Run on the device, and record the run."""
     prepared = prepare_replay(request)
     run = prepared.run
     before = _queued_ns()
@@ -138,7 +146,7 @@ def measure_run(request: Request, share: float, system: str) -> Measured:
 
 
 def _queued_ns() -> int | None:
-    """How long this thread has been runnable and not run."""
+    """How many ns this thread has been runnable without running."""
     try:
         return int(SCHEDSTAT.read_text().split()[1])
     except (OSError, IndexError, ValueError):
@@ -153,13 +161,13 @@ def _frames(run: Run, record: Record, recording: Recording | None = None) -> Fra
 
 
 def simulated(prepared: Prepared, durations: Durations | None = None) -> Frames:
-    """The same run by the simulator, from nominal durations or others."""
+    """The tables of the same run by the simulator, from nominal durations or from others."""
     run = prepared.run
     return _frames(run, simulate(run.controller, run.workload, durations or run.durations))
 
 
 def check(request: Request, measured: Measured) -> Checked:
-    """Steps 1 and 2: equal decisions, the time of a replay, and a prediction from nominal times."""
+    """Steps 1 and 2: equal decisions, the time of a replay, a prediction from nominal times."""
     recording = measured.recording
     fresh = prepare_replay(request).run
     difference = replay(recording.calls, fresh.controller, fresh.workload, recording.asked_ns)
@@ -189,14 +197,14 @@ def check(request: Request, measured: Measured) -> Checked:
 
 
 def errors(predicted: Record, recorded: Record) -> tuple[float, float]:
-    """Of a predicted run: its makespan's (signed), and the 95th percentile of its steps'."""
+    """The error of a predicted makespan (signed), and the 95th percentile of its steps' errors."""
     spans = [spans_ns(record) for record in (predicted, recorded)]
     step = np.percentile(np.abs(spans[0] - spans[1]) / np.maximum(spans[1], 1), 95)
     return predicted.makespan_ns / recorded.makespan_ns - 1, float(step)
 
 
 def spans_ns(record: Record) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """How long each step took."""
+    """How long each step took, in ns."""
     return np.array(record.step_end_ns, np.int64) - np.array(record.step_start_ns, np.int64)
 
 
@@ -212,7 +220,7 @@ def _verdict(request: Request, total: float, step: float, measured: Measured) ->
 def predict(
     plan: Plan, runs: Sequence[Measured], make: Callable[[str, float], Request]
 ) -> list[Case]:
-    """Step 3: each system at each budget from what the *other* systems' runs took."""
+    """Step 3: predict each system at each budget from the times of the *other* systems' runs."""
     cases = []
     for system, share in product(plan.systems, plan.shares):
         mine = [run for run in runs if (run.system, run.share) == (system, share)]

@@ -1,5 +1,6 @@
-"""Step 4: the same systems with the model in the loop, beside a trace that holds the
-full-precision model's gates.
+"""Step 4 of a validation: the same systems with the model in the loop.
+
+They are compared with runs on the gates of the full-precision model, which is what a trace holds.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from real.lossy.requests import request_of
 from sim.results.labels import told
 
 NOT_SIMULATED = ("device", "input", "engine", "live")
-"""What says how a device runs: a closed loop is simulated, beside the model at work."""
+"""Sections that say how a device runs; they mean nothing to a closed loop, which is simulated."""
 USUAL = {"model": "tiny_mixtral", "hardware": "paced_cpu"}
-"""Where the words do not choose, as ``conf/real.yaml`` does."""
+"""What is taken where the words choose nothing, as in ``conf/real.yaml``."""
 
 
 def read_modes(text: str) -> tuple[str, ...]:
-    """Raise ValueError for a mode that does not exist."""
+    """The modes of a comma-separated list. Raise ValueError for one that does not exist."""
     modes = tuple(name for name in text.split(",") if name)
     if unknown := [name for name in modes if name not in MODES]:
         raise ValueError(f"unknown closed_loop={','.join(unknown)}; known: {', '.join(MODES)}")
@@ -35,8 +36,9 @@ def shifts_of(
     modes: Sequence[str],
     console: Console,
 ) -> list[Shift]:
-    """Every system in every mode at one budget. Raise ValueError for what the closed loop cannot
-    have.
+    """Measure every system in every mode at one budget.
+
+    Raise ValueError for what a closed loop cannot have.
     """
     kept = [
         word
@@ -50,7 +52,7 @@ def shifts_of(
 
 
 def as_lines(shifts: Sequence[Shift], share: float) -> list[str]:
-    """The report's part."""
+    """The report's section on step 4, as lines."""
     lines = ["## 4. Closed loop", ""]
     if not shifts:
         return [
@@ -96,5 +98,5 @@ def as_lines(shifts: Sequence[Shift], share: float) -> list[str]:
 
 
 def as_rows(shifts: Sequence[Shift]) -> list[dict[str, Any]]:
-    """The same as numbers."""
+    """The same section as numbers."""
     return [{**shift.row(), "is_zero": shift.is_zero} for shift in shifts]

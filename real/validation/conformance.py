@@ -1,10 +1,10 @@
-"""Conformance in time: the simulator replays everything that a run on a device took, and must come
-out where it did.
+"""Conformance in time: the simulator replays a recorded run, and must come out at the same time.
 
-A recorded run brings its durations (`real.driver.recording`); rules, queues and the order of things
-are the simulator's own. Where its next call differs from the recorded one, and both lie within
-``TIE_NS`` in the recording, the recorded order is forced and counted: threads decide such ties, and
-no simulator can know how. Any other difference is an error that names the call.
+The recording brings the durations (`real.driver.recording`); rules, queues and the order of events
+are the simulator's own. The simulator's next call may differ from the recorded one where both lie
+within ``TIE_NS`` of each other in the recording. Threads decide such ties, and no simulator can
+know how: the recorded order is forced, and counted. Any other difference is an error that names the
+call.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ from sim.workload.steps import Workload
 
 TIE_NS = 200_000
 LATENESS = 250
-"""So many ties late a thread may be: what was due closer to the end of a run need not have come."""
+"""How many ties late a thread may be: work due closer to the run's end need not have ended."""
 MAX_MAKESPAN_ERROR, MAX_TOKEN_ERROR, MAX_FORCED = 0.005, 0.01, 0.01
-"""What a replay may differ by: of the makespan, of 95 % of the tokens' durations, of the calls."""
+"""The largest errors of a replay: of the makespan, of 95 % of the tokens' durations, of the calls
+whose order is forced.
+"""
 CLASSES: dict[int, tuple[str, ...]] = {
     TRANSFER_END: ("transfer_done", "head_done", "chunk_done"),
     CPU_DONE: ("cpu_done",),
@@ -56,7 +58,7 @@ CLASSES: dict[int, tuple[str, ...]] = {
     GATE: ("gate",),
     ARRIVAL: ("begin_sequence",),
 }
-"""By class of an event's priority: the calls that it may begin with."""
+"""By class of an event's priority: the calls that the event may begin with."""
 
 
 class NonconformanceError(RuntimeError):
@@ -65,11 +67,11 @@ class NonconformanceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Conformance:
-    """How a replay came out. Times in ns; ``token_error`` is the 95th percentile over the steps'
-    durations.
+    """How a replay came out. Times are in ns.
 
-    ``gap_ns`` is the time of the recorded run in which the stream neither computed nor stood idle
-    for something: it is replayed like the rest, so a driver that dawdles is seen only here.
+    ``token_error`` is the 95th percentile over the steps' durations. ``gap_ns`` is the time in
+    which the recorded run's stream neither computed nor stood idle for something. That time is
+    replayed like all other, so a driver that dawdles shows only here.
     """
 
     calls: int
@@ -84,7 +86,7 @@ class Conformance:
         return abs(self.replayed_ns - self.recorded_ns) / self.recorded_ns
 
     def check(self) -> None:
-        """Raise NonconformanceError if it is further off than it may be."""
+        """Raise NonconformanceError if an error is larger than it may be."""
         for what, value, most in (
             ("the makespan differs by", self.makespan_error, MAX_MAKESPAN_ERROR),
             (
@@ -109,8 +111,8 @@ def conform(
 ) -> Conformance:
     """Let the simulator replay a recorded run on a controller that has not been called yet.
 
-    ``durations`` are the nominal ones. Raise NonconformanceError where its calls are not those of
-    the recording.
+    ``durations`` are the nominal ones. Raise NonconformanceError where the simulator's calls are
+    not those of the recording.
     """
     lengths = lengths_of(recording, controller.loader.wait)
     order = RecordedOrder(recording, tie_ns)
@@ -147,23 +149,23 @@ def _token_error(recorded: Record, replayed: Record) -> float:
 
 
 class RecordedOrder(Clock):
-    """A clock and event heap that takes the recorded run's next call first, where it is a tie.
+    """A clock and event heap that takes the recorded run's next call first where it is a tie.
 
-    An event that is held up happens later than it was to: at the time of what went before it.
+    An event that is held up happens later than it was set to: at the time of the one before it.
     """
 
     def __init__(self, recording: Recording, tie_ns: int) -> None:
         super().__init__()
         self._calls, self._call_ns, self._tie_ns = recording.calls, recording.record.call_ns, tie_ns
         self.num_made = 0
-        """Calls made so far: the recorded one of this number comes next."""
+        """How many calls have been made; the recorded call of this number comes next."""
         self.forced = 0
 
     def run(self, until: simpy.Event) -> None:
         simpy.Environment.run(self, until)
 
     def step(self) -> None:
-        """The next event: the first, or the recorded one."""
+        """Take the next event: the first of the heap, or the one that makes the recorded call."""
         if not self._queue:
             raise simpy.core.EmptySchedule
         first = self._queue[0]
@@ -172,8 +174,9 @@ class RecordedOrder(Clock):
         self._ring(heapq.heappop(self._queue))
 
     def _take_recorded(self) -> bool:
-        """Let the event happen that makes the recorded next call, before its turn; False if
-        there is none.
+        """Take the event that makes the recorded next call, before its turn.
+
+        Return False if there is none close enough.
         """
         found = min((event for event in self._queue if self._takes(event)), default=None)
         if found is None or found[0] > self.peek() + self._tie_ns:
@@ -202,7 +205,7 @@ class RecordedOrder(Clock):
         return call is None or _may_make(entry[1], call)
 
     def _is_tie(self, entry: Entry) -> bool:
-        """Whether an event's own call lies close to the recorded next one in the recording."""
+        """Whether an event's own call lies close to the next recorded one in the recording."""
         until_ns = self._call_ns[self.num_made] + self._tie_ns
         for index in range(self.num_made, len(self._calls)):
             if self._call_ns[index] > until_ns:
@@ -222,7 +225,7 @@ def _may_make(priority: int, call: Call) -> bool:
 
 
 class GuidedController(RecordedController):
-    """A controller whose calls, and their answers, must be those of a recording."""
+    """A controller whose calls and answers must be those of a recording."""
 
     def __init__(self, controller: Controller, recording: Recording, order: RecordedOrder) -> None:
         super().__init__(controller)
@@ -238,7 +241,7 @@ class GuidedController(RecordedController):
 
 
 class ReplayedDurations:
-    """The nominal durations, with those of a recording where the engine asks in a known order."""
+    """The nominal durations, but a recording's where the engine asks in a known order."""
 
     def __init__(self, nominal: Durations, lengths: Lengths, tie_ns: int) -> None:
         self._nominal, self._lengths, self._late_ns = nominal, lengths, LATENESS * tie_ns
@@ -247,7 +250,7 @@ class ReplayedDurations:
 
     @property
     def prediction_ns(self) -> int:
-        """Asked once a gate."""
+        """How long the next gate's prediction takes; the engine asks once a gate."""
         tick, gate_ns = next(self._ticks)
         missing_ns = self._lengths.if_missing(gate_ns, self._nominal.prediction_ns, self._late_ns)
         return self._lengths.prediction.get(tick, missing_ns)
@@ -263,7 +266,7 @@ class ReplayedDurations:
         return self._nominal.expert_ns(precision, site, tokens)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
-        """Asked once a submission."""
+        """How long the next need takes on the CPU; the engine asks once a submission."""
         return next(self._cpu, NEVER_NS)
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
@@ -274,9 +277,7 @@ class ReplayedDurations:
 
 
 class ReplayEngine(Engine):
-    """The simulator, with a recording's durations for what it computes and moves: every
-    computation has its own.
-    """
+    """The simulator with a recording's durations: every computation has its own."""
 
     is_arithmetic = False
 
@@ -314,8 +315,9 @@ class ReplayEngine(Engine):
 
 
 class Measured(Link):
-    """A link whose services take what they took in a recording. Each has it to itself: the
-    sharing is in the times.
+    """A link whose services take what they took in a recording.
+
+    Each service has the link to itself here: what sharing cost it is in its recorded time.
     """
 
     lengths: Lengths
@@ -334,7 +336,7 @@ class Measured(Link):
 
     def _nominal_ns(self, transfer: Transfer) -> int:
         nominal_ns = super().service_ns(transfer)
-        # A link asks once for a size, but here every service has its own time.
+        # A link keeps the time of each size, but here every service has a time of its own.
         self._hop_ns.clear()
         return nominal_ns
 
@@ -352,7 +354,7 @@ class Measured(Link):
 
 
 class MeasuredChunks(Measured, ChunkedLink):
-    """A service that was cut is cut where it was, if the simulator would cut it there, too."""
+    """A link whose services are cut where they were, if the simulator would cut them there, too."""
 
     def service_ns(self, transfer: Transfer) -> int:
         return NEVER_NS if self._current in self.lengths.cut else super().service_ns(transfer)
@@ -370,7 +372,7 @@ class MeasuredChunks(Measured, ChunkedLink):
         self._on_cut(transfer, service, chunks, alarm.at_ns)
 
     def _first_chunk(self, transfer: Transfer, elapsed_ns: int) -> tuple[int, int] | None:
-        """Number and end of the first chunk that ends later, unless it is the last."""
+        """The number and end of the first chunk that ends later, unless it is the last."""
         size, cut = self._chunk_bytes, self.lengths.cut.get(self._current)
         assert size is not None
         nominal_ns = [
@@ -382,26 +384,26 @@ class MeasuredChunks(Measured, ChunkedLink):
             return cut[0] // size, cut[1]
         if chunks == len(nominal_ns):
             return None
-        # A loader is late now and then; by when it came to the chunk's end the reason for a cut may
-        # have been gone.
+        # A loader is late now and then. By the time it came to the chunk's end the reason for a cut
+        # may have gone.
         end_ns = nominal_ns[chunks] + (self.tie_ns if cut is None else 0)
         return (chunks + 1, end_ns) if end_ns < self.service_ns(transfer) else None
 
 
 class MeasuredEngines(Measured, SharedLink):
-    """Engines that share a link: their times have the sharing in them."""
+    """Engines that share a link; what sharing cost their services is in the recorded times."""
 
     def __init__(self, machine: Machine, index: int) -> None:
         super().__init__(machine, index)
         self._alarmed: set[int] = set()
 
     def service_ns(self, transfer: Transfer) -> int:
-        # All of it is latency, which is not shared.
+        # All of the service counts as latency, which is not shared.
         self._latency_ns = self.lengths.service.get(self._current, NEVER_NS)
         return self._latency_ns
 
     def _set_alarm(self, now: int) -> None:
-        """Each service has an alarm of its own: none changes because another ends."""
+        """Give each service an alarm of its own, since none changes when another ends."""
         for engine in self._working:
             if engine.service not in self._alarmed:
                 self._alarmed.add(engine.service)
@@ -413,7 +415,7 @@ class MeasuredEngines(Measured, SharedLink):
 
 
 def make_link(engine: ReplayEngine, index: int, lengths: Lengths, tie_ns: int) -> Measured:
-    """The link of the simulator that has so many engines, and chunks or not."""
+    """The kind of link for its number of engines and for chunks or none."""
     controller = engine.controller
     kind = Measured
     if controller.route.engines[index] > 1:

@@ -1,11 +1,12 @@
 """Durations as a machine takes them, learnt from recorded runs.
 
-A recorded run says when each piece of work began and ended; its nominal durations say which pieces
-are alike: those of one kind (a layer's dense work in a decode step, an expert at a precision, a
-service on a link ..) and one nominal duration. What is learnt is the median of each such group.
-What the stream neither computed nor waited for is the host's, by the place where it stands: before
-a gate (sync), after it (issue), after a wait (wake), at a site's end (post); between two experts of
-a gate it is part of the second.
+A recorded run says when each piece of work began and ended. Pieces are alike if they are of one
+kind (a layer's dense work in a decode step, an expert at a precision, a service on a link ..) and
+have the same nominal duration. The median of each such group is learnt.
+
+Time in which the stream neither computed nor waited is the host's. The place where it stands says
+which part: before a gate (sync), after it (issue), after a wait (wake), at a site's end (post). A
+gap between two experts of a gate is part of the second.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ from sim.results.frames import Frames
 from sim.values.types import HostCosts, Outcome, Step
 
 Kind = tuple[str, int, bool]
-"""What was done; a link's or a precision's number; whether in a decode step."""
+"""What was done; the number of the link or the precision; whether it was in a decode step."""
 Pair = tuple[Kind, int, int]
-"""A kind, a nominal and a measured duration, in ns."""
+"""A kind, a nominal duration and the measured one, in ns."""
 HOST_PARTS = ("sync", "issue", "wake", "post")
-"""In the order of ``HostCosts``; none has a nominal duration."""
+"""The parts of host time, in the order of ``HostCosts``; none has a nominal duration."""
 
 
 @dataclass
 class Constants:
-    """By kind, nominal durations in ascending order and the median of what such a piece of work
-    took, in ns.
+    """What was learnt, by kind of work.
+
+    For each kind: the nominal durations in ascending order, and the median of what such a piece
+    took, both in ns.
     """
 
     medians: dict[Kind, tuple[list[int], list[float]]] = field(default_factory=dict)
@@ -46,7 +49,7 @@ class Constants:
 
     @classmethod
     def learn(cls, pairs: Iterable[Pair]) -> Constants:
-        """From pieces of work of any number of runs."""
+        """Learn from the pieces of work of any number of runs."""
         groups: dict[Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for kind, nominal_ns, measured_ns in pairs:
             groups[kind][nominal_ns].append(measured_ns)
@@ -58,8 +61,10 @@ class Constants:
         )
 
     def takes(self, kind: Kind, nominal_ns: int) -> int:
-        """What such a piece of work takes here: between two that were seen along a straight line,
-        beyond the last in proportion; the nominal duration where none of its kind was seen.
+        """How long such a piece of work takes here, in ns.
+
+        Between two nominal durations that were seen it is interpolated along a straight line;
+        beyond the last it goes in proportion. A kind that was never seen takes its nominal time.
         """
         if kind not in self.medians:
             return nominal_ns
@@ -75,7 +80,7 @@ class Constants:
 
 
 class MeasuredDurations:
-    """The nominal durations of a run as a machine takes them. Implements ``Durations``."""
+    """A run's durations as a machine takes them. Implements ``Durations``."""
 
     def __init__(self, nominal: Durations, constants: Constants) -> None:
         self._nominal, self._constants = nominal, constants
@@ -108,8 +113,9 @@ class MeasuredDurations:
 
 
 def pairs_of(recording: Recording, frames: Frames, nominal: Durations) -> list[Pair]:
-    """Every piece of work of a recorded run that has a duration of its own. ``frames``: the
-    run's tables.
+    """Every piece of work of a recorded run that has a duration of its own.
+
+    ``frames``: the run's tables. ``nominal``: its nominal durations.
     """
     controller = frames.controller
     lengths = lengths_of(recording, controller.loader.wait)
@@ -121,14 +127,14 @@ def pairs_of(recording: Recording, frames: Frames, nominal: Durations) -> list[P
 
 @dataclass(frozen=True)
 class Need:
-    """A looked-up need: rows that chose it, and since when it could be computed."""
+    """A looked-up need: how many rows chose it, and since when it could be computed."""
 
     tokens: int
     ready_ns: int
 
 
 def _needs(frames: Frames) -> tuple[list[dict[int, Need]], list[bool]]:
-    """By gate, the loaded needs by their serving key, and whether the CPU computed others."""
+    """By gate: the loaded needs by their serving key, and whether the CPU computed others."""
     loaded = [dict[int, Need]() for _ in frames.record.gate_ns]
     on_cpu, skipped = (Outcome.CPU.name.lower(), Outcome.SKIP.name.lower())
     cpu = [False] * len(loaded)
@@ -136,7 +142,7 @@ def _needs(frames: Frames) -> tuple[list[dict[int, Need]], list[bool]]:
         cpu[tick] = True
     lookups = frames.lookups.filter(~pl.col("outcome").is_in([on_cpu, skipped]))
     if frames.controller.loader.wait == "wait_all":
-        # What one call admitted is computed when the last of it has come.
+        # The needs that one call admitted are computed when the last of them has come.
         lookups = lookups.with_columns(pl.col("ready_ns").max().over("tick", "gate_ns"))
     for tick, key, tokens, ready_ns in lookups.select("tick", "key", "tokens", "ready_ns").rows():
         loaded[tick][key] = Need(tokens, ready_ns)
@@ -144,7 +150,7 @@ def _needs(frames: Frames) -> tuple[list[dict[int, Need]], list[bool]]:
 
 
 def _stream(recording: Recording, frames: Frames, nominal: Durations) -> list[Pair]:
-    """What the compute stream did, and the gaps of the host, step by step and site by site."""
+    """What the compute stream did, and the host's gaps, step by step and site by site."""
     streams = frames.controller.loader.dense_slots > 0
     loaded, cpu = _needs(frames)
     computed, pairs, tick = iter(recording.computed), list[Pair](), 0
@@ -189,8 +195,8 @@ def _expert(frames: Frames, nominal: Durations, key: int, tokens: int, measured_
 def _after_gates(firsts: Sequence[tuple[int, int, int]]) -> list[Pair]:
     """Gaps before the first need of a gate, of (gate, when the need was there, its start).
 
-    Where it was there at the gate the gap is the issue. Where it came after the issue was over it
-    is the wake.
+    Where the need was there at the gate, the gap is the issue. Where it came after the issue was
+    over, the gap from its arrival is the wake.
     """
     issues = [start_ns - gate_ns for gate_ns, ready_ns, start_ns in firsts if ready_ns <= gate_ns]
     issue_ns = round(median(issues)) if issues else 0
@@ -205,7 +211,7 @@ def _after_gates(firsts: Sequence[tuple[int, int, int]]) -> list[Pair]:
 
 
 def _on_cpu(frames: Frames, nominal: Durations, cpu: Sequence[int]) -> list[Pair]:
-    """Needs that the CPU computed, in order of submission, which is that of the lookups."""
+    """The needs that the CPU computed, in order of submission, which is the order of lookups."""
     g = frames.controller.geometry
     submitted = (
         frames.lookups.filter(pl.col("outcome") == Outcome.CPU.name.lower())
@@ -213,9 +219,8 @@ def _on_cpu(frames: Frames, nominal: Durations, cpu: Sequence[int]) -> list[Pair
         .rows()
     )
     pairs: list[Pair] = []
-    for (key, tokens), measured_ns in zip(
-        submitted, cpu, strict=False
-    ):  # the run's end may leave some undone
+    # The run's end may leave some of them undone.
+    for (key, tokens), measured_ns in zip(submitted, cpu, strict=False):
         precision = g.precision_of(key)
         nominal_ns = nominal.cpu_ns(precision, g.site_of(key), tokens)
         pairs.append((("cpu", precision, tokens == 1), nominal_ns, measured_ns))
@@ -229,7 +234,7 @@ def _services(
     service: dict[Service, int],
     cut: dict[Service, tuple[int, int]],
 ) -> list[Pair]:
-    """Whole services of links that nothing shares."""
+    """Whole services of links with one engine, but for those that wrote back."""
     record, pairs, seen = recording.record, list[Pair](), defaultdict[tuple[int, int], int](int)
     for number, link, moved in zip(
         record.service_number, record.service_link, record.service_bytes, strict=True

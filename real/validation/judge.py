@@ -1,6 +1,4 @@
-"""What predictions are worth: errors beside the noise, the order of systems, the price of the
-wrong pick, coverage.
-"""
+"""Judges predictions: errors beside the noise, the order of systems, wrong picks, coverage."""
 
 from __future__ import annotations
 
@@ -12,15 +10,16 @@ from statistics import mean, median, stdev
 import numpy as np
 
 LEVEL = 0.9
-"""Of the intervals whose coverage is counted."""
+"""The level of the intervals whose coverage is counted."""
 COVERAGE = (0.80, 0.98)
-"""What share of the runs intervals of that level should hold, for so few runs."""
+"""The share of runs that intervals of that level should hold, for so few runs: least and most."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One system at one budget: predicted and measured makespans in ns (one a repeat), and the
-    same by step.
+    """One system at one budget: its predicted makespan and those measured, one a repeat, in ns.
+
+    The same by step.
     """
 
     system: str
@@ -36,12 +35,12 @@ class Case:
 
     @property
     def error(self) -> float:
-        """Predicted over the median of what was measured, less 1."""
+        """The predicted makespan over the median of the measured ones, less 1."""
         return self.predicted_ns / self.median_ns - 1
 
     @property
     def step_error(self) -> float:
-        """Median over steps of the relative error against the median of the repeats."""
+        """The median over steps of the relative error against the median of the repeats."""
         measured = np.median(np.array(self.measured_steps), axis=0)
         return float(
             np.median(np.abs(np.array(self.predicted_steps) / np.maximum(measured, 1) - 1))
@@ -49,14 +48,14 @@ class Case:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the repeats over their mean; 0 for one."""
+        """The standard deviation of the repeats over their mean; 0 for a single one."""
         return (
             stdev(self.measured_ns) / mean(self.measured_ns) if len(self.measured_ns) > 1 else 0.0
         )
 
     @property
     def step_noise(self) -> float:
-        """Median over steps and pairs of repeats of their relative difference; 0 for one."""
+        """The median over steps and pairs of repeats of their relative difference; 0 for one."""
         steps = np.array(self.measured_steps, dtype=float)
         pairs = [np.abs(a / np.maximum(b, 1) - 1) for a, b in combinations(steps, 2)]
         return float(np.median(pairs)) if pairs else 0.0
@@ -64,11 +63,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Of the systems at one budget: pairs that differ by more than the noise, those in the right
-    order, and the rest.
+    """How well the systems at one budget are ordered.
 
-    ``tau``: Kendall's over those pairs, None without any. ``regret``: how much slower the
-    simulator's pick really is than the fastest, 0 if it is the fastest.
+    - ``told_apart``: pairs that differ by more than the noise. ``right``: those of them that are
+      predicted in the right order.
+    - ``tau``: Kendall's over those pairs; None without any.
+    - ``regret``: how much slower the simulator's pick (``picked``) really is than the fastest; 0 if
+      it is the fastest.
     """
 
     share: float
@@ -81,7 +82,7 @@ class Ranking:
 
 
 def rankings(cases: Sequence[Case]) -> list[Ranking]:
-    """One for each budget with at least two systems."""
+    """One ranking for each budget with at least two systems."""
     found = []
     for share in sorted({case.share for case in cases}):
         here = [case for case in cases if case.share == share]
@@ -102,11 +103,11 @@ def rankings(cases: Sequence[Case]) -> list[Ranking]:
 
 
 def intervals(cases: Sequence[Case]) -> list[tuple[float, float] | None]:
-    """For each case where its makespan should lie with ``LEVEL``, in ns, from the errors of the
-    *other* cases.
+    """Where each case's makespan should lie with ``LEVEL``, in ns, by the errors of *other* cases.
 
-    The quantile of the other cases' absolute errors and repeats, the ``ceil((n + 1) level)``-th of
-    n (split conformal prediction); None where there are too few others for that.
+    Half the width is a quantile of the other cases' absolute errors, one a repeat: of n errors the
+    ``ceil((n + 1) level)``-th (split conformal prediction). None where there are too few others for
+    that.
     """
     found: list[tuple[float, float] | None] = []
     for case in cases:

@@ -1,4 +1,4 @@
-"""What a validation found: tables, a figure, one file of timelines, and the same as JSON."""
+"""Writes what a validation found: tables, a figure, a file of timelines, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ def write_report(
     shifts: Sequence[Mapping[str, Any]],
     labels: Sequence[tuple[str, Labels]],
 ) -> str:
-    """``validation.json``, ``validation.md`` and ``predicted_measured.{png,svg}``. Returns the
-    text.
+    """Write ``validation.json``, ``validation.md`` and ``predicted_measured.{png,svg}``.
 
-    ``closed_loop`` and ``shifts`` are step 4, as lines and as numbers. ``labels``: of the runs, by
-    system.
+    Return the page's text. ``closed_loop`` and ``shifts`` are step 4, as lines and as numbers.
+    ``labels`` are the runs', by system.
     """
     found = rankings(cases)
     text = "\n".join(
@@ -71,9 +70,7 @@ def write_report(
 def write_timelines(
     path: Path, real: Frames, simulated: Frames, wait: str, steps: int, facts: Mapping[str, Any]
 ) -> None:
-    """Both runs in one file for Perfetto: the device's tracks as one process, the simulator's as
-    another.
-    """
+    """Write both runs to one file for Perfetto, the device and the simulator as two processes."""
     whole = trace_events(real, wait, steps, facts)
     for number, (name, frames) in enumerate((("real", real), ("simulated", simulated)), start=1):
         events = trace_events(frames, wait, steps, facts)["traceEvents"]
@@ -165,8 +162,9 @@ def _free(cases: Sequence[Case]) -> list[str]:
 
 
 def _bias(cases: Sequence[Case]) -> list[str]:
-    """What the errors have in common. Medians of skewed durations add up to less than the
-    durations do.
+    """What the errors have in common.
+
+    A bias is expected: medians of skewed durations add up to less than the durations do.
     """
     if not cases:
         return ["Not made: it takes runs of two systems.", ""]

@@ -1,4 +1,4 @@
-"""Validates the simulator: runs on a device beside simulated ones, and what is between them."""
+"""Validates the simulator: makes runs on a device and simulated ones, and compares them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Validated:
-    """The report's text; whether every call was answered as it should be, and lossless systems
-    showed no shift; and what ended the runs before their end.
+    """The outcome of a validation.
+
+    - ``text``: the report's.
+    - ``agrees``: whether every call got the right answer, and no lossless system showed a shift.
+    - ``stopped_by``: what ended the runs too early; None if nothing did.
     """
 
     text: str
@@ -53,12 +56,11 @@ class Validated:
 def validate(
     asked: Asked, console: Console, has_time: Callable[[], bool] = lambda: True
 ) -> Validated:
-    """Run everything and write the report. Raise ValueError before anything is run for what cannot
-    run.
+    """Make all runs and write the report. Raise ValueError, before any run, for what cannot run.
 
-    Where a run fails or is interrupted, the report is of those before it; without any, the error is
-    raised. ``has_time`` is asked before each run but the first; once it says no the rest is left
-    out, and the report says so.
+    Where a run fails or is interrupted, the report is of the runs before it; without any, the error
+    is raised. ``has_time`` is asked before each run but the first. Once it says no the other runs
+    are left out, and the report says so.
     """
     plan, output_dir = asked.plan, asked.output_dir
     requests = {
@@ -84,7 +86,7 @@ def validate(
         stopped_by = stop
         if not checks:
             raise
-    # In the order that was asked for.
+    # In the order in which they were asked for.
     found = [checks[one] for one in requests if one in checks]
     cases = (
         predict(plan, runs, lambda system, share: requests[system, share])

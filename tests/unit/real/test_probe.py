@@ -16,7 +16,7 @@ from real.probe import main
 
 
 class Clocked(FakeRuntime):
-    """A link of 2 ns a byte and 100 ns a copy."""
+    """A runtime whose link takes 2 ns a byte and 100 ns a copy."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: object) -> None:
         self.run(stream, lambda: target.copy_(source), reads=[source], writes=[target])  # type: ignore[arg-type]

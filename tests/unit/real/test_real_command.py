@@ -1,6 +1,4 @@
-"""``python -m real`` as a user runs it: files, messages, exit codes, and what is kept when it is
-stopped.
-"""
+"""``python -m real`` as a user runs it: files, messages, exit codes, what a stopped run keeps."""
 
 from __future__ import annotations
 
@@ -105,7 +103,7 @@ def test_a_live_run_writes_the_files_of_a_simulated_one_and_its_text(
 
 @pytest.mark.thorough
 def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path: Path) -> None:
-    """Tables byte for byte; the summary but for the sentence about the device."""
+    """Tables are equal byte for byte, the summary but for the section about the device."""
     words = ("system=hobbit", "hardware=rtx4090_pcie4", "model=tiny_mixtral")
     real = run(stores, tmp_path / "real", "device=null", *words)
     assert real.returncode == 0, real.stderr
@@ -196,9 +194,7 @@ def test_a_run_that_is_terminated_ends_at_once_and_keeps_how_far_it_came(
 def test_outputs_that_do_not_fit_the_disk_leave_a_message_and_no_half_written_files(
     stores: Path, tmp_path: Path
 ) -> None:
-    """The files are limited to a size that the store, which is there already, does not come
-    near.
-    """
+    """Files are limited to a size that the outputs exceed; the store exists already."""
     run(stores, tmp_path / "first", "system=lru", "outputs=summary", "device=null")
     limited = (
         "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "

@@ -41,8 +41,10 @@ PARAMS = 1_000_000.0
 
 
 def facts() -> Facts:
-    """A link of 2 GB/s after 50 us; experts of 2 MB read at 10 GB/s or computed at 100 GFLOP/s,
-    3 launches of 1 us.
+    """Facts of a machine whose figures are known.
+
+    Its link has 2 GB/s after 50 us. Experts of 2 MB are read at 10 GB/s or computed at 100 GFLOP/s,
+    in 3 launches of 1 us.
     """
     return Facts(
         copy=[(size, 50_000 + size / 2) for size in (4096, 65536, 1 << 20, 2_000_000)],
@@ -69,7 +71,7 @@ def test_a_straight_line_is_found_again() -> None:
 
 
 def test_an_overhead_below_nothing_is_nothing_and_the_error_says_what_that_costs() -> None:
-    """1 ns a byte, and twice that for large ones: no line fits."""
+    """Small copies take 1 ns a byte and large ones twice that, so no line fits."""
     line = fit_line([(1000, 1000.0), (100_000, 200_000.0)])
     assert line.overhead_ns == 0
     assert line.per_s == pytest.approx(1e9 * (1 + 0.25) / (1 + 0.5))
@@ -97,7 +99,7 @@ def test_fewer_bits_that_take_longer_are_written_out_first() -> None:
 
 
 def written(folder: Path, machine: Machine = MACHINE) -> Any:
-    """The file's machine, as the simulator loads it."""
+    """The machine of the file, as the simulator loads it."""
     (folder / "hardware").mkdir(exist_ok=True)
     text = hardware_text(
         machine, figures(facts(), PARAMS, ["fp16", "int4"], 3), facts(), ["reads of the drive"]
@@ -207,9 +209,10 @@ def test_what_a_machine_has_taken_is_asked_before_the_calibration_takes_its_own(
 def test_a_gpus_context_and_workspace_are_told_without_what_the_process_holds_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The CUDA runtime's side of it, with torch's calls in a GPU's place: 23 GiB are the process's
-    own tensors, or kept for them; the context takes 0.5 GiB, the workspace of a stream's first
-    product 32 MiB of what is kept.
+    """The CUDA runtime's arithmetic, with stand-ins for torch's calls.
+
+    Of the memory 23 GiB are the process's own tensors, or kept for them. The context takes 0.5 GiB.
+    The workspace of a stream's first product is 32 MiB of what is kept.
     """
     allocated, workspace, kept, context = [20 << 30], 32 << 20, 23 << 30, 1 << 29
     runtime = object.__new__(CudaRuntime)

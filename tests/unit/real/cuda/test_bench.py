@@ -1,6 +1,4 @@
-"""What the kernels' benchmark times, tiny and on the host: every operator once, with the bytes
-that it has to read.
-"""
+"""The kernels' benchmark, tiny and on the host: it times every operator once, with its bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Slots, staging and copies on a runtime that checks their order; each rule is broken once, and
-seen to fail.
+"""Slots, staging and copies on a runtime that checks their order.
+
+Each rule is broken once, and the test sees it fail.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BASE = Geometry(2, 2, 1, ("fp16",), (16.0,), (SIZE,), 2 * SIZE)
 
 @dataclass
 class Held:
-    """What the controller's slots tell: all that `DeviceSlots` asks of them."""
+    """Stands in for the controller's slots: all that `DeviceSlots` asks of them."""
 
     geometry: Geometry
     capacity_bytes: tuple[int, ...]
@@ -76,7 +77,7 @@ def content(seed: int) -> Tensor:
 
 
 def load(b: Bench, key: int, source: Any = None) -> Tensor:
-    """Bring a key into its slot as a loader does; what it ought to hold."""
+    """Bring a key into its slot as a loader does; return what the slot should hold."""
     want = content(key)
     if source is None:
         memory = b.arena.take(SIZE)
@@ -91,7 +92,7 @@ def load(b: Bench, key: int, source: Any = None) -> Tensor:
 
 
 def read(b: Bench, key: int, stream: Any, *, waits: bool = True, tells: bool = True) -> Tensor:
-    """Compute with a key: here, look at its bytes."""
+    """Compute with a key, which here is to look at its bytes."""
     slot = b.slots.of(key)
     if waits:
         b.slots.begin_read(slot, stream)
@@ -160,7 +161,7 @@ def test_memory_that_is_not_pinned_is_found() -> None:
 
 
 class File:
-    """Something that must be read first."""
+    """A source that must be read before it can be copied."""
 
     def __init__(self, want: Tensor) -> None:
         self.want, self.reads = want, list[tuple[int, int]]()
@@ -193,7 +194,7 @@ def test_a_buffer_that_is_filled_before_it_has_been_copied_is_found() -> None:
 
 
 class Forgetful:
-    """A ring that gives a buffer out without asking whether it has been copied."""
+    """A ring that gives a buffer out without asking whether the copy from it is over."""
 
     def __init__(self, ring: StagingRing, runtime: FakeRuntime) -> None:
         self._buffer, self._runtime = ring.take(), runtime
@@ -206,7 +207,7 @@ class Forgetful:
 
 
 def test_a_paced_service_is_held_until_each_piece_is_due_on_an_absolute_schedule() -> None:
-    """2 ns a byte after 50 ns: by the formula, not by adding pieces up."""
+    """2 ns a byte after 50 ns. The times are those of the formula, not sums over pieces."""
     b = bench()
     memory = b.arena.take(SIZE)
     memory.copy_(content(0))
@@ -246,8 +247,9 @@ def test_a_device_that_is_too_small_says_so() -> None:
 def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_what_lay_there() -> (
     None
 ):
-    """Keys of 992 and 400 B in 2000 B: what two large ones leave is little, what two small ones
-    leave is in pieces.
+    """Keys of 992 and 400 B in 2000 B.
+
+    Two large keys leave little room, and two small ones leave it in pieces.
     """
     runtime, mixed = FakeRuntime(strict=True), held()
     for key in (0, 4):
@@ -291,7 +293,7 @@ def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_w
 
 
 def test_what_kernels_find_by_its_place_is_what_was_brought_even_in_pieces() -> None:
-    """The windows at the places, for keys of 992 and 400 B behind a pool of equal slots."""
+    """The windows at the places of keys of 992 and 400 B, behind a pool of equal slots."""
     runtime, mixed = FakeRuntime(strict=True), held()
     mixed.capacity_bytes = (2 * SIZE, 2 * SIZE)
     mixed.pool_of = [1, 1, 0, 1, 1, 0]

@@ -1,8 +1,7 @@
-"""The CUDA device on a runtime without a GPU, which refuses what a GPU might have done in another
-order.
+"""The CUDA device on a runtime without a GPU, which refuses what a GPU might do in another order.
 
-Oracles: the CPU device's logits, bit for bit; the store's own bytes under every expert that is
-computed.
+Oracles: the CPU device's logits, bit for bit; and under every expert that is computed the store's
+own bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runtimes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRuntime]:
-    """What devices made in this test run on."""
+    """The runtimes of the devices made in a test."""
     made: list[FakeRuntime] = []
 
     def make() -> FakeRuntime:
@@ -85,8 +84,9 @@ def prepared(stores: Path, bundled_trace: Trace, runtimes: list[FakeRuntime]) ->
 
 
 def watch(device: CudaDevice) -> list[int]:
-    """Compare a slot's bytes with the store's before each expert that is computed from it; the
-    keys computed.
+    """Compare a slot's bytes with the store's before each expert is computed from it.
+
+    Return a list that gets the keys computed.
     """
     seen: list[int] = []
     compute = device._compute_expert
@@ -115,7 +115,7 @@ def watch(device: CudaDevice) -> list[int]:
 
 
 def check_ram(device: CudaDevice, whole: bytes) -> None:
-    """What the RAM tier holds has the store's bytes."""
+    """Check that what the RAM tier holds has the store's bytes."""
     tier = device._controller.ram
     assert device.homes.ram is not None
     assert tier is not None
@@ -131,8 +131,9 @@ def check_ram(device: CudaDevice, whole: bytes) -> None:
 
 
 def compare(device: CudaDevice) -> list[int]:
-    """Compare what an expert's graph has computed with what torch makes of the same bytes; the
-    keys compared.
+    """Compare what an expert's graph computes with what torch makes of the same bytes.
+
+    Return a list that gets the keys compared.
     """
     seen: list[int] = []
     compute = device._compute_expert
@@ -148,8 +149,7 @@ def compare(device: CudaDevice) -> list[int]:
                 key, torch.cat(pieces), device._work_of.noise, device.arrivals.held(key)
             )
             off = float((segment.outputs_JH - own).norm())
-            # Both accumulate in fp32, in orders of their own. Of an expert without active neurons
-            # nothing is left.
+            # Both sum in fp32, in different orders. An expert without active neurons must give 0.
             assert off <= 1e-5 * float(own.norm()), f"{key} is off by {off}"
             seen.append(key)
 
@@ -158,7 +158,7 @@ def compare(device: CudaDevice) -> list[int]:
 
 
 def replay(run: Prepared) -> tuple[Record, list[int]]:
-    """Run it; what was recorded, and the keys of the experts that were computed."""
+    """Make a run; return its record, and the keys of the experts that were computed."""
     device, threads = cast(CudaDevice, run.device), threading.active_count()
     seen = watch(device)
     record = replay_driver(run).drive()
@@ -221,7 +221,7 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
 def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     overrides: tuple[str, ...], prepared: Prepare, runtimes: list[FakeRuntime]
 ) -> None:
-    """The host's waiting orders nothing here: every edge is one between streams."""
+    """The host's waits order nothing on this runtime: all order is between streams."""
     run = prepared("device=cuda", "trace.max_sequences=1", "+workload.decode_tokens=14", *overrides)
     record, seen = replay(run)
     assert len(seen) > 100
@@ -255,9 +255,7 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
 def test_graphs_compute_what_torch_does_of_whole_experts_and_of_ones_in_part(
     overrides: tuple[str, ...], prepared: Prepare
 ) -> None:
-    """Pools of single layers, of two precisions, of mixed sizes, and experts of which some
-    neurons have come.
-    """
+    """Pools of single layers, of two precisions, of mixed sizes; experts that have come in part."""
     run = prepared("device=cuda", "trace.max_sequences=1", "+workload.decode_tokens=6", *overrides)
     device = cast(CudaDevice, run.device)
     seen, kinds = compare(device), set[str]()
@@ -309,7 +307,7 @@ def test_a_gpu_that_is_too_small_for_the_slots_is_told_of_and_everything_is_give
 def test_torchs_own_out_of_memory_becomes_a_message_with_a_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The CUDA runtime's side of it, with torch's calls in a GPU's place."""
+    """The CUDA runtime's part, with stand-ins for torch's calls."""
 
     def refuses(*_sizes: object, **_options: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -1,5 +1,6 @@
-"""Copies issued before their service begins: behind what stands before them, never sooner, and
-no thread is left.
+"""Copies that are issued before their service begins.
+
+They come behind what stands before them and never sooner, and no thread is left over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PATIENCE_S = 20.0
 
 
 class Fed:
-    """A feeder at work on a bench whose variants rest in pinned memory."""
+    """A running feeder on a bench whose variants rest in pinned memory."""
 
     def __init__(self) -> None:
         self.bench: Bench = bench()
@@ -63,7 +64,7 @@ class Fed:
         return sum("copies copies" in line for line in self.bench.runtime.log)
 
     def wait_for(self, count: int) -> None:
-        """Until so many pieces have been issued."""
+        """Wait until so many pieces have been issued."""
         with self.news:
             assert self.news.wait_for(lambda: self.copies() >= count, PATIENCE_S)
 

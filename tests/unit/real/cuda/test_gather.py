@@ -1,5 +1,5 @@
-"""FloE's gather: the rows that are kept, in order, in as many pieces and streams as asked for,
-in legal order.
+"""FloE's gather: kept rows arrive in order, in all numbers of pieces and streams, in legal order of
+work.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def test_the_kept_rows_arrive_in_their_order(threads: int, columns: int, count: 
 def test_rows_that_are_read_before_every_stream_has_ended_are_found() -> None:
     runtime = FakeRuntime(strict=True)
     target = runtime.allocate(100 * ROW_BYTES).view(100, ROW_BYTES)
-    # Buffers for all groups: a strict host, whose waiting orders nothing, must not use one twice.
+    # Buffers for all groups: on a strict runtime the host's waits order nothing, so none may be
+    # used twice.
     arena = PinnedArena(runtime, arena_bytes(5, 10, ROW_BYTES))
     worker = Gatherer(runtime, arena, 5, 10, ROW_BYTES)
     ends = worker.gather(pairs(), torch.arange(100), target)

@@ -1,4 +1,4 @@
-"""Captured segments: one graph for all slots of a kind, in legal order, and what it computes."""
+"""Captured segments: one graph serves all slots of a kind, in legal order; and what it computes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Bench:
         )
 
     def wanted(self, x_1H: Tensor, slots: list[int]) -> Tensor:
-        """In fp64, matrix by matrix."""
+        """The outputs in fp64, matrix by matrix."""
         rows = []
         for slot in slots:
             inner = self.first.weight(slot).double() @ x_1H[0].double()
@@ -86,7 +86,7 @@ def test_a_slot_whose_copy_is_not_ordered_before_the_replay_is_found() -> None:
     bench = Bench(strict=True)
     copies = bench.runtime.stream("copies")
     bench.segments.prepare()
-    # What captures have read is over for the copy.
+    # The captures read the slots; the copy must come after that.
     captured = bench.runtime.event()
     bench.runtime.record(captured, bench.stream)
     bench.runtime.wait(copies, captured)
@@ -106,9 +106,7 @@ NEURONS, EXPERTS = 37, 5
 
 
 class Sparse:
-    """Experts whose neurons come one by one: pairs in slots, up projections at two bits
-    elsewhere.
-    """
+    """Experts whose neurons come one by one; their up projections lie elsewhere, at two bits."""
 
     def __init__(self, *, strict: bool = False, most_needs: int = 3) -> None:
         self.runtime = FakeRuntime(strict=strict)
@@ -138,14 +136,14 @@ class Sparse:
         )
 
     def bring(self, slot: int, count: int, seed: int) -> Tensor:
-        """Pairs of so many neurons into a slot; what lies behind them stays NaN. The neurons."""
+        """Put pairs of ``count`` neurons into a slot, NaN behind them; return the neurons."""
         made = torch.Generator().manual_seed(seed)
         self.pairs[slot] = torch.nan
         self.pairs[slot, :count] = (torch.randn(count, 2 * HIDDEN, generator=made) * 0.1).bfloat16()
         return torch.randperm(NEURONS, generator=made)[:count]
 
     def wanted(self, x_1H: Tensor, need: Need) -> Tensor:
-        """In fp64, neuron by neuron."""
+        """The output in fp64, neuron by neuron."""
         weight = self.up.weight(need.up).double()
         total, x_H = torch.zeros(HIDDEN, dtype=torch.float64), x_1H[0].double()
         assert need.neurons is not None
@@ -157,7 +155,7 @@ class Sparse:
 
 
 def test_one_graph_serves_experts_in_part_of_any_neurons() -> None:
-    """A longer list before a shorter one: what it leaves in the table is not looked at."""
+    """Longer lists come before shorter ones: what they leave in the table must not be looked at."""
     bench = Sparse()
     bench.segments.prepare()
     before = bench.runtime.allocated

@@ -1,5 +1,6 @@
-"""FloE's gather by a kernel that reads pinned memory: the rows that are kept, in legal order;
-each rule broken once.
+"""FloE's gather by a kernel that reads pinned memory: kept rows, in legal order.
+
+Each rule is broken once, and the test sees it fail.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def test_many_gathers_reuse_the_lists_of_rows_behind_the_kernels_that_read_them(
             b.runtime.wait(b.compute, end)
         seen = b.target[20 * (seed % 5) :][:20]
         assert torch.equal(b.runtime.run(b.compute, seen.clone, reads=[seen]), b.pairs[kept])
-        # The rows are overwritten behind their reader.
+        # The next gather overwrites these rows, and must come behind their reader.
         done = b.runtime.event()
         b.runtime.record(done, b.compute)
         b.runtime.wait(b.worker._stream, done)  # type: ignore[attr-defined]

@@ -51,9 +51,7 @@ def test_what_ends_after_the_computation_is_not() -> None:
 
 
 def test_what_a_hand_over_begins_may_end_in_the_same_computation() -> None:
-    """0 ends at 4 and starts 1 (4 ns), which starts 2 (0 ns): both end at 8 with the
-    computation.
-    """
+    """0 ends at 4 and starts 1 (4 ns), then 2 (0 ns) starts: both end with the computation at 8."""
     heard = listen()
     heard.then = {("end", 0): lambda: heard.serve(1, 4), ("end", 1): lambda: heard.serve(2, 0)}
     heard.serve(0, 4)
@@ -145,9 +143,7 @@ def test_waiting_for_what_nothing_can_bring_is_refused_and_says_so() -> None:
 
 
 def test_two_engines_share_their_link() -> None:
-    """0 alone to 10, 20 of its 30 left; shared it is through at 50, when 1 has done 20 of its
-    30.
-    """
+    """0 is alone to 10, with 20 of its 30 left. Shared, it is through at 50; 1 has done 20 then."""
     heard = listen(2)
     heard.serve(0, 30)
     heard.device.compute(0, 1, 10)
@@ -164,9 +160,7 @@ def test_an_engine_that_serves_is_not_given_more() -> None:
 
 
 def test_a_cut_asked_for_is_reported_at_the_end_of_the_chunk() -> None:
-    """Chunks of 2 end at 2, 4 and 6; asked at 3, the one that ends at 4 is reported, and then no
-    other.
-    """
+    """Chunks of 2 end at 2, 4 and 6. Asked at 3, that which ends at 4 is reported, and no other."""
     heard = listen()
     service = heard.serve(0, 7, moved_bytes=7, chunk_bytes=2)
     heard.device.compute(0, 1, 3)

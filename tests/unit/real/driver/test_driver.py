@@ -56,7 +56,7 @@ def idle(record: Record) -> list[tuple[int, int, int]]:
 
 
 def services(record: Record) -> list[tuple[int, int, int, int]]:
-    """(transfer, link, start, end) of each."""
+    """(transfer, link, start, end) of each service."""
     columns = (
         record.service_number,
         record.service_link,
@@ -67,12 +67,12 @@ def services(record: Record) -> list[tuple[int, int, int, int]]:
 
 
 def token(*needs: tuple[int, ...], **rest: Any) -> Step:
-    """One step; dense work of 1 a site."""
+    """One step with these needs site by site; its dense work takes 1 a site."""
     return step_of(*(gate(*experts) for experts in needs), **rest)
 
 
 def machine(*steps: Step, **rest: Any) -> Scenario:
-    """Transfers of 10, experts of 4."""
+    """A machine on which transfers take 10, experts 4."""
     return by_hand(*steps, **({"base_ns": (4,)} | rest))
 
 
@@ -88,7 +88,7 @@ def machine(*steps: Step, **rest: Any) -> Scenario:
     ],
 )
 def test_hobbit_figure_9(wait: Any, forecast: Prediction, score: float, makespan_ns: int) -> None:
-    """Two layers: attention 3, load 14 (low 3.5), expert 2 ms."""
+    """Two layers; in ms: attention 3, a load 14 (3.5 at low precision), an expert 2."""
     step = Step(
         0,
         True,
@@ -179,7 +179,7 @@ def test_a_wave_computed_when_all_that_a_call_admitted_is_there() -> None:
 def test_what_is_there_is_computed_first_or_with_the_rest_or_in_its_turn(
     wait: Any, computed_ns: list[tuple[int, int]]
 ) -> None:
-    """Needs 0, 1, 2 at 1, of which 2 is resident; 0 is there at 11, 1 at 21; each takes 4."""
+    """Needs 0, 1 and 2 at 1, of which 2 is resident; 0 comes at 11, 1 at 21; each takes 4."""
     scenario = machine(token((0, 1, 2)), initial=((0, 0, 2),), loader=Loader(wait=wait))
     device = WatchedDevice()
     play(scenario, device)
@@ -187,7 +187,7 @@ def test_what_is_there_is_computed_first_or_with_the_rest_or_in_its_turn(
 
 
 class WatchedDevice(NullDevice):
-    """A null device that writes down (key, end) of all that it computes."""
+    """A null device that notes (key, end) of all that it computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class WatchedDevice(NullDevice):
 
 
 def test_each_step_computes_its_layers_dense_blocks_its_experts_and_the_tail() -> None:
-    """Keys of a site: experts 0 to 7, then the dense block 8."""
+    """Keys of a site: its experts 0 to 7, then its dense block, 8."""
     device = WatchedDevice()
     play(machine(token((3,), (5,), tail_ns=7), initial=((0, 0, 3), (0, 1, 5))), device)
     assert device.computed == [(8, 1), (3, 5), (17, 6), (14, 10), (-1, 17)]
@@ -222,8 +222,9 @@ def test_the_link_is_polled_until_it_is_full(in_flight: Any, polls: int) -> None
 def test_a_transfer_that_ends_at_the_instant_of_a_gate_has_arrived(
     service_ns: int, outcome: Outcome
 ) -> None:
-    """The prefetch for site 1 starts at 1; the expert of site 0 ends at 5 and the gate of site 1
-    is at 6.
+    """The prefetch for site 1 starts at 1.
+
+    Site 0's expert ends at 5, and the gate of site 1 is at 6.
     """
     step = token((0,), (0,), ahead={0: (foresee(0),)})
     scenario = machine(
@@ -235,8 +236,9 @@ def test_a_transfer_that_ends_at_the_instant_of_a_gate_has_arrived(
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_transfers_in_flight_at_the_end_are_cut(in_flight: Any) -> None:
-    """Site 0 foresees 1, 2 and 3 at site 1, which needs none of them: 1 loads from 1, the run
-    ends at 10.
+    """Site 0 foresees 1, 2 and 3 at site 1, which needs none of them.
+
+    1 loads from 1 on, and the run ends at 10.
     """
     step = token((0,), (0,), ahead={0: (foresee(1, 2, 3),)})
     initial = ((0, 0, 0), (0, 1, 0))
@@ -249,7 +251,7 @@ def test_transfers_in_flight_at_the_end_are_cut(in_flight: Any) -> None:
 
 
 def test_a_sequence_begins_with_its_first_step_and_ends_with_its_last() -> None:
-    """Two sequences, step by step: 0, 1, 0. Each step: dense 1, expert 4, tail 2."""
+    """Steps of two sequences: 0, 1, 0. In each: dense work 1, expert 4, tail 2."""
     first = token((0,), ends=False, tail_ns=2)
     other = token((0,), sequence=1, tail_ns=2)
     record, controller = play(
@@ -285,8 +287,9 @@ def test_a_need_that_nothing_brings_is_an_error_that_names_it() -> None:
 
 
 def test_host_time_surrounds_the_gate_wakes_the_stream_and_ends_the_site() -> None:
-    """Dense to 1, sync 2 to the gate at 3; 0 loads 3..13; issue 3 to 6; woken at 13 for 4;
-    computed 17..21; post 5.
+    """Dense work to 1, sync 2 to the gate at 3, issue 3 to 6. 0 loads 3..13.
+
+    The stream wakes at 13 for 4, computes 17..21, and has 5 of post time.
     """
     record, _ = play(machine(token((0,)), host=Host(sync_ns=2, issue_ns=3, wake_ns=4, post_ns=5)))
     assert record.gate_ns == [3]
@@ -301,14 +304,14 @@ def test_host_time_surrounds_the_gate_wakes_the_stream_and_ends_the_site() -> No
 
 
 def test_who_does_not_stand_idle_is_not_woken() -> None:
-    """The load ends at 11, with the host time after the gate."""
+    """The load ends at 11, just as the host time after the gate does."""
     record, _ = play(machine(token((0,)), host=Host(issue_ns=10, wake_ns=4)))
     assert idle(record) == [(1, 11, HOST_TIME)]
     assert record.end_ns == [15]
 
 
 def test_the_site_waits_for_the_cpus_results() -> None:
-    """0 and 1 on the CPU, 1..8 and 8..15; 2 is there and computed 1..5."""
+    """0 and 1 go to the CPU, 1..8 and 8..15; 2 is there, and is computed 1..5."""
     placement = Placement(frozenset({(0, 0), (0, 1)}), cpu_ns=7)
     record, controller = play(machine(token((0, 1, 2)), initial=((0, 0, 2),), placement=placement))
     assert asked(record, controller.log)[2:4] == [(8, "cpu_done", 0), (15, "cpu_done", 1)]
@@ -318,7 +321,7 @@ def test_the_site_waits_for_the_cpus_results() -> None:
 
 
 def test_a_cpu_result_that_ends_a_waves_need_wakes_the_stream_for_what_it_lets_in() -> None:
-    """Room for one: 0 goes to the CPU, 1..8; 1 is let in then, is there, and computed 10..14."""
+    """Room for one. 0 goes to the CPU, 1..8. Then 1 is let in, is there, and is computed 10..14."""
     placement = Placement(frozenset({(0, 0)}), cpu_ns=7)
     scenario = machine(
         token((0, 1), rows=2, token=2),
@@ -344,8 +347,10 @@ def test_what_the_placement_leaves_out_lets_the_next_in_at_once() -> None:
 
 
 def test_streamed_dense_blocks_are_waited_for() -> None:
-    """One slot: block 0 is there. Block 1 is queued at the gate at 1 and comes at 21; block 0
-    then at 42, too late.
+    """One slot, which holds block 0.
+
+    Block 1 is queued at the gate at 1 and comes at 21. Block 0 is queued then and would come at 42,
+    too late.
     """
     loader = Loader(dense_slots=1)
     links, initial = (Link(0, 1),), ((0, 0, 0), (0, 1, 0))
@@ -366,7 +371,7 @@ def test_streamed_dense_blocks_are_waited_for() -> None:
 
 
 def test_a_prediction_with_a_latency_comes_between_the_calls_of_the_stream() -> None:
-    """Site 0's forecast is made 1..3, site 1's 6..8."""
+    """Site 0's forecast is made 1..3, that of site 1 6..8."""
     step = token((0,), (0,), ahead={0: (foresee(1),)})
     scenario = machine(
         step, initial=((0, 0, 0), (0, 1, 0)), prediction_ns=2, loader=Loader(lookahead=1)
@@ -388,8 +393,9 @@ def test_a_transfer_takes_its_links_one_after_another() -> None:
 
 
 def test_a_link_hands_on_so_early_that_the_next_never_starves() -> None:
-    """4 bytes: 40 on link 1, 8 on link 0, of which the head of a byte 2: handed on at 1 + 40 + 2
-    - 8.
+    """4 bytes take 40 on link 1 and 8 on link 0; the head of one byte takes 2 on link 0.
+
+    So the transfer is handed on at 1 + 40 + 2 - 8.
     """
     links = (Link(0, 2), Link(0, 10, head_bytes=1))
     record, controller = play(
@@ -400,7 +406,7 @@ def test_a_link_hands_on_so_early_that_the_next_never_starves() -> None:
 
 
 def test_what_is_written_back_goes_first_in_one_service() -> None:
-    """The link takes 3 and 10 a byte: 13 for what comes, 13 for what goes."""
+    """The link takes 3 and 10 a byte: 13 for what goes back, 13 for what comes."""
     scenario = machine(
         token((0,)),
         capacity=1,
@@ -414,15 +420,16 @@ def test_what_is_written_back_goes_first_in_one_service() -> None:
 
 
 def test_engines_that_serve_at_once_share_the_link() -> None:
-    """Two engines for three loads of 10: two share it, 1..21, and then the third has it, 21..31."""
+    """Two engines, three loads of 10: two share the link, 1..21; the third has it 21..31."""
     record, _ = play(machine(token((0, 1, 2)), links=(Link(0, 10, engines=2),)))
     assert services(record) == [(0, 0, 1, 21), (1, 0, 1, 21), (2, 0, 21, 31)]
     assert record.service_engine == [0, 1, 0]
 
 
 def test_a_prefetch_gives_way_to_a_demand_at_the_end_of_a_chunk() -> None:
-    """Site 0 foresees 1 (4 bytes, 1..41, chunks of 10). Site 1 needs 0 at 6: the prefetch is cut
-    at 11, on at 51.
+    """Site 0 foresees 1, whose 4 bytes take 1..41, in chunks of 10.
+
+    Site 1 needs 0 at 6: the prefetch is cut at 11, and goes on at 51, when 0 has come.
     """
     step = token((0,), (0,), ahead={0: (foresee(1),)}, tail_ns=99)
     scenario = machine(
@@ -441,7 +448,7 @@ def test_a_prefetch_gives_way_to_a_demand_at_the_end_of_a_chunk() -> None:
 
 
 def test_with_nothing_to_run_the_stream_waits_for_a_request() -> None:
-    """Requests at 0 and 50, one token each."""
+    """Two requests, at 0 and at 50, of one token each."""
     row = Row((((0, 1.0),),), ((),))
     requests = (Request((), (row,)), Request((), (row,), arrival_ns=50))
     scenario = machine(token((0,)), initial=((0, 0, 0),), host=Host(wake_ns=2))

@@ -1,7 +1,7 @@
-"""The device of threads: what it copies, how it ends, and that whatever goes wrong is said in the
-main thread.
+"""The device of threads: what it copies, how it ends, and how it tells what goes wrong.
 
-No test asserts how long anything takes; where one waits, it waits for something to happen.
+Whatever goes wrong in a thread is raised in the main thread. No test asserts how long anything
+takes; where a test waits, it waits for something to happen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MS = 1_000_000
 
 @pytest.fixture
 def device() -> Iterator[PacedDevice]:
-    """A device of small arenas; no thread is left and nothing changed when it is closed."""
+    """A device of small arenas; when it is closed no thread is left, and nothing is changed."""
     threads, interval = threading.active_count(), sys.getswitchinterval()
     yield PacedDevice(arena_bytes=1 << 16, piece_bytes=1 << 12, patience_s=20)
     assert threading.active_count() == threads
@@ -132,7 +132,7 @@ def test_a_wish_to_cut_that_was_withdrawn_is_forgotten(device: PacedDevice) -> N
 
 
 def test_engines_share_their_link(device: PacedDevice) -> None:
-    """Two services of 4 ms begin together: neither is through before 8 ms."""
+    """Two services of 4 ms begin together, so neither is through before 8 ms."""
     heard = Listening(device, (2,))
     with device.lock:
         begun = [heard.serve(number, 4 * MS, engine=number).start_ns for number in (0, 1)]
@@ -155,7 +155,7 @@ def test_the_cpu_works_in_order_and_predictions_come(device: PacedDevice) -> Non
 
 
 def test_closing_does_not_wait_for_what_is_under_way(device: PacedDevice) -> None:
-    """An hour's services, computations and predictions."""
+    """Services, computations and predictions of an hour each."""
     hour = 3_600_000 * MS
     heard = Listening(device, (2, 1))
     with device.lock:
@@ -198,7 +198,7 @@ def test_a_wait_without_any_hand_over_ends_with_what_waits_for_what() -> None:
 
 
 class Broken(ValueError):
-    """What goes wrong in a thread."""
+    """Raised in a thread."""
 
 
 def fail() -> None:
@@ -253,7 +253,7 @@ def test_a_run_that_fails_in_a_thread_ends_with_the_cause_and_no_thread(
 
 
 def test_a_run_that_is_interrupted_ends_with_no_thread(device: PacedDevice) -> None:
-    """As by Ctrl-C, while the stream waits for a load of an hour."""
+    """Interrupted as by Ctrl-C, while the stream waits for a load of an hour."""
     waiting = threading.Event()
 
     class Interrupted(PacedDevice):
@@ -274,7 +274,7 @@ def test_a_run_that_is_interrupted_ends_with_no_thread(device: PacedDevice) -> N
 
 
 def test_a_run_takes_every_part_of_the_device(device: PacedDevice) -> None:
-    """Two links, of which the outer one hands on early; a CPU and a predictor with a latency."""
+    """Two links, the outer of which hands on early; a CPU; a predictor with a latency."""
     links = (Link(1, 10, engines=2), Link(1, 10, head_bytes=1))
     placement = Placement(frozenset({(0, 1)}), cpu_ns=3)
     scenario = one_load(

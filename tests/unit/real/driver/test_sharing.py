@@ -1,4 +1,4 @@
-"""Engines that share a link: worked by hand, and against fractions."""
+"""Engines that share a link: cases worked by hand, and random ones against exact fractions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_one_engine_has_the_link_to_itself() -> None:
 
 
 def test_a_latency_draws_no_bandwidth() -> None:
-    """Alone to 10; both to 24, when the second has still 3 to do."""
+    """The first is alone until 10; both share until 24, when the second has 3 left to do."""
     sharing = Sharing(2)
     sharing.begin(0, 0, latency_ns=3, work_ns=14)
     sharing.begin(1, 0, latency_ns=10, work_ns=10)
@@ -27,7 +27,7 @@ def test_a_latency_draws_no_bandwidth() -> None:
 
 
 def test_a_service_ends_at_the_first_whole_ns_at_which_nothing_is_left() -> None:
-    """Three share: 2 ns of work take 6, and 1 of the third's 3 ns is left then."""
+    """Of three that share, 2 ns of work take 6 ns; then the third has 1 of its 3 ns left."""
     sharing = Sharing(3)
     for engine, work_ns in enumerate((2, 2, 3)):
         sharing.begin(engine, 0, 0, work_ns)
@@ -38,7 +38,7 @@ def test_a_service_ends_at_the_first_whole_ns_at_which_nothing_is_left() -> None
 
 
 def test_what_remains_of_others_is_kept_exactly() -> None:
-    """Shared by two to 3: half a ns of the second's 2 is left, so it ends at 4 and not sooner."""
+    """Shared by two until 3: half a ns of the second's 2 is left, so it ends at 4, not sooner."""
     sharing = Sharing(2)
     sharing.begin(0, 0, 0, 1)
     sharing.begin(1, 0, 0, 2)
@@ -77,7 +77,10 @@ def ends_of(sharing: Sharing, left: set[int]) -> dict[int, int]:
 
 
 def ends_by_fractions(jobs: list[tuple[int, ...]]) -> dict[int, int]:
-    """Ns by ns. All have begun by 30, as for ``Sharing``, which is asked only then."""
+    """The ends of services, computed ns by ns in fractions.
+
+    All services have begun by 30; ``Sharing`` is asked only then.
+    """
     left = {engine: Fraction(work_ns) for engine, (_, _, work_ns) in enumerate(jobs)}
     ends: dict[int, int] = {}
     begun = max(begin_ns for begin_ns, _, _ in jobs)

@@ -1,6 +1,6 @@
 """The CPU device: real bytes in the controller's slots, and decisions that repeat.
 
-Oracles: the store's own bytes; a fresh controller that hears the same calls; the simulator that
+Oracles: the store's own bytes; a fresh controller that gets the same calls; the simulator that
 replays the durations.
 """
 
@@ -94,9 +94,7 @@ def test_variants_of_two_sizes_in_one_pool_lie_in_pieces_and_compute_the_same(
 def test_where_layers_stream_what_is_computed_is_there(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
-    """As an expert is computed its slot has the store's bytes, and a dense block's those that
-    stand in for it.
-    """
+    """Slots have the store's bytes when experts are computed; dense blocks have a stand-in's."""
     prepared = prepare(*overrides)
     assert prepared.weights is not None
     device, controller, store = (
@@ -153,8 +151,9 @@ USUAL = ("system=mixtral_offloading", "system=moe_infinity", "system=promoe")
 def test_a_paced_run_conforms_in_its_answers_and_in_time(
     prepare: Prepare, bundled_trace: Trace, overrides: tuple[str, ...]
 ) -> None:
-    """Links paced, computations free: what the machine took is replayed, so that a busy one
-    matters to ties only.
+    """Links are paced and computations free.
+
+    What the machine took is replayed, so a busy machine can only matter to ties.
     """
     prepared = prepare("engine.compute=free", *overrides)
     made = prepared.run
@@ -183,8 +182,9 @@ def test_a_paced_run_conforms_in_its_answers_and_in_time(
 def test_a_stand_in_of_any_geometry_computes_its_pattern(
     prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output of every expert is that of the pattern, worked out by hand; few blobs stand for
-    all experts.
+    """Every expert's output is that of its pattern, worked out by hand.
+
+    A few blobs stand for all experts.
     """
     prepared = prepare(
         "system=lru",
@@ -255,9 +255,7 @@ def test_what_the_device_does_not_do_is_refused_before_any_work(
 
 
 def test_room_for_a_variant_is_found_in_pieces_and_given_back_whole() -> None:
-    """Random claims of two sizes up to the last byte, as a controller that counts bytes may make
-    them.
-    """
+    """Random claims of two sizes up to the last byte, as a controller that counts bytes makes."""
 
     class Held:
         def __init__(self) -> None:

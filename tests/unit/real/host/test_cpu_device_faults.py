@@ -1,4 +1,4 @@
-"""Faults of a machine while the CPU device runs: each is told, and the run ends."""
+"""Faults of the machine while the CPU device runs: each is reported, and the run ends."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def test_short_reads_are_read_on_and_change_nothing(
 def test_a_loader_that_hangs_is_noticed_and_the_run_ends(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watchdog: nothing is handed over for longer than the patience, so the wait is given
-    up.
-    """
+    """The watchdog gives a wait up when nothing is handed over for longer than the patience."""
     prepared = prepare("system=load_on_demand", "engine.patience_s=0.3", *FREE)
     device, hold = cast(CpuDevice, prepared.device), threading.Event()
     monkeypatch.setattr(device, "_move", lambda *_arguments: hold.wait(20))

@@ -16,9 +16,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 @pytest.fixture
 def device() -> Iterator[str]:
-    """Where a test's tensors go so that its launchers run kernels; torch.empty is filled with
-    NaN meanwhile.
-    """
+    """The device on which a test's launchers run kernels; meanwhile torch.empty gives NaN."""
     if not HAS_TRITON:
         pytest.skip("Triton is not installed")
     torch.use_deterministic_algorithms(True)

@@ -1,6 +1,4 @@
-"""Every kernel is compiled down to machine code for GPUs that are not here; nothing spills, all
-fits.
-"""
+"""Every kernel is compiled to machine code for GPUs that are not here: none spills, all fit."""
 
 from __future__ import annotations
 
@@ -31,13 +29,11 @@ KERNELS = {
     "_stamp_kernel",
     "_spin_kernel",
 }
-"""All that the package has: the interpreter checks numbers, this checks that a compiler takes
-them.
-"""
+"""All kernels of the package: the interpreter checks their numbers, this that they compile."""
 
 
 def fresh(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process in which kernels are compiled: this one interprets them, and cannot do both."""
+    """Run Python in a process that compiles kernels: this process interprets them."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
         [sys.executable, *arguments],
@@ -74,7 +70,7 @@ def test_every_launch_of_every_shape_compiles(target: int, tmp_path: Path) -> No
 
 @pytest.mark.thorough
 def test_a_tile_that_is_too_large_is_found(tmp_path: Path) -> None:
-    """64 x 2048 outputs and inputs of a tile do not fit into the registers of 128 threads."""
+    """A tile's 64 x 2048 outputs and inputs do not fit into the registers of 128 threads."""
     code = (
         "import torch; from real.kernels import ahead; from real.kernels.jit import recorded\n"
         "with recorded() as calls:\n"

@@ -1,5 +1,5 @@
-"""Rows that a kernel reads where they lie: byte for byte those that were named, and nothing else
-is written.
+"""Rows that a kernel reads where they lie: exactly the named rows come, and nothing else is
+written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def source(rows: int, width: int) -> Tensor:
 
 
 def chosen(rows: int, count: int) -> Tensor:
-    """In no order; the same row more than once where there are not so many."""
+    """Rows in no order; some come more than once where the matrix has fewer than ``count``."""
     return torch.randint(
         0, rows, (count,), generator=torch.Generator().manual_seed(count), dtype=torch.int32
     )
@@ -33,12 +33,12 @@ def nan_filled(rows: int, width: int, device: str) -> Tensor:
 
 
 def resting(matrix: Tensor, device: str) -> Tensor:
-    """Where a kernel of such a device is to read it: in pinned memory of the host."""
+    """A matrix where a kernel of that device is to read it: for a GPU in pinned host memory."""
     return matrix.pin_memory() if device == "cuda" else matrix
 
 
 def check(got: Tensor, matrix: Tensor, row_C: Tensor) -> None:
-    """Row by row, by Python's own indexing."""
+    """Compare row by row, by Python's own indexing."""
     bytes_of = matrix.numpy()
     for place, row in enumerate(row_C.tolist()):
         assert got[place].cpu().numpy().tobytes() == bytes_of[row].tobytes(), (

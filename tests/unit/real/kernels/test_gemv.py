@@ -11,9 +11,9 @@ from real.kernels.gated_gemv import gated_gemv
 from real.kernels.slot_matrices import in_one_slot
 
 TILE = (64, 256)
-"""Large for the interpreter, whose programs cost more than their work."""
+"""A large tile for the interpreter, whose programs cost more than their work."""
 SHAPES = [(1, 1, 64), (3, 7, 16), (13, 131, 32), (64, 64, 64), (65, 257, 64), (128, 96, 200)]
-"""Rows, columns, group: ones, primes, what no tile divides, whole rows."""
+"""Rows, columns, group: ones, primes, sizes that no tile divides, groups of whole rows."""
 SLOTS = torch.tensor([2, 0], dtype=torch.int32)
 
 
@@ -74,8 +74,9 @@ def test_symmetric_channels(bits: int, device: str) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_groups_far_from_zero_lose_only_what_their_zeros_do(bits: int, device: str) -> None:
-    """Weights around 0.5 with a spread of 0.05: a tenth of what cancels is left, so ten times
-    the error may be.
+    """Weights around 0.5 with a spread of 0.05.
+
+    Most of the sum cancels and a tenth is left, so the error may be ten times as large.
     """
     rows, columns = 32, 128
     (matrices,) = in_slots(rows, columns, bits, 64, device=device, offset=0.5)
@@ -93,7 +94,7 @@ def test_the_tiles_that_a_gpu_gets(bits: int, device: str) -> None:
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("shape", [(1408, 2048, 64), (768, 2048, 64), (2048, 1408, 64)], ids=str)
 def test_the_shapes_of_real_experts(shape: tuple[int, int, int], bits: int, device: str) -> None:
-    """One expert's matrices of Qwen1.5-MoE and Qwen3-30B."""
+    """The matrices of an expert of Qwen1.5-MoE and of Qwen3-30B."""
     check(shape, bits, torch.bfloat16, device, (128, 512))
 
 
@@ -113,7 +114,7 @@ def test_gate_and_up_in_one_pass(shape: tuple[int, int, int], bits: int, device:
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 def test_the_references_are_right_too(bits: int) -> None:
-    """They run on every CPU, without Triton."""
+    """The references run on every CPU, without Triton."""
     rows, columns, group = 13, 131, 32
     gate, up = in_slots(rows, columns, bits, group, matrices=2)
     x_K = random(columns, seed=4)

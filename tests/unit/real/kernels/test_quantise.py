@@ -1,6 +1,4 @@
-"""Rounding to few bits, and how the integers are packed, against plain Python over single
-weights.
-"""
+"""Rounding to few bits and packing, against plain Python over single weights."""
 
 from __future__ import annotations
 
@@ -47,8 +45,9 @@ def weights(rows: int, columns: int, seed: int = 0, offset: float = 0.0) -> Tens
 
 
 def plain_pack(integers: list[list[int]], bits: int) -> list[list[int]]:
-    """The packing, weight by weight: row n of R * slab + r lies in byte row r, the first slab in
-    the high bits.
+    """The packing, weight by weight.
+
+    Row n = R * slab + r lies in row r of bytes, the first slab in the high bits.
     """
     rows, per = len(integers), 8 // bits
     held = -(-rows // per)
@@ -61,7 +60,7 @@ def plain_pack(integers: list[list[int]], bits: int) -> list[list[int]]:
 
 
 def plain_read(matrix: Quantised) -> list[list[Fraction]]:
-    """Every weight, in exact arithmetic, from the stored bytes alone."""
+    """Every weight in exact arithmetic, from the stored bytes alone."""
     per, held = 8 // matrix.bits, len(matrix.packed)
     packed, scale = matrix.packed.tolist(), matrix.scale.double().tolist()
     zero = None if matrix.zero is None else matrix.zero.double().tolist()
@@ -122,9 +121,7 @@ def test_no_weight_is_off_by_more_than_the_derived_bound(
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_on_a_grid_of_its_own_steps_every_weight_comes_back_as_it_was(bits: int) -> None:
-    """With the least and the greatest at the ends of the range, scale and zero are exact, and so
-    is everything.
-    """
+    """With the least and the greatest weight at the range's ends all numbers are exact."""
     integers = torch.randint(0, 2**bits, (12, 64), generator=torch.Generator().manual_seed(1))
     integers[:, ::32], integers[:, 1::32] = 0, 2**bits - 1
     weight = (integers - 2 ** (bits - 1)) * 0.125
@@ -159,15 +156,16 @@ def test_channels_have_one_symmetric_scale_each(bits: int) -> None:
         for k, w in enumerate(row):
             read = scale * round(w / scale) if scale else 0.0
             assert dequantise(matrix)[n, k].item() == pytest.approx(read, rel=2**-21, abs=1e-30)
-    # Symmetric: what is negated before is negated after.
+    # A symmetric form: negating before and negating after give the same.
     assert torch.equal(dequantise(quantise_channels(-weight, bits)), -dequantise(matrix))
     assert matrix.num_bytes == math.ceil(7 * bits / 8) * 13 + 4 * 7
 
 
 @pytest.mark.parametrize(("bits", "bits_per_weight"), [(8, 8.5), (4, 4.5), (2, 2.5)])
 def test_bytes_are_those_that_the_simulator_counts(bits: int, bits_per_weight: float) -> None:
-    """fp16 scale and zero for each 64 weights: half a bit a weight, as hqq4_g64 and hqq2_g64
-    have it.
+    """fp16 scale and zero for each 64 weights cost half a bit a weight.
+
+    The precisions hqq4_g64 and hqq2_g64 count the same.
     """
     matrix = quantise(weights(64, 256), bits, 64)
     assert matrix.num_bytes == 64 * 256 * bits_per_weight / 8
@@ -251,7 +249,7 @@ def test_the_layout_is_hqqs_and_its_zeros_fit_better(bits: int) -> None:
     )
     theirs = {8: BitPack.pack_8bit_u8, 4: BitPack.pack_4bit_u8, 2: BitPack.pack_2bit_u8}[bits]
     assert torch.equal(pack(integers, bits), theirs(integers.view(32, 64)).view(-1, 128))
-    # Half-quadratic quantisation minimises a norm below 1 by its zeros.
+    # Half-quadratic quantisation chooses the zeros that minimise a norm below 1.
     weight = torch.distributions.StudentT(3.0).sample((64, 256)) * 0.02
     own, fitted = (
         dequantise(q) - weight for q in (quantise(weight, bits, 64), quantise_hqq(weight, bits, 64))

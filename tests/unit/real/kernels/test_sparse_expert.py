@@ -18,9 +18,7 @@ SHAPES = [(1, 1), (7, 5), (130, 96), (64, 300)]
 def made(
     neurons: int, hidden: int, share: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, up projections of two needs, pairs of three slots, and thresholds that keep such a
-    share.
-    """
+    """x, up projections of two needs, pairs of three slots, and thresholds that keep the share."""
     v_JI = random(2, neurons, seed=2)
     kept = round(neurons * share)
     ranked = v_JI.abs().sort(dim=1, descending=True).values
@@ -30,7 +28,7 @@ def made(
 
 
 def wanted(x_H: Tensor, v_JI: Tensor, pairs: Tensor, threshold_J: Tensor) -> Tensor:
-    """Every neuron of the slot in fp64, those below the threshold times 0."""
+    """The output over every neuron of the slot in fp64, with those below the threshold times 0."""
     rows = []
     for j, slot in enumerate(SLOTS.tolist()):
         gate_IH, down_IH = pairs[slot].double().chunk(2, dim=1)
@@ -62,7 +60,7 @@ def test_the_tiles_that_a_gpu_gets(dtype: torch.dtype, device: str) -> None:
 def gathered(
     v_JI: Tensor, pairs: Tensor, threshold_J: Tensor, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The kept neurons of each need, last first, in its slot; all else is NaN."""
+    """Slots with the kept neurons of each need, the last first; all else in them is NaN."""
     v_JC, rows = (
         torch.full((2, capacity), torch.nan),
         torch.full((3, capacity, pairs.shape[2]), torch.nan),
@@ -78,7 +76,7 @@ def gathered(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_gathered(shape: tuple[int, int], share: float, device: str) -> None:
-    """What lies behind the count, here NaN, is never read."""
+    """What lies behind the count (here NaN) must never be read."""
     x_H, v_JI, pairs, threshold_J = made(*shape, share, torch.bfloat16)
     held = gathered(v_JI, pairs, threshold_J, shape[0] + 3)
     got = gathered_expert(*(part.to(device) for part in (x_H, *held)), tile=TILE)

@@ -1,6 +1,4 @@
-"""HOBBIT's stacked gates and the sequential form, against fp64 scores, a plain sort and a plain
-softmax.
-"""
+"""HOBBIT's stacked gates and the sequential form, against fp64, a plain sort and softmax."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ def check(
     error(name, score_TPE, torch.einsum("th,peh->tpe", x_TH.double(), weight_PEH.double()))
     for t in range(len(x_TH)):
         for p in range(len(weight_PEH)):
-            # Of the kernel's own scores: which of two is greater by less than its rounding is not
-            # for fp64 to say.
+            # The order is that of the kernel's own scores: fp64 cannot say which of two scores is
+            # greater where they differ by less than the kernel's rounding.
             experts, weights = by_hand(score_TPE[t, p].tolist(), k)
             assert expert_TPk[t, p].tolist() == experts
             assert weight_TPk[t, p].tolist() == pytest.approx(weights, rel=1e-5, abs=1e-7)

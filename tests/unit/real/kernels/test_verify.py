@@ -1,6 +1,4 @@
-"""The check that a GPU's kernels are asked: it finds what is wrong, what is left out, and what
-raises.
-"""
+"""The check of compiled kernels finds what is wrong, what is left out, and what raises."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> dict[str, list[bool]]:
-    """By operator, which checks hold when a launcher's result is changed."""
+    """By operator, which of its checks hold when a launcher's result is changed."""
     launcher = getattr(kernels, name)
     monkeypatch.setattr(kernels, name, lambda *args, **kwargs: change(launcher(*args, **kwargs)))
     found: dict[str, list[bool]] = {}

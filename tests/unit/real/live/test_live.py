@@ -1,8 +1,7 @@
-"""Live runs: the bits of the unpatched eager model, whatever order experts are computed in, and
-decisions that repeat.
+"""Live runs have the bits of the unpatched eager model, and their decisions repeat.
 
-Oracles: transformers' own forward calls of the whole model; a fresh controller over the trace of
-what was seen.
+They have these bits in whatever order experts are computed. Oracles: transformers' own forward
+calls of the whole model; a fresh controller over the trace of what was seen.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _trace(path: str) -> Trace:
 
 
 def by_transformers(model: str, passages: Sequence[Passage], new_tokens: int) -> list[torch.Tensor]:
-    """Logits of the last row of each step, by the whole model and nothing of this package."""
+    """The last row's logits of each step, by the whole model and nothing of this package."""
     transformers.logging.set_verbosity_error()
     whole = load_model(ASSETS / model)
     if hasattr(whole, "set_experts_implementation"):
@@ -136,7 +135,7 @@ def test_at_full_precision_a_live_run_has_the_bits_of_the_eager_model(
 
 @pytest.mark.thorough
 def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Prepare) -> None:
-    """Else the bitwise test above would prove nothing of the order."""
+    """Without this the bitwise test above would say nothing of the order."""
     prepared = live("system=lru", "loader=as_ready", "engine.compute=free", model="tiny_qwen2moe")
     driver, _ = driven(prepared)
     g = prepared.run.controller.geometry
@@ -154,7 +153,7 @@ def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Pre
 def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     live: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken line: outputs added as they came."""
+    """The broken line: outputs are added in the order in which they were computed."""
 
     def as_computed(form: Any, hidden: Any, ids: Any, weights: Any, outputs: Any) -> torch.Tensor:
         from real.store.experts import rows_of
@@ -196,9 +195,7 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
 def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was_seen(
     live: Prepare, device: str, overrides: tuple[str, ...]
 ) -> None:
-    """Gates that came into being offer what those of a trace do: choices, scores, forecasts,
-    tokens, inputs.
-    """
+    """A live gate offers what a trace's gate does: choices, scores, forecasts, tokens, inputs."""
     prepared = live(f"device={'null' if device == 'null' else device}", *overrides)
     run = recorded(prepared)
     trace = load_trace(TRACES["tiny_mixtral"], run.plain.predictor.lookahead_sites)
@@ -210,9 +207,7 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
 def test_low_precision_changes_the_logits_and_full_precision_on_the_same_path_does_not(
     live: Prepare,
 ) -> None:
-    """The quantised bytes are what is computed: a lossy system's logits are near the model's,
-    not equal.
-    """
+    """The quantised bytes are what is computed: the logits are near the model's, not equal."""
     driver, _ = driven(live("system=lru", "precision=int4", "device=null"))
     expected = by_transformers("tiny_mixtral", driver._model.passages, 1)
     assert driver.logits is not None

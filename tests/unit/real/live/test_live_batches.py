@@ -1,11 +1,9 @@
-"""Live runs of several sequences at once: the bits of the unpatched eager model on batches of the
-same shape.
+"""Live runs of several sequences have the bits of the unpatched eager model on the same batches.
 
-Oracles: transformers' own forward calls of the whole model, over key-value caches that are kept
-here sequence by sequence, without padding, and put side by side for each call. Where prompts of a
-group differ in length the model's own experts are given the rows that are tokens: of a padded row
-nobody asks what its experts would have said, and with them among its rows a matrix product may
-round otherwise.
+Oracles: transformers' own forward calls of the whole model. Its key-value caches are kept here
+sequence by sequence, without padding, and put side by side for each call. Where prompts of a group
+differ in length, the model's own experts are given only the rows that are tokens. Nobody reads what
+they would make of padding, and with padding among its rows a matrix product may round otherwise.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ def live(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="module")
 def ended() -> dict[tuple[str, ...], tuple[LiveDriver, Path]]:
-    """Runs that tests share."""
+    """Runs that several tests share."""
     return {}
 
 
@@ -112,8 +110,9 @@ def eager(model: str, dtype: str = "float32") -> Any:
 
 
 class SideBySide:
-    """An unpatched decoder over caches that are kept by sequence [heads, T, D] and padded anew
-    for each call.
+    """An unpatched decoder whose caches are kept by sequence, [heads, T, D].
+
+    They are padded anew for each call.
     """
 
     def __init__(self, model: Any, passages: Sequence[Passage]) -> None:
@@ -124,7 +123,7 @@ class SideBySide:
 
     @torch.no_grad()
     def run(self, step: Step) -> torch.Tensor:
-        """Logits [n, V] of a step."""
+        """Make a step's call; return its logits [n, V]."""
         numbers, past = step.sequences, DynamicCache(config=self._model.config)
         if step.decode:
             tokens = [[self._next[number]] for number in numbers]
@@ -180,7 +179,7 @@ def _left(states: torch.Tensor, width: int) -> torch.Tensor:
 
 @contextmanager
 def experts_of_tokens(model: Any, is_token: torch.Tensor) -> Iterator[None]:
-    """transformers' own experts, called with the rows that are tokens; the others get nothing."""
+    """Within the block transformers' own experts get the rows that are tokens; others get 0."""
     if is_token.all():
         yield
         return
@@ -204,9 +203,7 @@ def experts_of_tokens(model: Any, is_token: torch.Tensor) -> Iterator[None]:
 
 
 def alone(model: Any, passage: Passage, new_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
-    """The tokens that a model feeds itself after a prompt, and what it says of the next one each
-    time [1, V].
-    """
+    """The tokens that a model feeds itself after a prompt, and the logits [1, V] after each."""
     run, fed, logits = decoder_of(model, [passage]), [], []
     with torch.no_grad():
         run.prefill(0)
@@ -325,9 +322,7 @@ def test_sequences_that_join_and_leave_have_the_bits_of_the_unpatched_model_on_t
 def test_padding_and_neighbours_do_not_change_what_a_sequence_generates(
     driven: Drive, model: str, batches: tuple[str, ...]
 ) -> None:
-    """To rounding: matrix products of several rows, and of longer caches, may add up in another
-    order.
-    """
+    """Equal up to rounding: products of several rows, or over longer caches, add up otherwise."""
     driver, _ = driven(model, "system=lru", *batches, *RAGGED, "live.sequences=4")
     whole, said = eager(model), dict[int, list[torch.Tensor]]()
     assert driver.logits is not None

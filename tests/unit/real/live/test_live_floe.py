@@ -1,6 +1,6 @@
 """FloE live: a running model's own activations say how many neurons move, and which.
 
-Oracles: the up projections of the checkpoint, rounded to two bits here, on inputs that hooks of the
+Oracles: the checkpoint's up projections, rounded to two bits here, on inputs that hooks of the
 model saw; fp64 of the neurons that have come; a fresh controller that is told the counts.
 """
 
@@ -88,7 +88,7 @@ def thresholds() -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """An expert computed of some neurons: what it made of a row [1, H]."""
+    """An expert computed from some of its neurons: its output for a row [1, H]."""
 
     step: int
     key: int
@@ -98,9 +98,7 @@ class Part:
 
 
 class Seen:
-    """What the routers of the decoded steps were fed, by step and site, and what the device
-    computed in part.
-    """
+    """The routers' inputs in decoded steps, by step and site, and what was computed in part."""
 
     def __init__(self, driver: LiveDriver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver, self.fed = driver, dict[tuple[int, int], torch.Tensor]()
@@ -135,7 +133,7 @@ Drive = Callable[..., tuple[Prepared, Seen]]
 
 @pytest.fixture(scope="module")
 def ended() -> dict[tuple[str, ...], tuple[Prepared, Seen]]:
-    """Runs that tests share."""
+    """Runs that several tests share."""
     return {}
 
 
@@ -217,8 +215,8 @@ def test_what_comes_of_an_expert_are_the_channels_that_the_models_rows_make_acti
         before = response(seen.fed[step, site - 1])
         named = set(np.flatnonzero(before >= threshold).tolist())
         if not named:
-            # One byte goes all the same, of the likeliest neuron, whose rest takes the place of the
-            # row's last.
+            # One byte of the likeliest neuron goes all the same. The rest of that neuron takes the
+            # place of the row's last one.
             first = int(before.argmax())
             others = [neuron for neuron in np.argsort(-own).tolist() if neuron != first]
             assert got == (set() if channels == "named" else {first, *others[: len(of_row) - 1]})
@@ -250,7 +248,7 @@ def test_an_expert_of_these_channels_is_computed_as_fp64_does(
 def test_the_counts_that_a_live_run_is_told_are_those_of_its_own_inputs(
     driven: Drive, ups: torch.Tensor, thresholds: torch.Tensor
 ) -> None:
-    """By the code that makes them of a trace's recorded inputs."""
+    """The counts equal those of the code that makes them from a trace's recorded inputs."""
     prepared, seen = driven("payload.missed=fetched")
     assert seen.driver.channels is not None
     arrays, trace = seen.driver.channels.arrays, seen.driver._live.trace

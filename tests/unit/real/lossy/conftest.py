@@ -20,8 +20,9 @@ Shorten = Callable[[str, int, int], Trace]
 
 
 def shortened(name: str, sequences: int, decoded: int) -> Trace:
-    """A bundled trace with its first eval sequences, and so many decoded tokens of each; fit
-    sequences stay.
+    """A bundled trace with its first eval sequences, and ``decoded`` tokens of each.
+
+    Its fit sequences stay.
     """
     trace = load_trace(f"capture/assets/traces/{name}", 3, name == "tiny_mixtral")
     chosen = [s.sequence for s in trace.header.sequences if s.split == "eval"][:sequences]

@@ -1,4 +1,4 @@
-"""How far a ratio of sums has changed from one loop to another, and how sure that is."""
+"""How far a ratio of sums changes from one loop to another, and how sure that is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_does_not_change_has_changed_by_exactly_0() -> None:
 
 
 def test_a_relative_change_from_nothing_is_no_number() -> None:
-    """A system that moves nothing in the open loop and something in the closed one."""
+    """A system moves nothing in the open loop and something in the closed one."""
     above, below = np.array([3.0, 4.0]), np.ones(2)
     old, new, found = _change((0 * above, below), (above, below), relative=True)
     assert (old, new) == (0.0, 3.5)
@@ -40,8 +40,9 @@ def test_a_relative_change_from_nothing_is_no_number() -> None:
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("sequences", [4, 8, 32])
 def test_intervals_of_changes_cover_the_truth(relative: bool, sequences: int) -> None:
-    """Sequences of unequal lengths; both loops vary on each by 10 %, and what is between them by
-    3 % of their own.
+    """Sequences of unequal lengths.
+
+    Both loops vary together by 10 % from sequence to sequence, and their difference by 3 %.
     """
     random = np.random.default_rng(sequences)
     truth = 0.2 if relative else 0.1

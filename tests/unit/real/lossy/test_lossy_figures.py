@@ -1,5 +1,5 @@
-"""Recipes, searches and figures: what is served is what the papers vary, and claims are judged
-by paired numbers.
+"""Recipes, searches and figures: they serve what the papers vary, and judge claims by paired
+numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_the_highest_scores_are_served_low_or_left_out() -> None:
 
 
 def test_a_share_of_a_gates_experts_goes_low_by_how_many_rows_chose_them() -> None:
-    # Rows: expert 5 four, 2 two, 1 and 7 one each.
+    # How many rows chose each expert: 5 four, 2 two, 1 and 7 one.
     assert _codes(by_popularity(0.5, popular_first=False, experts=8)) == [
         [0, 0],
         [0, 1],
@@ -99,7 +99,7 @@ def test_everything_dense_is_changed_inside_the_block_and_restored_after(
 
 @dataclass
 class Additive:
-    """Stands for a model whose log-perplexity rises by a known amount for each expert at code 1."""
+    """Stands in for a model whose log-perplexity rises by a known amount per expert at code 1."""
 
     cost: np.ndarray
     all_low: float = 1.0

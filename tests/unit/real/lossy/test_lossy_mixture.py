@@ -1,4 +1,4 @@
-"""Variants of experts, and what a site adds up to when its choices are served by them."""
+"""Variants of experts, and the sum of a site whose choices are served by them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _gate(
 def _by_hand(
     forms: list[ExpertForm], site: int, hidden: torch.Tensor, served: Served, weights_of: Any
 ) -> torch.Tensor:
-    """Row by row and choice by choice, in float64."""
+    """The sum in float64, row by row and choice by choice."""
     total = torch.zeros(hidden.shape, dtype=torch.float64)
     for row in range(len(hidden)):
         for rank in range(served.ids.shape[1]):

@@ -1,5 +1,6 @@
-"""A system's decisions in a real forward pass: what loses nothing changes nothing; the loops
-agree where they must.
+"""A system's decisions in a real forward pass.
+
+What loses nothing changes nothing, and the two loops agree where they must.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def reference(subject: Subject) -> Reference:
 
 
 def _read(model: Any, subject: Subject, text: Text, compute: Any) -> torch.Tensor:
-    """Logits of a text, step by step, with the experts computed by something else."""
+    """The logits of a text, step by step, with the experts computed by ``compute``."""
     reading = Reading(model)
     with swapped_experts(model, compute, subject.forms):
         return torch.cat(
@@ -76,7 +77,7 @@ def test_the_full_precision_pass_records_the_gates_of_the_trace(
     for rows in subject.rows:
         mine, bundled = reference.trace.ids[rows], subject.trace.ids[rows]
         assert (np.sort(mine, -1) == np.sort(bundled, -1)).all()
-        # The bundled weights are rounded to steps of 1/8192, its lookahead to 1/28.
+        # The bundled trace rounds weights to steps of 1/8192, and its lookahead to 1/28.
         assert np.abs(reference.trace.weights[rows] - subject.trace.weights[rows]).max() <= 1 / 8192
         known = np.isfinite(subject.trace.lookahead["raw"][rows])[:, :, :2]
         gap = np.abs(reference.trace.lookahead["raw"][rows] - subject.trace.lookahead["raw"][rows])[
@@ -90,8 +91,9 @@ def test_the_full_precision_pass_records_the_gates_of_the_trace(
 def test_the_full_precision_pass_forecasts_prompts_as_the_trace_does(
     subject: Subject, reference: Reference
 ) -> None:
-    """Together, as the trace keeps them; of sequences that were not read, and of norms, what it
-    has stays.
+    """Forecasts are kept together, as in the trace.
+
+    Those of sequences that were not read, and of other norms, stay.
     """
     cells = [
         trace.prompt_forecasts["raw"].filter(pl.col("ahead") <= 2)
@@ -102,7 +104,7 @@ def test_the_full_precision_pass_forecasts_prompts_as_the_trace_does(
     place = ["step", "sequence", "site", "ahead", "expert"]
     both = recorded.join(shown, on=place, how="full", suffix="_shown").fill_null(0)
     assert recorded.height > 400
-    # Near ties are decided otherwise on another machine.
+    # Near ties may fall the other way on another machine.
     assert (both["tokens"] - both["tokens_shown"]).abs().sum() <= 0.002 * recorded["tokens"].sum()
     assert (both["score"] - both["score_shown"]).abs().median() < 1e-5
     others = [frame.filter(~read) for frame in cells]
@@ -115,8 +117,9 @@ def test_the_full_precision_pass_forecasts_prompts_as_the_trace_does(
 def test_the_full_precision_pass_keeps_what_it_does_not_measure(
     subject: Subject, reference: Reference
 ) -> None:
-    """Active shares, by which the open loop of FloE moves; rows of other sequences, on which
-    predictors are fitted.
+    """It keeps active shares, by which FloE moves in an open loop, and other sequences' rows.
+
+    Predictors are fitted on the latter.
     """
     recorded, shown = subject.trace, reference.trace
     assert recorded.active_shares is not None
@@ -184,8 +187,9 @@ def test_the_gates_that_a_lossy_model_showed_give_the_run_again(
 def test_what_the_model_computed_is_what_the_lookups_say(
     mixtral: Any, subject: Subject, reference: Reference, lossy: tuple[Run, Replayed]
 ) -> None:
-    """A pass that nobody stops, with a table of the run's lookups: KeyError if a gate asked for
-    one that has none.
+    """An unpaused pass takes its choices from a table of the run's lookups.
+
+    It raises KeyError if a gate asked for an expert that has no lookup.
     """
     run, replayed = lossy
     rows = run.workload.needs

@@ -1,4 +1,4 @@
-"""Channels left out by activation, and the thresholds they are left out by."""
+"""Channels left out by their activation, and the thresholds for it."""
 
 from __future__ import annotations
 

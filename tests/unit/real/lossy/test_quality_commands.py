@@ -1,6 +1,4 @@
-"""The commands of quality: fits that the simulator takes, words that are refused, the harness as
-an extra.
-"""
+"""The commands of quality: fits that the simulator takes, words that are refused, the harness."""
 
 from __future__ import annotations
 
@@ -181,9 +179,7 @@ TEXTS = (
 def test_the_harness_scores_a_task_of_ones_own_as_the_model_itself_does(
     tmp_path: Path, capsys: Any, mixtral: Any
 ) -> None:
-    """Bits a byte at full precision are those of a plain pass of the model over the task's
-    texts.
-    """
+    """At full precision, bits a byte are those of a plain pass of the model over the texts."""
     pytest.importorskip("lm_eval")
     (tmp_path / "texts.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)

@@ -1,6 +1,4 @@
-"""A study's front with measured quality: what real.quality measures of each cell, compared and
-ordered.
-"""
+"""A study's front with measured quality: how its cells are measured, compared and ordered."""
 
 from __future__ import annotations
 
@@ -51,8 +49,10 @@ POINTS = [
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """hobbit as it stands, one point that skips most second experts, one that serves all at high
-    precision.
+    """A study of three cells on eval sequences.
+
+    They are hobbit as it stands, a point that skips most second experts, and one that serves all at
+    high precision.
     """
     place = tmp_path_factory.mktemp("study")
     listed = [[*words, "trace.split=eval"] for words in [*POINTS, []]]
@@ -82,7 +82,7 @@ def losses_of(rng: np.random.Generator, scale: float) -> tuple[TokenLoss, ...]:
 def loop_of(
     rng: np.random.Generator, tokens_per_s: float, scale: float, proxy: tuple[float, float]
 ) -> Any:
-    """What a measured loop tells, with made-up losses."""
+    """Stands in for a measured loop, with made-up losses."""
     decoded = losses_of(rng, scale)
     decode = quality_of(decoded)
     steps = rng.integers(1, 1000, 6)
@@ -153,7 +153,7 @@ def test_points_are_compared_with_the_system_as_it_stands_pair_by_pair() -> None
 
 
 def times_of(loop: Any) -> Any:
-    """Nanoseconds of the tokens after its first of each sequence."""
+    """Nanoseconds of each sequence's tokens after its first."""
     tokens = loop.replayed.result.frames.tokens
     spent = (tokens["end_ns"] - tokens["start_ns"]).to_numpy()
     return np.array(

@@ -1,7 +1,7 @@
-"""Experts streamed from a checkpoint, and models loaded without them: the same weights, and never
-all at once.
+"""Experts streamed from a checkpoint, and models loaded without them.
 
-Oracle: the whole model as transformers loads it.
+The weights are the same, and never all in memory at once. Oracle: the whole model as transformers
+loads it.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def test_a_model_saved_by_transformers_runs_the_same_without_its_experts_weights
 
 
 def test_writing_a_store_asks_for_one_expert_at_a_time(tmp_path: Path) -> None:
-    """No two experts' tensors are alive at once, so a store takes one expert's memory, whatever
-    the model.
-    """
+    """No two experts' tensors are alive at once, so any model's store takes one expert's memory."""
     import weakref
 
     forms = expert_forms(load_model(ASSETS / "tiny_mixtral"))
@@ -111,13 +109,13 @@ def test_writing_a_store_asks_for_one_expert_at_a_time(tmp_path: Path) -> None:
 
 
 class Peak:
-    """The most memory of its own that the process has had within the block, in bytes, beyond
-    what it had before.
+    """The most anonymous memory that the process had within the block, beyond what it had before,
+    in bytes.
     """
 
     def __enter__(self) -> Peak:
         gc.collect()
-        # What earlier tests have freed would be used again, and nothing seen of it.
+        # Memory that earlier tests have freed would be used again, and hide what is taken here.
         ctypes.CDLL(None).malloc_trim(0)
         self._before = self._most = own_bytes()
         self._over = threading.Event()
@@ -139,7 +137,7 @@ class Peak:
 
 
 def own_bytes() -> int:
-    """What is the process's alone: pages of files that it reads are not."""
+    """The process's own bytes: pages of files that it reads do not count."""
     line = next(
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -152,7 +150,7 @@ def own_bytes() -> int:
 def test_loading_a_model_and_writing_its_store_take_the_memory_of_few_experts(
     tmp_path: Path,
 ) -> None:
-    """94 MB of experts, of 1 MB each; loaded whole they take all of it."""
+    """94 MB of experts of 1 MB each, all of which a whole model takes."""
     transformers.logging.set_verbosity_error()
     shape = {
         "hidden_size": 64,
@@ -164,7 +162,7 @@ def test_loading_a_model_and_writing_its_store_take_the_memory_of_few_experts(
     config = transformers.MixtralConfig(**shape, **heads)
     transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
     experts_bytes = 6 * 16 * 3 * 64 * 1280 * 4
-    # What a first load brings by itself: modules, thread pools.
+    # A first load brings modules and thread pools, which are not counted.
     load_weightless(settings(ASSETS / "tiny_mixtral"))
     with Peak() as whole:
         model = transformers.MixtralForCausalLM.from_pretrained(tmp_path)
@@ -181,9 +179,7 @@ def test_loading_a_model_and_writing_its_store_take_the_memory_of_few_experts(
 
 
 def test_stored_tensors_are_read_back_exactly_or_within_the_bound_of_their_rounding() -> None:
-    """Raw precisions cast; grouped ones keep the quantiser's own bound, flipped ones by their
-    columns.
-    """
+    """Raw precisions cast; grouped ones keep the quantiser's bound, flipped ones by columns."""
     form = expert_forms(tiny("gpt_oss"))[0]
     tensors = form.tensors(3)
     for precision, bits in (

@@ -1,6 +1,4 @@
-"""Experts of transformers' models as matrices, and computed by something else: bit for bit, and
-restored.
-"""
+"""Experts of transformers' models as matrices, computed elsewhere: bit for bit, and restored."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ REFUSED = {
 
 
 def _run(model: Any) -> torch.Tensor:
-    """Logits, or what else comes out first, of two padded prompts."""
+    """Logits (or what else comes out first) for two padded prompts."""
     ids = torch.randint(4, 100, (2, 9), generator=torch.Generator().manual_seed(3))
     mask = torch.ones_like(ids)
     extra = {}
@@ -58,7 +56,7 @@ USUAL = (
     ("switch_transformers", torch.float32),
     ("aria_text", torch.float32),
 )
-"""One of each layout."""
+"""One model of each layout."""
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,7 @@ def test_swapped_experts_compute_the_bits_of_the_eager_model(name: str, dtype: t
         site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         seen.append(site)
-        # Copies that lie elsewhere: nothing may depend on the model's own tensors.
+        # Copies elsewhere in memory: nothing may depend on the model's own tensors.
         return compute_all(
             forms[site],
             lambda expert: {name: t.clone() for name, t in forms[site].tensors(expert).items()},
@@ -125,7 +123,7 @@ def _fail(*_arguments: object) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_an_expert_is_what_its_named_matrices_say(name: str) -> None:
-    """By the formulas of the papers: SwiGLU for the decoders, a plain ReLU network for Switch."""
+    """Formulas of the papers: SwiGLU for the decoders, a plain ReLU network for Switch."""
     model = load_model(ASSETS / name)
     form = expert_forms(model)[1]
     matrices = expert_weights(model, 1, 3)

@@ -1,7 +1,6 @@
-"""Experts that move neuron by neuron: stored, moved in part, completed, and computed of what has
-come.
+"""Experts that move neuron by neuron: stored, moved in part, completed, and computed.
 
-Oracles: fp64 over the neurons that are there, the others masked; the store's own rows; a fresh
+Oracles: fp64 over the neurons that are there, with the others masked; the store's own rows; a fresh
 controller.
 """
 
@@ -45,7 +44,7 @@ def model(matrices: int = 3) -> Model:
 def dense(
     tensors: dict[str, torch.Tensor], rows: torch.Tensor, neurons: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """fp64: what the named neurons of an expert with a SiLU gate make of rows."""
+    """What the named neurons of an expert with a SiLU gate make of rows, in fp64."""
     gate, up = np.split(tensors["gate_up_proj"].double().numpy(), 2)
     x, down = rows.double().numpy(), tensors["down_proj"].double().numpy()
     g, u = x @ gate.T, x @ up.T
@@ -167,8 +166,9 @@ def prepared(stores: Path, trace: Trace, *words: str) -> Prepared:
 def test_floe_computes_on_a_device_the_neurons_that_the_controller_moved(
     stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    """Slots hold the store's rows of as many neurons as bytes were moved; the output is fp64's
-    of these alone.
+    """Slots hold the store's rows of as many neurons as bytes were moved.
+
+    The output is that of these neurons alone, in fp64.
     """
     run = prepared(stores, bundled_trace, *words)
     assert run.weights is not None
@@ -196,7 +196,7 @@ def test_floe_computes_on_a_device_the_neurons_that_the_controller_moved(
     assert bool(rests) == ("payload.missed=fetched" in words)
     assert len(counts) > 40
     assert len(set(counts)) > 5, "as many as the trace's tokens made active"
-    # Where a forecast names no channel, one byte goes all the same.
+    # A forecast that names no channel moves one byte all the same.
     assert {
         transfer.moved_bytes % device.arrivals.pair_bytes(transfer.key) for transfer in moved
     } <= {0, 1}

@@ -1,6 +1,4 @@
-"""A file of experts: written once, and refused where it was cut or altered or is of other
-experts.
-"""
+"""A file of experts: written once, and refused where it was cut, altered, or has other experts."""
 
 from __future__ import annotations
 

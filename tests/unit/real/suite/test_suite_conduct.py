@@ -1,6 +1,4 @@
-"""Pieces that are done, fail, crash, hang or run out of time, in processes that need nothing but
-Python.
-"""
+"""Pieces that are done, fail, crash, hang or run out of time; their processes need only Python."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def piece(name: str, seconds: float = 20.0, least_s: float = 0.1) -> Piece:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Make:
-    """A suite whose pieces are lines of Python by name; others write a file and end."""
+    """Makes a suite whose pieces run a line of Python by name; others write a file and end."""
 
     def make(
         code: dict[str, str] | None = None, seconds: float = 60.0, archive: Path | None = None
@@ -88,12 +86,12 @@ def test_a_piece_that_hangs_is_ended_with_all_that_it_has_started(suite: Make) -
     ended = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True
     ).stdout.strip()
-    # A zombie's state may have more letters: of its priority, say.
+    # A zombie's state may have more letters, such as one for its priority.
     assert ended[:1] in ("", "Z"), "what it had started is still there"
 
 
 def test_what_asks_for_another_process_gets_one(suite: Make) -> None:
-    """Status 75: as after a fault of a GPU."""
+    """Status 75, as after a GPU's fault."""
     code = (
         DONE + "; sys.exit(75 if pathlib.Path('{folder}/{name}.ran').read_text() != 'xxx' else 0)"
     )

@@ -1,6 +1,4 @@
-"""Every piece of the suite, tiny, with the host in the GPU's place: all but a GPU's calls is
-done for real.
-"""
+"""Every piece of the suite, tiny, on the host: all but a GPU's calls is done for real."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def rows(folder: Path, name: str) -> dict[str, Any]:
 
 
 def check(folder: Path) -> None:
-    """What the pieces that need no whole model leave."""
+    """Check the results of the pieces that need no whole model."""
     replayed = rows(folder, "replay")
     assert replayed["lru 0.5"]["status"] == "done"
     assert replayed["lru 0.5"]["result"]["real"]["device"] == "host"
@@ -64,7 +62,7 @@ def check(folder: Path) -> None:
 
 
 def check_models(folder: Path) -> None:
-    """What the others leave."""
+    """Check the results of the other pieces."""
     for cell in ("tiny_mixtral lru", "tiny_mixtral lru, 4 at once"):
         assert rows(folder, "live")[cell]["result"] | {"makespan_s": 0} == {
             "steps": 3,
@@ -127,7 +125,7 @@ def context(folder: Path, device: str = "host", seconds: float = 60.0) -> Contex
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rehearsal_of_any_size_replays_what_a_gpu_does_stand_ins_for_experts(size: str) -> None:
-    """Their code is another than a bundled model's. What may differ is numbers."""
+    """A stand-in's code is another than a bundled model's. Only numbers may differ."""
     full, here = SIZES["full"].words, SIZES[size].words
     for words in (
         here,

@@ -50,8 +50,8 @@ def test_only_large_matrices_have_a_target_and_one_that_misses_says_so(tmp_path:
 
 
 def test_the_sparse_expert_is_judged_by_the_bytes_that_its_ceiling_counts(tmp_path: Path) -> None:
-    """A tenth kept: a third and a fifteenth of the bytes, 0.4, at most 2.5 times as fast; 2.25
-    times is 90 % of it.
+    """With a tenth kept a third and a fifteenth of the bytes are read: 0.4, so at most 2.5 times
+    as fast. 2.25 times is 90 % of that.
     """
     Context("cuda", "full", tmp_path).save(
         "kernels",
@@ -94,8 +94,9 @@ def test_loads_are_judged_by_the_best_copy_from_pinned_memory(tmp_path: Path) ->
 
 
 def test_a_rate_behind_another_counts_the_gap_between_them() -> None:
-    """Three of 1000 B on link 0 in 100 ns each; the second begins where the first ends and takes
-    200 from there.
+    """Three services of 1000 B on link 0.
+
+    The first and the last take 100 ns. The second begins where the first ends, and takes 200.
     """
     record = Record()
     record.service_link += [0, 0, 0, 1]
@@ -109,7 +110,7 @@ def test_a_rate_behind_another_counts_the_gap_between_them() -> None:
 
 
 def test_both_forms_of_the_gather_stand_side_by_side() -> None:
-    """By hand: staged by 1 and 4 threads, zero-copy; each fastest with other columns."""
+    """Staged by 1 and by 4 threads, and zero-copy; each is fastest with other columns."""
     rates_gb = {("staged", 1): (1.0, 2.0), ("staged", 4): (4.0, 3.0), ("zero_copy", 1): (5.0, 7.5)}
     found = [
         {"gather": form, "threads": threads, "columns": columns, "bytes_per_s": rate * 1e9}

@@ -1,5 +1,6 @@
-"""What stops the project on a machine is told before a piece runs: there it lies in a folder,
-and is not installed.
+"""What stops the project on a machine is told before a piece runs.
+
+There the project lies in a folder and is not installed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sim.values.places import ROOT
 
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
-    """The packages' files that a bundle holds."""
+    """A folder with the project's files that a bundle holds."""
     for path in (
         path for part in ("sim", "real", "capture", "conf") for path in (ROOT / part).rglob("*")
     ):
@@ -33,7 +34,7 @@ def unpacked(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """All that is installed here but the project."""
+    """A folder with all packages that are installed here, but not the project."""
     folder = tmp_path / "packages"
     folder.mkdir()
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
@@ -44,9 +45,7 @@ def packages(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess[str]:
-    """``python -m real.suite`` in a fresh interpreter that sees ``path`` and no installed
-    package.
-    """
+    """Run ``python -m real.suite`` in an interpreter that sees ``path`` and nothing installed."""
     arguments = [sys.executable, "-S", "-m", "real.suite", *words]
     return subprocess.run(
         arguments, cwd=folder, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
@@ -81,7 +80,7 @@ def test_a_module_that_a_piece_imports_inside_a_function_is_tried_too(
         in told
     )
     assert "unpack the bundle anew" in told
-    # Nothing is run, either.
+    # The command runs nothing, either.
     assert main(["device=host", "size=tiny", "output=nowhere"]) == 2
     assert "error: real.live.run cannot be imported" in capsys.readouterr().err
     assert not Path("nowhere").exists()

@@ -1,4 +1,4 @@
-"""What the suite's command is told, what is missing on a machine, and what is carried to it."""
+"""The words of the suite's command, what a machine lacks, and what is carried to it."""
 
 from __future__ import annotations
 

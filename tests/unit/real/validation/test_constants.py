@@ -1,6 +1,4 @@
-"""What a machine takes is learnt from its runs: on a device whose times are nominal the nominal
-times come back.
-"""
+"""A machine's durations are learnt from its runs; from nominal runs the nominal times come back."""
 
 from __future__ import annotations
 
@@ -68,8 +66,9 @@ def test_a_prediction_from_another_systems_run_on_the_null_device_is_exact() -> 
 
 
 def test_twice_as_slow_a_machine_is_learnt_as_one() -> None:
-    """The same run on links and compute of half the speed: what was learnt there predicts the
-    nominal run's double.
+    """The same run on links and compute of half the speed.
+
+    The nominal run with the constants learnt there takes twice its time.
     """
     slow = (
         "hardware.links.loader.efficiency=0.5",

@@ -8,7 +8,7 @@ from real.validation.judge import Case, as_row, coverage, intervals, rankings
 
 
 def case(system: str, predicted: int, *measured: int, share: float = 0.5) -> Case:
-    """Two steps, of which the first takes a quarter of the time."""
+    """A case of two steps, of which the first takes a quarter of the time."""
     steps = tuple((ns // 4, ns - ns // 4) for ns in measured)
     return Case(
         system, share, predicted, measured, (predicted // 4, predicted - predicted // 4), steps
@@ -16,12 +16,12 @@ def case(system: str, predicted: int, *measured: int, share: float = 0.5) -> Cas
 
 
 def test_the_error_is_against_the_median_of_the_repeats_and_the_noise_is_theirs() -> None:
-    """Of 90, 100, 110: median 100, standard deviation 10. 105 is 5 % more, in each step, too."""
+    """Of 90, 100, 110 the median is 100, the deviation 10. 105 is 5 % more, in each step, too."""
     one = case("a", 10500, 9000, 10000, 11000)
     assert one.error == pytest.approx(0.05)
     assert one.noise == pytest.approx(0.1)
     assert one.step_error == pytest.approx(0.05)
-    # Pairs of repeats: 9/10, 9/11, 10/11 less 1, alike in both steps; their median is 1 - 9/10.
+    # Pairs of repeats differ by 9/10, 9/11, 10/11 less 1, alike in both steps; the median is 1/10.
     assert one.step_noise == pytest.approx(0.1)
     assert as_row(one)["measured_s"] == 10000 / 1e9
 
@@ -31,8 +31,9 @@ def test_one_run_has_no_noise() -> None:
 
 
 def test_only_pairs_that_differ_by_more_than_the_noise_count_for_the_order() -> None:
-    """a, b, c measure 100, 102 and 200 with 2 % of noise each: a and b cannot be told apart (2 x
-    2 % of 100 is 4).
+    """a, b and c measure 100, 102 and 200, with 2 % of noise each.
+
+    a and b cannot be told apart, since 2 x 2 % of 100 is 4.
     """
     a, b, c = (
         case(name, p, m - m // 50, m, m + m // 50)
@@ -54,22 +55,22 @@ def test_budgets_are_ranked_by_themselves_and_one_system_not_at_all() -> None:
 
 
 def test_an_interval_is_as_wide_as_the_errors_of_the_other_cases() -> None:
-    """Ten others, off by 1 to 10 %: the ceil(11 x 0.9) = 10th of ten is 10 %."""
+    """Ten others, off by 1 to 10 %: the ceil(11 x 0.9) = 10th of their errors is 10 %."""
     others = [case(f"s{n}", 1000, 1000 + 10 * n) for n in range(1, 11)]
     mine = case("mine", 2000, 2190)
     found = intervals([*others, mine])[-1]
     assert found == pytest.approx((1800, 2200))
-    # Without the tenth, nine errors: ceil(10 x 0.9) = 9th of nine, 9 %.
+    # Without the last there are nine errors: the ceil(10 x 0.9) = 9th of nine is 9 %.
     assert intervals([*others[:9], mine])[-1] == pytest.approx((1820, 2180))
-    # Eight are too few: the 9th of eight does not exist.
+    # Eight errors are too few: there is no 9th.
     assert intervals([*others[:8], mine])[-1] is None
     assert coverage([*others[:8], mine]) is None
 
 
 def test_coverage_counts_runs_not_cases() -> None:
     others = [case(f"s{n}", 1000, 1000 + 10 * n) for n in range(1, 12)]
-    # Each case's interval comes from eleven others' errors: 11 % wide for all but the last two,
-    # whose runs count, too.
+    # Each case's interval comes from the errors of the eleven others: 11 % wide for all but the
+    # last two. Their runs count, too.
     mine = case("mine", 2000, 2000, 2500)
     found = coverage([*others, mine])
     within = [

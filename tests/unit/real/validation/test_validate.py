@@ -57,7 +57,7 @@ def test_on_the_null_device_everything_is_equal(
         "with trace.max_sequences=1 +workload.prompt_tokens=12 +workload.decode_tokens=14"
         in found["labels"]
     )
-    # Also on the figure, in lines that fit it.
+    # The figure says it, too, in lines that fit it.
     assert "was ever compared" in (tmp_path / "v" / "predicted_measured.svg").read_text(
         encoding="utf-8"
     )
@@ -98,7 +98,7 @@ def test_a_prediction_that_is_off_shows_as_its_error(
 def test_a_simulator_that_decides_otherwise_is_told_with_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is replayed is asked with another budget than what was recorded."""
+    """The replay gets another budget than the recorded run had."""
     prepare, asked = cases.prepare_replay, []
 
     def another(request: Any) -> Any:
