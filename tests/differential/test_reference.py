@@ -30,10 +30,12 @@ def test_hobbit_figure_9(
 ) -> None:
     """Two layers: attention 3, load 14 (low 3.5), expert 2 ms.
 
-    (a) 2 * (3 + 14 + 2) = 38. (b) Layer 1's load ends at 17; its expert runs to 19 and attention 2
-    to 22, while layer 2's expert loads from 17 to 31: 31 + 2 = 33. (c) The wrong one loads 17..31,
-    the right one 31..45: 47. (d) The low one loads 17..20.5 and is there at 22: 24. (e) The wrong
-    low one loads 17..20.5, the right one from 22 to 25.5: 27.5.
+    (a) 2 * (3 + 14 + 2) = 38.
+    (b) Layer 1's load ends at 17; its expert runs to 19 and attention 2 to 22, while layer 2's
+        expert loads from 17 to 31: 31 + 2 = 33.
+    (c) The wrong one loads 17..31, the right one 31..45: 47.
+    (d) The low one loads 17..20.5 and is there at 22: 24.
+    (e) The wrong low one loads 17..20.5, the right one from 22 to 25.5: 27.5.
     """
     assert run(figure_9(wait, forecast, second_score)).makespan_ns == makespan_ns
 
