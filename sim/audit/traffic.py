@@ -14,6 +14,13 @@ from sim.audit.sizes import GIB, UNKNOWN, moves_whole, slot_bytes, variant_bytes
 MOVED = ("demand", "prefetch", "dense")
 STARTED = ("used", "late", "dropped", "evicted_unused", "unused_at_end")
 NEVER_STARTED = ("promoted", "cancelled", "dropped_no_slot")
+LEAVES_QUEUE = {
+    "lookup": "promoted",
+    "cancel": "cancelled",
+    "drop_no_slot": "dropped_no_slot",
+    "issue": "issued",
+}
+"""By kind of decision, what becomes of a waiting prefetch."""
 WASTED = ("dropped", "evicted_unused", "unused_at_end")
 
 
@@ -31,24 +38,16 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
 def never_started(run: RunFiles) -> Counter[str]:
     """What became of the prefetches that were queued and never issued: a walk through the
     decisions, key by key.
-
-    ``unclaimed``: those of ``dropped_no_slot`` that found no slot in the call that would have
-    queued them.
     """
-    waiting: dict[int, int] = {}
+    waiting: set[int] = set()
     ends: Counter[str] = Counter()
     rows = run.decisions.filter((pl.col("kind") != "lookup") | (pl.col("outcome") == "promoted"))
-    for call, kind, key in rows.select("call", "kind", "key").iter_rows():
+    for kind, key in rows.select("kind", "key").iter_rows():
         if kind == "queue_prefetch":
-            waiting[key] = call
-        elif key not in waiting or kind == "evict":
-            continue
-        elif kind == "drop_no_slot":
-            ends["unclaimed"] += waiting.pop(key) == call
-            ends["dropped_no_slot"] += 1
-        else:
-            del waiting[key]
-            ends[{"lookup": "promoted", "cancel": "cancelled", "issue": "issued"}[kind]] += 1
+            waiting.add(key)
+        elif key in waiting and kind in LEAVES_QUEUE:
+            waiting.remove(key)
+            ends[LEAVES_QUEUE[kind]] += 1
     # What still waits when the run ends is cancelled.
     ends["cancelled"] += len(waiting)
     return ends
@@ -120,11 +119,10 @@ def _written_back(run: RunFiles) -> Rule | Left:
         (pl.col("link") == link) & (pl.col("end_ns") < run.tokens["end_ns"].max())
     )
     is_whole = arrived["number"].n_unique() == run.transfers["number"].n_unique()
-    claims_early = run.config["loader"].get("slot_claim") == "queue"
     text = "bytes of everything that was evicted; less what the run's end cut"
     return Rule(
         f"bytes.{link}.write_back",
-        total if is_whole and not claims_early else Between(0, total),
+        total if is_whole else Between(0, total),
         text,
     )
 
@@ -166,7 +164,7 @@ def _ram(run: RunFiles) -> Iterator[Rule | Left]:
         "hardware.ram.capacity_gib",
     )
     ends = never_started(run)
-    prefetches = int((run.decisions["kind"] == "queue_prefetch").sum()) - ends["unclaimed"]
+    prefetches = int((run.decisions["kind"] == "queue_prefetch").sum())
     missed = int((run.lookups["outcome"] == "miss").sum())
     yield Rule("ram.lookups", missed + prefetches, "misses, and prefetches that were queued")
     if not moves_whole(run):
@@ -177,7 +175,7 @@ def _ram(run: RunFiles) -> Iterator[Rule | Left]:
     begun = run.transfers.filter((pl.col("hop") == 0) & (pl.col("class") != "dense"))
     hits = int((begun["link"] == inside).sum())
     # Where a prefetch that was never issued would have begun is in no file.
-    unknown = ends["cancelled"] + ends["dropped_no_slot"] - ends["unclaimed"]
+    unknown = ends["cancelled"] + ends["dropped_no_slot"]
     told = Between(hits, hits + unknown) if unknown else hits
     yield Rule(
         "ram.hits", told, "transfers that begin at RAM; prefetches never issued may be some, too"

@@ -124,8 +124,6 @@ def _arriving_bytes(controller: Controller) -> int:
     geometry, loader = controller.geometry, controller.loader
     if loader.retention != "after_batch":
         return 0
-    if loader.slot_claim == "queue":
-        return geometry.capacity_bytes
     return controller.route.engines[0] * loader.in_flight * max(geometry.slot_sizes)
 
 

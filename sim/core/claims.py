@@ -31,7 +31,6 @@ class Claims:
     # classes of this line: a larger dict makes each call slower.
     __slots__ = (
         "__dict__",
-        "_claims_at_queue",
         "_is_stale",
         "_key_bytes",
         "_limits_staging",
@@ -95,7 +94,7 @@ class Claims:
         # By key, its last transfer: what is queued or in flight, and the prefetch that brought what
         # is UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * geometry.num_keys
-        self._writes_back, self._claims_at_queue = loader.write_back, loader.slot_claim == "queue"
+        self._writes_back = loader.write_back
         self._pins: list[int] = []
         """The needs of the current gate, in need order, as far as they are admitted and not
         done.
@@ -212,9 +211,7 @@ class Claims:
             transfer.victims = victims
             if self._writes_back:
                 transfer.write_back = victims
-            self._evict(
-                victims, key, named=0 if transfer.number >= 0 or self._claims_at_queue else 1
-            )
+            self._evict(victims, key, named=0 if transfer.number >= 0 else 1)
         return True
 
     def _has_claim(self, transfer: Transfer, link: int) -> bool:

@@ -419,9 +419,7 @@ class Controller(Prefetches):
     def _act(self, key: int, outcome: int, moved_bytes: int, waits: dict[int, Transfer]) -> int:
         """What follows from a lookup that is no plain hit; its outcome as everybody is told it."""
         if outcome == MISS:
-            demand = self._queue(key, False, moved_bytes)
-            assert demand is not None
-            waits[key] = demand
+            waits[key] = self._queue(key, False, moved_bytes)
         elif outcome == FIRST_USE:
             self.state[key] = RESIDENT
             self._transfer_of[key].outcome = USED
@@ -429,9 +427,6 @@ class Controller(Prefetches):
         elif outcome == LATE:
             waits[key] = self._await(self._transfer_of[key])
         elif outcome == PROMOTED:
-            if not self.loader.promote:
-                waits[key] = self._await(self._transfer_of[key])
-                return LATE
             waits[key] = self._promote(self._transfer_of[key])
         return outcome
 

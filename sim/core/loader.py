@@ -18,7 +18,6 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "in_flight": (1, 2),
     "destination": ("pool", "staging"),
     "demand_evicts": ("masked_last", "unmasked"),
-    "slot_claim": ("issue", "queue"),
     "retention": ("strict", "after_batch"),
     "replay_unit": ("union", "access"),
     "copies": ("pinned", "pageable", "free"),
@@ -45,7 +44,6 @@ class Loader:
     depth: str = "all"
     queue: str = "append"
     prefetch_order: str = "nearest"
-    promote: bool = True
     cancel_stale: bool = True
     demand_first: bool = True
     destination: str = "pool"
@@ -56,7 +54,6 @@ class Loader:
     chunk_bytes: int | None = None
     wait: str = "wait_all"
     prefetch_budget: str | int = "all"
-    slot_claim: str = "issue"
     retention: str = "strict"
     replay_unit: str = "union"
     low_for_high: bool = False
@@ -64,7 +61,7 @@ class Loader:
     copies: str = "pinned"
 
     def __post_init__(self) -> None:
-        for name in ("promote", "cancel_stale", "demand_first", "low_for_high", "write_back"):
+        for name in ("cancel_stale", "demand_first", "low_for_high", "write_back"):
             require_flag(f"loader.{name}", getattr(self, name))
         for name, values in CHOICES.items():
             value = getattr(self, name)
@@ -123,10 +120,6 @@ class Loader:
                     "write_back needs retention=strict: what is trimmed has no transfer to go back"
                     " with"
                 ),
-            ),
-            (
-                self.slot_claim == "queue" and stages,
-                "slot_claim=queue and staging cannot be combined",
             ),
         )
         for wrong, why in refused:

@@ -218,11 +218,11 @@ class Prefetches(Transfers):
                 if found > UNUSED:
                     missing = True
                     if found == ABSENT and left:
+                        left -= 1
                         if is_simple:
                             self._queue_simply(key, site)
-                            left -= 1
                         else:
-                            left -= self._queue_prefetch(key, site, choice, gate)
+                            self._queue_prefetch(key, site, choice, gate)
             if missing:
                 if self.ram is not None and self.ram.untold:
                     self.ram.tell(gate)
@@ -256,7 +256,8 @@ class Prefetches(Transfers):
         for _, key, choice in absent:
             if not left:
                 break
-            left -= self._queue_prefetch(key, choice.site, choice, gate)
+            left -= 1
+            self._queue_prefetch(key, choice.site, choice, gate)
         if self.ram is not None and self.ram.untold:
             self.ram.tell(gate)
 
@@ -292,8 +293,7 @@ class Prefetches(Transfers):
         self._prefetches_of[site].append(transfer)
         self.events += (calls, QUEUE_PREFETCH, key, -1)
 
-    def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> bool:
-        """False if its slot should have been claimed now and could not."""
+    def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> None:
         moved_bytes = self._key_bytes[key]
         if not self.payload.whole:
             place = choice.needs.index(key % self.geometry.units)
@@ -302,8 +302,4 @@ class Prefetches(Transfers):
             else:
                 moved_bytes = self.payload.forecast_bytes(key, choice, place, gate)
         self.events += (self.calls, QUEUE_PREFETCH, key, -1)
-        transfer = self._queue(key, True, moved_bytes)
-        if transfer is None:
-            return False
-        self._prefetches_of[site].append(transfer)
-        return True
+        self._prefetches_of[site].append(self._queue(key, True, moved_bytes))

@@ -60,9 +60,7 @@ class Transfers(Claims):
         self._never_issued = [0] * len(PrefetchOutcome)
         self._prepare_queues()
         self._prepare_dense()
-        is_usual = not (
-            self._chunked or self._stages or loader.dense_slots or self._claims_at_queue
-        )
+        is_usual = not (self._chunked or self._stages or loader.dense_slots)
         self._is_simple = self._outermost == 0 and is_usual
 
     def _prepare_queues(self) -> None:
@@ -186,16 +184,10 @@ class Transfers(Claims):
 
     # ---- queueing
 
-    def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer | None:
-        """Queue an absent key on the first link of its route; None if its slot should be claimed
-        now and cannot.
-        """
+    def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer:
+        """Queue an absent key on the first link of its route."""
         transfer = Transfer(key, prefetch, moved_bytes, self.calls)
         if not self._is_simple:
-            if self._claims_at_queue and not self._claim_pool(transfer) and prefetch:
-                self._never_issued[DROPPED_NO_SLOT] += 1
-                self.events += (self.calls, DROP_NO_SLOT, key, -1)
-                return None
             link = self._begin_link(key)
             if link:
                 transfer.link = transfer.first_link = link
@@ -242,7 +234,7 @@ class Transfers(Claims):
             return transfer
         transfer.awaited = True
         transfer.outcome = LATE
-        if transfer.number >= 0 and self.loader.promote and not transfer.urgent:
+        if transfer.number >= 0 and not transfer.urgent:
             transfer.urgent = True
             if transfer.waits and self.loader.demand_first:
                 self._prefetches[transfer.link].remove(transfer)
@@ -382,12 +374,7 @@ class Transfers(Claims):
             self.state[key] = IN_FLIGHT
             transfer.number = len(self.issued)
             self.issued.append(transfer)
-            self.events += (
-                self.calls,
-                ISSUE,
-                key,
-                victims[0] if victims and not self._claims_at_queue else -1,
-            )
+            self.events += (self.calls, ISSUE, key, victims[0] if victims else -1)
         if self._chunked:
             self._on_link[link].append(transfer)
         return transfer

@@ -294,9 +294,7 @@ def check_run_memory(
     if loader.retention == "after_batch":
         union = min(model.stored_experts, limits.rows * model.top_k) * largest
         issued = controller.route.engines[0] * loader.in_flight * largest
-        over = overflow_bytes(
-            union, sum(capacity) if loader.slot_claim == "queue" else issued, min(capacity)
-        )
+        over = overflow_bytes(union, issued, min(capacity))
     return check_memory(
         model,
         hardware,

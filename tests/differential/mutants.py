@@ -135,6 +135,29 @@ def masks_ignored(patch: Patch) -> None:
     patch.setattr(Slots, "claim", mutant)
 
 
+def claimed_at_queueing(patch: Patch) -> None:
+    """A slot is claimed, and its victims evicted, when the transfer is queued."""
+    queue = Controller._queue
+
+    def mutant(self: Controller, key: int, prefetch: bool, moved_bytes: int) -> Transfer:
+        transfer = queue(self, key, prefetch, moved_bytes)
+        self._claim(transfer, 0)
+        return transfer
+
+    patch.setattr(Controller, "_queue", mutant)
+    patch.setattr(Controller, "_is_simple", always(False))
+
+
+def promotion_lost(patch: Patch) -> None:
+    """A need that finds a prefetch waiting waits for it in its place among the prefetches."""
+
+    def mutant(self: Controller, transfer: Transfer) -> Transfer:
+        transfer.awaited = True
+        return transfer
+
+    patch.setattr(Controller, "_promote", mutant)
+
+
 def ram_pins_ignored(patch: Patch) -> None:
     """What a transfer has found in RAM may be evicted before it has been read."""
     take_in = RamTier.take_in

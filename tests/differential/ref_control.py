@@ -352,12 +352,11 @@ class Control(Moves):
         if transfer.started:
             if not transfer.whole:
                 transfer.lacking = one.need
-            if self.loader.promote:
-                self.hurry(transfer)
+            self.hurry(transfer)
         elif not transfer.whole:
             transfer.moved = self.scenario.moved_bytes(transfer.key, one.need)
             transfer.whole = transfer.moved == self.scenario.size(transfer.key)
-        if transfer.started or not self.loader.promote:
+        if transfer.started:
             self.prefetch["late"] += 1
             return "late"
         self.prefetch["promoted"] += 1
@@ -419,8 +418,8 @@ class Control(Moves):
         for key, one in foreseen:
             if len(told) < most and not self.is_there(key) and key not in self.moving:
                 self.prefetch["queued"] += 1
-                if self.queue(key, "prefetch", self.scenario.moved_bytes(key, one)):
-                    told.append(key)
+                self.queue(key, "prefetch", self.scenario.moved_bytes(key, one))
+                told.append(key)
         if self.ram:
             self.ram.history.asked_for(told)
         return len(told)

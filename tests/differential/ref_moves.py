@@ -64,23 +64,14 @@ class Moves:
 
     # ---- queues
 
-    def queue(self, key: Key, kind: Kind, moved: int) -> Transfer | None:
-        """A new transfer on its first link; None for a prefetch that claims when it is queued
-        and finds no slot.
-        """
+    def queue(self, key: Key, kind: Kind, moved: int) -> Transfer:
+        """A new transfer on its first link."""
         whole = moved == self.scenario.size(key)
         transfer = Transfer(
             key, kind, moved, whole, simpy.Event(self.clock.env), needed=kind != "prefetch"
         )
         if kind == "dense":
             transfer.slot = "dense"
-        elif self.loader.slot_claim == "queue":
-            claim = self.device_claim(transfer)
-            if claim is None and kind == "prefetch":
-                self.prefetch["dropped_no_slot"] += 1
-                return None
-            if claim is not None:
-                self.take(transfer, claim)
         self.depart(transfer)
         return transfer
 

@@ -159,7 +159,6 @@ def _random_loader(rng: np.random.Generator) -> Loader:
         lookahead=int(rng.choice([0, 1, 2, 3], p=[0.1, 0.3, 0.3, 0.3])),
         depth="all" if _coin(rng, 0.6) else "first_missing",
         queue="append" if _coin(rng, 0.6) else "replace",
-        promote=_coin(rng),
         cancel_stale=_coin(rng),
         demand_first=_coin(rng, 0.6),
         in_flight=1 if _coin(rng) else 2,

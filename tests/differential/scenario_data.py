@@ -180,7 +180,6 @@ class Loader:
     depth: Literal["all", "first_missing"] = "all"
     queue: Literal["append", "replace"] = "append"
     prefetch_order: Literal["nearest", "likeliest"] = "nearest"
-    promote: bool = True
     cancel_stale: bool = True
     demand_first: bool = True
     in_flight: Literal[1, 2] = 1
@@ -193,7 +192,6 @@ class Loader:
     staging_slots: int = 0
     demand_evicts: Literal["masked_last", "unmasked"] = "masked_last"
     dense_slots: int = 0
-    slot_claim: Literal["issue", "queue"] = "issue"
     retention: Literal["strict", "after_batch"] = "strict"
     replay_unit: Literal["union", "access"] = "union"
 

@@ -54,7 +54,6 @@ class Stream:
     overhead_ns: int
     ns_per_bytes: tuple[int, int]
     in_flight: int
-    promote: bool
 
     def hop(self, size: int) -> int:
         """A fraction of a ns a byte lets several chunks end at one instant."""
@@ -72,7 +71,6 @@ def random_stream(seed: int, ties: bool) -> Stream:
         overhead_ns=int(rng.integers(0, 2 if ties else 60)),
         ns_per_bytes=speeds[int(rng.integers(3))],
         in_flight=int(rng.integers(1, 3)),
-        promote=bool(rng.integers(2)),
     )
     number = int(rng.integers(3, 15))
     load = float(rng.choice([0.5, 1.0, 2.0, 3.0]))
@@ -172,12 +170,11 @@ class Plain:
             return
         waits = item in self.prefetches
         item.awaited = True
-        if self.stream.promote:
-            item.urgent = item.number >= 0
-            item.prefetch = item.urgent
-            if waits:
-                self.prefetches.remove(item)
-                self.demands.append(item)
+        item.urgent = item.number >= 0
+        item.prefetch = item.urgent
+        if waits:
+            self.prefetches.remove(item)
+            self.demands.append(item)
 
     def issue(self) -> bool:
         queue = self.demands or self.prefetches
@@ -306,7 +303,6 @@ class Machine:
         loader = Loader(
             chunk_bytes=stream.chunk,
             in_flight=stream.in_flight,
-            promote=stream.promote,
             cancel_stale=False,
         )
         self.controller = Controller(

@@ -50,7 +50,6 @@ def one_queue(scenario: Scenario) -> Scenario:
         scenario.loader,
         in_flight=1,
         demand_first=False,
-        promote=False,
         cancel_stale=False,
         queue="append",
         prefetch_budget="all",
@@ -100,8 +99,8 @@ class Mutant:
 MUTANTS = {
     "gates before transfer ends": Mutant(replaced(engine, "GATE", EARLY), ties=True),  # 10
     "pins ignored": Mutant(mutants.pins_ignored),  # 2
-    "promotion lost": Mutant(switched(promote=False)),  # 15
-    "slots claimed at queueing": Mutant(switched(slot_claim="queue"), change=one_queue),  # 1
+    "promotion lost": Mutant(mutants.promotion_lost),  # 15
+    "slots claimed at queueing": Mutant(mutants.claimed_at_queueing, change=one_queue),  # 1
     "slots claimed at the service": Mutant(switched(in_flight=1), change=one_queue_for_two),  # 7
     "high serves no low": Mutant(mutants.high_serves_no_low),  # 19
     "stale prefetches kept": Mutant(switched(cancel_stale=False)),  # 56
@@ -149,7 +148,6 @@ MUTANTS = {
     ),  # 40
     "policies not told": Mutant(mutants.policies_not_told, "cpu"),  # 1
     "overflow kept": Mutant(replaced(Slots, "excess", lambda slots: []), "after_batch"),  # 1
-    "slots claimed at issue": Mutant(switched(slot_claim="issue"), "claim_at_queue"),  # 1
     "two accesses at a time": Mutant(mutants.two_at_a_time, "per_access"),  # 1
     "waking from no sleep": Mutant(engine_mutants.waking_from_no_sleep, "host", ties=True),  # 8
     "predictions at once": Mutant(engine_mutants.predictions_at_once, "prediction_latency"),  # 1

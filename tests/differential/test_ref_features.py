@@ -67,7 +67,6 @@ SHOWS: dict[str, Shows] = {
     "site_bytes": without(site_bytes=()),
     "cpu": lambda scenario, timeline: any(row.outcome == "cpu" for row in timeline.lookups),
     "after_batch": lambda scenario, timeline: bool(timeline.trimmed),
-    "claim_at_queue": without(slot_claim="issue"),
     "per_access": without(replay_unit="union"),
     "host": stalled("host"),
     "prediction_latency": called("prediction_ready"),
@@ -144,7 +143,6 @@ def test_what_is_refused_together_is_never_drawn() -> None:
         assert not any(link.head_bytes and link.engines > 1 for link in scenario.links)
         assert not scenario.links[0].head_bytes
         assert not (loader.write_back and (stages or loader.retention == "after_batch"))
-        assert not (loader.slot_claim == "queue" and stages)
         assert not (scenario.moves_partially and (scenario.precisions > 1 or not stages))
         assert stages or not scenario.refuses
         assert stages or loader.destination == "pool"

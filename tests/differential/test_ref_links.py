@@ -71,33 +71,23 @@ def test_a_prefetch_between_two_hops_is_dropped_when_its_site_does_not_need_it()
     assert stalls(timeline) == {"demand": 30, "behind_prefetch": 9, "storage": 10}
 
 
-@pytest.mark.parametrize(
-    ("promote", "order", "ready_ns", "stall"),
-    [
-        (True, [0, 2, 1], 71, {"demand": 30, "behind_prefetch": 9}),
-        (False, [0, 1, 2], 101, {"late_prefetch": 30, "behind_prefetch": 39}),
-    ],
-)
-def test_a_started_prefetch_that_a_need_waits_for_between_two_hops_is_urgent_with_promote(
-    promote: bool, order: list[int], ready_ns: int, stall: dict[str, int]
-) -> None:
+def test_a_started_prefetch_that_a_need_waits_for_between_two_hops_is_urgent() -> None:
     """Three prefetches, 5, 6 and 7; site 1's gate, at 32, needs 7 only. Link 1 10 each, link 0 30
     each, expert 30.
 
-    5 has link 0 11..41. With promote 7 overtakes 6, 41..71, and its service counts as a demand's:
-    idle from 32 on, behind 5 for 9 and served for 30. Without, it stays behind 6: 71..101, behind
-    prefetches for 39, and late for 30.
+    5 has link 0 11..41. 7 overtakes 6, 41..71, and its service counts as a demand's: idle from 32
+    on, behind 5 for 9 and served for 30.
     """
     step = token(gate(0), gate(7), ahead={0: (foresee(5, 6, 7),)})
-    loader = Loader(lookahead=1, promote=promote, cancel_stale=False)
+    loader = Loader(lookahead=1, cancel_stale=False)
     links = (Link(0, 30), Link(0, 10))
     timeline = run(machine(step, links=links, initial=((0, 0, 0),), base_ns=(30,), loader=loader))
     inner = [row for row in timeline.services if row.link == 0]
     assert outcomes(timeline) == ["hit", "late"]
-    assert [row.number for row in inner] == order
-    assert [row.urgent for row in inner if row.number == 2] == [promote]
-    assert timeline.makespan_ns == ready_ns + 30
-    assert stalls(timeline) == stall
+    assert [row.number for row in inner] == [0, 2, 1]
+    assert [row.urgent for row in inner if row.number == 2] == [True]
+    assert timeline.makespan_ns == 71 + 30
+    assert stalls(timeline) == {"demand": 30, "behind_prefetch": 9}
     assert timeline.prefetch["late"] == 1
 
 
@@ -292,11 +282,10 @@ def test_a_chunk_that_ends_at_the_instant_of_a_demand_has_ended_before_it() -> N
     assert served(timeline, "start_ns", "end_ns", "bytes") == [(1, 23, 2), (23, 65, 4), (65, 87, 2)]
 
 
-# Contracts: C55, C61
-@pytest.mark.parametrize("promote", [True, False])
-def test_a_prefetch_that_a_need_waits_for_does_not_give_way(promote: bool) -> None:
+def test_a_prefetch_that_a_need_waits_for_does_not_give_way() -> None:
+    # Contracts: C55, C61
     """Site 1 needs 6 and 5 at 3: 5 is served to its end at 43, then 6, 43..85."""
-    timeline = run(chunked(6, 5, promote=promote))
+    timeline = run(chunked(6, 5))
     assert cuts(timeline) == []
     assert served(timeline, "number", "start_ns", "end_ns") == [(0, 1, 43), (1, 43, 85)]
 

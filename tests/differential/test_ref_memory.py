@@ -139,51 +139,6 @@ def test_a_link_that_waited_for_what_a_dropped_prefetch_gives_back_goes_on_at_on
     assert served(timeline) == [(0, 1, 1, 21), (1, 1, 21, 41), (1, 0, 41, 51)]
 
 
-def what_a_prefetch_dropped_further_out_gives_back() -> Scenario:
-    """Slots are claimed when queued. Three bytes of pool, three of RAM, full of the high variant of
-    7 (three bytes).
-
-    Site 0's gate at 1 has the low variant of 0 (one byte, there until 6) and foresees the low one
-    of (1, 5), which claims a byte and has link 2 1..21. At 6 7 comes in, from RAM, and lacks the
-    byte that 5 has claimed. At 21, on link 1, 5 finds no room in RAM, which 7 has pinned: dropped.
-    """
-    low = Need(0, 1, 1.0)
-    step = token(
-        (low, Need(7)),
-        (replace(low, tokens=2),),
-        ahead={0: ((Forecast(5, 1.0),),)},
-        rows=2,
-        token=2,
-    )
-    two: dict[str, Any] = {
-        "variant_bytes": (3, 1),
-        "service_ns": (1, 1),
-        "base_ns": (5, 5),
-        "per_token_ns": (0, 0),
-    }
-    ram = RamTier(1, (PoolSpec(3, (0, 1), None, ((0, 0, 7),)),))
-    loader = Loader(lookahead=1, slot_claim="queue")
-    links = (Link(0, 10), Link(0, 10), Link(0, 20))
-    selector = Thresholds(0.5, 2.0)
-    return machine(
-        step,
-        capacity=3,
-        initial=((1, 0, 0),),
-        links=links,
-        ram=ram,
-        selector=selector,
-        loader=loader,
-        **two,
-    )
-
-
-def test_what_a_prefetch_gives_back_that_is_dropped_further_out_is_taken_at_once() -> None:
-    """7 has link 0 from 21 on, 30 long."""
-    timeline = run(what_a_prefetch_dropped_further_out_gives_back())
-    assert served(timeline)[:2] == [(0, 2, 1, 21), (1, 0, 21, 51)]
-    assert timeline.prefetch["dropped"] == 1
-
-
 # ---- write-back
 
 
@@ -207,11 +162,10 @@ def test_the_write_back_of_a_late_prefetch_is_a_demand_all_the_same() -> None:
     """Two slots, both of site 1's; site 0 leaves its need out and foresees (1, 5): 12 back, 12 in,
     1..25.
 
-    Site 1 needs it at 2 (promote is off). Idle 2..25: 11 of the write-back (until 13), 12 of the
-    prefetch.
+    Site 1 needs it at 2. Idle 2..25: 11 of the write-back (until 13), 12 of the prefetch.
     """
     step = token((Need(0, 1, 1.0),), gate(5), ahead={0: (foresee(5),)})
-    loader = Loader(lookahead=1, write_back=True, promote=False)
+    loader = Loader(lookahead=1, write_back=True)
     initial = ((0, 1, 0), (0, 1, 1))
     scenario = machine(step, capacity=2, initial=initial, links=(Link(2, 10),), loader=loader)
     timeline = run(replace(scenario, selector=Thresholds(0.5, 0.5)))
@@ -446,34 +400,6 @@ def test_a_queued_partial_prefetch_takes_the_bytes_of_its_need() -> None:
 
 
 # ---- claims and retention
-
-
-@pytest.mark.parametrize(("slot_claim", "outcome"), [("issue", "hit"), ("queue", "miss")])
-def test_a_slot_can_be_claimed_when_the_transfer_is_queued(slot_claim: Any, outcome: str) -> None:
-    """Three slots: (0, 0), (1, 0) and (1, 1). Site 0 foresees (1, 5) and (1, 6) at 1. 5 is issued
-    and evicts (1, 0).
-
-    6 waits. Claimed at issue, (1, 1) is still there at site 1's gate, at 3; claimed when queued, it
-    went at 1.
-    """
-    step = token(gate(0), gate(1), ahead={0: (foresee(5, 6),)})
-    loader = Loader(lookahead=1, slot_claim=slot_claim)
-    initial = ((0, 0, 0), (0, 1, 0), (0, 1, 1))
-    timeline = run(machine(step, capacity=3, initial=initial, links=(Link(0, 10),), loader=loader))
-    assert outcomes(timeline) == ["hit", outcome]
-    assert timeline.prefetch["cancelled"] == 1
-
-
-def test_a_prefetch_that_finds_no_slot_when_it_would_be_queued_is_not_queued() -> None:
-    """One slot, pinned. The budget of one is not used up by it: the second forecast key is
-    tried, too.
-    """
-    step = token(gate(0), gate(1), ahead={0: (foresee(5, 6),)})
-    loader = Loader(lookahead=1, slot_claim="queue", prefetch_budget=1)
-    timeline = run(
-        machine(step, capacity=1, initial=((0, 0, 0),), links=(Link(0, 10),), loader=loader)
-    )
-    assert timeline.prefetch["dropped_no_slot"] == 2
 
 
 # Contracts: C16

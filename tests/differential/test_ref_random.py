@@ -204,7 +204,6 @@ def test_random_scenarios_reach_every_switch_every_cache_and_every_outcome() -> 
         "lookahead": (0, 1, 2, 3),
         "depth": ("all", "first_missing"),
         "queue": ("append", "replace"),
-        "promote": (True, False),
         "cancel_stale": (True, False),
         "demand_first": (True, False),
         "in_flight": (1, 2),

@@ -93,13 +93,14 @@ def test_a_prefetch_that_finds_only_pinned_and_masked_keys_is_dropped() -> None:
     assert timeline.makespan_ns == 4
 
 
-def test_a_needed_prefetch_that_keeps_its_place_claims_like_a_demand() -> None:
+def test_a_promoted_prefetch_that_keeps_its_place_claims_like_a_demand() -> None:
     """Sites 0 and 1 skip, so their gates are at 1 and 2, that of site 2 at 3.
 
     Two slots of precision 0 hold (3, 0) and (3, 1). At 1 site 0 foresees (1, 0), low, which loads
-    1..11 into the other pool, and (2, 0), which waits. At 3 site 2 needs (2, 0), which is late, and
-    foresees both residents. So at 11 only masked keys may go: a prefetch would be dropped, the
-    needed one takes the less recent. It loads 11..21 and is computed by 22; site 3 hits at 23.
+    1..11 into the other pool, and (2, 0), which waits. At 3 site 2 needs (2, 0), which becomes a
+    demand where it stands, and foresees both residents. So at 11 only masked keys may go: a
+    prefetch would be dropped, the demand takes the less recent. It loads 11..21 and is computed by
+    22; site 3 hits at 23.
     """
     left_out = (Need(7, 1, 2.0),)
     ahead = {0: ((Forecast(0, 0.9),), (Forecast(0, 0.0),)), 2: (foresee(0, 1),)}
@@ -110,19 +111,19 @@ def test_a_needed_prefetch_that_keeps_its_place_claims_like_a_demand() -> None:
         base_ns=(1, 1),
         per_token_ns=(0, 0),
         selector=Thresholds(0.5, 1.0),
-        loader=Loader(lookahead=2, promote=False),
+        loader=Loader(lookahead=2, demand_first=False),
     )
     scenario = replace(
         scenario, pools=(PoolSpec(2, (0,), None, ((0, 3, 0), (0, 3, 1))), PoolSpec(1, (1,)))
     )
     timeline = run(scenario)
-    assert [row.outcome for row in timeline.lookups] == ["skip", "skip", "late", "hit"]
+    assert [row.outcome for row in timeline.lookups] == ["skip", "skip", "promoted", "hit"]
     assert service(timeline, "kind", "start_ns", "victims") == [
         ("prefetch", 1, ()),
-        ("prefetch", 11, (3 * 9,)),
+        ("demand", 11, (3 * 9,)),
     ]
     assert timeline.makespan_ns == 24
-    assert stalls(timeline) == {"late_prefetch": 10, "behind_prefetch": 8}
+    assert stalls(timeline) == {"demand": 10, "behind_prefetch": 8}
 
 
 # Contracts: C33

@@ -181,40 +181,15 @@ def test_a_promoted_prefetch_becomes_a_new_demand_from_then_on() -> None:
     assert timeline.prefetch["started"] == timeline.prefetch["unused_at_end"] == 1
 
 
-def test_without_promote_the_need_waits_for_the_prefetch_in_its_place() -> None:
-    """The same times, but the transfer stays a prefetch queued at 1, and the wait for it is a
-    late prefetch's.
-    """
-    timeline = queued_prefetch(gate(0), promote=False)
-    assert service(timeline, "kind", "queued_ns", "start_ns", "end_ns")[1] == (
-        "prefetch",
-        1,
-        11,
-        21,
-    )
-    assert timeline.lookups[-1].outcome == "late"
-    assert stalls(timeline) == {"late_prefetch": 10, "behind_prefetch": 6}
-    assert timeline.prefetch["late"] == 1
-
-
-@pytest.mark.parametrize(
-    ("switches", "order"),
-    [
-        ({"promote": True, "demand_first": True}, [5, 0]),
-        ({"promote": True, "demand_first": False}, [0, 5]),
-        ({"promote": False, "demand_first": True}, [5, 0]),
-        ({"promote": False, "demand_first": False}, [0, 5]),
-    ],
-)
-def test_the_place_of_a_needed_prefetch_depends_on_promote_and_demand_first(
-    switches: dict[str, bool], order: list[int]
+@pytest.mark.parametrize(("demand_first", "order"), [(True, [5, 0]), (False, [0, 5])])
+def test_the_place_of_a_promoted_prefetch_depends_on_demand_first(
+    demand_first: bool, order: list[int]
 ) -> None:
     """Site 2 needs 5 (a miss) and then 0 (queued since 1).
 
-    Demands first: 0 joins them behind 5, or stays a prefetch behind all demands. One queue: 0
-    stands before 5.
+    Demands first: 0 joins them behind 5. One queue: 0 stands before 5.
     """
-    timeline = queued_prefetch(gate(5, 0), **switches)
+    timeline = queued_prefetch(gate(5, 0), demand_first=demand_first)
     assert [row.key - 2 * 9 for row in timeline.transfers[1:]] == order
     assert service(timeline, "start_ns", "end_ns")[1:] == [(11, 21), (21, 31)]
 

@@ -289,7 +289,6 @@ def test_hits_are_those_of_libcachesim_request_by_request(shape, seed, name):
         {"wait": "as_ready"},
         {"wait": "in_order"},
         {"demand_first": False},
-        {"slot_claim": "queue"},
         {"retention": "after_batch"},
         {"replay_unit": "access"},
         {"write_back": True},

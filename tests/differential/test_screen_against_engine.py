@@ -104,8 +104,6 @@ def test_what_depends_on_time_is_refused_by_its_switch() -> None:
 
 
 IN_ORDER: dict[str, Any] = {
-    "slot_claim": "queue",
-    "promote": False,
     "cancel_stale": False,
     "demand_first": False,
     "depth": "all",

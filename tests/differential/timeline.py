@@ -215,11 +215,12 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
     """After each claim what is resident or on its way fits every pool; victims were there and had
     arrived.
 
-    Where claims are made at issue, in the order of services on link 0, and nothing bypasses the
-    pools. (The reference asserts the capacity at every claim, whatever the loader.)
+    Claims are made at issue, in the order of services on link 0. Left out are loaders with which
+    something bypasses the pools. (The reference asserts the capacity at every claim, whatever the
+    loader.)
     """
     loader = scenario.loader
-    if loader.staging_slots or loader.slot_claim == "queue" or loader.retention == "after_batch":
+    if loader.staging_slots or loader.retention == "after_batch":
         return
     held = {key: 0 for pool in scenario.pools for key in pool.initial}
     claimed: set[int] = set()

@@ -220,8 +220,8 @@ CASES = {
     ),
     "a section taken away": ("budget=null", r"budget=None must be a section of values"),
     "a switch that is none": (
-        "loader.promote=maybe",
-        r"loader\.promote='maybe' must be true or false",
+        "loader.cancel_stale=maybe",
+        r"loader\.cancel_stale='maybe' must be true or false",
     ),
     "true for a count": (
         "loader.prefetch_budget=true",
@@ -334,10 +334,6 @@ COMBINATIONS = {
     "write-back of what is exchanged": (
         "loader.write_back=true loader.staging_slots=2",
         r"write_back and staging cannot be combined",
-    ),
-    "claims at queueing with staging": (
-        "loader.slot_claim=queue loader.staging_slots=2",
-        r"slot_claim=queue and staging cannot be combined",
     ),
     "staging without slots": (
         "loader.destination=staging",

@@ -16,7 +16,6 @@ from sim.values.types import PrefetchOutcome, Route
     [
         ("depth", "first_missing"),
         ("queue", "replace"),
-        ("promote", False),
         ("cancel_stale", False),
         ("demand_first", False),
         ("in_flight", 2),
@@ -29,7 +28,6 @@ from sim.values.types import PrefetchOutcome, Route
         ("chunk_bytes", 1 << 20),
         ("staging_slots", 2),
         ("dense_slots", 1),
-        ("slot_claim", "queue"),
         ("retention", "after_batch"),
         ("replay_unit", "access"),
         ("write_back", True),
@@ -48,7 +46,6 @@ def test_every_switch_can_be_set_alone(name: str, value: Any) -> None:
         ("in_flight", 0, "1, 2"),
         ("wait", "later", "wait_all, as_ready, in_order"),
         ("destination", "disk", "pool, staging"),
-        ("slot_claim", "never", "issue, queue"),
         ("demand_evicts", "all", "masked_last, unmasked"),
         ("retention", "forever", "strict, after_batch"),
         ("replay_unit", "token", "union, access"),
@@ -74,7 +71,7 @@ def test_what_is_unknown_is_refused_with_what_is_allowed(
         ("staging_slots", -1, "must be a whole number >= 0"),
         ("dense_slots", 1.5, "must be a whole number in"),
         ("write_back", "yes", "must be true or false"),
-        ("promote", 1, "must be true or false"),
+        ("cancel_stale", 1, "must be true or false"),
     ],
 )
 def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str) -> None:
@@ -94,10 +91,6 @@ def test_what_is_no_count_or_flag_is_refused(name: str, value: Any, message: str
         ({"chunk_bytes": 1, "write_back": True}, "chunk_bytes and write_back cannot be combined"),
         ({"write_back": True, "staging_slots": 1}, "write_back and staging cannot be combined"),
         ({"write_back": True, "retention": "after_batch"}, "write_back needs retention=strict"),
-        (
-            {"slot_claim": "queue", "staging_slots": 1},
-            "slot_claim=queue and staging cannot be combined",
-        ),
         ({"demand_evicts": "unmasked"}, "demand_evicts=unmasked needs staging_slots >= 1"),
         (
             {"demand_evicts": "unmasked", "staging_slots": 1, "retention": "after_batch"},

@@ -50,7 +50,6 @@ RUNS = {
     "streamed layers": "system=lru loader.dense_slots=2",
     "host time": f"system=hobbit {HOST}",
     "late forecasts": "system=mixtral_offloading hardware.prediction_us=200",
-    "claims at queueing": "system=mixtral_offloading loader.slot_claim=queue",
     "a pool that overflows": "system=lru loader.retention=after_batch hardware.memory_gib=48",
     "pools that overflow": (
         "system=lru cache=lru_per_site loader.retention=after_batch hardware.memory_gib=48"

@@ -32,7 +32,7 @@ VALUES: dict[str, list[Any]] = {
     "cache": ["lru", "lfu"],
     "hardware": ["rtx4090_nvme", "jetson_agx_orin"],
     "workload": ["static_4"],
-    "loader.promote": [True, False],
+    "loader.cancel_stale": [True, False],
     "system": ["hobbit", "lru", "fate", "moe_infinity"],
     "workload.together": [1],
     "cache.initial": ["empty"],

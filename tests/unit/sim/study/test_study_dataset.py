@@ -167,12 +167,12 @@ def test_a_full_disk_stops_the_study_and_loses_nothing_that_was_recorded(
 
 def test_other_axes_give_all_parts_the_same_columns(tmp_path: Path) -> None:
     fill(tmp_path, 1)
-    axes = axis_types({"seed": ["low"], "loader.promote": [True]})
+    axes = axis_types({"seed": ["low"], "loader.cancel_stale": [True]})
     with dataset(tmp_path, axes=axes) as data:
-        data.add({**row(2), "axis.seed": "low", "axis.loader.promote": True})
+        data.add({**row(2), "axis.seed": "low", "axis.loader.cancel_stale": True})
     found = pl.read_parquet(tmp_path / "cells" / "*.parquet").sort("key")
     assert found["axis.seed"].to_list() == ["1.0", "low"]
-    assert found["axis.loader.promote"].to_list() == [None, True]
+    assert found["axis.loader.cancel_stale"].to_list() == [None, True]
     assert found["axis.cache"].to_list() == ["lru", "lru"]
 
 
