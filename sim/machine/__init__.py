@@ -1,6 +1,7 @@
-"""A machine and a model as numbers: links, compute, memory, sizes, budgets and what they cost.
+"""A machine and a model as numbers: links, compute, memory, sizes, budgets and durations.
 
-The names exported here are public: configurations use them."""
+The names exported here are public: configurations use them.
+"""
 
 from sim.machine.hardware import Compute, Cpu, Hardware, Link
 from sim.machine.model import LatentAttention, Model
