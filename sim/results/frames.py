@@ -1,5 +1,6 @@
-"""The rows of a run as tables (names and columns are a contract): derived after the run from
-what was recorded.
+"""The tables of a run, derived after the run from what was recorded.
+
+Their names and columns are a contract (docs/design.md section 10).
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the
-    device outwards.
+    """The tables of one run. Times are in ns since the run began, sizes in bytes.
 
-    ``computed``: key, start and end of all that the compute stream did, where that was measured;
-    else it took its durations.
+    ``link_names`` go from the device outwards. ``computed`` has key, start and end of everything
+    that the compute stream did, where that was measured; else each operation took its duration.
     """
 
     controller: Controller
@@ -48,29 +48,29 @@ class Frames:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What moved over the links."""
+        """The transfers of the run and what they moved over the links."""
         return Traffic(self.controller, self.durations, self.record, self.link_names)
 
     @property
     def transfers(self) -> pl.DataFrame:
-        """One row a hop of an issued transfer."""
+        """One row for each hop of an issued transfer."""
         return self.traffic.table
 
     # ---- time
 
     @property
     def first_arrival_ns(self) -> int:
-        """When the first request arrives; what passes before is no part of the makespan."""
+        """The time of the first request; what passes before it is no part of the makespan."""
         return min(self.workload.arrivals_ns.values()) if self.workload.is_timed else 0
 
     @property
     def makespan_ns(self) -> int:
-        """From the first arrival to the end of the last computation."""
+        """The time from the first arrival to the end of the last computation."""
         return self.record.makespan_ns - self.first_arrival_ns
 
     @cached_property
     def stalls(self) -> dict[str, Ints]:
-        """Each idle interval's parts, in ns."""
+        """The stall parts of each idle interval, in ns, counted from the first arrival on."""
         parts = split_stalls(
             self.record, self.controller.issued, self.durations, self.controller.slots.key_bytes
         )
@@ -92,19 +92,17 @@ class Frames:
 
     @cached_property
     def computed_tokens(self) -> Ints:
-        """Rows for which each lookup's expert is computed on its account: 0 where it comes with
-        another need's.
-        """
+        """For how many rows each need computes its expert; 0 where another need does it."""
         served = self.controller.lookup_tokens
         return np.array(served, np.int64) if served else self.workload.needs.tokens.astype(np.int64)
 
     @cached_property
     def lookups(self) -> pl.DataFrame:
-        """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its
-        admission.
+        """One row for each need.
 
-        ``phase`` is that of its step: ``prefill`` where any row is a prompt's. ``skips``: when its
-        selector leaves it out (``never``, ``if_absent``, ``always``).
+        ``gate_ns`` is the time of its lookup; in a later wave that is its admission. ``phase`` is
+        that of its step: ``prefill`` where any row is a prompt's. ``skips`` says when its selector
+        leaves it out (``never``, ``if_absent``, ``always``).
         """
         c, workload, needs = self.controller, self.workload, self.workload.needs
         key = np.array(c.lookup_keys, np.int64)
@@ -138,10 +136,10 @@ class Frames:
 
     @cached_property
     def tokens(self) -> pl.DataFrame:
-        """One row a token produced, or a prefill step, of a sequence. A step of several gives each
-        of them a row.
+        """One row for each token that a sequence got, and for each of its prefill steps.
 
-        ``phase``: ``prefill`` where the sequence's last row in the step is its prompt's.
+        A step of several sequences gives each of them a row. ``phase`` is ``prefill`` where the
+        sequence's last row in the step belongs to its prompt.
         """
         record = self.record
         start, end = (
@@ -169,9 +167,7 @@ class Frames:
         )
 
     def _last_rows(self) -> pl.DataFrame:
-        """Step, sequence, position and phase of the last row that each sequence has in each
-        step, in order.
-        """
+        """The last row of each sequence in each step, in order: step, sequence, position, phase."""
         steps, trace, row = self.workload.steps, self.workload.trace, self.workload.row
         rows = pl.DataFrame(
             {
@@ -184,7 +180,7 @@ class Frames:
         return rows.group_by("step", "sequence", maintain_order=True).last()
 
     def _stall_by_step(self, start: Ints, end: Ints) -> Ints:
-        """Idle time inside each step: what lies between steps is no step's."""
+        """The idle time inside each step; idle time between steps belongs to none."""
         idle_from, idle_to = (
             np.array(self.record.idle_start_ns, np.int64),
             np.array(self.record.idle_end_ns, np.int64),
@@ -203,7 +199,7 @@ class Frames:
 
     @cached_property
     def sequences(self) -> pl.DataFrame:
-        """One row a request. Closed loop: a request arrives when its first step can begin."""
+        """One row for each request; in a closed loop it arrives when its first step can begin."""
         by_number: dict[int, TraceSequence] = {s.sequence: s for s in self.workload.sequences}
         times = self.tokens.group_by("sequence", maintain_order=True).agg(
             start_ns=pl.col("start_ns").min(),
@@ -223,7 +219,7 @@ class Frames:
             pl.Series("prompt_tokens", [s.prompt_tokens for s in known], dtype=pl.Int64),
             pl.Series("decode_tokens", [s.decode_tokens for s in known], dtype=pl.Int64),
             pl.Series("arrival_ns", arrival, dtype=pl.Int64),
-            # A trace without prompts gives its first token at the end of its first step.
+            # Without a prompt a sequence has its first token at the end of its first step.
             pl.coalesce("first_token_ns", "first_decode_ns").alias("first_token_ns"),
             "end_ns",
             "stall_ns",
@@ -233,8 +229,10 @@ class Frames:
 
     @cached_property
     def decisions(self) -> pl.DataFrame:
-        """One row an answer, by call: lookups, prefetches queued, cancelled or dropped, issues
-        with their victim.
+        """One row for each thing that a call decided, in the order of calls.
+
+        These are lookups, prefetches queued, cancelled or dropped, issues with their first victim,
+        and further evictions.
         """
         c = self.controller
         tick, calls = self.workload.needs.tick, np.array(c.gate_calls, np.int64)
@@ -273,7 +271,7 @@ class Frames:
         return looked_up
 
     def tables(self) -> dict[str, pl.DataFrame]:
-        """The parquet files of a run, by name."""
+        """The tables that are written as parquet files, by name."""
         return {
             name: getattr(self, name)
             for name in ("sequences", "tokens", "lookups", "transfers", "decisions")
@@ -281,13 +279,15 @@ class Frames:
 
 
 def idle_ns(frames: Frames) -> dict[str, int]:
-    """Stall time by part, in ns."""
+    """The stall time of a run by part, in ns."""
     return {part: int(frames.stalls[part].sum()) for part in STALL_PARTS}
 
 
 def compute_busy_ns(frames: Frames) -> int:
-    """What the compute stream had to do, summed operation by operation, in ns; measured: when it
-    was not idle.
+    """The busy time of the compute stream, in ns.
+
+    It is summed operation by operation, without regard to idle time. Where computation was measured
+    it is the makespan less the idle time.
     """
     if frames.computed is not None:
         return frames.makespan_ns - sum(idle_ns(frames).values())
