@@ -12,7 +12,8 @@ class Row:
     """One simulated point of a curve.
 
     ``value`` is what is varied. ``interval`` is the 95 % interval of the speed over sequences,
-    ``waiting`` the share of the makespan that is idle. ``speedup`` is over the first series.
+    ``waiting`` the share of the makespan that is idle. ``speedup`` is over the last series, None of
+    that one itself.
     """
 
     value: float

@@ -19,7 +19,7 @@ class Question:
     """One question.
 
     - ``words`` gives the overrides of each series for a value. Other series are compared with the
-      first.
+      last one.
     - ``difference`` of a value's trials, by series, changes its sign at the turning point ``what``.
     - ``told`` says what that means, in three texts: it turns at a value; it has not turned at the
       highest; it has turned at the lowest already.
