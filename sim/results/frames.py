@@ -5,7 +5,7 @@ Their names and columns are a contract (docs/design.md section 10).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from sim.results.hits import SKIPS, skip_codes
 from sim.results.stalls import STALL_PARTS, split_stalls
 from sim.results.transfer_frames import Traffic, labels
 from sim.traces.trace import DECODE, TraceSequence
-from sim.values.record import NO_REQUEST, Record
+from sim.values.record import NO_REQUEST, Record, require_equal_lengths
 from sim.values.types import SKIP, Event, Outcome
 from sim.workload.steps import Workload
 
@@ -29,6 +29,10 @@ LOOKUP_OUTCOMES = [outcome.name.lower() for outcome in Outcome]
 HITS = (Outcome.HIT, Outcome.HIGH_FOR_LOW, Outcome.LOW_FOR_HIGH)
 MISSES = (Outcome.LATE, Outcome.PROMOTED, Outcome.MISS)
 NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
+EVENT_COLUMNS = ("call", "kind", "key", "value")
+"""The columns of a controller's ``events``, which lie row after row in one list."""
+WAVE_COLUMNS = ("call", "admitted")
+"""The columns of a controller's ``wave_calls``: the call, and how many needs it admitted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,28 @@ class Frames:
     # ---- needs
 
     @cached_property
+    def num_needs(self) -> int:
+        """How many needs the run had.
+
+        Raise RuntimeError unless the workload, the controller and the record agree on that: their
+        columns by need are joined by position.
+        """
+        c, record = self.controller, self.record
+        columns: dict[str, Sized] = {
+            "workload.needs": self.workload.needs.tick,
+            "controller.lookup_keys": c.lookup_keys,
+            "controller.lookup_outcomes": c.lookup_outcomes,
+            "record.lookup_ns": record.lookup_ns,
+            "record.ready_ns": record.ready_ns,
+        }
+        # Empty where every need wants precision 0, and where none is served by another expert.
+        if c.lookup_wanted:
+            columns["controller.lookup_wanted"] = c.lookup_wanted
+        if c.lookup_tokens:
+            columns["controller.lookup_tokens"] = c.lookup_tokens
+        return require_equal_lengths(columns)
+
+    @cached_property
     def outcomes(self) -> Ints:
         """The outcome of each lookup."""
         return np.array(self.controller.lookup_outcomes, np.int64)
@@ -105,10 +131,10 @@ class Frames:
         leaves it out (``never``, ``if_absent``, ``always``).
         """
         c, workload, needs = self.controller, self.workload, self.workload.needs
-        key = np.array(c.lookup_keys, np.int64)
+        count, key = self.num_needs, np.array(c.lookup_keys, np.int64)
         served = np.where(self.outcomes == Outcome.SKIP, SKIP, key // c.geometry.plane)
         wanted = (
-            np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(len(key), np.int64)
+            np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(count, np.int64)
         )
         names = [*c.geometry.precisions, None]
         step = workload.gate_step[needs.tick]
@@ -142,6 +168,13 @@ class Frames:
         sequence's last row in the step belongs to its prompt.
         """
         record = self.record
+        require_equal_lengths(
+            {
+                "workload.steps": self.workload.steps,
+                "record.step_start_ns": record.step_start_ns,
+                "record.step_end_ns": record.step_end_ns,
+            }
+        )
         start, end = (
             np.array(record.step_start_ns, np.int64),
             np.array(record.step_end_ns, np.int64),
@@ -181,9 +214,13 @@ class Frames:
 
     def _stall_by_step(self, start: Ints, end: Ints) -> Ints:
         """The idle time inside each step; idle time between steps belongs to none."""
+        record = self.record
+        require_equal_lengths(
+            {"record.idle_start_ns": record.idle_start_ns, "record.idle_end_ns": record.idle_end_ns}
+        )
         idle_from, idle_to = (
-            np.array(self.record.idle_start_ns, np.int64),
-            np.array(self.record.idle_end_ns, np.int64),
+            np.array(record.idle_start_ns, np.int64),
+            np.array(record.idle_end_ns, np.int64),
         )
         at = np.searchsorted(start, idle_from, side="right") - 1
         inside = (at >= 0) & (idle_to <= end[at])
@@ -234,15 +271,16 @@ class Frames:
         These are lookups, prefetches queued, cancelled or dropped, issues with their first victim,
         and further evictions.
         """
-        c = self.controller
+        c, lookups = self.controller, self.num_needs
         tick, calls = self.workload.needs.tick, np.array(c.gate_calls, np.int64)
         looked_up = self._lookup_calls(tick, calls)
-        events = np.array(c.events, np.int64).reshape(-1, 4)
-        kind = np.concatenate([np.full(len(tick), -1), events[:, 1]])
-        call = np.concatenate([looked_up, events[:, 0]])
-        key = np.concatenate([np.array(c.lookup_keys, np.int64), events[:, 2]])
-        value = np.concatenate([np.full(len(tick), -1), events[:, 3]])
-        outcome = np.concatenate([self.outcomes, np.full(len(events), len(LOOKUP_OUTCOMES))])
+        events = _columns(c.events, EVENT_COLUMNS)
+        no_outcome = np.full(len(events["call"]), len(LOOKUP_OUTCOMES))
+        kind = np.concatenate([np.full(lookups, -1), events["kind"]])
+        call = np.concatenate([looked_up, events["call"]])
+        key = np.concatenate([np.array(c.lookup_keys, np.int64), events["key"]])
+        value = np.concatenate([np.full(lookups, -1), events["value"]])
+        outcome = np.concatenate([self.outcomes, no_outcome])
         order = np.argsort(call, kind="stable")
         is_issue = kind[order] == Event.ISSUE
         victim = pl.Series(np.where(is_issue, value[order], -1), dtype=pl.Int64)
@@ -261,12 +299,12 @@ class Frames:
     def _lookup_calls(self, tick: IntArray, gate_calls: Ints) -> Ints:
         """The call that looked each need up: its gate's, or the ``need_done`` that admitted it."""
         looked_up = gate_calls[tick]
-        waves = np.array(self.controller.wave_calls, np.int64).reshape(-1, 2)
-        gate_of = np.searchsorted(gate_calls, waves[:, 0], side="right") - 1
+        waves = _columns(self.controller.wave_calls, WAVE_COLUMNS)
+        gate_of = np.searchsorted(gate_calls, waves["call"], side="right") - 1
         stop = np.searchsorted(tick, np.arange(len(gate_calls)), side="right")
         for gate in np.unique(gate_of).tolist():
-            of_gate = waves[gate_of == gate]
-            late = np.repeat(of_gate[:, 0], of_gate[:, 1])
+            of_gate = gate_of == gate
+            late = np.repeat(waves["call"][of_gate], waves["admitted"][of_gate])
             looked_up[stop[gate] - len(late) : stop[gate]] = late
         return looked_up
 
@@ -276,6 +314,12 @@ class Frames:
             name: getattr(self, name)
             for name in ("sequences", "tokens", "lookups", "transfers", "decisions")
         }
+
+
+def _columns(flat: Sequence[int], names: Sequence[str]) -> dict[str, Ints]:
+    """The columns, by name, of a table whose rows follow each other in one list."""
+    rows = np.array(flat, np.int64).reshape(-1, len(names))
+    return dict(zip(names, rows.T, strict=True))
 
 
 def idle_ns(frames: Frames) -> dict[str, int]:

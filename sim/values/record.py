@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
@@ -9,6 +10,19 @@ import numpy as np
 
 CPU_RESULT, HOST_TIME, NO_REQUEST = -1, -2, -3
 """Causes of idle intervals other than transfers (which have numbers of 0 or more)."""
+
+
+def require_equal_lengths(columns: Mapping[str, Sized]) -> int:
+    """The length of ``columns``; raise RuntimeError, naming each, unless all are equally long.
+
+    Columns of several owners belong together by position, so one that is too long or too short
+    would shift rows against each other without a sign.
+    """
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise RuntimeError(f"columns that belong together must have equally many rows: {told}")
+    return next(iter(lengths.values()))
 
 
 @dataclass
@@ -92,6 +106,8 @@ class Record:
 
 
 COLUMNS = tuple(item.name for item in fields(Record))
+NOTED = ("call_ns", "lookup_ns", "ready_ns")
+"""The columns that a `NotedRecord` makes from its notes."""
 
 
 class NotedRecord(Record):
@@ -100,12 +116,14 @@ class NotedRecord(Record):
     def __init__(self) -> None:
         super().__init__()
         self.notes = Notes()
-        for name in ("call_ns", "lookup_ns", "ready_ns"):
+        # The fields that the dataclass has set would hide the cached properties of these names.
+        for name in NOTED:
             delattr(self, name)
 
     @cached_property
     def call_ns(self) -> list[int]:  # type: ignore[override]
         gate_calls, other_ns = self.notes.gate_calls, self.notes.other_ns
+        require_equal_lengths({"gate_ns": self.gate_ns, "notes.gate_calls": gate_calls})
         found = np.empty(len(gate_calls) + len(other_ns), np.int64)
         is_gate = np.zeros(len(found), np.bool_)
         is_gate[np.array(gate_calls, np.int64) - 1] = True
@@ -116,12 +134,14 @@ class NotedRecord(Record):
     @cached_property
     def lookup_ns(self) -> list[int]:  # type: ignore[override]
         notes = self.notes
+        require_equal_lengths({"gate_ns": self.gate_ns, "notes.first_rows": notes.first_rows})
         found = np.repeat(
             np.array(self.gate_ns, np.int64), np.diff([*notes.first_rows, notes.lookups])
         )
         for first, last, at_ns in notes.later:
             found[first:last] = at_ns
         lookups: list[int] = found.tolist()
+        require_equal_lengths({"lookup_ns": lookups, "notes.lookups": range(notes.lookups)})
         return lookups
 
     @cached_property
