@@ -1,4 +1,4 @@
-"""Decides and simulates expert offloading. Never imports torch."""
+"""The simulator of expert offloading, and the policies that decide it. Never imports torch."""
 
 from sim.process.interrupts import end_commands_quietly
 

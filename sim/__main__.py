@@ -1,6 +1,6 @@
 """``python -m sim system=hobbit ...``: simulate one run, write its files, print the answer.
 
-``python -m sim list systems|models|machines|traces|workloads``: what there is to choose from.
+``python -m sim list systems|models|machines|traces|workloads`` prints what there is to choose from.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sim.setup.execute import execute
 from sim.values.places import CONF
 
 REFUSED: list[str] = []
-"""Runs of a multirun that could not be."""
+"""The runs of a multirun that were refused, with the reason."""
 
 
 class Interrupted(Exception):
-    """The run is to end, having written nothing. ``number``: the signal."""
+    """Signal ``number`` was received: the run must end and write nothing."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by signal {number}")
@@ -38,9 +38,10 @@ class Interrupted(Exception):
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
-    """One run. Exit code 2, one line and nothing written for a configuration that cannot run.
+    """Simulate one run.
 
-    In a hydra multirun such a run is left out, the others go on, and the exit code is 3.
+    A configuration that cannot run ends with one line and exit code 2, and nothing is written. In a
+    hydra multirun such a run is left out, the others go on, and the exit code is 3.
     """
     output_dir = output_folder(cfg)
     try:
@@ -51,7 +52,7 @@ def main(cfg: DictConfig) -> None:
         if HydraConfig.get().mode != RunMode.MULTIRUN:
             sys.exit(2)
         if not HydraConfig.get().launcher._target_.endswith(".BasicLauncher"):
-            raise  # in a process of its own: hydra tells, and fails, when all are through
+            raise  # the run has a process of its own: hydra reports it, and fails, at the end
         REFUSED.append(f"{HydraConfig.get().job.override_dirname}: {error}")
     except (KeyboardInterrupt, Interrupted) as interruption:
         forget_made()
@@ -87,7 +88,7 @@ def _on_signal(number: int, _: object) -> None:
 
 
 def _tell_refused() -> int:
-    """The exit status of all runs, with a list of those that were left out."""
+    """Print the runs that were left out; return the exit status of all runs."""
     if not REFUSED:
         return 0
     print(f"{len(REFUSED)} of the runs were refused:", *REFUSED, sep="\n  ", file=sys.stderr)

@@ -1,15 +1,21 @@
-"""``python -m sim.calibrate log=FILE columns=bytes:COLUMN,loads:COLUMN,io_ms:COLUMN base=NAME
-name=NAME``
+"""``python -m sim.calibrate``: fit a machine's constants to an engine's own log.
 
-A machine's constants from an engine's own log, one line a token: what its link costs a load and a
-byte, and, with ``compute_ms:COLUMN`` among the columns, how well its memory is used. ``base`` is
-the machine of ``conf/hardware`` that the rest is taken from, ``link`` the link that the log is
-about (default: the one that ends at the device). Compute times need ``model`` and ``precision``
-(and ``context``, tokens so far): what a token's work is. The first ``rows`` (default: half) are
-fitted, the others tell how far off the fit is.
+    python -m sim.calibrate log=FILE columns=bytes:COLUMN,loads:COLUMN,io_ms:COLUMN
+        base=NAME name=NAME [KEY=VALUE ...]
 
-Writes ``output`` (default ``conf/hardware/NAME.yaml``), which ``hardware=NAME`` reads, with the
-residuals in it.
+The log has one line for each token. The constants are what the link costs for a load and for a
+byte. With ``compute_ms:COLUMN`` among the columns, the efficiency of the device's memory is fitted,
+too.
+
+| key | meaning |
+|---|---|
+| base | the machine of ``conf/hardware`` that all else is taken from |
+| link | the link that the log is about (default: the one that ends at the device) |
+| model, precision, context | a token's work, needed for compute times; context: tokens so far |
+| rows | how many rows are fitted (default: half); the others tell how far off the fit is |
+| output | the file to write (default: ``conf/hardware/NAME.yaml``) |
+
+The file is what ``hardware=NAME`` reads. It has the residuals in it.
 """
 
 from __future__ import annotations
@@ -61,12 +67,13 @@ UNITS = {
     "compute_ms": ("compute", 1.0),
     "compute_s": ("compute", 1e3),
 }
-"""What a column may hold, and what one of its units is in bytes, loads or milliseconds."""
+"""The kinds of columns: the quantity, and one of its units in bytes, loads or milliseconds."""
 LARGEST_LOG_BYTES = 1 << 28
 FEWEST_ROWS = 8
 SAME_SIZE = 1e-3
-"""Loads whose mean size varies less from row to row are of one size: they tell the cost of both
-as one figure.
+"""Loads whose mean size varies less than this from row to row count as loads of one size.
+
+Then the log cannot tell the cost of a load from the cost of its bytes.
 """
 Floats = NDArray[np.float64]
 
@@ -87,11 +94,11 @@ class Request:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """``io = overhead_ms * loads + bytes / bytes_per_ms``; median relative errors on the rows
-    fitted and on the others.
+    """A link's constants in ``io = overhead_ms * loads + bytes / bytes_per_ms``.
 
-    ``told_apart``: False where the log does not say how many loads there were, or all were of one
-    size: the overhead is the base machine's.
+    ``error`` is the median relative error on the rows fitted, ``held_out_error`` that on the
+    others. ``told_apart`` is False where the log does not say how many loads there were, or where
+    all were of one size. The overhead is then the base machine's.
     """
 
     overhead_ms: float
@@ -109,7 +116,7 @@ class LinkFit:
 
 
 def parse(arguments: Sequence[str]) -> Request:
-    """Raise ValueError for the first word that is wrong."""
+    """The request on the command line; raise ValueError for the first word that is wrong."""
     given = words_of(arguments, WORDS, f"is no key=value of: {', '.join(WORDS)}")
     if missing := [key for key in NEEDED if key not in given]:
         raise ValueError(
@@ -160,8 +167,10 @@ def parse(arguments: Sequence[str]) -> Request:
 
 
 def read_log(path: Path, columns: Mapping[str, str]) -> dict[str, Floats]:
-    """By quantity its values in bytes, loads or ms. Lines that begin with # are left out. Raise
-    ValueError.
+    """The columns of the log, by quantity, in bytes, loads or ms.
+
+    Lines that begin with # are left out. Raise ValueError for a log that is too large or too short,
+    lacks a column, or has a value that is no number from 0.
     """
     if not path.is_file() or path.stat().st_size > LARGEST_LOG_BYTES:
         raise ValueError(f"log={path} must be a csv file of at most {LARGEST_LOG_BYTES >> 20} MiB")
@@ -199,8 +208,10 @@ def _number(path: Path, row: int, column: str, text: str | None) -> float:
 
 
 def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -> LinkFit:
-    """Least squares of relative errors on the first ``rows`` rows that moved anything. Raise
-    ValueError if none did.
+    """Fit the link by least squares of relative errors.
+
+    Of the first ``rows`` rows those that moved something count. Raise ValueError if they are too
+    few, or if more bytes do not take longer.
     """
     moving = (values["bytes"] > 0) & (values["io"] > 0)
     fitted = moving & (np.arange(len(moving)) < rows)
@@ -241,8 +252,9 @@ def fit_link(values: Mapping[str, Floats], rows: int, base_overhead_ms: float) -
 def fit_memory(
     hardware: Hardware, model: Model, precision: str, context: int, compute_ms: float
 ) -> float:
-    """The memory efficiency at which a decoded token's work takes so long; between 0.001 and 1,
-    else ValueError.
+    """The memory efficiency at which a decoded token's work takes ``compute_ms``.
+
+    Raise ValueError unless it lies between 0.001 and 1.
     """
     step = Step(0, 0, 1, (0,), context, True, (), (), tuple(range(model.sites)))
 
@@ -269,7 +281,7 @@ def fit_memory(
 def config_text(
     request: Request, hardware: Hardware, fit: LinkFit, memory: float | None, rows: int
 ) -> str:
-    """The machine's file."""
+    """The text of the machine's file."""
     digest = hashlib.sha256(request.log.read_bytes()).hexdigest()[:12]
     link = request.link or hardware.link_names[0]
     apart = (
@@ -303,7 +315,10 @@ def config_text(
 
 
 def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
-    """The machine's file and what it was fitted from. Raise ValueError."""
+    """The text of the machine's file, the link's fit, and the memory efficiency (or None).
+
+    Raise ValueError for a log, machine or model that does not fit the request.
+    """
     values = read_log(request.log, request.columns)
     rows = request.rows or len(values["io"]) // 2
     if rows > len(values["io"]):
@@ -330,7 +345,7 @@ def calibrate(request: Request) -> tuple[str, LinkFit, float | None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message on stderr and nothing written."""
+    """Run the command; return exit status 0, or 2 with one message on stderr, nothing written."""
     from hydra.errors import HydraException
 
     try:

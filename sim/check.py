@@ -1,19 +1,24 @@
-"""Does a cache work as it is said to? An engine's residency log, replayed under one contract or
-many.
+"""``python -m sim.check``: check whether an engine's cache works as it is said to.
 
-``python -m sim.check LOG budget=4000MiB [policy=NAME] [OPTION=VALUE ...]``
+    python -m sim.check LOG budget=4000MiB [policy=NAME] [OPTION=VALUE ...]
 
-LOG is a trace with a residency log (``python -m capture.import_trace format=bigmoe``). ``budget``
-is what the engine's cache may hold. ``policy`` is a file of ``conf/cache``; options are the
-policy's own (``recency``, ``initial``, ``scope``, ..) and the loader's ``retention`` and
-``replay_unit``. What is not given is tried, as far as `TRIED` has values for it. The answer is
-which contract explains every flag; of the others, how many flags they explain, and the first lookup
-that they do not, with what the replay's cache did instead; and of the log and each replay how many
-lookups hit. Where none explains every flag, the single faults of the engine or of the log are told
-that make the best one do so (`sim.checking.fault_search`).
+LOG is a trace with a residency log (``python -m capture.import_trace format=bigmoe``). The log is
+replayed under one contract or many. ``budget`` is what the engine's cache may hold. ``policy`` is a
+file of ``conf/cache``. Options are the policy's own (``recency``, ``initial``, ``scope``, ..) and
+the loader's ``retention`` and ``replay_unit``. Options that are not given are tried, as far as
+`TRIED` has values for them.
 
-Exit status: 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument is
-wrong.
+The answer says
+
+- which contracts explain every flag of the log;
+- of the others, how many flags they explain, and the first lookup that they do not, with what the
+  replay's cache did instead;
+- how many lookups hit, in the log and in each replay;
+- where no contract explains every flag, the single faults of the engine or of the log with which
+  the best one does (`sim.checking.fault_search`).
+
+The exit status is 0 if a contract explains every flag, 1 if none does, 2 if the log or an argument
+is wrong.
 """
 
 from __future__ import annotations
@@ -52,9 +57,9 @@ TRIED: Mapping[str, Sequence[str]] = {
     "counts": ("resident", "sequence", "model"),
     "retention": ("after_batch", "strict"),
 }
-"""What engines do, by option, tried where it is not given."""
+"""The values that are tried for an option that is not given: what engines do."""
 SERIAL = ("replay_unit", "access")
-"""Tried on top of the best, where nothing explains every flag: one lookup at a time."""
+"""One lookup at a time: tried on top of the best contract where none explains every flag."""
 TRIED_POLICIES = ("lru", "lfu", "fifo")
 UNITS = {
     "": 1,
@@ -68,20 +73,25 @@ UNITS = {
 }
 LARGEST_BUDGET = 1 << 60
 SHOWN = 5
-"""How many of the contracts that do not explain every flag are told of."""
+"""How many of the contracts that do not explain every flag are reported."""
 LOOKED_THROUGH = 64
-"""Deviations among which evidence of an exchanged expert is sought."""
+"""How many deviations are looked through for evidence of an exchanged expert."""
 ALONE = " It is the only one: with this one flag the other way round the contract explains the log."
-"""A replay goes by what is asked for, never by flags. That an earlier lookup is wrong cannot be
-told from that then.
+"""Added to a deviation that is the only one.
+
+A replay goes by what is asked for and never by flags, so a wrong flag has no consequences. But the
+log then cannot exclude that an earlier lookup is wrong instead.
 """
 Progress = Callable[[Sequence[Contract]], Iterable[Contract]]
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """One contract: the lookups whose flags it does not explain, in the log's order, and its
-    replay; or why it could not be replayed."""
+    """The verdict on one contract.
+
+    ``wrong`` are the lookups whose flags it does not explain, in the log's order. ``refusal`` says
+    why the contract could not be replayed; ``wrong`` and ``replay`` are then None.
+    """
 
     contract: Contract
     wrong: Ints | None
@@ -90,8 +100,10 @@ class Verdict:
 
 
 def candidates(policies: Sequence[str], options: Mapping[str, str]) -> list[Contract]:
-    """Each policy with the given options, and every combination of those that are tried. Raise
-    ValueError for an option that none of the policies has."""
+    """The contracts to try: each policy with the given options and all combinations of others.
+
+    Raise ValueError for an option that none of the policies has.
+    """
     found = []
     for policy in policies:
         has = {*policy_options(policy), *LOADER_OPTIONS}
@@ -132,8 +144,9 @@ def check(replayer: Replayer, contract: Contract, budget_bytes: int) -> Verdict:
 def search(
     replayer: Replayer, contracts: Sequence[Contract], budget_bytes: int, progress: Progress
 ) -> list[Verdict]:
-    """The verdict on each, best first; lookups one at a time are tried where nothing else
-    explains every flag.
+    """The verdicts on the contracts, best first.
+
+    If none explains every flag, the best one is tried with lookups one at a time, too.
     """
     found = _ranked(check(replayer, contract, budget_bytes) for contract in progress(contracts))
     best = found[0]
@@ -157,9 +170,7 @@ def _ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
-    """A deviation in words: which lookup, what its flag says, what the replay found and how it
-    came to that.
-    """
+    """A deviation in words: the lookup, its flag, what the replay found, and why."""
     log, tick, key = replayer.log, int(replayer.tick[lookup]), int(replayer.keys[lookup])
     found = bool(replay.resident[lookup])
     position = int(log.trace.position[log.row[lookup]])
@@ -216,11 +227,12 @@ def tell(replayer: Replayer, replay: Replay, lookup: int) -> str:
 
 
 def exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> tuple[int, int] | None:
-    """Where the log may name another expert than the engine asked for, if the deviations show it:
-    the lookup, and a later deviation that is the evidence.
+    """A lookup where the log may name another expert than the engine was asked for.
 
-    An expert is missing in the replay, and later another of its layer is there that should not be:
-    a lookup of the second, since the last one of the first, may have been for the first.
+    Returns the lookup, and a later deviation that is evidence of it; None without such evidence.
+    The first deviation must be an expert that is missing in the replay. The evidence is another
+    expert of its layer that later is there but should not be. Then a lookup of the second expert,
+    after the last one of the first, may have been for the first.
     """
     first = int(wrong[0])
     if replay.resident[first]:
@@ -240,7 +252,7 @@ def exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> tuple[int, int
 
 
 def tell_exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> str:
-    """The same in words; empty where nothing shows it."""
+    """What `exchanged` finds, in words; empty where it finds nothing."""
     found = exchanged(replayer, replay, wrong)
     if found is None:
         return ""
@@ -255,9 +267,7 @@ def tell_exchanged(replayer: Replayer, replay: Replay, wrong: Ints) -> str:
 
 
 def faults(replayer: Replayer, best: Verdict, budget_bytes: int) -> list[str]:
-    """Which single faults of the engine, or of its log, make the best contract explain every
-    flag, in words.
-    """
+    """In words: the single faults with which the best contract explains every flag."""
     assert best.replay is not None
     try:
         walk = CacheWalk(replayer, best.contract, budget_bytes, best.replay)
@@ -267,7 +277,7 @@ def faults(replayer: Replayer, best: Verdict, budget_bytes: int) -> list[str]:
 
 
 def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -> list[str]:
-    """What the contracts explain, best first, and what is wrong if the best one holds."""
+    """The lines of the answer: what each contract explains, best first, and likely faults."""
     log = replayer.log
     total = len(log)
     lines = [
@@ -330,7 +340,7 @@ def report(replayer: Replayer, verdicts: Sequence[Verdict], budget_bytes: int) -
 
 
 def hits_of(log: ResidencyLog, resident: NDArray[np.bool_]) -> str:
-    """The share of lookups that found their expert resident: of all tokens, and of decoded ones."""
+    """In words: the share of lookups that hit, of all tokens and of decoded ones."""
     decoded = resident[log.trace.phase[log.row] == DECODE]
     of_decoded = (
         f", {_percent(int(decoded.sum()), len(decoded))} of decoded tokens'" if len(decoded) else ""
@@ -339,7 +349,7 @@ def hits_of(log: ResidencyLog, resident: NDArray[np.bool_]) -> str:
 
 
 def _percent(part: int, total: int) -> str:
-    """Rounded down, so that only all of them are 100 %."""
+    """A share in per cent, rounded down so that only all of them are 100 %."""
     return f"{part * 10_000 // total / 100:.2f} %"
 
 
@@ -347,8 +357,9 @@ def _percent(part: int, total: int) -> str:
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, int, list[Contract]]:
-    """Directory, budget in bytes, contracts to try. Raise ValueError for the first argument that
-    is wrong.
+    """The log's directory, the budget in bytes, and the contracts to try.
+
+    Raise ValueError for the first argument that is wrong.
     """
     if not arguments or "=" in arguments[0]:
         raise ValueError(
@@ -391,7 +402,7 @@ def parse_budget(text: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the report; the exit status is that of the module's text."""
+    """Print the answer; return the exit status that the module's docstring states."""
     try:
         directory, budget, contracts = parse(arguments)
         replayer = Replayer(read_log(directory))

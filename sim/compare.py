@@ -1,6 +1,4 @@
-"""``python -m sim.compare A B``: which of two runs is faster, how surely, and where the
-difference comes from.
-"""
+"""``python -m sim.compare A B``: say which of two runs is faster, how surely, and why."""
 
 from __future__ import annotations
 
@@ -38,12 +36,12 @@ TOKENS = {
     "end_ns": pl.Int64,
 }
 NEEDED = ("budget", "contracts", "trace", "labels", "peak_bytes", "stall_s", "makespan_s", "seed")
-"""Of a run's summary."""
+"""The keys that a run's summary must have."""
 SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the comparison; return the exit code: 2, with one line, for what cannot be compared."""
+    """Print the comparison; return the exit code: 2, with one line, if the runs do not compare."""
     if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0 if {"-h", "--help"} & set(arguments) else 2
@@ -78,7 +76,7 @@ def _trials(names: tuple[str, str], common: Sequence[str]) -> tuple[Trial, Trial
             " systems to simulate"
         )
     words = [_words(name, common) for name in names]
-    # Refused before either is simulated.
+    # Refuse them before either is simulated.
     check_comparable(names, conditions_of(prepared(words[0])), conditions_of(prepared(words[1])))
     progress = Console(stderr=True)
     a, b = [trial(one) for one in track(words, "simulating", console=progress, transient=True)]
@@ -103,8 +101,9 @@ def _words(name: str, common: Sequence[str]) -> list[str]:
 
 
 def read_run(directory: Path) -> Trial:
-    """The run whose files are in ``directory``. Raise ValueError for what is missing or no such
-    file.
+    """The run whose files are in ``directory``.
+
+    Raise ValueError for a file that is missing, cannot be read, or is of another version.
     """
     paths = {
         name: directory / name
@@ -156,7 +155,7 @@ def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame
 
 
 def table_of(found: Comparison) -> Table:
-    """Where the time of either went, and the difference, part by part."""
+    """The table of both runs' time and its difference, part by part."""
     a, b = map(escape, found.names)
     table = Table(
         "time of",
@@ -186,7 +185,7 @@ def _seconds(ours: int, theirs: int) -> tuple[str, str, str]:
 
 
 def answer(found: Comparison) -> str:
-    """Who is faster, how surely, by what."""
+    """In words: which run is faster, how surely, and what makes most of the difference."""
     a, b = found.names
     verdict, told = found.verdict, []
     for what, ratio in found.ratios.items():
@@ -217,7 +216,10 @@ def answer(found: Comparison) -> str:
 
 
 def _room(found: Comparison) -> str:
-    """Staging slots come on top of the budget: who has more of them has more memory."""
+    """In words: the staging slots of both runs, where they differ.
+
+    They come on top of the budget, so a run with more of them has more memory.
+    """
     if found.staging_bytes[0] == found.staging_bytes[1]:
         return ""
     ours, theirs = (
@@ -228,7 +230,7 @@ def _room(found: Comparison) -> str:
 
 
 def _quality(found: Comparison) -> str:
-    """Whoever serves less well is faster for that alone."""
+    """In words: how both runs serve, where it differs; a run that serves less well is faster."""
     ours, theirs = found.served
     return "" if ours == theirs else f" They are not of one quality: A serves {ours}; B {theirs}."
 

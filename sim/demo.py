@@ -1,6 +1,4 @@
-"""``python -m sim.demo``: five systems at three memory budgets on the bundled trace: a table, a
-figure, a timeline.
-"""
+"""Compare five systems at three memory budgets on the bundled trace: table, figure, timeline."""
 
 from __future__ import annotations
 
@@ -51,8 +49,8 @@ def main() -> None:
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
     for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
-        # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is
-        # imagined with 48 GiB at every budget alike.
+        # 75 % of the experts of half of Mixtral's layers exceed a real 4090. So the machine has an
+        # imagined 48 GiB, at every budget alike.
         words = (f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
         cfg, name = configure(*words)
         run = build(cfg, name, trace, changed=changes(words))
@@ -92,7 +90,7 @@ def _write_timeline(path: Path, result: Result, wait: str) -> None:
 
 
 def _speedup(cells: dict[tuple[str, float], Cell], system: str, share: float) -> Paired:
-    """How much faster than the baseline at the same budget, with the paired 95 % interval."""
+    """How many times as fast as the baseline a system is at the same budget."""
     return _paired(cells[system, share], cells[BASELINE, share])
 
 
@@ -128,7 +126,7 @@ def _table(cells: dict[tuple[str, float], Cell]) -> Table:
 
 
 def _labels(cells: dict[tuple[str, float], Cell]) -> list[tuple[str, Labels]]:
-    """Of every cell, by its system."""
+    """The labels of every cell, under the name of its system."""
     return [(system, labels_in(cell.summary)) for (system, _), cell in cells.items()]
 
 
@@ -205,7 +203,7 @@ def _draw_stalls(axis: Any, cells: dict[tuple[str, float], Cell]) -> None:
         ),
     ]
     base = np.zeros(len(SYSTEMS))
-    # Greys and earth tones: the systems' colours mean something else in the other panel.
+    # Greys and earth tones, because the colours of the other panel stand for systems.
     tones = ["0.85", "#5b4a3f", "#a3876a", "#d9c7a7", "#7f8c5a", "#40513b"]
     shades = dict(zip(parts, tones, strict=False))
     for part in parts:

@@ -1,14 +1,18 @@
-"""Why an expert was there, or was not, when a gate asked for it: from what a run has written.
+"""``python -m sim.explain``: say why an expert was there, or was not, when a gate asked for it.
 
-``python -m sim.explain RUN layer=3 expert=5 step=40``
+    python -m sim.explain RUN layer=3 expert=5 step=40
 
 RUN is the output directory of ``python -m sim``. ``layer`` is the layer's number in the model,
-dense ones counted, as the trace's header has it; ``site=`` gives the number among the MoE layers
-instead. ``step`` is that of ``lookups`` and ``tokens``. The answer: the outcome; when the expert
-was last there, and when, for whom and why it went; whether it was prefetched and what became of
-that, or why it was not, as far as the log and the trace tell.
+dense layers counted, as in the trace's header; ``site=`` gives the number among the MoE layers
+instead. ``step`` is that of the tables ``lookups`` and ``tokens``.
 
-Exit status: 0, or 2 with one message where the run, or the lookup, is not there.
+The answer says, as far as the run's files and the trace tell,
+
+- the outcome of the lookup;
+- when the expert was last there, and when, for which key and why it was evicted;
+- whether it was prefetched and what became of that, or why it was not.
+
+The exit status is 0, or 2 with one message where the run or the lookup does not exist.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ class Question:
 
 
 class Explained:
-    """A run and the trace it replayed, if that is still where the run found it."""
+    """A run, and the trace that it replayed if that is still where the run found it."""
 
     def __init__(self, run: RunLog) -> None:
         self.run = run
@@ -57,11 +61,11 @@ class Explained:
 
     @cached_property
     def layers(self) -> Sequence[int] | None:
-        """The layer of each site; None where no trace tells."""
+        """The layer of each site; None without the trace."""
         return None if self.trace is None else [site.layer for site in self.trace.header.sites]
 
     def site_of(self, layer: int) -> int:
-        """The site of a layer. Raise ValueError if it has none, or no trace tells."""
+        """The site of a layer; raise ValueError if it has none, or without the trace."""
         if self.layers is None:
             raise ValueError(
                 f"layer={layer}: the trace at {self.run.choice('trace', 'path')} cannot be read,"
@@ -75,8 +79,9 @@ class Explained:
         return self.layers.index(layer)
 
     def explain(self, asked: Question) -> list[str]:
-        """A few sentences each. Raise ValueError where the step, the site or the expert is not
-        there.
+        """The explanation, in paragraphs of a few sentences.
+
+        Raise ValueError where the run has no such step, site, expert or lookup.
         """
         row = self._lookup(asked)
         run, names = self.run, Names(self.run, self.layers)
@@ -124,7 +129,7 @@ class Explained:
         return " ".join(parts)
 
     def _lookup(self, asked: Question) -> dict[str, Any]:
-        """The row of ``lookups``. Raise ValueError, with what there is, where there is none."""
+        """The row of ``lookups``; raise ValueError, naming what there is, where there is none."""
         run, lookups = self.run, self.run.lookups
         for name, value, count in (
             ("site", asked.site, run.sites),
@@ -158,7 +163,10 @@ class Explained:
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, dict[str, int]]:
-    """Directory and numbers. Raise ValueError for the first argument that is wrong."""
+    """The run's directory and the given numbers by key.
+
+    Raise ValueError for the first argument that is wrong.
+    """
     if not arguments or "=" in arguments[0]:
         raise ValueError(f"the first argument must be RUN, a run's output directory: {USAGE}")
     given: dict[str, int] = {}
@@ -177,7 +185,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, int]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the explanation; the exit status is that of the module's text."""
+    """Print the explanation; return the exit status that the module's docstring states."""
     try:
         directory, given = parse(arguments)
         explained = Explained(RunLog(directory))

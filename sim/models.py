@@ -1,8 +1,9 @@
-"""``python -m sim.models from=config.json [name=NAME] [output=FILE]``: a model's sizes from its
-configuration alone.
+"""``python -m sim.models``: compute a model's sizes from its transformers configuration alone.
 
-Prints what it comes to, and the file that ``model=NAME`` reads; ``output=conf/model/NAME.yaml``
-writes it there.
+    python -m sim.models from=config.json [name=NAME] [output=FILE]
+
+The command prints the sizes, and the file that ``model=NAME`` reads. With
+``output=conf/model/NAME.yaml`` it writes that file instead of printing it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ WORDS = ("from", "name", "output")
 
 
 def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
-    """The configuration's path, the model's name and where to write it. Raise ValueError for the
-    first wrong word.
+    """The configuration's path, the model's name, and the file to write (or None).
+
+    Raise ValueError for the first word that is wrong.
     """
     given = words_of(arguments, WORDS, "is none of from=config.json, name=NAME, output=FILE")
     if "from" not in given:
@@ -53,7 +55,7 @@ def _slug(text: str) -> str:
 
 
 def sizes(model: Model) -> Table:
-    """What a model comes to, in the units of its papers."""
+    """The table of a model's parameters and bytes."""
     table = Table(
         "of the model",
         "parameters",
@@ -81,7 +83,7 @@ def _size(size_bytes: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message on stderr and nothing written."""
+    """Run the command; return exit status 0, or 2 with one message on stderr, nothing written."""
     try:
         path, name, output = request_of(arguments)
         model = model_from_config(

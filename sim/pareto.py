@@ -1,12 +1,16 @@
-"""``python -m sim.pareto PATH... [measure=divergence] [output_dir=DIR]``: speed and quality on one
-front.
+"""``python -m sim.pareto``: show speed and quality of runs, and which are on the front of both.
+
+    python -m sim.pareto PATH... [measure=divergence] [output_dir=DIR]
 
 A PATH is what ``python -m real.quality`` wrote (quality with its simulated speed), or a run of
 ``python -m sim`` or a study (speed alone), in any mixture. A run is joined to the quality of the
-same system, trace, model, machine and budget. What serves every need as the model is stored is
-*lossless*: nothing is lost, by construction. A lossy run whose quality nobody measured is shown so,
-and is on no front; nor is what knows the future or does what no machine can, which is set apart as
-a bound. ``measure``: ``divergence`` (KL, nats a token) or ``increase`` (of perplexity, as a share).
+same system, trace, model, machine and budget. ``measure`` is ``divergence`` (KL, nats a token) or
+``increase`` (of perplexity, as a share).
+
+- A run that serves every need as the model is stored is *lossless*: nothing is lost, by
+  construction.
+- A lossy run whose quality nobody measured is shown as such, and is on no front.
+- A run that knows the future, or does what no machine can, is shown as a bound and is on no front.
 """
 
 from __future__ import annotations
@@ -31,20 +35,18 @@ from sim.results.labels import Labels, from_row, labels_in, told, write_on
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
 Key = tuple[str, str, str, str, float]
-"""System, trace, model, machine and resident share: what a run and a quality must have in common
-to be joined.
-"""
+"""System, trace, model, machine and resident share: equal for a run and its quality."""
 WIDTH = 118
 OWN = ("measure", "output_dir")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration: decoded tokens a second (more is better) and what is lost (less is better;
-    None: not known).
+    """The speed and the loss of one configuration.
 
-    Intervals are 95 %, None where there is none. ``loop`` says in which loop the quality was
-    measured.
+    ``speed`` is decoded tokens a second (more is better); ``loss`` is what is lost by the measure
+    (less is better), None where it is not known. Intervals are of 95 %, None where there is none.
+    ``loop`` says in which loop, open or closed, the quality was measured.
     """
 
     key: Key
@@ -62,9 +64,7 @@ class Point:
 
 
 def quality_class(summary: Mapping[str, Any]) -> str:
-    """Whether a run served every need as the model is stored: at its highest precision, by the
-    chosen expert.
-    """
+    """`LOSSLESS` if a run served every need as the model is stored, by its expert; else `LOSSY`."""
     return LOSSY if labels_in(summary).lossy else LOSSLESS
 
 
@@ -73,11 +73,11 @@ def join(
     qualities: Iterable[Mapping[str, Any]],
     measure: str = "divergence",
 ) -> list[Point]:
-    """Points of runs with the quality of the same configuration, where there is one.
+    """The points of runs, each with the quality of the same configuration if there is one.
 
-    ``qualities`` are rows of quality.json; of one configuration the closed loop's counts. Those
-    without a run of their own bring the speed that was simulated with them. Raise ValueError for an
-    unknown measure.
+    ``qualities`` are rows of quality.json. Of several for one configuration the closed loop's
+    counts. A quality without a run makes a point with the speed that was simulated with it. Raise
+    ValueError for an unknown measure.
     """
     if measure not in MEASURES:
         raise ValueError(f"unknown measure={measure}; known: {', '.join(MEASURES)}")
@@ -161,8 +161,9 @@ def _interval(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
 
 
 def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Summaries of runs, and rows of qualities, in these files and folders. Raise ValueError
-    where there is neither.
+    """The summaries of runs, and the rows of qualities, in these files and folders.
+
+    Raise ValueError for a path that has neither.
     """
     summaries: list[dict[str, Any]] = []
     qualities: list[dict[str, Any]] = []
@@ -194,8 +195,9 @@ def _json(path: Path) -> Any:
 
 
 def mark(points: Sequence[Point]) -> list[bool]:
-    """Which points are on the front of those that are compared: same trace, model and machine,
-    and only systems.
+    """Which points are on a front.
+
+    There is a front for each trace, model and machine, and only real systems take part.
     """
     marks = [False] * len(points)
     for group in {point.key[1:4] for point in points}:
@@ -214,7 +216,7 @@ def mark(points: Sequence[Point]) -> list[bool]:
 
 
 def _surroundings(points: Sequence[Point]) -> list[str]:
-    """Trace, model and machine of the points."""
+    """The traces, models and machines of the points, in words."""
     return sorted({", ".join(point.key[1:4]) for point in points})
 
 
@@ -223,7 +225,7 @@ def _named(points: Sequence[Point]) -> list[tuple[str, Labels]]:
 
 
 def print_points(points: Sequence[Point], measure: str, console: Console) -> None:
-    """Every point with its class and loss beside its speed; the front is marked."""
+    """Print every point with its speed, loss and quality class; mark those on the front."""
     marks = mark(points)
     surroundings = _surroundings(points)
     table = Table(
@@ -274,7 +276,7 @@ def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
-    """``pareto.png`` and ``pareto.svg``: loss against speed, the front joined by a line."""
+    """Draw loss against speed, the front joined by a line: ``pareto.png`` and ``pareto.svg``."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -310,7 +312,7 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
             )
     axis.set_xlabel(f"{MEASURES[measure]} (0: lossless)")
     axis.set_ylabel("decode tokens/s (simulated)")
-    # 0 must have its place beside losses of very different sizes.
+    # A symlog scale has a place for 0 beside losses of very different sizes.
     axis.set_xscale("symlog", linthresh=1e-4)
     axis.set_xlim(left=-2e-5)
     axis.grid(alpha=0.3)
@@ -325,7 +327,7 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message on stderr."""
+    """Run the command; return exit status 0, or 2 with one message on stderr."""
     own = {
         key: text
         for word in words

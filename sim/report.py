@@ -1,8 +1,8 @@
-"""``python -m sim.report RUN... [output_dir=DIR]``: runs as one self-contained page,
-``report.html``, and its figures.
+"""``python -m sim.report RUN... [output_dir=DIR]``: write runs as one page with figures.
 
-A run is a folder that ``python -m sim`` (or a study with ``outputs=all``) wrote. The page needs no
-network and no script; every figure is also an SVG and a PNG beside it.
+A RUN is a folder that ``python -m sim`` (or a study with ``outputs=all``) wrote. The page,
+``report.html``, is self-contained: it needs no network and no script. Every figure is also written
+beside it as SVG and PNG.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ figure { margin: 0; } svg { max-width: 100%; height: auto; } .note { color: #555
 
 
 def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
-    """Write ``report.html`` and ``NAME.svg`` and ``NAME.png`` of every figure that these runs
-    have the tables for.
+    """Write ``report.html``, and ``NAME.svg`` and ``NAME.png`` of every figure; return the page.
+
+    Figures whose table no run has are left out.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     configuration = _configuration(runs)
@@ -71,8 +72,8 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
         axis.set_title(configuration, fontsize=7, color="0.35", wrap=True)
         write_on(figure, _named(runs))
         text = io.StringIO()
-        # Without dates and addresses: equal runs make equal files, and nothing looks like a
-        # request.
+        # Leave out dates and addresses, so that equal runs make equal files and nothing in them
+        # looks like a request to a network.
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=none)
         figure.savefig(place.with_suffix(".png"), dpi=130)
@@ -88,7 +89,7 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
 
 
 def _configuration(runs: Sequence[ReportedRun]) -> str:
-    """What holds for every figure."""
+    """One line of what all figures are about: machines, models, traces, shares, workloads."""
 
     def all_of(values: set[str]) -> str:
         return ", ".join(sorted(values))
@@ -118,7 +119,7 @@ def _configuration(runs: Sequence[ReportedRun]) -> str:
 
 
 def _labels(runs: Sequence[ReportedRun]) -> str:
-    """What a reader must know of the runs, and what the traces' lint found."""
+    """Warnings, as HTML: the runs' labels, what the traces' lint found, and notes on sizes."""
     findings = [
         f"{run.label}: {finding}"
         for run in runs
@@ -171,7 +172,7 @@ def _told(value: float | str | None) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message."""
+    """Run the command; return exit status 0, or 2 with one message."""
     outputs = [word.removeprefix("output_dir=") for word in words if word.startswith("output_dir=")]
     directories = [Path(word) for word in words if not word.startswith("output_dir=")]
     output_dir = Path(outputs[-1] if outputs else "outputs/report")

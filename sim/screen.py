@@ -1,11 +1,12 @@
-"""``python -m sim.screen [OVERRIDES...] [hardware.KEY=A,B,..] [output=FILE.parquet]``: a run on
-many machines.
+"""``python -m sim.screen``: compute one run's times on many machines at once.
 
-Exact where decisions do not depend on time (no prefetches, one link; docs/studies.md): the caches
-are walked once, and every machine's times follow from what they did, bit for bit those of ``python
--m sim``. Other settings are refused by the switch that makes them so. Values after a comma are
-further machines: every combination is one. The column ``labels`` has what a reader must know of
-each row (`sim.results.labels`).
+    python -m sim.screen [OVERRIDES...] [hardware.KEY=A,B,..] [output=FILE.parquet]
+
+Values separated by commas make further machines: every combination is one. The caches are walked
+once, and every machine's times follow from what they did. This is exact, bit for bit the times of
+``python -m sim``, where decisions do not depend on time: without prefetches, on one link
+(docs/studies.md). Other settings are refused, naming the switch that makes decisions depend on
+time. The column ``labels`` has what a reader must know of each row (`sim.results.labels`).
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ SHOWN = ("decode_tokens_per_s", "ttft_s.mean", "tpot_s.mean", "makespan_s", "hit
 
 
 def screen(cells: Sequence[Cell]) -> pl.DataFrame:
-    """The same run on the machine of each cell, a row a machine: what it varies, and the times of a
-    run's summary.
+    """The same run on the machine of each cell, one row for each.
 
-    Raise ScreenError (a ValueError) for what cannot be screened, ValueError for what cannot run.
+    A row has what the cell varies, and the times of a run's summary. Raise ScreenError (a
+    ValueError) for settings that cannot be screened, ValueError for those that cannot run.
     """
     shared = Shared()
     runs = [
@@ -69,7 +70,7 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
 
 
 def _require_constant_links(run: Run, words: str) -> None:
-    """Raise ScreenError where a service's time depends on more than its bytes."""
+    """Raise ScreenError where the time of a link's service depends on more than its bytes."""
     for link in run.hardware.links:
         if link.page_cache is not None:
             raise ScreenError(
@@ -84,7 +85,7 @@ def _require_constant_links(run: Run, words: str) -> None:
 
 
 def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, Any]:
-    """What a summary tells of a run's times, by its own definitions."""
+    """The times of a run on one machine, by the definitions of a summary."""
     lookups = [0] * len(walked.controller.lookup_keys)
     record = Record(
         lookup_ns=lookups,
@@ -104,13 +105,16 @@ def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, An
             else {name: value}
         )
     found["hit_ratio"] = hit_ratio(frames.lookups.filter(pl.col("phase") == "decode"))
-    # The machine is this one, what it did that of the walk.
+    # The labels are those of this machine, and of the decisions of the walk.
     labels = labels_of(replace(walked, hardware=run.hardware, changed=run.changed), frames.lookups)
     return {**found, "labels": labels.row()}
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
-    """The machines' cells, and the file to write. Raise ValueError for what cannot be."""
+    """The cells, one for each machine, and the file to write (or None).
+
+    Raise ValueError for a word that is no override, or that varies more than the machine.
+    """
     output: Path | None = None
     fixed: list[str] = []
     grid: dict[str, list[Any]] = {}
@@ -136,7 +140,7 @@ def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message."""
+    """Run the command; return exit status 0, or 2 with one message."""
     try:
         cells, output = read_words(words)
         found = screen(cells)

@@ -1,12 +1,13 @@
-"""``python -m sim.versus DATASET NAME [also=WORD]``: how many times as fast others are as one
-system.
+"""``python -m sim.versus DATASET NAME [also=WORD]``: compare a study's systems with one of them.
 
-DATASET: what ``python -m sim.study`` wrote. NAME: the system as the column ``system`` has it (its
-first word is enough where no other cell of the same conditions begins with it). Cells are set side
-by side where they share trace, split, sequences, workload, model, machine and bytes for experts, so
-that only their mechanisms differ; intervals are paired over sequences, as everywhere. A cell that
-stands beside no cell of NAME is named below, with why. ``also=WORD``: only cells whose overrides
-have it, such as ``also=trace.split=eval``.
+DATASET is the folder that ``python -m sim.study`` wrote. NAME is the system as in the column
+``system``; its first word is enough where no other cell of the same conditions begins with it.
+
+Cells are compared where they share trace, split, sequences, workload, model, machine and bytes for
+experts, so that only their mechanisms differ. The answer is how many times as fast as NAME each of
+them decodes, with intervals paired over sequences. Cells without a cell of NAME beside them are
+listed below, with the reason. ``also=WORD`` takes only cells whose overrides have this word, such
+as ``also=trace.split=eval``.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from sim.study.rows import DONE, Row
 ALSO = "also="
 WIDTH = 160
 SHOWN = 2
-"""Of the conditions in which a cell differs from its nearest, how many are told."""
+"""How many of the conditions are named in which a cell differs from its nearest."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A cell beside the one that is asked about. ``ahead``: how many times as fast as that one it
-    decodes, None of that one itself.
+    """A cell in a group.
+
+    ``ahead`` says how many times as fast it decodes as the system that is asked about; None of that
+    system itself.
     """
 
     system: str
@@ -60,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Alone:
-    """A cell that stands beside no cell of the system that is asked about, and why not."""
+    """A cell that cannot be compared with the system that is asked about, and why not."""
 
     system: str
     overrides: str
@@ -69,16 +72,16 @@ class Alone:
 
 @dataclass(frozen=True)
 class Versus:
-    """All cells of a study: those side by side, and those that are not."""
+    """All cells of a study: groups that are compared, and cells that are not."""
 
     groups: tuple[Group, ...]
     alone: tuple[Alone, ...]
 
 
 def versus(rows: Iterable[Row], name: str) -> Versus:
-    """The cells of ``rows`` by their conditions, those of ``name`` beside the others.
+    """Group the cells of ``rows`` by their conditions, and compare each group with ``name``.
 
-    Raise ValueError where it is in no group, or several cells of one may be meant.
+    Raise ValueError where no group has that system, or a group has several cells of that name.
     """
     grouped: dict[str, list[Row]] = {}
     alone: list[Alone] = []
@@ -113,7 +116,7 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
 
 
 def _conditions(row: Row) -> dict[str, Any]:
-    """What cells must share, by name."""
+    """The conditions that cells must share to be compared, by name."""
     config: Mapping[str, Any] = json.loads(row["config"])
     shared = {
         key: value
@@ -131,8 +134,9 @@ def _conditions(row: Row) -> dict[str, Any]:
 
 
 def _difference(row: Row, meant: Sequence[Row], name: str) -> str:
-    """Why a cell stands beside none of ``meant``: what tells it from the one that shares most
-    with it.
+    """In words: why a cell compares with none of ``meant``.
+
+    It names what differs from the one that shares most conditions with it.
     """
     mine = _conditions(row)
     differences = [
@@ -177,7 +181,7 @@ def _interval(row: Row) -> tuple[float, float] | None:
 
 
 def print_versus(found: Versus, name: str, console: Console) -> None:
-    """A table for each group, what a reader must know of them, and what is in no group."""
+    """Print a table for each group, the labels of all cells, and the cells in no group."""
     for group in found.groups:
         table = Table(
             "system",
@@ -216,8 +220,9 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
 
 
 def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
-    """The dataset's rows whose overrides have all words of ``also``. Raise ValueError where
-    there are none.
+    """The rows of the dataset whose overrides have all words of ``also``.
+
+    Raise ValueError for a dataset without rows.
     """
     rows: list[Row] = read_cells(dataset).to_dicts()
     if not rows:
@@ -228,7 +233,7 @@ def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message on stderr."""
+    """Run the command; return exit status 0, or 2 with one message on stderr."""
     also = [word.removeprefix(ALSO) for word in words if word.startswith(ALSO)]
     given = [word for word in words if not word.startswith(ALSO)]
     try:

@@ -1,5 +1,6 @@
-"""``python -m sim.whatif QUESTION``: how speed answers to memory, link, predictor, CPU or bits,
-and where it turns.
+"""``python -m sim.whatif QUESTION``: say how speed depends on one thing, and where that turns.
+
+The things are memory, link, predictor, CPU and bits; ``--help`` explains each.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ points, output_dir=DIR the folder of table.csv, answer.json, figure.png and figu
 that are done are kept there until the answer is: ask again with the same words to go on after an interruption."""
 WORKERS = 2
 KEPT = "trials"
-"""The folder of what is done, until there is an answer."""
+"""The folder in which finished runs are kept until there is an answer."""
 FILES = ("table.csv", "answer.json", "figure.png", "figure.svg")
 RECALL = 0.9
-"""Of the predictor that is asked about, unless predictor.recall is given."""
+"""The recall of the predictor that is asked about, unless predictor.recall is given."""
 
 
 class Bench:
-    """Trials in a pool of processes, each combination of overrides once, with progress.
+    """Runs trials in a pool of processes, each combination of overrides once, and shows progress.
 
-    ``own`` are overrides of the predictor that is asked about, which a series without it does not
-    have; ``directory`` keeps what is done.
+    ``own`` are overrides of the predictor that is asked about; a series without that predictor does
+    not get them. Finished trials are kept in ``directory``.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Bench:
         self._known: dict[tuple[str, ...], Trial] = {}
 
     def at(self, values: Iterable[float]) -> tuple[dict[float, dict[str, Trial]], list[str]]:
-        """The trials of each value, by series; and what was refused, and why."""
+        """The trials of each value by series, and a line for each value that was refused."""
         wanted = {}
         for value in values:
             series = self._question.words(value, self._run)
@@ -112,9 +113,10 @@ def answer(
     tell: Callable[[], None] = lambda: None,
     directory: Path | None = None,
 ) -> Answer:
-    """Simulate every value, and bisect for where it turns. Raise ValueError if no value can run.
+    """Simulate every value, and find by bisection where the answer turns.
 
-    ``directory``: where every run is kept as soon as it is done; what is there is not run again.
+    Every run is kept in ``directory`` as soon as it is done; runs that are there are not repeated.
+    ``tell`` is called after each. Raise ValueError if no value can run.
     """
     question, own = QUESTIONS[name], []
     if name == "predictor":
@@ -197,16 +199,14 @@ def _break_even(
 
 
 def _all_fit(run: Run, ran: Sequence[float]) -> BreakEven:
-    """How many bits a weight may have for all experts to be resident in the bytes that the run
-    has for them.
-    """
+    """The most bits a weight at which all experts are resident in the run's bytes for them."""
     bits = run.resident_share * held_bits(run)
     told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
     return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)
 
 
 def sentence(found: Answer, name: str) -> str:
-    """The answer in words."""
+    """The answer in one line of words."""
     parts = [f"{name}: {found.break_even.told}"] if found.break_even else []
     if found.knee is not None:
         parts.append(
@@ -225,8 +225,9 @@ def sentence(found: Answer, name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one question; return the exit code: 2, with one line and nothing written, for what
-    cannot be asked.
+    """Answer one question; return the exit code.
+
+    A question that cannot be asked ends with one line and exit code 2, and nothing is written.
     """
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -255,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _tell(found: Answer, system: str, output_dir: Path) -> None:
-    """Print the answer, and write it in the place of what was kept on the way to it."""
+    """Print the answer and write it, then remove the runs that were kept for it."""
     console = Console()
     console.print(table_of(found, system))
     for why in found.refused:
@@ -268,9 +269,7 @@ def _tell(found: Answer, system: str, output_dir: Path) -> None:
 
 
 def _check_output(directory: Path) -> None:
-    """Raise OSError unless ``directory`` is empty, or holds no more than what an interrupted
-    asking has left.
-    """
+    """Raise OSError unless ``directory`` is empty, or only has what an interrupted call left."""
     names = {path.name for path in directory.iterdir()}
     if KEPT in names and names <= {KEPT, *FILES}:
         return
@@ -307,7 +306,7 @@ def _settings(name: str, words: Sequence[str]) -> tuple[Path, tuple[float, ...],
 def _with_progress(
     name: str, words: Sequence[str], values: Sequence[float], directory: Path
 ) -> Answer:
-    # A process that is forked while other threads run may wait forever.
+    # Spawned, because a process that is forked while other threads run may wait forever.
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
@@ -322,7 +321,7 @@ def _with_progress(
 
 
 def table_of(found: Answer, system: str) -> Table:
-    """One row a point."""
+    """The table of the answer, one row for each point."""
     table = Table(
         found.axis,
         "",

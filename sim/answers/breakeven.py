@@ -1,5 +1,6 @@
-"""Where a curve turns and where two curves cross: knees of measured points, crossings by
-bisection on the simulator.
+"""Finds where a curve turns and where two curves cross.
+
+A knee is found among measured points, a crossing by bisection with runs of the simulator.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 STEPS = 12
-"""Halvings of an interval: its width shrinks to 1/4096."""
+"""How often an interval is halved; 12 times shrink its (logarithmic) width to 1/4096."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a difference changes its sign, between ``low`` and ``high`` (where it has the signs of
-    the ends).
+    """Where a difference changes its sign: near ``value``, between ``low`` and ``high``.
 
-    ``value`` is None where it has one sign, ``sign``, at both ends.
+    If it has the same sign at both ends, ``value`` is None and ``sign`` is that sign.
     """
 
     value: float | None
@@ -35,10 +35,10 @@ def crossing(
     steps: int = STEPS,
     tell: Callable[[], None] = lambda: None,
 ) -> Crossing:
-    """Bisect, in the logarithm, for the sign change of ``difference`` between ``low`` and ``high``
-    (both above 0).
+    """Bisect, in the logarithm, for the sign change of ``difference`` between ``low`` and ``high``.
 
-    Exact for one sign change; of several it finds one. ``tell`` is called after each evaluation.
+    Of several sign changes one is found. ``tell`` is called after each evaluation. Raise ValueError
+    unless ``0 < low < high``.
     """
     if not 0 < low < high:
         raise ValueError(f"need 0 < low < high to bisect, got {low} and {high}")
@@ -61,11 +61,10 @@ def crossing(
 
 
 def knee(x: Sequence[float], y: Sequence[float]) -> int | None:
-    """Which point lies farthest above the straight line from the first to the last; None where none
-    lies above.
+    """The index of the point farthest above the straight line from the first point to the last.
 
-    Before it more of ``x`` pays more than the average, after it less. Source: Satopaa et al.,
-    Kneedle, ICDCS workshops 2011, without smoothing.
+    None where no point lies above it. Before the knee more of ``x`` pays more than on average,
+    after it less. Source: Satopaa et al., Kneedle, ICDCS workshops 2011, without smoothing.
     """
     if len(x) < 3 or x[-1] <= x[0] or y[-1] <= y[0]:
         return None

@@ -1,6 +1,4 @@
-"""Two runs side by side: may they be compared, where does the difference of their time come
-from, who is faster.
-"""
+"""Compares two runs: whether they may be compared, which is faster, and where the time goes."""
 
 from __future__ import annotations
 
@@ -21,22 +19,20 @@ from sim.traces.trace import trace_sha256
 from sim.values.units import gib
 
 SAME = ("model", "hardware", "trace", "workload")
-"""Sections of a configuration that two runs must share, for their difference to be that of the
-systems.
-"""
+"""Sections of a configuration that must be equal, so that only the systems differ."""
 PLACES = frozenset({"trace.path"})
-"""Where something lies, not what it is."""
+"""Keys that may differ because they say where something lies, not what it is."""
 COMPUTE = "compute"
 ABSENT = "(not set)"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Run A against run B.
+    """The comparison of run A with run B; pairs are (A, B).
 
-    ``parts``: by part of the makespan (compute, then stall parts) A's and B's time in ns; either
-    column sums to the makespan, so that the differences sum to the makespans'. ``ratios``: how many
-    times as fast A is, by what is timed.
+    ``parts`` has the times in ns by part of the makespan: compute, then the stall parts. Each run's
+    parts sum to its makespan, so their differences sum to the difference of the makespans.
+    ``ratios`` says how many times as fast A is, by what is timed.
     """
 
     names: tuple[str, str]
@@ -44,9 +40,9 @@ class Comparison:
     ratios: Mapping[str, Paired]
     labels: tuple[Labels, Labels]
     served: tuple[str, str] = ("", "")
-    """At which precisions A and B serve, and what they leave out, in words."""
+    """In words, the precision at which each run serves, and what it leaves out."""
     staging_bytes: tuple[int, int] = (0, 0)
-    """The most that A and B held in staging slots, which come on top of the budget."""
+    """The most bytes that each run held in staging slots, which come on top of the budget."""
 
     @property
     def makespans_ns(self) -> tuple[int, int]:
@@ -54,13 +50,15 @@ class Comparison:
 
     @property
     def verdict(self) -> Paired:
-        """All steps of all sequences, or, where requests arrive over time, their latency."""
+        """The ratio that decides: of all steps, or of latency where requests arrive over time."""
         return next(iter(self.ratios.values()))
 
 
 def compared(names: tuple[str, str], a: Trial, b: Trial) -> Comparison:
-    """Compare two runs. Raise ValueError, naming both values, if they are not of the same trace,
-    machine and budget.
+    """Compare two runs.
+
+    Raise ValueError, naming both values, if they differ in trace, machine, model, workload,
+    sequences or budget.
     """
     check_comparable(names, conditions_of(a), conditions_of(b))
     parts = _parts(names[0], a.summary), _parts(names[1], b.summary)
@@ -91,9 +89,7 @@ def _staging_bytes(summary: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What two runs must share: the sections of ``SAME``, the trace, its sequences, the bytes
-    for experts.
-    """
+    """What two runs must share: the sections in ``SAME``, trace, sequences, bytes for experts."""
 
     config: Mapping[str, Any]
     sha256: str
@@ -103,7 +99,7 @@ class Conditions:
 
 
 def conditions_of(one: Trial | Run) -> Conditions:
-    """The conditions of a run that has been made, or of one that could be."""
+    """The conditions of a run that was made (a `Trial`), or is yet to be made (a `Run`)."""
     if isinstance(one, Run):
         numbers = sorted(item.sequence for item in one.workload.sequences)
         allowed = _offered_bytes(one.config, one.controller.geometry.capacity_bytes)
@@ -166,14 +162,15 @@ def leaves(prefix: str, value: object) -> dict[str, object]:
 
 
 def short(value: object) -> str:
-    """A value as far as a message has room for it."""
+    """``value`` as text of at most 80 characters, for messages."""
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _parts(name: str, summary: Mapping[str, Any]) -> dict[str, int]:
-    """The makespan of a run in ns, by what it was spent on. Raise ValueError if that is not the
-    makespan.
+    """The makespan of a run in ns, by what it was spent on.
+
+    Raise ValueError if the parts do not sum to the makespan.
     """
     parts = {
         COMPUTE: _ns(summary["compute_busy_s"]),
@@ -188,8 +185,9 @@ def _parts(name: str, summary: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _ns(seconds: float) -> int:
-    """Seconds in a summary are whole ns / 1e9, which a float tells apart up to 2^52 ns (52
-    days).
+    """The exact ns of seconds in a summary, which are whole ns / 1e9.
+
+    Floats tell them apart up to 2^52 ns (52 days).
     """
     return round(seconds * 1e9)
 

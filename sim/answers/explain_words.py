@@ -1,6 +1,4 @@
-"""A key's past in sentences: when it was there and why it went, whether it was prefetched and
-why not.
-"""
+"""Tells a key's past in sentences: when and why it came and went, and why it was not prefetched."""
 
 from __future__ import annotations
 
@@ -14,24 +12,24 @@ from sim.answers.lookahead_ranks import Forecast
 from sim.results.run_log import Event, Move, RunLog, Stay
 
 LOOKED_THROUGH = 64
-"""Later evictions among which the next of those kept is sought."""
+"""How many later evictions are looked through for the next key that was evicted."""
 SHOWN = 4
 """How many keys a list names before it only counts."""
 PLURAL = {"demand": "demands", "prefetch": "prefetches", "dense": "dense blocks"}
 ARRIVED = ("hit", "high_for_low", "low_for_high")
 REFUSING = ("Popular", "Belady")
-"""The caches that may refuse what was loaded on demand."""
+"""Cache policies that may refuse what was loaded on demand."""
 BY_RANK = ("GateLookahead", "ConfidentLookahead")
-"""The predictors that forecast by the ranks of the lookahead."""
+"""Predictors whose forecasts are the highest ranks of the lookahead scores."""
 
 
 def ms(duration_ns: int) -> str:
-    """Nanoseconds as ms."""
+    """Nanoseconds as text in ms."""
     return f"{duration_ns / 1e6:.3f} ms"
 
 
 class Names:
-    """Sites, gates and keys in words. ``layers``: of each site, where a trace tells."""
+    """Names sites, gates and keys; ``layers`` has each site's layer, if a trace tells it."""
 
     def __init__(self, run: RunLog, layers: Sequence[int] | None) -> None:
         self._run, self._layers = run, layers
@@ -71,7 +69,7 @@ class Names:
 
 
 def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) -> list[str]:
-    """When the key came and went before this gate, or what it came by."""
+    """When and how the key came and went before the gate of this ``row`` of lookups."""
     tick = int(row["tick"])
     before = [stay for stay in run.stays_of(key) if stay.came is None or stay.came.tick < tick]
     if row["outcome"] in ARRIVED:
@@ -95,7 +93,8 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
         return [_not_kept(run, names, last.came)]
     past = [stay for stay in before if stay.gone is not None]
     if not past:
-        # What is sent elsewhere or left out may have been there from the start: no row would tell.
+        # A need that was sent elsewhere or left out has no row that tells whether its key was
+        # there from the start.
         if on_its_way or before or by_selector:
             return []
         return [
@@ -108,7 +107,7 @@ def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) ->
 
 
 def _may_have_left(run: RunLog, move: Move | None) -> bool:
-    """Whether what came may have gone from staging since, which no row tells."""
+    """Whether the key of ``move`` may have left from staging, which no row tells."""
     if move is None or not run.choice("loader", "staging_slots"):
         return False
     if move.kind == "prefetch":
@@ -121,7 +120,7 @@ def _may_have_left(run: RunLog, move: Move | None) -> bool:
 
 
 def _not_kept(run: RunLog, names: Names, move: Move) -> str:
-    """What came, is not there, and was not evicted: it was in staging."""
+    """The story of a key that came and left without an eviction: it was in staging."""
     came = (
         f"{_capital(names.key(move.key))} had last come by a {move.kind} issued after"
         f" {names.gate(move.tick)}"
@@ -158,7 +157,7 @@ def _came(run: RunLog, names: Names, stay: Stay, row: dict[str, Any]) -> str:
 
 
 def _last_there(run: RunLog, names: Names, key: int, stay: Stay, tick: int) -> str:
-    """What it had come by and when it was last used."""
+    """How the key had come for its last stay, and when it was last used."""
     assert stay.gone is not None
     came = "from the start"
     if stay.came is not None:
@@ -176,7 +175,7 @@ def _last_there(run: RunLog, names: Names, key: int, stay: Stay, tick: int) -> s
 
 
 def _evicted(run: RunLog, names: Names, key: int, gone: Event) -> str:
-    """For whom it went, what was pinned then, and what went next."""
+    """What the key was evicted for, what was pinned then, and which other key went next."""
     kind = ""
     if gone.other is None:
         who = (
@@ -203,8 +202,9 @@ def _evicted(run: RunLog, names: Names, key: int, gone: Event) -> str:
 
 
 def _kept(run: RunLog, key: int, gone: Event, pinned: Sequence[int]) -> tuple[int, int] | None:
-    """What went next from the same pool of what was there and not pinned when ``key`` went, and
-    at which tick.
+    """The key that was evicted next from the same pool, and its tick.
+
+    Only keys that were there and not pinned when ``key`` went count.
     """
     later = run.decisions.filter((pl.col("call") > gone.call) & pl.col("victim").is_not_null())
     scope = run.choice("cache", "scope")
@@ -227,10 +227,10 @@ def _kept(run: RunLog, key: int, gone: Event, pinned: Sequence[int]) -> tuple[in
 def prefetch_story(
     run: RunLog, names: Names, key: int, row: dict[str, Any], foreseen: Sequence[Forecast] | None
 ) -> list[str]:
-    """What became of the prefetch for this gate, or why there was none."""
+    """What became of the prefetch for this need, or why there was none."""
     tick = int(row["tick"])
     step, site = int(row["step"]), int(row["site"])
-    # What was queued before the site's last gate was queued for that one.
+    # A prefetch queued before the site's previous gate was queued for that gate.
     since = run.last_gate(site, tick)
     queued = [
         e for e in run.events_of(key) if e.kind == "queue_prefetch" and since <= e.tick < tick
@@ -296,9 +296,7 @@ def _of_queued(run: RunLog, names: Names, key: int, queued: Event, row: dict[str
 
 
 def _waiting(run: RunLog, names: Names, move: Move, row: dict[str, Any]) -> str:
-    """A transfer that was issued before the gate: when it began and ended, and what it waited
-    for.
-    """
+    """When a transfer that was issued before the gate began and ended, and what it waited for."""
     gate_ns = int(row["gate_ns"])
     waited = move.start_ns - move.queued_ns
     link = _first_link(run, move)
@@ -330,7 +328,7 @@ def _first_link(run: RunLog, move: Move) -> str:
 
 
 def _served(run: RunLog, names: Names, link: str, start_ns: int, end_ns: int) -> str:
-    """What a link did in a span."""
+    """What ``link`` served from ``start_ns`` to ``end_ns``, in words."""
     served = run.served_between(link, start_ns, end_ns)
     if not served:
         return f"{link} served nothing meanwhile"
@@ -352,7 +350,7 @@ def _why_none(
     site: int,
     foreseen: Sequence[Forecast] | None,
 ) -> str:
-    """Why no prefetch was queued in this step."""
+    """Why no prefetch was queued for this need in its step."""
     predictor = run.mechanism("predictor")
     if predictor == "NoPrediction":
         return "No prefetch was queued: the run has no predictor."
@@ -413,7 +411,7 @@ def _not_queued(
     forecast: Forecast,
     foreseen: Sequence[Forecast],
 ) -> str:
-    """Why an expert that was forecast at a gate was not queued there."""
+    """Why an expert that was forecast at gate ``tick`` was not queued there."""
     site, expert = int(row["site"]), int(row["expert"])
     planes = sorted(run.precision_names) or [0]
     keys = [plane * run.plane + site * run.units + expert for plane in planes]
@@ -460,7 +458,7 @@ def _not_queued(
 
 
 def _on_its_way(run: RunLog, tick: int, site: int, planes: Sequence[int]) -> int | None:
-    """A key of a site between the gate's and ``site`` that was queued or moving at the gate."""
+    """A key of a site between the gate's site and ``site`` that was queued or moving then."""
     _, here, at = run.gate(tick)
     for move in run.moves:
         of = move.key // run.units % run.sites

@@ -1,6 +1,4 @@
-"""Where a need stood in the lookahead scores of the sites before it, from the trace that a run
-replayed.
-"""
+"""The ranks of a need in the lookahead scores of earlier sites, from the trace of a run."""
 
 from __future__ import annotations
 
@@ -17,12 +15,13 @@ from sim.traces.trace import DECODE, Trace
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the site ``ahead`` sites before a need's forecast of it, row by row of the step.
+    """The forecast of a need's expert by the site ``ahead`` sites before the need's site.
 
-    ``rank``: the best that any row's scores gave the expert, 1 for the highest (None where the
-    trace keeps only what a prompt's rows are forecast to choose together); ``rows``: how many rows
-    are forecast; ``chosen_by``: of those, whose the site's own rule selects it. ``experts``: all
-    that are selected.
+    - ``rank``: the best rank that any row's scores gave the expert, 1 for the highest. None where
+      the trace keeps only what a prompt's rows are forecast to choose together.
+    - ``rows``: how many rows of the step are forecast.
+    - ``chosen_by``: for how many of these the rule of the need's site selects the expert.
+    - ``experts``: all experts that are selected for any row.
     """
 
     ahead: int
@@ -33,8 +32,9 @@ class Forecast:
 
 
 def rows_of_step(run: RunLog, trace: Trace, step: int) -> list[int]:
-    """The token-rows of a step: of each of its sequences, what follows its last position in an
-    earlier step.
+    """The token-rows of a step, as indices into the trace.
+
+    They are, of each of its sequences, the rows after its last position in an earlier step.
     """
     last = (
         run.tokens.filter(pl.col("step") <= step)
@@ -54,7 +54,7 @@ def rows_of_step(run: RunLog, trace: Trace, step: int) -> list[int]:
 
 
 def forecasts(run: RunLog, trace: Trace, step: int, site: int, expert: int) -> list[Forecast]:
-    """Of each distance that the trace has scores for, nearest first; [] where it has none."""
+    """The forecasts of a need from each distance with scores, nearest first; [] without any."""
     header, norm = trace.header, run.choice("workload", "lookahead_norm", "raw")
     scores = trace.lookahead.get(norm)
     rule = header.sites[site].rule
@@ -90,7 +90,10 @@ def forecasts(run: RunLog, trace: Trace, step: int, site: int, expert: int) -> l
 
 
 def _whole_prompts(run: RunLog, trace: Trace, rows: Sequence[int]) -> pl.DataFrame:
-    """Cells of the prompts that these rows hold whole; none where the run read prompts in part."""
+    """The cells of the prompts of which ``rows`` hold all tokens.
+
+    None, where the run read prompts in parts.
+    """
     frame = trace.prompt_forecasts.get(
         run.choice("workload", "lookahead_norm", "raw"), pl.DataFrame(schema=FORECAST_DTYPES)
     )

@@ -1,4 +1,4 @@
-"""What-ifs: how speed answers to memory, link, predictor, CPU or bits."""
+"""The answer to a what-if: how speed depends on memory, link, predictor, CPU or bits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from sim.results.labels import Labels
 
 @dataclass(frozen=True)
 class Row:
-    """One simulated point. ``interval``: 95 % over sequences; ``waiting``: the share of the
-    makespan.
+    """One simulated point of a curve.
+
+    ``value`` is what is varied. ``interval`` is the 95 % interval of the speed over sequences,
+    ``waiting`` the share of the makespan that is idle. ``speedup`` is over the last series, None of
+    that one itself.
     """
 
     value: float
@@ -25,8 +28,10 @@ class Row:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """A point where something turns. ``value`` None: nowhere between ``low`` and ``high``;
-    ``closed_form`` where the arithmetic says so, too.
+    """The value at which something turns, which ``what`` names.
+
+    ``value`` is None where it does not turn between ``low`` and ``high``. ``closed_form`` is the
+    value by arithmetic alone, where there is one. ``told`` says it in words.
     """
 
     what: str
@@ -39,7 +44,7 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Answer:
-    """All that is printed, written and drawn."""
+    """An answer: all that is printed, written and drawn."""
 
     question: str
     axis: str
@@ -48,5 +53,5 @@ class Answer:
     knee: float | None
     refused: tuple[str, ...]
     labels: tuple[tuple[str, Labels], ...]
-    """Of every point, by its series."""
+    """The labels of every point, under the name of its series."""
     is_log: bool

@@ -1,4 +1,4 @@
-"""The figure of a what-if: speed against what is varied, with 95 % intervals and where it turns."""
+"""Draws a what-if: speed against what is varied, with 95 % intervals and where it turns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FORMATS = ("png", "svg")
 
 
 def draw(directory: Path, found: Answer, system: str) -> None:
-    """Write ``figure.png`` and ``figure.svg``."""
+    """Write ``figure.png`` and ``figure.svg`` into ``directory``."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
 
-    # Text stays text, and the file the same from run to run.
+    # Keep text as text, and make the file the same from run to run.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whatif"}):
         figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")
         by_series = {
@@ -38,7 +38,7 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             )
         axis.set(xlabel=found.axis, ylabel="decode (tokens/s)")
         if found.is_log:
-            # Where one thing decides, speed is a straight line here.
+            # On logarithmic axes speed is a straight line where one resource limits it.
             axis.set(xscale="log", yscale="log")
             shown = sorted({row.value for row in found.rows})
             axis.set_xticks(shown, [f"{value:g}" for value in shown], minor=False)

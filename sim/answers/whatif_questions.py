@@ -1,5 +1,6 @@
-"""The questions of `sim.whatif`: what each varies, where it turns, and the arithmetic that says
-so, if any does.
+"""The questions of `sim.whatif`: what each varies, and how to find where it turns.
+
+Where simple arithmetic gives the turning point, too, a question has a closed form.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from sim.values.units import gb_per_s
 
 @dataclass(frozen=True)
 class Question:
-    """``words`` gives, for a value, the overrides of each series; the first series is what the
-    others are set against.
+    """One question.
 
-    ``difference``, of a value's trials by series, changes its sign where it turns; ``told`` says
-    what that means.
+    - ``words`` gives the overrides of each series for a value. Other series are compared with the
+      last one.
+    - ``difference`` of a value's trials, by series, changes its sign at the turning point ``what``.
+    - ``told`` says what that means, in three texts: it turns at a value; it has not turned at the
+      highest; it has turned at the lowest already.
+    - ``span``: where to search for the turning point; None for the range of ``values``.
+    - ``closed_form`` gives the turning point by arithmetic, from the trials at a value.
     """
 
     axis: str
@@ -40,22 +45,22 @@ def _link_key(run: Run) -> str:
 
 
 def _waits_more(at: Mapping[str, Trial]) -> float:
-    """Waiting less computing, in seconds."""
+    """Waiting time less computing time, in seconds."""
     (one,) = at.values()
     return float(sum(one.summary["stall_s"].values()) - one.summary["compute_busy_s"])
 
 
 def _first_is_slower(at: Mapping[str, Trial]) -> float:
-    """How much slower the first series decodes than the second: above 0, slower."""
+    """How much slower the first series decodes than the second, in tokens/s."""
     first, second = (one.summary["decode_tokens_per_s"] for one in at.values())
     return float(second - first)
 
 
 def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """Where nothing overlaps, waiting is n overheads and bytes / bandwidth; None where anything
-    does.
+    """The peak, in GB/s, at which waiting equals computing; None where anything overlaps.
 
-    ``at`` are the trials at a peak of ``value`` GB/s.
+    ``at`` are the trials at a peak of ``value`` GB/s. Where nothing overlaps, waiting is the
+    overheads of all services, which do not change, and bytes / bandwidth.
     """
     (one,) = at.values()
     name, summary = run.hardware.link_names[0], one.summary
@@ -73,8 +78,10 @@ def _link_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float 
 
 
 def _cpu_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float | None:
-    """Where every need is absent: the CPU takes as long for one as copying and computing it on
-    the device.
+    """The host's memory bandwidth, in GB/s, at which the CPU is as fast as loading.
+
+    The CPU then takes as long for an expert as copying it and computing it on the device. None
+    unless every need is absent, so that each is loaded.
     """
     load = at["loaded"].summary
     cpu = run.hardware.cpu
@@ -88,7 +95,7 @@ def _cpu_closed_form(run: Run, at: Mapping[str, Trial], value: float) -> float |
 
 
 def held_bits(run: Run) -> float:
-    """Bits a weight that the run's slots hold of an expert at its highest precision."""
+    """The bits a weight at which the run's slots hold an expert of its highest precision."""
     geometry = run.controller.geometry
     return geometry.bits[0] * geometry.slot_sizes[0] / geometry.variant_bytes[0]
 
@@ -101,7 +108,7 @@ def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
 
 
 OWN_SHARE = "budget.slots_gib=null"
-"""The question gives a share, whatever the run had."""
+"""Makes the budget a share, because the question varies it, even if the run's was in GiB."""
 PRECISIONS = ("fp16", "int8", "int4", "int2")
 QUESTIONS: dict[str, Question] = {
     "memory": Question(

@@ -1,7 +1,6 @@
-"""``python -m sim.audit RUN``: compute the summary of a run again from its files, and say where it
-differs.
+"""``python -m sim.audit RUN``: compute a run's summary again from its files, and say what differs.
 
-Exit status: 0 where everything agrees, 1 where a key differs, 2 for what is no run.
+The exit status is 0 where everything agrees, 1 where a key differs, 2 where RUN is no run.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NO_RULE = "no rule of this version knows it"
 
 @dataclass(frozen=True)
 class Difference:
-    """A key whose value is not what its rule expects."""
+    """A key whose value in the summary, ``found``, is not what its rule expects."""
 
     rule: Rule
     found: Any
@@ -37,7 +36,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Audit:
-    """Keys that agree, keys that differ, and keys that are not recomputed by the reason."""
+    """The result: keys that agree, keys that differ, and by reason keys that are not recomputed."""
 
     agreed: Sequence[str]
     differences: Sequence[Difference]
@@ -45,7 +44,7 @@ class Audit:
 
 
 def audit(run: RunFiles) -> Audit:
-    """Compare every key of the summary with what its files give."""
+    """Compare every key of the summary with what the run's files give."""
     said: list[Rule | Left] = []
     for module in (times, lookups, traffic, sizes, settings, intervals):
         said += module.rules(run)
@@ -71,7 +70,7 @@ def audit(run: RunFiles) -> Audit:
 
 
 def _reason(key: str, reasons: Mapping[str, str]) -> str:
-    """That of the key, or of the section that it stands in."""
+    """The reason given for the key, or for the innermost section around it that has one."""
     parts = key.split(".")
     above = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((reasons[name] for name in above if name in reasons), NO_RULE)
@@ -82,7 +81,7 @@ def _sum(values: Mapping[str, float]) -> float:
 
 
 def _ends(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Both ends of each interval."""
+    """Both ends of each interval, under keys such as ``ci95.hit_ratio[0]``."""
     return {
         f"ci95.{name}[{place}]": end
         for name, ends in summary["ci95"].items()
@@ -93,7 +92,7 @@ def _ends(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Print what differs, and what was not recomputed; the exit status."""
+    """Print what differs and what was not recomputed; return the exit status."""
     if len(words) != 1 or words[0].startswith("-"):
         print(
             "error: name one folder that python -m sim wrote: python -m sim.audit RUN",

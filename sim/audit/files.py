@@ -1,4 +1,4 @@
-"""A run's folder: what is read of it, and what is no run."""
+"""Reads a run's folder for the audit, and refuses folders that hold no complete run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COLUMNS = {
     ),
     "decisions": ("call", "kind", "tick", "key", "victim", "outcome"),
 }
-"""What is read of each table."""
+"""The columns that the audit reads, by table."""
 SECTIONS = (
     "model",
     "hardware",
@@ -63,17 +63,18 @@ SECTIONS = (
     "payload",
     "trace",
 )
-"""What must stand in a configuration."""
+"""The sections that a run's configuration must have."""
 
 
 class NoRunError(ValueError):
-    """A folder that holds no complete run."""
+    """A folder holds no complete run."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunFiles:
-    """The files of one run, and what several rules ask of them. Times in ns since the run began,
-    sizes in bytes.
+    """The files of one run, and what several rules need of them.
+
+    Times are in ns since the run began, sizes in bytes.
     """
 
     summary: Mapping[str, Any]
@@ -86,17 +87,17 @@ class RunFiles:
 
     @property
     def is_real(self) -> bool:
-        """It ran on a device, whose times and sizes are its own."""
+        """Whether it ran on a device, which has times and sizes of its own."""
         return "real" in self.summary
 
     @property
     def precisions(self) -> list[str]:
-        """Those in play, highest first."""
+        """The precisions in play, highest first."""
         return list(self.summary["budget"]["slots"])
 
     @property
     def units(self) -> int:
-        """Keys of one site at one precision: its experts and its dense block."""
+        """The number of keys of one site at one precision: its experts and its dense block."""
         return int(self.config["model"]["experts"]) + 1
 
     @property
@@ -105,7 +106,7 @@ class RunFiles:
 
     @property
     def links(self) -> list[str]:
-        """By number: the first ends at the device."""
+        """The names of the links by number; the first ends at the device."""
         return list(self.config["hardware"]["links"])
 
     @cached_property
@@ -115,13 +116,14 @@ class RunFiles:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """One row of ``tokens`` a step."""
+        """One row of ``tokens`` for each step."""
         return self.tokens.unique("step").sort("step")
 
     @cached_property
     def first_arrival_ns(self) -> int:
-        """0 where every request is there from the start: a device may take a moment until its
-        first step.
+        """The time of the first arrival; 0 where every request is there from the start.
+
+        It is 0 then even on a device, which may take a moment until its first step.
         """
         workload = self.config["workload"]
         if workload.get("arrivals_per_s") is None and workload.get("arrivals_s") is None:
@@ -134,7 +136,10 @@ class RunFiles:
 
 
 def read_run(directory: Path) -> RunFiles:
-    """Raise `NoRunError` for a folder that is no run, or a run without its tables."""
+    """The files in ``directory``.
+
+    Raise `NoRunError` for a folder that is no run, or a run without its tables.
+    """
     summary = _summary(directory / "summary.json")
     tables = {
         name: _table(directory / f"{name}.parquet", columns) for name, columns in COLUMNS.items()

@@ -1,5 +1,6 @@
-"""What each 95 % interval is of: a numerator and a denominator by sequence, whose sums make the
-value.
+"""Rules for the 95 % intervals, each from a numerator and a denominator by sequence.
+
+The ratio of their sums is the value that the interval must hold.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from sim.audit.rules import NS_PER_S, Holds, Left, Rule, ratio
 from sim.audit.times import after_the_first, counts_after_the_first, shared_step_time_ns
 
 Parts = tuple[list[float], list[float]]
-"""Numerators and denominators, in order of ``sequences``."""
+"""Numerators and denominators, in the order of the table ``sequences``."""
 
 
 def parts(run: RunFiles) -> dict[str, Parts]:
-    """By key of ``ci95``. A step's time and lookups are shared equally by the sequences that it
-    is of.
+    """Numerators and denominators by key of ``ci95``.
+
+    A step's time and lookups are shared equally by its sequences.
     """
     of, tokens = run.sequences, list(counts_after_the_first(run).values())
     ttft = (of["first_token_ns"] - of["arrival_ns"]).to_list()
@@ -53,7 +55,7 @@ def parts(run: RunFiles) -> dict[str, Parts]:
 
 
 def _hits(run: RunFiles) -> Parts:
-    """Decode lookups found, and asked for."""
+    """The decode lookups that were found, and those that were asked for."""
     members: dict[int, list[int]] = {}
     for step, sequence in run.tokens.select("step", "sequence").iter_rows():
         members.setdefault(step, []).append(sequence)
@@ -66,13 +68,15 @@ def _hits(run: RunFiles) -> Parts:
 
 
 def interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of ``sum(above) / sum(below)``, neither with values below 0; None where
-    there is none.
+    """The 95 % interval of ``sum(above) / sum(below)``, or None where there is none.
 
-    Student's t on the logarithm (docs/metrics.md, "How sure"), by the definition of Bell and
-    McCaffrey: errors that are independent, with variances as the sequences' shares, leave what is
-    seen once each sequence has given its share of their sum. A square is divided by its expectation
-    over its variance; the degrees of freedom are those of the sum.
+    No value may be below 0. It is Student's t on the logarithm (docs/metrics.md, "How sure"),
+    computed with matrices straight from the definition of Bell and McCaffrey:
+
+    1. Assume independent errors whose variances are the sequences' shares.
+    2. The error seen of a sequence is its own, less its share of the sum of all errors.
+    3. Each squared error is scaled so that its expectation becomes the sequence's share.
+    4. The degrees of freedom are those of the sum of these squares.
     """
     counted = [(a, b) for a, b in zip(above, below, strict=True) if a or b]
     if len(counted) < 2 or not fsum(b for _, b in counted):
@@ -91,7 +95,7 @@ def interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, flo
 
 
 def of_share(part: Sequence[float], whole: Sequence[float]) -> tuple[float, float] | None:
-    """The interval of a share, from that of its odds."""
+    """The 95 % interval of the share ``part / whole``, from that of its odds, ``part / rest``."""
     rest = [all_of_it - some for some, all_of_it in zip(part, whole, strict=True)]
     if not any(rest):
         return (1.0, 1.0) if sum(some > 0 for some in part) > 1 else None
@@ -100,8 +104,9 @@ def of_share(part: Sequence[float], whole: Sequence[float]) -> tuple[float, floa
 
 
 def rules(run: RunFiles) -> Iterator[Rule | Left]:
-    """Each interval holds its value. A ratio that is null because nothing happened has no
-    interval.
+    """Each interval holds its value, and has these ends.
+
+    A ratio that is null because nothing happened has no interval.
     """
     for name, (above, below) in parts(run).items():
         value = ratio(fsum(above), fsum(below))

@@ -1,4 +1,4 @@
-"""Ratios over needs, from ``lookups`` and ``decisions``."""
+"""Rules for ratios over needs, from the tables ``lookups`` and ``transfers``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def count(lookups: pl.DataFrame, outcomes: tuple[str, ...]) -> int:
 
 
 def asked(lookups: pl.DataFrame) -> pl.DataFrame:
-    """Without the needs that a selector leaves out whatever is there."""
+    """``lookups`` without the needs that a selector leaves out whatever the device holds."""
     return lookups.filter(pl.col("skips").is_in(["never", "if_absent"]))
 
 
@@ -50,7 +50,7 @@ def _hits(run: RunFiles) -> Iterator[Rule]:
         yield Rule(key, _hit_ratio(lookups), text)
     names = run.precisions
     for name in names:
-        # With one precision there is nothing else that a need could be wanted at.
+        # With one precision every need can be wanted at that one only.
         is_one = (
             (pl.col("skips") == "never") & (pl.col("wanted") == name)
             if len(names) > 1

@@ -1,4 +1,4 @@
-"""What a rule says of a key of the summary, and whether the summary agrees."""
+"""The rules of the audit: what the files give for a key of the summary, and whether it agrees."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 Value = float | int | str | bool | list[int] | None
 NS_PER_S = 10**9
 TOLERANCE = 1e-9
-"""Relative: two ways to add up floats differ in their last bits."""
+"""The relative difference allowed, because two ways to add floats differ in their last bits."""
 
 
 @dataclass(frozen=True)
 class Between:
-    """A number from ``low`` to ``high``, both included: as far as the files tell."""
+    """A number from ``low`` to ``high``, both included, where the files tell no more."""
 
     low: float
     high: float
@@ -36,7 +36,7 @@ class Holds:
 
 @dataclass(frozen=True)
 class Rule:
-    """``key`` (dotted) has this value; ``text`` says why, in words."""
+    """The dotted ``key`` must have the value ``expected``; ``text`` says why, in words."""
 
     key: str
     expected: Value | Between | Holds
@@ -45,14 +45,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Left:
-    """``key``, or all keys below it, is not recomputed, and why."""
+    """``key`` and all keys below it are not recomputed, for this ``reason``."""
 
     key: str
     reason: str
 
 
 def flat(summary: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a summary by its dotted key. Lists are values."""
+    """Every value of a summary with its dotted key; a list is one value."""
     for name, value in summary.items():
         key = f"{above}{name}"
         if isinstance(value, Mapping) and value:
@@ -91,14 +91,12 @@ def _holds(interval: Any, value: float) -> bool:
 
 
 def ratio(above: float, below: float) -> float | None:
-    """None where there is nothing to divide by."""
+    """``above / below``, None where ``below`` is 0."""
     return above / below if below else None
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The value at ``share * (n - 1)`` of the sorted values, with a straight line between two;
-    None of nothing.
-    """
+    """The value at ``share * (n - 1)`` of the n sorted values, interpolated; None without any."""
     if not values:
         return None
     ordered, place = sorted(values), share * (len(values) - 1)

@@ -1,4 +1,4 @@
-"""What a summary repeats of its configuration, and what none of a run's files tells."""
+"""Rules for keys that repeat the configuration, and reasons for keys that no file tells."""
 
 from __future__ import annotations
 
@@ -149,8 +149,9 @@ def _thresholds(run: RunFiles) -> Iterator[Rule]:
 
 
 def _channels(run: RunFiles) -> Iterator[Rule | Left]:
-    """A payload of reused channels must say how good its forecasts were; they themselves are in
-    no file.
+    """A run with a payload of reused channels must say how good its forecasts of channels were.
+
+    Their values cannot be checked: the forecasts are in no file.
     """
     told = run.config["payload"]
     if not str(told.get("_target_", "")).endswith(".ReusedChannels"):

@@ -1,5 +1,6 @@
-"""Bytes of variants and slots, from the model's sizes in ``config.yaml``, or from what transfers
-moved.
+"""Rules for bytes of variants and slots.
+
+Sizes come from the model's in ``config.yaml``, or else from what transfers moved.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ BITS = {
     "q4_k_m": (4.5, 4.5, (144 + 210) / 2 * 8 / 256),
     "floe": (16.0, 0.0, 16.0),
 }
-"""Bits a weight that a load moves of the gate, up and down projection. FloE's up projections
-never move.
+"""The bits a weight that a load moves of the gate, up and down projections, by precision.
+
+FloE's up projections never move.
 """
 GIB = 2**30
 UNKNOWN = "the files do not tell what a variant of every precision takes"
@@ -42,16 +44,14 @@ def mean_bits(precision: str) -> float | None:
 
 
 def variant_bytes(run: RunFiles, precision: str, site: int) -> int | None:
-    """What one expert takes where it is stored, and a whole load of it moves; None where the
-    files do not tell.
-    """
+    """The bytes of one stored expert, which a whole load moves; None where no file tells them."""
     if precision in BITS and not run.is_real:
         return _nominal_bytes(run, precision)
     return _moved_bytes(run).get((run.precisions.index(precision), site))
 
 
 def _nominal_bytes(run: RunFiles, precision: str) -> int:
-    """Parameters times bits. Biases are never below 16 bits."""
+    """Parameters times bits, in bytes. Biases never have fewer than 16 bits."""
     model, bits = run.config["model"], BITS[precision]
     matrices, biases = int(model.get("expert_matrices", 3)), int(model.get("expert_biases", 0))
     of_matrix = int(model["hidden"]) * int(model["expert_intermediate"])
@@ -64,7 +64,10 @@ def _nominal_bytes(run: RunFiles, precision: str) -> int:
 
 @lru_cache(maxsize=4)
 def _moved_bytes(run: RunFiles) -> dict[tuple[int, int], int]:
-    """By precision and site, the most that one hop moved, where transfers move whole variants."""
+    """By precision and site, the most bytes that one hop moved.
+
+    Empty unless transfers move whole variants.
+    """
     if not moves_whole(run):
         return {}
     of_site = pl.col("key") // run.units
@@ -82,8 +85,9 @@ def moves_whole(run: RunFiles) -> bool:
 
 
 def held_bits(run: RunFiles) -> float | None:
-    """The least bits a weight at which the device's slots hold experts, 0 where they hold them as
-    they are moved; None where it is not known.
+    """The least bits a weight at which the device's slots hold experts.
+
+    0 where slots hold experts as they are moved; None where it is not known.
     """
     if run.is_real:
         return 0.0
@@ -99,7 +103,7 @@ def held_bits(run: RunFiles) -> float | None:
 
 
 def slot_bytes(run: RunFiles, precision: str, site: int) -> int | None:
-    """What one expert takes in a slot of the device; None where the files do not tell."""
+    """The bytes of one expert in a slot of the device; None where no file tells them."""
     size, held = variant_bytes(run, precision, site), held_bits(run)
     if size is None or held is None:
         return None
@@ -142,8 +146,8 @@ def _budget(run: RunFiles, stored: int) -> Iterator[Rule | Left]:
         yield Left("budget", UNKNOWN if slots[0] is None else "config.yaml names no budget")
         return
     everything, in_gib = stored * slots[0], given.get("slots_gib")
-    # A share is the number that is written, not its nearest binary fraction: 0.575 of 1,440 slots
-    # are 828.
+    # A share is the number as written, not its nearest binary fraction: 0.575 of 1,440 slots are
+    # 828.
     part = (
         Fraction(str(given.get("resident_share"))) * everything
         if in_gib is None

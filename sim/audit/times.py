@@ -1,4 +1,4 @@
-"""Times and rates, from ``tokens`` and ``sequences``."""
+"""Rules for times and rates, from the tables ``tokens`` and ``sequences``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def after_the_first(run: RunFiles) -> pl.DataFrame:
-    """The rows of ``tokens`` that are a sequence's second token or a later one, with ``gap_ns``
-    since the one before.
+    """The rows of ``tokens`` that are a sequence's second token or a later one.
 
-    A trace without prompts gives its first token at the end of its first step.
+    ``gap_ns`` is the time since the sequence's previous row. A sequence without a prompt has its
+    first token at the end of its first step.
     """
     rows = run.tokens.sort("sequence", "step")
     same = rows["sequence"] == rows["sequence"].shift(1)
@@ -37,7 +37,7 @@ def after_the_first(run: RunFiles) -> pl.DataFrame:
 
 
 def counts_after_the_first(run: RunFiles) -> dict[int, int]:
-    """By sequence, in order of ``sequences``: its tokens after the first."""
+    """The number of each sequence's tokens after the first, in the order of ``sequences``."""
     counted = dict(after_the_first(run)["sequence"].value_counts().iter_rows())
     return {sequence: counted.get(sequence, 0) for sequence in run.sequences["sequence"].to_list()}
 
@@ -103,8 +103,9 @@ def _rates(run: RunFiles) -> Iterator[Rule]:
 
 
 def between_steps_ns(run: RunFiles) -> int:
-    """What passes between steps, and before the first since the first arrival, without the time
-    to wake up after it.
+    """The time between steps, and from the first arrival to the first step.
+
+    The time that the host takes to wake up after a wait is left out.
     """
     starts, ends = run.steps["start_ns"].to_list(), run.steps["end_ns"].to_list()
     wake_ns = round(float((run.config["hardware"].get("host") or {}).get("wake_us", 0)) * 1000)
@@ -116,8 +117,8 @@ def between_steps_ns(run: RunFiles) -> int:
 
 def _waiting(run: RunFiles) -> Iterator[Rule | Left]:
     busy_ns = int(run.steps["compute_ns"].sum())
-    # On a device time between steps may be work, and an idle interval may reach from there into a
-    # step.
+    # On a device the time between steps may be work, and an idle interval may begin between steps
+    # and end inside one.
     busy = Between(0.0, run.makespan_ns / NS_PER_S) if run.is_real else busy_ns / NS_PER_S
     yield Rule("compute_busy_s", busy, "time of each step without its stalls, summed")
     told_ns = round(run.summary["compute_busy_s"] * NS_PER_S) if run.is_real else busy_ns
@@ -142,7 +143,7 @@ def _waiting(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def _impossible(run: RunFiles) -> dict[str, str]:
-    """The causes that nothing in this run can have had, and why."""
+    """The stall parts that must be 0 in this run, and why."""
     config, kinds = run.config, set(run.transfers["class"])
     host: Mapping[str, float] = config["hardware"].get("host") or {}
     later = config["hardware"].get("prediction_us") or config["hardware"].get("forecasting")
@@ -172,8 +173,9 @@ def _decides_slowly(run: RunFiles) -> bool:
 
 
 def shared_step_time_ns(run: RunFiles, rows: pl.DataFrame) -> dict[int, float]:
-    """By sequence, in order of ``sequences``: its share of the time of these rows' steps, a
-    step's in equal shares.
+    """Each sequence's share of the time of the steps of ``rows``, in the order of ``sequences``.
+
+    A step's time is shared equally among its sequences in ``rows``.
     """
     members = rows.group_by("step").agg(members=pl.col("sequence").n_unique())
     each = rows.join(members, on="step").with_columns(

@@ -1,4 +1,4 @@
-"""What moved, from ``transfers`` and ``decisions``."""
+"""Rules for prefetches, bytes and links, from the tables ``transfers`` and ``decisions``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def never_started(run: RunFiles) -> Counter[str]:
-    """What became of the prefetches that were queued and never issued: a walk through the
-    decisions, key by key.
+    """The outcomes of the prefetches that were queued and never issued.
+
+    They follow from a walk through the decisions, key by key.
     """
     waiting: set[int] = set()
     ends: Counter[str] = Counter()
@@ -108,7 +109,7 @@ def _bytes(run: RunFiles) -> Iterator[Rule | Left]:
 
 
 def _written_back(run: RunFiles) -> Rule | Left:
-    """Everything evicted goes back. Of what the end of the run cut only a part has."""
+    """Everything that was evicted is written back, except the part that the run's end cut."""
     link, victims = run.links[0], run.decisions["victim"].drop_nulls().to_list()
     victims += run.decisions.filter(pl.col("kind") == "evict")["key"].to_list()
     sizes = [key_bytes(run, key) for key in victims]
@@ -128,7 +129,7 @@ def _written_back(run: RunFiles) -> Rule | Left:
 
 
 def key_bytes(run: RunFiles, key: int) -> int | None:
-    """What a key's variant takes where it is stored."""
+    """The bytes of a key's stored variant; None where no file tells them."""
     precision, site = divmod(key // run.units, run.sites)
     return variant_bytes(run, run.precisions[precision], site)
 
@@ -140,7 +141,7 @@ def _utilisation(run: RunFiles) -> Iterator[Rule]:
         for start_ns, end_ns in hops.select("start_ns", "end_ns").iter_rows():
             busy_ns += max(0, end_ns - max(start_ns, until_ns))
             until_ns = max(until_ns, end_ns)
-        # While a transfer that was cut waits to go on, the link serves another.
+        # A transfer may be cut and wait, but the link then serves another one: it stays busy.
         yield Rule(
             f"link_utilisation.{link}",
             ratio(busy_ns, run.makespan_ns) or 0.0,

@@ -1,5 +1,6 @@
-"""What no system can beat: proven lower bounds on a run's time, and the fewest loads of any
-cache.
+"""Proven lower bounds on a run's time, and the fewest loads that any cache makes.
+
+docs/bounds.md explains what the bounds mean and why they hold.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ METHODS = (MAX, RELAXATION)
 
 @dataclass(frozen=True)
 class Bounds:
-    """What no run takes less than: ``lower_ns`` is the largest of its parts.
+    """Lower bounds of a run; ``lower_ns`` is the largest of the bounds on its time.
 
-    ``relaxed_ns`` is None where the relaxation was not asked for; ``why_no_belady`` says why
-    ``belady_loads`` is None, where it is.
+    ``relaxed_ns`` is None where the relaxation was not asked for. ``belady_loads`` is None where
+    Belady's rule does not apply, and ``why_no_belady`` then says why.
     """
 
     compute_ns: int
@@ -56,18 +57,20 @@ class Bounds:
 def lower_bounds(
     workload: Workload, durations: Durations, controller: Controller, method: str = MAX
 ) -> Bounds:
-    """Bounds for every cache, prefetch and schedule with this run's switches, whatever variants and
-    places it chooses.
+    """Bounds for every cache, prefetch and schedule with this run's switches.
 
-    Compute: dense work, tails, host time, and each need at its cheapest permitted variant (nothing,
-    where it may be skipped, rerouted or computed on the CPU). Each link: needs that must be served
-    by a load of the highest precision, loaded as few times as any cache of the same bytes (of the
-    device, and of a managed tier inside the link) and the same initial contents allows
-    (``fewest_loads``), and over link 0 dense blocks where they are streamed. What a lower
-    precision, a skip, another expert, the CPU or a part of the bytes may serve counts nothing.
+    They hold whatever variants and places it chooses.
 
-    ``method``: ``max`` of these, or also the ``relaxation`` of compute and a link at once
-    (``sim.bounds.relaxation``), which takes a few seconds.
+    - Compute: dense work, tails, host time, and each need at its cheapest permitted variant, which
+      is 0 where it may be skipped, rerouted or computed on the CPU.
+    - Each link: the needs that only a load of the highest precision may serve. They are loaded as
+      few times as any cache of the same bytes and initial contents allows (``fewest_loads``). The
+      bytes are those of the device, and of a managed tier inside the link. Needs that a lower
+      precision, a skip, another expert, the CPU or a part of the bytes may serve count nothing.
+      Over link 0 streamed dense blocks are added.
+
+    ``method`` is ``max`` for the larger of these, or ``relaxation`` to bound compute and each link
+    jointly as well (``sim.bounds.relaxation``), which takes a few seconds.
     """
     needs, slots, loader = workload.needs, controller.slots, controller.loader
     geometry = slots.geometry
@@ -82,16 +85,16 @@ def lower_bounds(
         min(map(geometry.bytes_of, first_keys)),
         min(geometry.slot_bytes[key] for key in first_keys),
     )
-    # The budget, not what this cache makes of it: the bound is for every cache.
+    # The whole budget, not the pools that this cache makes of it: the bound is for every cache.
     high_slots = geometry.capacity_bytes // least_slot + loader.staging_slots
     whole = stays_until_next(workload, controller)
-    # What pools that overflow may leave before the gate after each need's.
+    # The most items that overflowing pools may hold at the gate after each need's gate.
     most = np.append(resident_bytes(workload, controller), 0)[needs.tick + 1] // least_slot
     over = most if loader.retention == "after_batch" else np.zeros_like(most)
     requests = needs.tick[must_load], item[must_load]
 
     def fewest(link: int) -> int:
-        """Loads over a link."""
+        """The fewest loads over ``link``."""
         room, there = kept_outside(controller, link)
         more, inside = room // least_bytes, held | {key for key in there if key < geometry.plane}
         over_there = over[must_load] + more if over.any() else over[must_load]
@@ -99,7 +102,8 @@ def lower_bounds(
 
     why = _why_no_belady(controller)
     belady = None if why else _fewest_by_pool(needs, item, slots, held, whole)
-    # A gate's dense block gives up its slot there, so that each but those of the start comes anew.
+    # A dense block gives up its slot at its own gate. So every gate needs a load of its block,
+    # except those whose blocks are there at the start.
     blocks = (
         (workload.num_gates - loader.dense_slots, min(controller.dense_bytes))
         if loader.dense_slots
@@ -118,7 +122,7 @@ def lower_bounds(
     work = work_of(workload, durations, controller, permitted)
     relaxed = None
     if method == RELAXATION:
-        # A link that is no slower than the one to the device hardly ever says more.
+        # A link that is no slower than link 0 hardly ever gives a larger bound.
         slow = [
             link
             for link in links
@@ -135,10 +139,10 @@ def lower_bounds(
 def _link_ns(
     durations: Durations, link: int, engines: int, transfers: Sequence[tuple[int, int]]
 ) -> int:
-    """The least time of a link for so many ``transfers`` of so many bytes each.
+    """The least time that a link takes for ``transfers``, given as pairs (count, bytes of each).
 
-    Their bytes share one bandwidth, after the latency of the first; and each engine serves one at a
-    time.
+    The transfers' bytes share one bandwidth, after the latency of the first one. Each engine serves
+    one transfer at a time. Both give a bound, and the larger one counts.
     """
     needed = [
         (count, least_hop_ns(durations, link, size)) for count, size in transfers if count > 0
@@ -151,7 +155,7 @@ def _link_ns(
 
 
 def _why_no_belady(controller: Controller) -> str | None:
-    """Why Belady's rule does not give the fewest loads, if it does not."""
+    """Why Belady's rule does not give the fewest loads here; None where it does."""
     geometry, loader = controller.geometry, controller.loader
     if len(geometry.precisions) > 1 or geometry.site_bytes is not None:
         return "variants of several sizes"
@@ -174,18 +178,21 @@ def fewest_loads(
     whole: NDArray[np.bool_] | None = None,
     over: IntArray | None = None,
 ) -> int:
-    """The fewest loads, prefetched or on demand, that serve all requests with ``slots`` equal
-    slots.
+    """The fewest loads, prefetched or not, that serve all requests from ``slots`` equal slots.
 
-    Keeping an item from one request to the next saves a load and takes a slot at every gate
-    boundary in between; the most such intervals that fit are found by dropping, whenever too many
-    overlap, those that end last (Belady's rule). At its own gate's boundary an item takes a slot
-    anyway where ``whole`` is set for its request: such a gate's needs are pinned together until the
-    next gate. Elsewhere (unions served in waves) nothing is known to stay, and only what is kept
-    counts. ``over``, by request: how many items its gate may leave even where that is more than
-    ``slots`` (``retention: after_batch``). Valid below every run: its residents at a boundary never
-    exceed the slots, and each need that was not resident at its gate's boundary is loaded at least
-    once.
+    ``tick`` and ``item`` are the gate and the item of each request, by ascending gate. Keeping an
+    item from one request to the next saves a load and takes a slot at every gate boundary in
+    between. The most such intervals that fit are found by dropping, whenever too many overlap,
+    those that end last (Belady's rule).
+
+    - ``whole``, by request: whether the needs of its gate are pinned together until the next gate.
+      They then take slots at their own gate's boundary in any case. Elsewhere (unions served in
+      waves) nothing is known to stay, and only kept items count.
+    - ``over``, by request: how many items its gate may leave behind even if that is more than
+      ``slots`` (``retention: after_batch``).
+
+    The result is a lower bound for every run. A run's residents at a boundary never exceed the
+    slots, and each need that was not resident at its gate's boundary is loaded at least once.
     """
     next_use: dict[int, int] = {}
     upcoming: list[int] = [0] * len(item)
@@ -238,9 +245,7 @@ def fewest_loads(
 def _fewest_by_pool(
     needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]
 ) -> int:
-    """The same, each pool on its own: what Belady's cache would load with this division of the
-    slots.
-    """
+    """The fewest loads with this division into pools: ``fewest_loads`` summed over the pools."""
     pool_of = np.array(slots.pool_of, np.int64)
     pool = pool_of[item]
     total = 0
@@ -253,14 +258,12 @@ def _fewest_by_pool(
 
 
 def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
-    """By need, every precision that may serve it, and SKIP or REROUTE where it may be left out
-    or sent elsewhere.
-    """
+    """By need, every precision that may serve it, and SKIP or REROUTE where permitted."""
     selector, last = controller.selector, len(controller.geometry.precisions) - 1
 
     def serving(answers: tuple[int, ...]) -> tuple[int, ...]:
-        # What is there at a higher precision serves, too; at a lower one only where the loader says
-        # so.
+        # A resident variant of higher precision serves, too; one of lower precision only with
+        # low_for_high.
         lowest = last if controller.loader.low_for_high else max(answers)
         return (*range(lowest + 1), *(answer for answer in answers if answer < 0))
 

@@ -1,5 +1,6 @@
-"""What a run has to do whatever its policies decide: the work of each interval, and what each
-gate must find there.
+"""States a run as the problem that the relaxation bounds: what it must do, whatever is decided.
+
+That is the work of each interval between gates, and what each gate must find on the device.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from sim.values.types import Geometry, Place
 from sim.workload.steps import Workload
 
 Permitted = Sequence[tuple[int, ...]]
-"""By need, every precision that may serve it; a negative one where it may be left out, or
-another expert may serve.
+"""By need, every precision that may serve it, and a negative answer if it may do without.
+
+Negative answers are SKIP and REROUTE.
 """
 
 
 @dataclass(frozen=True)
 class Work:
-    """The compute stream's work by interval [N + 1], in ns: before the first gate, then after each
-    gate.
+    """The compute stream's work by interval [N + 1], in ns: before the first gate, after each gate.
 
-    ``after_ns``: the part that comes after the arrival of any need of the interval's gate; all of
-    it where the gate needs nothing.
+    ``after_ns`` is the part that must come after the last arrival of the needs of the interval's
+    gate. It is all of the work where the gate has no needs.
     """
 
     compute_ns: Ints
@@ -44,8 +45,10 @@ def loads_all(controller: Controller) -> bool:
 def work_of(
     workload: Workload, durations: Durations, controller: Controller, permitted: Permitted
 ) -> Work:
-    """Dense work, tails, host time, and each need at its cheapest permitted variant: 0 where it may
-    be skipped, rerouted or computed on the CPU.
+    """The least work of each interval.
+
+    It consists of dense work, tails, host time, and each need at its cheapest permitted variant,
+    which is 0 where the need may be skipped, rerouted or computed on the CPU.
     """
     gates, host = workload.num_gates, durations.host
     compute, after = np.zeros(gates + 1, np.int64), np.zeros(gates + 1, np.int64)
@@ -84,10 +87,10 @@ def _cheapest_ns(workload: Workload, durations: Durations, permitted: Permitted)
 
 
 def stays_until_next(workload: Workload, controller: Controller) -> NDArray[np.bool_]:
-    """By need, whether it is certain to stay on the device from its gate to the next.
+    """By need, whether it is certain to stay on the device from its gate to the next gate.
 
-    A gate of one token is not served in waves: any pool must hold what one token needs (staging
-    need not). Pools that may overflow hold every gate's needs until the next.
+    A gate of one token is not served in waves, because any pool must hold what one token needs
+    (with staging it need not). Pools that may overflow hold every gate's needs until the next gate.
     """
     needs, loader = workload.needs, controller.loader
     count = np.bincount(needs.tick, minlength=workload.num_gates)[needs.tick]
@@ -99,10 +102,10 @@ def stays_until_next(workload: Workload, controller: Controller) -> NDArray[np.b
 
 
 def resident_bytes(workload: Workload, controller: Controller) -> Ints:
-    """By gate [N], the most that can be resident just before it, the staging slots included.
+    """By gate [N], the most bytes that can be resident just before it, staging slots included.
 
-    Pools that overflow are trimmed by then to what the last gate pinned; where there are several,
-    the others may be full besides.
+    Overflowing pools are trimmed by then to what the last gate pinned. With several pools the
+    others may be full besides.
     """
     geometry, loader = controller.geometry, controller.loader
     largest, unit = max(geometry.slot_sizes), _unit_bytes(geometry)
@@ -118,8 +121,9 @@ def resident_bytes(workload: Workload, controller: Controller) -> Ints:
 
 
 def _arriving_bytes(controller: Controller) -> int:
-    """What may be on its way besides, where pools overflow; elsewhere it has its place in
-    ``resident_bytes``.
+    """The most bytes that may be on their way beside the residents, where pools overflow.
+
+    Elsewhere what is on its way has claimed its place among ``resident_bytes``: 0.
     """
     geometry, loader = controller.geometry, controller.loader
     if loader.retention != "after_batch":
@@ -128,7 +132,7 @@ def _arriving_bytes(controller: Controller) -> int:
 
 
 def _unit_bytes(geometry: Geometry) -> int:
-    """What every slot's size is a multiple of."""
+    """The greatest common divisor of all slots' sizes."""
     if geometry.held_bytes:
         return gcd(*geometry.held_bytes)
     return gcd(
@@ -137,7 +141,7 @@ def _unit_bytes(geometry: Geometry) -> int:
 
 
 def _as_moved(geometry: Geometry, held: Ints) -> Ints:
-    """The most that all that takes so many bytes of slots may have moved, rounded down."""
+    """The most bytes that variants filling ``held`` bytes of slots may have moved, rounded down."""
     pairs = zip(geometry.variant_bytes, geometry.slot_sizes, strict=True)
     most: Ints = np.max([held * moved // slot for moved, slot in pairs], axis=0)
     return most if geometry.held_bytes else held
@@ -151,8 +155,10 @@ def problem_of(
     permitted: Permitted,
     link: int = 0,
 ) -> Problem:
-    """The run as the relaxation sees it, on one link. Without requests where needs may be served by
-    parts of a variant, on the CPU, or not at all.
+    """The run as the relaxation sees it, on one ``link``.
+
+    Needs make no requests where they may be served by parts of a variant, on the CPU, or not at
+    all.
     """
     parts = _dense_blocks(workload, durations, controller, link)
     if loads_all(controller) and controller.payload.whole:
@@ -168,8 +174,9 @@ def problem_of(
 
 
 def kept_outside(controller: Controller, link: int) -> tuple[int, frozenset[int]]:
-    """What need not come over a link though it is not on the device: the bytes of a managed tier
-    inside the link, and what is in it at the start.
+    """The bytes of a managed RAM tier inside ``link``, and the keys in it at the start.
+
+    What such a tier holds need not come over the link. Without a tier there: 0 and no keys.
     """
     ram = controller.ram
     if ram is None or link < ram.link:
@@ -184,8 +191,10 @@ def _layers(
     permitted: Permitted,
     link: int,
 ) -> list[Requests]:
-    """By precision, lowest first: what the needs that must have it or a higher one need beyond
-    the lower ones.
+    """The requests for each layer of bytes, lowest precision first.
+
+    A layer has the bytes of a precision beyond those of the lower ones. It is requested by the
+    needs that must have this precision or a higher one.
     """
     geometry, needs = controller.geometry, workload.needs
     lowest = np.array(
@@ -215,10 +224,10 @@ def _layers(
 
 
 def _least_sizes(durations: Durations, controller: Controller, link: int) -> tuple[Ints, Ints]:
-    """Bytes, and link time that nothing shares, of the smallest variant of at least each precision
-    [P + 1, S]; 0 last.
+    """The least bytes and link times of a variant of at least each precision, [P + 1, S] each.
 
-    Several engines overlap their latencies. A cut that a chunk's end makes may round down a ns.
+    The last row is 0. Link time is the time during which the link can serve nothing else: several
+    engines overlap their latencies. With chunks each cut may save a ns by rounding down.
     """
     geometry, loader = controller.geometry, controller.loader
     shape = (len(geometry.precisions) + 1, geometry.sites)
@@ -241,24 +250,23 @@ def _least_sizes(durations: Durations, controller: Controller, link: int) -> tup
 
 
 def link_time_ns(durations: Durations, controller: Controller, size: int, link: int = 0) -> int:
-    """How long a link can serve nothing else for ``size`` bytes: engines beyond the first hide
-    latencies.
+    """The time during which ``size`` bytes keep a link from serving anything else.
+
+    With several engines latencies are hidden behind other transfers.
     """
     hidden = durations.latency_ns(link) if controller.route.engines[link] > 1 else 0
     return least_hop_ns(durations, link, size) - hidden
 
 
 def _kept_from(gate: Ints, item: Ints, stays: NDArray[np.bool_], there: set[int]) -> Ints:
-    """By request, the first gate before which keeping it takes room of its own
-    (``Requests.kept_from``).
-    """
+    """``Requests.kept_from`` by request: the first gate before which keeping it takes room."""
     found = np.full(len(gate), NEVER)
     last: dict[int, int] = dict.fromkeys(there, 0)
     for index, (tick, what, held) in enumerate(
         zip(gate.tolist(), item.tolist(), stays.tolist(), strict=True)
     ):
         found[index] = last.get(what, NEVER)
-        # What is pinned until the next gate is counted there by its own request.
+        # An item pinned until the next gate is counted there by the request that pins it.
         last[what] = tick + 2 if held else tick + 1
     return found
 
@@ -266,8 +274,10 @@ def _kept_from(gate: Ints, item: Ints, stays: NDArray[np.bool_], there: set[int]
 def _dense_blocks(
     workload: Workload, durations: Durations, controller: Controller, link: int
 ) -> list[Requests]:
-    """Streamed dense blocks, over link 0: one for every gate but those of the start; they have
-    slots of their own.
+    """The requests for streamed dense blocks, over link 0: one for every gate but the first ones.
+
+    The blocks of the first gates are there at the start. Blocks have slots of their own, so these
+    requests take no bytes.
     """
     first, gates = 0 if link else controller.loader.dense_slots, workload.num_gates
     count = max(0, gates - first) if first else 0

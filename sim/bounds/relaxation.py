@@ -1,47 +1,51 @@
-"""A lower bound on a run's time for every way of caching and prefetching over a link: a relaxation,
-solved by prices.
+"""A lower bound on a run's time for every way of caching and prefetching over a link.
 
-Cut a run at its gates: interval 0 ends at the first gate, interval g + 1 lies between gate g and
-the next gate (or the end of the run). Whatever the caches, predictors and queues do, each interval
-lasts at least as long as
+It is a Lagrangian relaxation: constraints get prices, and a search looks for good prices.
+
+**The constraints.** Cut a run at its gates: interval 0 ends at the first gate, interval g + 1 lies
+between gate g and the next gate (or the end of the run). Whatever the caches, predictors and queues
+do, each interval lasts at least as long as each of these:
 
 - what the compute stream does in it (``compute_ns``);
 - what the link serves in it;
-- its *chain*: what gate g demands and had not begun to move before it, one after another, and then
-  ``after_ns``: the computation of what came last, and what follows up to the next gate;
+- its *chain*: the loads that gate g demands and that had not begun before it, one after another,
+  and then ``after_ns``. That is the computation of what came last, and all that follows up to the
+  next gate.
 
-and just before each gate what is resident or on its way holds a slot: ``capacity_bytes`` in all.
+Just before each gate everything resident or on its way holds a slot, ``capacity_bytes`` in all.
 
-So for any weights link + compute + chain = 1 of each interval, and any price >= 0 of a byte at each
-gate,
+**The bound.** Give each interval weights link + compute + chain = 1, and each byte at each gate a
+price >= 0. Then
 
     makespan >= sum of compute x compute_ns + chain x (after_ns + demands) + link x service
                 + price x (bytes held - capacity_bytes)
 
-The right side is a sum over *requests* (an expert that a gate needs): a request's variant was kept
-since its request before (it pays the prices of the gates in between), or loaded. If loading began
-before the gate, it pays the smallest link weight among the intervals that served it, and the prices
-of the gates from there on; what began at the gate or later pays link + chain weight of the interval
-that follows the gate, and no price. A load serves its first request, a held byte the next request
-of its expert, so nothing is counted twice; what serves nobody only adds. Taking the cheapest way
-for every request on its own gives a number that no run can be below. It is proven for *any* weights
-and prices: those used here come from a search that knows nothing of optimality, and every number it
-passes through is a bound.
+The right side is a sum over *requests*; a request is an expert that a gate needs. Each request was
+served in one of these ways, and pays for its own:
 
-Of several variants that may serve a request only the bytes of the cheapest count: a higher
-precision is the lower one and the bytes that it has more. A request then needs each layer of bytes
-up to the lowest precision permitted, layers are kept and loaded on their own, and a real load of
-the higher precision pays for all its layers at once. Those that need nothing (what may be skipped,
-or computed on the CPU) are left out.
+- Kept since its last request, it pays the prices of the gates in between.
+- If its load began before the gate, it pays the load times the smallest link weight of the
+  intervals that served it, and the prices of the gates from there on.
+- If its load began at the gate or later, it pays the load times link + chain weight of the interval
+  after the gate, and no price.
 
-Every link of a route is such a link. Beyond a managed tier that tier's bytes count beside the
-device's; where nobody owns the memory at a link's inner end what has come over it holds no slot
-until the next link takes it on (``passes``).
+Nothing is counted twice: a load serves its first request, a held byte the next request of its
+expert. Loads that serve nobody only add to the right side. So taking the cheapest way for every
+request on its own gives a number that no run can be below. This is proven for *any* weights and
+prices. The search need not find the best ones: every number it passes through is a bound.
+
+**Several precisions.** A higher precision is the lower one and the bytes that it has more: a layer
+of bytes. A request needs each layer up to the lowest precision that may serve it. Layers are kept
+and loaded on their own; a real load of the higher precision pays for all its layers at once. Needs
+that may be skipped or computed on the CPU make no requests.
+
+**Several links.** Every link of a route is bounded in this way on its own. Beyond a managed tier
+that tier's bytes count beside the device's. Where nobody owns the memory at a link's inner end,
+what has come over the link holds no slot until the next link takes it on (``passes``).
 
 Source: the linear program for prefetching and caching of Albers, Garg and Leonardi (JACM 47(6),
-2000), here with bytes, several precisions, pinned needs, and compute that takes time; the search is
-a smoothed subgradient method (Nesterov,
-2005) with Adam's steps.
+2000), here with bytes, several precisions, pinned needs, and compute that takes time. The search is
+a smoothed subgradient method (Nesterov, 2005) with Adam's steps. docs/bounds.md has more.
 """
 
 from __future__ import annotations
@@ -58,27 +62,28 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 NEVER = -1
-"""``Requests.kept_from`` of what nothing before could keep."""
+"""``Requests.kept_from`` of a request before which its expert was never there."""
 STAGES = (64, 16, 4, 1)
-"""Intervals that share their weights, stage by stage of the search."""
+"""How many neighbouring intervals share their weights, stage by stage of the search."""
 WORK = 2.4e7
-"""Requests and gates, times rounds of the search: a few seconds."""
+"""The budget of the search, a few seconds: (requests + gates) times rounds."""
 ROUNDS = (80, 600)
 WEIGHT_STEP, PRICE_STEP, DECAY = 0.3, 0.2, 0.97
 SOFTNESS = (0.3, 0.01)
-"""Of the choice between a request's ways, in loads, from the first round to the last."""
+"""How soft the choice between a request's ways is, in loads, from the first round to the last."""
 EPSILON = float(np.finfo(np.float64).eps)
 KNOWN = 64
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Layers of bytes that gates need, [R] each.
+    """The layers of bytes that gates need, in columns [R].
 
-    ``gate``: who needs it, 0 .. N - 1; ``bytes`` and ``load_ns`` of the layer. ``kept_from``: the
-    first gate before which keeping it since its last request (or since the start) takes room beyond
-    what that request's own gate holds; ``NEVER`` if there is none. ``holds``: whether it stays
-    until the gate after its own in any case (pinned needs).
+    - ``gate``: the gate that needs the layer, 0 .. N - 1.
+    - ``bytes`` and ``load_ns``: of the layer.
+    - ``kept_from``: the first gate before which keeping the layer since its last request (or since
+      the start) takes room beyond what that request pins; ``NEVER`` where it cannot be kept.
+    - ``holds``: whether it stays until the gate after its own in any case (pinned needs).
     """
 
     gate: Ints
@@ -90,10 +95,11 @@ class Requests:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a run has to do, whatever decides: ``compute_ns`` and ``after_ns`` by interval [N + 1],
-    ``capacity_bytes`` by gate [N], and its requests. ``after_ns <= compute_ns``. ``passes``: the
-    link ends where nobody owns the memory: what has come over it waits there for its slot, and
-    holds none.
+    """What a run has to do, whatever its policies decide.
+
+    ``compute_ns`` and ``after_ns`` are by interval [N + 1], with ``after_ns <= compute_ns``;
+    ``capacity_bytes`` is by gate [N]. ``passes`` says that nobody owns the memory in which the link
+    ends: what has come over it waits there and holds no slot yet.
     """
 
     compute_ns: Ints
@@ -104,7 +110,7 @@ class Problem:
 
     @property
     def digest(self) -> bytes:
-        """The same for the same trace, machine, capacity and permitted variants."""
+        """A digest of all values: equal for the same trace, machine, capacity and variants."""
         arrays = (
             np.array([self.passes]),
             self.compute_ns,
@@ -118,7 +124,7 @@ class Problem:
 
 
 class _Keyed:
-    """A problem that is told apart by its digest, so that its answer can be remembered."""
+    """A problem that is hashed and compared by its digest, so that its answer can be cached."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self._digest = problem, problem.digest
@@ -131,8 +137,9 @@ class _Keyed:
 
 
 def relaxed_ns(problem: Problem) -> int:
-    """No run of ``problem`` takes less, in ns. Deterministic; the answer to a problem asked
-    before is remembered.
+    """A time, in ns, below which no run of ``problem`` ends.
+
+    The result is deterministic. Answers to the latest problems are cached.
     """
     return _solved(_Keyed(problem))
 
@@ -147,12 +154,12 @@ def _solved(keyed: _Keyed) -> int:
 
 
 class _Prices:
-    """The bound for given weights and prices, and which way each request takes."""
+    """Computes the bound for given weights and prices, and the way that each request takes."""
 
     def __init__(self, problem: Problem) -> None:
         r = problem.requests
         self.gates, self.passes = len(problem.capacity_bytes), problem.passes
-        # In units of the largest layer and of its load, so that one step width suits all.
+        # Bytes and times in units of the largest layer and load: one step width then suits all.
         self.unit_bytes, self.unit_ns = max(1, int(r.bytes.max())), int(r.load_ns.max())
         self.gate, self.size, self.load = (
             r.gate,
@@ -175,8 +182,9 @@ class _Prices:
         ]
 
     def ways(self, weights: Floats, price: Floats) -> tuple[Floats, Ints]:
-        """What each request costs [4, R] kept, demanded, prefetched, prefetched late; and which
-        interval prefetches.
+        """The cost of each request in each way [4, R], and the interval in which it is prefetched.
+
+        The ways are kept, demanded, prefetched, and prefetched late (still on its way at its gate).
         """
         link, _, chain = weights
         before = np.concatenate(([0.0], np.cumsum(price)))
@@ -189,7 +197,7 @@ class _Prices:
         source = np.empty(len(self.gate), np.int64)
         intervals = np.arange(self.gates)
         for size, load, members in self._kinds:
-            # Served in interval i it holds its slot before gates i .. g.
+            # A load served in interval i holds its slot before the gates i .. g.
             size = 0.0 if self.passes else size
             from_here = link[:-1] * load - size * before[:-1]
             least = np.minimum.accumulate(from_here)
@@ -200,11 +208,10 @@ class _Prices:
         return costs, source
 
     def bound(self, weights: Floats, price: Floats, cheapest: Floats) -> float:
-        """The bound, in loads, less than which no run takes: what floats may have rounded is taken
-        off.
+        """The bound, in loads, less the most that rounding of floats may have added.
 
-        A running sum of n terms errs by n epsilons of its size at most, and each request takes the
-        difference of two.
+        A running sum of n terms errs by at most n epsilons of its size, and each request takes the
+        difference of two such sums.
         """
         fixed = weights[1] * self.compute + weights[2] * self.after
         room = price * self.excess
@@ -215,8 +222,9 @@ class _Prices:
     def slopes(
         self, costs: Floats, cheapest: Floats, source: Ints, softness: float
     ) -> tuple[Floats, Floats]:
-        """How the bound grows with each weight [3, N + 1] and price [N], near enough: ways that
-        cost nearly the same share a request.
+        """The smoothed slopes of the bound in each weight [3, N + 1] and each price [N].
+
+        Ways that cost a request nearly the same share it, the more so the larger ``softness`` is.
         """
         share = np.exp((cheapest - costs) / softness)
         share /= share.sum(axis=0)
@@ -236,7 +244,7 @@ class _Prices:
 
 
 class _Search:
-    """Ascends from weights that are nearly all the link's and one price for all gates."""
+    """The ascent of the bound, from one price for all gates and nearly all weight on the link."""
 
     def __init__(self, prices: _Prices) -> None:
         self.prices = prices
@@ -291,9 +299,7 @@ def _softmax(logits: Floats) -> Floats:
 
 
 class _Adam:
-    """Steps of about one in each coordinate, along the mean of the latest slopes (Kingma and Ba,
-    2015).
-    """
+    """Adam (Kingma and Ba, 2015): steps of about 1 in each coordinate along recent mean slopes."""
 
     MEAN, SQUARE = 0.9, 0.999
 

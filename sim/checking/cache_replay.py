@@ -1,9 +1,8 @@
-"""A foreign engine's lookups through a cache of this project, under a contract, and what that cache
-did.
+"""Replays a foreign engine's lookups through a cache of this project, under a contract.
 
-The replay is a whole simulated run over one link, without prefetches; what is asked for is there
-before the next gate, so durations play no part (docs/contracts/controller.md and slots.md say what
-each option means).
+A replay is a whole simulated run over one link, without prefetches. Every load arrives before the
+next gate, so durations play no part. docs/contracts/controller.md and slots.md say what each
+option of a contract means.
 """
 
 from __future__ import annotations
@@ -34,16 +33,18 @@ from sim.values.types import Event, Geometry, Outcome
 from sim.workload.steps import Workload
 
 LOADER_OPTIONS = ("retention", "replay_unit")
-"""Options of a contract that are the loader's; all others are the cache policy's."""
+"""Options of a contract that belong to the loader; all others belong to the cache policy."""
 AS_LOGGED = "as_logged"
-"""The one precision of a replay: bytes are the log's."""
+"""The name of a replay's only precision; its bytes are those in the log."""
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Contract:
-    """A cache as it is said to work: a file of ``conf/cache`` and options (the policy's own, and
-    `LOADER_OPTIONS`).
+    """A claim about how a cache works: a policy and its options.
+
+    ``policy`` names a file of ``conf/cache``. ``options`` are pairs of a name and a value, of the
+    policy or from `LOADER_OPTIONS`.
     """
 
     policy: str
@@ -62,8 +63,9 @@ def policies() -> list[str]:
 
 @cache
 def policy_options(policy: str) -> Mapping[str, Any]:
-    """What a file of ``conf/cache`` sets, by name. Raise ValueError for a policy that is none of
-    them.
+    """The values that the policy's file in ``conf/cache`` sets, by name.
+
+    Raise ValueError for an unknown policy.
     """
     if policy not in policies():
         raise ValueError(f"unknown policy={policy}; known: {', '.join(policies())}")
@@ -74,8 +76,10 @@ def policy_options(policy: str) -> Mapping[str, Any]:
 
 
 def make_cache(contract: Contract) -> Any:
-    """A fresh policy. Raise ValueError for options it does not have, and for what a log cannot
-    tell it.
+    """A fresh policy for ``contract``.
+
+    Raise ValueError for options that the policy does not have, and for a policy that needs what no
+    log tells: the future, or a profile.
     """
     has = policy_options(contract.policy)
     known = [name for name in has if name != "_target_"]
@@ -101,9 +105,11 @@ def make_cache(contract: Contract) -> Any:
 
 @dataclass(frozen=True)
 class Lapse:
-    """Of one expert before a gate, as ticks of the replay (None: never): its last load, the last
-    gate that asked for it, its last eviction, the key that it was evicted for (None: trimmed when
-    its batch was over)."""
+    """The past of one expert before a gate, as ticks of the replay (None: never).
+
+    These are its last load, the last gate that asked for it, and its last eviction. ``evicted_for``
+    is the key that it made room for, None where it was trimmed when a batch was over.
+    """
 
     loaded: int | None
     asked: int | None
@@ -113,8 +119,10 @@ class Lapse:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a contract's cache found: ``resident`` [N] by the log's lookups; and how it came to
-    that.
+    """The result of a replay.
+
+    ``resident`` [N] says of each lookup of the log whether the contract's cache held its expert.
+    ``controller`` and ``workload`` hold the history that led there.
     """
 
     resident: NDArray[np.bool_]
@@ -123,7 +131,7 @@ class Replay:
 
     @cached_property
     def _events(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Call, kind, key, value and tick of each event."""
+        """The columns call, kind, key, value and tick of the controller's events."""
         events = np.array(self.controller.events, np.int64).reshape(-1, 4)
         gate_calls = np.array(self.controller.gate_calls, np.int64)
         tick = np.searchsorted(gate_calls, events[:, 0], side="right") - 1
@@ -134,8 +142,8 @@ class Replay:
         call, kind, of, value, at = self._events
         issues = (kind == Event.ISSUE) & (of == key)
         now = call[issues & (at == tick)]
-        # What the gate itself evicts comes after its lookups, unless it looks its needs up one by
-        # one.
+        # A gate evicts after its lookups, unless it looks its needs up one by one. So evictions
+        # count up to the load of this key, if there is one.
         until = int(now[0]) if len(now) and not found else self.controller.gate_calls[tick] + 1
         gone = ((kind == Event.ISSUE) & (value == key)) | ((kind == Event.EVICT) & (of == key))
         loads, ends = np.flatnonzero(issues & (at < tick)), np.flatnonzero(gone & (call < until))
@@ -154,7 +162,7 @@ class Replay:
         )
 
     def victims(self, key: int, tick: int) -> list[int]:
-        """What the replay evicted to load ``key`` at a gate."""
+        """The keys that the replay evicted to load ``key`` at a gate."""
         _, kind, of, value, at = self._events
         mine = (at == tick) & (
             ((kind == Event.ISSUE) & (of == key)) | ((kind == Event.EVICT) & (value == key))
@@ -167,14 +175,14 @@ class Replay:
 
 
 class Replayer:
-    """One log, to be replayed under any number of contracts."""
+    """Replays one log under any number of contracts."""
 
     def __init__(self, log: ResidencyLog) -> None:
         self.log = log
         self.workload = Workload(log.trace, split="all")
         self.units = log.trace.header.model.experts + 1
         steps = self.workload.steps
-        # Steps of the trace are numbered as recorded; the workload's are in the same order.
+        # The trace numbers its steps as recorded; the workload has them in the same order.
         recorded = log.trace.step[self.workload.row[[step.start for step in steps]]]
         step = np.searchsorted(recorded, log.step)
         first_tick = np.cumsum([0, *(len(step.sites) for step in steps)])
@@ -196,8 +204,10 @@ class Replayer:
         return self.log.site * self.units + self.log.expert
 
     def replay(self, contract: Contract, budget_bytes: int) -> Replay:
-        """Raise ValueError (CapacityError among them) for a contract that cannot be, or not with
-        this budget.
+        """Replay the log under ``contract`` with a cache of ``budget_bytes``.
+
+        Raise ValueError for an impossible contract, and CapacityError (a ValueError) where the
+        budget is too small.
         """
         geometry, sizes, model = (
             as_geometry(self.log, budget_bytes),
@@ -218,7 +228,7 @@ class Replayer:
 
 
 def as_geometry(log: ResidencyLog, budget_bytes: int) -> Geometry:
-    """The log's experts at the one precision that they are logged at."""
+    """The log's experts, at one precision, with the sizes in the log."""
     sizes, model = log.expert_bytes, log.trace.header.model
     return Geometry(
         model.sites,
@@ -233,5 +243,5 @@ def as_geometry(log: ResidencyLog, budget_bytes: int) -> Geometry:
 
 
 def deviations(log: ResidencyLog, replay: Replay) -> Ints:
-    """The lookups whose flag is not what the replay found, in the log's order."""
+    """The lookups whose logged flag differs from what the replay found, in the log's order."""
     return np.flatnonzero(log.resident != replay.resident)

@@ -1,8 +1,8 @@
-"""A log's gates through a cache policy, batch by batch, without clock or transfers; and with one
-fault of the engine.
+"""Walks a log's gates through a cache policy, with at most one fault of the engine put in.
 
-What a `Replay` finds, found so fast that thousands of faults can be tried: a fault's walk begins at
-a checkpoint before it and ends at the first flag that is not the log's.
+A walk finds the same as a `Replay`, but without clock or transfers. It is so fast that thousands of
+faults can be tried: the walk of a fault begins at a checkpoint before the fault, and ends at the
+first flag that differs from the log's. A *batch* is what one gate asks for.
 """
 
 from __future__ import annotations
@@ -42,17 +42,20 @@ VICTIM, UNREFRESHED, LOST, PINNED, BUDGET = (
 HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 WAVES = "faults are looked for where every batch fits the budget"
 STRIDE = 1000
-"""Needs, or a few more, between two checkpoints."""
+"""About how many needs lie between two checkpoints."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that went otherwise than the contract says, in the batch of gate ``tick``.
+    """One deviation from the contract, in the batch of gate ``tick``.
 
-    ``victim``: ``key`` was evicted instead of ``other`` (key -1: whoever came after ``other``).
-    ``unrefreshed``: the policy was not told that ``key``, which was there, was asked for. ``lost``:
-    ``key`` was dropped at the batch's end. ``pinned``: ``other`` was never evicted again.
-    ``budget``: ``change_bytes`` more were allowed from the batch's end on.
+    | kind | what went wrong |
+    |---|---|
+    | victim | ``key`` was evicted instead of ``other`` (key -1: the victim after ``other``) |
+    | unrefreshed | ``key`` was there and asked for, but the policy was not told |
+    | lost | ``key`` was dropped at the batch's end |
+    | pinned | ``other`` was never evicted from then on |
+    | budget | ``change_bytes`` more were allowed from the batch's end on |
     """
 
     kind: str
@@ -64,7 +67,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first need that the log says was there, or absent, where the walk found the contrary."""
+    """A need whose logged flag differs from the walk; ``found`` is whether the walk found it."""
 
     tick: int
     key: int
@@ -72,7 +75,10 @@ class Difference:
 
 
 class _Choosing:
-    """A policy's victims, but for what a fault spares and puts first."""
+    """A policy's victims, with the changes of a fault.
+
+    The key ``first`` comes first; the keys ``spared`` and ``pinned`` are left out (-1: none).
+    """
 
     def __init__(self, policy: CachePolicy) -> None:
         self.policy = policy
@@ -88,10 +94,10 @@ class _Choosing:
 
 
 class CacheWalk:
-    """One log under one contract. ``evictions`` are those of the contract: (tick of the batch,
-    key), in order.
+    """The walk of one log under one contract, with or without a fault.
 
-    Raise ValueError where batches are no whole gates, or where the policy refuses what was loaded.
+    ``evictions`` are those of the contract without fault: (tick of the batch, key), in order. Raise
+    ValueError where batches are no whole gates, or where the policy may refuse what was loaded.
     """
 
     def __init__(
@@ -111,10 +117,10 @@ class CacheWalk:
         )
         self.pools = self._slots.capacity_bytes
         self.wrong = deviations(replayer.log, replay)
-        """The lookups whose flag is not what the contract finds."""
+        """The lookups whose flag differs from what the contract finds."""
         self._take_gates()
         self.walked = 0
-        """Needs so far, of all walks."""
+        """How many needs all walks together have visited so far."""
         self.evictions: list[tuple[int, int]] = []
         self._choosing = self._slots.cache = _Choosing(self.policy)  # type: ignore[assignment]
         self._pins: Sequence[int] = ()
@@ -129,7 +135,7 @@ class CacheWalk:
         self._compare()
 
     def of(self, log: ResidencyLog, replay: Replay) -> CacheWalk:
-        """This walk of a log of the same lookups, whose flags (and what was read) are others."""
+        """This walk for another log with the same lookups but other flags or bytes read."""
         other = copy(self)
         other.replayer = copy(self.replayer)
         other.replayer.log = log
@@ -138,10 +144,10 @@ class CacheWalk:
         return other
 
     def _compare(self) -> None:
-        """Take the log's flags, gate by gate, and where they are not what was found."""
+        """Split the log's flags by gate, and note at which gates they differ from the walk."""
         flags = iter(self.replayer.log.resident[self._first_lookup].tolist())
         self.logged: list[list[bool]] = [list(islice(flags, len(keys))) for keys in self.keys]
-        """By gate and need, what the log says of its first lookup in the batch."""
+        """By gate and need, the flag of the need's first lookup in the batch."""
         wrong = [found != logged for found, logged in zip(self.found, self.logged, strict=True)]
         self._next_wrong = np.append(np.flatnonzero(wrong), len(wrong))
 
@@ -160,7 +166,7 @@ class CacheWalk:
         self._sites: list[int] = workload.gate_site.tolist()
         before = np.array(cuts[:-1]) // STRIDE
         self._starts: list[int] = np.flatnonzero(np.diff(before, prepend=-1)).tolist()
-        """The gates that a checkpoint stands before."""
+        """The gates that have a checkpoint before them."""
         self._is_start = dict(zip(self._starts, range(len(self._starts)), strict=True))
 
     def lookup(self, tick: int, key: int) -> int:
@@ -169,7 +175,7 @@ class CacheWalk:
         return int(self._first_lookup[place])
 
     def differences(self) -> Iterator[Difference]:
-        """Of the contract without a fault, in order."""
+        """The differences between the log and the contract without a fault, in order."""
         for tick, (found, logged) in enumerate(zip(self.found, self.logged, strict=True)):
             if found != logged:
                 for key, there, said in zip(self.keys[tick], found, logged, strict=True):
@@ -177,8 +183,9 @@ class CacheWalk:
                         yield Difference(tick, key, there)
 
     def first_difference(self, fault: Fault) -> Difference | None:
-        """Of the contract with this fault; None where it explains every flag. Gates before it
-        are not looked at.
+        """The first difference between the log and the contract with ``fault``, from its gate on.
+
+        None where the fault explains every flag from there on.
         """
         for tick, found in self._walk(fault.tick, fault):
             if found != self.logged[tick]:
@@ -194,8 +201,11 @@ class CacheWalk:
         return Difference(tick, self.keys[tick][place], found[place])
 
     def _walk(self, start: int, fault: Fault | None) -> Iterator[tuple[int, list[bool]]]:
-        """From ``start`` on, each gate and what it found of its needs; to the end, or to where the
-        cache is what it is without the fault: ``_joined``."""
+        """Yield each gate from ``start`` on, and for each of its needs whether it was found.
+
+        The walk ends with the log, or at a checkpoint where the cache is the same as without the
+        fault. ``_joined`` is then that gate, and all later gates find what they find without it.
+        """
         first, self._joined = 0, None
         if fault is not None:
             place = bisect_right(self._starts, start) - 1
@@ -207,7 +217,8 @@ class CacheWalk:
         for tick in range(first, len(self.keys)):
             if tick in self._is_start:
                 if fault is None:
-                    # As the same state is written that was read from a checkpoint.
+                    # Pickled twice, because a state that was read from a pickle may be written in
+                    # other bytes than the original, and checkpoints are compared by their bytes.
                     self._checkpoints.append(
                         pickle.dumps(pickle.loads(self._state()), pickle.HIGHEST_PROTOCOL)
                     )
@@ -236,16 +247,14 @@ class CacheWalk:
         )
 
     def _is_as_without(self, place: int) -> bool:
-        """The cache holds what it holds without a fault at a checkpoint, and the policy knows
-        the same.
-        """
+        """Whether cache and policy are in the same state as at a checkpoint without a fault."""
         return (
             bytes(self._slots.state) == self._held[place]
             and self._state() == self._checkpoints[place]
         )
 
     def _open(self, step: Step) -> StepGate:
-        """A gate at this step; those of several rows are kept, for their unions take their time."""
+        """A gate opened at ``step``; kept for steps of several rows, whose unions take long."""
         gate = self._wide_gates.get(step.index)
         if gate is None:
             gate = self.workload.gate()
@@ -263,7 +272,7 @@ class CacheWalk:
             self.policy.on_sequence(sequence, True)
 
     def _end_batch(self, tick: int, fault: Fault | None) -> None:
-        """What a fault does at the end of a batch; then the contract's trim."""
+        """End a batch: apply what a fault does there, then trim the pools as the contract says."""
         slots = self._slots
         if fault is not None and fault.tick == tick:
             if fault.kind == LOST and slots.state[fault.key] == RESIDENT:
@@ -310,7 +319,7 @@ class CacheWalk:
         return found
 
     def _begin(self, fault: Fault) -> None:
-        """Set the fault for this batch."""
+        """Put the fault into effect for this batch."""
         if fault.kind == VICTIM:
             there = fault.key >= 0 and self._slots.state[fault.key] == RESIDENT
             self._choosing.first, self._choosing.spared = fault.key if there else -1, fault.other

@@ -1,11 +1,13 @@
-"""Which single fault of an engine's cache, or of its log, explains every flag of a log that a
-contract does not.
+"""Searches for single faults, of an engine's cache or of its log, that explain every flag of a log.
 
-Evidence proposes: the first needs whose flags are not the contract's name the experts that the
-engine may have let go of, or kept; what the contract did to them says when. A replay with the fault
-disposes: what is told of has given every flag of the log. Where a fault may have happened in any of
-several batches, both ends are tried, and the search for the ends halves; what lies between is
-inferred.
+1. Evidence proposes faults. The first needs whose flags differ from the contract name the experts
+   that the engine may have dropped or kept. What the contract did to these experts says when.
+2. A walk with the fault decides: a fault is an explanation only if its walk gives every flag.
+3. Where a fault may have happened in any of several batches, the first and the last of them are
+   found by halving. Both have been walked; that the batches between them explain the log, too, is
+   inferred.
+
+docs/check.md has the kinds of faults and how often they are found.
 """
 
 from __future__ import annotations
@@ -28,26 +30,27 @@ from sim.policies.recency import LRU
 FLAG = "flag"
 """The kind of fault that is the log's alone: a flag written wrongly."""
 MOST_NEEDS = 6_000_000
-"""Needs walked through in one search, all faults together: a count, so that a search ends alike
-on every machine.
+"""The most needs that one search walks through, over all faults.
+
+It is a count, not a time, so that a search ends alike on every machine.
 """
 SUSPECTS = 3
-"""How many of the experts that are missing, or there, against the contract are suspected, each."""
+"""How many missing experts, and how many unexpectedly resident ones, are suspected."""
 PLACES = 9
-"""Batches tried, evenly, where neither the first nor the last possible one explains the log."""
+"""How many batches between are tried where neither the first nor the last explains the log."""
 UNSEEN = 6
-"""Experts tried as the one that went and was not asked for again."""
+"""How many experts are tried as the one that was evicted and never asked for again."""
 REFRESHES = 4
-"""How many of an expert's lookups, last first, may have gone by without refreshing it."""
+"""How many of an expert's latest lookups are tried as one that did not refresh it."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A fault that gives every flag; ``first`` and ``last`` are alike but in when (and whom they
-    spare).
+    """A fault that gives every flag of the log.
 
-    ``since`` and ``shown``: the batches of the last lookup of the expert before, and of the one
-    that tells of it (-1: none before).
+    It may have happened at any time from ``first`` to ``last``, which differ only in their batch
+    (and in the expert that they spare). ``shown`` is the batch whose flag shows the fault;
+    ``since`` is the batch of the expert's lookup before that (-1: none).
     """
 
     kind: str
@@ -59,9 +62,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Found:
-    """Explanations, fewest possible batches first; whether all were tried that would have been; and
-    how many experts more were there, and not asked for since, so that any of them may have gone too
-    soon."""
+    """The result of a search.
+
+    ``explanations`` stand by the number of possible batches, fewest first. ``is_complete`` says
+    whether the search tried everything before `MOST_NEEDS` ran out. ``untried`` counts experts that
+    may equally have been evicted too soon, because they were there and never asked for again.
+    """
 
     explanations: tuple[Explanation, ...]
     is_complete: bool
@@ -69,17 +75,17 @@ class Found:
 
 
 class _Spent(Exception):
-    """No needs are left to walk."""
+    """The search has walked through as many needs as it may."""
 
 
 class FaultSearch:
-    """The search for one log under one contract that does not explain every flag."""
+    """The search for one log, under one contract that does not explain every flag."""
 
     def __init__(self, walk: CacheWalk, most_needs: int = MOST_NEEDS) -> None:
         self._walk, self._most = walk, walk.walked + most_needs
         self._differences = list(walk.differences())
         replayer, first = walk.replayer, int(walk.wrong[0])
-        # One batch's lookups of an expert may be flagged differently: the walk goes by the first.
+        # A batch's lookups of one expert may have different flags; the walk takes the first one.
         self._shown = Difference(
             int(replayer.tick[first]), int(replayer.keys[first]), not replayer.log.resident[first]
         )
@@ -121,8 +127,9 @@ class FaultSearch:
         return Found(_sorted(found), True, self._untried)
 
     def _flag_alone(self) -> bool:
-        """One expert's flags in one batch are all that is wrong, and what was read for it does
-        not bear them out.
+        """Whether only one expert's flags in one batch are wrong, and bytes do not confirm them.
+
+        What was read for the expert contradicts the flags, or the log does not tell what was read.
         """
         replayer, wrong = self._walk.replayer, self._walk.wrong
         if (
@@ -135,8 +142,9 @@ class FaultSearch:
     # ---- evidence
 
     def _suspects(self, found: bool) -> Iterator[Difference]:
-        """The first experts that the contract has and the log lacks (``found``), or the other
-        way round.
+        """The first differences of `SUSPECTS` experts that the contract has and the log lacks.
+
+        Without ``found`` those that the log has and the contract lacks.
         """
         keys: set[int] = set()
         for difference in self._differences:
@@ -159,7 +167,10 @@ class FaultSearch:
         return self._walk.first_difference(fault) is None
 
     def _span(self, faults: Sequence[Fault]) -> tuple[Fault, Fault] | None:
-        """The first and the last of these that explain the log, if one of those tried does."""
+        """The first and the last of ``faults`` that explain the log; None if none tried does.
+
+        It is assumed that those that explain it follow each other without a gap.
+        """
         if not faults:
             return None
         last = len(faults) - 1
@@ -176,8 +187,9 @@ class FaultSearch:
         return faults[low], faults[high]
 
     def _edge(self, good: int, bad: int, faults: Sequence[Fault]) -> int:
-        """The farthest place towards ``bad``, which does not, that explains the log: the next
-        one, or by halving.
+        """The farthest place from ``good`` towards ``bad`` that explains the log.
+
+        ``bad`` itself does not. Its neighbour is tried first, then the rest by halving.
         """
         end = bad + (1 if bad < good else -1)
         if end == good or self._explains(faults[end]):
@@ -194,8 +206,9 @@ class FaultSearch:
     # ---- families
 
     def _lost(self) -> Iterator[Explanation]:
-        """An expert that should be there is not: not refreshed, dropped, or evicted instead of
-        another.
+        """An expert that should be there is not.
+
+        It was not refreshed, or it was dropped, or it was evicted instead of another.
         """
         end = self._shown.tick
         for lost in self._suspects(True):
@@ -222,7 +235,7 @@ class FaultSearch:
                 yield Explanation(LOST, *span, since, lost.tick)
 
     def _kept(self) -> Iterator[Explanation]:
-        """An expert that should have been evicted is there: another went in its place."""
+        """An expert that should have been evicted is there: another was evicted in its place."""
         for kept in self._suspects(False):
             gone = [
                 tick
@@ -238,8 +251,9 @@ class FaultSearch:
                     yield Explanation(VICTIM, fault, fault, self._since(kept), kept.tick)
 
     def _unseen(self) -> Iterator[Explanation]:
-        """An expert that should have been evicted is there, because another, not asked for
-        since, went before.
+        """An expert that should have been evicted is there, because another was evicted earlier.
+
+        The other one was not asked for again, so no flag of its own shows that.
         """
         for kept in self._suspects(False):
             gone = [tick for tick in self._gone.get(kept.key, ()) if tick <= self._shown.tick]
@@ -267,7 +281,7 @@ class FaultSearch:
                     yield Explanation(VICTIM, *span, last[key], kept.tick)
 
     def _pinned(self) -> Iterator[Explanation]:
-        """An expert is never evicted any more."""
+        """An expert is never evicted from some batch on."""
         for kept in self._suspects(False):
             gone = [tick for tick in self._gone.get(kept.key, ()) if tick < kept.tick]
             faults = [
@@ -282,13 +296,13 @@ class FaultSearch:
                 yield Explanation(PINNED, first, last, first.tick, kept.tick)
 
     def _budgets(self) -> Iterator[Explanation]:
-        """From some batch on the engine allows an expert's bytes more, or fewer."""
+        """From some batch on the engine's budget is an expert's bytes larger, or smaller."""
         if len(self._walk.pools) > 1:
             return
         sizes = sorted(set(self._walk.replayer.log.expert_bytes))
         end = self._shown.tick
-        # What LRU holds within fewer bytes it holds within more, so that the first flag tells which
-        # it was.
+        # What LRU holds in fewer bytes it also holds in more. So the first wrong flag tells whether
+        # the budget is smaller or larger.
         signs = (
             (-1, 1) if type(self._walk.policy) is not LRU else (-1,) if self._shown.found else (1,)
         )
@@ -298,15 +312,17 @@ class FaultSearch:
                 yield Explanation(BUDGET, *span, -1, end)
 
     def _last_span(self, faults: Sequence[Fault]) -> tuple[Fault, Fault] | None:
-        """As `_span`, for faults that tell of themselves sooner the sooner they begin."""
+        """As `_span`, for faults that show the sooner, the sooner they begin."""
         good = self._find(faults, 0, len(faults))
         if good is None:
             return None
         return faults[self._edge(good, -1, faults)], faults[self._edge(good, len(faults), faults)]
 
     def _find(self, faults: Sequence[Fault], low: int, high: int) -> int | None:
-        """A place that explains the log, between those that show before the first flag that is
-        wrong, and those that show after it."""
+        """The index of a fault that explains the log, found by halving; None if there is none.
+
+        Faults before it show before the log's first wrong flag, faults after it show later.
+        """
         while low < high:
             middle = (low + high) // 2
             if self._walk.walked > self._most:

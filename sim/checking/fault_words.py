@@ -1,4 +1,4 @@
-"""A fault that explains a log, in a sentence: what went wrong, with which expert, when."""
+"""Puts faults that explain a log into sentences: what went wrong, with which expert, when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.traces.residency_log import ResidencyLog
 
 
 def layer_name(log: ResidencyLog, site: int) -> str:
-    """A layer by its number in the model, with the site's where that is another."""
+    """A layer by its number in the model, and by its site's number where that differs."""
     layer = log.layers[site]
     return f"layer {layer}" if layer == site else f"layer {layer} (site {site})"
 
@@ -25,7 +25,7 @@ def step_of(replayer: Replayer, tick: int) -> int:
 
 
 def where(replayer: Replayer, tick: int) -> str:
-    """A gate by step and layer."""
+    """A gate in words: its step and layer."""
     return (
         f"step {step_of(replayer, tick)},"
         f" {layer_name(replayer.log, int(replayer.workload.gate_site[tick]))}"
@@ -33,13 +33,13 @@ def where(replayer: Replayer, tick: int) -> str:
 
 
 def name(replayer: Replayer, key: int) -> str:
-    """An expert by layer."""
+    """An expert in words: its id and layer."""
     site, expert = divmod(key, replayer.units)
     return f"expert {expert} of {layer_name(replayer.log, site)}"
 
 
 def tell_faults(walk: CacheWalk, found: Found) -> Iterator[str]:
-    """What single fault explains every flag of the log, a line for each that does."""
+    """Lines that name each single fault that explains every flag of the log."""
     if not found.explanations:
         yield "no single fault of the engine or the log that was tried explains every flag"
     elif len(found.explanations) == 1:
@@ -61,7 +61,7 @@ def tell_faults(walk: CacheWalk, found: Found) -> Iterator[str]:
 
 
 def tell(walk: CacheWalk, explanation: Explanation) -> str:
-    """One explanation as a sentence without its stop."""
+    """One explanation as a sentence, without the full stop."""
     replayer, first, last = walk.replayer, explanation.first, explanation.last
     log = replayer.log
     at = f"at {where(replayer, first.tick)}"

@@ -1,4 +1,4 @@
-"""A machine and a model as numbers: links, compute, memory, sizes, budgets and what they cost.
+"""A machine and a model as numbers: links, compute, memory, sizes, budgets and durations.
 
 The names exported here are public: configurations use them.
 """

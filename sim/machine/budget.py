@@ -1,6 +1,4 @@
-"""How much of the experts the device may hold, and the variants of a run with what each takes in
-a slot.
-"""
+"""The bytes that a run's expert slots may take, and the sizes of the variants that fill them."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from sim.values.units import gib, part_of, require_number, require_range
 
 @dataclass(frozen=True)
 class Budget:
-    """The bytes of the expert slots: a share of all experts at the highest precision, or so many
-    GiB.
+    """The bytes of the expert slots: a share of all experts, or an absolute number of GiB.
 
-    ``resident_share``: above 0, up to 1; at one share systems of equal slots have equal bytes.
-    ``slots_gib``, where it is given, holds instead, and is the same for systems of any precision;
-    what more than holds all experts is not taken.
+    ``resident_share`` (above 0, up to 1) is a share of the slots of all experts at the highest
+    precision. With the same share, systems whose slots are equal get equal bytes. ``slots_gib``
+    takes its place where it is given: the same bytes for systems of any precision, but never more
+    than all experts take.
     """
 
     resident_share: float
@@ -48,7 +46,7 @@ class Budget:
             require_range("budget.slots_gib", given_gib, 0, 1e6, "GiB")
 
     def capacity_bytes(self, all_bytes: int) -> int:
-        """Of experts whose slots take ``all_bytes`` together."""
+        """The bytes given, where the slots of all experts take ``all_bytes``."""
         if self.slots_gib is None:
             return part_of(all_bytes, self.resident_share)
         return min(gib(self.slots_gib), all_bytes)
@@ -70,12 +68,14 @@ def make_geometry(
     held_bits: float = 0.0,
     recorded: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Geometry:
-    """The experts of a run.
+    """The experts of a run: their variants, with sizes, and the bytes of the slots.
 
-    ``missing``: (precision, site, expert) of variants that do not exist. ``stored_bytes``: what an
-    expert takes at each precision where it is really stored, in place of the model's nominal sizes;
-    what is stored is then held. ``held_bits``: the least bits a weight that slots hold.
-    ``recorded``: by precision, bytes of an expert by site, in place of the nominal ones, too.
+    - ``missing``: (precision, site, expert) of variants that do not exist.
+    - ``stored_bytes``: by precision, the bytes of an expert in a real store. They replace the
+      model's nominal sizes, and slots hold experts as they are stored.
+    - ``held_bits``: slots hold experts at no fewer bits a weight than this (`held_bits`).
+    - ``recorded``: by precision, the bytes of an expert by site. They replace the nominal sizes
+      where there are no ``stored_bytes``.
     """
     nominal = tuple(stored_bytes) or tuple(
         model.expert_bytes(precision) for precision in precisions
@@ -90,7 +90,7 @@ def make_geometry(
     bits = tuple(PRECISION_BITS[precision] for precision in precisions)
     held: tuple[int, ...] = ()
     if not stored_bytes and held_bits > min(bits):
-        # What is written out has as many bits for each weight, however it was stored.
+        # Dequantised experts have the same bits a weight, whatever they were stored in.
         written = [
             ceil(size * max(1.0, held_bits / of)) for size, of in zip(nominal, bits, strict=True)
         ]
@@ -121,14 +121,16 @@ def make_geometry(
 
 
 def all_slot_bytes(geometry: Geometry) -> int:
-    """What slots for every stored expert at the highest precision take."""
+    """The bytes of slots for every stored expert at the highest precision."""
     by_site = geometry.slot_bytes[: geometry.plane : geometry.units]
     return (geometry.experts - geometry.null_experts) * sum(by_site)
 
 
 def held_bits(selector: Any, hardware: Hardware) -> float:
-    """The least bits a weight at which the device's slots hold experts: what the system dequantises
-    them to, or what a link writes them out at; 0 where they are held as they are stored.
+    """The least bits a weight at which the device's slots hold experts.
+
+    The system may dequantise experts (``selector.held``), and so may a link (``unpack``). 0 means
+    that experts are held as they are stored. Raise ValueError for an unknown precision.
     """
     held = getattr(selector, "held", None)
     if held is not None and held not in PRECISION_BITS:

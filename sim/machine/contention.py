@@ -1,5 +1,7 @@
-"""How fast those who share a machine go on while others are at work: exact, in whole millionths
-of their own pace.
+"""The paces of the parties that share a machine, depending on who else is at work.
+
+A party is the compute stream, the CPU or a link. Its pace is in whole millionths of what it does
+alone, so that work left can be counted exactly.
 """
 
 from __future__ import annotations
@@ -7,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 COMPUTE, CPU, FIRST_LINK = 0, 1, 2
-"""Parties: the device's compute stream, the host's CPU, then the links, by number."""
+"""Numbers of the parties: the device's compute stream, the host's CPU, then the links in order."""
 WHOLE = 1_000_000
-"""The pace of who is not held up."""
+"""The pace of a party that works alone."""
 
 
 class Contention:
-    """Paces by who is at work, as bits: bit p stands for party p.
+    """The pace of every party for each set of parties at work; a set is an int with bit p for p.
 
-    ``overlapped``: by link, the share of its bandwidth that is left while the compute stream works.
-    ``draws_bytes_per_s``: by party of one shared memory, what it draws at its own pace; where those
-    at work together draw more than ``memory_bytes_per_s``, all of them are slowed by the same
-    factor. Paces are rounded down to a millionth, and at least one.
+    - ``overlapped``: by link, the share of its bandwidth that is left while the compute stream
+      works.
+    - ``draws_bytes_per_s``: by party of one shared memory, what it draws at full pace. Where those
+      at work together draw more than ``memory_bytes_per_s``, all of them are slowed by the same
+      factor.
+
+    Paces are rounded down to a millionth, and are at least one millionth.
     """
 
     def __init__(
@@ -34,7 +39,7 @@ class Contention:
         self._known: dict[int, tuple[int, ...]] = {}
 
     def paces(self, at_work: int) -> tuple[int, ...]:
-        """Of every party, in millionths, while those of ``at_work`` are at work."""
+        """The pace of every party, in millionths, while the parties in ``at_work`` work."""
         if at_work not in self._known:
             self._known[at_work] = tuple(
                 self._pace(party, at_work) for party in range(self.parties)

@@ -1,4 +1,4 @@
-"""What a model costs on a machine: durations in whole ns, and the device memory it takes."""
+"""The costs of a model on a machine: durations in whole ns, and the device memory it takes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from sim.values.types import HostCosts, Step
 from sim.values.units import GIB, gib, us
 
 WRITTEN_OUT_BITS = 16.0
-"""Of a weight that is dequantised before its use."""
+"""Bits of a weight after it was dequantised for use."""
 
 
 class Durations(Protocol):
-    """What a driver needs to know about time on this machine for this model."""
+    """The durations that a driver needs, of one model on one machine."""
 
     host: HostCosts
     prediction_ns: int
-    """From a gate to its forecasts, where the predictor has a latency."""
+    """The time from a gate to its forecasts; 0 for a predictor without latency."""
 
     def dense_ns(self, step: Step) -> Sequence[int]:
-        """The work before each site's gate, [S]."""
+        """The dense work before each site's gate, [S]."""
 
     def tail_ns(self, step: Step) -> int:
         """The work after the last site."""
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        """Computing one expert for ``tokens`` rows."""
+        """Computing one expert for ``tokens`` rows on the device."""
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
-        """The same on the CPU, with the round trip of its activations."""
+        """Computing one expert on the CPU, with the round trip of its activations."""
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
-        """One service on a link that nothing else shares."""
+        """One service on a link that serves nothing else."""
 
     def latency_ns(self, link: int) -> int:
         """The part of every service on a link that draws no bandwidth."""
@@ -45,30 +45,32 @@ class Durations(Protocol):
 
 @runtime_checkable
 class PagedDurations(Protocol):
-    """Durations of a machine whose operating system may keep what a link reads
-    (`sim.machine.page_cache`).
+    """Durations of a machine whose page cache may keep what links read.
+
+    See `sim.machine.page_cache`.
     """
 
     def page_cache_bytes(self, link: int) -> int:
-        """Room for what was read; 0 where nothing is kept."""
+        """The bytes that the page cache of a link's source may hold; 0 without one."""
 
     def kept_ns(self, link: int, moved_bytes: int) -> int:
-        """One service of what is kept."""
+        """One service on a link of an expert that the page cache holds."""
 
 
 @runtime_checkable
 class ContendedDurations(PagedDurations, Protocol):
-    """Durations of a machine whose parties may hold each other up: all durations are those of
-    who works alone.
+    """Durations of a machine whose parties may slow each other down.
+
+    All durations are those of a party that works alone.
     """
 
     contention: Contention | None
     cpu_latency_ns: int
-    """The part of the CPU's time for an expert that draws nothing: its round trip."""
+    """The part of the CPU's time for an expert that draws no memory bandwidth: its round trip."""
 
 
 def least_hop_ns(durations: Durations, link: int, moved_bytes: int) -> int:
-    """The shortest that a service on a link can take, whatever was read before."""
+    """The shortest time that a service on a link can take, whatever the page cache holds."""
     hop_ns = durations.hop_ns(link, moved_bytes)
     if isinstance(durations, PagedDurations) and durations.page_cache_bytes(link):
         return min(hop_ns, durations.kept_ns(link, moved_bytes))
@@ -76,11 +78,13 @@ def least_hop_ns(durations: Durations, link: int, moved_bytes: int) -> int:
 
 
 class FixedDurations:
-    """Durations given outright: for worked examples and tests.
+    """Durations given outright, for worked examples and tests. Implements ``Durations``.
 
-    ``hop_ns`` and ``latency_ns`` are by link, a hop's by its bytes (one mapping: a single link);
-    ``expert_ns`` and ``per_token_ns``, which is added for every row, by precision, the same at
-    every site.
+    - ``dense_ns`` are by site, the same for every step.
+    - ``expert_ns`` and ``per_token_ns`` are by precision, the same at every site. ``per_token_ns``
+      is added for every row.
+    - ``hop_ns`` are by link, then by the bytes of the hop; a single mapping stands for one link.
+    - ``latency_ns`` are by link.
     """
 
     def __init__(
@@ -123,17 +127,22 @@ class FixedDurations:
 
 
 class Roofline:
-    """Durations of a model on a machine, precision by precision. Implements ``Durations``.
+    """Durations of a model on a machine, computed as a roofline.
 
-    A step of several sequences is charged attention as if each had its share of the rows and the
-    longest context of them. Prefill's causal attention reads half its own rows on average. The LM
-    head runs for the last row of each sequence. ``site_bytes[precision][site]``: where a variant's
-    bytes differ from site to site, its work goes by them. ``active_share``: of what moves of an
-    expert, the share of weights that one token reads (FloE's sparse kernel); several rows read all.
-    ``decision_ns``: host time after every gate beside the machine's own. ``free_copies``: what a
-    link moves takes no time (a reference, no machine). ``forecast_sites``: how many gates ahead the
-    predictor runs at every gate, where the machine says what that costs. ``held_bits``: the least
-    bits a weight that slots hold.
+    Implements ``Durations`` and ``ContendedDurations``.
+
+    - A step of several sequences is charged attention as if each had an equal share of the rows and
+      the longest context of them all. Prefill's causal attention reads half its own rows on
+      average. The LM head runs for the last row of each sequence.
+    - ``site_bytes[precision][site]`` is given where a variant's bytes differ between sites; its
+      work is then in proportion to them.
+    - ``active_share`` is the share of an expert's moved weights that one token reads (FloE's sparse
+      kernel). Several rows read all.
+    - ``decision_ns`` is host time after every gate beside the machine's own.
+    - With ``free_copies`` links take no time: a reference, no machine.
+    - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
+      the machine says what that costs.
+    - ``held_bits`` is the least bits a weight that slots hold.
     """
 
     def __init__(
@@ -166,7 +175,7 @@ class Roofline:
         ]
         self._bits = [PRECISION_BITS[precision] for precision in precisions]
         self._site_bytes = site_bytes
-        # Bytes of each variant, in ascending order, and their bits.
+        # The bytes of each variant and its bits a weight, by ascending bytes.
         sizes = site_bytes or [[model.expert_bytes(precision)] for precision in precisions]
         self._variants = sorted(
             {(size, bits) for of, bits in zip(sizes, self._bits, strict=True) for size in of}
@@ -175,8 +184,8 @@ class Roofline:
         self._held_bits = max([held_bits, *unpacks])
         self._expert: dict[tuple[int, int, int], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
-        # Sites of equal layers cost the same: by site the number of its kind, and of each kind its
-        # first site.
+        # Sites of equal layers cost the same. Of each kind of site _kinds has the first one;
+        # _kind_of has the number of each site's kind.
         alike = [
             (model.block_params(s), model.layers_at(s), model.is_encoder(s))
             for s in range(model.sites)
@@ -198,8 +207,9 @@ class Roofline:
         )
 
     def _forecasting(self, sites: int) -> tuple[int, int]:
-        """What running so many gates ahead for one row adds to the dense work, and to the time
-        until the answer.
+        """The time that running so many gates ahead for one row takes.
+
+        Returns what it adds to the dense work, and what it adds to the time until the forecasts.
         """
         part, m = self.hardware.forecasting, self.model
         if part is None or not sites:
@@ -212,8 +222,9 @@ class Roofline:
         return 0, self.hardware.cpu.operation_ns(flops, read_bytes)
 
     def _layers_ns(self, site: int, rows: int, sequences: int, context: int) -> int:
-        """The layers of one site without its experts. An encoder's rows attend to all of their
-        prompt.
+        """The time of one site's layers without its experts.
+
+        An encoder's rows attend to all of their prompt.
         """
         if self._measured is not None and self._measured.dense_us and rows == 1:
             return time_ns(self._measured.dense_us, context) + self._forecast_ns
@@ -233,8 +244,10 @@ class Roofline:
         )
 
     def tail_ns(self, step: Step) -> int:
-        """The LM head; after a prompt that an encoder has read, the decoder's keys and values of
-        it.
+        """The time of the LM head.
+
+        After an encoder has read a prompt it is the time to make the decoder's keys and values of
+        the prompt instead.
         """
         m, compute = self.model, self.hardware.compute
         rows, params = len(step.sequences), m.head_params
@@ -268,7 +281,7 @@ class Roofline:
         )
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
-        """Raise ValueError if this machine's description has no CPU that computes."""
+        """As in ``Durations``; raise ValueError if this machine has no CPU that computes."""
         cpu = self.hardware.cpu
         if cpu is None:
             raise ValueError(
@@ -284,7 +297,7 @@ class Roofline:
         return self._on_cpu[precision, site, tokens]
 
     def _expert_size(self, precision: int, site: int) -> tuple[float, float]:
-        """Parameters and bytes of an expert."""
+        """The parameters and the bytes of an expert."""
         bits = self._bits[precision]
         if self._site_bytes is None:
             return self.model.expert_params, self.model.expert_params * bits / 8
@@ -301,8 +314,10 @@ class Roofline:
         )
 
     def _bits_of(self, moved_bytes: int) -> float:
-        """Of the smallest variant that so many bytes may be all or a part of; what is larger
-        than any is dense.
+        """The bits a weight of what a link moves, told by its size.
+
+        It is taken to be all or a part of the smallest variant that has so many bytes. What is
+        larger than any variant is dense weights.
         """
         return next(
             (bits for size, bits in self._variants if moved_bytes <= size), self.model.dense_bits
@@ -322,8 +337,9 @@ class Roofline:
 
 
 class StepLimits(Protocol):
-    """What the steps of a run never exceed: tokens of all sequences that run at once, rows of a
-    step.
+    """The most that the steps of a run need (`sim.workload.steps.Limits`).
+
+    ``tokens`` are those of all sequences that run at once, ``rows`` those of one step.
     """
 
     @property
@@ -334,12 +350,13 @@ class StepLimits(Protocol):
 
 @dataclass(frozen=True)
 class Ledger:
-    """What must fit on the device at once, in bytes.
+    """The bytes that must fit on the device at once, part by part.
 
-    ``dense_bytes``: all dense weights, or, where a layer's are streamed, the slots for them and the
-    rest. ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``).
-    ``parts_bytes``: what of every expert stays on the device whatever the slots hold (FloE's up
-    projections).
+    - ``dense_bytes``: all dense weights. Where the blocks of sites are streamed: the slots for
+      them, and all other dense weights.
+    - ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``).
+    - ``parts_bytes``: what of every expert stays on the device whatever the slots hold (FloE's up
+      projections).
     """
 
     dense_bytes: int
@@ -367,11 +384,11 @@ def check_memory(
     parts_bytes: int = 0,
     dense_slots: int = 0,
 ) -> Ledger:
-    """The ledger at its highest. Raise ValueError, naming each part, if it exceeds the device's
-    memory.
+    """The most device memory that a run takes, part by part.
 
-    ``dense_slots``: 0 where dense weights are resident, else the layers' slots that they are
-    streamed through.
+    ``dense_slots`` is 0 where dense weights are resident, else the number of slots that dense
+    blocks are streamed through. Raise ValueError, naming each part, if the sum exceeds the device's
+    memory.
     """
     blocks = [model.block_bytes(site) for site in range(model.sites)] if dense_slots else []
     ledger = Ledger(
@@ -420,10 +437,10 @@ def check_memory(
 
 
 def overflow_bytes(union_bytes: int, arriving_bytes: int, pool_bytes: int) -> int:
-    """The most that pools hold over their capacity with ``retention: after_batch``.
+    """The most bytes that pools hold over their capacity with ``retention: after_batch``.
 
-    A gate's union comes in on top of what stays beside it: the union before it, which is still
-    pinned when the pools are trimmed, as far as it does not fit the smallest pool (``pool_bytes``)
-    beside what is then arriving.
+    A gate's union comes in on top of what the pools still hold then. That may include the previous
+    union, which is still pinned when the pools are trimmed. It counts as far as it does not fit the
+    smallest pool (``pool_bytes``) beside what is then arriving (``arriving_bytes``).
     """
     return union_bytes + min(union_bytes, max(0, union_bytes + arriving_bytes - pool_bytes))

@@ -1,4 +1,4 @@
-"""A machine as numbers: its links from the device outwards, what computes, what the host costs."""
+"""A machine as numbers: its links from the device outwards, its compute, CPU, memory and host."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ __all__ = ["Compute", "Cpu", "Forecasting", "Hardware", "Host", "Link", "Ram", "
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a link: ``overhead + calls * per_call + bytes / (peak * efficiency)`` for
-    each service.
+    """One direction of a link between two memories.
 
-    ``engines`` serve at once and share the bandwidth. ``head_bytes``: 0, or after how many bytes of
-    a transfer the next link inwards may begin (cut-through). ``name`` is the link's key in
-    ``hardware.links``. ``pageable``: the share of the bandwidth that copies from pageable memory
-    reach.
+    A service takes ``overhead + calls * per_call + bytes / (peak * efficiency)``.
 
-    A service is made of ``calls`` copies, or of as many as it takes with at most ``call_bytes``
-    each. ``reads``: the link begins at a drive that is read block by block; ``gather``: the host
-    first puts together what is copied; ``page_cache``: the operating system keeps what it read.
-    ``overlapped``: the share of the bandwidth that is left while the compute stream works.
-    ``unpack``: what arrives quantised is written out before it is usable.
+    - ``engines``: how many transfers are served at once; they share the bandwidth.
+    - ``head_bytes``: after so many bytes of a transfer the next link inwards may begin
+      (cut-through); 0 where it must wait for all.
+    - ``name``: the link's key in ``hardware.links``.
+    - ``pageable``: the share of the bandwidth that copies from pageable memory reach.
+    - ``calls``: a service is made of so many copies, or of more where each may have at most
+      ``call_bytes`` (0: no limit).
+    - ``reads``: the link begins at a drive that is read block by block.
+    - ``gather``: the host first collects the scattered parts of what is copied.
+    - ``page_cache``: the operating system keeps what it read.
+    - ``overlapped``: the share of the bandwidth that is left while the compute stream works.
+    - ``unpack``: quantised experts are dequantised after their copy, before they can be used.
     """
 
     peak_gb_per_s: float
@@ -54,7 +57,7 @@ class Link:
             self.check()
 
     def check(self) -> None:
-        """Raise ValueError, naming the key, for what no link can be."""
+        """Raise ValueError, naming the key, for values out of range or in conflict."""
         place = f"hardware.links.{self.name}"
         require_range(f"{place}.peak_gb_per_s", self.peak_gb_per_s, *RATES, "10**9 bytes a second")
         require_range(f"{place}.efficiency", self.efficiency, 1e-3, 1, "a share of the peak")
@@ -115,7 +118,7 @@ class Link:
             )
 
     def hop_ns(self, moved_bytes: int) -> int:
-        """One service that shares the link with nothing."""
+        """The time of one service that has the link to itself."""
         rate = self.bytes_per_s
         if self.reads is not None:
             copy_s = self.reads.time_s(moved_bytes, rate)
@@ -130,7 +133,7 @@ class Link:
         return self.latency_ns + self._more_calls(moved_bytes) + round(copy_s * NS_PER_S)
 
     def _more_calls(self, moved_bytes: int) -> int:
-        """ns of the calls that a service of so many bytes takes beyond ``calls``."""
+        """The time, in ns, of the calls beyond ``calls`` that so many bytes make necessary."""
         if not self.call_bytes:
             return 0
         return max(0, -(-moved_bytes // self.call_bytes) - self.calls) * us(self.per_call_us)
@@ -147,11 +150,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Compute:
-    """``max(flops / (peak * efficiency), bytes / (bandwidth * efficiency)) + launches * launch``
-    for each operation.
+    """The device's compute, as a roofline.
 
-    ``dequantise_launches``: 0 where the expert's own kernels read quantised weights; else before
-    each use they are written out in 16 bits, in so many launches, and read from there.
+    An operation takes ``max(flops / (peak * efficiency), bytes / (bandwidth * efficiency)) +
+    launches * launch``. The ``*_launches`` count the kernels of one operation.
+
+    ``dequantise_launches`` is 0 where an expert's kernels read quantised weights directly. Else
+    quantised weights are written out in 16 bits before each use, in so many launches, and are read
+    from there.
     """
 
     peak_tflops: float
@@ -179,11 +185,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class Cpu:
-    """The host's cores, for experts computed where they are: a roofline over DRAM, and a round trip
-    for each expert.
+    """The host's cores, which compute experts from DRAM: a roofline and a round trip for each.
 
-    ``round_trip_us``: activations to the host and the result back, launch and synchronisation
-    included.
+    ``round_trip_us`` is the time to bring activations to the host and the result back, launch and
+    synchronisation included.
     """
 
     peak_tflops: float
@@ -218,15 +223,19 @@ Slowed = TypeVar("Slowed", Link, Compute, Cpu)
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device and the way to it.
+    """One device and the route by which experts reach it.
 
-    ``links`` are given by name (or in a list), the one that ends at the device first, each further
-    one where the one before it begins. Where the experts rest is the far end of the last. ``ram``:
-    None, or a managed tier on the way. ``cpu``: None where experts are not computed on the host.
-    ``prediction_us``: from a gate to its forecasts (0: at once); ``forecasting``: None where
-    running gates ahead costs nothing more. ``measured``: tables that take the place of formulas.
-    ``shared_memory``: None where nobody stands in another's way. ``preset``: where the figures come
-    from; ``validated``: what was measured here.
+    - ``links``: by name, or in a list. The first ends at the device, and each further one ends
+      where the one before it begins. Experts rest at the far end of the last.
+    - ``ram``: a managed RAM tier on the route, or None.
+    - ``cpu``: None where experts are not computed on the host.
+    - ``prediction_us``: the time from a gate to its forecasts (0: at once).
+    - ``forecasting``: what running gates ahead costs; None where it costs nothing more.
+    - ``measured``: tables that take the place of formulas.
+    - ``shared_memory``: None where parties do not slow each other down.
+    - ``preset``: where the figures come from.
+    - ``validated``: whether this project measured the figures: ``measured``, ``emulated`` or
+      ``none``.
     """
 
     name: str
@@ -292,7 +301,7 @@ class Hardware:
             raise ValueError(
                 f"hardware.validated={self.validated!r}; allowed: measured, emulated, none"
             )
-        # A route that cannot be is refused here, with the machine.
+        # Computed only to refuse an impossible route here, together with the machine.
         _ = self.route
 
     @property
@@ -300,7 +309,7 @@ class Hardware:
         return gib(self.memory_gib)
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
-        """One service on a link (by number) that shares it with nothing."""
+        """The time of one service that has link number ``link`` to itself."""
         one = self.links[link]
         if self.measured is not None and one.name in self.measured.copy_us:
             return time_ns(self.measured.copy_us[one.name], moved_bytes)
@@ -314,15 +323,18 @@ class Hardware:
         return on_cpu or self.prediction_us > 0
 
     def unpinned(self) -> Hardware:
-        """The same machine, whose copies to the device come from pageable memory."""
+        """The same machine with copies to the device from pageable memory."""
         first, *outer = self.links
         return replace(
             self, links=(replace(first, efficiency=first.efficiency * first.pageable), *outer)
         )
 
     def together(self, uses_cpu: bool) -> Hardware:
-        """The same machine with everybody slowed by sharing one memory, as far as they do (see
-        `SharedMemory`); without that memory where those in use never ask for more than it gives.
+        """The same machine with the parties in use slowed by their shared memory, as it says.
+
+        With ``slows: always`` their rates are lowered here; with ``as_drawn`` the run slows them
+        (see `SharedMemory`). Where the parties in use never ask for more than the memory gives,
+        they no longer share it.
         """
         if self.shared_memory is None:
             return self
@@ -350,7 +362,7 @@ class Hardware:
 
     @property
     def contention(self) -> Contention | None:
-        """Who slows whom while the run goes on; None where nobody does."""
+        """How parties slow each other down during a run; None where they do not."""
         shared = (
             self.shared_memory
             if self.shared_memory and self.shared_memory.slows == "as_drawn"
@@ -367,7 +379,7 @@ class Hardware:
         return Contention(overlapped, gb_per_s(shared.gb_per_s), draws)
 
     def _rates(self) -> dict[str, float]:
-        """Bytes a second that each party draws."""
+        """The bytes a second that each party draws at full pace, by name."""
         rates = {link.name: link.bytes_per_s for link in self.links} | {
             "compute": _memory_rate(self.compute)
         }
@@ -375,12 +387,15 @@ class Hardware:
 
     @property
     def link_names(self) -> tuple[str, ...]:
-        """By number of the link."""
+        """The names of the links, by number."""
         return tuple(link.name for link in self.links)
 
     @property
     def route(self) -> Route:
-        """What decisions depend on. Raise ValueError if there is no such route."""
+        """What the controller's decisions depend on of the links and the RAM tier.
+
+        Raise ValueError if ``ram.filled_by`` is no link that ends in RAM.
+        """
         ram_link: int | None = None
         if self.ram is not None:
             outer = self.link_names[1:]
@@ -404,7 +419,7 @@ def _memory_rate(part: Compute | Cpu) -> float:
 
 
 def _named(given: object) -> tuple[Link, ...]:
-    """The links of a machine, each by the name that it is given under."""
+    """The links of a machine, each with the name under which it was given, or its number."""
     pairs: list[tuple[object, object]] = []
     if isinstance(given, Mapping):
         pairs = list(given.items())

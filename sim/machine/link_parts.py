@@ -1,5 +1,6 @@
-"""What stands behind a link's bandwidth: reads of a drive, kept pages, a host that gathers.
-Closed forms.
+"""Parts of a link: reads of a drive, the page cache, dequantisation, a host that gathers.
+
+Each gives the time of a service in closed form.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from dataclasses import dataclass
 from sim.values.units import NS_PER_S, gb_per_s, require_flag, require_number, require_range, us
 
 RATES = (1e-3, 1e5)
-"""GB/s: below any card reader, above ten times the memory of a large GPU. What lies outside is a
-slip of units.
+"""The GB/s that are accepted, from below any card reader to ten times a large GPU's memory.
+
+What lies outside is a slip of units.
 """
 
 
 @dataclass(frozen=True)
 class Reads:
-    """A drive that is read block by block: at most ``queue_depth`` reads of ``block_bytes`` are
-    asked for at once.
+    """A drive that is read block by block, with at most ``queue_depth`` reads at once.
 
-    A read's data follows ``latency_us`` after it was asked for (plus ``fault_us`` where a page
-    fault asks: then ``block_bytes`` is the readahead and ``queue_depth`` the number of threads), as
-    soon as the drive's one channel has passed on what came before. ``scattered``: an expert's
-    blocks do not lie together, and the drive passes them on at ``scattered_gb_per_s`` instead of
-    the link's bandwidth.
+    A read is of ``block_bytes``. Its data is ready ``latency_us`` after it was asked for, and is
+    passed on as soon as the drive's one channel has passed on all earlier reads. Where page faults
+    ask for the reads, each has ``fault_us`` more, ``block_bytes`` is the readahead and
+    ``queue_depth`` the number of threads. ``scattered`` says that an expert's blocks do not lie
+    together: the drive then passes them on at ``scattered_gb_per_s``, if that is less than the
+    link's bandwidth.
     """
 
     block_bytes: int
@@ -49,11 +51,11 @@ class Reads:
             )
 
     def time_s(self, moved_bytes: int, bytes_per_s: float) -> float:
-        """From the first request to the last byte.
+        """The time from the first request to the last byte, in seconds.
 
-        Read k is asked for when read k - depth is done, and passed on when it is ready and read k -
-        1 has been passed on. Either the channel never waits, or each ``queue_depth`` reads wait for
-        the first of those before them.
+        Read k is asked for when read ``k - queue_depth`` is done. It is passed on when it is ready
+        and read k - 1 has been passed on. So there are two cases, and the slower one holds: the
+        channel is busy without a break, or every ``queue_depth`` reads wait for a latency.
         """
         if moved_bytes <= 0:
             return 0.0
@@ -71,10 +73,10 @@ class Reads:
 
 @dataclass(frozen=True)
 class Pages:
-    """Main memory in which the operating system keeps what was read, and how fast that is read
-    again.
+    """The page cache: main memory in which the operating system keeps what was read.
 
-    ``overhead_us``: of each service. Contents: `sim.machine.page_cache`.
+    What is kept is read again at ``gb_per_s``, with ``overhead_us`` for each service.
+    `sim.machine.page_cache` says what is kept.
     """
 
     capacity_gib: float
@@ -87,8 +89,9 @@ class Pages:
         require_range("page_cache.overhead_us", self.overhead_us, 0, 1e7, "microseconds")
 
     def kept_ns(self, moved_bytes: int) -> int:
-        """Never 0: of services that take no time several end at one instant, and which a need
-        waited for is open.
+        """The time of a service of so many kept bytes: at least 1 ns.
+
+        Services of 0 ns would end together, and which one a need waited for would be ambiguous.
         """
         return max(
             1, us(self.overhead_us) + round(moved_bytes * NS_PER_S / gb_per_s(self.gb_per_s))
@@ -97,12 +100,13 @@ class Pages:
 
 @dataclass(frozen=True)
 class Unpack:
-    """What arrives quantised is written out before it is usable, by the link's loader, after the
-    copy: ``bits`` a weight, at ``gb_per_s`` of what is written, after ``overhead_us``. What has as
-    many bits needs nothing.
+    """Dequantisation by the link's loader, after the copy and before an expert can be used.
 
-    Source: EdgeMoE (arXiv:2308.14352) section 4.4, where a token's experts take longer to widen
-    than to read.
+    Experts are written out at ``bits`` a weight, at ``gb_per_s`` of what is written, after
+    ``overhead_us``. Experts that have as many bits or more take no time here.
+
+    Source: EdgeMoE (arXiv:2308.14352) section 4.4, where dequantising a token's experts takes
+    longer than reading them.
     """
 
     gb_per_s: float
@@ -115,7 +119,7 @@ class Unpack:
         require_range("unpack.overhead_us", self.overhead_us, 0, 1e7, "microseconds")
 
     def time_ns(self, moved_bytes: int, bits: float) -> int:
-        """After ``moved_bytes`` at ``bits`` a weight."""
+        """The time to dequantise ``moved_bytes`` that arrived at ``bits`` a weight."""
         if bits >= self.bits or moved_bytes <= 0:
             return 0
         return us(self.overhead_us) + round(
@@ -125,11 +129,11 @@ class Unpack:
 
 @dataclass(frozen=True)
 class Gather:
-    """The host copies an expert's scattered parts into one buffer, piece by piece, each piece
-    before its copy begins.
+    """The host gathers an expert's scattered parts into one buffer, in pieces of ``piece_bytes``.
 
-    ``threads`` move ``gb_per_s_per_thread`` each, together at most ``dram_gb_per_s`` of the memory
-    that they read and write (twice what they move). While a piece is copied the next is gathered.
+    A piece is gathered before its copy begins; while it is copied the next one is gathered. Each of
+    ``threads`` gathers ``gb_per_s_per_thread``. Gathering reads and writes memory, which together
+    are at most ``dram_gb_per_s``, so at most half of that is gathered.
     """
 
     threads: int
@@ -152,12 +156,12 @@ class Gather:
         )
 
     def time_s(self, moved_bytes: int, bytes_per_s: float) -> float:
-        """Gathered and copied at ``bytes_per_s``: two stages in a line, of equal pieces and a last
-        shorter one.
+        """The time to gather ``moved_bytes`` and copy them at ``bytes_per_s``, in seconds.
 
-        Of such a line the time is the largest, over the pieces k, of what gathers up to k and
-        copies from k on take; between the first and the last but one that changes evenly, so that
-        three of them are enough.
+        This is a line of two stages with equal pieces and a shorter last one. Its time is the
+        largest, over all pieces k, of gathering the pieces up to k and then copying the pieces from
+        k on. Between the first piece and the last but one this sum is linear in k. So the first,
+        the last but one and the last piece suffice.
         """
         if moved_bytes <= 0:
             return 0.0

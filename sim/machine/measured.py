@@ -1,4 +1,4 @@
-"""Times that were measured on a machine: they take the place of its formulas."""
+"""Tables of times measured on a machine, which take the place of its formulas."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ Points = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """Tables of (argument, microseconds), with straight lines between the points and beyond the
-    last two.
+    """Tables of points (argument, microseconds).
 
-    ``expert_us``: of one expert by its rows, for each precision; ``copy_us``: of a service by its
-    bytes, for each link by name; ``dense_us``: of a layer without its experts by the tokens of its
-    context, for one row. Below the first point the first one holds. ``model`` names the model whose
-    experts and layers these are ("" where there are none).
+    | table | time of | argument |
+    |---|---|---|
+    | expert_us, by precision | one expert | its rows |
+    | copy_us, by name of the link | one service | its bytes |
+    | dense_us | a layer without its experts, for one row | the tokens of its context |
+
+    Times are interpolated linearly, and extrapolated beyond the last two points. Below the first
+    point its time holds. ``model`` names the model whose experts and layers were measured ("" where
+    none were).
     """
 
     model: str = ""
@@ -40,7 +44,7 @@ class Measured:
             )
 
     def check_model(self, name: str) -> None:
-        """Raise ValueError where experts or layers of another model were measured."""
+        """Raise ValueError if experts or layers were measured of another model than ``name``."""
         if (self.expert_us or self.dense_us) and name != self.model:
             raise ValueError(
                 f"hardware.measured holds times of model {self.model}, not of {name}; choose that"
@@ -63,7 +67,7 @@ def _check(name: str, points: Points) -> None:
 
 
 def time_ns(points: Points, argument: float) -> int:
-    """What the table says, in whole ns; never below 0."""
+    """The time in a table at ``argument``, in whole ns; never below 0."""
     if len(points) == 1 or argument <= points[0][0]:
         return us(points[0][1])
     at = min(bisect_right([point[0] for point in points], argument), len(points) - 1)

@@ -1,4 +1,4 @@
-"""A Mixture-of-Experts model as sizes: parameters, bytes and the key-value cache. No weights."""
+"""A Mixture-of-Experts model as sizes, without weights: parameters, bytes, key-value cache."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sim.values.units import require_flag, require_number
 
 @dataclass(frozen=True)
 class Precision:
-    """Stored bits a weight of each projection of an expert.
+    """The stored bits a weight of each projection of an expert.
 
-    ``resident`` names the projections that every expert keeps on the device, outside the slots:
-    they never move.
+    ``resident`` names the projections of every expert that stay on the device, outside the slots,
+    and never move.
     """
 
     gate: float
@@ -23,10 +23,10 @@ class Precision:
     resident: tuple[str, ...] = ()
 
     def bits(self, matrices: int, *, resident: bool = False) -> float:
-        """Bits of the projections that move (or of those that stay), added up over an expert's
-        ``matrices``.
+        """The bits a weight, summed over those of an expert's ``matrices`` that move.
 
-        Experts of two matrices have no gate.
+        With ``resident``, summed over those that stay instead. Experts of two matrices have no
+        gate projection.
         """
         names = PROJECTIONS[-matrices:]
         return sum(
@@ -64,24 +64,24 @@ PRECISIONS = {
     # llama.cpp's Q4_K_M: super-blocks of 256 weights in 144 bytes (Q4_K) and, in the down
     # projections of half of the layers, in 210 bytes (Q6_K); the mean over layers stands for each.
     "q4_k_m": Precision(144 * 8 / 256, 144 * 8 / 256, (144 + 210) / 2 * 8 / 256),
-    # FloE section 3.2: the up projection resident in HQQ INT2, gate and down in fp16 and moved by
-    # need.
+    # FloE section 3.2: up projections are resident in HQQ INT2; gate and down projections are in
+    # fp16 and are moved when needed.
     "floe": Precision(16.0, 2 + 32 / 64, 16.0, resident=("up",)),
 }
-"""By name. Group metadata is counted where stated."""
+"""Precisions by name. Scales and zeros of groups are counted where stated."""
 AS_STORED = ("fp32", "fp16", "bf16")
-"""Precisions in which most models are stored: what is served in one of them has lost nothing."""
+"""Precisions in which most models are published: an expert served in one has lost nothing."""
 PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.items()}
-"""Bits a weight that a slot holds and a load moves, over all three projections of an expert."""
+"""Bits that a slot holds and a load moves, for each weight of an expert's three projections."""
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Keys and values compressed into one vector of a layer's cache (DeepSeek-V2's MLA): widths by
-    head, or in all.
+    """Attention whose keys and values are cached as one compressed vector (DeepSeek-V2's MLA).
 
-    ``query_rank``: 0 where queries are not compressed. ``kv_rank`` and ``rope_dim`` together are
-    what is cached.
+    ``query_rank`` is the width of compressed queries, 0 where they are not compressed. ``kv_rank``
+    and ``rope_dim`` together are the width of what a layer caches. ``nope_dim``, ``rope_dim`` (of
+    queries) and ``value_dim`` are widths of one head.
     """
 
     query_rank: int
@@ -106,29 +106,29 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class Model:
-    """A transformer of which ``sites`` layers choose among ``experts``: attention, a router,
-    experts, shared experts.
+    """The sizes of a transformer with experts in ``sites`` of its layers.
 
-    ``expert_matrices`` matrices of hidden x ``expert_intermediate`` make an expert (with
-    ``expert_biases`` parameters beside them, never below 16 bits). ``shared_intermediate``: width
-    of all experts that every token runs.
+    Such a layer has attention, a router, ``experts`` and maybe shared experts.
 
-    Layers without experts have a feed-forward block of ``dense_intermediate``:
-    ``leading_dense_layers`` stand before the first site, ``dense_layers_per_site`` before every
-    one. The first ``encoder_sites`` sites are an encoder's; the others' layers then have
-    cross-attention, too. ``other_site_params`` and ``other_params``: what else a layer with
-    experts, and the model, has (biases, norms of queries and keys, gates of shared experts).
-
-    The last ``null_experts`` of ``experts`` are choices that compute nothing: they have no weights,
-    and nothing needs them.
-
-    ``gates_of`` names the model whose gates are replayed where that is another one than the model
-    whose sizes these are (``sizes_of``): a transplant. ``whole``: the sites, experts and top-k that
-    the model of these sizes really has; None where nobody knows (``sim.setup.build`` looks them up
-    in ``conf/model``).
-
-    ``stored``: the precision of the published weights, if it is none of ``AS_STORED``: served so,
-    nothing is lost.
+    - An expert has ``expert_matrices`` matrices of hidden x ``expert_intermediate``, and
+      ``expert_biases`` parameters beside them, which never have fewer than 16 bits.
+    - ``shared_intermediate`` is the width of all shared experts together: those that every token
+      runs.
+    - Layers without experts have a feed-forward block of ``dense_intermediate``.
+      ``leading_dense_layers`` of them stand before the first site, ``dense_layers_per_site`` before
+      every site.
+    - The first ``encoder_sites`` sites are an encoder's. The layers of the other sites then have
+      cross-attention, too.
+    - ``other_site_params`` and ``other_params`` count what else a layer with experts, and the
+      model, has: biases, norms of queries and keys, gates of shared experts.
+    - The last ``null_experts`` of ``experts`` compute nothing. They have no weights and are never a
+      need.
+    - ``gates_of`` and ``sizes_of`` are given for a transplant: they name the model whose gates are
+      replayed and the model whose sizes these are.
+    - ``whole`` has the sites, experts and top-k of the published model with these sizes. It is None
+      where they are not known (``sim.setup.build`` looks them up in ``conf/model``).
+    - ``stored`` is the precision of the published weights: an expert served in it has lost nothing.
+      It matters where it is none of ``AS_STORED``.
     """
 
     name: str
@@ -247,8 +247,9 @@ class Model:
 
     @property
     def part(self) -> str | None:
-        """The label of a model that has other layers or experts than the published one of its name,
-        without being a transplant.
+        """The label of a model with other layers or experts than the published one of its name.
+
+        None for a transplant, and where nothing differs.
         """
         if self.gates_of is not None or not self._differences:
             return None
@@ -256,7 +257,7 @@ class Model:
 
     @property
     def _differences(self) -> list[str]:
-        """What of ``whole`` these layers and experts are, as far as they are not all of them."""
+        """How the layers and experts differ from those in ``whole``, in words."""
         sites, experts, top_k = self.whole or (self.sites, self.experts, self.top_k)
         layers = "MoE layers" if self.dense_intermediate else "layers"
         return [
@@ -271,14 +272,14 @@ class Model:
         ]
 
     def keeps(self, precision: str) -> bool:
-        """Whether weights served at this precision have lost nothing."""
+        """Whether weights served at ``precision`` have lost nothing."""
         return precision in (*AS_STORED, self.stored)
 
     # ---- experts
 
     @property
     def stored_experts(self) -> int:
-        """Experts of a site that have weights."""
+        """How many experts of a site have weights."""
         return self.experts - self.null_experts
 
     @property
@@ -286,11 +287,11 @@ class Model:
         return self.expert_matrices * self.hidden * self.expert_intermediate + self.expert_biases
 
     def expert_bytes(self, precision: str) -> int:
-        """What a slot holds of one expert and a load moves, at most."""
+        """The bytes of one expert that a slot holds, and that a load moves at most."""
         return ceil(self._expert_bits(precision, resident=False) / 8)
 
     def resident_bytes(self, precision: str) -> int:
-        """What of one expert is on the device in any case, outside the slots."""
+        """The bytes of one expert that always are on the device, outside the slots."""
         return ceil(self._expert_bits(precision, resident=True) / 8)
 
     def _expert_bits(self, name: str, *, resident: bool) -> float:
@@ -313,15 +314,16 @@ class Model:
 
     @property
     def attention_params(self) -> int:
-        """Of one attention of a layer: its projections."""
+        """The parameters of one attention: its projections."""
         if self.latent is not None:
             return self.latent.params(self.hidden, self.heads)
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     @property
     def attention_flops(self) -> int:
-        """For each pair of a token and one that it attends to, in one layer. Compressed ones are
-        not unfolded.
+        """The operations for each pair of a token and one that it attends to, in one layer.
+
+        Compressed keys and values (``latent``) are used as they are, not unfolded.
         """
         if self.latent is not None:
             return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
@@ -329,8 +331,9 @@ class Model:
 
     @property
     def cross_kv_params(self) -> int:
-        """Of a decoder layer's cross-attention, what runs over the prompt once; 0 where there is
-        no encoder.
+        """The parameters of a decoder layer's cross-attention that run over the prompt once.
+
+        0 where there is no encoder.
         """
         return self.hidden * self.head_dim * 2 * self.kv_heads if self.encoder_sites else 0
 
@@ -338,13 +341,11 @@ class Model:
         return site < self.encoder_sites
 
     def layers_at(self, site: int) -> int:
-        """Layers from the end of the site before to the end of this one."""
+        """How many layers belong to a site: its own, and those without experts before it."""
         return 1 + self.dense_layers_per_site + (self.leading_dense_layers if site == 0 else 0)
 
     def block_params(self, site: int) -> int:
-        """What is no expert in the layers of a site: its own, and those without experts before
-        it.
-        """
+        """The parameters of a site's dense block: all of its layers but the routed experts."""
         crosses = self.encoder_sites > 0 and not self.is_encoder(site)
         layer = self.attention_params * (1 + crosses) + (2 + crosses) * self.hidden
         dense = self.expert_matrices * self.hidden * self.dense_intermediate
@@ -359,7 +360,7 @@ class Model:
         )
 
     def block_bytes(self, site: int) -> int:
-        """What is streamed for a site where dense weights are not resident."""
+        """The bytes that are streamed for a site where its dense block is not resident."""
         return ceil(self.block_params(site) * self.dense_bits / 8)
 
     @property
@@ -368,8 +369,10 @@ class Model:
 
     @property
     def dense_params(self) -> int:
-        """Everything that is no expert: layers, final norms, embedding and LM head (one matrix
-        where they are tied).
+        """All parameters but those of experts.
+
+        These are the dense blocks, the final norms, the embedding and the LM head (one matrix where
+        they are tied).
         """
         blocks = sum(self.block_params(site) for site in range(self.sites))
         norms = self.hidden * (2 if self.encoder_sites else 1)
@@ -390,12 +393,12 @@ class Model:
 
     @property
     def active_params(self) -> int:
-        """What one token uses of them, the whole embedding counted."""
+        """The parameters that one token uses, with the whole embedding counted."""
         return self.dense_params + self.sites * self.top_k * self.expert_params
 
     @property
     def layer_kv_bytes(self) -> int:
-        """What one layer keeps of one token: keys and values, or what they are made from."""
+        """The bytes that one layer caches of one token: keys and values, or their compression."""
         width = 2 * self.kv_heads * self.head_dim
         if self.latent is not None:
             width = self.latent.kv_rank + self.latent.rope_dim
@@ -403,15 +406,18 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers that keep them. An encoder's keep none: of a
-        prompt's tokens the decoder's cross-attention keeps them.
+        """The cached bytes of one token over all layers that cache.
+
+        An encoder's layers cache nothing. A prompt's tokens are cached by the decoder's
+        cross-attention.
         """
         layers = sum(self.layers_at(site) for site in range(self.encoder_sites, self.sites))
         return layers * self.layer_kv_bytes
 
     def check_trace(self, shape: ModelShape, trace_name: str, null_experts: int = 0) -> None:
-        """Raise ValueError unless the trace's gates, of which the last ``null_experts`` choices
-        compute nothing, are this model's, or are declared as a transplant.
+        """Raise ValueError unless a trace's gates are this model's, or a declared transplant.
+
+        ``null_experts`` is how many of the trace's experts compute nothing.
         """
         ours, theirs = (
             (self.sites, self.experts, self.top_k),

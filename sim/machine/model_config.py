@@ -1,7 +1,6 @@
-"""A model's sizes from its transformers ``config.json``: no weights, no torch.
+"""Computes a model's sizes from its transformers ``config.json``, without weights or torch.
 
-Every key is either read, or known to change no size, or refused: a key that nobody knows may hide a
-layer.
+Every key is either read, or known to change no size, or refused: an unknown key may hide a layer.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ READ = {
     "vocab": ("vocab_size",),
     "width": ("intermediate_size", "d_ff", "encoder_ffn_dim"),
 }
-"""What every model has, by the names that configurations give it. ``width``: of the experts, or of
-dense blocks where ``moe_intermediate_size`` gives the experts'."""
+"""Sizes that every model has, with the keys under which configurations give them.
+
+``width`` is that of the experts; where ``moe_intermediate_size`` gives theirs, of dense blocks.
+"""
 MORE = (
     "num_key_value_heads",
     "head_dim",
@@ -167,16 +168,17 @@ FULL_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 """Layer types whose attention has the same weights."""
 SIDES = ("encoder", "decoder")
 TOP_K_OF = {"switch_transformers": 1, "nllb-moe": 2}
-"""Where the code, not the configuration, says how many are chosen."""
+"""Top-k by ``model_type``, where it stands in the model's code and not in its configuration."""
 
 
 class ConfigError(ValueError):
-    """A configuration whose sizes cannot be told; the message says what was found."""
+    """A configuration from which no sizes can be computed; the message says what was found."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration in a ``config.json``; the text part of one that has several. Raise
-    ConfigError.
+    """The configuration in a ``config.json``; its ``text_config``, where it has one.
+
+    Raise ConfigError for a file that cannot be read or is no configuration.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -197,8 +199,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def model_from_config(config: Config, name: str, source: str) -> Model:
-    """The sizes of the model that ``config`` describes. Raise ConfigError for what it does not
-    say or nobody knows.
+    """The sizes of the model that ``config`` describes.
+
+    Raise ConfigError where it lacks a size, or has unknown keys or unsupported layers.
     """
     _check_known(config, name)
     hidden, width = _number(config, "hidden", name), _number(config, "width", name)
@@ -273,7 +276,7 @@ def _check_known(config: Config, name: str) -> None:
 
 
 def _optional(config: Config, key: str) -> int:
-    """A size, 0 where there is none."""
+    """The size under ``key``, 0 where there is none."""
     value = config.get(key)
     if value is None:
         return 0
@@ -326,10 +329,10 @@ def _latent(config: Config) -> LatentAttention | None:
 def _other(
     config: Config, hidden: int, heads: int, kv_heads: int, head_dim: int, experts: int
 ) -> int:
-    """Biases, norms of queries and keys, gates of shared experts: of one layer with experts."""
+    """``Model.other_site_params``: biases, norms of queries and keys, gates of shared experts."""
     kind = str(config.get("model_type"))
     projected = (heads + 2 * kv_heads) * head_dim
-    # qkv_bias is Qwen2-MoE's, true where it is not given; attention_bias counts the output's, too.
+    # qkv_bias is Qwen2-MoE's key, true by default; attention_bias counts the output's bias, too.
     total = projected if config.get("qkv_bias", kind == "qwen2_moe") else 0
     if config.get("attention_bias", kind == "gpt_oss"):
         total += projected + hidden
@@ -349,8 +352,9 @@ def _other(
 
 
 def _other_once(config: Config, hidden: int, width: int, heads: int, dense_layers: int) -> int:
-    """Of the whole model: positions by head, biases beside the experts' (of both sides of an
-    encoder-decoder).
+    """``Model.other_params``: relative positions by head, biases outside of experts.
+
+    Those of both sides of an encoder-decoder model are counted.
     """
     kind = str(config.get("model_type"))
     if kind == "switch_transformers":
@@ -358,8 +362,8 @@ def _other_once(config: Config, hidden: int, width: int, heads: int, dense_layer
     if kind == "phimoe":
         return hidden + (_optional(config, "vocab_size") if config.get("lm_head_bias") else 0)
     if kind == "nllb-moe":
-        # An encoder layer has one attention (4) and two norms, a decoder layer two and three; two
-        # norms at the ends.
+        # Biases in units of hidden: an encoder layer has one attention (4) and two norms (2), a
+        # decoder layer two (8) and three (3), together 17. Each side ends with one more norm.
         return hidden * (17 * _optional(config, "encoder_layers") + 2) + dense_layers * (
             width + hidden
         )
@@ -367,8 +371,10 @@ def _other_once(config: Config, hidden: int, width: int, heads: int, dense_layer
 
 
 def _layers(config: Config, name: str) -> tuple[int, int, int, int]:
-    """Leading layers without experts, such layers before every site, sites, and how many are an
-    encoder's.
+    """How layers with and without experts alternate.
+
+    Returns four numbers: leading layers without experts, layers without experts before every site,
+    sites, and how many of the sites are an encoder's.
     """
     layers = _number(config, "sites", name)
     if config.get("is_encoder_decoder"):
@@ -426,7 +432,7 @@ def _encoder_decoder(config: Config, layers: int, name: str) -> tuple[int, int, 
 
 
 def _sparse(config: Config, side: str, layers: int, name: str) -> int:
-    """Layers with experts on one side: every so many, from the end of the first group on."""
+    """How many layers of one side have experts: the last of every group of so many layers."""
     count, step = (
         _optional(config, f"num_sparse_{side}_layers"),
         _optional(config, f"{side}_sparse_step"),
@@ -442,7 +448,7 @@ def _sparse(config: Config, side: str, layers: int, name: str) -> int:
 
 
 def config_text(model: Model, source: Path) -> str:
-    """``model`` as a file of conf/model."""
+    """``model`` as the text of a file of ``conf/model``."""
     lines = [
         f"# {model.name}, from {source.name} by python -m sim.models.",
         "_target_: sim.machine.Model",

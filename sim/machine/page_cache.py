@@ -1,5 +1,6 @@
-"""What the operating system keeps of files that were read: part of the machine, never a
-decision.
+"""The operating system's page cache: which experts it keeps of those read from files.
+
+It is part of the machine; the controller neither knows nor decides what it holds.
 """
 
 from __future__ import annotations
@@ -8,11 +9,10 @@ from collections import OrderedDict
 
 
 class PageCache:
-    """Whole experts, least recently read first, at most ``capacity_bytes`` of them; empty at the
-    start.
+    """An LRU cache of whole experts that holds at most ``capacity_bytes`` and begins empty.
 
-    An expert larger than the cache is never kept. Linux ages pages in two lists and reads ahead;
-    what it keeps of a cyclic stream is therefore somewhat more than this.
+    An expert larger than the cache is never kept. Linux ages pages in two lists and reads ahead, so
+    of a cyclic stream it keeps somewhat more than this.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -21,8 +21,9 @@ class PageCache:
         self._held = 0
 
     def read(self, key: int, size: int) -> bool:
-        """Read ``key``, of ``size`` bytes; whether all of it was kept. It is, and is the most
-        recent, from now on.
+        """Read ``size`` bytes of ``key``; return whether all of them were in the cache.
+
+        If they fit the cache they are kept from now on, as the most recent.
         """
         kept = self._bytes.pop(key, 0)
         self._held -= kept

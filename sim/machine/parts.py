@@ -1,5 +1,6 @@
-"""What a machine has besides links and arithmetic: host time, a managed RAM, what running gates
-ahead costs, one memory for several.
+"""Parts of a machine besides links and compute.
+
+They are host time, a managed RAM tier, the cost of running gates ahead, and shared memory.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from sim.values.units import require_number, require_range, us
 
 @dataclass(frozen=True)
 class Host:
-    """Host time: before a gate (``sync``), after it (``issue``), after an idle wait (``wake``),
-    at a site's end.
+    """Host time that the compute stream waits for.
+
+    It is spent before a gate (``sync``), after it (``issue``), after an idle wait (``wake``) and at
+    a site's end (``post``).
     """
 
     sync_us: float = 0.0
@@ -33,8 +36,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Ram:
-    """RAM whose contents are managed: ``capacity_gib`` for experts, at the inner end of the link
-    ``filled_by``.
+    """A RAM tier whose contents the controller manages.
+
+    It has ``capacity_gib`` for experts and lies at the inner end of the link ``filled_by``.
     """
 
     capacity_gib: float
@@ -46,9 +50,10 @@ class Ram:
 
 @dataclass(frozen=True)
 class Forecasting:
-    """What it costs to run the gates of later sites ahead: their matrices are read and multiplied
-    ``on`` the device's compute stream, before the gate whose input they are fed, or on the host's
-    ``cpu``, which answers later.
+    """The cost of running the gates of later sites ahead: their matrices are read and multiplied.
+
+    ``on`` says where. On ``compute``, the device's compute stream, that happens before the gate
+    whose input they are fed. On the host's ``cpu`` the forecasts come later than the gate.
     """
 
     on: str
@@ -62,13 +67,14 @@ class Forecasting:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """One memory that several ``parties`` draw from (``compute``, ``cpu``, links by name),
-    ``gb_per_s`` in all.
+    """One memory of ``gb_per_s`` that several ``parties`` draw from.
 
-    Where those of them that a system uses would together draw more, each is slowed by the same
-    factor, all the time: as though all drew at once (``slows: always``; a run with ``shared_memory:
-    null`` is the other extreme), or while those that are at work draw more (``slows: as_drawn``,
-    `sim.machine.contention`).
+    Parties are ``compute``, ``cpu`` and links by name. Where they would draw more than the memory
+    gives, each is slowed by the same factor:
+
+    - ``slows: always``: all the time, as though all parties that the system uses drew at once. A
+      run with ``shared_memory: null`` is the other extreme.
+    - ``slows: as_drawn``: only while the parties at work draw more (`sim.machine.contention`).
     """
 
     gb_per_s: float

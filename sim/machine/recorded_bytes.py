@@ -1,9 +1,8 @@
-"""What an expert took in the engine that recorded a trace: a file beside the routes that some
-formats have.
+"""The sizes that experts had in the engine that recorded a trace, where a trace tells them.
 
-Runs of that trace's own model take these sizes, site by site, at the precision that the engine
-stored its experts at (the header's ``dtype``); at every other precision, and for another model's
-sizes, the model's nominal ones.
+They stand in a file beside the routes. Runs of the trace's own model take these sizes, site by
+site, at the precision in which the engine stored its experts (the header's ``dtype``). At every
+other precision, and with another model's sizes, runs take the model's nominal sizes.
 """
 
 from __future__ import annotations
@@ -17,33 +16,30 @@ from sim.traces.header import Header
 from sim.traces.residency_log import EXPERT_BYTES_FILE, read_expert_bytes
 
 MOST_APART = 2.0
-"""The most that recorded bytes may be of nominal ones, or the other way round, on the mean of
-the sites.
-"""
+"""The largest ratio of recorded to nominal bytes, or the reverse, in the mean over sites."""
 
 
 @dataclass(frozen=True)
 class RecordedBytes:
-    """``by_site``: bytes of one expert. ``stored_as``: the engine's name of how its experts are
-    stored.
-    """
+    """The bytes of one expert, by site, and the engine's name of the format it stored them in."""
 
     by_site: tuple[int, ...]
     stored_as: str
 
     @property
     def precision(self) -> str | None:
-        """The precision that ``stored_as`` is a name of, if it is one's."""
+        """The precision that ``stored_as`` names, or None."""
         name = self.stored_as.lower()
         return name if name in PRECISIONS else None
 
     def sizes(self) -> Mapping[str, Sequence[int]]:
-        """Bytes by site, by the name of the precision that has them."""
+        """The bytes by site, under the name of their precision; empty if it is unknown."""
         return {} if self.precision is None else {self.precision: self.by_site}
 
     def told(self, precisions: Sequence[str]) -> str | None:
-        """What a reader of a run at these precisions must know, if its sizes are not the
-        recorded ones.
+        """What to tell the reader of a run at ``precisions`` that does not take these sizes.
+
+        None where the run takes them.
         """
         if self.precision in precisions:
             return None
@@ -62,11 +58,10 @@ class RecordedBytes:
 
 
 def recorded_bytes(directory: Path, header: Header, model: Model) -> RecordedBytes | None:
-    """What the trace at ``directory`` tells of its own model's experts; None if nothing, or for
-    another's sizes.
+    """The recorded sizes of the trace at ``directory``.
 
-    Raise `TraceError` for a file that cannot be, ValueError where such bytes are no size of this
-    model's experts.
+    None if it has none, or if ``model`` is a transplant. Raise `TraceError` for a malformed file,
+    ValueError where the bytes are more than `MOST_APART` times the model's, or less than that part.
     """
     if EXPERT_BYTES_FILE not in header.files or model.transplant is not None:
         return None

@@ -1,3 +1,1 @@
-"""What concerns the whole process: ending it cleanly, orphaned workers, and data shared by its
-runs.
-"""
+"""Matters of the whole process: ending it cleanly, orphaned workers, data that its runs share."""

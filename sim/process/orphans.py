@@ -1,4 +1,4 @@
-"""Processes whose parent is gone."""
+"""Ends worker processes whose parent is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from multiprocessing.connection import wait
 
 
 def leave_with_parent() -> None:
-    """End this process when its parent is gone: one that was killed cannot tell its workers."""
+    """End this process once its parent is gone; a parent that was killed cannot tell its workers.
+
+    A thread watches the parent.
+    """
     parent = parent_process()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""What several runs of one process share: traces and workloads, which no run changes."""
+"""A cache of what several runs of one process share, such as traces, which no run changes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class Shared:
-    """The ``most`` things used last, by what they were made from. ``most=0`` keeps nothing."""
+    """Keeps the ``most`` values used last, each under its key; ``most=0`` keeps nothing."""
 
     def __init__(self, most: int = 16) -> None:
         self._most = most
         self._kept: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made under ``key``, or ``make()``, which is kept."""
+        """The value kept under ``key``, else ``make()``, which is kept from then on."""
         found: T = self._kept.pop(key) if key in self._kept else make()
         self._kept[key] = found
         while len(self._kept) > self._most:

@@ -1,1 +1,1 @@
-"""Figures of runs, and the page that holds them."""
+"""Reports of runs: their figures, and the runs read back for them."""

@@ -1,4 +1,4 @@
-"""The figures of a report. Each draws on its axes what runs have; every axis says its unit."""
+"""Draws the figures of a report: one function each, which draws runs on the axes it is given."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFETCH_ENDS = (
 )
 MARKERS = "osD^v"
 NAME_POINTS = 9.0
-"""Height of a name in a figure, in points."""
+"""The height of a name in a figure, in points."""
 
 
 def systems(axis: Any, runs: Runs) -> None:
@@ -147,7 +147,7 @@ def memory(axis: Any, runs: Runs) -> None:
     for run in runs:
         found = run.resident_gib()
         if found is not None:
-            # It changes with every transfer: shown is its mean over each part of the time.
+            # The value changes with every transfer, so its mean over each interval is shown.
             edges = np.linspace(0, run.summary["makespan_s"], BINS + 1)
             axis.plot((edges[:-1] + edges[1:]) / 2, means_between(*found, edges), label=run.label)
         elif run.is_staged:
@@ -175,12 +175,12 @@ def pareto(axis: Any, runs: Runs) -> None:
     speed = np.array([run.summary["decode_tokens_per_s"] or 0 for run in runs], float)
     proxy = [run.summary["quality_proxy"] for run in runs]
     loss = np.array([(each["low_mass"] or 0) + (each["skip_mass"] or 0) for each in proxy])
-    # What is lost counts from a run's own highest precision, so only runs that share it can beat
-    # each other.
+    # A loss is relative to a run's own highest precision, so only runs that share that precision
+    # can beat each other.
     classes = list(dict.fromkeys(run.highest_precision for run in runs))
     for precision, marker in zip(classes, cycle(MARKERS), strict=False):
         inside = [i for i, run in enumerate(runs) if run.highest_precision == precision]
-        # What knows the future, or does what no machine can, is no system and beats nobody.
+        # A run that knows the future, or does what no machine can, is no system and beats nobody.
         on_front = front(
             speed[inside],
             np.where([runs[i].labels.is_system for i in inside], loss[inside], np.nan),
@@ -203,7 +203,7 @@ def pareto(axis: Any, runs: Runs) -> None:
         ylim=(0, 1.12 * (speed.max() or 1)),
     )
     axis.margins(x=0.2)
-    # Room for names left of 0, but no negative shares.
+    # The margin left of 0 makes room for names, but gets no ticks: shares are never negative.
     limits = axis.get_xlim()
     axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= limits[1]])
     axis.set_xlim(limits)
@@ -215,7 +215,7 @@ def pareto(axis: Any, runs: Runs) -> None:
 
 
 def _name_points(axis: Any, x: Any, y: Any, names: Sequence[str]) -> None:
-    """Names right of points, each above the one below where points are near."""
+    """Write names right of their points; where points are near, one above the other."""
     bottom = -np.inf
     for i in np.argsort(y, kind="stable"):
         at = axis.transData.transform((x[i], y[i]))[1] * 72 / axis.figure.dpi
@@ -242,14 +242,13 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any, Runs], None], str | None]] = {
     "prefetches": ("What becomes of prefetches?", prefetches, None),
     "pareto": ("What does speed cost?", pareto, None),
 }
-"""By name: the question, what draws the answer, and the table that a run must have written for
-it.
-"""
+"""By name of the figure: its question, the function that draws it, and the table that it needs."""
 
 
 def means_between(at: Any, values: Any, edges: Any) -> Any:
-    """Of a value that is ``values[i]`` from ``at[i]`` on (ascending), the mean over time between
-    each two ``edges``.
+    """The means over time, between neighbouring ``edges``, of a value that changes in steps.
+
+    The value is ``values[i]`` from ``at[i]`` on; ``at`` is ascending.
 
     >>> means_between(np.array([0.0, 1.0, 3.0]), np.array([2.0, 4.0, 8.0]), np.array([0.0, 2.0, 4.0]))
     array([3., 6.])
@@ -260,9 +259,10 @@ def means_between(at: Any, values: Any, edges: Any) -> Any:
 
 
 def token_bins(times: Sequence[Any]) -> Any:
-    """Edges of equal bins for the times of several runs, `BINS` at most: as wide as the run whose
-    times are spread most needs (Freedman and Diaconis), since times come in multiples of a load,
-    which narrow bins show as a comb.
+    """The edges of equal bins for the times of several runs, `BINS` bins at most.
+
+    A bin is as wide as the run with the widest spread needs (Freedman and Diaconis). Times come in
+    multiples of a load, which narrower bins would show as a comb.
     """
     every = np.concatenate(times)
     width = max(float(np.diff(np.histogram_bin_edges(one, "fd")[:2])[0]) for one in times)
@@ -271,12 +271,12 @@ def token_bins(times: Sequence[Any]) -> Any:
 
 
 def _beyond(ends: Any) -> tuple[float, float]:
-    """Limits of an axis of bars with these ends: the longest does not touch the frame."""
+    """The limits of an axis of bars with these ``ends``: the longest does not touch the frame."""
     return 0.0, 1.03 * (float(max(ends)) or 1.0)
 
 
 def _legend(axis: Any) -> None:
-    """Beside what is drawn, so that it hides nothing."""
+    """Put a legend beside the axes, where it hides nothing."""
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
@@ -297,8 +297,9 @@ def _token_ms(runs: Runs) -> list[tuple[ReportedRun, Any]]:
 
 
 def _decoded(runs: Runs) -> list[tuple[ReportedRun, pl.DataFrame]]:
-    """The decode lookups that count in a hit ratio. Raise ValueError for a run that does not say
-    which do.
+    """The decode lookups of each run that count in a hit ratio.
+
+    Raise ValueError for a run of an older version, which does not say which of them count.
     """
     found = []
     for run in runs:

@@ -1,6 +1,4 @@
-"""Runs read back from their files, for figures: a summary, and the tables where a run wrote
-them.
-"""
+"""Reads runs back from their files for figures: the summary, and the tables if there are any."""
 
 from __future__ import annotations
 
@@ -32,21 +30,22 @@ SHOWN = (
     "ci95",
     "makespan_s",
 )
-"""What a summary must have to be shown."""
+"""The keys that a summary must have to be shown."""
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One run. ``label`` tells it from the others."""
+    """One run of a report; ``label`` tells it from the others."""
 
     label: str
     directory: Path
     summary: Mapping[str, Any]
 
     def table(self, name: str) -> pl.DataFrame | None:
-        """A table of the run, None where it wrote only a summary. Raise ValueError for one that
-        cannot be read.
+        """A table of the run; None where the run wrote only a summary.
+
+        Raise ValueError for a table that cannot be read.
         """
         place = self.directory / f"{name}.parquet"
         if not place.is_file():
@@ -64,13 +63,14 @@ class ReportedRun:
 
     @property
     def highest_precision(self) -> str:
-        """What its experts are served at when nothing is lost."""
+        """The precision at which experts are served when nothing is lost."""
         return str(next(iter(self.summary["budget"]["slots"])))
 
     @cached_property
     def plane(self) -> int | None:
-        """Keys of one precision (contract C3); None without the run's
-        configuration.
+        """The number of keys of one precision (contract C3).
+
+        None without the run's configuration.
         """
         place = self.directory / "config.yaml"
         if not place.is_file():
@@ -80,13 +80,15 @@ class ReportedRun:
 
     @property
     def is_staged(self) -> bool:
-        """Whether it serves from staging, of which no table tells what has left."""
+        """Whether the run serves from staging; no table tells what leaves staging."""
         return bool(self.summary["contracts"]["staging_slots"])
 
     def resident_gib(self) -> tuple[Any, Any] | None:
-        """Times in s, the first 0, and GiB of experts in the device's pools from each on: arrivals
-        at their end, evictions when their transfer's last hop begins, further victims at their
-        gate. None without tables, and of a run that serves from staging.
+        """The GiB of experts in the device's pools over time.
+
+        Returns times in s, of which the first is 0, and the GiB from each of them on. Arrivals
+        count from their end, first victims until the last hop of their transfer begins, further
+        victims until their gate. None without tables, and for a run that serves from staging.
         """
         transfers, decisions, lookups = (
             self.table(name) for name in ("transfers", "decisions", "lookups")
@@ -105,14 +107,14 @@ class ReportedRun:
         gate_ns = lookups.group_by("tick").agg(pl.col("gate_ns").min())
         sizes = dict(enumerate(budget["slot_bytes"].values()))
         size_of = pl.col("key").floordiv(plane).replace_strict(sizes, return_dtype=pl.Int64)
-        # The first victim of a transfer stands in its row; further ones, and what is trimmed, only
-        # among the decisions.
+        # The first victim of a transfer stands in the transfer's row; further victims, and trimmed
+        # keys, stand only among the decisions.
         firsts = experts.filter(pl.col("victim").is_not_null()).select(
             at=pl.col("start_ns"), key=pl.col("victim")
         )
         others = decisions.filter(pl.col("kind") == "evict").join(gate_ns, on="tick", how="inner")
         gone = pl.concat([firsts, others.select(at=pl.col("gate_ns"), key=pl.col("key"))])
-        # What was cut and given up has an end, too, but never came.
+        # Transfers that were cut and given up have an end, too, but never arrived.
         arrived = experts.filter(
             pl.col("end_ns").is_not_null() & (pl.col("outcome") != "dropped").fill_null(True)
         )
@@ -127,7 +129,10 @@ class ReportedRun:
 
 
 def read_runs(directories: list[Path]) -> list[ReportedRun]:
-    """Raise ValueError for a directory that holds no run."""
+    """The runs in ``directories``, labelled.
+
+    Raise ValueError for a directory that holds no run, and for runs of different work.
+    """
     found = []
     for directory in directories:
         place = directory / "summary.json"
@@ -151,9 +156,7 @@ def read_runs(directories: list[Path]) -> list[ReportedRun]:
 
 
 def _check_same_work(names: list[str], summaries: list[Mapping[str, Any]]) -> None:
-    """Raise ValueError unless all runs did the same work: what they do with different work is no
-    comparison.
-    """
+    """Raise ValueError unless all runs did the same work, without which they do not compare."""
     for name, one in zip(names, summaries, strict=True):
         for (what, ours), theirs in zip(
             _work(summaries[0]).items(), _work(one).values(), strict=True
@@ -167,7 +170,7 @@ def _check_same_work(names: list[str], summaries: list[Mapping[str, Any]]) -> No
 
 
 def _work(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What runs share that can be drawn in one chart, by name."""
+    """The work of a run, by name: what must be equal for runs in one chart."""
     trace, contracts = summary["trace"], summary["contracts"]
     return {
         "number of sequences": trace["sequences"],
@@ -190,7 +193,7 @@ def _work(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labels(summaries: list[Mapping[str, Any]]) -> list[str]:
-    """The system, and what else tells the runs apart."""
+    """A label for each run: its system, and whatever else tells the runs apart."""
     parts = [
         [
             each["system"],

@@ -1,3 +1,4 @@
-"""The papers' claims beside what the simulator says (``python -m sim.reproduce``;
-docs/papers.md).
+"""Recomputes the papers' claims with the simulator: ``python -m sim.reproduce``.
+
+docs/papers.md explains roles, rules and verdicts.
 """

@@ -1,10 +1,11 @@
-"""``python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [recorded=MODEL:DIR]
-[output_dir=DIR] [processes=2]``.
+"""``python -m sim.reproduce``: recompute the papers' claims, and say which hold (docs/papers.md).
 
-Recompute the papers' claims, each by its role, and say which hold (docs/papers.md). Runs are kept
-in ``output_dir``: a killed call goes on where it was. ``phone`` adds the recorded phone run,
-``recorded`` the gains over LRU and LFU on one more trace. Exit code 2 and one message for what is
-asked wrongly.
+    python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [recorded=MODEL:DIR]
+        [output_dir=DIR] [processes=2]
+
+Each claim is judged by its role. ``phone`` adds the recorded phone run, ``recorded`` the gains over
+LRU and LFU on one more trace. Runs are kept in ``output_dir``: a killed call goes on where it was.
+A wrong request ends with one message and exit code 2.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Asked:
 
 
 def asked(words: Sequence[str]) -> Asked:
-    """The command line. Raise ValueError for a word that nothing knows."""
+    """The request on the command line; raise ValueError for an unknown argument or value."""
     given = {
         "paper": ",".join(PAPERS),
         "output_dir": "outputs/reproduce",
@@ -84,7 +85,7 @@ def asked(words: Sequence[str]) -> Asked:
 def outcomes_of(
     paper: Paper, runner: Runner, only: Sequence[str] | None = None
 ) -> dict[str, Outcome]:
-    """Every experiment of the paper (or ``only`` some), with progress."""
+    """Run every experiment of the paper (or ``only`` some) and show progress; outcomes by name."""
     constants = calibrated(paper, runner)
     chosen = {name: one for name, one in paper.experiments.items() if only is None or name in only}
     found = {
@@ -118,7 +119,10 @@ def outcomes_of(
 
 
 def calibrated(paper: Paper, runner: Runner) -> dict[str, float]:
-    """The host's time a layer in us, by name: what makes an experiment's rate the published one."""
+    """The host's time for each layer, in us, by name of the constant.
+
+    It is chosen so that an experiment reaches the published rate.
+    """
     constants = {}
     for name, step in paper.calibrated.items():
         experiment = paper.experiments[step["experiment"]]

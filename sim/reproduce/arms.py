@@ -1,6 +1,4 @@
-"""One run of an experiment: its words, its trace, the configuration that they come to; each is
-run once and kept.
-"""
+"""The arms of experiments: single runs, composed from words and a trace, made once and kept."""
 
 from __future__ import annotations
 
@@ -25,18 +23,20 @@ from sim.study.plan import Plan
 from sim.values.places import CONF
 
 OWN = ("trace", "timing", "calibrated")
-"""Words that this module resolves; all others are a configuration's."""
+"""Words that this module resolves; all others belong to a configuration."""
 WRONG = "sim.reproduce.wrong.AlwaysWrong"
 
 
 class ArmError(ValueError):
-    """A run of an experiment that cannot be; says which, and why."""
+    """A run of an experiment is impossible; the message says which, and why."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: the words of its configuration, the trace it replays, and whether durations are
-    given (``timing``).
+    """One run of an experiment.
+
+    ``words`` are those of its configuration and ``trace`` names the trace that it replays.
+    ``timing`` names durations that are given outright, None where the machine's are used.
     """
 
     words: tuple[str, ...]
@@ -48,8 +48,8 @@ class Arm:
 class Job:
     """An arm with all that it needs from outside.
 
-    ``trace_dir``: the trace, ``digest`` that of its bytes; ``fits``: what was fitted on it, by the
-    predictor's option; ``timing``: durations, where they are given.
+    ``digest`` is that of the trace's bytes. ``fits`` are the files that were fitted on the trace,
+    by the predictor's option. ``timing`` has the durations, where they are given outright.
     """
 
     arm: Arm
@@ -59,7 +59,7 @@ class Job:
     timing: Timing | None
 
     def kept_at(self, folder: Path) -> Path | None:
-        """Where the result is kept in ``folder``, if it is known to be there."""
+        """The file of the result in ``folder``; None if it is not known to be there."""
         known = self.known(folder)
         if not known.exists():
             return None
@@ -67,7 +67,7 @@ class Job:
         return path if path.exists() else None
 
     def known(self, folder: Path) -> Path:
-        """The file that leads from the arm's words to the key of its result."""
+        """The file that holds the key of the result; its name follows from the arm's words."""
         fits = [keys.files_digest(path.parent.iterdir()) for path in self.fits.values()]
         timing = asdict(self.timing) if self.timing else None
         return folder / "known" / keys.wide_key(self.arm.words, self.digest, timing, fits)
@@ -78,11 +78,11 @@ def result_path(folder: Path, key: str) -> Path:
 
 
 def expand(paper: Paper, words: Sequence[str], constants: Mapping[str, float]) -> Arm:
-    """The arm of a list of words: names of lists are replaced, the later of two that say the same
-    stands.
+    """The arm that a list of words describes.
 
-    Choosing an option drops what was set in the one before it. Raise ArmError for a word that
-    nothing knows.
+    Names of lists of words are replaced by these lists. Of two words for one setting the later one
+    counts. Choosing an option drops what was set inside the option chosen before. ``constants`` are
+    the calibrated ones, by name. Raise ArmError for an unknown word or trace.
     """
     chosen: dict[str, str] = {}
     for word in _flat(paper, words):
@@ -114,8 +114,9 @@ def _flat(paper: Paper, words: Sequence[Any]) -> list[str]:
 
 
 def run_job(job: Job, folder: Path) -> bool:
-    """Make sure that the job's result is kept in ``folder``; whether it had to be run. Raise
-    ArmError.
+    """Make sure that the job's result is kept in ``folder``; return whether it had to be run.
+
+    Raise ArmError where the run is impossible.
     """
     config, fit = composed(job)
     timing = asdict(job.timing) if job.timing else None
@@ -133,7 +134,8 @@ def run_job(job: Job, folder: Path) -> bool:
 
 def composed(job: Job) -> tuple[dict[str, Any], str | None]:
     """The plain values of the arm's configuration, and the digest of the fit that they name.
-    Raise ArmError.
+
+    Raise ArmError for words that make no configuration.
     """
     wrong = "predictor=always_wrong" in job.arm.words
     words = [
@@ -145,7 +147,7 @@ def composed(job: Job) -> tuple[dict[str, Any], str | None]:
         config = make_cell(plan, {}).config
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ArmError(f"{' '.join(words)} on {job.trace_dir.name}: {error}") from error
-    # Cells share their sections: what is written goes into a copy.
+    # Cells share their sections, so the predictor's is copied before it is changed.
     predictor = dict(config["predictor"])
     if wrong:
         predictor["_target_"] = WRONG
@@ -154,7 +156,7 @@ def composed(job: Job) -> tuple[dict[str, Any], str | None]:
 
 
 def _give_fit(predictor: dict[str, Any], fits: Mapping[str, Path]) -> str | None:
-    """Point a predictor that is fitted at the fit that lies beside its trace; the fit's digest."""
+    """Give a predictor that needs a fit the one beside its trace; return its digest, or None."""
     if predictor.get("artefact", "") is not None:
         return None
     for option, path in fits.items():
@@ -166,7 +168,7 @@ def _give_fit(predictor: dict[str, Any], fits: Mapping[str, Path]) -> str | None
 
 
 def save(path: Path, measured: Measured) -> None:
-    """Write a result whole or not at all."""
+    """Write a result to ``path``, whole or not at all."""
     _write(path, json.dumps(asdict(measured)) + "\n")
 
 

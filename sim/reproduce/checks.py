@@ -1,5 +1,6 @@
-"""Worked checks beside the claims: what was drawn from which number, and how near the rest
-comes.
+"""Worked checks, printed beside the claims.
+
+They say which constants were drawn from which published numbers, and how near other numbers come.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Outcomes = Mapping[str, Outcome]
 
 
 def worked(paper: Paper, outcomes: Outcomes) -> list[str]:
-    """The lines of one paper; none for an experiment that was not run."""
+    """The lines for one paper; experiments that were not run are left out."""
     return {"hobbit": _hobbit, "edgemoe": _edgemoe, "fate": _fate, "floe": _floe}[paper.name](
         paper, outcomes
     )
@@ -120,7 +121,7 @@ def _default(outcomes: Outcomes, name: str) -> Value | None:
 
 
 def phone_lines(folder: Path) -> list[str]:
-    """The recorded phone run in ``folder``. Raise PhoneError if it is not there."""
+    """The lines for the recorded phone run in ``folder``; raise PhoneError if it is not there."""
     run = phone.read_run(folder)
     constants, found = phone.fit(run), phone.errors(run)
     return [

@@ -1,6 +1,4 @@
-"""Durations that are given outright instead of following from a machine's rates: EdgeMoE's, from
-its own numbers.
-"""
+"""EdgeMoE's durations, given outright from the paper's numbers and not from a machine's rates."""
 
 from __future__ import annotations
 
@@ -12,17 +10,21 @@ from sim.results.run import Run
 from sim.values.units import NS_PER_S
 
 EXPERT_BYTES = 768 * 3072 * 2 * 4
-"""Of Switch-base in FP32."""
+"""The bytes of an expert of Switch-base in FP32."""
 MEAN_BITS = 0.62 * 4 + 0.38 * 2
-"""38 % of the experts are in INT2, the rest in INT4 (table 2)."""
+"""The mean bits a weight: 38 % of the experts are in INT2, the rest in INT4 (table 2)."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a token computes, how it is split by its gates, bytes a second read and widened, and
-    who widens them.
+    """The numbers from which durations follow.
 
-    ``in_line``: experts are widened on the compute stream, after a load or not; else by the loader.
+    - ``compute_s``: how long a token computes.
+    - ``after_gate``: the share of that time that comes after gates.
+    - ``read_bytes_per_s``: the rate at which experts are read.
+    - ``widen_bytes_per_s``: the rate of dequantisation, in FP32 bytes.
+    - ``in_line``: experts are dequantised on the compute stream whenever they are computed; else by
+      the loader, after they are read.
     """
 
     compute_s: float
@@ -33,12 +35,12 @@ class Timing:
 
 
 def timed(run: Run, timing: Timing) -> FixedDurations:
-    """The run's durations from ``timing``. A decoder's sites share a token's compute; an encoder's
-    cost as much.
+    """The run's durations, made from ``timing``.
 
-    On the loader, widening goes by the stored bytes, so that an expert of the mean width takes its
-    time whatever part of it has been moved. Raise ValueError for a machine whose way to the device
-    has more than one link.
+    The decoder's sites share a token's compute equally, and an encoder's site costs as much as a
+    decoder's. On the loader dequantisation is charged by the stored byte, so that a part of an
+    expert takes its share of the time. An expert of the mean width takes the time of a whole
+    expert. Raise ValueError for a machine with more than one link to the device.
     """
     if len(run.hardware.links) != 1:
         raise ValueError(
@@ -61,7 +63,7 @@ def timed(run: Run, timing: Timing) -> FixedDurations:
 
 
 class ByBytes(FixedDurations):
-    """Durations given outright, a link's by its bytes alone."""
+    """Durations given outright, where a hop's time is in proportion to its bytes."""
 
     def __init__(self, dense_ns: list[int], expert_ns: list[int], s_per_byte: float) -> None:
         super().__init__(dense_ns, 0, expert_ns, {})

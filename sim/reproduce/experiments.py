@@ -1,5 +1,6 @@
-"""Experiments as runs: every point of the grid, every group, every arm; each run once, two at a
-time, kept.
+"""Runs experiments: every point of the grid, every group, every arm.
+
+Each arm is run once, several at a time, and its result is kept.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of the unstated parameters: ``default``, or which of them takes which
-    alternative.
+    """One setting of the parameters that a paper leaves unstated.
+
+    ``name`` is ``default``, or says which parameter takes which alternative. ``groups`` have the
+    arms by name.
     """
 
     name: str
@@ -51,15 +54,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment gave at its default and elsewhere in its grid; points that could not
-    run, and why.
+    """What an experiment gave: at its default, and at the other points of its grid.
+
+    ``failures`` has the points that could not run, and why.
     """
 
     default: Value | None
     grid: Mapping[str, Value] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[tuple[str, Labels], ...] = ()
-    """Of the runs at the default, by arm."""
+    """The labels of the runs at the default, under the names of their arms."""
 
     @property
     def values(self) -> list[Value]:
@@ -67,7 +71,10 @@ class Outcome:
 
 
 def points_of(paper: Paper, experiment: Experiment, constants: Mapping[str, float]) -> list[Point]:
-    """The default, then every alternative of every unstated parameter by itself."""
+    """The points of an experiment's grid.
+
+    The default comes first, then every alternative of every unstated parameter, one at a time.
+    """
     settings: list[tuple[str, Any]] = [("default", ())]
     for name, alternatives in experiment.grid.items():
         settings += [(f"{name} {_text(one)}", one) for one in alternatives[1:]]
@@ -84,8 +91,9 @@ def points_of(paper: Paper, experiment: Experiment, constants: Mapping[str, floa
 
 
 def _for_group(change: Any, place: int) -> Any:
-    """What a point changes in one group: the same in all, or what stands for each under
-    ``over``.
+    """What a point changes in the group at ``place``.
+
+    It is the same in all groups, unless the change lists one for each under ``over``.
     """
     return change["over"][place] if isinstance(change, Mapping) and "over" in change else change
 
@@ -124,7 +132,7 @@ def _group(
 
 
 class Runner:
-    """Runs arms and keeps their results in ``folder``; a killed one goes on where it was."""
+    """Runs arms and keeps their results in ``folder``, so that a killed call can be resumed."""
 
     def __init__(self, folder: Path, processes: int = 2) -> None:
         self.folder, self.processes = folder, processes
@@ -140,9 +148,7 @@ class Runner:
         return self.folder / "traces" / f"{marks}-{_synthesis_digest()}"
 
     def make_trace(self, paper: Paper, name: str) -> dict[str, Path]:
-        """Synthesise a trace and fit what its predictors need, unless they are there; the fits
-        by predictor.
-        """
+        """Synthesise a trace and fit its predictors, unless that is done; return its fits."""
         spec = dict(paper.traces[name])
         fits, place = spec.pop("fits", ()), self.trace_dir(paper, name)
         if not (place / "header.json").exists():
@@ -163,8 +169,10 @@ class Runner:
         return found
 
     def _make_traces(self, paper: Paper, names: Iterable[str]) -> dict[str, dict[str, Path]]:
-        """The fits of each. A trace is made by commands, for which a thread waits; by one where
-        names share a place.
+        """Make the traces ``names``; return the fits of each by predictor.
+
+        Traces are made by commands; threads wait for them. One thread makes all traces that share a
+        place, one after another.
         """
         places: dict[Path, list[str]] = {}
         for name in names:
@@ -185,7 +193,7 @@ class Runner:
     def results(
         self, paper: Paper, wanted: Iterable[Arm], progress: Progress
     ) -> dict[Arm, Measured | str]:
-        """The result of every arm, or why there is none."""
+        """The result of every arm in ``wanted``, or a text that says why there is none."""
         distinct = list(dict.fromkeys(wanted))
         fits = self._make_traces(paper, dict.fromkeys(arm.trace for arm in distinct))
         digests = {trace: _trace_digest(self.trace_dir(paper, trace)) for trace in fits}
@@ -200,7 +208,7 @@ class Runner:
             for arm in distinct
         ]
         missing = [job for job in jobs if job.kept_at(self.folder) is None]
-        # Neighbours share a trace, which a process reads once.
+        # Jobs of one trace come together, because a process keeps the traces it read last.
         missing.sort(key=lambda job: job.arm.trace)
         done, failures = len(distinct) - len(missing), dict[Arm, str]()
         progress(done, len(distinct))
@@ -231,8 +239,9 @@ class Runner:
 
 
 def _work(job: Job, folder: Path) -> tuple[bool, str]:
-    """Run one job in whatever process: whether it was run now, and the empty string, or why it
-    cannot run.
+    """Run one job, in any process.
+
+    Returns whether it was run now, and why it cannot run ("" if it can).
     """
     try:
         return arms.run_job(job, folder), ""
@@ -262,7 +271,10 @@ def _synthesis_digest() -> str:
 
 @cache
 def _fit_digest(option: str) -> str:
-    """Of what fits a predictor; the trace lies beside the fit."""
+    """A digest of the code and options that fit a predictor.
+
+    The trace need not count: fits lie in a folder beside their trace.
+    """
     path = CONF / "predictor" / f"{option}.yaml"
     modules = keys.target_modules(OmegaConf.to_container(OmegaConf.load(path)))
     return keys.digest(keys.code_digest("sim.fit", *sorted(modules)), keys.files_digest([path]))[
@@ -271,7 +283,7 @@ def _fit_digest(option: str) -> str:
 
 
 def _trace_digest(place: Path) -> str:
-    """Of a trace's header and files, without the day on which it was made."""
+    """A digest of a trace's header and files, without the date on which it was made."""
     data = (place / "header.json").read_bytes()
     header = {name: value for name, value in json.loads(data).items() if name != "created"}
     return keys.digest(header, trace_sha256(parse_header(data)))
@@ -281,7 +293,7 @@ def _trace_digest(place: Path) -> str:
 
 
 def arms_of(points: Sequence[Point], experiment: Experiment) -> list[Arm]:
-    """Every run that the points need."""
+    """Every arm that the points need; none for an experiment without arms."""
     if not experiment.arms:
         return []
     return [arm for point in points for group in point.groups for arm in group.values()]
@@ -294,7 +306,7 @@ def outcome(
     results: Mapping[Arm, Measured | str],
     runner: Runner,
 ) -> Outcome:
-    """The experiment's number at every point."""
+    """The experiment's value at every point, or why a point could not run."""
     values: dict[str, Value] = {}
     failures: dict[str, str] = {}
     for point in points:
@@ -317,7 +329,10 @@ def outcome(
 def _labels(
     paper: Paper, experiment: Experiment, point: Point, results: Mapping[Arm, Any], runner: Runner
 ) -> list[tuple[str, Labels]]:
-    """Of a point's runs, by arm; of a measure of the trace alone that of its gates."""
+    """The labels of a point's runs, under the names of their arms.
+
+    A measure of the trace alone has only the label of its gates.
+    """
     arms_by_name = [(name, arm) for group in point.groups for name, arm in group.items()]
     if experiment.measure[0] not in TRACE_MEASURES:
         return list(
@@ -347,7 +362,7 @@ def _value(
 
 
 def closed_outcome(paper: Paper, experiment: Experiment) -> Outcome:
-    """Of a measure that needs no run."""
+    """The outcome of an experiment whose measure needs no run."""
     name, _ = experiment.measure
     if name == "whole_decoder_over_compute":
         return Outcome(Value(whole_decoder_over_compute(model("switch_base_8"))))

@@ -1,6 +1,4 @@
-"""What the papers' numbers follow from by arithmetic: sizes of models, definitions, tables that
-must agree.
-"""
+"""The arithmetic behind papers' numbers: sizes of models, definitions, tables that must agree."""
 
 from __future__ import annotations
 
@@ -20,14 +18,12 @@ from sim.setup.sections import make_object
 
 GIB = 2**30
 EDGEMOE_EXPERT_BYTES = 768 * 3072 * 2 * 4
-"""Of Switch-base in FP32: 18 MiB."""
+"""The bytes of an expert of Switch-base in FP32: 18 MiB."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What an arithmetic is given: the claim's model, its arguments, and the paper's other
-    claims.
-    """
+    """What a check is given: the claim's model and arguments, and the paper's other claims."""
 
     paper: Paper
     model: Model | None
@@ -46,14 +42,14 @@ class Asked:
 
 @cache
 def model(name: str) -> Model:
-    """A model of ``conf/model``."""
+    """The sizes of a model of ``conf/model``, by name."""
     made = make_object(OmegaConf.to_container(configure(f"model={name}")[0].model))
     assert isinstance(made, Model)
     return made
 
 
 def compute(paper: Paper, claim: Claim) -> Any:
-    """The number, or tuple of numbers, of the claim's ``check``."""
+    """The number, or the tuple of numbers, that the claim's ``check`` computes."""
     assert claim.check is not None
     return CHECKS[claim.check](Asked(paper, model(claim.of) if claim.of else None, claim.args))
 
@@ -67,15 +63,14 @@ def _experts_params(m: Model) -> int:
 
 
 def _reuse_any(k: int, experts: int) -> float:
-    """Of ``k`` drawn evenly among ``experts``, at least one is among the ``k`` of the token
-    before.
-    """
+    """The chance that two tokens share an expert, where each draws ``k`` of ``experts`` evenly."""
     return 1 - comb(experts - k, k) / comb(experts, k)
 
 
 def _storage(asked: Asked) -> float:
-    """A Switch's file: the part that is no expert, from the printed size of Switch-base-8's, and
-    its own experts.
+    """The bytes of a Switch model's file: its own experts, and the part that is no expert.
+
+    That part follows from the printed size of Switch-base-8's file.
     """
     width, reference_width, reference = asked.args
     per_bit = EDGEMOE_EXPERT_BYTES / 32
@@ -84,28 +79,32 @@ def _storage(asked: Asked) -> float:
 
 
 def _mixed_storage(asked: Asked) -> float:
-    """GiB of a file in INT4, of whose experts a share goes to INT2."""
+    """The GiB of a file in INT4 after a share of its experts goes to INT2."""
     share, reference = asked.args
     count = asked.sizes.sites * asked.sizes.experts
     return asked.printed(reference) - float(share) * count * EDGEMOE_EXPERT_BYTES * 2 / 32 / GIB
 
 
 def _footprint_ratio(asked: Asked) -> float:
-    """All in memory, over all but the experts with a buffer of 10 of them."""
+    """The memory of a whole model, over that of all but the experts and a buffer of 10 experts."""
     whole = asked.printed("E051") * GIB
     rest = whole - asked.sizes.sites * asked.sizes.experts * EDGEMOE_EXPERT_BYTES
     return whole / (rest + 10 * EDGEMOE_EXPERT_BYTES)
 
 
 def _floe_compression(asked: Asked) -> float:
-    """fp16 over INT2 up and the active share of gate and down, without metadata."""
+    """The bytes of an expert in fp16, over those that FloE moves and keeps of it.
+
+    These are the up projection in INT2 and the active share of gate and down, without metadata.
+    """
     sparsity = float(asked.args[0])
     return 1 / (2 / 16 / 3 + 2 / 3 * (1 - sparsity))
 
 
 def _predictor_bytes(asked: Asked) -> tuple[float, float]:
-    """GiB that activation predictors need: one of 160 words a channel; two matrices of rank 1024
-    in 16 bits.
+    """The GiB that two kinds of activation predictors need.
+
+    The first has 160 words for each channel, the second two matrices of rank 1024 in 16 bits.
     """
     m = asked.sizes
     experts = m.sites * m.experts
@@ -168,4 +167,4 @@ CHECKS: dict[str, Callable[[Asked], Any]] = {
     "kernel_speedup": lambda a: kernel_speedup(a.paper.kernels[a.args[0]], a.args[1]),
     "least_kernel_speedup": _least_kernel_speedups,
 }
-"""By the name that a claim's ``check`` gives."""
+"""The checks, by the name in a claim's ``check``."""

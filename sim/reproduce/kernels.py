@@ -1,5 +1,6 @@
-"""FloE's Table 1: one expert of Mixtral on four GPUs, from the line through each GPU's first and
-last point.
+"""FloE's Table 1: the time of one expert of Mixtral on four GPUs, by sparsity.
+
+Each GPU's times are predicted from the line through its first and its last point.
 """
 
 from __future__ import annotations
@@ -9,21 +10,20 @@ from collections.abc import Mapping
 from sim.machine.hardware import Compute
 
 EXPERT_BYTES = 352_321_536
-"""Mixtral-8x7B's, fp16."""
+"""The bytes of an expert of Mixtral-8x7B in fp16."""
 UNLIMITED_TFLOPS = 1e5
-"""One token is bound by memory: the arithmetic of 352 MB takes none of the time."""
+"""A peak that makes arithmetic free: one token is bound by memory."""
 
 
 def read_bytes(sparsity: float) -> float:
-    """What the kernel reads: the up projection whole, of gate and down the channels that are
-    active.
-    """
+    """The bytes that the kernel reads: all of the up projection, active channels of the others."""
     return EXPERT_BYTES * (1 + 2 * (1 - sparsity)) / 3
 
 
 def fitted(points: Mapping[float, float]) -> Compute:
-    """The two constants of ``t = t0 + bytes / bandwidth`` from the points at 0 and 0.9 (ms), as
-    a machine's compute.
+    """The line ``t = t0 + bytes / bandwidth`` through two points, as a machine's compute.
+
+    ``points`` are times in ms by sparsity; the two points are those at 0 and 0.9.
     """
     bytes_per_ms = (read_bytes(0) - read_bytes(0.9)) / (points[0] - points[0.9])
     fixed_ms = points[0] - read_bytes(0) / bytes_per_ms
@@ -40,11 +40,11 @@ def fitted(points: Mapping[float, float]) -> Compute:
 
 
 def kernel_ms(points: Mapping[float, float], sparsity: float) -> float:
-    """One expert for one token at ``sparsity``, by the machine's own rule for an operation."""
+    """The time of one expert for one token at ``sparsity``, by the simulator's own formula."""
     compute = fitted(points)
     return compute.operation_ns(0.0, read_bytes(sparsity), compute.expert_launches) / 1e6
 
 
 def kernel_speedup(points: Mapping[float, float], sparsity: float) -> float:
-    """Against the dense kernel."""
+    """How many times as fast the kernel is at ``sparsity`` as the dense kernel."""
     return kernel_ms(points, 0) / kernel_ms(points, sparsity)

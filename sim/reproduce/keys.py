@@ -1,9 +1,12 @@
-"""What a kept result depends on, and no more: its configuration's values, its trace's bytes, the
-code that it imports.
+"""Keys of kept results: digests of what a result depends on, and of no more.
 
-Two keys. The narrow one names a result: it stays where an option is written in another way, or code
-changes that no run reaches. The wide one only saves composing configurations: it goes with any code
-of the simulator and any option, and leads to a narrow one.
+A result depends on its configuration's values, its trace's bytes and the code that it imports.
+There are two keys:
+
+- The narrow key names a result. It stays the same where an option is written in another way, or
+  where code changes that no run reaches.
+- The wide key only saves composing configurations, and leads to a narrow key. It changes with any
+  code of the simulator and any option.
 """
 
 from __future__ import annotations
@@ -21,22 +24,23 @@ from typing import Any
 from sim.values.places import CONF, ROOT
 
 PACKAGES = ("numpy", "polars", "simpy")
-"""What computes besides the project."""
+"""Packages besides the project on which results depend."""
 DIGITS = 24
 NO_PART = ("output_dir", "outputs", "timeline_steps")
 """Settings on which no number depends."""
 
 
 def digest(*parts: object) -> str:
-    """Of anything that json writes, in order."""
+    """A digest of ``parts``, in order; a part is anything that json can write."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[
         :DIGITS
     ]
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """Of the names below the project, or below nothing, and the bytes of ``files``, in order of
-    their names.
+    """A digest of the names and the bytes of ``files``, in order of their paths.
+
+    Names are relative to the project; a file outside of it counts by its last part.
     """
     total = hashlib.sha256()
     for path in sorted(files):
@@ -59,7 +63,7 @@ def versions() -> str:
 
 
 class Code:
-    """The modules below ``root``: what they import of each other, and digests of them."""
+    """The modules below ``root``: their imports of each other, and digests of their code."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -68,20 +72,19 @@ class Code:
         self._exports: dict[str, Mapping[str, str]] = {}
 
     def digest(self, *modules: str) -> str:
-        """Of ``modules`` and of all below ``root`` that they import, at whatever remove and
-        wherever in a function.
+        """A digest of ``modules`` and of all modules below ``root`` that they import.
 
-        Comments, docstrings and layout do not count. Raise ValueError for a module that is not
-        there.
+        Imports inside functions, and imports of imported modules, count. Comments, docstrings and
+        layout do not. Raise ValueError for a module that does not exist.
         """
         return digest(
             versions(), [(name, self.own_digest(name)) for name in sorted(self.reached(modules))]
         )
 
     def reached(self, modules: Iterable[str]) -> set[str]:
-        """``modules``, the packages that they lie in, and what all these import.
+        """``modules``, the packages that they lie in, and all that these import.
 
-        A package that only exports names is left out: who asks it for a name reaches the module
+        A package that only exports names is left out: importing a name from it reaches the module
         behind that name.
         """
         found: set[str] = set()
@@ -96,8 +99,9 @@ class Code:
         return found
 
     def exports(self, package: str) -> Mapping[str, str]:
-        """The names that a package exports, each with the module behind it; empty for any other
-        module.
+        """The names that a package exports, each with the module behind it.
+
+        Empty for a module, and for a package that does more than exporting names.
         """
         if package not in self._exports:
             path = self.file_of(package)
@@ -133,7 +137,7 @@ class Code:
         return self._files[name]
 
     def own_digest(self, name: str) -> str:
-        """Of one module's code alone."""
+        """A digest of one module's code alone."""
         tree = self._tree(name)
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
@@ -149,8 +153,9 @@ class Code:
         return self._trees[name]
 
     def _imported(self, name: str) -> Iterator[str]:
-        """What the module's import statements name, with the packages above; of ``from a import
-        b``, also ``a.b``.
+        """The modules that the module's import statements name, and the packages around them.
+
+        ``from a import b`` names ``a`` and ``a.b``.
         """
         path = self.file_of(name)
         package = (
@@ -178,7 +183,7 @@ def _packages(name: str) -> Iterator[str]:
 
 
 def _is_export(node: ast.AST) -> bool:
-    """``from package.module import Name``, or ``__all__ = [...]``."""
+    """Whether ``node`` is ``from package.module import Name`` or ``__all__ = [...]``."""
     if isinstance(node, ast.Assign):
         return [ast.unparse(target) for target in node.targets] == ["__all__"]
     return isinstance(node, ast.ImportFrom) and node.level == 0
@@ -202,7 +207,7 @@ def code_digest(*modules: str) -> str:
 
 
 def target_modules(config: object) -> set[str]:
-    """The project's modules of every ``_target_`` in nested values."""
+    """The project's modules that the ``_target_`` entries in nested values name."""
     if isinstance(config, Mapping):
         own = {OWN.module_of(str(config["_target_"]))} if "_target_" in config else set()
         return own.union(*map(target_modules, config.values()))
@@ -216,8 +221,10 @@ def target_modules(config: object) -> set[str]:
 
 @cache
 def wide_sources() -> str:
-    """Of every option, and of all code that may compose a configuration or run it: the simulator's
-    but this package's, of which what `sim.reproduce.arms` and predictors of its own reach.
+    """A digest of every option, and of all code that may compose a configuration or run it.
+
+    That is all code of the simulator; of this package only what `sim.reproduce.arms` and its own
+    predictors reach.
     """
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("sim/**/*.py")
@@ -232,17 +239,16 @@ def wide_sources() -> str:
 
 
 def wide_key(words: Sequence[str], trace: str, timing: object, fits: Sequence[str]) -> str:
-    """Of an arm's words, the digests of its trace and of the fits beside it, and `wide_sources`."""
+    """The wide key: of an arm's words, the digests of trace and fits, and `wide_sources`."""
     return digest(list(words), trace, timing, list(fits), wide_sources())
 
 
 def narrow_key(
     runner: str, config: Mapping[str, Any], trace: str, timing: object, fit: str | None
 ) -> str:
-    """Of what a run is made of: values, trace, durations that are given, fit, and the code that is
-    reached.
+    """The narrow key of a run: of its values, trace, given durations, fit and reached code.
 
-    ``runner``: the module that runs it. The paths of the trace and of the fit do not count.
+    ``runner`` is the module that runs it. The paths of the trace and of the fit do not count.
     """
     kept = {name: value for name, value in config.items() if name not in NO_PART}
     kept["trace"] = {**config["trace"], "path": trace}

@@ -1,4 +1,4 @@
-"""One run of an experiment: simulated, and what of it is kept."""
+"""Simulates one run of an experiment, and takes from it the numbers that are kept."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from sim.traces.trace import Trace
 
 LOADING = ("demand", "behind_demand", "behind_prefetch", "late_prefetch", "storage", "no_slot")
 _SHARED = Shared(3)
-"""Workloads of the traces that a process replays again and again."""
+"""The workloads of the traces that a process replays again and again."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is kept of a run. Lists are by sequence, times in ns; decode unless it says prefill."""
+    """The numbers that are kept of a run.
+
+    Lists are by sequence, times in ns. Numbers are of decode steps unless their name says prefill.
+    """
 
     decode_ns: list[float]
     tokens: list[float]
@@ -47,13 +50,14 @@ class Measured:
     device_bytes: int
     gates: str = ""
     labels: dict[str, str | None] = field(default_factory=dict)
-    """What a reader must know of them (`sim.results.labels`)."""
+    """What a reader must know of the numbers (`sim.results.labels`)."""
     extra: dict[str, float] = field(default_factory=dict)
 
 
 def measure(config: Mapping[str, Any], trace_dir: Path, timing: Timing | None) -> Measured:
-    """Simulate the plain values of a configuration on the trace in ``trace_dir``. Raise
-    ValueError as `build` does.
+    """Simulate a configuration, given as plain values, on the trace in ``trace_dir``.
+
+    Raise ValueError as `build` does.
     """
     run = build(config, "arm", _trace(str(trace_dir)), _SHARED)
     durations: Any = run.durations if timing is None else timed(run, timing)
@@ -92,9 +96,7 @@ def _measured(run: Run, frames: Frames) -> Measured:
 
 
 def _by_sequence(run: Run, frames: Frames) -> dict[str, Any]:
-    """Of decode lookups: those asked for, found on the device, missed, and the misses'
-    penalties, by sequence.
-    """
+    """Decode lookups by sequence: asked for, found on the device, missed, and misses' penalties."""
     bits = run.controller.geometry.bits
     cost = {
         name: each / bits[0]
@@ -124,7 +126,7 @@ def _by_sequence(run: Run, frames: Frames) -> dict[str, Any]:
 
 
 def _loading_share(frames: Frames) -> float:
-    """Of the time of decode steps, what the stream waited for loads."""
+    """The share of the time of decode steps in which the compute stream waited for loads."""
     record = frames.record
     start = np.array(record.step_start_ns, np.int64)
     is_decode = np.array([step.decode for step in frames.workload.steps], np.bool_)

@@ -1,5 +1,6 @@
-"""The numbers that experiments draw from their runs: ratios of times with paired intervals,
-shares, orders.
+"""The measures of experiments: the numbers that they draw from their runs.
+
+They are ratios of times with paired intervals, shares, and orders.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ Group = Mapping[str, Measured]
 
 @dataclass(frozen=True)
 class Given:
-    """What a measure reads: the groups' runs, the arms (or numbers) it names, and how groups are
-    taken together.
+    """What a measure is given.
+
+    ``groups`` have the runs by arm. ``arms`` are the names of arms (or numbers) that the experiment
+    lists for its measure. ``take`` says how the groups make one number.
     """
 
     groups: Sequence[Group]
@@ -36,7 +39,7 @@ class Given:
 
 
 def take(points: Sequence[float], how: str) -> float:
-    """One number of a group's points: mean, max, or the middle of a range."""
+    """One number for the points of several groups: their maximum (max, any) or mean."""
     return float(max(points) if how in ("max", "any") else np.mean(points))
 
 
@@ -45,10 +48,10 @@ def _paired(
     read: Callable[[Measured], Sequence[float]],
     shape: Callable[[Any], Any] = lambda ratio: ratio,
 ) -> Value:
-    """``shape`` of theirs over ours by group, summed over the same sequences, and the 95 %
-    intervals.
+    """``shape`` of the ratio theirs / ours, by group, with the 95 % intervals.
 
-    ``shape`` is increasing. One sequence tells nothing: any ratio is possible.
+    Both are summed over the same sequences. The experiment names ours first, then theirs. ``shape``
+    must be increasing. The interval of a single sequence is unlimited.
     """
     ours, theirs = (str(arm) for arm in given.arms[:2])
     points, intervals = [], []
@@ -70,12 +73,12 @@ def _paired(
 
 
 def _reduction(ratio: Any) -> Any:
-    """Ours below theirs, as a share of theirs."""
+    """How much ours is below theirs, as a share of theirs; ``ratio`` is theirs / ours."""
     return 1 - 1 / ratio if ratio else -float("inf")
 
 
 def _faster(given: Given, read: Callable[[Measured], Sequence[float]]) -> Value:
-    """Whether ours takes less time in every group (take: any, in one)."""
+    """Whether ours takes less time in every group (with ``take: any``, in at least one)."""
     ours, theirs = (str(arm) for arm in given.arms[:2])
     points = [
         float(np.sum(read(group[theirs])) / np.sum(read(group[ours]))) for group in given.groups
@@ -98,7 +101,7 @@ def _s_per_token(run: Measured) -> float:
 
 
 def _equal_times(given: Given) -> Value:
-    """To the nanosecond."""
+    """Whether two arms take equal times in every group, to the nanosecond."""
     one, other = (str(arm) for arm in given.arms)
     points = [sum(group[other].decode_ns) / sum(group[one].decode_ns) for group in given.groups]
     same = all(group[one].decode_ns == group[other].decode_ns for group in given.groups)
@@ -106,8 +109,9 @@ def _equal_times(given: Given) -> Value:
 
 
 def _best(given: Given, score: Callable[[Measured], float]) -> Value:
-    """Whether the first arm's score exceeds every other's in every group; the point is the least
-    lead.
+    """Whether the first arm's score exceeds every other's in every group.
+
+    The point is the smallest ratio of its score to the best of the others.
     """
     first, *others = (str(arm) for arm in given.arms)
     leads = [
@@ -117,8 +121,9 @@ def _best(given: Given, score: Callable[[Measured], float]) -> Value:
 
 
 def _ever_faster(given: Given) -> Value:
-    """Whether each arm takes less time than the one before it, in every group; the points are
-    the steps' ratios.
+    """Whether each arm takes less time than the arm before it, in every group.
+
+    The points are the ratios of their times.
     """
     names = [str(arm) for arm in given.arms]
     steps = [
@@ -130,9 +135,10 @@ def _ever_faster(given: Given) -> Value:
 
 
 def _dynamic_order(given: Given) -> Value:
-    """Orin above 4090 above 4090 with CPU, mean over models; Mixtral above Phi, mean over machines.
+    """Whether gains have the published order of machines and of models.
 
-    Groups: each machine's Mixtral and Phi, in that order of machines.
+    It is Orin above 4090 above 4090 with CPU in the mean over models, and Mixtral above Phi in the
+    mean over machines. The groups are each machine's Mixtral and Phi, in that order of machines.
     """
     gains = np.array(_paired(Given(given.groups, given.arms, "range"), _decode).points)
     by_machine, by_model = gains.reshape(3, 2).mean(axis=1), gains.reshape(3, 2).mean(axis=0)
@@ -141,9 +147,9 @@ def _dynamic_order(given: Given) -> Value:
 
 
 def _host_growth(given: Given) -> Value:
-    """Bits by which the host's time after a prompt's gate grows, from the second arm to the first.
+    """By how many bits the host's time after a prompt's gate is larger in the first arm.
 
-    Exponential in the number of experts: 8 more experts, 8 bits more.
+    Time that is exponential in the number of experts grows by 8 bits with 8 more experts.
     """
     many, few = (given.groups[0][str(arm)] for arm in given.arms)
     bits = (
@@ -151,19 +157,22 @@ def _host_growth(given: Given) -> Value:
         if few.host_ns_per_prefill_gate
         else 0.0
     )
-    # The host's other time does not grow: it is the same for both and takes part of a bit.
+    # The host's other time is the same for both arms, so the growth seen is smaller than 8 bits.
     return Value(bits, (), (), bits > 3)
 
 
 def _penalty_better_in_first(given: Given) -> Value:
-    """LRU's penalty over LFU's is lower in the first group than in the second."""
+    """Whether the ratio of two arms' miss penalties is lower in the first group than in the second.
+
+    The arms are LRU and LFU.
+    """
     ours, theirs = (str(arm) for arm in given.arms)
     points = [sum(group[ours].penalty) / sum(group[theirs].penalty) for group in given.groups]
     return Value(points[0] / points[1], tuple(points), (), points[0] < points[1])
 
 
 def _hit_gain(given: Given) -> Value:
-    """By which share the hit ratio of ours exceeds theirs."""
+    """By what share our number of hits exceeds theirs."""
     return _paired(
         Given(given.groups, (given.arms[1], given.arms[0]), given.take),
         lambda run: run.found,
@@ -208,15 +217,16 @@ MEASURES: dict[str, Callable[[Given], Value]] = {
         given, lambda run: 1 - sum(run.missed) / sum(run.asked)
     ),
 }
-"""By the name that an experiment's ``measure`` gives."""
+"""The measures of runs, by the name in an experiment's ``measure``."""
 
 
 # ---- of a trace alone
 
 
 def lookahead_top1(trace: Trace, depths: Sequence[int]) -> Value:
-    """How often the best forecast some sites ahead is among the experts used there; mean over
-    sites and ``depths``.
+    """How often the best forecast ``depths`` sites ahead is among the experts used there.
+
+    This is the mean over decoded rows, sites and depths.
     """
     scores, ids = trace.lookahead["raw"], trace.ids
     rows = np.flatnonzero(trace.phase == DECODE)
@@ -229,7 +239,7 @@ def lookahead_top1(trace: Trace, depths: Sequence[int]) -> Value:
 
 
 def prompt_union_share(trace: Trace) -> Value:
-    """Experts of a layer that a prompt activates, over all; mean over prompts and layers."""
+    """The share of a layer's experts that a prompt activates, in the mean of prompts and layers."""
     shares = [
         len(np.unique(ids)) / trace.header.model.experts for ids in _by_prompt_and_site(trace)
     ]
@@ -237,8 +247,9 @@ def prompt_union_share(trace: Trace) -> Value:
 
 
 def unpopular_tokens_share(trace: Trace) -> Value:
-    """Of a prompt's choices at a layer, those of the least popular 30 % of the experts it
-    activates.
+    """The share of a prompt's choices that go to its least popular 30 % of experts.
+
+    Experts that the prompt activates at a layer count. The mean is over prompts and layers.
     """
     shares = []
     for ids in _by_prompt_and_site(trace):
@@ -256,11 +267,10 @@ def _by_prompt_and_site(trace: Trace) -> list[NDArray[Any]]:
 
 
 def stacked_gates(hardware: Hardware, hidden: int, experts: int) -> Value:
-    """Gates of the next 1 to 4 layers at once and one after another, on the machine's launches and
-    memory.
+    """The time of four layers' gates, at once and one after another, over the time of one gate.
 
-    Flat: four at once take less than 10 % more than one; linear: one after another four times as
-    much, to 1 %.
+    Times follow from the machine's launches and memory. The value holds if four gates at once take
+    less than 10 % more than one. One after another they take four times as long.
     """
     gate_bytes, compute = hidden * experts * 2, hardware.compute
     one = compute.operation_ns(2 * hidden * experts, gate_bytes, 1)

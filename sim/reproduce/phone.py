@@ -1,23 +1,29 @@
-"""A phone's measured run against the simulator: reads and stalls of decoded tokens 65 to 128 from
-tokens 1 to 64.
+"""Predicts a phone's measured run: decoded tokens 65 to 128 from constants of tokens 1 to 64.
 
-BigMoeOnEdge on a OnePlus 15R, Qwen3-30B-A3B in Q4_K_M, one LRU of 4000 MiB, ``--overlap
---io-threads 4 -t 4``. A token tells the time that its reading lanes were busy (``io_ms``), that its
-kernels waited for them (``stall_ms``), that it kept books of its cache (``mgmt_ms``), and the rest
-(``compute_ms``). Which experts were absent is the trace's own residency, which the simulator's LRU
-explains to the last flag (``python -m sim.check``).
+The run is BigMoeOnEdge on a OnePlus 15R, Qwen3-30B-A3B in Q4_K_M, one LRU of 4000 MiB, ``--overlap
+--io-threads 4 -t 4``. Its log has these times of each token:
 
-Constants are drawn from ``io_ms``, ``compute_ms`` and ``mgmt_ms`` of the first half alone; a stall
-is never fitted:
+| column | time |
+|---|---|
+| io_ms | that the reading lanes were busy |
+| stall_ms | that kernels waited for the lanes |
+| mgmt_ms | of keeping the books of the cache |
+| compute_ms | the rest |
 
-- a lane is busy ``wake + bytes * per_byte`` for a layer's reads: two constants, least squares of
-  relative errors;
-- a layer's experts compute their share, by bytes, of the median ``compute_ms``;
-- book-keeping takes as long for every absent expert: half of it, making room, is done while the
-  lanes read.
+Which experts were absent is the trace's own residency, which the simulator's LRU explains to the
+last flag (``python -m sim.check``).
 
-What is read in which order is the engine's: one read for each of the three projections of an absent
-expert, all gates, then all ups, then all downs, experts ascending; the kernels go through the
+Constants are drawn from ``io_ms``, ``compute_ms`` and ``mgmt_ms`` of the first half alone. Stalls
+are never fitted.
+
+- A lane is busy ``wake + bytes * per_byte`` for a layer's reads. These two constants minimise the
+  squares of relative errors.
+- A layer's experts compute for their share, by bytes, of the median ``compute_ms``.
+- Book-keeping takes equally long for every absent expert. Half of it, making room, is done while
+  the lanes read.
+
+The order of reads is the engine's. There is one read for each of the three projections of an absent
+expert: first all gates, then all ups, then all downs, experts ascending. The kernels go through the
 experts in that order and wait for each.
 """
 
@@ -34,22 +40,24 @@ from numpy.typing import NDArray
 LANES = 4
 PROJECTIONS = 3
 Q4_K_BITS = 144 * 8 / 256
-"""Bits a weight of gate and up; down takes what is left of an expert's bytes."""
+"""The bits a weight of gate and up projections; down takes the rest of an expert's bytes."""
 GATE_BYTES = int(2048 * 768 * Q4_K_BITS / 8)
 DENSE_BYTES = 541 * 2**20
-"""Read of dense weights for a token, as the engine reports of this model."""
+"""The bytes of dense weights that a token's computation reads, as the engine reports them."""
 FITTED_ON = 64
 Floats = NDArray[np.float64]
 
 
 class PhoneError(ValueError):
-    """Files that are not the recorded run; says what is missing."""
+    """Files are not those of the recorded run; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class PhoneRun:
-    """A decoded token's layers, each its experts ascending as (expert, was absent); expert bytes
-    by layer; metrics.
+    """The recorded run.
+
+    ``layers`` has, by decoded token and layer, pairs (expert, was absent) with experts ascending.
+    ``expert_bytes`` is by layer. ``metrics`` has the log's columns, each by token.
     """
 
     layers: Sequence[Sequence[Sequence[tuple[int, bool]]]]
@@ -58,7 +66,7 @@ class PhoneRun:
 
     @property
     def absent(self) -> NDArray[np.int64]:
-        """By token and layer."""
+        """The number of absent experts, by token and layer."""
         return np.array(
             [[sum(gone for _, gone in layer) for layer in token] for token in self.layers], np.int64
         )
@@ -66,10 +74,11 @@ class PhoneRun:
 
 @dataclass(frozen=True)
 class Constants:
-    """Milliseconds: for a lane's start, a megabyte read, a layer's expert compute, book-keeping of
-    an absent expert.
+    """The fitted constants, in ms.
 
-    ``compute_ms`` is the mean of a token's, for the sum of many.
+    ``wake_ms`` is for a lane's start and ``layer_expert_ms`` for computing all experts of a layer.
+    ``booking_ms`` is for the book-keeping of an absent expert. ``compute_ms`` is the mean over
+    tokens, for sums over many tokens.
     """
 
     wake_ms: float
@@ -81,8 +90,10 @@ class Constants:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of tokens after the first half: median relative errors, summed wall over the measured, and
-    a straight line's.
+    """How well tokens after the first half are predicted.
+
+    ``io`` and ``stall`` are median relative errors; ``wall_ratio`` is the predicted sum of wall
+    times over the measured sum. ``line_*`` are the same for a straight line on the bytes read.
     """
 
     io: float
@@ -94,8 +105,9 @@ class Errors:
 
 
 def read_run(folder: Path) -> PhoneRun:
-    """The recorded run in ``folder`` (``qwen.route.csv`` and ``qwen.metrics``). Raise
-    PhoneError.
+    """The recorded run in ``folder`` (``qwen.route.csv`` and ``qwen.metrics``).
+
+    Raise PhoneError where a file is missing, or the two have different numbers of tokens.
     """
     route, metrics = folder / "qwen.route.csv", folder / "qwen.metrics"
     for path in (route, metrics):
@@ -131,7 +143,7 @@ def read_run(folder: Path) -> PhoneRun:
 
 
 def fit(run: PhoneRun) -> Constants:
-    """From the first half of the tokens."""
+    """The constants, fitted on the first half of the tokens."""
     half = slice(0, FITTED_ON)
     absent, io_ms = run.absent, run.metrics["io_ms"]
     used = _features(run)
@@ -150,25 +162,25 @@ def fit(run: PhoneRun) -> Constants:
 
 
 def _features(run: PhoneRun) -> Floats:
-    """By token: lanes started, megabytes read."""
+    """The lanes started and the megabytes read, by token [N, 2]."""
     absent = run.absent
     lanes = np.minimum(LANES, PROJECTIONS * absent).sum(axis=1)
     return np.stack([lanes, (absent * np.array(run.expert_bytes)).sum(axis=1) / 1e6], axis=1)
 
 
 def _least_relative(features: Floats, target: Floats) -> list[float]:
-    """Least squares of relative errors."""
+    """The coefficients that minimise the squares of relative errors of ``target``."""
     found = np.linalg.lstsq(features / target[:, None], np.ones(len(target)), rcond=None)[0]
     return [float(one) for one in found]
 
 
 def io_ms(run: PhoneRun, constants: Constants) -> Floats:
-    """Busy time of all lanes, by token."""
+    """The predicted busy time of all lanes, by token."""
     return np.asarray(_features(run) @ np.array([constants.wake_ms, constants.read_ms_per_mb]))
 
 
 def stall_ms(run: PhoneRun, constants: Constants) -> Floats:
-    """Time that a token's kernels waited for reads."""
+    """The predicted time that kernels wait for reads, by token."""
     return np.array(
         [
             sum(
@@ -181,8 +193,10 @@ def stall_ms(run: PhoneRun, constants: Constants) -> Floats:
 
 
 def layer_stall_ms(absent: Sequence[bool], expert_bytes: int, constants: Constants) -> float:
-    """One layer's: reads go to the lane that is free first; kernels wait for each projection of
-    each absent expert.
+    """The time that one layer's kernels wait for reads.
+
+    A read goes to the lane that is free first. Kernels wait for each projection of each absent
+    expert.
     """
     missing = [place for place, gone in enumerate(absent) if gone]
     if not missing:
@@ -194,7 +208,7 @@ def layer_stall_ms(absent: Sequence[bool], expert_bytes: int, constants: Constan
             lane = free.index(min(free))
             free[lane] += size / 1e6 * constants.read_ms_per_mb
             arrives[projection, place] = free[lane]
-    # The lanes read while the other half of the books is kept.
+    # The lanes begin to read while half of the book-keeping is still to be done.
     now, waited = constants.booking_ms / 2 * len(missing), 0.0
     each = constants.layer_expert_ms / PROJECTIONS / len(absent)
     for projection in range(PROJECTIONS):
@@ -206,7 +220,7 @@ def layer_stall_ms(absent: Sequence[bool], expert_bytes: int, constants: Constan
 
 
 def errors(run: PhoneRun) -> Errors:
-    """On the tokens after the first half."""
+    """The errors of the prediction on the tokens after the first half."""
     constants, test = fit(run), slice(FITTED_ON, None)
     reads, waits = io_ms(run, constants), stall_ms(run, constants)
     wall = constants.compute_ms + waits + constants.booking_ms * run.absent.sum(axis=1)
@@ -228,7 +242,10 @@ def errors(run: PhoneRun) -> Errors:
 
 
 def _line(run: PhoneRun, name: str) -> Floats:
-    """A straight line on the bytes read, fitted to the first half of ``name`` itself."""
+    """The column ``name`` predicted by a straight line on the bytes read.
+
+    The line is fitted to the first half of the column itself.
+    """
     read = (run.absent * np.array(run.expert_bytes)).sum(axis=1) / 1e6
     features = np.stack([np.ones(len(read)), read], axis=1)
     found = np.linalg.lstsq(features[:FITTED_ON], run.metrics[name][:FITTED_ON], rcond=None)[0]

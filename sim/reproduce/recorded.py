@@ -1,6 +1,4 @@
-"""A recorded trace of a real model beside the synthetic ones, where a gain is asked for on every
-trace.
-"""
+"""Adds a recorded trace of a real model to the experiments that run on every trace."""
 
 from __future__ import annotations
 
@@ -16,19 +14,19 @@ from sim.reproduce.roles import Paper
 from sim.traces.header import parse_header
 
 GAINS = ("gain_over_lru", "gain_over_lfu")
-"""Experiments over every trace at hand."""
+"""The experiments that run on every trace at hand."""
 SEQUENCES = 12
-"""Evaluated, as many as synthetic traces have; of those that fell into repeating themselves
-none.
+"""How many sequences are evaluated: as many as synthetic traces have.
+
+Sequences that fell into repeating themselves are left out.
 """
 
 
 def with_recorded(paper: Paper, asked: str) -> Paper:
-    """``paper`` with the trace of ``asked``, MODEL:DIR, in its `GAINS`; as it is where it has none
-    of them.
+    """``paper`` with one more trace in its `GAINS`; unchanged where it has none of these.
 
-    Raise ValueError for what is no such pair, no model, no trace, or a trace that is not of that
-    model.
+    ``asked`` is MODEL:DIR. Raise ValueError where it is no such pair, where the model or the trace
+    does not exist, and where the trace is of another model.
     """
     name, found, place = asked.partition(":")
     folder = Path(place).resolve()

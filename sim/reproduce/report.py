@@ -1,5 +1,6 @@
-"""What ``python -m sim.reproduce`` prints and writes: a table and a figure a paper, counts,
-everything as JSON.
+"""Prints and writes the results of ``python -m sim.reproduce``.
+
+Each paper gets a table, a figure, counts, and everything as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ COLOURS = {"holds": "#2a7f3f", "reachable": "#d08a1d", "misses": "#b3372f"}
 
 
 def number(value: Any) -> str:
-    """Three significant digits.
+    """``value`` as text with three significant digits.
 
     >>> number(0.46428), number((1.26, 1.44)), number(None)
     ('0.464', '1.26, 1.44', '')
@@ -35,13 +36,13 @@ def number(value: Any) -> str:
 
 
 def said(claim: Claim) -> str:
-    """The printed value with its unit and bound."""
+    """The published value of a claim as text, with its unit and bound."""
     mark = {"above": "> ", "below": "< "}.get(claim.bound or "", "")
     return f"{mark}{number(claim.value)} {claim.unit}".strip()
 
 
 def found(verdict: Verdict) -> str:
-    """The simulated value in the claim's unit, and its interval over the grid."""
+    """The simulated value as text in the claim's unit, with its interval over the grid."""
     if verdict.simulated is None:
         return "cannot run" if verdict.failures else ""
     claim, factor = verdict.claim, 1.0
@@ -63,7 +64,7 @@ def found(verdict: Verdict) -> str:
 
 
 def remark(verdict: Verdict) -> str:
-    """Why: the misprint's arithmetic, where it is reachable, what a role says."""
+    """The reason for a verdict: a misprint's arithmetic, where it is met, or what the role says."""
     claim = verdict.claim
     if verdict.verdict == "misprint":
         return claim.misprint or ""
@@ -76,7 +77,7 @@ def remark(verdict: Verdict) -> str:
 
 
 def table(paper: Paper, verdicts: Sequence[Verdict]) -> Table:
-    """Every claim that is scored; what each says is in the written table."""
+    """The printed table of scored claims; the written one (`markdown`) also has their words."""
     shown = Table(
         "claim",
         "where",
@@ -103,7 +104,7 @@ def table(paper: Paper, verdicts: Sequence[Verdict]) -> Table:
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
-    """``identity: 21 holds, 4 misprint. input: 18. ...``"""
+    """The counts by role, as ``identity: 21 holds, 4 misprint. input: 18. ...``"""
     parts = []
     for role, by_verdict in counts(verdicts).items():
         named = [f"{by_verdict[name]} {name}" for name in VERDICTS if by_verdict.get(name)]
@@ -112,7 +113,7 @@ def counted(verdicts: Sequence[Verdict]) -> str:
 
 
 def markdown(paper: Paper, verdicts: Sequence[Verdict]) -> str:
-    """The table of every claim, those that are not scored with their reasons."""
+    """The written table of every claim; those that are not scored have their reasons."""
     lines = [
         f"# {paper.title} ({paper.source})",
         "",
@@ -140,12 +141,12 @@ def markdown(paper: Paper, verdicts: Sequence[Verdict]) -> str:
 
 
 def by_claim(verdicts: Sequence[Verdict]) -> list[tuple[str, Labels]]:
-    """The labels of every run at a documented default, by the claim that it is for."""
+    """The labels of every run at a documented default, under the id of its claim."""
     return [(v.claim.id, labels) for v in verdicts for _, labels in v.labels]
 
 
 def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
-    """``NAME.md``, ``NAME.json`` and ``NAME.png`` in ``folder``."""
+    """Write ``NAME.md``, ``NAME.json`` and ``NAME.png`` of a paper into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{paper.name}.md").write_text(markdown(paper, verdicts), encoding="utf-8")
     rows: list[Mapping[str, Any]] = [
@@ -170,8 +171,9 @@ def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
 
 
 def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
-    """Simulated over published, by claim: the default, and the interval over the grid. 1 is the
-    paper.
+    """Draw simulated over published values by claim: a dot for the default, a bar for the grid.
+
+    At 1 a value is the published one.
     """
     import matplotlib
 
@@ -226,7 +228,7 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
 def show(
     console: Console, paper: Paper, verdicts: Sequence[Verdict], checks: Sequence[str]
 ) -> None:
-    """The table, the worked checks, the counts."""
+    """Print a paper's table, its worked checks, its counts and its labels."""
     console.print(table(paper, verdicts))
     for line in (*checks, f"{paper.title}: {counted(verdicts)}", *told(by_claim(verdicts))):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,5 +1,6 @@
-"""The papers' claims as data: what each states, its role, what recomputes it, and by which rule
-it is judged.
+"""The papers' claims as data, read from ``claims/*.yaml``.
+
+A claim says what its paper states, its role, what recomputes it, and the rule that judges it.
 """
 
 from __future__ import annotations
@@ -43,19 +44,23 @@ BOUNDS = ("above", "below", "range")
 
 
 class RolesError(ValueError):
-    """A file of claims that contradicts itself; says which claim, and what is wrong."""
+    """A file of claims contradicts itself; the message says which claim, and what is wrong."""
 
 
 @dataclass(frozen=True)
 class Claim:
     """One statement of a paper.
 
-    ``value``: a number, or [low, high]; ``bound``: it is only said to lie ``above`` or ``below``
-    it. ``extent``: how far a simulator can recompute it at all. ``needs``: ``simulation`` where
-    times or decisions are needed. ``check`` with ``args`` and ``of`` names an arithmetic of
-    `sim.reproduce.identities`, whose result is divided by ``scale``; ``experiment`` one of the
-    paper's. ``misprint``: the arithmetic that contradicts the paper, known beforehand. ``about``:
-    per cent that a "nearly" allows.
+    - ``where`` is its place in the paper, ``says`` what it says.
+    - ``value`` is the published number, or [low, high]. ``bound`` says that the truth is only said
+      to lie ``above`` or ``below`` it, or inside the ``range``.
+    - ``extent`` says how far a simulator can recompute it at all. ``needs`` is ``simulation`` where
+      times or decisions are needed.
+    - ``check`` names an arithmetic of `sim.reproduce.identities`, ``args`` and ``of`` (a model) go
+      with it, and its result is divided by ``scale``. ``experiment`` names one of the paper's.
+    - ``rule`` judges it (`RULES`). ``about`` is the per cent that a "nearly" allows.
+    - ``misprint`` is the arithmetic that contradicts the paper, known beforehand.
+    - ``used`` says what is drawn from a fitted or input number, ``why`` why it is not identifiable.
     """
 
     id: str
@@ -86,14 +91,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs, and the number drawn from them.
+    """Several runs, and the number drawn from them.
 
-    Words are those of a configuration, or names of lists of them. ``arms`` are the runs, by name;
-    ``over`` groups are averaged (``take``: mean | max | range | any), each a list of words or, by
-    arm, what it adds; ``grid``: unstated parameters, each a list of alternatives of which the first
-    is the documented default; one at a time is varied. An alternative is a list of words, lists by
-    arm, or under ``over`` one of these for each group. ``measure``: a name of
-    `sim.reproduce.measures`, and the arms it reads.
+    A word is one of a configuration, or the name of a list of words.
+
+    - ``arms``: the words of each run, by name. ``common``: words of all runs.
+    - ``over``: groups, for each of which all arms are run. A group is a list of words, or lists by
+      arm. ``take`` says how the groups make one number: mean, max, range or any.
+    - ``grid``: the parameters that the paper leaves unstated, varied one at a time. Each has a list
+      of alternatives, of which the first is the documented default. An alternative is a list of
+      words, or lists by arm, or under ``over`` one of these for each group.
+    - ``measure``: a name of `sim.reproduce.measures`, and the arms that it reads.
     """
 
     name: str
@@ -127,7 +135,7 @@ class Paper:
 
 @cache
 def load_paper(name: str) -> Paper:
-    """The claims of ``name`` (a file of ``claims/``), checked. Raise RolesError."""
+    """The paper in the file ``name`` of ``claims/``; raise RolesError where it is inconsistent."""
     if name not in PAPERS:
         raise RolesError(f"unknown paper={name}; known: {', '.join(PAPERS)}")
     data = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
@@ -151,7 +159,7 @@ def load_paper(name: str) -> Paper:
 
 
 def spread(ids: str) -> list[str]:
-    """``H070-H072`` is H070, H071, H072."""
+    """The claims that ``ids`` names: ``H070-H072`` stands for H070, H071, H072."""
     first, _, last = ids.partition("-")
     if not all(re.fullmatch(r"[A-Z]\d{3}", one) for one in (first, last or first)):
         raise RolesError(f"claim {ids!r}: an id is a letter and three digits, a range two of them")
@@ -181,9 +189,7 @@ def _experiment(name: str, given: Mapping[str, Any]) -> Experiment:
 
 
 def _check(claim: Claim, experiments: Mapping[str, Experiment]) -> None:
-    """Raise RolesError for a claim that could not be judged, or that would be though it must
-    not.
-    """
+    """Raise RolesError for a claim that lacks what its role needs, or has an unknown word."""
     wrong = [
         (claim.role not in ROLES, f"role {claim.role!r} is none of {', '.join(ROLES)}"),
         (claim.extent not in EXTENTS, f"extent {claim.extent!r} is none of {', '.join(EXTENTS)}"),

@@ -1,5 +1,6 @@
-"""When a simulated number agrees with a published one. Every rule is one function;
-docs/papers.md has them in words.
+"""The rules by which a simulated number agrees with a published one.
+
+Every rule is one function; docs/papers.md has the rules in words.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 from sim.reproduce.roles import Claim
 
 LARGEST = 0.22
-"""Of |log(simulated / published)| of a speed-up: 25 %."""
+"""The most that ``|log(simulated / published)|`` of a speed-up may be: 25 %."""
 SMALLEST = 0.02
-"""What a speed-up near 1 is allowed in any case."""
+"""What ``|log(simulated / published)|`` of a speed-up near 1 may be in any case."""
 ODDS = 1.25
 TIMES = 0.20
 KERNELS = 0.08
@@ -22,10 +23,11 @@ KERNELS = 0.08
 
 @dataclass(frozen=True)
 class Value:
-    """A simulated number. ``points``: what it was averaged from, or the ends of a range.
+    """A simulated number, ``point``.
 
-    ``intervals``: the paired 95 % interval of each point, where there is one. ``holds``: of an
-    ordering, whether it is the published one; ``point`` is then a ratio that shows it.
+    ``points`` are the values that it was averaged from, or the ends of a range. ``intervals`` are
+    the paired 95 % intervals of the points, where there are any. ``holds`` says whether an ordering
+    is the published one; ``point`` is then a ratio that shows it.
     """
 
     point: float
@@ -35,7 +37,7 @@ class Value:
 
 
 def published(claim: Claim) -> tuple[float, ...]:
-    """The claim's number or its two ends, without per cent."""
+    """The claim's number, or the two ends of its range, with per cent as a share."""
     if claim.value is None:
         return ()
     ends = claim.value if isinstance(claim.value, tuple) else (claim.value,)
@@ -44,12 +46,15 @@ def published(claim: Claim) -> tuple[float, ...]:
 
 
 def same_sign(simulated: float, target: float) -> bool:
-    """Both above 1 or both below; a target of 1 has no sign."""
+    """Whether both are above 1 or both below; with a target of 1 any number is right."""
     return target == 1 or (simulated - 1) * (target - 1) > 0
 
 
 def speedup_agrees(simulated: float, target: float) -> bool:
-    """Same sign, and |log(simulated / target)| <= min(0.22, max(0.5 |log target|, 0.02))."""
+    """Whether the sign is the same and ``|log(simulated / target)|`` is small enough.
+
+    It may be at most ``min(0.22, max(0.5 |log target|, 0.02))``.
+    """
     allowed = min(LARGEST, max(0.5 * abs(log(target)), SMALLEST))
     return (
         simulated > 0
@@ -79,8 +84,9 @@ def _speedup(value: Value, target: Sequence[float], bound: str | None) -> bool:
 def _each_end(
     agrees: Callable[[float, float], bool],
 ) -> Callable[[Value, Sequence[float], str | None], bool]:
-    """The lowest and the highest point against the two ends; a single point lies between them,
-    or agrees with one.
+    """A rule for published ranges: the lowest and the highest point must agree with the two ends.
+
+    A single point must lie between the ends, or agree with one of them.
     """
 
     def judge(value: Value, target: Sequence[float], bound: str | None) -> bool:
@@ -98,7 +104,7 @@ def _speedups(value: Value, target: Sequence[float], bound: str | None) -> bool:
 
 
 def _reduction(value: Value, target: Sequence[float], bound: str | None) -> bool:
-    """Within half of the effect, and no interval contains 0."""
+    """Whether the value is within half of the published effect, and no interval contains 0."""
     if not value.intervals or any(low <= 0 <= high for low, high in value.intervals):
         return False
     ends = (value.point,) if len(target) == 1 else (min(value.points), max(value.points))
@@ -136,8 +142,9 @@ def agrees(claim: Claim, value: Value) -> bool:
 
 
 def has_published_sign(claim: Claim, value: Value) -> bool | None:
-    """Whether a speed-up or a reduction goes the published way, an order is the published one;
-    None: no such rule.
+    """Whether a speed-up or a reduction goes the published way, or an order is the published one.
+
+    None for claims with other rules.
     """
     target, points = published(claim), value.points or (value.point,)
     if claim.rule == "order":
@@ -155,10 +162,10 @@ def has_published_sign(claim: Claim, value: Value) -> bool | None:
 
 
 def matches(claim: Claim, computed: Any) -> bool:
-    """Whether an arithmetic's result is the printed number: rounded or cut off at its digits, or
-    within its words.
+    """Whether an arithmetic's result is the printed number.
 
-    ``bound``: above, below, or inside the range. ``about``: per cent that a "nearly" allows.
+    It must be that number when rounded or cut off at the printed digits. With ``claim.bound`` it
+    must lie above, below, or inside the range; with ``claim.about`` within so many per cent.
     """
     given = computed if isinstance(computed, tuple) else (computed,)
     assert claim.value is not None
@@ -172,7 +179,7 @@ def matches(claim: Claim, computed: Any) -> bool:
 
 
 def digits(printed: float | int | None) -> int:
-    """Decimals of a printed number.
+    """How many decimals a printed number has.
 
     >>> digits(87), digits(13.0), digits(0.464)
     (0, 1, 3)
@@ -189,7 +196,7 @@ def _matches_one(claim: Claim, computed: float, printed: float, decimals: int) -
     if claim.bound == "below":
         return computed <= printed * (1 + 1e-12)
     unit = 10.0**decimals
-    # Half a unit of binary noise must not decide between 86.4 and 86.5.
+    # The last bits of a float must not decide between 86.4 and 86.5.
     scaled = round(computed * unit, 6)
     return any(
         isclose(way / unit, printed, rel_tol=1e-9)

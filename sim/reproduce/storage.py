@@ -1,11 +1,15 @@
-"""EdgeMoE's machine from the paper's own numbers: what a token computes, how fast experts are read
-and widened.
+"""EdgeMoE's machine from the paper's own numbers: compute, drive and dequantisation.
 
-With c the compute of a token, r the drive's effective rate, d the rate of dequantisation in FP32
-bytes, and six experts of 18 MiB a token:
+Let c be the compute time of a token, r the drive's effective rate, and d the rate of dequantisation
+in FP32 bytes. A token needs six experts of 18 MiB. Then
 
-    0.789 s = c + 6 * 18 MiB / r                           IO-EXP (E076), 3.55 times c (E011) 0.392
-    s = c + 6 * 18 MiB * 3.24 / 32 / r + 6 * 18 MiB / d      with a bit-width for each expert (E077)
+    0.789 s = c + 6 * 18 MiB / r
+
+for IO-EXP (E076), which is 3.55 times c (E011), and
+
+    0.392 s = c + 6 * 18 MiB * 3.24 / 32 / r + 6 * 18 MiB / d
+
+with a bit-width for each expert (E077).
 """
 
 from __future__ import annotations
@@ -20,14 +24,16 @@ from sim.reproduce.roles import Claim, Paper, load_paper
 
 EXPERTS_A_TOKEN = 6
 SECTORS = {"hdd": 50 / 550, "sd": 45e6}
-"""The HDD's data sheet over the SSD's (E038, E037); a microSD card's bytes a second (its bus;
-the paper has none).
+"""The rates of other drives.
+
+``hdd`` is the rate in the HDD's data sheet over that in the SSD's (E038, E037). ``sd`` is the
+bytes a second of a microSD card; it is that of its bus, for the paper has none.
 """
 READS = ("tx2_ssd", "tx2_hdd", "tx2_hdd_nominal", "pi_sd")
 
 
 def middle(claim: Claim) -> float:
-    """Of a printed range."""
+    """The middle of a claim's printed range."""
     assert isinstance(claim.value, tuple)
     return sum(claim.value) / len(claim.value)
 
@@ -39,9 +45,7 @@ def printed(claim: Claim) -> float:
 
 @cache
 def constants() -> tuple[float, float, float]:
-    """Compute of a token in s, bytes a second read, FP32 bytes a second widened, on the TX2 with
-    its SSD.
-    """
+    """The constants c (s), r and d (bytes a second) of the TX2 with its SSD."""
     paper = load_paper("edgemoe")
     whole = printed(paper.claim("E076"))
     compute_s = whole / middle(paper.claim("E011"))
@@ -56,7 +60,7 @@ def constants() -> tuple[float, float, float]:
 
 
 def timing_of(paper: Paper, name: str) -> Timing:
-    """A named timing of the paper's file."""
+    """The timing with this name in the paper's file."""
     given: Mapping[str, Any] = paper.timing[name]
     compute_s, ssd, widen = constants()
     read = {
@@ -66,7 +70,8 @@ def timing_of(paper: Paper, name: str) -> Timing:
         "pi_sd": SECTORS["sd"],
     }[given["read"]]
     if given["read"] == "pi_sd":
-        # E012, likewise: on demand a token takes the middle of 3.3 to 3.8 times its compute.
+        # As with E011 on the TX2: on demand a token takes the middle of 3.3 to 3.8 times its
+        # compute (E012).
         compute_s = EXPERTS_A_TOKEN * EXPERT_BYTES / read / (middle(paper.claim("E012")) - 1)
     return Timing(
         compute_s,
@@ -78,8 +83,9 @@ def timing_of(paper: Paper, name: str) -> Timing:
 
 
 def whole_decoder_over_compute(sizes: Model) -> float:
-    """Reading the decoder's blocks, experts and output matrix for every token, over computing
-    it.
+    """The time to read the whole decoder for every token, over the time to compute a token.
+
+    That is its blocks, all experts and the output matrix.
     """
     compute_s, read, _ = constants()
     decoder = range(sizes.encoder_sites, sizes.sites)

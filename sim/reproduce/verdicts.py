@@ -1,4 +1,4 @@
-"""A verdict for every claim, from what was computed, and the counts of them."""
+"""Judges every claim by what was computed, and counts the verdicts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim's. ``ends``: the least and the largest simulated value over the grid.
+    """The verdict on one claim.
 
-    ``sign``: whether the default goes the published way (None: no such rule). ``inside``: whether
-    the published number lies between ``ends`` or is met at a point. ``spreads``: ``ends``, or of a
-    published range what each of its two ends is over the grid; ``width``: the larger over the
-    smaller, of the wider spread, None where they differ in sign or there is none.
+    - ``ends``: the least and the largest simulated value over the grid.
+    - ``spreads``: ``ends``; for a published range instead the least and largest value over the grid
+      of its lower end, and those of its upper end.
+    - ``width``: the larger over the smaller value of the widest spread; None where there is none,
+      or where a value is not above 0.
+    - ``sign``: whether the default goes the published way; None where the rule knows no sign.
+    - ``inside``: whether the published number lies between ``ends`` or is met at a point.
+    - ``met_at``: the points of the grid, other than the default, at which the claim is met.
     """
 
     claim: Claim
@@ -43,7 +47,7 @@ class Verdict:
     met_at: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[tuple[str, Labels], ...] = ()
-    """Of the runs at the documented default, by arm."""
+    """The labels of the runs at the documented default, under the names of their arms."""
 
     @property
     def width(self) -> float | None:
@@ -53,7 +57,7 @@ class Verdict:
 
 
 def verdict_of(paper: Paper, claim: Claim, outcomes: Mapping[str, Outcome]) -> Verdict:
-    """The claim's verdict; ``outcomes`` by experiment."""
+    """The verdict on ``claim``; ``outcomes`` are by experiment."""
     if claim.role == "identity":
         return _identity(paper, claim)
     if claim.check and claim.check != "ablation":
@@ -116,9 +120,7 @@ def _experiment(claim: Claim, outcome: Outcome) -> Verdict:
 
 
 def _spreads(target: Sequence[float], values: Sequence[Value]) -> tuple[tuple[float, float], ...]:
-    """Over the grid, of a published range its lower and its upper end; nothing of a single
-    number.
-    """
+    """``Verdict.spreads`` of a published range; () for a single number."""
     if len(target) < 2 or any(len(value.points) < 2 for value in values):
         return ()
     lows, highs = [min(value.points) for value in values], [max(value.points) for value in values]
@@ -126,8 +128,9 @@ def _spreads(target: Sequence[float], values: Sequence[Value]) -> tuple[tuple[fl
 
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
-    """Verdicts by role; roles that are not scored have only their number. Never summed over
-    roles.
+    """The numbers of verdicts by role; claims of roles that are not scored are only counted.
+
+    They must never be summed over roles.
     """
     table: dict[str, dict[str, int]] = {}
     for role in dict.fromkeys(v.claim.role for v in verdicts):
@@ -138,8 +141,9 @@ def counts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
 
 
 def partly(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Of the claims that can be recomputed in part: how many, with the published sign or order,
-    inside an interval.
+    """How many claims can be recomputed in part, and how many of them agree in weaker ways.
+
+    Those have the published sign or order, or lie inside an interval over the grid.
     """
     rows = [v for v in verdicts if v.claim.extent == "partly"]
     narrow = [v for v in rows if v.inside and v.width is not None and v.width <= 2]
@@ -151,5 +155,5 @@ def partly(verdicts: Sequence[Verdict]) -> dict[str, int]:
 
 
 def simulated_rows(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Verdicts of the claims that need simulated times or decisions."""
+    """The numbers of verdicts on claims that need simulated times or decisions."""
     return dict(Counter(v.verdict for v in verdicts if v.claim.needs == "simulation"))

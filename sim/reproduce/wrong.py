@@ -10,7 +10,7 @@ from sim.policies.references import StatedAccuracy
 
 
 class AlwaysWrong(StatedAccuracy):
-    """Names every expert of the next site that it does not need, in an order drawn evenly."""
+    """Names all experts of the next site that are not needed there, in an order drawn evenly."""
 
     def _drawn(
         self, tick: int, site: int, needs: Sequence[int], num_experts: int

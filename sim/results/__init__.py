@@ -1,3 +1,1 @@
-"""What a run leaves: tables, the summary's metrics, intervals, labels, and the files they are
-written to.
-"""
+"""The results of a run: tables, the summary's metrics, intervals, labels, and their files."""

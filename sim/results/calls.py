@@ -1,10 +1,9 @@
-"""The decision log: every call of a controller with its answer, as plain data, and where two logs
-first differ.
+"""The decision log: every call of a controller with its answer, as plain data.
 
 The same order of calls gives the same answers (contract C10). So a recorded run,
 simulated or real, is checked by feeding its calls to a fresh controller: ``replay`` compares with
-``==`` and names the first call whose answer differs. Where steps are composed while a run goes on,
-the times at which they were asked for belong to it, too.
+``==`` and names the first call whose answer differs. Where steps are composed during the run, the
+times at which the driver asked for them belong to the record, too (`RecordedWorkload`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sim.values.types import Event, Outcome, Step
 from sim.workload.steps import Schedule, StepGate, Workload
 
 NONE = -1
-"""In a field of a call that has nothing there: no key, no transfer, no link."""
+"""The value of a call's field that does not apply: no key, no transfer, no link."""
 
 KINDS = (
     "begin_sequence",
@@ -46,21 +45,29 @@ Answer = tuple[list[int], dict[int, Transfer] | None]
 
 @dataclass(frozen=True)
 class Call:
-    """One call. Ints, strings and tuples of ints, so that a log is a table.
+    """One call of a controller, in ints, strings and tuples of ints, so that a log is a table.
 
-    Asked: ``number`` (calls so far in the run, this one included), ``kind``, and ``argument``: the
-    sequence, the gate's tick, the key computed, the tick of the prediction, the number of the
-    transfer, or the link polled; of a transfer its ``link``, and the ``moved_bytes`` of the service
-    that was cut.
+    What was asked:
 
-    Answered: ``outcomes`` and ``keys`` of the admitted needs (-1 for a skip), in need order;
-    ``waits``, the keys waited for; ``waiting``, the needs left to later waves; ``arrived``, the key
-    that a transfer brought; of the transfer to start ``transfer`` (its number), ``key``,
-    ``prefetch``, ``left_bytes`` (of the hop) and ``victims``, least valuable first, as claimed for
-    it then or before.
+    - ``number``: the calls so far in the run, this one included.
+    - ``kind``: the name of the method (`KINDS`).
+    - ``argument``: the sequence, the gate's tick, the key computed, the tick of the prediction, the
+      number of the transfer, or the link polled.
+    - ``link``: that of the transfer. ``moved_bytes``: those of the service that was cut.
 
-    Decided on the way, as keys in the order of deciding: prefetches ``queued``, ``cancelled`` and
-    ``dropped``; what was ``evicted`` from the device and from RAM (``ram_evicted``).
+    What was answered:
+
+    - ``outcomes`` and ``keys``: of the admitted needs, in need order; key -1 is a skip.
+    - ``waits``: the keys waited for. ``waiting``: the number of needs left to later waves.
+    - ``arrived``: the key that a transfer brought.
+    - ``transfer`` (its number), ``key``, ``prefetch``, ``left_bytes`` (of the hop): the transfer to
+      start.
+    - ``victims``: what was evicted for that transfer, now or earlier, least valuable first.
+
+    What was decided on the way, as keys in the order of deciding:
+
+    - ``queued``, ``cancelled``, ``dropped``: prefetches.
+    - ``evicted``: from the device. ``ram_evicted``: from RAM.
     """
 
     number: int
@@ -86,7 +93,7 @@ class Call:
 
     @property
     def asked(self) -> tuple[str, int, int, int]:
-        """What was asked, without how many calls had been made before."""
+        """What was asked, without the call's number."""
         return self.kind, self.argument, self.link, self.moved_bytes
 
     def __str__(self) -> str:
@@ -96,8 +103,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two logs part: the call on either side (None where that log has ended or the call
-    could not be made).
+    """The first call at which two logs differ.
+
+    A side is None where its log has ended. ``got`` is also None where the call could not be made;
+    ``why`` then says why not.
     """
 
     expected: Call | None
@@ -106,7 +115,7 @@ class Difference:
 
     @property
     def number(self) -> int:
-        """The number of the call."""
+        """The number of the call that differs."""
         call = self.expected or self.got
         assert call is not None
         return call.number
@@ -136,9 +145,7 @@ class Difference:
 
 
 class RecordedController:
-    """The controller it is given, with a ``log`` of its calls. Stands wherever a driver asks for
-    a `Controller`.
-    """
+    """Wraps a controller and keeps a ``log`` of its calls; drivers use it as a `Controller`."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -199,7 +206,7 @@ class RecordedController:
         return transfer
 
     def _lookups(self, answer: Answer) -> dict[str, Any]:
-        """Copies: the controller goes on to use its lists."""
+        """The answer about looked-up needs, copied because the controller reuses its lists."""
         outcomes, waits = answer
         return {
             "outcomes": tuple(outcomes),
@@ -212,7 +219,7 @@ class RecordedController:
         self.log.append(Call(self._controller.calls, kind, argument, **answered, **self._decided()))
 
     def _decided(self) -> dict[str, Any]:
-        """What has been decided since the last call."""
+        """The keys that were queued, cancelled, dropped and evicted since the last call."""
         decided: dict[str, list[int]] = {
             name: [] for name in ("queued", "cancelled", "dropped", "evicted")
         }
@@ -242,11 +249,10 @@ def _started(transfer: Transfer | None) -> dict[str, Any]:
 
 
 class RecordedWorkload:
-    """The workload it is given, with the times at which its schedule was asked for steps
-    (``asked_ns``).
+    """Wraps a workload and records the times at which its schedule is asked for steps.
 
-    Given such times it is asked at these again, whatever the driver says: so a run gets the steps
-    of a recorded one.
+    ``asked_ns`` has these times. Where it is given, the schedule is asked at the given times
+    instead of the driver's, so that a run gets the steps of a recorded one.
     """
 
     def __init__(self, workload: Workload, asked_ns: Sequence[int] | None = None) -> None:
@@ -258,13 +264,13 @@ class RecordedWorkload:
         return getattr(self._workload, name)
 
     def start(self) -> RecordedSchedule:
-        """Begin a run anew, and its record."""
+        """Begin a run and a new record of its times."""
         self.asked_ns = []
         return RecordedSchedule(self._workload.start(), self._given_ns, self.asked_ns)
 
 
 class RecordedSchedule:
-    """A schedule that writes down when it is asked, or is asked when it is written."""
+    """A schedule that records the times at which it is asked, or repeats given times."""
 
     def __init__(
         self, schedule: Schedule, given_ns: Sequence[int] | None, asked_ns: list[int]
@@ -272,8 +278,9 @@ class RecordedSchedule:
         self._schedule, self._given_ns, self._asked_ns = schedule, given_ns, asked_ns
 
     def next(self, now_ns: int) -> Step | int | None:
-        """As ``Schedule.next``. A repeated run begins, and has waited for requests, when the
-        recorded one had.
+        """As ``Schedule.next``, but asked at the given times if there are some.
+
+        A repeated run is told to begin, and to stop waiting for requests, at the recorded times.
         """
         index, given_ns = len(self._asked_ns), self._given_ns
         if given_ns is None:
@@ -287,7 +294,7 @@ class RecordedSchedule:
 
 
 def first_difference(expected: Sequence[Call], got: Sequence[Call]) -> Difference | None:
-    """The first call in which two logs differ, be it in what was asked or in what was answered."""
+    """The first call in which two logs differ, in what was asked or in what was answered."""
     for one, other in zip_longest(expected, got):
         if one != other:
             return Difference(one, other)
@@ -300,12 +307,11 @@ def replay(
     workload: Workload,
     asked_ns: Sequence[int] | None = None,
 ) -> Difference | None:
-    """Feed recorded calls to a controller that has not been called yet; the first call whose answer
-    differs, or None.
+    """Feed recorded calls to a fresh controller; return the first that differs, or None.
 
-    ``workload`` is that of the recorded run: it brings the gates, which a log names by tick only.
-    ``asked_ns`` are the times at which its steps were asked for (`RecordedWorkload`); needed only
-    where steps depend on time.
+    ``controller`` must not have been called before. ``workload`` is that of the recorded run: it
+    brings the gates, which a log names by tick only. ``asked_ns`` are the times at which the run
+    asked for its steps (`RecordedWorkload`); they are needed only where steps depend on time.
     """
     return _Replay(controller, workload, asked_ns).run(calls)
 
@@ -318,7 +324,7 @@ class _Replay:
         self._in_flight: dict[tuple[int, int], Transfer] = {}  # by link and number
         self._computing: set[int] = (
             set()
-        )  # admitted needs of the current gate that have not been said to be done
+        )  # keys of the current gate's admitted needs, until their need_done
         self._on_cpu: set[int] = set()
         self._predicting: set[int] = set()
         self._gates = _walk(workload, asked_ns)
@@ -344,8 +350,9 @@ class _Replay:
                 self._on_cpu.add(key)
 
     def _make(self, call: Call) -> str | None:
-        """Call the controller as recorded; why that cannot be done, if so. The answer is the
-        last entry of its log.
+        """Make the recorded call; return why that is impossible, or None.
+
+        The answer is then the last entry of the controller's log.
         """
         if call.kind not in KINDS:
             return f"{call.kind!r} is no call of a controller; known: {', '.join(KINDS)}"
@@ -421,7 +428,7 @@ class _Replay:
 
 
 def _walk(workload: Workload, asked_ns: Sequence[int] | None) -> Iterator[StepGate]:
-    """Every gate of the workload, as a driver visits them."""
+    """Every gate of the workload, in the order in which a driver visits them."""
     gate, schedule, now = workload.gate(), workload.start(), 0
     for asked in count() if asked_ns is None else asked_ns:
         step = schedule.next(now if asked_ns is None else asked)

@@ -1,6 +1,4 @@
-"""How good forecasts were, whether or not anything was moved for them
-(contract C109).
-"""
+"""How good forecasts were, whether or not anything was prefetched (contract C109)."""
 
 from __future__ import annotations
 
@@ -20,12 +18,17 @@ from sim.workload.steps import Workload
 SHARES = ("top1", "recall_at_issued", "precision", "exact_set")
 NAMES = (*SHARES, "timely_recall")
 FORECAST, NOT_BY_DESIGN, NOT = "forecast", "not forecast by the system", "not forecast: "
-"""What became of prompts; a reason follows `NOT`."""
+"""Whether prompts were forecast, in words; a reason follows `NOT`."""
 
 
 @dataclass
 class Counts:
-    """Over gates that have a forecast of the next site."""
+    """Sums over gates that were forecast.
+
+    ``named`` and ``needed`` count experts, ``both`` those that were named and needed. Of the
+    ``gates``, ``best_needed`` needed the best named expert, and ``equal`` needed exactly the named
+    ones.
+    """
 
     gates: int = 0
     best_needed: int = 0
@@ -35,7 +38,7 @@ class Counts:
     both: int = 0
 
     def add(self, named: Sequence[int], needed: Sequence[int]) -> None:
-        """One gate: what was named, best first, and what was needed; no id twice."""
+        """Add one gate: the experts named, best first, and those needed; neither repeats any."""
         both = len(set(named) & set(needed))
         self.gates += 1
         self.best_needed += named[0] in needed
@@ -45,7 +48,7 @@ class Counts:
         self.both += both
 
     def shares(self) -> dict[str, float | None]:
-        """None where nothing was forecast."""
+        """The ratios in `SHARES`, all None where nothing was forecast."""
         if not self.gates:
             return dict.fromkeys(SHARES)
         values = (
@@ -64,15 +67,25 @@ def prediction(
     used: int,
     fitted_on: int = 0,
 ) -> dict[str, Any]:
-    """The nearest forecast of each decode gate against its needs; the unions of both, where a step
-    has several rows.
+    """The section ``prediction`` of a summary: forecasts against the needs that came.
 
-    ``top1``: its best expert is needed. ``recall_at_issued``: needs that it named. ``precision``:
-    named that are needed. ``exact_set``: both sets are equal. ``timely_recall``: of the needs that
-    were not there for want of a prefetch (``lookups`` by outcome), the share that one had brought
-    in time (``used`` prefetches). ``fitted_on``: so many of the run's sequences were fitted on,
-    which flatters. ``prefill``: the first four of gates with rows of prompts. ``prompts``: whether
-    these were forecast, or why not; None without predictor or prompts.
+    The nearest forecast of each decode gate counts. Where a step has several rows, the unions of
+    their forecasts and needs are compared.
+
+    | name | meaning |
+    |---|---|
+    | top1 | share of gates that needed the best named expert |
+    | recall_at_issued | share of needs that were named |
+    | precision | share of named experts that were needed |
+    | exact_set | share of gates whose needs were exactly the named experts |
+    | timely_recall | see below |
+    | fitted_on | how many of the run's sequences the predictor was fitted on, which flatters it |
+    | prefill | the first four for gates with rows of prompts |
+    | prompts | whether prompts were forecast, or why not; None without predictor or prompts |
+
+    ``timely_recall`` is over the needs that were there only because of a prefetch, or were not
+    there for want of one: ``used`` prefetches, and ``lookups`` that were late, promoted or a miss.
+    It is the share of them that a prefetch had brought in time.
     """
     if isinstance(predictor, NoPrediction):
         return {**dict.fromkeys(NAMES), "fitted_on": 0, "prefill": None, "prompts": None}
@@ -89,10 +102,10 @@ def prediction(
 
 
 def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:
-    """Whether prompts were forecast at any of their gates, and why not."""
+    """Whether prompts were forecast at any of their gates, else why not, in words."""
     reads, trace = getattr(predictor, "inputs", None), f"trace {workload.trace.header.name}"
     if gates and predictor.lookahead_sites and reads is None:
-        # Of a step that holds decoded rows, too, these alone may have been forecast.
+        # In a step with prompt and decoded rows only the decoded ones may have been forecast.
         prompts = workload.phase[workload.row] != DECODE
         gates = int((workload.forecasts[0][prompts] >= 0).any(axis=(1, 2, 3)).sum())
     if gates:
@@ -122,14 +135,15 @@ def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:
 
 
 def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, Counts]:
-    """What ``predictor`` says at each gate, asked anew, against what came: of decoded steps, and
-    of prompts' steps.
+    """Ask ``predictor`` again at each gate, and compare with the needs that came.
+
+    Returns the counts of steps that only decode, and of steps with prompts.
     """
     decode, prefill = Counts(), Counts()
     steps = workload.steps
     if isinstance(predictor, GateLookahead) and predictor.experts is None:
-        # What this one says of decoded rows is in the columns of the workload, and it remembers
-        # nothing.
+        # This predictor learns nothing, and its forecasts of decoded rows are the workload's
+        # columns: so they are counted without asking it gate by gate.
         _count_single_rows(workload, decode)
         _count_unions(workload, decode)
         steps = [step for step in steps if not step.decode]
@@ -141,10 +155,10 @@ def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, C
 def nearest_forecasts(
     workload: Workload, predictor: Predictor, steps: Sequence[Step]
 ) -> Iterator[tuple[Step, Sequence[int], Sequence[int]]]:
-    """Of each gate of ``steps`` that was forecast, the nearest forecast made of it, and its needs.
+    """For each gate of ``steps`` that was forecast: its step, the nearest forecast, and its needs.
 
-    A predictor that looks several sites ahead may have made several; the one from the nearest site
-    counts.
+    A predictor that looks several sites ahead forecasts a gate several times. The forecast from the
+    nearest site counts.
     """
     fresh, gate = predictor.afresh(), workload.gate()
     for step in steps:
@@ -155,7 +169,7 @@ def nearest_forecasts(
             if site in named:
                 yield step, named.pop(site), list(gate.needs)
             for choice in fresh.predict(gate):
-                # What is named of this site is of another step, which forecasts it anew.
+                # A forecast for this very site is for its next step, which forecasts it again.
                 if choice.site != site:
                     named[choice.site] = list(choice.needs)
                     break

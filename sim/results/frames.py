@@ -1,10 +1,11 @@
-"""The rows of a run as tables (names and columns are a contract): derived after the run from
-what was recorded.
+"""The tables of a run, derived after the run from what was recorded.
+
+Their names and columns are a contract (docs/contracts/outputs.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from sim.results.hits import SKIPS, skip_codes
 from sim.results.stalls import STALL_PARTS, split_stalls
 from sim.results.transfer_frames import Traffic, labels
 from sim.traces.trace import DECODE, TraceSequence
-from sim.values.record import NO_REQUEST, Record
+from sim.values.record import NO_REQUEST, Record, require_equal_lengths
 from sim.values.types import SKIP, Event, Outcome
 from sim.workload.steps import Workload
 
@@ -28,15 +29,18 @@ LOOKUP_OUTCOMES = [outcome.name.lower() for outcome in Outcome]
 HITS = (Outcome.HIT, Outcome.HIGH_FOR_LOW, Outcome.LOW_FOR_HIGH)
 MISSES = (Outcome.LATE, Outcome.PROMOTED, Outcome.MISS)
 NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
+EVENT_COLUMNS = ("call", "kind", "key", "value")
+"""The columns of a controller's ``events``, which lie row after row in one list."""
+WAVE_COLUMNS = ("call", "admitted")
+"""The columns of a controller's ``wave_calls``: the call, and how many needs it admitted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Tables of one run. Times in ns since the run began, sizes in bytes. ``link_names``: from the
-    device outwards.
+    """The tables of one run. Times are in ns since the run began, sizes in bytes.
 
-    ``computed``: key, start and end of all that the compute stream did, where that was measured;
-    else it took its durations.
+    ``link_names`` go from the device outwards. ``computed`` has key, start and end of everything
+    that the compute stream did, where that was measured; else each operation took its duration.
     """
 
     controller: Controller
@@ -48,29 +52,29 @@ class Frames:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What moved over the links."""
+        """The transfers of the run and what they moved over the links."""
         return Traffic(self.controller, self.durations, self.record, self.link_names)
 
     @property
     def transfers(self) -> pl.DataFrame:
-        """One row a hop of an issued transfer."""
+        """One row for each hop of an issued transfer."""
         return self.traffic.table
 
     # ---- time
 
     @property
     def first_arrival_ns(self) -> int:
-        """When the first request arrives; what passes before is no part of the makespan."""
+        """The time of the first request; what passes before it is no part of the makespan."""
         return min(self.workload.arrivals_ns.values()) if self.workload.is_timed else 0
 
     @property
     def makespan_ns(self) -> int:
-        """From the first arrival to the end of the last computation."""
+        """The time from the first arrival to the end of the last computation."""
         return self.record.makespan_ns - self.first_arrival_ns
 
     @cached_property
     def stalls(self) -> dict[str, Ints]:
-        """Each idle interval's parts, in ns."""
+        """The stall parts of each idle interval, in ns, counted from the first arrival on."""
         parts = split_stalls(
             self.record, self.controller.issued, self.durations, self.controller.slots.key_bytes
         )
@@ -86,31 +90,51 @@ class Frames:
     # ---- needs
 
     @cached_property
+    def num_needs(self) -> int:
+        """How many needs the run had.
+
+        Raise RuntimeError unless the workload, the controller and the record agree on that: their
+        columns by need are joined by position.
+        """
+        c, record = self.controller, self.record
+        columns: dict[str, Sized] = {
+            "workload.needs": self.workload.needs.tick,
+            "controller.lookup_keys": c.lookup_keys,
+            "controller.lookup_outcomes": c.lookup_outcomes,
+            "record.lookup_ns": record.lookup_ns,
+            "record.ready_ns": record.ready_ns,
+        }
+        # Empty where every need wants precision 0, and where none is served by another expert.
+        if c.lookup_wanted:
+            columns["controller.lookup_wanted"] = c.lookup_wanted
+        if c.lookup_tokens:
+            columns["controller.lookup_tokens"] = c.lookup_tokens
+        return require_equal_lengths(columns)
+
+    @cached_property
     def outcomes(self) -> Ints:
         """The outcome of each lookup."""
         return np.array(self.controller.lookup_outcomes, np.int64)
 
     @cached_property
     def computed_tokens(self) -> Ints:
-        """Rows for which each lookup's expert is computed on its account: 0 where it comes with
-        another need's.
-        """
+        """For how many rows each need computes its expert; 0 where another need does it."""
         served = self.controller.lookup_tokens
         return np.array(served, np.int64) if served else self.workload.needs.tokens.astype(np.int64)
 
     @cached_property
     def lookups(self) -> pl.DataFrame:
-        """One row a need. ``gate_ns`` is the time of its lookup: for a later wave, of its
-        admission.
+        """One row for each need.
 
-        ``phase`` is that of its step: ``prefill`` where any row is a prompt's. ``skips``: when its
-        selector leaves it out (``never``, ``if_absent``, ``always``).
+        ``gate_ns`` is the time of its lookup; in a later wave that is its admission. ``phase`` is
+        that of its step: ``prefill`` where any row is a prompt's. ``skips`` says when its selector
+        leaves it out (``never``, ``if_absent``, ``always``).
         """
         c, workload, needs = self.controller, self.workload, self.workload.needs
-        key = np.array(c.lookup_keys, np.int64)
+        count, key = self.num_needs, np.array(c.lookup_keys, np.int64)
         served = np.where(self.outcomes == Outcome.SKIP, SKIP, key // c.geometry.plane)
         wanted = (
-            np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(len(key), np.int64)
+            np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(count, np.int64)
         )
         names = [*c.geometry.precisions, None]
         step = workload.gate_step[needs.tick]
@@ -138,12 +162,19 @@ class Frames:
 
     @cached_property
     def tokens(self) -> pl.DataFrame:
-        """One row a token produced, or a prefill step, of a sequence. A step of several gives each
-        of them a row.
+        """One row for each token that a sequence got, and for each of its prefill steps.
 
-        ``phase``: ``prefill`` where the sequence's last row in the step is its prompt's.
+        A step of several sequences gives each of them a row. ``phase`` is ``prefill`` where the
+        sequence's last row in the step belongs to its prompt.
         """
         record = self.record
+        require_equal_lengths(
+            {
+                "workload.steps": self.workload.steps,
+                "record.step_start_ns": record.step_start_ns,
+                "record.step_end_ns": record.step_end_ns,
+            }
+        )
         start, end = (
             np.array(record.step_start_ns, np.int64),
             np.array(record.step_end_ns, np.int64),
@@ -169,9 +200,7 @@ class Frames:
         )
 
     def _last_rows(self) -> pl.DataFrame:
-        """Step, sequence, position and phase of the last row that each sequence has in each
-        step, in order.
-        """
+        """The last row of each sequence in each step, in order: step, sequence, position, phase."""
         steps, trace, row = self.workload.steps, self.workload.trace, self.workload.row
         rows = pl.DataFrame(
             {
@@ -184,10 +213,14 @@ class Frames:
         return rows.group_by("step", "sequence", maintain_order=True).last()
 
     def _stall_by_step(self, start: Ints, end: Ints) -> Ints:
-        """Idle time inside each step: what lies between steps is no step's."""
+        """The idle time inside each step; idle time between steps belongs to none."""
+        record = self.record
+        require_equal_lengths(
+            {"record.idle_start_ns": record.idle_start_ns, "record.idle_end_ns": record.idle_end_ns}
+        )
         idle_from, idle_to = (
-            np.array(self.record.idle_start_ns, np.int64),
-            np.array(self.record.idle_end_ns, np.int64),
+            np.array(record.idle_start_ns, np.int64),
+            np.array(record.idle_end_ns, np.int64),
         )
         at = np.searchsorted(start, idle_from, side="right") - 1
         inside = (at >= 0) & (idle_to <= end[at])
@@ -203,7 +236,7 @@ class Frames:
 
     @cached_property
     def sequences(self) -> pl.DataFrame:
-        """One row a request. Closed loop: a request arrives when its first step can begin."""
+        """One row for each request; in a closed loop it arrives when its first step can begin."""
         by_number: dict[int, TraceSequence] = {s.sequence: s for s in self.workload.sequences}
         times = self.tokens.group_by("sequence", maintain_order=True).agg(
             start_ns=pl.col("start_ns").min(),
@@ -223,7 +256,7 @@ class Frames:
             pl.Series("prompt_tokens", [s.prompt_tokens for s in known], dtype=pl.Int64),
             pl.Series("decode_tokens", [s.decode_tokens for s in known], dtype=pl.Int64),
             pl.Series("arrival_ns", arrival, dtype=pl.Int64),
-            # A trace without prompts gives its first token at the end of its first step.
+            # Without a prompt a sequence has its first token at the end of its first step.
             pl.coalesce("first_token_ns", "first_decode_ns").alias("first_token_ns"),
             "end_ns",
             "stall_ns",
@@ -233,18 +266,21 @@ class Frames:
 
     @cached_property
     def decisions(self) -> pl.DataFrame:
-        """One row an answer, by call: lookups, prefetches queued, cancelled or dropped, issues
-        with their victim.
+        """One row for each thing that a call decided, in the order of calls.
+
+        These are lookups, prefetches queued, cancelled or dropped, issues with their first victim,
+        and further evictions.
         """
-        c = self.controller
+        c, lookups = self.controller, self.num_needs
         tick, calls = self.workload.needs.tick, np.array(c.gate_calls, np.int64)
         looked_up = self._lookup_calls(tick, calls)
-        events = np.array(c.events, np.int64).reshape(-1, 4)
-        kind = np.concatenate([np.full(len(tick), -1), events[:, 1]])
-        call = np.concatenate([looked_up, events[:, 0]])
-        key = np.concatenate([np.array(c.lookup_keys, np.int64), events[:, 2]])
-        value = np.concatenate([np.full(len(tick), -1), events[:, 3]])
-        outcome = np.concatenate([self.outcomes, np.full(len(events), len(LOOKUP_OUTCOMES))])
+        events = _columns(c.events, EVENT_COLUMNS)
+        no_outcome = np.full(len(events["call"]), len(LOOKUP_OUTCOMES))
+        kind = np.concatenate([np.full(lookups, -1), events["kind"]])
+        call = np.concatenate([looked_up, events["call"]])
+        key = np.concatenate([np.array(c.lookup_keys, np.int64), events["key"]])
+        value = np.concatenate([np.full(lookups, -1), events["value"]])
+        outcome = np.concatenate([self.outcomes, no_outcome])
         order = np.argsort(call, kind="stable")
         is_issue = kind[order] == Event.ISSUE
         victim = pl.Series(np.where(is_issue, value[order], -1), dtype=pl.Int64)
@@ -263,31 +299,39 @@ class Frames:
     def _lookup_calls(self, tick: IntArray, gate_calls: Ints) -> Ints:
         """The call that looked each need up: its gate's, or the ``need_done`` that admitted it."""
         looked_up = gate_calls[tick]
-        waves = np.array(self.controller.wave_calls, np.int64).reshape(-1, 2)
-        gate_of = np.searchsorted(gate_calls, waves[:, 0], side="right") - 1
+        waves = _columns(self.controller.wave_calls, WAVE_COLUMNS)
+        gate_of = np.searchsorted(gate_calls, waves["call"], side="right") - 1
         stop = np.searchsorted(tick, np.arange(len(gate_calls)), side="right")
         for gate in np.unique(gate_of).tolist():
-            of_gate = waves[gate_of == gate]
-            late = np.repeat(of_gate[:, 0], of_gate[:, 1])
+            of_gate = gate_of == gate
+            late = np.repeat(waves["call"][of_gate], waves["admitted"][of_gate])
             looked_up[stop[gate] - len(late) : stop[gate]] = late
         return looked_up
 
     def tables(self) -> dict[str, pl.DataFrame]:
-        """The parquet files of a run, by name."""
+        """The tables that are written as parquet files, by name."""
         return {
             name: getattr(self, name)
             for name in ("sequences", "tokens", "lookups", "transfers", "decisions")
         }
 
 
+def _columns(flat: Sequence[int], names: Sequence[str]) -> dict[str, Ints]:
+    """The columns, by name, of a table whose rows follow each other in one list."""
+    rows = np.array(flat, np.int64).reshape(-1, len(names))
+    return dict(zip(names, rows.T, strict=True))
+
+
 def idle_ns(frames: Frames) -> dict[str, int]:
-    """Stall time by part, in ns."""
+    """The stall time of a run by part, in ns."""
     return {part: int(frames.stalls[part].sum()) for part in STALL_PARTS}
 
 
 def compute_busy_ns(frames: Frames) -> int:
-    """What the compute stream had to do, summed operation by operation, in ns; measured: when it
-    was not idle.
+    """The busy time of the compute stream, in ns.
+
+    It is summed operation by operation, without regard to idle time. Where computation was measured
+    it is the makespan less the idle time.
     """
     if frames.computed is not None:
         return frames.makespan_ns - sum(idle_ns(frames).values())

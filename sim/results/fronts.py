@@ -1,4 +1,4 @@
-"""The front of speed and loss: which runs no other run beats in both."""
+"""The Pareto front of speed and loss: the runs that no other run beats in both."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 
 def front(speed: NDArray[np.float64], loss: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which points no other point beats: none has as much speed and as little loss, and more of
-    either.
+    """Which points are on the front.
 
-    NaN losses are on no front and beat nobody.
+    A point is beaten by one that is no slower and loses no more, and is better in one of the two.
+    Points with NaN losses are on no front and beat nobody.
     """
     known = ~np.isnan(loss)
     found = np.zeros(len(speed), np.bool_)

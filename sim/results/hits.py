@@ -1,10 +1,9 @@
-"""Which lookups count in a hit ratio, and which of them are hits: the one owner of both rules
-(contract C107).
+"""The rules of hit ratios: which lookups count, and which of them are hits.
 
-A need is *asked for* unless its selector leaves it out whatever the device holds. So whether a need
-counts depends on its score alone. A need that a selector or a placement leaves out because its
-expert is absent was looked for and not found, as one is that the CPU computes or another expert
-serves.
+Both rules are defined here only (contract C107). A need is *asked for* unless its
+selector leaves it out whatever the device holds. So whether a need counts depends on its score
+alone. A need that is left out because its expert is absent was asked for and is no hit. So were
+needs that the CPU computes or that another expert serves.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from sim.values.types import SKIP
 FOUND_RESIDENT = ("hit", "high_for_low")
 MISSED = ("miss", "promoted")
 NEVER, IF_ABSENT, ALWAYS = SKIPS = ("never", "if_absent", "always")
-"""When a need's selector leaves it out: the column ``skips`` of ``lookups``."""
+"""Values of the column ``skips`` of ``lookups``: when a need's selector leaves it out."""
 
 
 def skip_codes(selector: PrecisionSelector, scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """By need, when ``selector`` leaves it out, as places in `SKIPS`. ``scores`` are the needs'."""
+    """When ``selector`` leaves out needs of these ``scores``, each as an index of `SKIPS`."""
     if selector.constant is not None:
         return np.zeros(len(scores), np.int64)
     known, back = np.unique(scores, return_inverse=True)
@@ -56,7 +55,7 @@ def is_missed() -> pl.Expr:
 
 
 def hit_ratio(lookups: pl.DataFrame) -> float | None:
-    """(hit + high_for_low) / lookups asked for; None where nothing was."""
+    """(hit + high_for_low) / lookups asked for; None where nothing was asked for."""
     counted = asked(lookups)
     return float(counted.select(is_found().sum()).item()) / len(counted) if len(counted) else None
 
@@ -64,10 +63,10 @@ def hit_ratio(lookups: pl.DataFrame) -> float | None:
 def hit_ratio_by_precision(
     lookups: pl.DataFrame, precisions: Sequence[str]
 ) -> dict[str, float | None]:
-    """The same of the needs that are wanted at each precision.
+    """The hit ratio of the needs wanted at each precision.
 
     A need that is left out where its expert is absent is wanted at whatever precision is there. So
-    it counts at none, unless there is only one.
+    it counts at none, unless there is only one precision.
     """
     if len(precisions) == 1:
         return {precisions[0]: hit_ratio(lookups)}
@@ -81,8 +80,10 @@ def hit_ratio_by_precision(
 def miss_penalty(
     lookups: pl.DataFrame, precisions: Sequence[str], bits: Sequence[float]
 ) -> float | None:
-    """HOBBIT section 3.4: a miss costs its bits over the highest precision's, per lookup asked
-    for.
+    """The mean cost of a lookup asked for, where a miss costs its share of the highest bits.
+
+    A hit costs 0; a miss costs the ``bits`` of the wanted precision over those of the highest one
+    (HOBBIT section 3.4). None where nothing was asked for.
     """
     counted = asked(lookups)
     if not len(counted):

@@ -1,13 +1,16 @@
-"""95 % intervals over sequences: the one place that says how sure a ratio is.
+"""95 % intervals over sequences, for every ratio that a run or a comparison reports.
 
 A number of a run is a ratio of sums over its sequences: tokens over time, hits over lookups, one
 system's time over another's. Sequences are few (2 to 32) and unequal, so a percentile bootstrap is
-far too narrow: at 4 sequences it covers the truth in 80 of 100 cases. Used here instead: Student's
-t on the logarithm of the ratio, with each sequence's squared error divided by 1 - h (h: the
-sequence's share of the sum), and Satterthwaite's degrees of freedom (Bell and McCaffrey 2002;
-Imbens and Kolesar 2016, "HC2"). Both corrections are worked out for errors whose variance grows
-with a sequence's length. For n equal sequences this is the usual t with n - 1 degrees of freedom; a
-sequence that is most of the sum leaves about one.
+far too narrow: at 4 sequences it covers the truth in 80 of 100 cases. Instead:
+
+- The interval is Student's t, on the logarithm of the ratio.
+- Each sequence's squared error is divided by 1 - h, where h is its share of the sum.
+- The degrees of freedom are Satterthwaite's.
+
+Both corrections ("HC2": Bell and McCaffrey 2002; Imbens and Kolesar 2016) are worked out for errors
+whose variance grows with a sequence's length. For n equal sequences the result is the usual t with
+n - 1 degrees of freedom. Where one sequence is most of the sum, about one degree is left.
 
 ``tests/unit/sim/results/test_interval_coverage.py`` simulates what the intervals cover;
 docs/metrics.md has the table.
@@ -25,22 +28,22 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 OVER = "95 % intervals are over the sequences of this trace, not over other gates or machines."
-"""What every printer says beside intervals."""
+"""The caveat that every command prints beside intervals."""
 LEVEL = 0.975
-"""The quantile of either end."""
+"""The quantile of the interval's upper end; its lower end is the mirror image."""
 MIN_SEQUENCES = 4
 """Fewer sequences give an interval but no verdict: no simulation shows that one would be right."""
 ROUNDING = 1e-14
-"""Errors up to this share of the whole are the rounding of sums, and none."""
+"""Errors up to this share of the whole are rounding of sums and count as 0."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio of sums over sequences and how sure it is.
+    """A ratio of sums over sequences, and how sure it is.
 
-    ``value``: the sums' ratio. ``error``: its standard error, of its logarithm where ``is_log``.
-    ``freedom``: Satterthwaite's degrees of freedom. ``sequences``: how many have a part in it.
-    Arrays where the input had leading axes.
+    ``value`` is the ratio, ``error`` its standard error (with ``is_log``: that of its logarithm),
+    ``freedom`` Satterthwaite's degrees of freedom, and ``sequences`` how many took part. The first
+    three are arrays where the input had leading axes.
     """
 
     value: Any
@@ -50,7 +53,7 @@ class Estimate:
     is_log: bool
 
     def interval(self) -> tuple[Any, Any]:
-        """The 95 % interval of the ratio; the ratio twice where nothing varies."""
+        """The 95 % interval of the ratio; both ends are the ratio where nothing varies."""
         from scipy.special import stdtrit
 
         reach = np.where(self.error > 0, stdtrit(self.freedom, LEVEL) * self.error, 0.0)
@@ -59,8 +62,9 @@ class Estimate:
         return self.value - reach, self.value + reach
 
     def confidence_above(self, threshold: float) -> Any:
-        """How sure it is, from 0 to 1, that the truth is above ``threshold``; one half where it
-        is exactly there.
+        """The confidence, from 0 to 1, that the truth is above ``threshold``.
+
+        One half where the ratio is exactly ``threshold``.
         """
         from scipy.special import stdtr
 
@@ -71,15 +75,15 @@ class Estimate:
 
 
 def estimate(above: Floats, below: Floats, is_log: bool = True) -> Estimate | None:
-    """``sum(above) / sum(below)`` over the last axis, sequences; None for fewer than two, or where
-    ``below`` is all 0.
+    """``sum(above) / sum(below)`` over the last axis, the sequences.
 
-    ``is_log``: neither has a value below 0, and the error is symmetric on the scale of factors
-    (half is as far as double); None, too, where ``above`` is all 0. Otherwise ``above`` may be of
-    either sign, and the error is symmetric as it is.
+    With ``is_log`` no value may be below 0, and the error is symmetric for factors: half is as far
+    as double. Without, ``above`` may have either sign, and the error is symmetric for differences.
+    None for fewer than two sequences, where ``below`` is all 0, and with ``is_log`` also where
+    ``above`` is all 0.
     """
     if above.ndim == 1:
-        # A sequence without any part in the ratio tells nothing of how it varies.
+        # A sequence that adds nothing to either sum says nothing about how the ratio varies.
         kept = (above != 0) | (below != 0)
         above, below = above[kept], below[kept]
     total_above, total_below = above.sum(-1, keepdims=True), below.sum(-1, keepdims=True)
@@ -93,7 +97,7 @@ def estimate(above: Floats, below: Floats, is_log: bool = True) -> Estimate | No
     share = below / total_below
     if is_log:
         errors, size = above / total_above - share, np.ones(1)
-        # The mean of both sums' shares, so that A over B is exactly as sure as B over A.
+        # The mean of its shares in both sums makes A over B exactly as sure as B over A.
         share = (above / total_above + share) / 2
     else:
         errors = (above - ratio * below) / total_below
@@ -104,27 +108,27 @@ def estimate(above: Floats, below: Floats, is_log: bool = True) -> Estimate | No
 def from_errors(
     value: Any, errors: Floats, share: Floats, is_log: bool, size: Any = 1.0
 ) -> Estimate:
-    """``value`` as it follows from sums over sequences, at least two.
+    """The estimate of a ``value`` that was made of sums over two sequences or more.
 
-    ``errors`` [..., sequences]: by how much each sequence moves it (its logarithm, where
-    ``is_log``); they sum to 0. ``share`` [..., sequences]: each sequence's part of the sums; it
-    sums to 1. ``size``: how large what was subtracted to give the errors is; rounding is measured
-    by it.
+    ``errors`` [..., sequences] is how much each sequence moves the value (with ``is_log``: its
+    logarithm); they sum to 0. ``share`` [..., sequences] is each sequence's part of the sums; the
+    shares sum to 1. ``size`` is the magnitude of the terms whose difference the errors are, by
+    which rounding is told.
     """
     errors = np.where(np.abs(errors) <= ROUNDING * size, 0.0, errors)
-    # A sequence that is all of a sum shows its error in the others only.
+    # A share of 1 would divide by 0; the error of such a sequence shows in the others' errors.
     scale = 1 / np.maximum(1 - share, np.finfo(float).eps)
     error = np.sqrt((scale * errors**2).sum(-1))
     return Estimate(value, error, _freedom(share, scale), errors.shape[-1], is_log)
 
 
 def _freedom(share: Floats, scale: Floats) -> Any:
-    """Degrees of freedom of ``sum(scale * errors ** 2)``: 2 E^2 / Var, if an error's variance grows
-    as its share.
+    """The degrees of freedom of ``sum(scale * errors ** 2)``: 2 E^2 / Var.
 
-    The errors are what is left of independent ones when each gives its share of their sum: with
-    ``G`` the quadratic form in the independent ones this is ``1 / sum(share_i share_j G_ij ** 2)``,
-    written out so that it takes no matrix.
+    It assumes that the variance of an error grows in proportion to its share. The errors are
+    independent ones, from each of which its share of their sum was subtracted. With ``G`` the
+    matrix of the quadratic form in the independent errors, the result is ``1 / sum(share_i share_j
+    G_ij ** 2)``. It is written out here so that it takes no matrix.
     """
     pull = share * scale
     mean_pull = (share * pull).sum(-1)
@@ -134,10 +138,9 @@ def _freedom(share: Floats, scale: Floats) -> Any:
 
 
 def ratio_interval(above: Floats, below: Floats) -> Interval | None:
-    """The 95 % interval of ``sum(above) / sum(below)``, both none below 0; None for fewer than two
-    sequences.
+    """The 95 % interval of ``sum(above) / sum(below)``, where no value is below 0.
 
-    What is 0 in every sequence is 0 for certain, as far as these sequences tell.
+    None for fewer than two sequences. A ratio that is 0 in every sequence has the interval (0, 0).
     """
     found = estimate(above, below)
     if found is None:
@@ -146,11 +149,10 @@ def ratio_interval(above: Floats, below: Floats) -> Interval | None:
 
 
 def share_interval(part: Floats, whole: Floats) -> Interval | None:
-    """The 95 % interval of ``sum(part) / sum(whole)``, ``part`` from 0 to ``whole``: never below 0
-    or above 1.
+    """The 95 % interval of the share ``sum(part) / sum(whole)``, where ``part`` is 0 to ``whole``.
 
-    It is that of the odds, part over rest. What is all of the whole is so for certain, as far as
-    these sequences tell.
+    It is computed from the odds, part over rest, so that it stays between 0 and 1. None for fewer
+    than two sequences. A share that is 1 in every sequence has the interval (1, 1).
     """
     rest = whole - part
     if not rest.any():
@@ -160,9 +162,7 @@ def share_interval(part: Floats, whole: Floats) -> Interval | None:
 
 
 def mean_interval(above: Floats, below: Floats) -> Interval | None:
-    """The 95 % interval of ``sum(above) / sum(below)`` where ``above`` may be of either sign:
-    symmetric about it.
-    """
+    """The 95 % interval, symmetric, of ``sum(above) / sum(below)``; ``above`` has either sign."""
     found = estimate(above, below, is_log=False)
     return None if found is None else _floats(found.interval())
 
@@ -172,5 +172,5 @@ def _floats(ends: tuple[Any, Any]) -> Interval:
 
 
 def ratio_intervals(parts: Mapping[str, tuple[Floats, Floats]]) -> dict[str, Interval | None]:
-    """``ratio_interval`` of each (numerator, denominator), by name; of sequences in one order."""
+    """``ratio_interval`` of each named pair (numerator, denominator), each by sequence."""
     return {name: ratio_interval(above, below) for name, (above, below) in parts.items()}

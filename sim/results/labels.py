@@ -1,9 +1,8 @@
-"""What a reader must know of a run's numbers before believing them, computed once and carried by
-what has the numbers.
+"""Labels: what a reader must know of a run's numbers before believing them.
 
-A summary holds it under ``labels``; trials, points, rows of studies and comparisons keep it.
-Whoever prints or draws numbers of runs says ``told`` of them, or puts it on the figure by
-``write_on``.
+They are computed once and carried along with the numbers. A summary holds them under ``labels``;
+trials, points, rows of studies and comparisons keep them. Code that prints numbers of runs must
+print ``told`` of their labels; code that draws numbers must call ``write_on``.
 """
 
 from __future__ import annotations
@@ -19,22 +18,26 @@ from sim.results.run import Run
 from sim.traces.header import Header
 
 Named = Iterable[tuple[str, "Labels"]]
-"""Labels by the name of what they are of; a name may come several times."""
+"""Pairs of a name (of a system, a run, ..) and its labels; a name may come several times."""
 POINTS_A_LETTER = 0.5
-"""Width of a letter over the height of its line, in a figure."""
+"""The width of a letter in a figure, as a share of the font size."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Each is a text that can stand alone, or None where there is nothing to say.
+    """The labels of one run: each a text that can stand alone, or None.
 
-    ``transplanted``: the gates are of one model, the sizes of another, and which part of that.
-    ``part``: fewer or other layers or experts than the model of that name. ``synthetic``: nobody
-    recorded these gates. ``machine``: no time of it was ever compared with a real machine's.
-    ``lossy``: what was served is not the model as it is stored. ``knows_future``: decided on what
-    no system can know. ``reference``: does what no machine can.
+    | label | what it tells |
+    |---|---|
+    | transplanted | gates are of one model, sizes of another, and which part of that other model |
+    | part | the model has other layers or experts than the published one of its name |
+    | synthetic | nobody recorded these gates |
+    | machine | no time of this machine was ever compared with a real machine's |
+    | lossy | what was served is not the model as it is published |
+    | knows_future | decisions used what no system can know |
+    | reference | the run does what no machine can |
 
-    ``changed``: overrides of machine, model, trace and workload.
+    ``changed`` has the overrides of machine, model, trace and workload.
     """
 
     transplanted: str | None = None
@@ -48,17 +51,15 @@ class Labels:
 
     @property
     def is_system(self) -> bool:
-        """Whether something real could have decided and done this: else it is a bound, and on no
-        front.
-        """
+        """Whether a real system could have done this; else it is a bound, and on no front."""
         return self.knows_future is None and self.reference is None
 
     def kinds(self) -> dict[str, str | None]:
-        """The texts by name, for a summary, which has ``overrides`` beside them."""
+        """The texts by name, for a summary, which has ``changed`` under ``overrides``."""
         return {name: getattr(self, name) for name in TEXTS}
 
     def row(self) -> dict[str, Any]:
-        """All of it, for JSON and for a column."""
+        """All labels as plain values, for JSON and for a column; see `from_row`."""
         return {**self.kinds(), "changed": list(self.changed)}
 
 
@@ -66,8 +67,9 @@ TEXTS = tuple(field.name for field in fields(Labels) if field.name != "changed")
 
 
 def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
-    """The labels of a run that has ended with these ``lookups`` (contract C113); of one
-    that has none yet (None) those that are certain beforehand.
+    """The labels of a run that has ended with these ``lookups`` (contract C113).
+
+    Before the run there are no lookups (None): then the labels that are certain beforehand.
     """
     header, hardware = run.trace.header, run.hardware
     unseen = hardware.validated == "none"
@@ -90,12 +92,12 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
 
 
 def synthetic_label(header: Header) -> str | None:
-    """What a trace that nobody recorded says of numbers that are drawn from it alone."""
+    """The label of a synthetic trace, for numbers computed from the trace alone; else None."""
     return f"SYNTHETIC gates: {header.name}" if header.source == "synthetic" else None
 
 
 def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
-    """In which ways something was lost, prompts included."""
+    """The ways in which something was lost, prompts included; None where nothing was."""
     geometry, stored = run.controller.geometry, run.model.keeps
     best, *others = geometry.precisions
     ways = [] if stored(best) else [f"every expert at {best} or below"]
@@ -115,7 +117,7 @@ def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
 
 
 def _knowledge(run: Run) -> str | None:
-    """Which parts know of the run what is still to come."""
+    """The parts of the run that know what is still to come; None where none does."""
     parts = (run.controller.predictor, run.controller.cache)
     ways = [type(part).__name__ for part in parts if getattr(part, "knows_future", False)]
     if run.fitted_on:
@@ -124,7 +126,7 @@ def _knowledge(run: Run) -> str | None:
 
 
 def labels_in(summary: Mapping[str, Any]) -> Labels:
-    """The labels that a run's summary carries. Raise ValueError for a summary without any."""
+    """The labels that a run's summary carries; raise ValueError for a summary without any."""
     if "labels" not in summary:
         raise ValueError(
             f"the summary of {summary.get('system', 'this run')} has no labels: an older version"
@@ -134,18 +136,18 @@ def labels_in(summary: Mapping[str, Any]) -> Labels:
 
 
 def from_row(row: Mapping[str, Any]) -> Labels:
-    """The labels that ``Labels.row`` told of."""
+    """The labels that ``Labels.row`` turned into plain values."""
     return Labels(
         **{name: row.get(name) for name in TEXTS}, changed=tuple(row.get("changed") or ())
     )
 
 
 def told(named: Named) -> list[str]:
-    """All that is to be said of these, each once: what holds of all of them, then what only some
-    have, by their names.
+    """What must be said of these runs, each text once.
 
-    Of a name that comes several times, with values that the reader sees, what was changed in all of
-    them is said.
+    Texts that hold for all of them come first, then those of only some, with their names. A name
+    may come several times, with settings that the reader sees anyway. Of its ``changed`` words only
+    those that all of its runs share are said.
     """
     kept = list(named)
     names = list(dict.fromkeys(name for name, _ in kept))
@@ -182,10 +184,9 @@ def caption(named: Named) -> str:
 
 
 def write_on(figure: Any, named: Named, size: float = 7.0) -> None:
-    """Put ``told`` above a matplotlib figure, below the title that it has, in lines that fit its
-    width.
+    """Write ``told`` above a matplotlib figure, below its title, in lines that fit its width.
 
-    ``figure`` has a layout that makes room (``constrained``), and its title already.
+    ``figure`` must have its title already, and a layout that makes room (``constrained``).
     """
     letters = int(figure.get_figwidth() * 72 / (size * POINTS_A_LETTER))
     lines = [

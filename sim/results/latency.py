@@ -1,5 +1,6 @@
-"""Times and rates of a run's requests and tokens, and whose time each step was
-(contract C108).
+"""Times and rates of a run's requests and tokens, and how steps' time is shared among sequences.
+
+The metrics are defined in contract C108.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from sim.values.units import seconds
 
 Floats = NDArray[np.float64]
 _DECODED: WeakKeyDictionary[object, tuple[Floats, Floats]] = WeakKeyDictionary()
-"""What a run's summary and those who compare runs both ask for."""
+"""Results of `decode_time_and_tokens` by run: both summaries and comparisons ask for them."""
 
 
 class Tables(Protocol):
-    """What a run's tokens and sequences took: of the run itself, or read from its files."""
+    """The tables ``tokens`` and ``sequences`` of a run, from the run itself or from its files."""
 
     @property
     def tokens(self) -> pl.DataFrame: ...
@@ -30,11 +31,10 @@ class Tables(Protocol):
 
 
 def request_times(frames: Frames) -> dict[str, Any]:
-    """Makespan, times to first and per output token, latencies, and rates of prompt and output
-    tokens, in seconds.
+    """Makespan, times to first and per output token, latencies and token rates, in seconds.
 
-    A rate is over the time of the steps that have such tokens: a step of several sequences gives
-    one to each.
+    Rates are of prompt tokens and of output tokens. A rate counts the time of the steps that have
+    such tokens. A step of several sequences gives each of them a token, but its time counts once.
     """
     sequences = frames.sequences
     after, prompts = (
@@ -60,21 +60,21 @@ def request_times(frames: Frames) -> dict[str, Any]:
 def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
     """The rows of ``frames.tokens`` that are a sequence's second token or a later one.
 
-    ``since_last_ns``: since the token before it.
+    Its added column ``since_last_ns`` is the time since the sequence's previous token.
     """
     rows = frames.tokens.with_columns(
         since_last_ns=pl.col("end_ns") - pl.col("end_ns").shift(1).over("sequence"),
         is_first=pl.col("step") == pl.col("step").min().over("sequence"),
     )
-    # A trace without prompts gives its first token at the end of its first step.
+    # Without a prompt a sequence has its first token at the end of its first step.
     return rows.filter((pl.col("phase") == "decode") & ~pl.col("is_first")).drop("is_first")
 
 
 def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
-    """By sequence: its share of the time of the steps that gave it a token after its first, in ns,
-    and those tokens.
+    """The decode time of each sequence, in ns, and the number of its tokens after the first.
 
-    A step's time is shared equally among the sequences that it gave such a token.
+    Decode time is the time of the steps that gave such tokens, each shared equally among the
+    sequences that got one.
     """
     if isinstance(frames, Frames) and frames in _DECODED:
         return _DECODED[frames]
@@ -86,12 +86,12 @@ def decode_time_and_tokens(frames: Tables) -> tuple[Floats, Floats]:
 
 
 def prefill_time(frames: Tables) -> Floats:
-    """By sequence: its share of the time of the steps that read its prompt, in ns."""
+    """The time of the steps that read each sequence's prompt, in ns, shared as decode time is."""
     return _shared_time(frames, frames.tokens.filter(pl.col("phase") == "prefill"))
 
 
 def whole_time(frames: Tables) -> Floats:
-    """By sequence: its share of the time of all its steps, in ns."""
+    """The time of all steps of each sequence, in ns, shared as decode time is."""
     return _shared_time(frames, frames.tokens)
 
 
@@ -109,7 +109,7 @@ def _count_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
 
 
 def _by_sequence(frames: Tables, found: pl.DataFrame, column: str) -> Floats:
-    """A column in the order of ``frames.sequences``, 0 where a sequence has no row."""
+    """A ``column`` of ``found`` in the order of ``frames.sequences``; 0 for absent sequences."""
     joined = frames.sequences.select("sequence").join(
         found, on="sequence", how="left", maintain_order="left"
     )

@@ -1,5 +1,6 @@
-"""Every number of a summary, defined once. Both drivers' runs are measured here
-(docs/contracts/outputs.md).
+"""Computes the summary of a run: every number is defined here once, for both drivers.
+
+docs/contracts/outputs.md defines the metrics in words.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ SCHEMA = 1
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
-    """The run as one JSON-ready dictionary, without ``wall_s``. Seconds are whole ns / 1e9; GB and
-    GiB appear nowhere.
+    """The summary of a run as one JSON-ready dictionary, without ``wall_s``.
 
-    Raise RuntimeError if busy and idle time do not add up to the makespan.
+    Seconds are whole ns / 1e9; sizes are in bytes, never in GB or GiB. Raise RuntimeError if busy
+    and idle time do not add up to the makespan.
     """
     makespan, stalls, busy = frames.makespan_ns, idle_ns(frames), compute_busy_ns(frames)
     if busy + sum(stalls.values()) != makespan:
@@ -88,7 +89,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
             "link_s": seconds(bounds.link_ns),
             "relaxed_s": None if bounds.relaxed_ns is None else seconds(bounds.relaxed_ns),
             "lower_s": seconds(bounds.lower_ns),
-            # Over time other speeds make other steps: the bound is of these.
+            # With arrivals a faster system composes other steps: the bound holds for these only.
             "method": f"{bounds.method} of these steps" if run.workload.is_timed else bounds.method,
             "belady_loads": bounds.belady_loads,
             "why_no_belady": bounds.why_no_belady,
@@ -106,8 +107,9 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
 
 
 def _slowed(run: Run, frames: Frames) -> dict[str, float] | None:
-    """By party, how much longer its work took than alone; None on a machine where nobody holds
-    up anybody.
+    """How much longer each party's work took than alone, in seconds.
+
+    None on a machine without contention.
     """
     parties = ("compute", "cpu", *run.hardware.link_names)
     slowed = frames.record.slowed_ns
@@ -134,8 +136,9 @@ def _trace(run: Run) -> dict[str, Any]:
 
 
 def _expert_bytes(run: Run) -> dict[str, Any] | None:
-    """What the trace tells of its experts' bytes, and whether the run takes these; None where it
-    tells nothing.
+    """The recorded bytes of the trace's experts, and whether the run takes them.
+
+    None where the trace has none.
     """
     found = run.recorded_bytes
     if found is None:
@@ -151,8 +154,9 @@ def _expert_bytes(run: Run) -> dict[str, Any] | None:
 
 
 def _findings(header: Header, sequences: set[int]) -> list[str] | None:
-    """The serious findings that concern one of these sequences, or the whole trace; None where
-    nobody looked.
+    """The serious findings that concern one of these sequences, or the whole trace.
+
+    None where the trace was never checked.
     """
     if header.findings is None:
         return None
@@ -188,7 +192,7 @@ def _budget(run: Run) -> dict[str, Any]:
 
 
 def _all_bytes(geometry: Geometry) -> int:
-    """Every expert at every precision in play."""
+    """The bytes of every expert at every precision in play."""
     stored = geometry.experts - geometry.null_experts
     keys = (
         geometry.key(p, site, expert)
@@ -200,8 +204,13 @@ def _all_bytes(geometry: Geometry) -> int:
 
 
 def _load_ns(run: Run) -> int:
-    """Cold start, one transfer after another, each over one link after another: the dense weights,
-    then the RAM tier's initial contents, then the device's (from RAM, where that holds them).
+    """The time of a cold start, with nothing overlapped.
+
+    Transfers follow each other, and each crosses one link after another:
+
+    1. the dense weights;
+    2. the RAM tier's initial contents;
+    3. the device's initial contents, from RAM where that holds them.
     """
     slots, ram, hop_ns = run.controller.slots, run.controller.ram, run.durations.hop_ns
     links = range(run.controller.route.links)
@@ -221,7 +230,7 @@ def _load_ns(run: Run) -> int:
 
 
 def _ram(run: Run) -> dict[str, Any] | None:
-    """What the managed RAM tier was asked for, and held; None where the machine has none."""
+    """Capacity, lookups and hits of the managed RAM tier; None where the machine has none."""
     ram = run.controller.ram
     if ram is None:
         return None
@@ -234,11 +243,10 @@ def _ram(run: Run) -> dict[str, Any] | None:
 
 
 def _peak_bytes(run: Run) -> dict[str, int]:
-    """The most that each tier held. The device: what is set aside there, its staging slots
-    included.
-    """
+    """The most bytes that each tier held; for the device what is set aside, staging included."""
     controller, ledger = run.controller, run.ledger
-    # Pools are not at their fullest at the same time; the ledger knows how far they can be.
+    # slots.peak_bytes adds up each pool at its fullest, which are different times. The ledger
+    # limits how far all pools together can be over their capacity.
     over = max(0, controller.slots.peak_bytes - sum(controller.slots.capacity_bytes))
     return {
         "device": ledger.total_bytes - max(0, ledger.overflow_bytes - over),
@@ -253,7 +261,7 @@ def _outcome_counts(lookups: pl.DataFrame) -> list[int]:
 
 
 def _union_over_capacity(run: Run) -> dict[str, float]:
-    """Bytes of each gate's union, at the highest precision, over the bytes of all expert slots."""
+    """The bytes of gates' unions at the highest precision, over those of all expert slots."""
     geometry, workload = run.controller.geometry, run.workload
     count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
     of_site = np.array(
@@ -264,8 +272,9 @@ def _union_over_capacity(run: Run) -> dict[str, float]:
 
 
 def _prefetch(frames: Frames) -> dict[str, int]:
-    """Prefetches by outcome. ``wasted_bytes``: what those that no lookup found moved over the
-    link to the device.
+    """The numbers of prefetches by outcome, and their ``wasted_bytes``.
+
+    These are the bytes that prefetches which no lookup found moved over the link to the device.
     """
     c = frames.controller
     counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
@@ -282,8 +291,9 @@ def _prefetch(frames: Frames) -> dict[str, int]:
 
 
 def _quality(lookups: pl.DataFrame, geometry: Geometry) -> dict[str, float | None]:
-    """Share of needs, and of gate weight, served below the highest precision, not at all, or by
-    another expert.
+    """The shares of needs, and of gate weight, that were not served in full.
+
+    That is: served below the highest precision, not at all, or by another expert.
     """
     total, mass = len(lookups), float(lookups["weight"].sum())
     is_skipped = pl.col("outcome") == "skip"
@@ -305,7 +315,7 @@ def _quality(lookups: pl.DataFrame, geometry: Geometry) -> dict[str, float | Non
 
 
 def _contracts(run: Run) -> dict[str, Any]:
-    """Every switch that a number of this run depends on."""
+    """Every switch on which numbers of this run depend."""
     controller, workload, told = run.controller, run.workload, run.config["workload"]
     loader, cache, selector = controller.loader, controller.cache, controller.selector
     contracts: dict[str, Any] = {
@@ -332,16 +342,18 @@ def _contracts(run: Run) -> dict[str, Any]:
 
 
 def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
-    """When requests come: drawn, or as they were given."""
+    """How arrivals were made: drawn at a rate, or given."""
     if told["arrivals_per_s"] is None:
         return {"given_s": told["arrivals_s"]}
     return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}
 
 
 def _channels(payload: ReusedChannels, workload: Workload) -> dict[str, float | str | None]:
-    """How good the forecasts of channels were, whether or not anything was moved for them: of those
-    that rows made active after the first site the share that was named (recall), and the other way
-    round; in so many rows.
+    """How good the forecasts of channels were, whether or not anything was prefetched.
+
+    ``rows`` is how many of the run's rows are known. ``recall`` is the share of channels active
+    after the first site that were named before; ``precision`` is the share of named channels that
+    were active.
     """
     rows, active, found, named = payload.channel_counts(
         item.sequence for item in workload.sequences
@@ -376,8 +388,9 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
 
 
 def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:
-    """Decode lookups asked for, and those of them found resident, by sequence: a step's in equal
-    shares.
+    """The decode lookups asked for, and the hits among them, by sequence.
+
+    Lookups of a step are shared equally among its sequences.
     """
     counted = asked(frames.lookups.filter(pl.col("phase") == "decode")).group_by("step")
     per_step = counted.agg(asked=pl.len(), found=is_found().sum())

@@ -1,5 +1,6 @@
-"""What a run leaves behind: files written together or not at all, a table, and one sentence that
-answers.
+"""The outputs of a run: files written together or not at all, a printed table, and one sentence.
+
+The folder that they go to is locked while it is being written.
 """
 
 from __future__ import annotations
@@ -33,11 +34,10 @@ Summary = Mapping[str, Any]
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep ``directory``, made if it is new, from others that ask for the same, until the block or
-    this process ends.
+    """Lock ``directory`` (made if it is new) until the block or this process ends.
 
-    Where the block is ended early, a folder that was made for it is removed if it is empty. Raise
-    OSError if another process has it.
+    The lock holds against others that ask for it in this way. If the block raises, a folder that
+    was made for it is removed again if it is empty. Raise OSError if another process has the lock.
     """
     was_there = directory.exists()
     while (handle := _take(directory)) is None:
@@ -53,8 +53,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _take(directory: Path) -> int | None:
-    """The open and locked directory; None if another process has just removed it, or put another
-    in its place.
+    """Open and lock ``directory``; return its file descriptor.
+
+    None if another process has just removed it, or has put another in its place. Raise OSError if
+    another process has the lock, or the directory cannot be made or opened.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,7 @@ def _take(directory: Path) -> int | None:
             f"output_dir={directory} is being written by another process; choose another one"
         ) from None
     except OSError:
-        return handle  # a file system that has no locks
+        return handle  # the file system has no locks: go on without
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(handle), directory.stat()):
             return handle
@@ -79,8 +81,9 @@ def _take(directory: Path) -> int | None:
 
 @contextmanager
 def own_folder(directory: Path) -> Iterator[None]:
-    """``locked``, of a folder that ``check_writable`` allows. Whatever ends the block early
-    leaves nothing in it.
+    """Lock an empty ``directory`` and empty it again if the block raises.
+
+    Raise OSError as ``locked`` and ``check_writable`` do.
     """
     with locked(directory):
         check_writable(directory)
@@ -93,9 +96,7 @@ def own_folder(directory: Path) -> Iterator[None]:
 
 
 def forget(folder: Path) -> None:
-    """Remove an empty folder that was made for nothing, and the empty ones around it, up to the
-    working directory.
-    """
+    """Remove an empty ``folder`` and its empty parents, up to the working directory."""
     folder, here = folder.absolute(), Path.cwd()
     with suppress(OSError):  # it is not empty, or somebody else has removed it
         while folder != here and folder.is_dir():
@@ -113,8 +114,9 @@ def write_outputs(
 ) -> None:
     """Write every file of a run into ``directory``; without ``frames`` only ``summary.json``.
 
-    Files are made beside the directory and moved in when all of them are complete; what is
-    interrupted leaves none.
+    Files are made in a hidden folder inside and moved out of it when all are complete. If anything
+    fails on the way, none is left. ``wait`` and ``timeline_steps`` are those of
+    `sim.results.timeline.trace_events`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=".building.", dir=directory))
@@ -144,8 +146,9 @@ def write_outputs(
 
 
 def check_writable(directory: Path) -> None:
-    """Raise OSError, before any work is done, unless ``directory`` (made if it is new) is empty
-    and can be written.
+    """Raise OSError unless ``directory`` (made if it is new) is empty and can be written.
+
+    Commands call it before any work is done.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -166,9 +169,9 @@ def _write_json(path: Path, content: Summary, indent: int | None = None) -> None
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """The table with the run's labels, and the sentence."""
+    """Print the table of a run with its labels, warnings about its trace, and its ``answer``."""
     title = f"{summary['system']} on {summary['hardware']}, {summary['model']}"
-    # A list among the overrides stands in brackets, which rich would take for markup.
+    # An override may be a list in brackets, which rich would take for markup.
     labels = _labels(labels_in(summary))
     told = escape(f"{labels}. {OVER}" if labels else OVER)
     table = Table("metric", "value", "95 % interval", title=escape(title), caption=told)
@@ -220,7 +223,7 @@ def _sequences(summary: Summary) -> str:
 
 
 def answer(summary: Summary) -> str:
-    """The run in one sentence, and why its prompts were not forecast, if they would have been."""
+    """The run in one sentence; a second says why prompts were not forecast, where it matters."""
     rate, interval = summary["decode_tokens_per_s"], summary["ci95"]["decode_tokens_per_s"]
     waiting = sum(summary["stall_s"].values()) / summary["makespan_s"]
     parts = {name: value for name, value in summary["stall_s"].items() if value}
@@ -252,13 +255,13 @@ def answer(summary: Summary) -> str:
 
 
 def _prompts(summary: Summary) -> str:
-    """Why prompts were not forecast, where the system would have; nothing otherwise."""
+    """Why prompts were not forecast, where the system would have done so; else empty."""
     told = summary["prediction"].get("prompts") or ""
     return f" Prompts were {told}." if told.startswith(NOT) else ""
 
 
 def served(summary: Mapping[str, Any]) -> str:
-    """At which precision needs were served, and what of them was not, in words."""
+    """In words: the highest precision at which needs were served, and what was lost."""
     lost, lossy = _lost(summary), " (lossy)" if labels_in(summary).lossy else ""
     return f"at {_best_precision(summary)}{f', {lost}' if lost else ''}{lossy}"
 
@@ -268,8 +271,9 @@ def _best_precision(summary: Mapping[str, Any]) -> str:
 
 
 def _lost(summary: Mapping[str, Any]) -> str:
-    """What was served below the highest precision, or not by the chosen expert; nothing of a run
-    that lost nothing.
+    """In words: the shares of needs served at low precision, skipped, or by other experts.
+
+    Empty for a run that lost nothing.
     """
     quality = summary["quality_proxy"]
     lost = ""

@@ -1,6 +1,4 @@
-"""Which of two systems is faster: one paired comparison over sequences, for everything that is
-printed.
-"""
+"""The paired comparison of two systems over sequences: which is faster, and how sure that is."""
 
 from __future__ import annotations
 
@@ -10,16 +8,16 @@ from sim.results.intervals import MIN_SEQUENCES, Floats, estimate
 
 FASTER, SLOWER, CANNOT_TELL = "faster", "slower", "cannot tell"
 TOO_FEW = f"cannot tell: fewer than {MIN_SEQUENCES} sequences"
-"""The verdict where there is an interval and not enough behind it."""
+"""The verdict where too few sequences stand behind an interval."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How many times as fast one is as the other on the same sequences.
+    """How many times as fast one system is as another on the same sequences.
 
-    ``speedup`` is the other's time over one's own (above 1: faster). ``interval``: its 95 %
-    interval over sequences, None where there are fewer than two. ``p_faster``: how sure it is, 0 to
-    1, that one is faster; None likewise. ``sequences``: how many took any time.
+    ``speedup`` is the other's time over its own (above 1: faster). ``interval`` is the 95 %
+    interval of the speedup over sequences, ``p_faster`` the confidence (0 to 1) that it is faster.
+    Both are None for fewer than two sequences. ``sequences`` counts those that took any time.
     """
 
     speedup: float
@@ -38,7 +36,7 @@ class Paired:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the verdict says who is faster."""
+        """Whether the verdict says which is faster."""
         return self.verdict in (FASTER, SLOWER)
 
     def __str__(self) -> str:
@@ -54,8 +52,8 @@ class Paired:
 def paired(ours: Floats, theirs: Floats) -> Paired:
     """Compare the times, by sequence, of two runs of the same sequences in the same order.
 
-    What makes a sequence slow for both does not blur the difference: only the sequence's own
-    difference counts. Raise ValueError where the sequences are not as many, or either took no time.
+    Only each sequence's own difference counts, so a sequence that is slow for both does not blur
+    the comparison. Raise ValueError where the numbers of sequences differ, or a run took no time.
     """
     if len(ours) != len(theirs):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""One run as objects."""
+"""A run as objects: everything that a driver and the metrics need."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from sim.workload.steps import Workload
 
 @dataclass(frozen=True)
 class Run:
-    """Everything a driver and the metrics need. Used once: policies are fresh and keep their
-    state.
-    """
+    """One run of one system. It is used once, because its policies keep their state."""
 
     system: str
     model: Model
@@ -34,8 +32,6 @@ class Run:
     fitted_on: int = 0
     """How many of the run's sequences the predictor was fitted on."""
     changed: tuple[str, ...] = ()
-    """Overrides of machine, model, trace and workload that it was asked with
-    (`sim.setup.configure.changes`).
-    """
+    """The overrides of machine, model, trace and workload (`sim.setup.configure.changes`)."""
     recorded_bytes: RecordedBytes | None = None
-    """What the trace tells of its experts' bytes, if anything."""
+    """The recorded sizes of the trace's experts, if it has any."""

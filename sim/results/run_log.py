@@ -1,5 +1,6 @@
-"""What a run has written, read back: the history of a key, by gates (ticks) and ns
-(contract C104).
+"""Reads back the files of a run, as the history of its keys by gate (tick) and time (ns).
+
+The files are described in contract C104.
 """
 
 from __future__ import annotations
@@ -58,9 +59,12 @@ RUN_AGAIN = "name the output directory of `python -m sim ... outputs=all`"
 
 @dataclass(frozen=True)
 class Move:
-    """A transfer of one key. ``tick``: the last gate when it was first issued; times in ns,
-    ``start_ns`` on its first link, ``end_ns`` on its last; ``queue_tick``: of a prefetch, the gate
-    that queued it."""
+    """A transfer of one key.
+
+    ``tick`` is the latest gate when the transfer was first issued; ``call`` is the call that issued
+    it. ``queue_tick`` is the gate that queued a prefetch, None for other transfers. ``start_ns`` is
+    on the first link, ``end_ns`` on the last, which ``link`` names.
+    """
 
     number: int
     key: int
@@ -77,8 +81,10 @@ class Move:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a key met: ``kind`` is that of ``decisions`` or ``evicted``; ``other`` the
-    key it happened for.
+    """Something that happened to a key.
+
+    ``kind`` is one of ``decisions``, or ``evicted``; ``other`` is then the key that it made room
+    for, if that is known.
     """
 
     kind: str
@@ -89,9 +95,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Stay:
-    """A time that a key spent on the device, or on its way there. ``came``: by which transfer
-    (None: there from the start); ``gone``: its eviction (None: it stayed, or left in a way that no
-    row tells, such as from staging)."""
+    """A time that a key spent on the device, or on its way there.
+
+    ``came`` is the transfer that brought it, None where it was there from the start. ``gone`` is
+    its eviction, None where it stayed or left in a way that no row tells, such as from staging.
+    """
 
     came: Move | None
     gone: Event | None
@@ -101,8 +109,9 @@ class RunLog:
     """The tables and the configuration of one run."""
 
     def __init__(self, directory: str | Path) -> None:
-        """Raise ValueError, naming file, finding and way out, unless ``directory`` holds a run
-        with all its files.
+        """Read the run in ``directory``.
+
+        Raise ValueError, naming file, finding and way out, unless all of a run's files are there.
         """
         self.root = Path(directory)
         self.config = self._read_config()
@@ -147,7 +156,7 @@ class RunLog:
 
     @cached_property
     def labels(self) -> Labels:
-        """What a reader must know of the run. Raise ValueError without a summary that tells."""
+        """The labels in the run's summary; raise ValueError where it has none."""
         place = self.root / "summary.json"
         try:
             return labels_in(json.loads(place.read_text(encoding="utf-8")))
@@ -176,12 +185,12 @@ class RunLog:
         return part.get(name, default) if isinstance(part, dict) else default
 
     def mechanism(self, section: str) -> str:
-        """The class of a part, without its module: ``LRU``."""
+        """The class of a part of the system, without its module: ``LRU``."""
         return str(self.choice(section, "_target_", "?")).rpartition(".")[2]
 
     @cached_property
     def precision_names(self) -> dict[int, str]:
-        """By plane of keys, as far as something was served at it."""
+        """The names of the precisions at which something was served, by number."""
         served = (
             self.lookups.filter(pl.col("key") >= 0)
             .select(pl.col("key") // self.plane, "served")
@@ -193,25 +202,25 @@ class RunLog:
 
     @cached_property
     def _gates(self) -> dict[int, tuple[int, int, int]]:
-        """Step, site and time (ns) of each gate that asked for something."""
+        """The step, site and time (ns) of each gate that had needs, by tick."""
         gates = self.lookups.group_by("tick").agg(
             pl.col("step", "site").first(), pl.col("gate_ns").min()
         )
         return {tick: (step, site, at) for tick, step, site, at in gates.iter_rows()}
 
     def gate(self, tick: int) -> tuple[int, int, int]:
-        """Step, site and time in ns of a gate."""
+        """The step, site and time (ns) of a gate that had needs."""
         return self._gates[tick]
 
     def ticks_of_step(self, step: int) -> list[int]:
-        """The gates of a step that asked for something, in order."""
+        """The gates of a step that had needs, in order."""
         ticks: list[int] = (
             self.lookups.filter(pl.col("step") == step)["tick"].unique().sort().to_list()
         )
         return ticks
 
     def last_gate(self, site: int, tick: int) -> int:
-        """The last gate of a site before another; -1 if there is none."""
+        """The last gate at ``site`` before ``tick``; -1 if there is none."""
         ticks = self.lookups.filter((pl.col("site") == site) & (pl.col("tick") < tick))[
             "tick"
         ].to_list()
@@ -241,14 +250,14 @@ class RunLog:
         }
 
     def is_gate(self, tick: int) -> bool:
-        """Whether a gate asked for anything (before the first, there is none)."""
+        """Whether ``tick`` is a gate that had needs; calls before the first gate have tick -1."""
         return tick in self._gates
 
     # ---- keys
 
     @cached_property
     def moves(self) -> list[Move]:
-        """Every transfer, by number: in the order of first issues."""
+        """Every transfer, by number, which is the order of first issues."""
         hops = (
             self.transfers.sort("number", "hop")
             .group_by("number", maintain_order=True)
@@ -297,9 +306,7 @@ class RunLog:
         return [move for move in self.moves if move.key == key]
 
     def events_of(self, key: int) -> list[Event]:
-        """What happened to one key, in order: queued, issued, cancelled, dropped, evicted (and
-        for whom).
-        """
+        """What happened to one key, in order: queued, issued, cancelled, dropped, evicted."""
         own = (pl.col("key") == key) & (pl.col("kind") != "lookup")
         rows = self.decisions.filter(own | (pl.col("victim") == key))
         found = []
@@ -317,8 +324,9 @@ class RunLog:
         return found
 
     def _incoming(self, call: int, victim: int) -> int | None:
-        """For whom a further victim went: the transfer issued in the same call, or that names it
-        as its victim.
+        """The key that a further ``victim`` made room for, if it is known.
+
+        It is the key issued in the same call, or else that of a transfer which names the victim.
         """
         same = self.decisions.filter((pl.col("call") == call) & (pl.col("kind") == "issue"))[
             "key"
@@ -337,7 +345,7 @@ class RunLog:
         )
 
     def stays_of(self, key: int) -> list[Stay]:
-        """The times that a key was there, or on its way, in order."""
+        """The stays of a key on the device, or on its way there, in order."""
         moves = iter(self.moves_of(key))
         stays: list[Stay] = []
         steps = [event for event in self.events_of(key) if event.kind in ("issue", "evicted")]
@@ -361,10 +369,10 @@ class RunLog:
         return stays
 
     def is_there(self, key: int, tick: int) -> bool:
-        """Whether a key had arrived by a gate and was not evicted before it, as far as the log
-        tells.
+        """Whether a key was on the device at a gate, as far as the log tells.
 
-        Of a need of that gate: when it was looked up, which a later wave does later.
+        If the key is a need of that gate, the time of its lookup counts, which in a later wave is
+        after the gate.
         """
         at = self._lookup_ns.get((tick, key), self.gate(tick)[2])
         call = self._lookup_calls.get((tick, key), self._gate_calls[tick])
@@ -375,15 +383,15 @@ class RunLog:
         return False
 
     def needs_at(self, tick: int) -> list[tuple[int, str]]:
-        """Serving keys and outcomes of a gate's needs, in need order."""
+        """The serving keys and outcomes of a gate's needs, in need order."""
         return self.lookups.filter(pl.col("tick") == tick).select("key", "outcome").rows()
 
     def uses_of(self, key: int) -> list[int]:
-        """The gates that a key served."""
+        """The ticks of the gates that a key served."""
         return self.lookups.filter(pl.col("key") == key)["tick"].to_list()
 
     def served_between(self, link: str, start_ns: int, end_ns: int) -> list[tuple[int, str, int]]:
-        """Key, class and ns inside the span of each hop that a link served then."""
+        """The hops that ``link`` served in a span: key, class and ns inside the span."""
         rows = self.transfers.filter(
             (pl.col("link") == link) & (pl.col("start_ns") < end_ns) & (pl.col("end_ns") > start_ns)
         ).sort("start_ns")

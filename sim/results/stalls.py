@@ -1,8 +1,8 @@
-"""Why the compute stream was idle: one rule, for both drivers (contracts C71, C72).
+"""Splits idle time of the compute stream by cause, for both drivers (contracts C71, C72).
 
-An idle interval that a transfer ended is walked back from its end, along the transfer's hops and
-services, to its start. Where a transfer has one hop, served once, that is plain arithmetic over all
-intervals at once.
+An idle interval that a transfer ended is walked back from its end to its start, along the
+transfer's hops and services. Where a transfer has one hop and one service, this is plain arithmetic
+over all such intervals at once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ STALL_PARTS = (
     "predictor",
     "no_request",
 )
-"""Every part a summary reports; a machine without the cause reports 0."""
+"""Every part that a summary reports; where a cause cannot occur its part is 0."""
 OTHER_CAUSES = {CPU_RESULT: "cpu_join", HOST_TIME: "host", NO_REQUEST: "no_request"}
 NOT_YET = 1 << 62
-"""The end of a service that the end of the run cut."""
+"""Stands for the end of a service that the end of the run cut."""
 
 Ns = NDArray[np.int64]
 
@@ -41,12 +41,12 @@ Ns = NDArray[np.int64]
 def split_stalls(
     record: Record, issued: Sequence[Transfer], durations: Durations, key_bytes: Sequence[int]
 ) -> dict[str, Ns]:
-    """Each idle interval of ``record`` split into parts, [I] each, in ns; they sum to the
-    intervals' lengths.
+    """Split each of the I idle intervals of ``record`` into parts, in ns: arrays [I] by part.
 
-    ``issued`` are the controller's transfers by number, ``key_bytes`` the bytes of each key (what
-    is written back). Raise RuntimeError if an interval is not closed by the end of its transfer, or
-    if walking back from there does not reach its start: there is no residual.
+    The parts of an interval sum to its length: there is no residual. ``issued`` are the
+    controller's transfers by number; ``key_bytes`` the bytes of each key, for write-backs. Raise
+    RuntimeError if an interval does not end with its transfer, or if walking back from there does
+    not reach its start.
     """
     start, end = np.array(record.idle_start_ns, np.int64), np.array(record.idle_end_ns, np.int64)
     cause = np.array(record.idle_cause, np.int64)
@@ -71,7 +71,10 @@ def split_stalls(
 def _split_plain(
     which: Ns, start: Ns, end: Ns, cause: Ns, services: Services, walk: Walk, parts: dict[str, Ns]
 ) -> None:
-    """Intervals whose transfers have one hop, served once, for nothing but themselves."""
+    """Split the intervals ``which``, whose transfers have one hop and one service.
+
+    These transfers complete no prefetch and write nothing back.
+    """
     number, idle_start, idle_end = cause[which], start[which], end[which]
     row_of = np.zeros(len(walk.queued_ns), np.int64)
     row_of[services.number] = np.arange(len(services.number))
@@ -96,7 +99,7 @@ def _split_plain(
 
 
 class Services:
-    """The services of a run, by row, and who was served before whom on an engine."""
+    """The services of a run, by row, and their order on each engine."""
 
     def __init__(self, record: Record) -> None:
         self.number, self.start = record.service_number, record.service_start_ns
@@ -107,8 +110,7 @@ class Services:
             np.array(record.service_link, np.int64),
             np.array(record.service_engine, np.int64),
         )
-        # Rows are in the order in which services began; a stable sort keeps that order on every
-        # engine.
+        # Rows stand in the order in which services began; the sort keeps it inside each engine.
         order = np.lexsort((np.arange(rows), engine, link))
         follows = (np.diff(link[order], prepend=-1) == 0) & (
             np.diff(engine[order], prepend=-1) == 0
@@ -119,7 +121,7 @@ class Services:
         self._link = record.service_link
 
     def served_once(self, transfers: int) -> NDArray[np.bool_]:
-        """By transfer, whether it had a single service."""
+        """Whether each of so many transfers had exactly one service."""
         once: NDArray[np.bool_] = (
             np.bincount(np.array(self.number, np.int64), minlength=transfers) == 1
         )
@@ -133,8 +135,9 @@ class Services:
         return rows
 
     def before(self, row: int, from_ns: int, to_ns: int) -> Counter[str]:
-        """What the engine of ``row`` served of other transfers, ``from_ns`` to ``to_ns``, by
-        class.
+        """How long the engine of ``row`` served other transfers before it, by stall part.
+
+        The time from ``from_ns`` to ``to_ns`` counts.
         """
         parts: Counter[str] = Counter()
         number, other = self.number[row], self._previous[row]
@@ -147,7 +150,7 @@ class Services:
 
 
 class Walk:
-    """Walks back from the end of an idle interval along the transfer that ended it."""
+    """Walks back through idle intervals along the transfers that ended them."""
 
     def __init__(
         self,
@@ -163,7 +166,7 @@ class Walk:
         self.queued_ns = np.fromiter(
             (record.call_ns[t.call - 1] for t in issued), np.int64, len(issued)
         )
-        """By transfer, when it was queued on its first link."""
+        """The time at which each transfer was queued on its first link."""
         self.is_plain = np.fromiter(
             (not t.later_hops and t.parent < 0 and not t.write_back for t in issued),
             np.bool_,
@@ -171,7 +174,10 @@ class Walk:
         )
 
     def back(self, number: int, start_ns: int, end_ns: int) -> Counter[str]:
-        """The parts of one interval."""
+        """The parts of the interval that transfer ``number`` ended.
+
+        After a transfer's own hops the walk goes on with the prefetch that it completed, if any.
+        """
         parts: Counter[str] = Counter()
         until_ns, at = end_ns, number
         while at >= 0:
@@ -194,8 +200,9 @@ class Walk:
         return self._rows.get((number, link), [])
 
     def _hop(self, number: int, link: int, from_ns: int, to_ns: int, is_last: bool) -> Counter[str]:
-        """What became of a transfer on a link, from when it was queued there to when it was
-        there or handed on.
+        """The parts of the time between a transfer's queueing on a link and its end there.
+
+        The end is its arrival (``is_last``) or its hand-over to the next link.
         """
         services = self._services
         rows = [row for row in self._rows_of(number, link) if services.start[row] < to_ns]
@@ -213,14 +220,12 @@ class Walk:
         return parts
 
     def _write_back_ns(self, number: int) -> int:
-        """What a service on link 0 takes for what it writes back, before the transfer's own
-        bytes.
-        """
+        """How long a transfer's service on link 0 writes back victims before its own bytes."""
         victims = self._issued[number].write_back
         return sum(self._durations.hop_ns(0, self._key_bytes[victim]) for victim in victims)
 
     def unexplained(self, number: int, start_ns: int, end_ns: int) -> RuntimeError:
-        """The error for an interval that its transfer does not explain."""
+        """The error for an interval whose walk back did not reach its start."""
         transfer, calls, services = self._issued[number], self._calls, self._services
         queued = ", ".join(f"on link {link} at {calls[call - 1]}" for link, call in transfer.hops)
         of = [row for row, served in enumerate(services.number) if served == number]

@@ -1,7 +1,7 @@
-"""A run as Chrome trace events: tracks for steps, the compute stream, the CPU, the host and every
-engine of a link.
+"""Writes a run as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. Times are microseconds there.
+There are tracks for steps, the compute stream, the CPU, the host and every engine of a link. Times
+in events are microseconds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from sim.results.frames import Frames
 from sim.values.record import HOST_TIME
 
 STEP_TRACK, COMPUTE_TRACK, CPU_TRACK, HOST_TRACK, LINK_TRACK = range(1, 6)
-"""The engines of the links follow each other from LINK_TRACK on, link 0 first."""
+"""Numbers of the tracks; the engines of the links follow from LINK_TRACK on, link 0 first."""
 Event = dict[str, Any]
 
 
 def trace_events(
     frames: Frames, wait: str, steps: int | None, run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The JSON object of ``timeline.json``, over the first ``steps`` steps (None: all); ``run``
-    says of which run.
+    """The JSON object of ``timeline.json`` for the first ``steps`` steps (None: all).
 
-    ``wait``: the loader's rule for the order of a gate's needs.
+    ``wait`` is the loader's rule for the order of a gate's needs. ``run`` identifies the run; it
+    goes into ``otherData``.
     """
     total = len(frames.workload.steps)
     shown = total if steps is None else min(steps, total)
@@ -82,7 +82,7 @@ def _slice(track: int, name: str, start_ns: int, end_ns: int, **args: Any) -> Ev
 
 
 def _steps(frames: Frames, steps: int) -> Iterator[Event]:
-    """A slice a step: whose tokens it made."""
+    """One slice for each step, named for its sequences."""
     record = frames.record
     for step in frames.workload.steps[:steps]:
         whose = (
@@ -105,9 +105,9 @@ def _steps(frames: Frames, steps: int) -> Iterator[Event]:
 def _compute(
     frames: Frames, wait: str, steps: int, starts: dict[tuple[int, int], int]
 ) -> Iterator[Event]:
-    """Dense work, experts and tails, one after another around the idle intervals.
+    """Slices of dense work, experts and tails, laid one after another around idle intervals.
 
-    Fills ``starts``: (key, time of its lookup) -> when its computation begins.
+    Fills ``starts``, which maps a key and the time of its lookup to the start of its computation.
     """
     if frames.computed is not None:
         yield from _measured(frames, frames.computed, steps, starts)
@@ -151,7 +151,10 @@ def _measured(
     steps: int,
     starts: dict[tuple[int, int], int],
 ) -> Iterator[Event]:
-    """The same from what was measured; dense work begins where the stream went on."""
+    """As ``_compute``, from measured times.
+
+    Only the end of dense work was measured; it begins where the stream went on.
+    """
     record, geometry = frames.record, frames.controller.geometry
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
     rows = frames.lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
@@ -188,7 +191,7 @@ def _measured(
 
 
 def _after_idle(idle: Mapping[int, int], now: int) -> int:
-    """When the stream goes on that is free ``now``; intervals of idle time follow each other."""
+    """The time at which the stream goes on, after any idle intervals that begin at ``now``."""
     while idle.get(now, now) > now:
         now = idle[now]
     return now
@@ -201,7 +204,10 @@ def _in_order(rows: list[Event], wait: str) -> list[Event]:
 
 
 def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
-    """Idle intervals, named for their largest part; what is the host's is on its track, too."""
+    """Slices of idle intervals, named for their largest part.
+
+    Idle time that host work caused is also on the host's track.
+    """
     record = frames.record
     for index, (start, end) in enumerate(
         zip(record.idle_start_ns, record.idle_end_ns, strict=True)
@@ -225,7 +231,7 @@ def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
 
 
 def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
-    """What the CPU computed: each need ends when its result is back."""
+    """Slices of the needs that the CPU computed; each ends when its result is back."""
     units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
     lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
     shown = lookups.filter((pl.col("step") < steps) & (pl.col("outcome") == "cpu"))
@@ -244,7 +250,7 @@ def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
 
 
 def _services(frames: Frames, until_ns: int) -> Iterator[Event]:
-    """What every engine of every link served."""
+    """Slices of the services of every engine of every link."""
     geometry, services, tracks = (
         frames.controller.geometry,
         frames.traffic.services,
@@ -286,7 +292,10 @@ def _services(frames: Frames, until_ns: int) -> Iterator[Event]:
 
 
 def _arrows(frames: Frames, until_ns: int, starts: dict[tuple[int, int], int]) -> Iterator[Event]:
-    """Need -> transfer, hop by hop -> computation, for a demand whose computation is shown."""
+    """Arrows from each need to its demand, hop by hop, and on to its computation.
+
+    Only demands whose computation is shown get one.
+    """
     tracks = dict(zip(frames.link_names, link_tracks(frames), strict=True))
     shown = frames.transfers.filter((pl.col("start_ns") < until_ns) & (pl.col("class") == "demand"))
     for _, hops in groupby(shown.iter_rows(named=True), key=lambda row: row["number"]):

@@ -1,4 +1,4 @@
-"""What moved over the links of a run: a row a hop, bytes by class, and how busy each link was."""
+"""The transfers of a run as a table of hops, with bytes by class and the busy time of each link."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from sim.values.types import PrefetchOutcome
 Ints = NDArray[np.int64]
 CLASSES = ("demand", "prefetch", "dense")
 TRAFFIC = (*CLASSES, "write_back", "activation")
-"""What bytes are counted by. No driver moves activations over a link that it models: they are 0."""
+"""The kinds of bytes that are counted.
+
+No driver moves activations over a link that it models, so these are 0.
+"""
 OUTCOMES = [*(outcome.name.lower() for outcome in PrefetchOutcome), "loaded"]
 
 
 @dataclass(frozen=True)
 class Services:
-    """What the links served, by service, in the order in which they began. Ends are at the run's
-    end where it cut them.
+    """The services of the links, one row each, in the order in which they began.
 
-    ``moved_bytes`` of the transfer, ``written_bytes`` of its victims before (write-back).
+    A service that the end of the run cut ends there. ``moved_bytes`` are the transfer's own bytes;
+    ``written_bytes`` those of its victims, written back before.
     """
 
     number: Ints
@@ -40,8 +43,9 @@ class Services:
     written_bytes: Ints
 
     def progress_ns(self, row: int, latency_ns: int, until_ns: int) -> Fraction:
-        """What was done of a service by then, in ns of a link of its own: engines past their
-        latency share the link.
+        """How much of a service was done by ``until_ns``, in ns of a link that serves it alone.
+
+        Engines that are past their latency share the link equally.
         """
         start = int(self.start_ns[row])
         of_link = (self.link == self.link[row]) & (self.end_ns > start)
@@ -57,8 +61,9 @@ class Services:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The transfers of one run. Times in ns since the run began, sizes in bytes; links by number
-    and by name.
+    """The transfers of one run. Times are in ns since the run began, sizes in bytes.
+
+    ``link_names`` are by number of the link.
     """
 
     controller: Controller
@@ -68,8 +73,10 @@ class Traffic:
 
     @cached_property
     def _hops(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Transfer, link, place in the route and queueing call of every hop, by transfer,
-        outermost first.
+        """All hops by transfer, outermost first: four columns.
+
+        They are the transfer's number, the link, the hop's place in the route, and the call that
+        queued it.
         """
         issued = self.controller.issued
         number = np.arange(len(issued))
@@ -93,8 +100,9 @@ class Traffic:
 
     @cached_property
     def table(self) -> pl.DataFrame:
-        """One row a hop of an issued transfer. What the run's end cut has moved its share of
-        bytes, rounded down.
+        """One row for each hop of an issued transfer.
+
+        A hop that the run's end cut has moved its share of the bytes, rounded down.
         """
         issued, makespan, services = self.controller.issued, self.record.makespan_ns, self.services
         number, link, place, call = self._hops
@@ -133,7 +141,7 @@ class Traffic:
 
     @cached_property
     def services(self) -> Services:
-        """What each link served, in the order in which it began."""
+        """The services of all links, in the order in which they began."""
         record, issued, key_bytes = (
             self.record,
             self.controller.issued,
@@ -161,7 +169,7 @@ class Traffic:
         return services
 
     def _share(self, services: Services, row: int) -> Fraction:
-        """The part of a service that was done when the run's end cut it."""
+        """The share of a service that was done when the run's end cut it."""
         link, hop_ns = int(services.link[row]), self.durations.hop_ns
         total = hop_ns(link, self.record.service_bytes[row])
         if link == 0:
@@ -177,9 +185,7 @@ class Traffic:
     # ---- sums
 
     def bytes_by_link(self) -> dict[str, dict[str, int]]:
-        """Bytes moved over each link, by class of transfer; written back over link 0; of
-        activations.
-        """
+        """The bytes moved over each link by kind (`TRAFFIC`); only link 0 writes back."""
         sums = self.table.group_by("link", "class").agg(pl.col("moved_bytes").sum())
         moved = {(link, kind): count for link, kind, count in sums.iter_rows()}
         found = {
@@ -189,13 +195,13 @@ class Traffic:
         return found
 
     def busy_ns(self) -> dict[str, int]:
-        """How long each link served anything, by name."""
+        """How long each link served anything, in ns, by name."""
         busy = {}
         for link, name in enumerate(self.link_names):
             mine = self.services.link == link
             start, end = self.services.start_ns[mine], self.services.end_ns[mine]
-            # Rows are in the order in which services began: what has been served so far ends at the
-            # running maximum.
+            # Rows stand in the order in which services began, so the running maximum of their
+            # ends is the time until which the link has been busy so far.
             until = np.maximum.accumulate(end)
             before = np.concatenate([[0], until[:-1]])
             busy[name] = int(np.maximum(0, until - np.maximum(start, before)).sum())
@@ -203,6 +209,6 @@ class Traffic:
 
 
 def labels(codes: object, names: list[str] | list[str | None]) -> pl.Series:
-    """Codes as strings, made without a Python string a row."""
+    """``codes`` as a column of ``names``, made without a Python string for each row."""
     index = pl.Series(np.asarray(codes, np.uint32))
     return pl.Series(names, dtype=pl.String).gather(index)

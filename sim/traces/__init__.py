@@ -1,3 +1,1 @@
-"""Traces: what a model's routers saw and chose. Reading, checking, writing and synthesising
-them.
-"""
+"""Traces, the records of what a model's routers saw and chose: read, check, write, synthesise."""

@@ -1,5 +1,6 @@
-"""What makes the rows of a trace consistent with each other and with the header: shapes, ranges,
-order, sums.
+"""Checks that a trace's rows agree with each other and with its header.
+
+They cover shapes, dtypes, ranges, order and sums.
 """
 
 from typing import Any
@@ -14,12 +15,13 @@ from sim.traces.rows import CHUNK, DECODE, ROW_DTYPES, Float32s, Trace
 from sim.values.fields import HEADER_FILE, TraceError
 
 SUMS = ("norm", "softmax_topk")
-"""Kinds of weights whose sum over the selected experts is the rule's scale."""
+"""Values of `RoutingRule.weight` with which a row's weights sum to the rule's scale."""
 
 
 def check_rows(trace: Trace) -> None:
-    """Raise `TraceError` unless every column has its shape, dtype and range and agrees with the
-    header.
+    """Raise `TraceError` unless every column has the right shape, dtype and range for the header.
+
+    The rows must agree with each other, too: order, counts of tokens, sums of weights.
     """
     _check_shapes(trace)
     _check_choices(trace)
@@ -32,7 +34,7 @@ def check_rows(trace: Trace) -> None:
 
 
 def _refuse(name: str, wrong: NDArray[np.bool_], values: NDArray[Any], rule: str) -> None:
-    """Raise `TraceError` with the first value that is ``wrong``, and where it stands."""
+    """Raise `TraceError` with the first of the ``values`` marked ``wrong``, and its index."""
     if wrong.any():
         place = tuple(int(index) for index in np.argwhere(wrong)[0])
         raise TraceError(ROUTES_FILE, f"{name}{list(place)}", values[place].item(), rule)
@@ -111,8 +113,7 @@ def _check_tokens(trace: Trace) -> None:
         "sequence", ~np.isin(trace.sequence, known), trace.sequence, f"must be in {HEADER_FILE}"
     )
     rows = np.flatnonzero(trace.valid)
-    # A stable sort keeps the file's order inside a sequence, so each neighbour pair is one step
-    # onwards.
+    # The stable sort keeps the file's order inside a sequence: neighbours are successive tokens.
     rows = rows[np.argsort(trace.sequence[rows], kind="stable")]
     same = np.diff(trace.sequence[rows]) == 0
     back = np.zeros(len(trace.position), dtype=bool)
@@ -122,7 +123,7 @@ def _check_tokens(trace: Trace) -> None:
 
 
 def _check_counts(trace: Trace) -> None:
-    """Each sequence has as many prompt and decoded rows as the header states."""
+    """Refuse sequences whose numbers of prompt and decoded rows are not those in the header."""
     numbers = np.array(sorted(item.sequence for item in trace.header.sequences), dtype=np.int64)
     place = np.searchsorted(numbers, trace.sequence)
     decoding = trace.phase == DECODE
@@ -147,8 +148,10 @@ def _check_counts(trace: Trace) -> None:
 
 
 def _check_sums(trace: Trace) -> None:
-    """Where a rule reproduces every selection and makes the weights sum to its scale, the recorded
-    ones do, too: a wrong step in the header would scale them all.
+    """Refuse weights that do not sum to the scale of their site's rule.
+
+    Checked at sites whose rule reproduces every selection. A wrong fixed-point step in the header
+    would scale all weights, and only their sum shows it.
     """
     top_k, step = trace.header.model.top_k, trace.header.steps.get("weights", 0.0)
     for site in trace.header.sites:
@@ -158,7 +161,7 @@ def _check_sums(trace: Trace) -> None:
         whole = (trace.ids[:, site.site] >= 0).all(-1) & _kept_rows(trace)
         sums = trace.weights[:, site.site].sum(-1, dtype=np.float64)
         allowed = top_k * (site.rule_weight_error + step / 2) + 1e-5 * max(1.0, abs(rule.scale))
-        # The weights of a row whose scores are all 0 have no sum to keep.
+        # A row whose scores are all 0 has weights of 0, whatever the scale.
         wrong = whole & (sums > 0) & (abs(sums - rule.scale) > allowed)
         text = f"must be {rule.scale:g} within {allowed:.2g}, as the site's rule says"
         _refuse(f"sum of weights at site {site.site}, row", wrong, sums, text)
@@ -182,9 +185,7 @@ def _check_lookahead(trace: Trace) -> None:
 
 
 def _kept_rows(trace: Trace) -> NDArray[np.bool_]:
-    """Rows that were recorded as such, [N]: all, or where prompts are counts, those that were
-    decoded.
-    """
+    """Which rows were recorded one by one, [N]: the decoded ones where prompts are counts."""
     return (
         np.ones(len(trace.phase), np.bool_)
         if trace.header.prefill == "rows"
@@ -202,7 +203,7 @@ def _visited(trace: Trace) -> NDArray[np.bool_]:
 
 
 def _check_stacks(trace: Trace) -> None:
-    """Encoder and decoder: no step and no row may visit both."""
+    """Refuse a step or a row that visits both the encoder and the decoder."""
     phase, decoding = trace.phase, trace.phase == DECODE
     rule = "must be 0 (prefill) or 1 (decode): an encoder reads a prompt whole"
     _refuse("phase", phase == CHUNK, phase, rule)

@@ -1,8 +1,9 @@
-"""What the rows of prompts are forecast to choose together (contracts C98 to C100).
+"""Forecasts of prompts: which experts the rows of a prompt are forecast to choose together.
 
-A trace keeps the lookahead scores of decoded rows. Of a prompt it may keep these cells instead, in
-a file for each norm. They are exact for the union of a whole prompt. The rows that `deal` makes of
-them have these unions; *which* row is forecast to choose what is dealt, not recorded.
+A trace keeps the lookahead scores of decoded rows one by one. Of a prompt it may keep cells instead
+(contracts C98 to C100), in a file for each norm: how many rows are forecast to choose an
+expert. Cells are exact for the union of a whole prompt. `deal` makes rows with the same unions, but
+*which* row is forecast to choose which expert is dealt, not recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,11 @@ FORECAST_DTYPES: dict[str, Any] = {
     "weight": pl.Float32,
     "score": pl.Float32,
 }
-"""``tokens``: rows forecast at ``site`` to choose ``expert`` (-1: a null one) at site + ``ahead``.
-``weight``: the sum of their gate weights there, 0 or more. ``score``: the smallest of their eq. 2
-scores, 0 to 1.
+"""The columns of a table of cells.
+
+``tokens`` is how many rows are forecast at ``site`` to choose ``expert`` at ``site + ahead``;
+expert -1 stands for the null experts. ``weight`` is the sum of these rows' gate weights for it, 0
+or more. ``score`` is the smallest of their scores for it (HOBBIT eq. 2), 0 to 1.
 """
 PLACE = ("step", "sequence", "site", "ahead")
 
@@ -40,8 +43,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class DealtForecasts:
-    """Rows of one prompt: ``experts`` and ``weights`` and ``scores`` [R, S, J, K], -1 with 0
-    where there is none.
+    """The forecasts of a prompt's rows, all [R, S, J, K]: by row, site, distance and rank.
+
+    Where nothing is forecast, ``experts`` is -1 and ``weights`` and ``scores`` are 0.
     """
 
     experts: Array
@@ -56,11 +60,11 @@ def forecast_cells(
     sequence: Array,
     scores: NDArray[np.float32],
 ) -> pl.DataFrame:
-    """The cells of prompts from the lookahead scores [R, S, J, E] of all their rows, NaN where
-    there are none.
+    """The cells of prompts, from the lookahead ``scores`` [R, S, J, E] of all their rows.
 
-    ``rules``, by site, select. A prompt is left out where one of its rows has no scores, and where
-    no rule is known.
+    ``step`` and ``sequence`` are those of each row [R]. The target site's rule in ``rules`` selects
+    from a row's scores, which are NaN where there are none. At a site and distance where one row of
+    a prompt has no scores, or the target has no rule, that prompt gets no cells.
     """
     rows = prompt_rows(step, sequence, np.arange(len(step)))
     order = np.concatenate([np.zeros(0, np.int64), *rows.values()])
@@ -99,8 +103,9 @@ def _cells_at(
     site: int,
     ahead: int,
 ) -> pl.DataFrame | None:
-    """The cells of one place; None where nothing is forecast there. ``group``: the prompt of
-    each row, ascending.
+    """The cells of one ``site`` and distance ``ahead``; None where nothing is forecast there.
+
+    ``group`` is the number of each row's prompt, ascending.
     """
     known = np.isfinite(scores).all(-1)
     known &= ~np.isin(group, group[~known])
@@ -111,7 +116,7 @@ def _cells_at(
     num = scores.shape[-1] + 1
     cell = (
         np.stack(wide, -1) * num + (experts.astype(np.int64) + num) % num
-    )  # -1 is the last of its prompt
+    )  # expert -1 becomes the last cell of its prompt
     found, inverse, tokens = np.unique(cell, return_inverse=True, return_counts=True)
     inverse = inverse.ravel()
     chosen = np.where(found % num == num - 1, -1, found % num)
@@ -133,8 +138,9 @@ def _cells_at(
 
 
 def read_forecasts(root: Path, norm: str, header: Header) -> pl.DataFrame:
-    """The cells of one norm, of a file that the header lists. Raise `TraceError` where it is no
-    such table.
+    """Read the cells of one norm from a file that the header lists.
+
+    Raise `TraceError` where the file is no such table.
     """
     name, model = forecasts_file(norm), header.model
     depth = 0 if header.lookahead is None else header.lookahead.depth
@@ -235,8 +241,9 @@ class _Check:
         )
 
     def _check_sums(self) -> None:
-        """Every row of a prompt is forecast to choose ``top_k`` experts at each place, each
-        once.
+        """Refuse cells that no rows can have.
+
+        Every row of a prompt is forecast to choose ``top_k`` experts at each place, each once.
         """
         trace, columns, top_k = self._trace, self._columns, self._trace.header.model.top_k
         rows = prompt_rows(
@@ -273,7 +280,7 @@ class _Check:
 
 
 def prompt_rows(step: Array, sequence: Array, rows: Array) -> dict[tuple[int, int], Array]:
-    """``rows`` by their (step, sequence), of which ``step`` and ``sequence`` tell by row."""
+    """``rows`` grouped by (step, sequence), ascending; both arrays are indexed by row."""
     order = rows[np.lexsort((sequence[rows], step[rows]))]
     if not len(order):
         return {}
@@ -284,10 +291,10 @@ def prompt_rows(step: Array, sequence: Array, rows: Array) -> dict[tuple[int, in
 def deal(
     frame: pl.DataFrame, sites: int, depth: int, top_k: int
 ) -> Mapping[tuple[int, int], DealtForecasts]:
-    """By (step, sequence) the rows that have the cells of ``frame``, up to ``depth`` sites ahead.
+    """Rows that have the cells of ``frame`` up to ``depth`` sites ahead, by (step, sequence).
 
-    An expert's tokens are consecutive rows (round again after the last), so that no row names one
-    twice. Each has the expert's mean weight and its smallest score.
+    An expert's tokens are consecutive rows, going on at the first row after the last, so that no
+    row names an expert twice. Each of these rows has the expert's mean weight and smallest score.
     """
     kept = frame.filter(pl.col("ahead") <= depth)
     columns = {name: kept[name].to_numpy() for name in FORECAST_DTYPES}
@@ -317,7 +324,7 @@ def deal(
 
 
 def _starts(columns: Mapping[str, Array]) -> Array:
-    """Where each (step, sequence, site, ahead) begins."""
+    """The indices at which a new (step, sequence, site, ahead) begins."""
     begins = np.ones(len(columns["step"]), np.bool_)
     begins[1:] = np.logical_or.reduce([np.diff(columns[name]) != 0 for name in PLACE])
     return np.flatnonzero(begins)

@@ -1,8 +1,7 @@
-"""The gate inputs that a trace keeps of some of its sequences
-(``hidden/sequence_NNN.safetensors``).
+"""Reads the gate inputs that a trace keeps of some sequences: hidden/sequence_NNN.safetensors.
 
-Read without the safetensors package, which the simulator does not need: a header of JSON, then
-plain arrays.
+The format is a header of JSON, then plain arrays. It is read without the safetensors package, which
+nothing else in the simulator needs.
 """
 
 from __future__ import annotations
@@ -28,15 +27,19 @@ LARGEST_FILE_BYTES = 1 << 32
 
 @dataclass(frozen=True, eq=False)
 class GateInputs:
-    """``values`` [M, S, H] of the rows that were kept; ``place`` [N], where in them each row of
-    the trace is, or -1.
+    """The gate inputs of the rows that were kept: ``values`` [M, S, H].
+
+    ``place`` [N] is the index in ``values`` of each row of the trace, -1 for a row not kept.
     """
 
     values: NDArray[np.float32]
     place: NDArray[np.int64]
 
     def of(self, rows: IntArray, site: int) -> NDArray[np.float32] | None:
-        """[R, H]; None where a row was not kept, or does not visit the site."""
+        """The inputs of ``rows`` at ``site``, [R, H].
+
+        None where one of the rows was not kept, or does not visit the site.
+        """
         place = self.place[rows]
         if (place < 0).any():
             return None
@@ -47,7 +50,8 @@ class GateInputs:
 def read_gate_inputs(directory: Path, trace: Trace, sequences: tuple[int, ...]) -> GateInputs:
     """The gate inputs of these sequences of the trace in ``directory``.
 
-    Raise `TraceError` where one was not kept, or a file is not what the header of the trace says.
+    Raise `TraceError` where a sequence's inputs were not kept, or a file has other shapes or
+    positions than the trace.
     """
     lacking = [number for number in sequences if hidden_path(number) not in trace.header.files]
     if lacking:
@@ -126,8 +130,9 @@ def _sequence_inputs(
 
 
 def read_tensors(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """The tensors of these names that a safetensors file has. Raise `TraceError` for one that is
-    not as it claims.
+    """Those tensors of ``names`` that the safetensors file ``path`` has.
+
+    Raise `TraceError` for a file or a tensor that is not as its header claims.
     """
     try:
         size = path.stat().st_size

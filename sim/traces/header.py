@@ -1,7 +1,7 @@
-"""The header of a trace: what was recorded, from which model, how it is stored, and what was found
-wrong with it.
+"""The header of a trace: its model, sites, sequences, storage, origin and findings.
 
-Plain frozen values and strict JSON. Reading trusts nothing: see `sim.values.fields`.
+It is made of plain frozen values and stored as strict JSON. Reading trusts nothing: see
+`sim.values.fields`.
 """
 
 import hashlib
@@ -42,9 +42,7 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Geometry of the recorded model. ``hidden`` and ``expert_intermediate`` are widths in
-    channels.
-    """
+    """Geometry of the recorded model; ``hidden`` and ``expert_intermediate`` are in channels."""
 
     name: str
     architecture: str
@@ -57,13 +55,14 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Site:
-    """One MoE block, in execution order: the encoder's first. ``layer`` is its number in the model,
-    dense layers counted; ``stack`` is `encoder` or `decoder` (of a model without an encoder: every
-    block).
+    """One MoE block. Blocks are numbered in execution order, the encoder's first.
+
+    ``layer`` is the block's layer number in the model, dense layers counted. ``stack`` is `encoder`
+    or `decoder`; in a model without an encoder every block is of the decoder.
 
     ``rule_match`` is the share (0..1) of recorded selections that ``rule`` reproduces from the
-    logits as the model computed them, before any rounding; ``rule_weight_error`` is the largest
-    absolute difference of a weight.
+    logits as the model computed them, before any rounding. ``rule_weight_error`` is the largest
+    absolute difference between a weight of the rule and the recorded one.
     """
 
     site: int
@@ -78,11 +77,11 @@ class Site:
 
 @dataclass(frozen=True)
 class TraceSequence:
-    """One request. ``split`` is `fit` (thresholds, predictors, profiles are fitted here) or `eval`
-    (results).
+    """One request.
 
-    ``prompt_tokens`` counts its valid prefill and chunk rows, ``decode_tokens`` its valid decode
-    rows. ``flags`` are facts about the text, such as ``{"has_repetition": True}``.
+    ``split`` is `fit` (thresholds, predictors and profiles are fitted on it) or `eval` (results are
+    taken on it). ``prompt_tokens`` counts its valid prefill and chunk rows, ``decode_tokens`` its
+    valid decode rows. ``flags`` are facts about the text, such as ``{"has_repetition": True}``.
     """
 
     sequence: int
@@ -95,11 +94,11 @@ class TraceSequence:
 
 @dataclass(frozen=True)
 class Lookahead:
-    """What the lookahead columns hold: scores of routers 1..``depth`` sites ahead, fed with this
-    site's input.
+    """What the lookahead columns hold: scores of later routers, fed with this site's input.
 
-    ``position`` is where that input is read; ``norms`` are the recorded columns. ``step`` is the
-    fixed-point step of the stored scores, None for float32.
+    These are the routers 1..``depth`` sites ahead. ``position`` is where in the layer the input is
+    read (`POSITIONS`); ``norms`` are the recorded columns. ``step`` is the fixed-point step of the
+    stored scores, None for float32.
     """
 
     position: str
@@ -110,11 +109,11 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a trace that a user of its numbers should know. ``check`` names what looked,
-    ``text`` says what was found, with values, and the way out.
+    """Something about a trace that a user of its numbers should know.
 
-    ``serious``: statistics or simulations of these rows mislead. ``sequences`` and ``sites`` are
-    those concerned, none where it is the whole trace.
+    ``check`` names the check; ``text`` says what it found, with values, and the way out. A finding
+    is ``serious`` if statistics or simulations of these rows mislead. ``sequences`` and ``sites``
+    are those concerned, empty where the whole trace is.
     """
 
     check: str
@@ -125,22 +124,22 @@ class Finding:
 
 
 RANK = "rank"
-"""``provenance["order"]`` of a trace that has no weights, but each token's experts in the order
-of their rank.
-"""
+"""Value of ``provenance["order"]``: without weights, but each token's experts stand by rank."""
 
 
 @dataclass(frozen=True)
 class Header:
     """Everything about a trace but its rows.
 
-    ``created`` is ISO 8601. ``steps`` gives the fixed-point step of a stored column (`weights`,
-    `logits`, `expert_norms`, `active_shares`); a column without one is stored as float32.
-    ``sparsities`` are the shares of channels below the thresholds of `active_shares`. ``columns``
-    (the optional columns recorded) and ``files`` (sha256 by relative path) are filled when the
-    trace is written. ``prefill``: prompts are kept as `rows`, or as `counts` of tokens (see
-    `sim.traces.prefill`). ``findings`` are what a check of the rows found, None where none was
-    made.
+    - ``created``: ISO 8601.
+    - ``steps``: the fixed-point steps of stored columns (`STEP_NAMES`); a column without one is
+      stored as float32.
+    - ``sparsities``: the shares of channels below the thresholds of `active_shares`.
+    - ``columns`` (the optional columns recorded) and ``files`` (sha256 by relative path): filled
+      when the trace is written.
+    - ``prefill``: whether prompts are kept as `rows` or as `counts` of tokens
+      (`sim.traces.prefill`).
+    - ``findings``: what a check of the rows found, None where none was made.
     """
 
     name: str
@@ -165,8 +164,10 @@ class Header:
 
     @property
     def encoder_sites(self) -> int:
-        """Sites of the encoder, the first ones. Where there are some, rows of a prompt visit them
-        and decoded rows the others; else every row visits every site.
+        """How many sites the encoder has; they are the first ones.
+
+        Where there are some, rows of a prompt visit them and decoded rows visit the others. Without
+        an encoder every row visits every site.
         """
         return sum(site.stack == "encoder" for site in self.sites)
 
@@ -177,21 +178,19 @@ class Header:
 
     @property
     def null_experts(self) -> int:
-        """How many of the model's experts, the last ones, compute nothing: as its rules say."""
+        """How many experts compute nothing, according to the routing rules; they are the last."""
         return max(
             (site.rule.null_experts for site in self.sites if site.rule is not None), default=0
         )
 
     @property
     def lacks(self) -> frozenset[str]:
-        """What the recording of an imported trace left out, in the words of
-        `capture.importers.parts.LACKS`.
-        """
+        """What an imported recording left out, in the words of `capture.importers.parts.LACKS`."""
         return frozenset(str(self.provenance.get("lacks", "")).split(", ")) - {""}
 
     @property
     def stands_in_order(self) -> bool:
-        """A token's experts stand in the order of their rank, and no weights tell it."""
+        """Whether a token's experts stand in the order of their rank while weights are lacking."""
         return "weights" in self.lacks and self.provenance.get("order") == RANK
 
     def to_json(self) -> str:
@@ -200,7 +199,7 @@ class Header:
         for row, site in zip(plain["sites"], self.sites, strict=True):
             row["rule"] = None if site.rule is None else site.rule.to_json()
             if not self.encoder_sites:
-                # Without an encoder the text is that of the traces that never heard of one.
+                # Older traces have no such field: their text, and so their files, stay the same.
                 del row["stack"]
         if self.findings is None:
             del plain["findings"]
@@ -210,21 +209,23 @@ class Header:
 
 
 def forecasts_file(norm: str) -> str:
-    """The file of a trace with the forecasts of prompts of one norm."""
+    """The path of a trace's file with the forecasts of prompts for ``norm``."""
     return FORECASTS_FILE.format(norm=norm)
 
 
 def trace_sha256(header: Header) -> str:
-    """The identity of a trace: sha256 over its files' lines ``path sha256``, sorted, each ending
-    in a newline.
+    """The identity of a trace: a sha256 over all of its files but the header.
+
+    It is taken of one line ``path sha256`` a file, sorted by path, each ending in a newline.
     """
     lines = "".join(f"{path} {digest}\n" for path, digest in sorted(header.files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def parse_header(text: str | bytes) -> Header:
-    """Header from the text of ``header.json``. Raise `TraceError` for anything that
-    `Header.to_json` cannot write.
+    """The header in the text of ``header.json``.
+
+    Raise `TraceError` for anything that `Header.to_json` cannot write.
     """
     value = load_object(text)
     if isinstance(value, dict) and value.get("schema") != SCHEMA:

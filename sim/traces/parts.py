@@ -1,8 +1,8 @@
-"""Writes a trace that is larger than memory: part by part, where a part is some of its sequences
-with all their rows.
+"""Writes a trace that is larger than memory, part by part.
 
-Each part is checked as a whole trace is. Its columns are spread over a scratch file for each
-column, ordered by site, from which the parquet file is then made one site at a time.
+A part holds some of the trace's sequences with all their rows, and is checked like a whole trace.
+The parts come sequence by sequence, but the file is ordered by site. So every column is collected
+in a scratch file of its own, ordered by site, and the parquet file is made of these site by site.
 """
 
 import tempfile
@@ -37,13 +37,16 @@ def write_trace_parts(
     compression: Literal["zstd", "brotli"] = "zstd",
     compression_level: int = 9,
 ) -> Header:
-    """Write ``parts``, in order, as one trace to the new ``directory``; else as
-    `sim.traces.trace.write_trace`.
+    """Write ``parts``, in order, as one trace to the new ``directory``; return its header.
 
-    ``header`` is that of the whole trace, with ``columns`` filled; a part's header has those of the
-    sequences that the part holds. The parts have ``num_rows`` token-rows together, of which a
-    header with ``prefill: counts`` keeps the decoded ones. Of ``forecast_norms`` every part brings
-    its prompts' forecasts. Memory: one part, and one site of the whole.
+    - ``header`` is that of the whole trace, with ``columns`` filled. A part's header lists only the
+      sequences that the part holds (`header_of_part`).
+    - ``num_rows`` is how many token-rows the file gets from all parts. With ``prefill: counts``
+      these are the decoded ones only.
+    - ``forecast_norms`` are the norms of which every part brings its prompts' forecasts.
+
+    All else, errors too, is as in `sim.traces.trace.write_trace`. Memory is taken by one part at a
+    time, and then by one site of the whole.
     """
     check_new(directory)
     check_header(header)
@@ -77,7 +80,7 @@ def write_trace_parts(
 
 
 class _Columns:
-    """The columns of the file, spread over scratch files [S, N, width] while parts come in."""
+    """Collects the columns of the parts in scratch files, each [S, N, width]."""
 
     def __init__(self, scratch: Path, header: Header, num_rows: int) -> None:
         self._scratch = scratch
@@ -101,7 +104,7 @@ class _Columns:
         return np.memmap(self._scratch / f"{name}.raw", dtype=dtype, mode="w+", shape=shape)
 
     def add(self, part: Trace) -> None:
-        """Check a part and take its rows."""
+        """Check ``part`` and append its rows."""
         check_rows(part)
         if self._header.prefill == "counts":
             part = decoded_part(part)
@@ -136,7 +139,7 @@ class _Columns:
         return np.where(fixed == lowest, np.iinfo(np.int16).min, recorded).astype(np.int16)
 
     def site_files(self) -> list[Path]:
-        """A scratch file for each site, in order, with the columns as the trace has them."""
+        """Write a scratch file for each site, in order, with the columns of ``routes.parquet``."""
         if self._filled != self._num_rows:
             raise ValueError(f"parts have {self._filled} rows, num_rows={self._num_rows} were told")
         files = []
@@ -152,7 +155,7 @@ class _Columns:
         return files
 
     def _narrow(self, name: str, values: Array) -> Array:
-        """Eight bits where they suffice at every site."""
+        """``values`` of one site in eight bits, if eight suffice for this column at every site."""
         if (
             name == "ids"
             or self._stored[name].step is None
@@ -165,7 +168,7 @@ class _Columns:
 
 
 def header_of_part(header: Header, sequences: Iterable[int]) -> Header:
-    """The header of a part that holds only these ``sequences``."""
+    """A copy of ``header`` for a part that holds only these ``sequences``."""
     kept = set(sequences)
     return replace(
         header, sequences=tuple(item for item in header.sequences if item.sequence in kept)

@@ -1,12 +1,13 @@
-"""Prompts of which a trace keeps only how many of their tokens chose each expert, with what weight
-together.
+"""Prompts kept as counts: how many of their tokens chose each expert, with what weight in all.
 
-Where the header says ``prefill: counts``, ``routes.parquet`` has decoded rows only, and
-``prefill_counts.parquet`` a row for each step, sequence, site and expert that at least one token of
-a prompt chose (expert -1: choices that were dropped or null). Read back, a prompt has as many rows
-as tokens and these rows have the counts, so unions, tokens per expert and their weights are those
-of the recording. *Which* row chose what is dealt, not recorded: nothing may be computed from single
-rows of such a prompt, from its rows at several sites, or from part of it.
+Where the header says ``prefill: counts``, ``routes.parquet`` has decoded rows only.
+``prefill_counts.parquet`` has a row for each step, sequence, site and expert that at least one
+token of a prompt chose. Expert -1 counts choices that were dropped or null.
+
+Read back, a prompt has as many rows as tokens, dealt so that they have these counts. So unions,
+tokens by expert and their weights are those of the recording. *Which* row chose which expert is not
+recorded: nothing may be computed from single rows of such a prompt, from its rows at several sites,
+or from part of it.
 """
 
 from dataclasses import replace
@@ -30,8 +31,10 @@ COUNT_DTYPES: dict[str, Any] = {
     "tokens": pl.Int32,
     "weight": pl.Float32,
 }
-"""``position``: of the first token in the step. ``weight``: the sum of the tokens' gate weights
-for the expert.
+"""The columns of ``prefill_counts.parquet``.
+
+``position`` is that of the prompt's first token in the step. ``tokens`` is how many of its tokens
+in the step chose the expert, ``weight`` the sum of their gate weights for it.
 """
 GROUP = ("step", "sequence", "phase", "position")
 PER_ROW = ("step", "phase", "sequence", "position", "token", "valid", "ids", "weights")
@@ -40,13 +43,15 @@ Array = NDArray[Any]
 
 
 def decoded_part(trace: Trace) -> Trace:
-    """The decoded rows, which ``routes.parquet`` holds."""
+    """``trace`` with its decoded rows only: those that ``routes.parquet`` holds."""
     return _rows(trace, np.flatnonzero(trace.phase == DECODE))
 
 
 def count_prompts(trace: Trace) -> pl.DataFrame:
-    """What ``prefill_counts.parquet`` holds of a trace's prompts: of valid rows, in order of
-    steps and sequences.
+    """The table ``prefill_counts.parquet`` of a trace's prompts, by step, sequence, site, expert.
+
+    Valid rows are counted. Raise `TraceError` unless the positions of a prompt's rows in a step
+    count up by 1.
     """
     rows = np.flatnonzero((trace.phase != DECODE) & trace.valid)
     rows = rows[np.lexsort((trace.position[rows], trace.sequence[rows], trace.step[rows]))]
@@ -61,7 +66,7 @@ def count_prompts(trace: Trace) -> pl.DataFrame:
     first, group = rows[begins], np.cumsum(begins) - 1
     sites, experts = trace.ids.shape[1], trace.header.model.experts
     ids = trace.ids[rows].astype(np.int64)
-    # Dropped choices last, so that experts ascend in the file and none is split by them.
+    # Dropped choices count as the last expert, so that the others ascend without a break.
     expert = np.where(ids < 0, experts, ids)
     cell = (group[:, None, None] * sites + np.arange(sites)[:, None]) * (experts + 1) + expert
     cells, inverse, tokens = np.unique(cell, return_inverse=True, return_counts=True)
@@ -78,11 +83,10 @@ def count_prompts(trace: Trace) -> pl.DataFrame:
 
 
 def deal_prompts(trace: Trace, counts: pl.DataFrame) -> Trace:
-    """``trace`` with its prompts' rows, dealt from ``counts``. Raise `TraceError` where they are
-    none of this trace.
+    """``trace`` with its prompts' rows, dealt from ``counts``.
 
-    An expert's tokens are consecutive rows (round again after the last), so that no row chooses one
-    twice.
+    An expert's tokens are consecutive rows, going on at the first row after the last, so that no
+    row chooses an expert twice. Raise `TraceError` where the counts do not fit the trace.
     """
     if (trace.phase != DECODE).any():
         raise TraceError(HEADER_FILE, "prefill", "counts", "must have decoded rows only beside it")
@@ -117,8 +121,9 @@ def deal_prompts(trace: Trace, counts: pl.DataFrame) -> Trace:
 
 
 def _checked_groups(header: Header, columns: dict[str, Array]) -> list[int]:
-    """Where each step's part of a prompt begins; refuses counts that no rows can have, before
-    any are made.
+    """The indices at which a new group begins: what one step has of one prompt.
+
+    Counts that no rows can have are refused here, before any row is made.
     """
     model, tokens, expert, site = (
         header.model,
@@ -196,7 +201,7 @@ def _check_totals(header: Header, sequence: Array, rows: Array) -> None:
 
 
 def _joined(trace: Trace, parts: dict[str, list[Array]]) -> Trace:
-    """Decoded and dealt rows in the order of steps; a prompt's rows have no other columns."""
+    """Decoded and dealt rows in order of step; other columns than `PER_ROW` are NaN in prompts."""
     if not parts["step"]:
         return trace
     columns: dict[str, Any] = {}

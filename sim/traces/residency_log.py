@@ -1,13 +1,21 @@
-"""What a foreign engine's cache held, lookup by lookup: two files beside a trace's routes, and the
-checks on them.
+"""Reads the residency log of a foreign engine: what its cache held at each lookup of a trace.
 
-``RESIDENCY_FILE``: a row is a lookup, an expert that a token's router chose at a site, in the order
-of the engine's own log, batch by batch: ``site``, ``step``, ``sequence`` and ``position`` as in the
-trace, ``slot`` (its rank among the token's choices), ``expert``, ``resident`` (it was there when
-the site's batch of that step began), ``prefetched`` (resident because it was prefetched and not
-looked up since), ``loaded_bytes`` (what was read for this lookup; repeats in a batch carry 0),
-``dropped`` (absent, not read, not applied; the trace then has -1). ``EXPERT_BYTES_FILE``: by site,
-the layer's number in the model and the bytes of one expert and of the dense part.
+The log is two files beside the trace's routes. In ``RESIDENCY_FILE`` a row is a lookup: an expert
+that a token's router chose at a site. Rows stand in the order of the engine's own log, batch by
+batch. Its columns:
+
+| column | meaning |
+|---|---|
+| site, step, sequence, position | as in the trace |
+| slot | the expert's rank among the token's choices |
+| expert | its id |
+| resident | whether it was there when the site's batch of that step began |
+| prefetched | whether it was resident because of a prefetch, and not looked up since |
+| loaded_bytes | what was read for this lookup; repeats of an expert in a batch have 0 |
+| dropped | whether it was absent, not read and not applied; the trace then has -1 |
+
+``EXPERT_BYTES_FILE`` has, by site, the layer's number in the model and the bytes of one expert and
+of the dense part.
 """
 
 from __future__ import annotations
@@ -48,12 +56,11 @@ IMPORT_AGAIN = "import the engine's log again (python -m capture.import_trace fo
 
 @dataclass(frozen=True)
 class ResidencyLog:
-    """A trace and what the engine's cache held at each lookup: N applied lookups, in the log's
-    order.
+    """A trace and what the engine's cache held at each of its N lookups, in the log's order.
 
-    ``line`` [N] is the row of ``RESIDENCY_FILE`` (dropped lookups have one, but are none of these);
-    ``row`` [N] the trace's token-row; ``loaded_bytes`` [N] what was read for it. ``layers`` and
-    ``expert_bytes`` are by site.
+    Dropped lookups are left out. ``line`` [N] is the lookup's row in ``RESIDENCY_FILE``, ``row``
+    [N] its token-row in the trace; the other arrays [N] are columns of the file.
+    ``num_prefetched`` counts the prefetched lookups. ``layers`` and ``expert_bytes`` are by site.
     """
 
     trace: Trace
@@ -78,13 +85,15 @@ class ResidencyLog:
 
     @cached_property
     def tells_bytes(self) -> bool:
-        """Something was read for some lookup: else the engine does not log it."""
+        """Whether the engine logs what it reads: whether any lookup has bytes."""
         return bool(self.loaded_bytes.any())
 
     @cached_property
     def at_odds(self) -> NDArray[np.bool_]:
-        """[N], of each lookup whether its flag is not what was read in its batch for its expert:
-        there, yet read; or absent, yet nothing read."""
+        """[N] whether a lookup's ``resident`` contradicts what its batch read for its expert.
+
+        The expert was there, yet was read; or it was absent, yet nothing was read.
+        """
         sites, experts = len(self.layers), self.trace.header.model.experts
         cell = (self.step * sites + self.site) * experts + self.expert
         _, group = np.unique(cell, return_inverse=True)
@@ -94,8 +103,9 @@ class ResidencyLog:
 
 
 def read_log(directory: str | Path) -> ResidencyLog:
-    """The trace at ``directory`` and its log. Raise `TraceError` unless the lookups are the
-    choices of the trace.
+    """The trace at ``directory`` and its log.
+
+    Raise `TraceError` unless the lookups are the choices of the trace, each once.
     """
     root = Path(directory)
     trace = read_trace(root)
@@ -138,8 +148,9 @@ def _refuse(file: str, name: str, value: object, rule: str) -> NoReturn:
 
 
 def read_expert_bytes(path: Path, sites: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Layer and expert bytes by site, of an ``EXPERT_BYTES_FILE``. Raise `TraceError` for what
-    cannot be one.
+    """The layer numbers and the expert bytes in an ``EXPERT_BYTES_FILE``, each by site.
+
+    Raise `TraceError` for a file that cannot be one.
     """
     if (size := path.stat().st_size) > LARGEST_JSON_BYTES:
         _refuse(path.name, "size", size, f"must be at most {LARGEST_JSON_BYTES} bytes")
@@ -172,7 +183,7 @@ def read_expert_bytes(path: Path, sites: int) -> tuple[tuple[int, ...], tuple[in
 
 
 def _read_table(path: Path, cells: int) -> pl.DataFrame:
-    """The rows of the file, which may be no more than the trace has choices."""
+    """The rows of the file; refuse more of them than the trace has choices (``cells``)."""
     try:
         schema = pl.read_parquet_schema(path)
         if dict(schema) != dict(COLUMNS):
@@ -192,7 +203,7 @@ def _read_table(path: Path, cells: int) -> pl.DataFrame:
 
 
 def _rows(trace: Trace, table: pl.DataFrame, line: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The trace's token-row of each lookup, by sequence and position."""
+    """The trace's token-row of each lookup, found by sequence and position."""
     places = (
         pl.DataFrame(
             {

@@ -1,14 +1,13 @@
-"""Routing as data: which experts a router's logits select, and with which weights, without the
-model.
+"""Routing rules: which experts a router's logits select, and with which weights.
 
-A `RoutingRule` re-states a model's top-k rule in numpy, so that a simulator can turn recorded or
-forecast logits into selections. A capture fits the rule and counts how many recorded selections it
-reproduces; the trace header carries both.
+A `RoutingRule` states a model's top-k rule in numpy, so that the simulator can turn recorded or
+forecast logits into selections without the model. A capture fits the rule and counts how many
+recorded selections it reproduces; the trace header carries both.
 
-Order is total. Among equal selection scores the lower expert id is selected first; the selected
+The order is total. Among equal selection scores the lower expert id is selected first. The selected
 experts are returned by descending float32 weight, equal weights by ascending id. Scores are
-computed in float64, so two logits that differ are seldom made equal by rounding; frameworks leave
-the order of equal scores open, hence a rule can differ from a model only where scores (nearly) tie.
+computed in float64, so that rounding seldom makes two different logits equal. Frameworks leave the
+order of equal scores open, hence a rule can differ from a model only where scores (nearly) tie.
 """
 
 from collections.abc import Mapping
@@ -25,24 +24,32 @@ GROUPS = (None, "max", "top2sum")
 WEIGHTS = ("gather", "norm", "softmax_topk", "sigmoid_topk", "sparsemixer")
 _FIELDS = ("score", "bias", "group", "n_group", "topk_group", "weight", "scale")
 _RARE = {"band": 0.0, "null_experts": 0}
-"""Fields that few rules need, with what they are elsewhere; they are written only where they
-differ.
-"""
+"""Fields that few rules need, with their defaults; JSON has them only where they differ."""
 
 
 @dataclass(frozen=True)
 class RoutingRule:
     """Top-k selection and weighting of one router.
 
-    ``score`` maps logits to scores over all experts. ``score + bias`` chooses (``bias``: one value
-    per expert, never part of a weight). With ``group`` set, the experts form ``n_group`` equal runs
-    of ids; only the ``topk_group`` best runs, by their largest score or by the sum of their two
-    largest, may be chosen from. ``weight`` says how the chosen are weighted: their score
-    (`gather`), their score over the sum of the chosen scores (`norm`), the softmax or sigmoid of
-    their logits, or PhiMoE's `sparsemixer`: the r-th chosen one has its share in a softmax over the
-    logits that are left after the first r - 1 and lie no more than the relative ``band`` below the
-    largest of them; then times ``scale``. The last ``null_experts`` compute nothing (identity or
-    skip): choosing one gives -1, weight 0.
+    1. ``score`` maps logits to scores over all experts.
+    2. The largest ``score + bias`` are selected. ``bias`` has one value for each expert and is
+       never part of a weight.
+    3. With ``group`` set, the experts form ``n_group`` equal runs of ids. Experts are selected only
+       from the ``topk_group`` best runs, ranked by their largest score (`max`) or by the sum of
+       their two largest (`top2sum`).
+    4. ``weight`` weights the selected experts, see below. Weights are then multiplied by ``scale``.
+    5. The last ``null_experts`` compute nothing (identity or skip): selecting one gives expert -1
+       with weight 0.
+
+    | weight | the weight of a selected expert |
+    |---|---|
+    | gather | its score |
+    | norm | its score over the sum of the selected scores |
+    | softmax_topk, sigmoid_topk | the softmax or the sigmoid of the selected logits |
+    | sparsemixer | as in PhiMoE: its share in a softmax, see below |
+
+    The softmax of `sparsemixer` for the r-th selected expert is over the logits that are left after
+    the first r - 1. It leaves out logits more than the relative ``band`` below the largest of them.
 
     Raise a :exc:`ValueError` that names the field when a value is unknown, not finite or
     inconsistent.
@@ -92,9 +99,7 @@ class RoutingRule:
             _require(valid, "bias", self.bias, "must be a tuple of finite numbers, one per expert")
 
     def check_experts(self, num_experts: int, top_k: int) -> None:
-        """Raise a :exc:`ValueError` if this rule cannot select ``top_k`` of ``num_experts``
-        experts.
-        """
+        """Raise a :exc:`ValueError` if this rule cannot select ``top_k`` of ``num_experts``."""
         if self.bias is not None:
             _require(
                 len(self.bias) == num_experts,
@@ -123,11 +128,11 @@ class RoutingRule:
     def route(
         self, logits: NDArray[Any], top_k: int
     ) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-        """Selected experts and their weights, ``(ids int16 [..., K], weights float32 [..., K])``,
-        for ``logits [..., E]``.
+        """The selected experts and their weights for ``logits`` [..., E].
 
-        Order: descending weight, then ascending id; null experts last. Raise a :exc:`ValueError` if
-        a logit is not finite or the rule does not fit E.
+        Returns ids (int16 [..., K]) and weights (float32 [..., K]) by descending weight, then
+        ascending id, null experts last. Raise a :exc:`ValueError` if a logit is not finite or the
+        rule does not fit E.
         """
         values = np.asarray(logits, dtype=np.float64)
         self.check_experts(values.shape[-1], top_k)
@@ -151,7 +156,7 @@ class RoutingRule:
         )
 
     def preferences(self, logits: NDArray[Any]) -> Floats:
-        """What chooses, higher first [..., E]: scores and bias, whatever the groups."""
+        """The scores plus bias [..., E] by which experts are preferred, groups left out."""
         scores = _scores(np.asarray(logits, dtype=np.float64), self.score)
         return scores if self.bias is None else scores + np.asarray(self.bias, dtype=np.float64)
 
@@ -173,7 +178,7 @@ class RoutingRule:
         chosen = np.take_along_axis(logits if self.weight.endswith("_topk") else scores, ids, -1)
         if self.weight == "norm":
             total = chosen.sum(-1, keepdims=True)
-            # An all-zero row has no shares; weight 0 keeps it finite.
+            # A row of zeros has no shares: it gets weights of 0 instead of NaN.
             chosen = np.divide(chosen, total, out=np.zeros_like(chosen), where=total != 0)
         elif self.weight != "gather":
             chosen = _scores(chosen, self.weight.removesuffix("_topk"))
@@ -191,9 +196,7 @@ class RoutingRule:
 
     @classmethod
     def from_json(cls, value: object) -> "RoutingRule":
-        """Inverse of `to_json`. Raise a :exc:`ValueError` that names the field for anything
-        else.
-        """
+        """The rule that `to_json` gave; raise a :exc:`ValueError` that names what is wrong."""
         if not isinstance(value, Mapping):
             raise ValueError(f"routing rule must be an object, not {type(value).__name__}")
         if not set(_FIELDS) <= set(value) <= {*_FIELDS, *_RARE}:
@@ -209,7 +212,7 @@ def _require(holds: bool, field: str, value: object, rule: str) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    """A real number that float32 can hold: JSON may bring NaN, huge ints, bools or text."""
+    """Whether float32 can hold ``value``: JSON may bring NaN, huge ints, bools or text."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 3e38
 
 
@@ -233,7 +236,7 @@ def _sparsemixer(logits: Floats, ids: NDArray[np.int64], band: float) -> Floats:
         chosen = ids[:, rank, None]
         largest = left.max(-1, keepdims=True)
         scale = np.maximum(np.abs(logits), largest)
-        # A scale of 0 needs all logits to be 0, of which none is below the largest.
+        # The scale is 0 only where all logits are 0, so none lies below the largest.
         below = np.divide(largest - logits, scale, out=np.zeros_like(logits), where=scale != 0)
         near = np.where(below > band, -np.inf, left)
         weights[:, rank] = np.take_along_axis(_scores(near, "softmax"), chosen, -1)[:, 0]
@@ -244,24 +247,24 @@ def _sparsemixer(logits: Floats, ids: NDArray[np.int64], band: float) -> Floats:
 def _largest(values: Floats, count: int) -> NDArray[np.int64]:
     """Indices ``[R, count]`` of the largest values, best first, the lower index first among equals.
 
-    ``count`` passes of argmax: argmax returns the first of equal values, and k is small beside a
-    sort of all experts.
+    Found by ``count`` passes of argmax, which returns the first of equal values. As ``count`` is
+    small, this is faster than sorting all experts.
     """
     left = values.copy()
     rows = np.arange(len(values))
     picked = np.empty((len(values), count), dtype=np.int64)
     for rank in range(count):
         picked[:, rank] = left.argmax(-1)
-        # -inf marks both "taken" and "not eligible"; check_experts makes sure that enough are left.
+        # -inf marks both "taken" and "not eligible"; check_experts has made sure of enough others.
         left[rows, picked[:, rank]] = -np.inf
     return picked
 
 
 def shares_above(weights: NDArray[np.floating]) -> Floats:
-    """Share of a row's weight ranked above each choice: 0 for the first (HOBBIT eq. 2, over the
-    selected experts).
+    """The share of a row's weight that ranks above each choice [.., K]: 0 for the first.
 
-    ``weights`` [.., K], in descending order.
+    ``weights`` [.., K] are those of the selected experts, in descending order. This is HOBBIT eq. 2
+    over the selected experts.
     """
     wide = weights.astype(np.float64)
     total = wide.sum(-1, keepdims=True)

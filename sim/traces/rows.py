@@ -27,28 +27,39 @@ Float32s = NDArray[np.float32]
 class Trace:
     """A trace in memory: N token-rows, S sites, top-K of E experts.
 
-    Rows [N], ordered by step, then by row in the step: ``step``; ``phase`` (PREFILL, DECODE, or
-    CHUNK: several tokens on top of a cache); ``sequence`` (a number of the header); ``position`` in
-    its sequence and ``token`` id (-1: unknown); ``valid``, False for padding, whose position is -1:
-    padding is routed and loads experts, but is no token. Positions count on from the prompt to what
-    is decoded, in encoder-decoder models too.
+    Columns of the token-rows, each [N], ordered by step, then by row in the step:
 
-    Per row and site: ``ids`` [N, S, K], -1 where the model dropped the choice or chose a null
-    expert; ``weights`` [N, S, K], as the model applied them, rounded if the header has a step for
-    them (the smallest to 0, near-equal ones to ties); the order inside K is the model's own and
-    need not be by weight. Where the model has an encoder, rows of a prompt visit its sites and
-    decoded rows those of the decoder; elsewhere ids are -1, weights 0, and all else NaN.
+    - ``step``: the forward call.
+    - ``phase``: PREFILL, DECODE, or CHUNK (several tokens on top of a cache).
+    - ``sequence``: a number of the header.
+    - ``position``: in the sequence, counting on from the prompt to what is decoded, in
+      encoder-decoder models too. -1 for padding.
+    - ``token``: its id, -1 where unknown.
+    - ``valid``: False for padding, which is routed and loads experts, but is no token.
 
-    None (or empty) when not recorded or not asked for: ``logits`` [N, S, E]; ``lookahead``, by norm
-    (`raw`: the router j sites on is fed this site's gate input; `renormed`: that input with this
-    site's norm weight exchanged for the other's), [N, S, J, E], entry [n, s, j - 1] for router s +
-    j, NaN where not recorded; ``expert_norms`` [N, S, K], the norm of each selected expert's output
-    before weighting; ``active_shares`` [N, S, K, P], the share of channels at or above the
-    threshold of each of the header's P sparsities, NaN where not recorded: those of ``|x W_up|``,
-    or of what ``active_shares_of`` in the header's provenance names.
+    Columns by row and site, each [N, S, K]. The order inside K is the model's own and need not be
+    by weight.
 
-    ``prompt_forecasts``, by norm: what the rows of prompts, which then have no ``lookahead``, are
-    forecast to choose together, as cells (`sim.traces.forecasts`); read with the norm's lookahead.
+    - ``ids``: the chosen experts, -1 where the model dropped the choice or chose a null expert.
+    - ``weights``: as the model applied them. If the header has a step for weights they are rounded
+      to it: the smallest to 0, near-equal ones to ties.
+
+    Where the model has an encoder, rows of a prompt visit its sites and decoded rows those of the
+    decoder. At the other sites ids are -1, weights 0, and all else NaN.
+
+    Optional columns, None (or empty) when not recorded or not asked for:
+
+    - ``logits`` [N, S, E].
+    - ``lookahead``, by norm, [N, S, J, E]: entry [n, s, j - 1] has the scores of the router of site
+      s + j, NaN where not recorded. `raw` feeds that router this site's gate input; `renormed`
+      feeds it the same with this site's norm weight exchanged for the other site's.
+    - ``expert_norms`` [N, S, K]: the norm of each selected expert's output before weighting.
+    - ``active_shares`` [N, S, K, P]: the share of channels at or above the threshold of each of the
+      header's P sparsities, NaN where not recorded. The channels are those of ``|x W_up|``, or of
+      what ``active_shares_of`` in the header's provenance names.
+    - ``prompt_forecasts``, by norm: what the rows of prompts are forecast to choose together, as
+      cells (`sim.traces.forecasts`). Rows of such prompts have no ``lookahead``. Read whenever the
+      norm's lookahead is.
     """
 
     header: Header

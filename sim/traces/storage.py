@@ -1,5 +1,6 @@
-"""How the columns of a trace lie in its parquet file: site by site, floats as they are or as
-multiples of a step.
+"""The layout of a trace's columns in its parquet file.
+
+Rows lie site by site. Floats are stored as float32, or as integer multiples of a fixed-point step.
 """
 
 from collections.abc import Collection
@@ -17,8 +18,10 @@ from sim.values.fields import TraceError
 
 @dataclass(frozen=True)
 class Stored:
-    """A column of floats in the file: values per row and site, and their fixed-point step (None:
-    float32).
+    """A column of floats in the file.
+
+    ``width`` is the number of values for each row and site; ``step`` is their fixed-point step,
+    None for float32.
     """
 
     width: int
@@ -81,16 +84,18 @@ def column_of(trace: Trace, name: str) -> NDArray[Any]:
 
 
 def by_site(values: NDArray[Any]) -> NDArray[Any]:
-    """``[N, S, ...]`` to ``[S * N, width]``: neighbours in a file column then belong to one
-    router, and compress.
+    """``values`` [N, S, ...] as [S * N, width].
+
+    Neighbours in a column of the file then belong to one router, and compress better.
     """
     num_rows, num_sites = values.shape[:2]
     return values.reshape(num_rows, num_sites, -1).swapaxes(0, 1).reshape(num_sites * num_rows, -1)
 
 
 def fixed_point(name: str, values: Float32s, step: float) -> NDArray[Any]:
-    """``round(values / step)`` in the smallest integer type that holds them; its lowest value
-    stands for NaN.
+    """``round(values / step)`` as int8, or as int16 where int8 is too small.
+
+    The type's lowest value stands for NaN. Raise `TraceError` where int16 is too small.
     """
     recorded = np.isfinite(values)
     multiples = np.rint(np.where(recorded, values, 0.0) / np.float64(step))
@@ -103,7 +108,7 @@ def fixed_point(name: str, values: Float32s, step: float) -> NDArray[Any]:
 
 
 def floats_of(stored: Stored, values: NDArray[Any]) -> Float32s:
-    """Inverse of `fixed_point`; float32 columns pass."""
+    """The floats that `fixed_point` was given; float32 values are returned as they are."""
     if values.dtype == np.float32:
         return values
     floats = (values * np.float64(stored.step or 1.0)).astype(np.float32)

@@ -1,15 +1,15 @@
-"""Plausible router load from a few numbers, for benchmarks and tests, as a synthetic trace.
+"""Makes synthetic traces: plausible router load from a few numbers, for benchmarks and tests.
 
 The logit of an expert is a popularity that never changes plus a state that persists from token to
-token (an AR(1) process whose innovations are Gumbel distributed, so that without persistence the
-first choice is drawn in proportion to ``exp(popularity)``). Sequences are independent of each
-other, sites too.
+token. The state is an AR(1) process with Gumbel innovations, so that without persistence the first
+choice is drawn in proportion to ``exp(popularity)``. Sequences are independent of each other, and
+so are sites.
 
-This is a generator of plausible load, not of calibrated statistics: no number of it was fitted to a
-real model, and it knows no layers that depend on each other, no prompts with a topic and no routers
-balanced by a loss. What is found on it says how a program behaves under such load, not how a policy
-fares on a model: capture a trace for that, or synthesise one that is fitted to what is published of
-a model (`capture.synthesize`).
+The load is plausible, but its statistics are not calibrated: none of its numbers was fitted to a
+real model. Its layers do not depend on each other, its prompts have no topic, and no loss balanced
+its routers. So results on it say how a program behaves under such load, not how a policy fares on a
+model. For that capture a trace, or synthesise one that is fitted to what is published of a model
+(`capture.synthesize`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ Float32s = NDArray[np.float32]
 
 RULE = RoutingRule(score="softmax", weight="norm")
 SCORE_STEP = 1 / 64
-"""Logits and lookahead scores are multiples of this, in memory too, so that a trace survives
-writing unchanged.
-"""
+"""Logits and lookahead scores are multiples of this, in memory too: writing changes none."""
 UNDATED = "1970-01-01T00:00:00+00:00"
 MOST_SKEW = 8.0
 
@@ -41,7 +39,7 @@ PRESETS: Mapping[str, ModelShape] = {
     "qwen15_moe": ModelShape("synthetic_qwen15_moe", "none", 24, 60, 4, 2048, 1408),
     "qwen3_30b": ModelShape("synthetic_qwen3_30b", "none", 48, 128, 8, 2048, 768),
 }
-"""Shapes of known models. Only the shape is theirs: the load is synthetic, and the names say so."""
+"""Shapes of known models. Only the shape is theirs; the load is synthetic, as the names say."""
 
 
 def synthesize(
@@ -57,17 +55,19 @@ def synthesize(
     lookahead_accuracy: float = 0.9,
     created: str = UNDATED,
 ) -> Trace:
-    """A trace of ``sequences`` requests, one after another: the same arguments give the same
+    """A trace of ``sequences`` requests, one after another.
+
+    Each request has ``prompt_tokens`` in one prefill step, then ``tokens`` decode tokens, a step
+    each. Even sequences are for evaluation, odd ones for fitting. The same arguments give the same
     arrays.
 
-    Each request has ``tokens`` decode tokens, a step each, after ``prompt_tokens`` in one prefill
-    step. Even sequences are for evaluation, odd ones for fitting.
-
-    ``persistence`` (0 to below 1) is the correlation of a state with that of the token before.
-    ``skew`` is the Zipf exponent of popularity; the ranks are shuffled at each site. ``lookahead``
-    sites ahead are forecast: a score is the popularity plus a state that correlates with the true
-    one by ``lookahead_accuracy ** distance``, so that a forecast is as spread as the truth, exact
-    at 1, and no better than popularity at 0.
+    - ``persistence`` (0 to below 1): the correlation of a state with that of the token before.
+    - ``skew`` (0 to `MOST_SKEW`): the Zipf exponent of popularity; the ranks are shuffled at each
+      site.
+    - ``lookahead`` (0 to below the number of sites): how many sites ahead are forecast.
+    - ``lookahead_accuracy`` (0 to 1): a forecast score is the popularity plus a state whose
+      correlation with the true one is ``lookahead_accuracy ** distance``. So forecasts are spread
+      like the truth, exact at 1, and no better than popularity at 0.
 
     Raise ValueError for a value out of its range.
     """
@@ -132,7 +132,7 @@ def _check(shape: ModelShape, given: Mapping[str, float]) -> None:
 
 
 def _popularity(rng: np.random.Generator, shape: ModelShape, skew: float) -> Float32s:
-    """Log of a Zipf law over the experts [S, E], its ranks shuffled site by site."""
+    """The log of a Zipf law over the experts [S, E], with the ranks shuffled site by site."""
     ranks = np.tile(np.arange(1, shape.experts + 1, dtype=np.float64), (shape.sites, 1))
     return np.asarray(-skew * np.log(rng.permuted(ranks, axis=1)), dtype=np.float32)
 
@@ -140,8 +140,9 @@ def _popularity(rng: np.random.Generator, shape: ModelShape, skew: float) -> Flo
 def _state(
     rng: np.random.Generator, shape: ModelShape, sequences: int, length: int, persistence: float
 ) -> Float32s:
-    """The persistent part of the logits, [N, S, E], sequence by sequence; its variance is the
-    same at every token.
+    """The persistent part of the logits [N, S, E], sequence by sequence.
+
+    Its variance is the same at every token.
     """
     state = _gumbel(rng, (length, sequences, shape.sites, shape.experts))
     fresh = np.float32(math.sqrt(1 - persistence**2))
@@ -152,21 +153,22 @@ def _state(
 
 
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Float32s:
-    """Standard Gumbel noise moved to mean 0: sums of it then keep their mean whatever their
-    factors.
-    """
+    """Standard Gumbel noise moved to mean 0, so that weighted sums of it have mean 0, too."""
     return np.asarray(rng.gumbel(-np.euler_gamma, 1.0, shape), dtype=np.float32)
 
 
 def rounded(scores: Float32s) -> Float32s:
-    """Scores as multiples of `SCORE_STEP`."""
+    """``scores`` rounded to multiples of `SCORE_STEP`."""
     return np.asarray(
         np.rint(scores / np.float32(SCORE_STEP)) * np.float32(SCORE_STEP), dtype=np.float32
     )
 
 
 def _route(logits: Float32s, top_k: int) -> tuple[NDArray[np.int16], Float32s]:
-    """Site by site: a rule works in float64, which for a whole trace would be its largest array."""
+    """The choices and weights of all rows, [N, S, K] each.
+
+    Routed site by site, because the float64 logits of a whole trace would be its largest array.
+    """
     num_rows, num_sites, _ = logits.shape
     ids = np.empty((num_rows, num_sites, top_k), np.int16)
     weights = np.empty(ids.shape, np.float32)
@@ -191,8 +193,9 @@ def _lookahead(
 
 
 def sequence_rows(sequences: int, prompt_tokens: int, tokens: int) -> dict[str, Any]:
-    """The columns of the token-rows: of each sequence a prefill step, if it has a prompt, then a
-    step a token.
+    """The columns of the token-rows, in the shapes of `sim.traces.rows.Trace`.
+
+    Each sequence has a prefill step, if it has a prompt, and then a step for each token.
     """
     length = prompt_tokens + tokens
     steps_each = tokens + (prompt_tokens > 0)

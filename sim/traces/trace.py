@@ -1,16 +1,21 @@
-"""Traces: what a model's routers saw and chose, as a directory of a header and columns.
+"""Reads and writes traces: what a model's routers saw and chose, as a directory.
 
 A *token-row* is one token of one forward step; a *site* is one MoE block. In memory a trace is a
-set of numpy arrays over token-rows and sites. On disk it is ``header.json``, ``routes.parquet`` (a
-row is a site x token-row, ordered by site, then step and row in the step) and other files that the
-header lists; prompts may be kept as counts of tokens (`sim.traces.prefill`). Weights and wide
-columns (logits, lookahead, norms, activation shares) may be stored as small integers times a step
-that the header states, and always come back as float32; wide columns are read only when asked for.
-In an encoder-decoder model a row visits the sites of one stack only; its rows at the other sites
-hold ids of -1, weights of 0 and NaN.
+set of numpy arrays over token-rows and sites (`sim.traces.rows`). On disk it is:
+
+- ``header.json``;
+- ``routes.parquet``, with a row for each site and token-row, ordered by site, then step, then row
+  in the step;
+- other files that the header lists.
+
+Prompts may be kept as counts of tokens (`sim.traces.prefill`). Weights and wide columns (logits,
+lookahead, norms, activation shares) may be stored as small integers times a step that the header
+states. They always come back as float32. Wide columns are read only when asked for. In an
+encoder-decoder model a row visits the sites of one stack only; at the other sites it has ids of -1,
+weights of 0, and NaN.
 
 Reading checks every byte against the header's sha256, and every column against the header, before
-anything is used; nothing is ever evaluated. One limit: whoever forges a parquet file *and* its
+anything is used. Nothing is ever evaluated. One limit: whoever forges a parquet file *and* its
 sha256 can make the parquet parser itself run out of memory.
 """
 
@@ -77,8 +82,9 @@ __all__ = [
 
 LARGEST_HEADER_BYTES = 1 << 28
 LARGEST_ROWS_BYTES = 1 << 35
-"""What the columns of a trace may take in memory: a parquet file of a few bytes can claim any
-number of rows.
+"""The most bytes that a trace's columns may take in memory.
+
+The limit is needed because a parquet file of a few bytes can claim any number of rows.
 """
 VALUE_BYTES = 4
 
@@ -93,14 +99,14 @@ def write_trace(
     compression: Literal["zstd", "brotli"] = "zstd",
     compression_level: int = 9,
 ) -> Header:
-    """Write ``trace`` to the new ``directory`` and return its header, with the sha256 of every
-    file.
+    """Write ``trace`` to the new ``directory`` and return its header, with every file's sha256.
 
-    ``extra_files`` maps relative paths to bytes, or to a function that writes the file it is given.
+    ``extra_files`` maps relative paths to bytes, or to a function that writes the file at the path
+    that it is called with. Fixed-point columns are rounded to the steps in the header.
+    ``compression_level`` is 1..22 for zstd, 0..11 for brotli, which is slower and tighter.
+
     The directory appears complete or not at all: it is built beside its destination and renamed.
-    Raise `TraceError` if the trace is inconsistent or ``directory`` is not empty; fixed-point
-    columns are rounded to the steps in the header. ``compression_level`` is 1..22 for zstd, 0..11
-    for brotli, which is slower and tighter.
+    Raise `TraceError` if the trace is inconsistent or ``directory`` is not empty.
     """
     check_new(directory)
     trace = replace(trace, header=replace(trace.header, columns=recorded_columns(trace)))
@@ -121,14 +127,15 @@ def write_trace(
 
 
 def table_file(path: str, frames: Sequence[pl.DataFrame]) -> dict[str, Content]:
-    """A file beside the rows, from the tables of parts in order, once it is asked for."""
+    """An extra file for `publish` with the rows of ``frames``, in order.
+
+    The frames are read only when the file is written, so they may be added until then.
+    """
     return {path: lambda place: pl.concat(frames).write_parquet(place, compression="zstd")}
 
 
 def check_new(directory: str | Path) -> None:
-    """Raise `TraceError` unless a trace can be written to ``directory``: it must not exist, or
-    be empty.
-    """
+    """Raise `TraceError` unless ``directory`` does not exist or is empty."""
     target = Path(directory)
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise TraceError(
@@ -142,8 +149,9 @@ def publish(
     write_routes: Callable[[Path], None],
     extra_files: Mapping[str, Content],
 ) -> Header:
-    """Build a trace's directory beside its destination, then rename it; ``write_routes`` writes
-    the parquet file.
+    """Build a trace's directory beside its destination, then rename it; return its header.
+
+    ``write_routes`` writes the parquet file at the path that it is called with.
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -168,9 +176,10 @@ def publish(
 def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] = ()) -> Trace:
     """The trace in ``directory``, validated; its arrays are read-only.
 
-    ``columns`` names the optional columns to load (`logits`, `lookahead`, or one norm of it:
-    `lookahead_raw`; `expert_norms`, `active_shares`), or is "all" for every one that was recorded.
-    Raise `TraceError` when a file or value breaks a rule, or a named column was not recorded.
+    ``columns`` names the optional columns to load: `logits`, `lookahead` or one norm of it
+    (`lookahead_raw`, `lookahead_renormed`), `expert_norms`, `active_shares`. "all" loads every one
+    that was recorded. Raise `TraceError` when a file or value breaks a rule, or a named column was
+    not recorded.
     """
     root = Path(directory)
     header = read_header(root)
@@ -203,11 +212,11 @@ def read_trace(directory: str | Path, columns: Collection[str] | Literal["all"] 
 
 
 def write_findings(directory: str | Path, findings: Sequence[Finding]) -> Header:
-    """Put ``findings`` in place of those in the header of the trace in ``directory``, and return
-    it.
+    """Replace the findings in the header of the trace in ``directory``; return the new header.
 
-    Everything else stays as it is, `trace_sha256` too. Raise `TraceError` if the header is none, or
-    a finding names a sequence or site that the trace has not; OSError where it cannot be written.
+    Everything else stays as it is, `trace_sha256` too. Raise `TraceError` if there is no valid
+    header, or if a finding names a sequence or site that the trace does not have. Raise OSError
+    where the header cannot be written.
     """
     root = Path(directory)
     header = replace(read_header(root), findings=tuple(findings))
@@ -231,11 +240,11 @@ def write_findings(directory: str | Path, findings: Sequence[Finding]) -> Header
 # Storage
 
 Expected = Mapping[str, tuple[tuple[Any, ...], int]]
-"""By column: the dtypes it may have, and its width (0: one value)."""
+"""By column: the dtypes that it may have, and its width (0 for a column of plain values)."""
 
 
 def _expected(header: Header, stored: Mapping[str, Stored]) -> Expected:
-    """The columns that the file must have for the header and these ``stored`` ones."""
+    """The row columns, the ids and the ``stored`` columns, with the types the file must have."""
     expected: dict[str, tuple[tuple[Any, ...], int]] = {"site": ((pl.Int16,), 0)}
     expected |= {name: ((dtype,), 0) for name, dtype in ROW_DTYPES.items()}
     expected["ids"] = ((pl.Int16,), header.model.top_k)
@@ -265,10 +274,10 @@ def _sha256(path: Path) -> str:
 
 
 def read_header(directory: str | Path) -> Header:
-    """The header of the trace in ``directory``. Raise `TraceError` if it is none."""
+    """The header of the trace in ``directory``; raise `TraceError` if there is no valid one."""
     place = Path(directory) / HEADER_FILE
     try:
-        # A pipe would block, and a device has no end.
+        # Reading a pipe would block, and a device has no end.
         if not place.is_file():
             rule = "is missing, or is no file"
             raise TraceError(HEADER_FILE, "file", str(place), rule, "name the directory of a trace")
@@ -291,7 +300,7 @@ def read_header(directory: str | Path) -> Header:
 def _check_file(root: Path, path: str, digest: str) -> None:
     place = root / path
     try:
-        # A link could lead out of the trace, and a pipe would block.
+        # A link could lead out of the trace, and reading a pipe would block.
         inside = place.resolve().is_relative_to(root.resolve()) and place.is_file()
         found = _sha256(place) if inside else None
     except (OSError, RuntimeError, ValueError) as error:
@@ -307,8 +316,9 @@ def _check_file(root: Path, path: str, digest: str) -> None:
 
 
 def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, NDArray[Any]]:
-    """The ``wanted`` columns of the file as arrays; the file must have exactly the ``recorded``
-    ones, as expected.
+    """The ``wanted`` columns of the file as arrays.
+
+    Raise `TraceError` unless the file has exactly the ``recorded`` columns, in their types.
     """
     try:
         found = pl.read_parquet_schema(path)
@@ -376,7 +386,7 @@ def _array(column: pl.Series) -> NDArray[Any]:
     dtype = column.dtype
     inner = dtype.inner if isinstance(dtype, pl.Array) else dtype
     values = column.to_numpy()
-    # Nulls inside a row show only as a changed dtype.
+    # Nulls inside a row do not count as nulls; they show only as another dtype.
     if column.null_count() or values.dtype != pl.Series([], dtype=inner).to_numpy().dtype:
         raise TraceError(ROUTES_FILE, column.name, "null", "must hold no null")
     return values
@@ -385,8 +395,9 @@ def _array(column: pl.Series) -> NDArray[Any]:
 def _build(
     header: Header, loaded: Mapping[str, NDArray[Any]], stored: Mapping[str, Stored]
 ) -> Trace:
-    """The trace from the file's columns [S * N]; refuses rows that are not the same for each
-    site, in order.
+    """The trace from the file's columns [S * N].
+
+    Refuse a file that does not have the same token-rows, in the same order, at every site.
     """
     model = header.model
     num_rows, rest = divmod(len(loaded["site"]), model.sites)

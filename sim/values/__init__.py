@@ -1,3 +1,1 @@
-"""What every layer exchanges: shared types, units, checked fields, recorded columns and the
-project's places.
-"""
+"""Values that all layers exchange: types, units, checked fields, recorded columns, places."""

@@ -1,5 +1,4 @@
-"""One JSON object, taken field by field: every value has a type and a range, unknown fields are
-refused.
+"""Reads JSON objects field by field: checks every type and range, and refuses unknown fields.
 
 Each refusal is a `TraceError` that names the file, the field, the value, the rule and the way out.
 """
@@ -16,9 +15,7 @@ T = TypeVar("T")
 
 
 class TraceError(ValueError):
-    """A trace that is not what it claims. The message names file, field, value, rule and the way
-    out.
-    """
+    """A trace is not what it claims; the message names file, field, value, rule and way out."""
 
     def __init__(
         self, file: str, name: str, value: object, rule: str, remedy: str = RECAPTURE
@@ -31,10 +28,11 @@ class TraceError(ValueError):
 
 
 class Fields:
-    """The fields of one JSON object, taken one by one with their types; ``path`` names the object
-    in errors.
+    """The fields of one JSON object, read one by one with their types.
 
-    Fields in ``optional`` may be absent and then have the value given there.
+    The object must have exactly the fields of the dataclass ``shape``, except that those in
+    ``optional`` may be absent and then have the value given there. ``path`` names the object in
+    errors. Every method raises `TraceError` for a value of the wrong type or range.
     """
 
     def __init__(
@@ -122,8 +120,9 @@ class Fields:
 
 
 def load_object(text: str | bytes) -> object:
-    """The value of a JSON ``text``. Raise `TraceError` for what is no JSON, NaN, infinity, and a
-    key given twice.
+    """The value of a JSON ``text``.
+
+    Raise `TraceError` for text that is no JSON, for NaN and infinity, and for a key given twice.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
@@ -138,13 +137,13 @@ def _refuse_constant(name: str) -> object:
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        # Readers differ in which of the two they believe.
+        # Readers of JSON differ in which of the two values they take.
         raise ValueError(f"a key comes twice among {_shown([key for key, _ in pairs])}")
     return found
 
 
 def is_number(value: object, maximum: float, above: float | None = None) -> bool:
-    # bool is an int to isinstance; comparisons are False for NaN and exact for huge ints.
+    # A bool is an int to isinstance. Comparisons are False for NaN and exact for huge ints.
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and 0 <= value <= maximum and (above is None or value > above)  # type: ignore[operator]
 

@@ -1,24 +1,41 @@
-"""What a driver writes down while it runs: columns of ints, the same for every driver."""
+"""The record that a driver makes of a run: columns of ints, the same for every driver."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
 
 CPU_RESULT, HOST_TIME, NO_REQUEST = -1, -2, -3
-"""Causes of idle intervals that are no transfer."""
+"""Causes of idle intervals other than transfers (which have numbers of 0 or more)."""
+
+
+def require_equal_lengths(columns: Mapping[str, Sized]) -> int:
+    """The length of ``columns``; raise RuntimeError, naming each, unless all are equally long.
+
+    Columns of several owners belong together by position, so one that is too long or too short
+    would shift rows against each other without a sign.
+    """
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise RuntimeError(f"columns that belong together must have equally many rows: {told}")
+    return next(iter(lengths.values()))
 
 
 @dataclass
 class Notes:
-    """What the simulator writes down in place of columns by call and by need, which follow from it.
+    """The notes from which the simulator's columns by call and by need are made afterwards.
 
-    ``gate_calls`` are the numbers of the calls that are gates; ``other_ns`` the times of all the
-    others, in order. ``first_rows``: by gate, its first lookup; ``later``: lookups (from, to) that
-    were made at a time after their gate; ``arrivals``: a lookup, and when its expert was there, if
-    that was later.
+    Noting less than whole columns saves time while the run goes on.
+
+    - ``gate_calls``: the numbers, from 1 on, of the calls that are gates.
+    - ``other_ns``: the times of all other calls, in order.
+    - ``first_rows``: by gate, its first lookup. ``lookups``: the number of all lookups.
+    - ``later``: (from, to, time) of lookups that were made after their gate's time.
+    - ``arrivals``: (lookup, time) where a need's expert was ready later than its lookup.
     """
 
     gate_calls: list[int] = field(default_factory=list)
@@ -31,23 +48,32 @@ class Notes:
 
 @dataclass(eq=False)
 class Record:
-    """Times of one run, in ns. Both drivers append in the order of events; equal if all columns
-    are.
+    """The times of one run, in ns. Both drivers append to its columns in the order of events.
 
-    By gate: ``gate_ns``, ``end_ns`` (the site's end). By need, in order of lookup: ``lookup_ns``,
-    ``ready_ns`` (when its expert was there, or its CPU result; the lookup's time for a skip). By
-    controller call: ``call_ns``. By step: ``step_start_ns``, ``step_end_ns``. By idle interval of
-    the compute stream: ``idle_start_ns``, ``idle_end_ns``, ``idle_cause`` (the number of the
-    transfer whose end closed it, or one of CPU_RESULT, HOST_TIME, NO_REQUEST).
+    Two records are equal if all their columns are.
 
-    By service of a link, in the order in which they began: ``service_number`` (the transfer's),
-    ``service_link``, ``service_engine``, ``service_urgent`` (1 for a demand, an urgent prefetch or
-    a dense block, 0 for a prefetch, as it was then), ``service_start_ns``, ``service_end_ns`` (-1
-    if it had not ended) and ``service_bytes`` (what it moved, or was to move).
+    | rows | columns |
+    |---|---|
+    | gates | ``gate_ns``, ``end_ns`` (the site's end) |
+    | needs, in order of lookup | ``lookup_ns``, ``ready_ns`` |
+    | controller calls | ``call_ns`` |
+    | steps | ``step_start_ns``, ``step_end_ns`` |
+    | idle intervals | ``idle_start_ns``, ``idle_end_ns``, ``idle_cause`` |
+    | services, in order of beginning | the columns ``service_*`` |
 
-    Where parties of the machine hold each other up (`sim.engine.contest`): ``slowed_ns``, by party,
-    how much longer its work took than alone; ``service_left_ns``, by service that the run's end
-    cut, what it had still to do at its own pace.
+    - ``ready_ns``: the time at which the need's expert, or its CPU result, was there; for a skip
+      the time of its lookup.
+    - ``idle_cause``: the number of the transfer whose end closed the interval of the compute
+      stream, or one of CPU_RESULT, HOST_TIME, NO_REQUEST.
+    - ``service_number``: the number of the transfer that a link served.
+    - ``service_urgent``: as it was when the service began, 1 for a demand, an urgent prefetch or a
+      dense block, 0 for another prefetch.
+    - ``service_end_ns``: -1 if the service had not ended.
+    - ``service_bytes``: what the service moved, or was to move.
+
+    Where parties of the machine slow each other down (`sim.engine.contest`), ``slowed_ns`` is, by
+    party, how much longer its work took than alone. ``service_left_ns`` is, by service that the
+    run's end cut, how much work was left at the link's own pace.
     """
 
     gate_ns: list[int] = field(default_factory=list)
@@ -80,20 +106,24 @@ class Record:
 
 
 COLUMNS = tuple(item.name for item in fields(Record))
+NOTED = ("call_ns", "lookup_ns", "ready_ns")
+"""The columns that a `NotedRecord` makes from its notes."""
 
 
 class NotedRecord(Record):
-    """A record whose columns by call and by need are made of ``notes`` when they are first read."""
+    """A record that makes its columns by call and by need from ``notes`` when first read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.notes = Notes()
-        for name in ("call_ns", "lookup_ns", "ready_ns"):
+        # The fields that the dataclass has set would hide the cached properties of these names.
+        for name in NOTED:
             delattr(self, name)
 
     @cached_property
     def call_ns(self) -> list[int]:  # type: ignore[override]
         gate_calls, other_ns = self.notes.gate_calls, self.notes.other_ns
+        require_equal_lengths({"gate_ns": self.gate_ns, "notes.gate_calls": gate_calls})
         found = np.empty(len(gate_calls) + len(other_ns), np.int64)
         is_gate = np.zeros(len(found), np.bool_)
         is_gate[np.array(gate_calls, np.int64) - 1] = True
@@ -104,12 +134,14 @@ class NotedRecord(Record):
     @cached_property
     def lookup_ns(self) -> list[int]:  # type: ignore[override]
         notes = self.notes
+        require_equal_lengths({"gate_ns": self.gate_ns, "notes.first_rows": notes.first_rows})
         found = np.repeat(
             np.array(self.gate_ns, np.int64), np.diff([*notes.first_rows, notes.lookups])
         )
         for first, last, at_ns in notes.later:
             found[first:last] = at_ns
         lookups: list[int] = found.tolist()
+        require_equal_lengths({"lookup_ns": lookups, "notes.lookups": range(notes.lookups)})
         return lookups
 
     @cached_property

@@ -1,6 +1,6 @@
-"""Values that policies, controller and drivers exchange. Standard library only.
+"""The types that policies, controller and drivers exchange; only the standard library is needed.
 
-The hot path uses plain ints; the enumerations here give them names at the edges.
+Code that runs at every gate uses plain ints. The enumerations here name these ints elsewhere.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ from functools import cached_property
 SKIP = -1
 """A selector's answer for an expert that is not served at all."""
 REROUTE = -2
-"""Of what a selector permits: that another expert serves. Its answer then names which
-(`rerouted`).
-"""
+"""Stands, among the answers that a selector permits, for any other expert (`rerouted`)."""
 
 
 def rerouted(expert: int, precision: int, precisions: int) -> int:
-    """A selector's answer that another expert serves, at one of so many precisions."""
+    """The selector's answer that ``expert`` serves instead, at ``precision`` of ``precisions``."""
     return (expert + 1) * precisions + precision
 
 
 class Outcome(IntEnum):
-    """What a lookup found. ``HIT`` is 0 so that ``any(outcomes)`` means: something is not a
-    plain hit.
-    """
+    """What a lookup found. ``HIT`` is 0, so ``any(outcomes)`` tells whether any is no plain hit."""
 
     HIT = 0
     HIGH_FOR_LOW = 1
@@ -53,10 +49,10 @@ class PrefetchOutcome(IntEnum):
 
 
 class Event(IntEnum):
-    """Kinds of the rows (call, kind, key, value) in a controller's ``events``.
+    """The kinds of rows (call, kind, key, value) in a controller's ``events``.
 
-    ``value`` of an ISSUE is the key evicted for it, of an EVICT (a further victim) the key it made
-    room for, or -1.
+    The value of an ISSUE is the first key evicted for it. The value of an EVICT, which is a further
+    victim, is the key that it made room for. Either may be -1, for none.
     """
 
     QUEUE_PREFETCH = 0
@@ -86,17 +82,22 @@ class Place(IntEnum):
 class Geometry:
     """The experts of a run as keys and bytes.
 
-    ``precisions`` names the variants in play, highest first; ``bits`` and ``variant_bytes`` go with
-    it (bits a weight; bytes of one expert, at the largest site). ``capacity_bytes`` is what the
-    expert slots of the device may hold in all. ``site_bytes[precision][site]`` where bytes differ
-    from site to site; None where they do not. ``held_bytes``: by precision, what a slot of the
-    device holds of a variant where that is more than is moved (what arrives quantised is written
-    out); () where slots hold variants as they are moved. Other tiers do. ``missing``: keys of
-    variants that do not exist, so that no pool is filled with them at the start; those of the last
-    ``null_experts`` of a site's experts, which have no weights, are among them. ``keeps_copies``: a
-    tier that begins with lower copies, too, of what it holds at a higher precision. ``key =
-    (precision * sites + site) * units + unit``; the unit after the last expert is the layer's dense
-    block.
+    A key is ``(precision * sites + site) * units + unit``. The unit after the last expert is the
+    site's dense block.
+
+    - ``precisions``: the names of the precisions in play, highest first. ``bits`` has their bits a
+      weight, ``variant_bytes`` the bytes of one expert at the site where it is largest.
+    - ``capacity_bytes``: the bytes that the device's expert slots may hold in all.
+    - ``site_bytes[precision][site]``: the bytes of an expert where they differ between sites, else
+      None.
+    - ``held_bytes``: by precision, the bytes that a slot of the device holds of a variant, where it
+      is dequantised to more than is moved. () where slots hold variants as they are moved; other
+      tiers always do.
+    - ``missing``: keys of variants that do not exist, so that no pool is filled with them at the
+      start. Those of null experts are among them.
+    - ``null_experts``: how many of a site's last experts have no weights.
+    - ``keeps_copies``: whether a tier begins with lower copies, too, of what it holds at a higher
+      precision.
     """
 
     sites: int
@@ -135,7 +136,7 @@ class Geometry:
 
     @property
     def plane(self) -> int:
-        """Keys of one precision."""
+        """The number of keys of one precision."""
         return self.sites * self.units
 
     @property
@@ -150,18 +151,18 @@ class Geometry:
 
     @cached_property
     def key_bytes(self) -> tuple[int, ...]:
-        """By key: the bytes of its variant."""
+        """By key, the bytes of its variant."""
         by_site = self.site_bytes or [(size,) * self.sites for size in self.variant_bytes]
         return tuple(size for sizes in by_site for size in sizes for _ in range(self.units))
 
     @property
     def slot_sizes(self) -> tuple[int, ...]:
-        """By precision: the bytes of a slot that holds a variant of any site."""
+        """By precision, the bytes of a slot that can hold a variant of any site."""
         return self.held_bytes or self.variant_bytes
 
     @cached_property
     def slot_bytes(self) -> tuple[int, ...]:
-        """By key: the bytes that the variant takes in its slot."""
+        """By key, the bytes that the variant takes in its slot."""
         if not self.held_bytes:
             return self.key_bytes
         return tuple(size for size in self.held_bytes for _ in range(self.plane))
@@ -185,10 +186,10 @@ class Geometry:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """How a cache policy divides the device's expert bytes.
+    """The division of the device's expert bytes into pools, made by a cache policy.
 
-    ``pool_of[key]`` is the pool a key lives in; ``initial`` are the keys resident before the first
-    gate, in the order in which the policy is told of them.
+    ``capacity_bytes`` is by pool, and ``pool_of[key]`` is the pool of a key. ``initial`` are the
+    keys resident before the first gate, in the order in which the policy is told of them.
     """
 
     capacity_bytes: tuple[int, ...]
@@ -200,10 +201,10 @@ class PoolPlan:
 class Step:
     """One forward call: token-rows ``start .. stop`` of the workload.
 
-    ``token`` is the number of tokens of its sequence so far, itself included (of several: the
-    largest); ``begins`` and ``ends`` are the sequences whose first and last step this is.
-    ``decode`` is true where every row is a decoded one. ``sites`` are those that the step visits,
-    ascending.
+    ``token`` is the number of tokens of its sequence so far, this step included; of several
+    sequences it is the largest. ``begins`` and ``ends`` are the sequences whose first and last step
+    this is. ``decode`` is true where every row is a decoded one. ``sites`` are those that the step
+    visits, ascending.
     """
 
     index: int
@@ -225,9 +226,9 @@ class Step:
 class Route:
     """The links between the experts' home and the device, as far as decisions depend on them.
 
-    ``engines`` and ``head_bytes`` are by link, link 0 at the device; a link with ``head_bytes``
-    above 0 hands on to the next link inwards from that head (cut-through). ``ram_link`` is the link
-    at whose inner end a managed RAM tier of ``ram_bytes`` lies, or None.
+    ``engines`` and ``head_bytes`` are by link; link 0 ends at the device. A link with
+    ``head_bytes`` above 0 lets the next link inwards begin after so many bytes (cut-through).
+    ``ram_link`` is the link at whose inner end a managed RAM tier of ``ram_bytes`` lies, or None.
     """
 
     engines: tuple[int, ...] = (1,)
@@ -258,9 +259,7 @@ class Route:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Host time in ns: before a gate (sync), after it (issue), after an idle wait (wake), at a
-    site's end (post).
-    """
+    """Host time in ns: before a gate, after it, after an idle wait, at a site's end (in order)."""
 
     sync_ns: int = 0
     issue_ns: int = 0
@@ -269,4 +268,4 @@ class HostCosts:
 
 
 class CapacityError(ValueError):
-    """A pool that cannot hold what one token needs."""
+    """A pool cannot hold what one token needs."""

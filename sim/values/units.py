@@ -1,6 +1,7 @@
-"""The only unit conversions. Inside the program time is int nanoseconds and sizes are int bytes.
+"""All unit conversions of the project, and the checks of numbers with units.
 
-GB is 10**9 bytes, GiB is 2**30 bytes; a name or an output says which one it means.
+Inside the program time is in int nanoseconds and sizes are in int bytes. GB is 10**9 bytes, GiB is
+2**30 bytes; every name and output says which of the two it means.
 """
 
 from fractions import Fraction
@@ -29,15 +30,17 @@ def gib(value: float) -> int:
 
 
 def as_written(share: float) -> Fraction:
-    """The number that its shortest decimal text says: 0.575 is 575 / 1000, not the binary
-    fraction a little below.
+    """The exact value of ``share`` as written: 0.575 is 575 / 1000.
+
+    The float itself is a binary fraction a little below that.
     """
     return Fraction(repr(float(share)))
 
 
 def part_of(whole: int, share: float | Fraction, *, up: bool = False) -> int:
-    """``share`` of a count or of bytes, rounded down (or up): 0.575 of 1,440 is 828, where
-    floats would make it 827.
+    """``share`` of a count or of bytes, rounded down (with ``up``: up).
+
+    It is exact: 0.575 of 1,440 is 828, where floats would make it 827.
     """
     part = whole * (share if isinstance(share, Fraction) else as_written(share))
     return ceil(part) if up else floor(part)
@@ -65,8 +68,9 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_number(name: str, value: object, *, minimum: float = 0.0, whole: bool = False) -> None:
-    """Raise ValueError unless ``value`` is a finite number of at least ``minimum`` (a whole one,
-    if asked).
+    """Raise ValueError unless ``value`` is a finite number of at least ``minimum``.
+
+    With ``whole`` it must be a whole number.
     """
     kind = "a whole number" if whole else "a number"
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -79,9 +83,7 @@ def require_number(name: str, value: object, *, minimum: float = 0.0, whole: boo
 
 
 def require_range(name: str, value: object, low: float, high: float, unit: str) -> None:
-    """Raise ValueError, with the unit to give, unless ``value`` is a number from ``low`` to
-    ``high``.
-    """
+    """Raise ValueError, naming the ``unit``, unless ``value`` is from ``low`` to ``high``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         require_number(name, value)
     assert isinstance(value, int | float)

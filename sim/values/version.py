@@ -1,3 +1,3 @@
-"""The project's version. pyproject.toml reads it from here; what is not installed has it, too."""
+"""The project's version, which pyproject.toml reads from here; it works without installation."""
 
 VERSION = "0.1.0"

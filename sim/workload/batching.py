@@ -1,7 +1,7 @@
-"""Steps from sequences: which rows of which requests run together, first come first served.
+"""Composes steps from requests: which of their rows run together, first come first served.
 
-Pure bookkeeping, without trace, tensor or clock: the driver says what time it is when it asks for
-the next step.
+This is pure bookkeeping, without trace, tensor or clock: the driver says what time it is when it
+asks for the next step.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from sim.values.units import NS_PER_S, require_number
 COMPOSED = ("static", "continuous")
 SLOWEST_PER_S = 1e-6
 LATEST_S = 4e6
-"""The latest arrival: 46 days. A summary's seconds tell whole ns apart up to 2^52 ns, which is
-52 days.
+"""The latest arrival, in seconds: 46 days.
+
+A summary gives times in seconds, as floats, which tell whole ns apart up to 2^52 ns, or 52 days.
 """
 NO_ARRIVALS = "set workload.arrivals_per_s=null and workload.arrivals_s=null"
-"""The way out for what does not go with arrivals."""
+"""What messages advise where something does not go with arrivals."""
 FROM_FIRST = "count seconds from the first request (subtract the first time of a log)"
 
 
 @dataclass(frozen=True)
 class Request:
     """One sequence to run: ``prompt_rows`` token-rows, then ``decode_rows`` of one step each.
-    Either may be 0.
+
+    One of the two may be 0, but not both. ``arrival_ns`` counts from the start of the run.
     """
 
     sequence: int
@@ -51,10 +53,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Part:
-    """What a request gives to a step: its rows ``first .. first + count``, counted from its first
-    prompt row.
+    """A request's part in a step: its rows ``first .. first + count``.
 
-    ``decode`` says which they are: one decoded row, or rows of the prompt.
+    Rows are counted from the request's first prompt row. With ``decode`` the part is one decoded
+    row, else it is rows of the prompt.
     """
 
     request: Request
@@ -93,15 +95,19 @@ class _Turn:
 class Batcher:
     """Composes the steps of ``requests``, at most ``together`` of which run at once.
 
-    ``static``: a group of those that have arrived is formed when nothing runs; its prompts are one
-    step, then each step has one row of every request that is not finished. ``continuous``: requests
-    join as soon as there is room; the prompts of newcomers are a step of their own.
-    ``prefill_chunk``, in rows, cuts prompts instead: a step takes up to so many prompt rows in all,
-    and (continuous) one row of each request that decodes. Requests take their turns by arrival,
-    then number; the parts of a step stand in that order. ``separate_prompts``: prompts and decoded
-    rows visit different sites (encoder-decoder), and a prompt is read whole.
+    - ``static``: when nothing runs, a group is formed of requests that have arrived. Their prompts
+      are one step. Then each step has one row of every request of the group that is not finished.
+    - ``continuous``: requests join as soon as there is room. The prompts of newcomers are a step of
+      their own.
 
-    Raise ValueError for a choice that cannot be.
+    ``prefill_chunk`` cuts prompts: a step then takes up to so many prompt rows in all. With
+    ``continuous`` it also takes one row of each request that decodes. Requests take their turns by
+    arrival, then by number, and the parts of a step stand in that order. ``separate_prompts`` says
+    that prompts and decoded rows visit different sites (encoder-decoder models), so that a prompt
+    must be read whole.
+
+    Raise ValueError for an unknown ``batching``, a number out of range, a request given twice, or
+    ``prefill_chunk`` with ``separate_prompts``.
     """
 
     def __init__(
@@ -146,10 +152,10 @@ class Batcher:
         return max(min(prefill, self.prefill_chunk) + beside, decoding)
 
     def next(self, now_ns: int) -> tuple[Part, ...] | int | None:
-        """The parts of the step that begins at ``now_ns``, in the order of their rows; all of it
-        will have run by the next call.
+        """The parts of the step that begins at ``now_ns``, in the order of their rows.
 
-        If nothing can run yet, the time of the next arrival, in ns; None when everything has run.
+        All of the step must have run by the next call. If nothing can run yet, return the time of
+        the next arrival, in ns; return None when everything has run.
         """
         running = self._running = [turn for turn in self._running if turn.done < turn.request.rows]
         if not running or self.batching == "continuous":
@@ -163,8 +169,8 @@ class Batcher:
         return tuple([turn.take(1, True) for turn in running])
 
     def _prefill(self, running: Sequence[_Turn]) -> Iterable[Part]:
-        """A step that has prompt rows in it."""
-        # Without chunks there is no bound, and nothing decodes beside a prompt.
+        """The parts of a step that has prompt rows."""
+        # Without chunks the prompt rows are not limited, and nothing decodes beside a prompt.
         room = math.inf if self.prefill_chunk is None else self.prefill_chunk
         decodes = self.prefill_chunk is not None and self.batching == "continuous"
         for turn in running:
@@ -177,8 +183,7 @@ class Batcher:
 
 
 def is_timed(per_s: float | None, given: object) -> bool:
-    """Whether requests arrive at times that somebody asked for (open loop), all of them at 0
-    included.
+    """Whether requests arrive at times that the user asked for (open loop), even if all are 0.
 
     Otherwise the loop is closed: a request arrives when its first step can begin.
     """
@@ -188,11 +193,14 @@ def is_timed(per_s: float | None, given: object) -> bool:
 def arrival_times(
     count: int, per_s: float | None = None, seed: int = 0, given_ns: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """When ``count`` requests arrive, in ns, not descending unless given so.
+    """The times at which ``count`` requests arrive, in ns.
 
-    All at 0 (closed loop); or as a Poisson process of ``per_s`` requests a second that begins at 0,
-    drawn from ``seed``; or as ``given_ns`` says, of which there may be more. Raise ValueError for
-    what is no such choice.
+    - By default all are 0 (closed loop).
+    - With ``per_s`` they are a Poisson process of so many requests a second, beginning at 0 and
+      drawn from ``seed``; ascending.
+    - With ``given_ns`` they are its first ``count`` times, in the order given.
+
+    Raise ValueError where both are given, for too few times, and for values out of range.
     """
     if per_s is not None and given_ns is not None:
         raise ValueError(
@@ -230,7 +238,7 @@ def arrival_times(
 
 
 def _check_latest(what: str, time_s: float, way: str) -> None:
-    """Raise ValueError, with the ``way`` out, for a time past ``LATEST_S``."""
+    """Raise ValueError, naming the ``way`` out, for a time past ``LATEST_S``."""
     if time_s > LATEST_S:
         raise ValueError(
             f"{what}: a request would arrive after {time_s:g} s, the latest is {LATEST_S:,.0f} s;"
@@ -239,10 +247,10 @@ def _check_latest(what: str, time_s: float, way: str) -> None:
 
 
 def given_arrivals(given: Sequence[float] | str) -> tuple[int, ...]:
-    """Arrivals in ns from seconds: a list, or the path of a text file with one a line (``#`` begins
-    a comment).
+    """Arrivals in ns, from a list of seconds or the path of a text file of them.
 
-    Raise ValueError for a time that is none or too late, OSError for a file that cannot be read.
+    The file has one time a line; ``#`` begins a comment. Raise ValueError for a value that is no
+    time or is too late, OSError for a file that cannot be read.
     """
     return tuple([round(time_s * NS_PER_S) for time_s in _times_of(given)])
 
@@ -265,7 +273,7 @@ def _times_of(given: Sequence[float] | str) -> Iterable[float]:
 
 
 def _lines_of(file: Path) -> Iterable[tuple[str, float]]:
-    """The times in a file, each with a name that says where it stands."""
+    """The times in ``file``, each with a name that gives its line."""
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if not text:

@@ -1,8 +1,7 @@
-"""What token-rows chose, what was forecast for them, and the unions of rows, in need order
-(contracts C7, C8).
+"""The choices of token-rows, the forecasts for them, and their unions, all in need order.
 
-Everything that can be computed for all rows at once in numpy is computed once; a step's lists of
-Python ints are made when somebody asks for them.
+Need order is defined in contracts C7, C8. What numpy can compute for all rows at once is
+computed once. A step's lists of Python ints are made when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -21,13 +20,16 @@ from sim.traces.routing import shares_above
 from sim.traces.trace import DECODE, Trace
 
 Rows = slice | NDArray[np.int64]
-"""Which rows of a `Choices`: a run of them, or their numbers."""
+"""Selects rows of a `Choices`: consecutive ones by a slice, others by their indices."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Columns over needs: gate, expert, rows that chose it, sum of their weights, smallest
-    score.
+    """A table of needs, column by column.
+
+    ``tick`` is the need's gate, ``expert`` its expert. ``tokens`` is how many rows of the gate
+    chose the expert, ``weight`` the sum of their weights for it, ``score`` the smallest of their
+    scores.
     """
 
     tick: IntArray
@@ -38,11 +40,12 @@ class Needs:
 
 
 class Union:
-    """The needs of S sites by one row or several: a list for each site, in need order."""
+    """What one row or several need at each of S sites: lists by site, in need order."""
 
     def __init__(self, needs: Needs, sites: int, units: int, ahead: int = 0) -> None:
-        """``needs.tick`` is the site; the experts are those of the site ``ahead`` of it, with
-        ``units`` keys a site.
+        """Split ``needs`` by site, which is what their ``tick`` holds here.
+
+        The experts are those of the site ``ahead`` of it. A site has ``units`` keys.
         """
         self._needs, self._units, self._ahead = needs, units, ahead
         self._cuts: list[int] = np.searchsorted(needs.tick, np.arange(sites + 1)).tolist()
@@ -54,7 +57,7 @@ class Union:
 
     @cached_property
     def keys(self) -> list[list[int]]:
-        """The same as keys of precision 0."""
+        """``needs`` as keys of precision 0."""
         key: list[int] = (
             self._needs.expert + (self._needs.tick + self._ahead) * self._units
         ).tolist()
@@ -72,9 +75,11 @@ class Union:
 
 
 class Choices:
-    """The choices of ``row`` (trace rows, N of them in any order) at S sites, and their forecasts
-    ``depth`` sites ahead from the lookahead scores of ``norm``. Prompts of the sequences ``whole``
-    are read whole: of what the trace keeps of their forecasts together their rows are dealt.
+    """The choices of N token-rows at S sites, and their forecasts up to ``depth`` sites ahead.
+
+    ``row`` has the indices of these rows in the trace, in any order. Forecasts come from the
+    lookahead scores of ``norm``. The prompts of the sequences in ``whole`` are read whole. So their
+    rows can be dealt the forecasts that the trace keeps as cells (`sim.traces.forecasts`).
     """
 
     def __init__(
@@ -97,12 +102,13 @@ class Choices:
         self.reach = tuple(
             min(depth, (encoder if s < encoder else self.sites) - 1 - s) for s in range(self.sites)
         )
-        """By site, how far its forecasts go: they end with its stack."""
+        """By site, how many sites ahead its forecasts go: they end with its stack."""
 
     @cached_property
     def chosen(self) -> tuple[IntArray, FloatArray]:
-        """Experts and weights [N, S, K], each row in need order (dropped choices last, as -1
-        with weight 0).
+        """Experts and weights [N, S, K], each row in need order.
+
+        Dropped choices come last, as expert -1 with weight 0.
         """
         ids = self.trace.ids[self.row]
         weights = np.where(ids < 0, np.float32(0), self.trace.weights[self.row])
@@ -111,19 +117,20 @@ class Choices:
 
     @cached_property
     def scores(self) -> FloatArray:
-        """HOBBIT's eq. 2 score of ``chosen``, [N, S, K]."""
+        """The scores (HOBBIT eq. 2) of the choices in ``chosen``, [N, S, K]."""
         return shares_above(self.chosen[1])
 
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
-        """What each target site's rule selects from the lookahead: experts and weights [N, S, J,
-        K], -1 where none.
+        """Forecast experts and weights [N, S, J, K], -1 where nothing is forecast.
+
+        They are what the target site's rule selects from the lookahead scores.
         """
         return self._forecast[0], self._forecast[1]
 
     @cached_property
     def forecast_scores(self) -> FloatArray:
-        """Eq. 2 score of ``forecasts``, [N, S, J, K]."""
+        """The scores (HOBBIT eq. 2) of ``forecasts``, [N, S, J, K]."""
         return self._forecast[2]
 
     @cached_property
@@ -141,7 +148,7 @@ class Choices:
         return experts, weights, scores
 
     def _dealt_prompts(self) -> Iterator[tuple[NDArray[np.int64], DealtForecasts]]:
-        """Where the rows of prompts stand here, and what they are dealt."""
+        """The rows of each prompt (as indices of this object) and the forecasts dealt to them."""
         frame, trace = self.trace.prompt_forecasts.get(self.norm), self.trace
         if frame is None or not self.whole:
             return
@@ -153,7 +160,7 @@ class Choices:
                 yield places, dealt
 
     def _selected(self) -> tuple[IntArray, FloatArray]:
-        """What the rules select from the rows' own scores."""
+        """What the rules select from the rows' own lookahead scores: experts and weights."""
         lookahead, name = self.trace.lookahead[self.norm], self.trace.header.name
         experts = np.full((len(self.row), self.sites, self.depth, self.top_k), -1, np.int16)
         weights = np.zeros(experts.shape, np.float32)
@@ -173,12 +180,13 @@ class Choices:
         return experts, weights
 
     def union(self, rows: Rows) -> Union:
-        """The needs of ``rows`` at every site."""
+        """What ``rows`` together need at every site."""
         return Union(self.needs(rows, np.zeros(1, np.int64), self.sites), self.sites, self.units)
 
     def forecast_union(self, rows: Rows, j: int) -> Union:
-        """What site + j is forecast to need by those of ``rows`` that have a forecast, listed by
-        the site that forecasts.
+        """What ``rows`` together are forecast to need ``j`` sites on, listed by forecasting site.
+
+        Rows without a forecast add nothing.
         """
         of_j = rows, slice(None), j - 1
         experts, weights, scores = (
@@ -190,16 +198,16 @@ class Choices:
         return Union(needs, self.sites, self.units, j)
 
     def needs(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
-        """The needs of ``rows``, whose gates are ``first`` (of each row, or one for all) + site,
-        below ``gates``.
+        """The needs of ``rows``, where rows of the same gate are united.
 
-        Rows with the same gates are united.
+        A row's gate at a site has the number ``first + site``, below ``gates``. ``first`` has one
+        value for each row, or one for all.
         """
         experts, weights, scores = self.chosen[0][rows], self.chosen[1][rows], self.scores[rows]
         return _merged(experts, weights, scores, first, gates, self.experts)
 
     def needs_apart(self, rows: Rows, first: NDArray[np.int64], gates: int) -> Needs:
-        """The same for rows no two of which have a gate in common."""
+        """The same as ``needs``, faster, for rows no two of which have a gate in common."""
         return _apart(self.chosen[0][rows], self.chosen[1][rows], self.scores[rows], first)
 
     def keys(self, row: int) -> list[list[int]]:
@@ -208,10 +216,10 @@ class Choices:
         return keys if self._is_whole[row] else _without_dropped(keys)
 
     def forecast_keys(self, row: int) -> list[list[list[int]]]:
-        """What one row is forecast to need, as keys: by distance (from 1 on), then by the site that
-        forecasts.
+        """What one row is forecast to need, as keys of precision 0 in need order.
 
-        Up to the ``reach`` of a site; what stands beyond it means nothing.
+        The outer list is by distance, from 1 on, the next by the site that forecasts. Lists beyond
+        the ``reach`` of a site mean nothing.
         """
         ahead: list[list[list[int]]] = self._forecast_keys[row].swapaxes(0, 1).tolist()
         return ahead if self.is_whole_forecast[row] else [_without_dropped(keys) for keys in ahead]
@@ -231,19 +239,21 @@ class Choices:
 
     @cached_property
     def _is_whole(self) -> list[bool]:
-        """By row: no choice was dropped."""
+        """By row, whether no choice was dropped."""
         return [bool(least >= 0) for least in self.chosen[0][:, :, -1].min(axis=1, initial=0)]
 
     @cached_property
     def is_whole_forecast(self) -> list[bool]:
-        """By row: there is a forecast wherever there can be one."""
+        """By row, whether there is a forecast wherever there can be one."""
         can = np.arange(1, self.depth + 1) <= np.array(self.reach)[:, None]
         return [bool(least >= 0) for least in self.forecasts[0][:, can, -1].min(axis=1, initial=0)]
 
 
 def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -> NDArray[np.intp]:
-    """The places of each row's choices by descending weight, then ascending id (``as_it_stands``:
-    in the order that they have, which is that of their rank where nothing tells weights); -1 last.
+    """The indices that put each row's choices in need order, with dropped choices (-1) last.
+
+    Need order is by descending weight, then ascending id. With ``as_it_stands`` the choices keep
+    their order: for traces without weights whose choices already stand by rank.
     """
     if as_it_stands:
         return np.argsort(ids < 0, axis=-1, kind="stable")
@@ -252,8 +262,9 @@ def need_order(ids: IntArray, weights: FloatArray, as_it_stands: bool = False) -
 
 @dataclass(frozen=True)
 class SiteChoice:
-    """What rows chose at one site: ``experts`` and ``weights`` [R, K], each row in need order,
-    and their union.
+    """What R rows chose at one site, and their union.
+
+    ``experts`` and ``weights`` are [R, K], each row in need order.
     """
 
     experts: IntArray
@@ -262,8 +273,9 @@ class SiteChoice:
 
 
 def choice_at_site(ids: IntArray, weights: FloatArray, num_experts: int) -> SiteChoice:
-    """The choices [R, K] of a step's rows at one site, as `Choices` would have them; -1 is no
-    choice.
+    """The choices of R rows at one site, ordered and united as `Choices` does it.
+
+    ``ids`` and ``weights`` are [R, K]; id -1 is a dropped choice.
     """
     weights = np.where(ids < 0, np.float32(0), weights)
     order = need_order(ids, weights)
@@ -279,7 +291,7 @@ def _without_dropped(keys: list[list[int]]) -> list[list[int]]:
 def _apart(
     experts: IntArray, weights: FloatArray, scores: FloatArray, first: NDArray[np.int64]
 ) -> Needs:
-    """Rows [R, S, K] that share no gate keep their own order."""
+    """The needs of rows [R, S, K] that share no gate: each row keeps its own order."""
     gate = np.broadcast_to(
         first[:, None, None] + np.arange(experts.shape[1])[:, None], experts.shape
     )
@@ -303,7 +315,7 @@ def _merged(
     gates: int,
     num_experts: int,
 ) -> Needs:
-    """The unions of rows [R, S, K] gate by gate; one row keeps its own order."""
+    """The needs of rows [R, S, K], united gate by gate; a single row keeps its own order."""
     apart = _apart(experts, weights, scores, first)
     if len(experts) == 1:
         return apart

@@ -1,4 +1,4 @@
-"""The gate object that both drivers walk through the steps of a workload with."""
+"""The gate object with which both drivers walk through the steps of a workload."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class GateSource(Protocol):
 
 
 class RoutedChoice:
-    """A forecast for one site by the site ``j`` before it; filled anew for every step."""
+    """A forecast for ``site``, made ``j`` sites before it. Implements ``Choice``.
+
+    The object is reused: ``keys`` are filled anew for every step.
+    """
 
     __slots__ = ("_gate", "_j", "keys", "site")
 
@@ -73,8 +76,9 @@ class RoutedChoice:
 
 
 class StepGate:
-    """The gate object of both drivers: ``open`` a step, then ``visit`` its sites in order.
-    Implements ``Gate``.
+    """The gate of both drivers: ``open`` a step, then ``visit`` its sites in order.
+
+    One object serves the whole run. Implements ``Gate``.
     """
 
     __slots__ = (
@@ -147,7 +151,7 @@ class StepGate:
         return self._full_union().scores[self.site]
 
     def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
-        """What the next sites' rules select, nearest first; it ends where a site has none."""
+        """What the rules of the next ``sites`` select, nearest first, up to the first without."""
         found = (self._ahead or self._look_ahead())[self.site]
         return found if len(found) <= sites else found[:sites]
 
@@ -156,7 +160,7 @@ class StepGate:
         return found[j - 1] if len(found) == j else None
 
     def _look_ahead(self) -> list[list[RoutedChoice]]:
-        """By the site that forecasts; made when a step is first asked for one."""
+        """The step's forecasts by forecasting site, nearest first; made at the first request."""
         is_whole = False
         if self._is_single:
             row = self.workload.place(self._step.start)
@@ -189,7 +193,7 @@ class StepGate:
         return self._rows
 
     def at_site(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
-        """The step's rows of a column of `Choices`, at this site."""
+        """The values of the step's rows at this site in a ``column`` [N, S, ...] of `Choices`."""
         return column[self._rows_of_step(), self.site]
 
     @property
@@ -226,7 +230,7 @@ class StepGate:
 
     @property
     def logits(self) -> FloatArray | None:
-        """What the site's router says of every expert [R, E]; None where that is not at hand."""
+        """The router's logits of every expert [R, E]; None where the trace has none."""
         logits = self.workload.trace.logits
         return None if logits is None else logits[self._trace_rows(), self.site]
 
@@ -237,7 +241,7 @@ class StepGate:
 
     @property
     def share(self) -> FloatArray | None:
-        """Active shares of channels [R, K, P], in the order of ``experts``."""
+        """Active shares of channels [R, K, P], in the order of ``experts``; None without any."""
         trace = self.workload.trace
         if trace.active_shares is None:
             return None

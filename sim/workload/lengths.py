@@ -1,8 +1,8 @@
-"""Requests of given lengths, cut from the sequences of a trace.
+"""Cuts requests of given lengths from the sequences of a trace.
 
-The first ``prompt_tokens`` rows of a sequence are its prompt and the next ``decode_tokens`` are
-decoded, however the trace divides them: what a causal model's gate chooses for a token depends on
-the tokens before it, not on whether they were read or written.
+The first ``prompt_tokens`` rows of a sequence become its prompt and the next ``decode_tokens`` are
+decoded, however the trace divides them. That is sound because a causal model's gate chooses by the
+tokens so far, whether they were read or generated.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ SHORT = ("refuse", "drop")
 
 @dataclass(frozen=True)
 class Lengths:
-    """``prompt_tokens`` and ``decode_tokens`` of every request; None: as the trace has them
-    (decoding: all that are left). ``short``: what becomes of a sequence that has fewer: ``refuse``
-    the run, or ``drop`` the sequence.
+    """The lengths that every request is cut to.
+
+    ``prompt_tokens`` None keeps the trace's prompt; ``decode_tokens`` None decodes all tokens that
+    are left. Where a sequence has fewer tokens, ``short`` says whether to ``refuse`` the run or to
+    ``drop`` the sequence.
     """
 
     prompt_tokens: int | None = None
@@ -45,8 +47,9 @@ class Lengths:
         return self.prompt_tokens is not None or self.decode_tokens is not None
 
     def fit(self, trace: Trace, sequences: Sequence[TraceSequence]) -> tuple[TraceSequence, ...]:
-        """The sequences that are long enough, with the lengths that they are cut to. Raise
-        ValueError if one is not (and is not to be dropped), or if none is.
+        """The sequences that are long enough, with the lengths that they are cut to.
+
+        Raise ValueError if one is too short and is not to be dropped, or if none is long enough.
         """
         if not self.asked:
             return tuple(sequences)
@@ -105,9 +108,11 @@ class Lengths:
 def cut_rows(
     rows: NDArray[np.int64], trace: Trace, sequences: Sequence[TraceSequence]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Of ``rows`` of the trace (sequence by sequence, in order), those that ``sequences`` have; and
-    the trace's phases as they are then. Raise ValueError where a sequence's rows are not in the
-    order of its tokens.
+    """Cut ``rows`` of the trace to the lengths of ``sequences``; return them and all phases.
+
+    ``rows`` are indices into the trace, sequence by sequence, in order. The phases are those of all
+    the trace's rows, changed where a row becomes a prompt's or a decoded one. Raise ValueError
+    where a sequence's rows are not in the order of its tokens.
     """
     numbers = trace.sequence[rows]
     first = np.flatnonzero(np.diff(numbers, prepend=-1))

@@ -1,6 +1,4 @@
-"""Which sequences of a trace a workload runs, and what it refuses of choices that cannot be or
-that no trace serves.
-"""
+"""Picks the sequences that a workload runs, and refuses options that the trace cannot serve."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ def check_batching(
     arrivals: Sequence[int] | None,
     lengths: Lengths,
 ) -> None:
-    """Raise ValueError for a way of composing steps that there is none, or for options that do
-    not go with it.
-    """
+    """Raise ValueError for an unknown ``batching``, or for options that do not go with it."""
     if batching not in BATCHINGS:
         raise ValueError(f"unknown workload.batching={batching}; allowed: {', '.join(BATCHINGS)}")
     require_number("workload.together", together, minimum=1, whole=True)
@@ -56,9 +52,7 @@ def check_batching(
 
 
 def check_lookahead(trace: Trace, depth: int, norm: str) -> None:
-    """Raise ValueError where a trace does not record lookahead so many sites deep, with this
-    norm.
-    """
+    """Raise ValueError unless the trace has lookahead of this ``norm``, ``depth`` sites deep."""
     have, name = trace.header.lookahead, trace.header.name
     if depth == 0:
         return
@@ -83,10 +77,11 @@ def check_lookahead(trace: Trace, depth: int, norm: str) -> None:
 def chosen_sequences(
     trace: Trace, split: str, exclude: Sequence[str], rows: NDArray[np.int32]
 ) -> tuple[TraceSequence, ...]:
-    """The sequences to run, in the header's order; ``rows`` are the sequences of the rows that can
-    take part.
+    """The sequences to run, in the header's order.
 
-    Raise ValueError where there are none, and for a split or a flag that the trace does not have.
+    They are those of ``split`` (all: every one) that have none of the flags in ``exclude`` and that
+    appear in ``rows``: the sequence numbers of the rows that can take part. Raise ValueError where
+    there are none, for an unknown split, and for a flag that no sequence has.
     """
     name = trace.header.name
     if split not in SPLITS:

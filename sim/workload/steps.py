@@ -1,8 +1,7 @@
-"""From a trace to the steps of a run: which rows run together, in which order, and what each gate
-offers.
+"""The steps of a run over a trace: which rows run together, in which order, with which needs.
 
-Steps are the trace's own, or composed from its sequences (contract C76). Where
-composition depends on time, steps come into being while the run goes on. Both drivers walk the same
+Steps are the trace's own, or are composed from its sequences (contract C76). Where
+requests arrive over time, steps are composed while the run goes on. Both drivers walk the same
 workload with one reused gate object.
 """
 
@@ -41,17 +40,17 @@ GROWING = (
     "_first_gates",
     "_places",
 )
-"""What is computed from the steps there are, and anew once there are more."""
+"""Cached properties that depend on ``steps``: dropped, to be computed anew, when steps change."""
 BLOCK_CELLS = 1 << 20
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine must hold at most, whenever the requests arrive.
+    """The most that a machine must hold, whenever the requests arrive.
 
-    ``tokens``: of all sequences that run at the same time, up to the latest of each; ``rows`` of a
-    step.
+    ``tokens`` counts the tokens so far of all sequences that run at the same time; ``rows`` are
+    those of one step.
     """
 
     tokens: int
@@ -59,15 +58,16 @@ class Limits:
 
 
 class Schedule:
-    """One run through the steps of a workload, from its first."""
+    """One walk through the steps of a workload, from the first."""
 
     def __init__(self, workload: Workload, batcher: Batcher | None) -> None:
         self._workload, self._batcher = workload, batcher
         self._index = 0
 
     def next(self, now_ns: int) -> Step | int | None:
-        """The step that begins at ``now_ns``, when all before it have ended. If nothing can run
-        yet, the time of the next arrival, in ns; None at the end.
+        """The step that begins at ``now_ns``; all earlier ones must have ended.
+
+        If nothing can run yet, return the time of the next arrival, in ns; return None at the end.
         """
         if self._batcher is None:
             if self._index == len(self._workload.steps):
@@ -81,21 +81,26 @@ class Schedule:
 class Workload:
     """The steps of a run over ``trace``, and their gates.
 
-    ``split`` picks the sequences (``all``: every one), ``exclude`` drops some by flags of the
-    trace's header. ``batching``: ``recorded`` keeps the trace's steps, padding included; the others
-    compose them from the valid rows of single sequences, of which at most ``together`` run at once:
-    ``sequential`` (one), ``static`` or ``continuous``, with prompts cut to ``prefill_chunk`` rows a
-    step if given (see `Batcher`). Requests arrive, in the order of their sequences' numbers, at 0,
-    or as a Poisson process of ``arrivals_per_s`` drawn from ``arrival_seed``, or at ``arrivals``
-    (ns). ``lengths`` cut every sequence to a prompt and decoded tokens of given numbers
-    (`sim.workload.lengths`). ``lookahead`` sites are forecast with ``norm`` (``raw`` or
-    ``renormed``). ``gate_inputs`` may be put in, for predictors that read them.
+    - ``split`` picks the sequences (``all``: every one); ``exclude`` drops those with any of these
+      flags of the trace's header; at most ``max_sequences`` are kept.
+    - ``batching`` says where steps come from. ``recorded`` keeps the trace's steps, padding
+      included. ``sequential``, ``static`` and ``continuous`` compose steps from the valid rows of
+      single sequences (see `Batcher`).
+    - At most ``together`` sequences run at once (``sequential``: one). If given, ``prefill_chunk``
+      cuts prompts to so many rows a step.
+    - Requests arrive in the order of their sequences' numbers: all at 0; or as a Poisson process of
+      ``arrivals_per_s`` drawn from ``arrival_seed``; or at ``arrivals`` (ns).
+    - ``lengths`` cut every sequence to given numbers of prompt and decoded tokens
+      (`sim.workload.lengths`).
+    - Up to ``lookahead`` sites ahead are forecast, with ``norm`` (``raw`` or ``renormed``).
+    - The attribute ``gate_inputs`` may be set, for predictors that read them.
 
-    ``steps`` are there from the start, unless the run ``is_timed`` (it was given arrivals, be they
-    all at 0): then they grow as the `Schedule` of the latest ``start`` composes them, and
-    everything computed from them is of the steps there are.
+    A run ``is_timed`` if it was given arrivals, be they all at 0. The ``steps`` of other runs are
+    there from the start. Those of a timed run grow as the `Schedule` of the latest ``start``
+    composes them, and everything computed from steps covers only those that exist so far.
 
-    Raise ValueError for a choice that cannot be or that the trace cannot serve.
+    Raise ValueError for options that exclude each other, are out of range, or that the trace cannot
+    serve.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class Workload:
         self.lengths = lengths or Lengths()
         check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals, self.lengths)
         check_lookahead(trace, lookahead, norm)
-        # Padding stands beside other sequences: where steps are composed there is none.
+        # Padding belongs to a recorded step; steps composed from sequences have none.
         takes_part = trace.valid | (batching == "recorded")
         chosen = chosen_sequences(trace, split, exclude, trace.sequence[takes_part])
         self.sequences = self.lengths.fit(
@@ -138,10 +143,10 @@ class Workload:
         self.is_timed = is_timed(arrivals_per_s, arrivals)
         self.steps: list[Step] = []
         self.phase = trace.phase
-        """By row of the trace: what it is in this run, which lengths may change."""
+        """The phase in this run of each row of the trace; ``lengths`` may have changed it."""
         self._schedule: Schedule | None = None
         self._place: list[int] | None = (
-            None  # of each run row among those of ``choices``; None: the same
+            None  # the index in ``choices`` of each row of the run; None: the same index
         )
         encoder = trace.header.encoder_sites
         self._all_sites = tuple(range(self.sites))
@@ -159,9 +164,7 @@ class Workload:
     # ---- steps
 
     def start(self) -> Schedule:
-        """Begin a run anew: the steps of an earlier one are forgotten, where they depended on
-        time.
-        """
+        """Begin a run; the steps that an earlier timed run composed are forgotten."""
         if not self.is_timed:
             return Schedule(self, None)
         self.steps.clear()
@@ -209,8 +212,9 @@ class Workload:
         self.limits = self._limits_of_steps()
 
     def _prepare_composing(self) -> None:
-        """Rows sequence by sequence; where nothing depends on time all steps at once, and rows
-        in their order.
+        """Order the rows by sequence and make the requests; without arrivals compose all steps.
+
+        Composed steps put the rows in the order of the run.
         """
         trace = self.trace
         rows = np.flatnonzero(np.isin(trace.sequence, list(self.arrivals_ns)) & trace.valid)
@@ -254,7 +258,7 @@ class Workload:
         return Batcher(self._requests, continuous, self.together, self.prefill_chunk, separate)
 
     def add_step(self, schedule: Schedule, parts: Sequence[Part]) -> Step:
-        """The next step of a run that is timed."""
+        """Append a step of a timed run, composed of ``parts`` by the latest ``schedule``."""
         if schedule is not self._schedule or self._place is None:
             raise RuntimeError(
                 "another run of this workload has started; go on with the schedule of the latest"
@@ -293,16 +297,16 @@ class Workload:
         self._tokens_so_far = _tokens_so_far(self.trace, rows)
 
     def take(self, trace: Trace) -> None:
-        """Go on with another trace of the same rows, or with this one when its values have been
-        written over.
-        """
+        """Go on with ``trace``, which has the same rows: another trace, or this one overwritten."""
         self.trace = trace
         self.choices = Choices(trace, self.choices.row, self.depth, self.norm, self.whole_prompts)
         self._forget()
 
     def _limits_of_steps(self) -> Limits:
-        """Whenever a sequence runs it holds its tokens so far; those of steps that it sits out,
-        too.
+        """The limits of the steps as they stand.
+
+        From its first step to its last a sequence holds its tokens so far, also during steps that
+        it sits out.
         """
         counts = [step.rows for step in self.steps]
         step = np.repeat(np.arange(len(self.steps)), counts)
@@ -321,9 +325,7 @@ class Workload:
 
     @cached_property
     def whole_prompts(self) -> frozenset[int]:
-        """The sequences of the run whose recorded prompt is read in one piece, or in the pieces
-        of its recording.
-        """
+        """The sequences of the run whose prompts are read whole, or in the pieces recorded."""
         if self.prefill_chunk is not None:
             return frozenset()
         recorded = {item.sequence: item.prompt_tokens for item in self.trace.header.sequences}
@@ -336,11 +338,11 @@ class Workload:
     # ---- rows, in the order of the run
 
     def place(self, row: int) -> int:
-        """Where ``choices`` hold a row of the run."""
+        """The index in ``choices`` of a row of the run."""
         return row if self._place is None else self._place[row]
 
     def places(self, step: Step) -> Rows:
-        """Where ``choices`` hold the rows of a step."""
+        """The indices in ``choices`` of the rows of a step."""
         rows = slice(step.start, step.stop)
         return rows if self._place is None else np.array(self._place[rows])
 
@@ -349,31 +351,33 @@ class Workload:
         return np.array(self._place, np.int64)
 
     def _by_run(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
-        """A column of ``choices`` in the order of the run."""
+        """A ``column`` of ``choices`` in the order of the run's rows."""
         return column if self._place is None else column[self._places]
 
     @cached_property
     def row(self) -> IntArray:
-        """Row of the trace by row of the run; a step's are ``start .. stop``."""
+        """The trace's row of each row of the run; a step has the rows ``start .. stop``."""
         return self._by_run(self.choices.row)
 
     @cached_property
     def chosen(self) -> tuple[IntArray, FloatArray]:
-        """Experts and weights [N, S, K] of the run's rows, each row in need order (dropped
-        choices last, as -1).
+        """Experts and weights [N, S, K] of the run's rows, each row in need order.
+
+        Dropped choices come last, as expert -1 with weight 0.
         """
         experts, weights = self.choices.chosen
         return self._by_run(experts), self._by_run(weights)
 
     @cached_property
     def scores(self) -> FloatArray:
-        """HOBBIT's eq. 2 score of ``chosen``, [N, S, K]."""
+        """The scores (HOBBIT eq. 2) of the choices in ``chosen``, [N, S, K]."""
         return self._by_run(self.choices.scores)
 
     @cached_property
     def forecasts(self) -> tuple[IntArray, FloatArray]:
-        """What each target site's rule selects from the lookahead: experts and weights [N, S, J,
-        K], -1 where none.
+        """Forecast experts and weights [N, S, J, K], -1 where nothing is forecast.
+
+        They are what the target site's rule selects from the lookahead scores.
         """
         experts, weights = self.choices.forecasts
         return self._by_run(experts), self._by_run(weights)
@@ -386,7 +390,7 @@ class Workload:
 
     @cached_property
     def _first_gates(self) -> NDArray[np.int64]:
-        """By step, the tick of its first gate; and of the gate after the last step."""
+        """The tick of each step's first gate, and last the number of all gates."""
         return np.cumsum([0, *(len(step.sites) for step in self.steps)])
 
     @cached_property
@@ -424,8 +428,8 @@ class Workload:
     def _needs_of(
         self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]
     ) -> Needs:
-        # Gates are numbered within these steps first. A step's sites are consecutive: its gate
-        # there is base + site.
+        # Gates are numbered within these steps first, and renumbered to ticks at the end. A step's
+        # sites are consecutive, so its gate at a site is base + site.
         first = np.cumsum([0, *(len(step.sites) for step in steps)])
         base = first[:-1] - np.array([step.sites[0] for step in steps])
         rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
@@ -440,7 +444,7 @@ class Workload:
         return replace(found, tick=ticks[found.tick])
 
     def _blocks(self) -> Iterator[list[Step]]:
-        """Steps of several rows, so many at a time that their unions fit a few MB."""
+        """The steps of several rows, in blocks whose tables of unions take a few MB."""
         block: list[Step] = []
         room = BLOCK_CELLS
         for step in self.steps:
@@ -456,8 +460,9 @@ class Workload:
             yield block
 
     def experts_by_gate(self) -> list[list[int]]:
-        """The experts each gate needs, by tick, in need order. Raise ValueError where the steps
-        depend on time.
+        """The experts that each gate needs, by tick, in need order.
+
+        Raise ValueError if the run is timed: its needs are not known before it runs.
         """
         if self.is_timed:
             raise ValueError(
@@ -469,10 +474,10 @@ class Workload:
 
 
 def _tokens_so_far(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By row, the tokens of its sequence so far, itself included; padding is none."""
+    """How many tokens each row's sequence has so far, itself included; padding counts as none."""
     order = np.argsort(trace.sequence[rows], kind="stable")
     tokens = trace.position[rows][order].astype(np.int64) + 1
-    # Each sequence is lifted above those before it, so that one running maximum serves all.
+    # Each sequence is lifted above those before it, so that one running maximum serves all of them.
     lift = np.cumsum(np.diff(trace.sequence[rows][order], prepend=-1) != 0) * (
         tokens.max(initial=0) + 1
     )

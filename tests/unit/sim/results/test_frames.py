@@ -260,3 +260,30 @@ def test_every_answer_has_a_row_in_the_order_of_the_calls() -> None:
         decisions.filter(decisions["kind"] == "lookup")["outcome"].to_list()
         == frames.lookups["outcome"].to_list()
     )
+
+
+# ---- columns of several owners
+
+
+@pytest.mark.parametrize(
+    ("owner", "column", "tables"),
+    [
+        ("controller", "lookup_keys", ("lookups", "decisions")),
+        ("controller", "lookup_outcomes", ("lookups", "decisions")),
+        ("record", "lookup_ns", ("lookups", "decisions")),
+        ("record", "ready_ns", ("lookups", "decisions")),
+        ("record", "step_start_ns", ("tokens",)),
+        ("record", "step_end_ns", ("tokens",)),
+        ("record", "idle_end_ns", ("tokens",)),
+    ],
+)
+@pytest.mark.parametrize("change", ["a row too many", "a row too few"])
+def test_a_column_of_another_length_is_refused_by_its_name(
+    owner: str, column: str, tables: Sequence[str], change: str
+) -> None:
+    for table in tables:
+        frames = ran(workload(batching="sequential"), initial="empty")
+        values = getattr(getattr(frames, owner), column)
+        values.append(values[-1]) if change == "a row too many" else values.pop()
+        with pytest.raises(RuntimeError, match=f"{owner}.{column} has {len(values)}"):
+            getattr(frames, table)
