@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sim.values.places import CONF, ROOT
+from sim.values.places import CONF, ROOT, name_of
 
 PACKAGES = ("numpy", "polars", "simpy")
 """What computes besides the project."""
@@ -35,13 +35,12 @@ def digest(*parts: object) -> str:
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """Of the names below the project, or below nothing, and the bytes of ``files``, in order of
-    their names.
+    """Of the names that the project has for ``files`` and of their bytes, in order of their
+    paths.
     """
     total = hashlib.sha256()
     for path in sorted(files):
-        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
-        total.update(f"{name} {path.stat().st_size} ".encode() + path.read_bytes())
+        total.update(f"{name_of(path)} {path.stat().st_size} ".encode() + path.read_bytes())
     return total.hexdigest()[:DIGITS]
 
 
