@@ -36,7 +36,8 @@ def main(wheel: Path) -> int:
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         faults.append(f"takes {size} bytes, more than {MOST_BYTES}")
-    print(*(f"{wheel.name} {fault}" for fault in faults), sep="\n", end="", file=sys.stderr)
+    for fault in faults:
+        print(f"{wheel.name} {fault}", file=sys.stderr)
     return 1 if faults else 0
 
 

@@ -1,0 +1,3 @@
+"""A command of a package that is not installed."""
+
+import optuna  # noqa: F401
