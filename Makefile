@@ -19,6 +19,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
+	$(BIN)/lint-imports --no-cache --no-logo
 
 # Whether `pip install .` gives all that the commands need: in a venv of its own, from another folder.
 wheel:
