@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,13 +58,35 @@ def test_a_word_that_is_no_command_is_refused_with_the_way_out(
     assert capsys.readouterr().out.splitlines() == list(help_lines())
 
 
+@pytest.fixture
+def study_that_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a command in the place of ``study`` that imports what is not there."""
+
+    def put(name: str) -> None:
+        (tmp_path / f"wants_{name.replace('.', '_')}.py").write_text(f"import {name}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setitem(COMMANDS, "study", f"wants_{name.replace('.', '_')}")
+        monkeypatch.setitem(sys.modules, name, None)
+
+    return put
+
+
 def test_a_command_whose_package_is_missing_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study_that_imports: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)  # what makes its import fail
-    monkeypatch.setitem(COMMANDS, "study", "helpers.wants_optuna")
+    study_that_imports("optuna")
     assert main(["study"]) == 2
-    assert capsys.readouterr().err.startswith("error: moelab study needs optuna, which is not inst")
+    told = capsys.readouterr().err
+    assert told.startswith("error: moelab study needs optuna, which is not installed")
+    assert len(told.splitlines()) == 1
+
+
+def test_a_module_of_the_project_that_is_missing_is_no_missing_package(
+    study_that_imports: Callable[[str], None],
+) -> None:
+    study_that_imports("sim.lost")
+    with pytest.raises(ModuleNotFoundError, match=r"sim\.lost"):
+        main(["study"])
 
 
 def test_ctrl_c_ends_a_command_with_one_line_and_130(
@@ -75,14 +98,6 @@ def test_ctrl_c_ends_a_command_with_one_line_and_130(
     monkeypatch.setattr(runpy, "run_module", pressed)
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_a_module_of_the_project_that_is_missing_is_no_missing_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "sim.answers.comparison", None)
-    with pytest.raises(ModuleNotFoundError):
-        main(["compare", "a", "b"])
 
 
 def test_a_missing_package_is_named_with_the_smallest_extra_that_brings_it(

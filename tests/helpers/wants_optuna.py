@@ -1,3 +1,0 @@
-"""A command of a package that is not installed."""
-
-import optuna  # noqa: F401
