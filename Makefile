@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Where pip finds torch's CPU build if the default index has none (tried second).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check bench differential thorough reproduce predictors docs notebooks clean
+.PHONY: demo test check wheel bench differential thorough reproduce predictors docs notebooks clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m sim.demo
@@ -19,6 +19,11 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
+	$(BIN)/lint-imports --no-cache --no-logo
+
+# Whether `pip install .` gives all that the commands need: in a venv of its own, from another folder.
+wheel:
+	PYTHON=$(PYTHON) .ci/wheel
 
 bench: $(VENV)/.core
 	$(BIN)/python tests/bench/engine_speed.py

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from capture.synthetic.calibration import Stack, calibrate
 from capture.synthetic.preset import Fit, Preset, load_preset, preset_names, write_fits
+from sim.values.places import IS_CHECKOUT, PRESETS
 
 
 def stack_of(preset: Preset) -> Stack:
@@ -57,7 +58,15 @@ def fit_table(title: str, fit: Fit) -> Table:
 
 
 def parse(arguments: Sequence[str]) -> list[tuple[Preset, str]]:
-    """The (preset, reading) pairs to fit; raise ValueError for the first argument that is wrong."""
+    """The (preset, reading) pairs to fit.
+
+    Raise ValueError for the first argument that is wrong, and where fits cannot be kept.
+    """
+    if not IS_CHECKOUT:
+        raise ValueError(
+            f"fits are kept beside the presets, and nothing writes into an installed package"
+            f" ({PRESETS}); run it in a checkout of the project"
+        )
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")

@@ -46,9 +46,9 @@ from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.setup.sections import words_of
 from sim.traces.trace import Trace
-from sim.values.places import CONF, ROOT
+from sim.values.places import ASSETS, CONF
 
-BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
+BUNDLED = ASSETS / "traces" / "tiny_mixtral"
 SEEDS = (201, 202, 203)
 SHARES = (0.25, 0.5)
 NEAR_CACHE, NEAR_RECALL, NEAR_SPEEDUP, TIE = 0.03, 0.05, 0.10, 0.02

@@ -19,7 +19,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from capture.tiny.corpus import Corpus, Document, build_corpus, default_deb_folder
-from sim.values.places import ASSETS
+from sim.values.places import ASSETS, IS_CHECKOUT
 
 PASSAGES_PER_SPLIT = {"code": 12, "docs": 12, "prose": 8}
 SPLITS = ("fit", "eval")
@@ -27,7 +27,7 @@ SHORTEST_TOKENS = 200
 LONGEST_TOKENS = 260
 # The longest of the shipped tokenizer's tokens, a run of blanks, has 48 characters.
 LONGEST_TOKEN_CHARS = 48
-PASSAGES_FILE = ASSETS / "prompts" / "heldout.jsonl"
+PASSAGES_FILE = (ASSETS / "prompts" if IS_CHECKOUT else Path()) / "heldout.jsonl"
 
 # A line is a boundary if the line before it is blank and the text that it starts matches the
 # domain's pattern.

@@ -12,6 +12,9 @@ hardware=NAME`` then simulates that machine. What is measured:
 - the drive, by block and depth.
 
 ``tables=model`` keeps the measured times of experts and layers, which ties the file to that model.
+Where the project is installed without a checkout, the file is ``hardware/NAME.yaml`` in the working
+directory; ``python -m sim --config-dir=. hardware=NAME`` reads it.
+
 ``output=FILE`` writes elsewhere; ``facts=FILE`` keeps all that was measured as JSON;
 ``seconds=150`` is how long it may take; ``size=small`` or ``tiny`` measures less. All other words
 go into the configuration of ``python -m real`` (``engine.source=buffered``, ``model=..``).
@@ -30,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from real.calibration.calibration import Asked, calibrate
 from real.calibration.fit import fit_line
 from real.calibration.measure import Facts
-from sim.values.places import CONF
+from sim.values.places import IS_CHECKOUT, machine_file
 
 OWN = ("name", "device", "size", "tables", "output", "facts", "seconds")
 LEAST_S, MOST_S = 5.0, 3600.0
@@ -60,8 +63,8 @@ def parse(arguments: Sequence[str]) -> Asked:
     ):
         if given[key] not in allowed:
             raise ValueError(f"{key}={given[key]}; allowed: {', '.join(allowed)}")
-    output = Path(given.get("output") or CONF / "hardware" / f"{given['name']}.yaml")
-    if output.exists() or not output.parent.is_dir():
+    output = Path(given["output"]) if given.get("output") else machine_file(given["name"])
+    if output.exists() or ("output" in given and not output.parent.is_dir()):
         raise ValueError(
             f"output={output} must be a new file in a folder that exists; remove it, or choose"
             " another"
@@ -104,13 +107,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asked = parse(arguments)
         text, facts = calibrate(asked, lambda told: print(told, file=sys.stderr, flush=True))
+        asked.output.parent.mkdir(exist_ok=True)
         asked.output.write_text(text, encoding="utf-8")
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     size, ns = facts.copy[-1]
+    where = "" if IS_CHECKOUT else "--config-dir=. "
     print(
-        f"{asked.output}: {size / ns:.4g} GB/s for {size} B; python -m sim system=lru"
+        f"{asked.output}: {size / ns:.4g} GB/s for {size} B; python -m sim {where}system=lru"
         f" hardware={asked.name} uses it"
     )
     if told := warning(facts):

@@ -29,12 +29,12 @@ from capture.models.discover import CaptureError
 from capture.recording.load import load_model, load_tokenizer
 from capture.recording.prompts import prompts_file, read_prompts
 from capture.recording.settings import DTYPES, SettingError, Settings
-from real.lossy.assess import BUNDLED
 from real.lossy.drawing import draw
 from real.lossy.figures import FIGURES, Bench
 from real.lossy.sweep import SMALL, Sweep
 from real.lossy.whole import texts_of
 from real.store.experts import SwapError
+from sim.values.places import ASSETS
 
 DEFAULTS = {
     "figure": "",
@@ -88,7 +88,7 @@ def request_of(words: Sequence[str]) -> Request:
     counts = {key: _count(key, given[key]) for key in ("fit", "eval")}
     if not given["threads"].isdecimal():
         raise ValueError(f"threads={given['threads']} must be a whole number of 0 or more")
-    bundled = BUNDLED / given["model"]
+    bundled = ASSETS / given["model"]
     model = (
         str(bundled)
         if "/" not in given["model"] and (bundled / "config.json").is_file()

@@ -1,5 +1,16 @@
 """The simulator of expert offloading, and the policies that decide it. Never imports torch."""
 
+from importlib import import_module
+
 from sim.process.interrupts import end_commands_quietly
 
 end_commands_quietly()
+
+
+def __getattr__(name: str) -> object:
+    # Loading the simulator takes a second, and most who import something of it want a part. The
+    # module is named by a string: an import statement, wherever it stood, would make all of the
+    # simulator's code a part of every module's here (`sim.reproduce.keys`).
+    if name in ("run", "compare"):
+        return getattr(import_module("sim.answers.face"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,8 @@ too.
 | output | the file to write (default: ``conf/hardware/NAME.yaml``) |
 
 The file is what ``hardware=NAME`` reads. It has the residuals in it.
+Where the project is installed without a checkout, the file is ``hardware/NAME.yaml`` in the working
+directory; ``python -m sim --config-dir=. hardware=NAME`` reads it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from sim.machine.hardware import Hardware
 from sim.machine.model import PRECISIONS, Model
 from sim.setup.configure import configure
 from sim.setup.sections import make_object, words_of
-from sim.values.places import CONF
+from sim.values.places import machine_file
 from sim.values.types import Step
 from sim.values.units import GB, NS_PER_MS
 
@@ -143,7 +145,7 @@ def parse(arguments: Sequence[str]) -> Request:
         )
     if not re.fullmatch(r"[a-z0-9_]+", given["name"]):
         raise ValueError(f"name={given['name']!r} must be lower-case letters, digits and _")
-    output = Path(given.get("output") or CONF / "hardware" / f"{given['name']}.yaml")
+    output = Path(given["output"]) if given.get("output") else machine_file(given["name"])
     if output.exists():
         raise ValueError(f"output={output} exists; remove it, or choose another name")
     precision = given.get("precision", "fp16")
@@ -351,6 +353,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         request = parse(arguments)
         text, fit, memory = calibrate(request)
+        request.output.parent.mkdir(exist_ok=True)
         request.output.write_text(text, encoding="utf-8")
     except (ValueError, OSError, HydraException) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,21 +7,19 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import polars as pl
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from sim.answers.comparison import COMPUTE, Comparison, check_comparable, compared, conditions_of
-from sim.results.labels import caption
+from sim.answers.comparison import check_comparable, compared, conditions_of
+from sim.answers.comparison_words import answer, table_of
+from sim.answers.face import compare
 from sim.results.metrics import SCHEMA
-from sim.results.paired import TOO_FEW
 from sim.study.trials import Trial, prepared, trial
-from sim.values.units import GB, NS_PER_S
 
 USAGE = """usage: python -m sim.compare A B [key=value ...]
 
@@ -154,90 +152,15 @@ def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame
     return table
 
 
-def table_of(found: Comparison) -> Table:
-    """The table of both runs' time and its difference, part by part."""
-    a, b = map(escape, found.names)
-    table = Table(
-        "time of",
-        f"A: {a} (s)",
-        f"B: {b} (s)",
-        "A - B (s)",
-        title="makespan",
-        caption=escape(caption(zip(("A", "B"), found.labels, strict=True))),
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for part, (ours, theirs) in found.parts.items():
-        if ours or theirs:
-            name = part if part == COMPUTE else f"waiting: {part.replace('_', ' ')}"
-            table.add_row(name, *_seconds(ours, theirs))
-    table.add_section()
-    table.add_row("all", *_seconds(*found.makespans_ns))
-    return table
-
-
-def _seconds(ours: int, theirs: int) -> tuple[str, str, str]:
-    return (
-        f"{ours / NS_PER_S:.3f}",
-        f"{theirs / NS_PER_S:.3f}",
-        f"{(ours - theirs) / NS_PER_S:+.3f}",
-    )
-
-
-def answer(found: Comparison) -> str:
-    """In words: which run is faster, how surely, and what makes most of the difference."""
-    a, b = found.names
-    verdict, told = found.verdict, []
-    for what, ratio in found.ratios.items():
-        surely = "" if ratio.p_faster is None else f", P(A faster) {_probability(ratio.p_faster)}"
-        told.append(f"{what} {ratio}{surely}")
-    if not verdict.is_decided:
-        few = f" ({TOO_FEW.partition(': ')[2]})" if verdict.verdict == TOO_FEW else ""
-        who = f"Cannot tell whether A ({a}) or B ({b}) is faster{few}"
-    else:
-        who = f"A ({a}) is {verdict.verdict} than B ({b})"
-    differences = {
-        part: ours - theirs for part, (ours, theirs) in found.parts.items() if ours != theirs
-    }
-    why = ""
-    if differences:
-        total = found.makespans_ns[0] - found.makespans_ns[1]
-        sign = -1 if total < 0 else 1
-        main = max(differences, key=lambda part: sign * differences[part])
-        name = "computing" if main == COMPUTE else f"waiting for {main.replace('_', ' ')}"
-        why = (
-            f" A's run is {total / NS_PER_S:+.3f} s against B's, of which {name}"
-            f" {differences[main] / NS_PER_S:+.3f} s."
-        )
-    over = f"paired 95 % over {verdict.sequences} sequences of this trace"
-    return (
-        f"{who}. B's time over A's, {over}: {'; '.join(told)}.{why}{_room(found)}{_quality(found)}"
-    )
-
-
-def _room(found: Comparison) -> str:
-    """In words: the staging slots of both runs, where they differ.
-
-    They come on top of the budget, so a run with more of them has more memory.
+class _Callable(ModuleType):
+    """``sim.compare`` is a command and, in Python, a function: whichever was imported first, its
+    name can be called.
     """
-    if found.staging_bytes[0] == found.staging_bytes[1]:
-        return ""
-    ours, theirs = (
-        f"up to {held / GB:.3f} GB in staging slots" if held else "none"
-        for held in found.staging_bytes
-    )
-    return f" Beside their equal budgets A held {ours}, B {theirs}."
+
+    __call__ = staticmethod(compare)
 
 
-def _quality(found: Comparison) -> str:
-    """In words: how both runs serve, where it differs; a run that serves less well is faster."""
-    ours, theirs = found.served
-    return "" if ours == theirs else f" They are not of one quality: A serves {ours}; B {theirs}."
-
-
-def _probability(p: float) -> str:
-    return "> 0.999" if p > 0.999 else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
+sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

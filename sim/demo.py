@@ -42,16 +42,25 @@ def main() -> None:
     """Run the comparison; files go to ``--output-dir``."""
     parser = argparse.ArgumentParser(prog="python -m sim.demo", description=__doc__)
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/demo"))
+    parser.add_argument("--sequences", type=int, help="only so many of the trace, 2 or more")
     args = parser.parse_args()
+    if args.sequences is not None and args.sequences < 2:
+        parser.error(f"--sequences {args.sequences}: an interval needs 2 sequences or more")
+    few = [] if args.sequences is None else [f"trace.max_sequences={args.sequences}"]
     console = Console()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     cells: dict[tuple[str, float], Cell] = {}
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
     for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
-        # 75 % of the experts of half of Mixtral's layers exceed a real 4090. So the machine has an
-        # imagined 48 GiB, at every budget alike.
-        words = (f"system={system}", f"budget.resident_share={share}", "experiment=more_memory")
+        # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is
+        # imagined with 48 GiB at every budget alike.
+        words = (
+            f"system={system}",
+            f"budget.resident_share={share}",
+            "experiment=more_memory",
+            *few,
+        )
         cfg, name = configure(*words)
         run = build(cfg, name, trace, changed=changes(words))
         result = execute(run)

@@ -38,9 +38,8 @@ from sim.results.run import Run
 from sim.setup.build import build, load_trace, trace_directory
 from sim.setup.configure import changes, configure
 from sim.traces.trace import Header, Trace, trace_sha256
-from sim.values.places import ROOT
+from sim.values.places import ASSETS
 
-BUNDLED = ROOT / "capture" / "assets"
 LOOPS = ("open", "closed")
 UNKNOWN_WEIGHTS = "unknown"
 
@@ -62,7 +61,7 @@ class Weights:
 
         Raise ValueError where it is not there, or is another model.
         """
-        place = self.place or str(BUNDLED / Path(header.model.name).name)
+        place = self.place or str(ASSETS / Path(header.model.name).name)
         if self.place is None and not Path(place).is_dir():
             raise ValueError(
                 f"no weights of {header.model.name} come with the project; say where they are:"

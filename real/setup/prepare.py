@@ -26,12 +26,11 @@ from sim.machine.model import Model
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.traces.trace import Trace
-from sim.values.places import ROOT
+from sim.values.places import ASSETS
 from sim.values.units import gib
 
 SECTIONS = ("device", "input", "engine", "live")
 """What ``conf/real.yaml`` adds to a simulated run's configuration."""
-BUNDLED = ROOT / "capture" / "assets"
 STAND_IN = "stand_in"
 Advance = Callable[[int, int], None]
 """Called with how many experts have been written to a store, and how many there are."""
@@ -146,7 +145,7 @@ def weights_folder(engine: Engine, model: Model) -> Path | None:
                 f"engine.weights={engine.weights} is no folder; give a checkpoint's, or {STAND_IN}"
             )
         return folder
-    bundled = BUNDLED / model.name
+    bundled = ASSETS / model.name
     return bundled if (bundled / "config.json").is_file() else None
 
 
@@ -250,7 +249,7 @@ def prepare_live(
         raise ValueError(
             f"input=live needs a model that decides: model={model.name} has no weights here; choose"
             " one of"
-            f" {', '.join(sorted(path.parent.name for path in BUNDLED.glob('*/config.json')))}, or"
+            f" {', '.join(sorted(path.parent.name for path in ASSETS.glob('*/config.json')))}, or"
             " give engine.weights"
         )
     weightless = load_weightless(settings_of(request, folder))

@@ -31,8 +31,8 @@ def trial(size: str) -> list[str]:
         return found
     systems = SIZES[size].systems
     tried = [
-        _fault(f"{name} does not run on device=null", lambda: _run(size, name))
-        for name in systems  # noqa: B023
+        _fault(f"{name} does not run on device=null", lambda: _run(size, name))  # noqa: B023
+        for name in systems
     ]
     return [line for line in tried if line]
 

@@ -33,7 +33,7 @@ from sim.setup.build import load_trace
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.traces.header import parse_header, trace_sha256
-from sim.values.places import CONF, ROOT
+from sim.values.places import CONF, PRESETS, ROOT
 
 CLOSED = ("stacked_gates", "whole_decoder_over_compute")
 """Measures that need neither a run nor a trace."""
@@ -252,7 +252,6 @@ def _work(job: Job, folder: Path) -> tuple[bool, str]:
 def _command(module: str, *words: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, *words],
-        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -265,7 +264,7 @@ def _command(module: str, *words: str) -> None:
 
 @cache
 def _synthesis_digest() -> str:
-    presets = [path for path in ROOT.glob("capture/presets/**/*.*") if path.suffix != ".pyc"]
+    presets = [path for path in PRESETS.glob("**/*.*") if path.suffix != ".pyc"]
     return keys.digest(keys.code_digest("capture.synthesize"), keys.files_digest(presets))[:12]
 
 

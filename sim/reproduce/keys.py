@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sim.values.places import CONF, ROOT
+from sim.values.places import CONF, ROOT, name_of
 
 PACKAGES = ("numpy", "polars", "simpy")
 """Packages besides the project on which results depend."""
@@ -44,8 +44,7 @@ def files_digest(files: Iterable[Path]) -> str:
     """
     total = hashlib.sha256()
     for path in sorted(files):
-        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
-        total.update(f"{name} {path.stat().st_size} ".encode() + path.read_bytes())
+        total.update(f"{name_of(path)} {path.stat().st_size} ".encode() + path.read_bytes())
     return total.hexdigest()[:DIGITS]
 
 

@@ -32,7 +32,7 @@ from sim.results.run import Run
 from sim.setup.refusals import PARTS, check_parts, check_recorded, checked_settings
 from sim.setup.sections import make_object
 from sim.traces.trace import Trace, read_header, read_trace
-from sim.values.places import CONF, ROOT
+from sim.values.places import CONF, ROOT, name_of
 from sim.values.types import CapacityError, Geometry
 from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
@@ -354,8 +354,8 @@ def _whole_shape(name: str) -> tuple[int, int, int] | None:
 
 def _source(name: str, section: Mapping[str, Any]) -> str:
     """Where a section stands: its group, and its file where the section tells it."""
-    file = f"conf/{name}/{section.get('name')}.yaml"
-    return f"{name} ({file})" if (ROOT / file).is_file() else name
+    file = CONF / name / f"{section.get('name')}.yaml"
+    return f"{name} ({name_of(file)})" if file.is_file() else name
 
 
 def trace_directory(path: str) -> Path:

@@ -1,10 +1,10 @@
 """``python -m sim.study name=NAME [launcher=pool] [workers=N] [output_dir=DIR] [retry=yes]
 [OVERRIDES...]``
 
-``name``: a file of conf/study, or a path to one (docs/studies.md). Other words are overrides of
-every cell, as for ``python -m sim``. The same words again go on where a study was stopped. Exit
-status: 0, 2 for what cannot be run or written, 3 where a cell was refused or failed, 130 and 143
-where it was interrupted.
+Many runs as one dataset: a grid, a list or a search. ``name``: a file of conf/study, or a path to
+one (docs/studies.md). Other words are overrides of every cell, as for ``python -m sim``. The same
+words again go on where a study was stopped. Exit status: 0, 2 for what cannot be run or written, 3
+where a cell was refused or failed, 130 and 143 where it was interrupted.
 """
 
 from __future__ import annotations

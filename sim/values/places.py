@@ -14,9 +14,26 @@ ROOT = Path(str(files("sim"))).parent
 Relative paths that do not exist below the working directory are looked up here.
 """
 _CARRIED = ROOT / "sim" / "conf"
-CONF = _CARRIED if _CARRIED.is_dir() else ROOT / "conf"
+IS_CHECKOUT = not _CARRIED.is_dir()
+CONF = ROOT / "conf" if IS_CHECKOUT else _CARRIED
 """The configuration, with a folder for each group."""
 ASSETS = ROOT / "capture" / "assets"
 """The bundled models, traces, fits and prompts."""
 PRESETS = ROOT / "capture" / "presets"
 """The synthesiser's presets."""
+
+
+def name_of(path: Path) -> Path:
+    """How a file of the project is called, wherever it lies: ``conf/cache/lru.yaml``, also of an
+    installed package. Of any other file only its last part.
+    """
+    if path.is_relative_to(CONF):
+        return "conf" / path.relative_to(CONF)
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+
+
+def machine_file(name: str) -> Path:
+    """Where a command writes a machine that it has measured, unless it is told: ``conf/hardware``
+    of a checkout, else ``hardware`` of the working directory, which ``--config-dir=.`` brings in.
+    """
+    return (CONF if IS_CHECKOUT else Path()) / "hardware" / f"{name}.yaml"

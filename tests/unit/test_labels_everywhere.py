@@ -35,6 +35,7 @@ FEW = ("trace.max_sequences=2", "workload.decode_tokens=6")
 ONE = ("trace.max_sequences=1", "workload.decode_tokens=4")
 
 NO_RUNS = {
+    "sim.moelab": "what other commands tell",
     "sim.audit.__main__": "keys that differ from a run's own summary, which has the labels",
     "sim.check": "an engine's own log, which nobody here made",
     "sim.calibrate": "a machine's constants, from a log",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
+import yaml
+
 from sim.values.places import ROOT
 from sim.values.version import VERSION
 
@@ -17,3 +19,8 @@ def test_the_package_is_built_with_the_version_that_runs_tell() -> None:
     assert all(part.isdigit() for part in VERSION.split(".")), (
         "setuptools reads it without running the module"
     )
+
+
+def test_the_citation_names_the_version_that_runs_tell() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == VERSION

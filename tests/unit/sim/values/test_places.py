@@ -1,0 +1,49 @@
+"""Where the project's files lie: in a checkout here, and as an installed package would have them.
+
+What a wheel carries and writes is tried by .ci/wheel, with a wheel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.reproduce.keys import files_digest
+from sim.values import places
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an installation: configuration inside ``sim``, nothing beside the packages."""
+    (tmp_path / "sim" / "conf" / "cache").mkdir(parents=True)
+    monkeypatch.setattr(places, "ROOT", tmp_path)
+    monkeypatch.setattr(places, "CONF", tmp_path / "sim" / "conf")
+    monkeypatch.setattr(places, "IS_CHECKOUT", False)
+    return tmp_path
+
+
+def test_here_is_a_checkout_whose_files_are_called_by_their_place_in_it() -> None:
+    assert places.IS_CHECKOUT
+    assert places.name_of(places.CONF / "cache" / "lru.yaml") == Path("conf/cache/lru.yaml")
+    assert places.name_of(places.ASSETS / "x.json") == Path("capture/assets/x.json")
+    assert places.machine_file("mine") == places.CONF / "hardware" / "mine.yaml"
+
+
+def test_an_option_has_one_name_and_one_digest_wherever_the_package_lies(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed / "conf" / "cache").mkdir(parents=True)
+    here = places.ROOT / "sim" / "conf" / "cache" / "lru.yaml"
+    here.write_text("size: 1\n", encoding="utf-8")
+    assert places.name_of(here) == Path("conf/cache/lru.yaml")
+    assert places.name_of(installed / "sim" / "study" / "a.yaml") == Path("sim/study/a.yaml")
+    assert places.name_of(Path("/elsewhere/a.yaml")) == Path("a.yaml")
+    carried = files_digest([here])
+    monkeypatch.setattr(places, "CONF", installed / "conf")
+    beside = here.rename(installed / "conf" / "cache" / "lru.yaml")
+    assert files_digest([beside]) == carried
+
+
+def test_no_command_writes_a_machine_into_an_installed_package(installed: Path) -> None:
+    assert places.machine_file("mine") == Path("hardware/mine.yaml")
