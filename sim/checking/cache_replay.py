@@ -204,9 +204,10 @@ class Replayer:
             self.log.expert_bytes,
             self.log.trace.header.model,
         )
-        loader = Loader(
-            **{name: value for name, value in contract.options if name in LOADER_OPTIONS}
-        )  # type: ignore[arg-type]
+        options: dict[str, Any] = {
+            name: value for name, value in contract.options if name in LOADER_OPTIONS
+        }
+        loader = Loader(**options)
         controller = Controller(
             geometry, NoPrediction(), make_cache(contract), Fixed(AS_LOGGED), Load(), loader
         )

@@ -9,9 +9,9 @@ import numpy as np
 
 from sim.fitting.artefact import Artefact, ArtefactError, read_artefact
 from sim.fitting.fits import artefact_name, shape_of
-from sim.policies.base import Predictor
+from sim.policies.base import Payload, Predictor
 from sim.policies.fitted import FittedPredictor
-from sim.policies.payloads import ReusedChannels, Whole
+from sim.policies.payloads import ReusedChannels
 from sim.policies.precisions import LowForFew, PerExpert
 from sim.policies.references import Foreseen, FutureNeeds, StatedAccuracy
 from sim.traces.gate_inputs import read_gate_inputs
@@ -57,7 +57,7 @@ def prepare_predictor(
     return seen
 
 
-def prepare_payload(payload: Whole, workload: Workload) -> None:
+def prepare_payload(payload: Payload, workload: Workload) -> None:
     """Give a payload what is known of its forecasts, if anything. Raise ValueError for what is
     not of this trace.
     """

@@ -214,6 +214,13 @@ class Payload(Protocol):
     """An access may move less than the variant."""
     active_share: float
     """Of what moves, the share of weights that one token reads."""
+    needs_shares: bool
+    """It reads the active shares of the trace: a trace without them is refused."""
+
+    def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
+        """Called once, before the run: the variants' bytes, and what the trace's active shares
+        stand for.
+        """
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
         """Bytes that the ``index``-th need of a gate must have there, or brings along; 1 or

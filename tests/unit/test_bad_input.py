@@ -162,7 +162,7 @@ CASES = {
     ),
     "a kind of section that there is not": (
         "hardware.links.pcie._target_=sim.machine.Lnk",
-        r"hardware\.links\.pcie\._target_='sim\.hardware\.Lnk' names nothing that can be imported",
+        r"hardware\.links\.pcie\._target_='sim\.machine\.Lnk' names nothing that can be imported",
     ),
     "a mechanism's key that nobody knows": (
         "+cache.scpe=global",

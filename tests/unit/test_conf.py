@@ -17,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from sim.core.loader import Loader
 from sim.policies.belady import Foreseeing
 from sim.policies.recency import Transient
-from sim.setup.build import PARTS, build, fit_scores
+from sim.setup.build import build, fit_scores
+from sim.setup.parts import PARTS
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 

@@ -234,8 +234,8 @@ DEFECTS = {
     ),
     "stated is right as often as a coin": Defect(
         "references",
-        "if draw < recall]",
-        "if draw < 0.5]",
+        "if draw < recall\n",
+        "if draw < 0.5\n",
         "policies.test_predictors_references:test_a_perfect_statement_is_the_future_and_none_is_nothing",
     ),
     "importance never fades": Defect(
