@@ -35,8 +35,7 @@ from sim.fitting.cache_weights import (
     simplex,
     table,
 )
-from sim.fitting.fits import artefact_name, fit_predictor
-from sim.policies.learned import LearnedPerSite
+from sim.fitting.fits import fit_from_rows
 from sim.process.shared import Shared
 from sim.results.labels import labels_of, told
 from sim.results.run import Run
@@ -110,16 +109,12 @@ def _number(text: str) -> float:
 def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
     """Fit a predictor and write its files; what to tell of it."""
     request = request_of(arguments)
-    if isinstance(request.predictor, LearnedPerSite):
-        raise ValueError(
-            "a learned predictor is trained by python -m capture.fit, which needs torch"
-        )
 
     def track(sites: Iterable[int]) -> Iterable[int]:
-        return progress.track(list(sites), description=f"fitting {request.predictor.kind}: sites")
+        return progress.track(list(sites), description=f"fitting {request.fit.kind}: sites")
 
-    artefact = fit_predictor(request.predictor, request.trace, request.sequences, track)
-    place = write_artefact(request.output_dir, artefact_name(request.predictor), artefact)
+    artefact = fit_from_rows(request.fit, request.trace, request.sequences, track)
+    place = write_artefact(request.output_dir, request.fit.name, artefact)
     size = sum(path.stat().st_size for path in (place, place.with_suffix(".npz")))
     return [
         f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of"

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from sim.policies.base import Predictor
-from sim.policies.lookahead import GateLookahead
-from sim.policies.predictors import NoPrediction
 from sim.traces.trace import DECODE
 from sim.values.types import Step
 from sim.workload.steps import Workload
@@ -74,7 +72,7 @@ def prediction(
     which flatters. ``prefill``: the first four of gates with rows of prompts. ``prompts``: whether
     these were forecast, or why not; None without predictor or prompts.
     """
-    if isinstance(predictor, NoPrediction):
+    if predictor.silent:
         return {**dict.fromkeys(NAMES), "fitted_on": 0, "prefill": None, "prompts": None}
     decode, prefill = count_forecasts(workload, predictor)
     absent = used + lookups["late"] + lookups["promoted"] + lookups["miss"]
@@ -90,24 +88,24 @@ def prediction(
 
 def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:
     """Whether prompts were forecast at any of their gates, and why not."""
-    reads, trace = getattr(predictor, "inputs", None), f"trace {workload.trace.header.name}"
-    if gates and predictor.lookahead_sites and reads is None:
+    reads, trace = predictor.requires, f"trace {workload.trace.header.name}"
+    if gates and reads.lookahead_sites and reads.row_scores is None:
         # Of a step that holds decoded rows, too, these alone may have been forecast.
         prompts = workload.phase[workload.row] != DECODE
         gates = int((workload.forecasts[0][prompts] >= 0).any(axis=(1, 2, 3)).sum())
     if gates:
         return FORECAST
-    if not getattr(predictor, "prompts", True):
+    if not predictor.prompts:
         return NOT_BY_DESIGN
     again = "capture it with prefill_lookahead=rows"
-    if reads == "gate_input":
+    if reads.gate_inputs:
         return f"{NOT}the predictor reads gate inputs, which {trace} keeps of decoded tokens only"
-    if not predictor.lookahead_sites:
+    if not reads.lookahead_sites:
         return f"{NOT}the predictor names nothing for them"
     if workload.norm not in workload.trace.prompt_forecasts:
-        again = again if reads == "scores" else "capture it anew"
+        again = again if reads.row_scores else "capture it anew"
         return f"{NOT}{trace} keeps no lookahead of prompts; {again}"
-    if reads == "scores":
+    if reads.row_scores:
         return (
             f"{NOT}the predictor reads each token's scores, which {trace} keeps of decoded tokens"
             f" only; {again}"
@@ -127,7 +125,7 @@ def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, C
     """
     decode, prefill = Counts(), Counts()
     steps = workload.steps
-    if isinstance(predictor, GateLookahead) and predictor.experts is None:
+    if predictor.as_routed:
         # What this one says of decoded rows is in the columns of the workload, and it remembers
         # nothing.
         _count_single_rows(workload, decode)

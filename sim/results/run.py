@@ -10,6 +10,7 @@ from sim.machine.costs import Ledger, Roofline
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import RecordedBytes
+from sim.policies.base import Policy
 from sim.traces.trace import Trace
 from sim.workload.steps import Workload
 
@@ -39,3 +40,10 @@ class Run:
     """
     recorded_bytes: RecordedBytes | None = None
     """What the trace tells of its experts' bytes, if anything."""
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Everybody who decides in this run."""
+        used = self.controller
+        caches = (used.cache,) if used.ram is None else (used.cache, used.ram.cache)
+        return (used.predictor, *caches, used.payload, used.selector, used.placement)

@@ -9,24 +9,17 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 from omegaconf import DictConfig
 
 from sim.core.controller import Controller
-from sim.fitting.prepare import prepare_payload, prepare_predictor, prepare_selector
+from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.machine.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
-from sim.policies.belady import Foreseeing
 from sim.policies.lookahead import transfers_within
-from sim.policies.placements import CpuByCost
-from sim.policies.precisions import PerExpert
-from sim.policies.predictors import NoPrediction
-from sim.policies.profile import Profile
 from sim.process.shared import Shared
 from sim.results.run import Run
 from sim.setup.parts import Parts, make_parts
@@ -37,14 +30,6 @@ from sim.values.types import CapacityError, Geometry
 from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
 from sim.workload.steps import Limits, Workload
-
-_FIT_SCORES: WeakKeyDictionary[Trace, np.ndarray[tuple[int], np.dtype[np.float64]]] = (
-    WeakKeyDictionary()
-)
-_FIT_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
-"""What many runs of one trace would measure again."""
-LONGEST_DECISION_S = 3600.0
-"""Host time after a gate above which a setting is taken for a slip."""
 
 
 def build(
@@ -66,39 +51,25 @@ def build(
     config = checked_settings(cfg)
     shared = shared or Shared(0)
     parts = make_parts(config)
-    model, hardware, choice = parts.model, parts.hardware, parts.trace
+    model, hardware, selector = parts.model, parts.hardware, parts.precision
     trace = trace or _shared_trace(parts, shared)
     model.check_trace(trace.header.model, trace.header.name, trace.header.null_experts)
     workload = _shared_workload(parts, trace, shared)
-    fitted_on = prepare_predictor(parts.predictor, workload, trace_directory(choice.path))
     check_parts(parts, workload)
-    check_recorded(config, parts.precision.constant, workload)
-    selector, budget = parts.precision, Budget(**config["budget"])
-    prepare_selector(selector, workload)
-    profile_selector(selector, trace)
-    held = 0.0 if stored_bytes else held_bits(selector, hardware)
-    recorded = (
-        None if stored_bytes else recorded_bytes(trace_directory(choice.path), trace.header, model)
-    )
+    check_recorded(config, selector.constant, workload)
+    budget = Budget(**config["budget"])
+    # The selector comes first: it decides which variants there are, and so the geometry.
+    _prepare(parts, ("precision",), workload)
+    held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
+    directory = trace_directory(parts.trace.path)
+    recorded = None if stored_bytes else recorded_bytes(directory, trace.header, model)
     sizes = recorded.sizes() if recorded else {}
     geometry = make_geometry(
-        model, selector.precisions, budget, missing_variants(selector), stored_bytes, held, sizes
+        model, selector.precisions, budget, selector.missing(), stored_bytes, held, sizes
     )
-    parts.payload.prepare(geometry, trace.header.sparsities)
-    prepare_payload(parts.payload, workload)
-    inform_caches(parts, workload, geometry)
-    reached = hardware.unpinned() if parts.loader.copies == "pageable" else hardware
-    durations = Roofline(
-        model,
-        reached.together(parts.placement.uses_cpu),
-        selector.precisions,
-        geometry.site_bytes,
-        active_share=parts.payload.active_share,
-        decision_ns=_decision_ns(parts.placement, model),
-        free_copies=parts.loader.copies == "free",
-        forecast_sites=parts.predictor.lookahead_sites,
-        held_bits=held,
-    )
+    others = ("predictor", "placement", "payload", "cache", "ram_cache")
+    fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
+    durations = _durations(parts, geometry, held)
     if parts.loader.prefetch_budget == "within_layer":
         prefetches = prefetches_within_layer(workload, durations, geometry)
         parts = replace(parts, loader=replace(parts.loader, prefetch_budget=prefetches))
@@ -127,6 +98,25 @@ def build(
     )
 
 
+def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
+    """How long everything takes on the machine of a run, whose slots hold at least ``held`` bits a
+    weight.
+    """
+    hardware, loader, model = parts.hardware, parts.loader, parts.model
+    reached = hardware.unpinned() if loader.copies == "pageable" else hardware
+    return Roofline(
+        model,
+        reached.together(parts.placement.uses_cpu),
+        parts.precision.precisions,
+        geometry.site_bytes,
+        active_share=parts.payload.active_share,
+        decision_ns=us(parts.placement.decision_us(model.experts)),
+        free_copies=loader.copies == "free",
+        forecast_sites=parts.of_trace().lookahead_sites,
+        held_bits=held,
+    )
+
+
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
     """How many experts the link to the device moves while a decoded token's layer is computed, on
     average of the run's; at least one token's needs. Raise ValueError where the steps depend on
@@ -148,12 +138,13 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
 
 
 def _shared_trace(parts: Parts, shared: Shared) -> Trace:
-    wanted: tuple[str, int, bool, str, bool] = (
+    required = parts.of_trace()
+    wanted = (
         parts.trace.path,
-        parts.predictor.lookahead_sites,
-        parts.payload.needs_shares,
+        required.lookahead_sites,
+        required.active_shares,
         parts.workload.lookahead_norm,
-        getattr(parts.precision, "needs_preferences", False),
+        required.preferences,
     )
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
@@ -171,7 +162,7 @@ def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
         arrivals_per_s=steps.arrivals_per_s,
         arrival_seed=steps.arrival_seed,
         arrivals=steps.arrivals_ns,
-        lookahead=parts.predictor.lookahead_sites,
+        lookahead=parts.of_trace().lookahead_sites,
         norm=steps.lookahead_norm,
         exclude=tuple(choice.exclude),
         max_sequences=choice.max_sequences,
@@ -183,31 +174,20 @@ def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
     return shared.get(("workload", id(trace), *make.keywords.values()), make)
 
 
-def _decision_ns(placement: Any, model: Model) -> int:
-    """Host time of a placement after every gate, on top of the machine's own."""
-    each_us = placement.us_per_assignment if isinstance(placement, CpuByCost) else 0.0
-    if not each_us:
-        return 0
-    seconds = each_us * 2.0**model.experts / 1e6
-    if seconds > LONGEST_DECISION_S:
-        raise ValueError(
-            f"placement.us_per_assignment={each_us:g}: 2^{model.experts} assignments take"
-            f" {seconds:.2g} s after every gate; set it to 0 (the decision needs no enumeration)"
-        )
-    return us(each_us * 2**model.experts)
-
-
-def inform_caches(parts: Parts, workload: Workload, geometry: Geometry) -> None:
-    """Give the caches what they must know beforehand, if anything: the run's requests, the fit
-    sequences' choices.
+def _prepare(
+    parts: Parts, sections: Sequence[str], workload: Workload, geometry: Geometry | None = None
+) -> dict[str, int]:
+    """Give the policies of these sections what they require. By section: on how many of the run's
+    sequences its policy was fitted.
     """
-    if isinstance(parts.cache, Foreseeing):
-        precision = parts.precision.constant
-        assert precision is not None
-        parts.cache.foresee(_key_schedule(workload, geometry, precision))
-    for cache in (parts.cache, parts.ram_cache):
-        if getattr(cache, "needs_profile", False):
-            cache.profile(fit_profile(workload.trace))  # type: ignore[attr-defined]
+    directory, precision = trace_directory(parts.trace.path), parts.precision.constant
+    policies = parts.policies()
+    return {
+        name: prepare(
+            policies[name], name, workload, directory, geometry=geometry, precision=precision
+        )
+        for name in sections
+    }
 
 
 def make_controller(geometry: Geometry, parts: Parts) -> Controller:
@@ -237,8 +217,8 @@ def make_controller(geometry: Geometry, parts: Parts) -> Controller:
         route=route,
         ram_cache=ram_cache,
         payload=parts.payload,
-        predicts_later=hardware.predicts_later(predictor.lookahead_sites)
-        and not isinstance(predictor, NoPrediction),
+        predicts_later=hardware.predicts_later(predictor.requires.lookahead_sites)
+        and not predictor.silent,
         dense_bytes=tuple(map(model.block_bytes, range(model.sites))) if loader.dense_slots else (),
     )
 
@@ -254,7 +234,7 @@ def _smallest_budget(
     if any does.
     """
     made = make_parts(config)
-    held = held_bits(made.precision, made.hardware)
+    held = held_bits(made.precision.held, made.hardware)
     everything = all_slot_bytes(
         make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes)
     )
@@ -265,7 +245,7 @@ def _smallest_budget(
             geometry = make_geometry(
                 model, precisions, Budget(share), held_bits=held, recorded=sizes
             )
-            inform_caches(parts, workload, geometry)
+            _prepare(parts, ("cache", "ram_cache"), workload, geometry)
             make_controller(geometry, parts)
         except ValueError:
             return False
@@ -337,65 +317,3 @@ def load_trace(
     if logits and "logits" in header.columns:
         columns.append("logits")
     return read_trace(directory, columns)
-
-
-def profile_selector(selector: Any, trace: Trace) -> None:
-    """Give a selector what it takes from the trace's fit split, if anything."""
-    if isinstance(selector, PerExpert):
-        if selector.needs_uses:
-            selector.profile(fit_profile(trace).uses)
-    elif (
-        getattr(selector, "quantiles", None) is not None
-        or getattr(selector, "quantile", None) is not None
-    ):
-        selector.profile(fit_scores(trace))
-
-
-def fit_scores(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """HOBBIT's eq. 2 score of every decode selection of the trace's fit split, flat."""
-    if trace not in _FIT_SCORES:
-        workload = Workload(trace, split="fit", batching="sequential")
-        decode = np.array([step.start for step in workload.steps if step.decode], dtype=np.int64)
-        chosen = workload.chosen[0][decode] >= 0
-        _FIT_SCORES[trace] = np.asarray(workload.scores[decode][chosen], dtype=np.float64)
-        _FIT_SCORES[trace].setflags(write=False)
-    return _FIT_SCORES[trace]
-
-
-def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:
-    """(precision, site, expert) of variants that are stored nowhere."""
-    if not isinstance(selector, PerExpert) or selector.table is None:
-        return frozenset()
-    return frozenset(
-        (1 - p, site, expert)
-        for site, row in enumerate(selector.table)
-        for expert, p in enumerate(row)
-    )
-
-
-def fit_profile(trace: Trace) -> Profile:
-    """What the trace's fit sequences chose. Raise ValueError if it has none."""
-    if trace not in _FIT_PROFILES:
-        _FIT_PROFILES[trace] = _profile(trace)
-    return _FIT_PROFILES[trace]
-
-
-def _profile(trace: Trace) -> Profile:
-    try:
-        workload = Workload(trace, split="fit", batching="sequential")
-    except ValueError as error:
-        raise ValueError(
-            f"this cache is fitted on the fit sequences of a trace; {error}"
-        ) from error
-    chosen, experts = workload.chosen[0], trace.header.model.experts
-    uses = [
-        np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)
-    ]
-    decode = [step.start for step in workload.steps if step.decode]
-    return Profile(np.stack(uses), chosen[decode], trace.header.encoder_sites)
-
-
-def _key_schedule(workload: Workload, geometry: Geometry, precision: int) -> list[list[int]]:
-    """The keys that each gate needs, in need order."""
-    gates = zip(workload.gate_site.tolist(), workload.experts_by_gate(), strict=True)
-    return [[geometry.key(precision, site, expert) for expert in needs] for site, needs in gates]

@@ -13,7 +13,8 @@ from hydra.utils import instantiate
 from omegaconf.errors import OmegaConfBaseException
 
 from sim.fitting.fits import fit_sequences
-from sim.policies.fitted import FittedPredictor
+from sim.policies.base import Predictor
+from sim.policies.requires import FitFile
 from sim.setup.build import load_trace
 from sim.setup.choices import TraceChoice
 from sim.traces.trace import Trace
@@ -29,7 +30,8 @@ class FitRequest:
     goes.
     """
 
-    predictor: FittedPredictor
+    predictor: Predictor
+    fit: FitFile
     choice: TraceChoice
     trace: Trace
     sequences: tuple[int, ...]
@@ -60,13 +62,15 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
         )
     part = _parts(overrides)
     predictor, choice = part["predictor"], part["trace"]
-    if not isinstance(predictor, FittedPredictor) or not predictor.needs_artefact:
+    fit = predictor.requires.fit
+    if fit is None:
         raise ValueError(
             f"{type(predictor).__name__} has nothing to fit; run it with python -m sim as it is"
         )
-    trace = load_trace(choice.path, predictor.lookahead_sites)
+    trace = load_trace(choice.path, predictor.requires.lookahead_sites)
     return FitRequest(
         predictor,
+        fit,
         choice,
         trace,
         fit_sequences(trace, choice.exclude, choice.max_sequences),

@@ -13,7 +13,15 @@ from omegaconf import DictConfig, OmegaConf
 from sim.core.loader import Loader
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
-from sim.policies.base import CachePolicy, Payload, Placement, PrecisionSelector, Predictor
+from sim.policies.base import (
+    CachePolicy,
+    Payload,
+    Placement,
+    Policy,
+    PrecisionSelector,
+    Predictor,
+)
+from sim.policies.requires import Requires
 from sim.process.shared import Shared
 from sim.setup.choices import TraceChoice, WorkloadChoice
 from sim.setup.sections import make_object
@@ -44,6 +52,26 @@ class Parts:
     placement: Placement
     payload: Payload
     loader: Loader
+
+    def policies(self) -> dict[str, Policy]:
+        """The policies by their section of the configuration."""
+        return {
+            "predictor": self.predictor,
+            "cache": self.cache,
+            "ram_cache": self.ram_cache,
+            "precision": self.precision,
+            "placement": self.placement,
+            "payload": self.payload,
+        }
+
+    def of_trace(self) -> Requires:
+        """What the policies together require of the trace's columns."""
+        asked = [policy.requires for policy in self.policies().values()]
+        return Requires(
+            lookahead_sites=max(one.lookahead_sites for one in asked),
+            preferences=any(one.preferences for one in asked),
+            active_shares=any(one.active_shares for one in asked),
+        )
 
 
 PARTS = tuple(field.name for field in fields(Parts))

@@ -9,8 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sim.policies.belady import Foreseeing
-from sim.policies.precisions import PerExpert
+from sim.policies.base import Policy
 from sim.setup.parts import PARTS, Parts
 from sim.traces.trace import Trace
 from sim.values.units import require_number
@@ -145,7 +144,6 @@ def _check_counts(
 
 def check_parts(parts: Parts, workload: Workload) -> None:
     """Raise ValueError for parts that do not go together."""
-    _check_caches(parts, workload)
     hardware = parts.hardware
     if parts.placement.uses_cpu and hardware.cpu is None:
         raise ValueError(
@@ -172,16 +170,34 @@ def check_parts(parts: Parts, workload: Workload) -> None:
             f"loader.dense_slots={parts.loader.dense_slots}: dense blocks of an encoder-decoder"
             " model are not streamed; set loader.dense_slots=0"
         )
-    payload, trace = parts.payload, workload.trace
-    if payload.needs_shares and trace.active_shares is None:
+    for section, policy in parts.policies().items():
+        _check_required(section, policy, workload)
+
+
+def _check_required(section: str, policy: Policy, workload: Workload) -> None:
+    """Raise ValueError for what a policy requires of the run and the run cannot give."""
+    requires, trace = policy.requires, workload.trace
+    name = f"{section} {type(policy).__name__}"
+    if requires.active_shares and trace.active_shares is None:
         raise ValueError(
-            f"trace {trace.header.name} records no active shares of experts' channels, which this"
-            " payload moves by; capture it with them, or choose payload.shares=nominal"
+            f"trace {trace.header.name} records no active shares of experts' channels, which"
+            f" {name} goes by; capture it with them, or choose payload.shares=nominal"
         )
-    if getattr(parts.precision, "needs_preferences", False):
+    if requires.preferences:
         _check_preferences(trace)
-    if isinstance(parts.precision, PerExpert):
-        parts.precision.check_shape(parts.model.sites, parts.model.experts)
+    if requires.row_scores not in (None, workload.norm):
+        raise ValueError(
+            f"workload.lookahead_norm={workload.norm}: {name} was made for {requires.row_scores}"
+            f" scores; set workload.lookahead_norm={requires.row_scores}"
+        )
+    if requires.future and section == "ram_cache":
+        raise ValueError(
+            f"{name} cannot know what will be missing on the device; choose ram_cache=lru"
+        )
+    if requires.future and workload.is_timed:
+        raise ValueError(
+            f"{name} knows the future only where steps do not depend on time; {NO_ARRIVALS}"
+        )
 
 
 def _check_preferences(trace: Trace) -> None:
@@ -193,29 +209,4 @@ def _check_preferences(trace: Trace) -> None:
             f"trace {trace.header.name} has {what}, by which this gate chooses among the experts in"
             " memory; capture it with logits, or choose another precision (precision=fp16"
             " placement=skip_absent leaves absent ones out)"
-        )
-
-
-def _check_caches(parts: Parts, workload: Workload) -> None:
-    for name, cache in (("cache", parts.cache), ("ram_cache", parts.ram_cache)):
-        shares = getattr(cache, "shares", ())
-        if shares and abs(sum(shares) - 1) > 1e-9:
-            raise ValueError(
-                f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make"
-                " it 1"
-            )
-    if isinstance(parts.cache, Foreseeing):
-        if parts.precision.constant is None:
-            raise ValueError(
-                "cache=belady needs one precision for all experts; choose precision=fp16 or another"
-                " fixed one"
-            )
-        if workload.is_timed:
-            raise ValueError(
-                "cache=belady knows the future only where steps do not depend on time;"
-                f" {NO_ARRIVALS}"
-            )
-    if isinstance(parts.ram_cache, Foreseeing):
-        raise ValueError(
-            "ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru"
         )

@@ -338,6 +338,13 @@ DEFECTS = {
         "self.key_bytes",
         "policies.test_held_experts:test_a_slot_is_taken_by_what_is_held_and_a_load_moves_what_is_stored",
     ),
+    # what policies are given
+    "a selector reads a geometry that is not there": Defect(
+        "requires",
+        "if self._geometry is None:",
+        "if self._geometry is self:",
+        "policies.test_requires:test_a_selector_is_prepared_before_there_is_a_geometry",
+    ),
     "no pool is short": Defect(
         "sim.core.slots",
         "short = [capacity < at_once * size",
