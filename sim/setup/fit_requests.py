@@ -22,6 +22,9 @@ from sim.values.places import CONF
 
 OUTPUT_DIR = "outputs/predictors"
 GROUPS = ("predictor", "trace")
+SEARCH_PATH = "hydra.searchpath"
+"""Where a predictor's yaml may lie beside ``conf/`` (docs/add_policy.md)."""
+OTHER_WORDS = ("output_dir", SEARCH_PATH)
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,15 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         group = key.split(".")[0]
-        if not equals or (group not in GROUPS and key != "output_dir") or not text:
+        if not equals or (group not in GROUPS and key not in OTHER_WORDS) or not text:
             raise ValueError(
-                f"{argument!r} is no key=value of predictor, trace or output_dir; leave it out"
+                f"{argument!r} is no key=value of predictor, trace, output_dir or hydra.searchpath; leave it out"
             )
         if key == "output_dir":
             output_dir = text
             continue
-        words[group] = True
+        if group in GROUPS:
+            words[group] = True
         overrides.append(argument)
     if not words["predictor"]:
         raise ValueError(

@@ -275,7 +275,7 @@ def test_the_command_writes_what_a_run_then_takes(
         (["predictor=learned"], "python -m capture.fit"),
         (
             ["predictor=next_site", "loader=free"],
-            "'loader=free' is no key=value of predictor, trace or output_dir",
+            "'loader=free' is no key=value of predictor, trace, output_dir",
         ),
         (["predictor=nobody"], "nobody"),
         (["predictor=next_site", "predictor.combine=max"], "unknown predictor.combine"),
