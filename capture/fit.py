@@ -28,9 +28,9 @@ from rich.progress import Progress
 from torch import nn
 
 from sim.fitting.artefact import Artefact, write_artefact
-from sim.fitting.fits import artefact_name, sample_of, sample_rows, shape_of
-from sim.policies.fitted import Sample
-from sim.policies.learned import LearnedPerSite
+from sim.fitting.fits import sample_of, sample_rows, shape_of
+from sim.policies.learned import NORM, LearnedPerSite
+from sim.policies.requires import Sample
 from sim.setup.build import trace_directory
 from sim.setup.fit_requests import FitRequest, request_of
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs
@@ -39,7 +39,6 @@ from sim.traces.trace import trace_sha256
 Floats = NDArray[np.float32]
 HELD_OUT = 8
 """One in so many sequences is held out."""
-NORM = "raw"
 
 
 @dataclass(frozen=True)
@@ -158,15 +157,15 @@ def _inputs(
         )
     elif predictor.inputs == "scores":
         have = trace.header.lookahead
-        if have is None or NORM not in have.norms or have.depth < predictor.lookahead_sites:
+        if have is None or NORM not in have.norms or have.depth < predictor.score_sites:
             raise ValueError(
                 f"trace {trace.header.name} records lookahead {have}, but the predictor reads"
-                f" scores of {predictor.lookahead_sites} sites ({NORM}); capture with"
-                f" lookahead={predictor.lookahead_sites}, or choose predictor.inputs=ids or fewer"
+                f" scores of {predictor.score_sites} sites ({NORM}); capture with"
+                f" lookahead={predictor.score_sites}, or choose predictor.inputs=ids or fewer"
                 " predictor.score_sites"
             )
         rows = sample_rows(trace, sequences)
-        scores = trace.lookahead[NORM][rows][:, :, : predictor.lookahead_sites]
+        scores = trace.lookahead[NORM][rows][:, :, : predictor.score_sites]
         given = scores.reshape(*scores.shape[:2], -1)
     return sequences, given
 
@@ -272,7 +271,7 @@ def main(arguments: Sequence[str]) -> int:
         request = request_of(rest)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             artefact = train(request, training, progress)
-        place = write_artefact(request.output_dir, artefact_name(request.predictor), artefact)
+        place = write_artefact(request.output_dir, request.fit.name, artefact)
     except (ValueError, OSError) as error:
         print(f"fit: {error}", file=sys.stderr)
         return 2

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import Progress
@@ -35,12 +35,11 @@ from sim.fitting.cache_weights import (
     simplex,
     table,
 )
-from sim.fitting.fits import artefact_name, fit_predictor
-from sim.policies.learned import LearnedPerSite
-from sim.policies.scores import WeightedScore
+from sim.fitting.fits import fit_from_rows
+from sim.process.shared import Shared
 from sim.results.labels import labels_of, told
 from sim.results.run import Run
-from sim.setup.build import build, inform_caches, make_controller
+from sim.setup.build import build
 from sim.setup.configure import changes
 from sim.setup.fit_requests import request_of
 from sim.values.places import CONF
@@ -65,18 +64,14 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
             )
         else:
             overrides.append(word)
-    points = list(simplex(step))
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = compose("config", overrides=[*overrides, *FIXED])
-        run = build(cfg, "calibration", changed=changes(overrides))
+        points = list(simplex(step, _terms(cfg)))
+        shared = Shared()
+        run = build(cfg, "calibration", shared=shared, changed=changes(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error).splitlines()[0]) from error
-    cache = run.controller.cache
-    if not isinstance(cache, WeightedScore):
-        raise ValueError(
-            f"{type(cache).__name__} has no weights to calibrate; choose cache=weighted_score"
-        )
     if run.workload.is_timed:
         raise ValueError(f"a calibration wants the same steps at every point; {NO_ARRIVALS}")
     task = (
@@ -86,34 +81,22 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
     )
 
     def penalty(weights: Weights) -> float:
-        fresh = WeightedScore(weights, cache.scope, cache.shares, cache.initial, cache.quotas)
-        part = {**_parts_of(run), "cache": fresh}
-        inform_caches(part, run.workload, run.controller.geometry)
-        controller = make_controller(run.controller.geometry, part)
-        simulate(controller, run.workload, run.durations)
+        config = {**run.config, "cache": {**run.config["cache"], "weights": dict(weights)}}
+        point = build(config, "calibration", run.trace, shared)
+        simulate(point.controller, point.workload, point.durations)
         if progress is not None and task is not None:
             progress.advance(task)
-        return miss_penalty(controller, run.workload)
+        return miss_penalty(point.controller, point.workload)
 
     return run, fit_weights(points, penalty)
 
 
-def _parts_of(run: Run) -> dict[str, Any]:
-    """The run's own, again: a RAM tier's cache begins anew with its pools, the others remember
-    nothing.
-    """
-    used = run.controller
-    ram_cache = used.ram.cache if used.ram is not None else None
-    return {
-        "hardware": run.hardware,
-        "model": run.model,
-        "predictor": used.predictor,
-        "precision": used.selector,
-        "placement": used.placement,
-        "payload": used.payload,
-        "loader": used.loader,
-        "ram_cache": ram_cache,
-    }
+def _terms(cfg: DictConfig) -> tuple[str, ...]:
+    """The names of the cache's weights. Raise ValueError for a cache without any."""
+    if not cfg.cache.get("weights"):
+        name = str(cfg.cache.get("_target_")).rpartition(".")[2]
+        raise ValueError(f"{name} has no weights to calibrate; choose cache=weighted_score")
+    return tuple(map(str, cfg.cache.weights))
 
 
 def _number(text: str) -> float:
@@ -126,16 +109,12 @@ def _number(text: str) -> float:
 def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
     """Fit a predictor and write its files; what to tell of it."""
     request = request_of(arguments)
-    if isinstance(request.predictor, LearnedPerSite):
-        raise ValueError(
-            "a learned predictor is trained by python -m capture.fit, which needs torch"
-        )
 
     def track(sites: Iterable[int]) -> Iterable[int]:
-        return progress.track(list(sites), description=f"fitting {request.predictor.kind}: sites")
+        return progress.track(list(sites), description=f"fitting {request.fit.kind}: sites")
 
-    artefact = fit_predictor(request.predictor, request.trace, request.sequences, track)
-    place = write_artefact(request.output_dir, artefact_name(request.predictor), artefact)
+    artefact = fit_from_rows(request.fit, request.trace, request.sequences, track)
+    place = write_artefact(request.output_dir, request.fit.name, artefact)
     size = sum(path.stat().st_size for path in (place, place.with_suffix(".npz")))
     return [
         f"{place}: {artefact.kind} of {len(artefact.sequences)} fit sequences of"

@@ -23,9 +23,7 @@ from real.live.workload import LivePrompt, LiveWorkload, blank_trace
 from real.setup.execute import watched
 from real.setup.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
 from real.store.weightless import Weightless
-from sim.policies.belady import Foreseeing
 from sim.policies.payloads import ActiveShare
-from sim.policies.references import Foreseen, StatedAccuracy
 from sim.results.run import Run
 from sim.setup.build import check_run_memory, trace_directory
 from sim.setup.choices import WorkloadChoice
@@ -48,12 +46,10 @@ def prepare(
 def _check(prepared: Prepared) -> None:
     run = prepared.run
     controller, workload = run.controller, run.workload
-    depth, lookahead = controller.predictor.lookahead_sites, run.trace.header.lookahead
+    depth, lookahead = controller.predictor.requires.lookahead_sites, run.trace.header.lookahead
     refused = {
-        "a cache that knows the future (belady)": isinstance(controller.cache, Foreseeing),
-        "a predictor that is told the run's needs": isinstance(
-            controller.predictor, (Foreseen, StatedAccuracy)
-        ),
+        "a cache that knows the future (belady)": controller.cache.requires.future,
+        "a predictor that is told the run's needs": controller.predictor.requires.future,
         f"payload {type(controller.payload).__name__} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
             controller.payload.active_share < 1 and not _is_by_neuron(prepared)
         ),
@@ -148,13 +144,11 @@ def live_driver(
     check_run_memory(run.model, run.hardware, steps.limits, run.controller)
     device: Any = watched(prepared.device)
     thresholds = None
-    if isinstance(payload, ActiveShare) and payload.needs_shares:
+    if isinstance(payload, ActiveShare) and payload.requires.active_shares:
         directory = trace_directory(str(run.config["trace"]["path"]))
         thresholds = read_thresholds(directory, run.trace.header, payload.sparsity)
     eyes = replace(_eyes(prepared.weightless, steps), thresholds=thresholds, up_of=device.up_of)
-    workload = LiveWorkload(
-        steps, eyes, keeps_inputs=getattr(predictor, "inputs", None) == "gate_input"
-    )
+    workload = LiveWorkload(steps, eyes, keeps_inputs=predictor.requires.gate_inputs)
     driver = LiveDriver(
         run.controller,
         workload,
@@ -175,8 +169,8 @@ def live_driver(
 def _composed(run: Run, prompts: Sequence[LivePrompt]) -> Workload:
     """The workload of the sequences to come, with steps as the run's own workload has them."""
     depth, shares = (
-        run.controller.predictor.lookahead_sites,
-        getattr(run.controller.payload, "needs_shares", False),
+        run.controller.predictor.requires.lookahead_sites,
+        run.controller.payload.requires.active_shares,
     )
     choice: WorkloadChoice = make_object(run.config["workload"], "workload")
     norm = choice.lookahead_norm

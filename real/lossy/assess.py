@@ -176,7 +176,7 @@ class Assessment:
             self._check_same(run)
         deepest = max(runs, key=lambda run: run.workload.depth)
         self.depth, self.norm = deepest.workload.depth, deepest.workload.norm
-        shares = any(run.controller.payload.needs_shares for run in runs)  # type: ignore[attr-defined]
+        shares = any(run.controller.payload.requires.active_shares for run in runs)
         trace = load_trace(str(self._path), self.depth, shares, logits=True)
         self.subject = Subject(weights.load(trace.header), trace, self.sequences)
 
@@ -296,11 +296,7 @@ def check_may_close(run: Run) -> None:
     It knows the future of the full-precision model; no recording has that of a lossy one.
     """
     controller = run.controller
-    knows = [
-        part
-        for part in (controller.predictor, controller.cache)
-        if getattr(part, "knows_future", False)
-    ]
+    knows = [part for part in (controller.predictor, controller.cache) if part.requires.future]
     if knows and not is_lossless(run):
         raise ValueError(
             f"{type(knows[0]).__name__} knows what gates will need from the trace, but a lossy"

@@ -36,7 +36,7 @@ class SimulatedRun:
 
     ``summary`` is what ``summary.json`` has, ``config`` what ``config.yaml`` has. The tables are
     polars frames, named as the parquet files are; times in ns since the run began, sizes in bytes
-    (columns: docs/design.md, section 10).
+    (columns: docs/contracts/outputs.md).
     """
 
     summary: dict[str, Any]

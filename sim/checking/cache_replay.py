@@ -24,6 +24,7 @@ from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.engine.engine import simulate
 from sim.machine.costs import FixedDurations
+from sim.policies.base import CachePolicy
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
@@ -75,7 +76,7 @@ def policy_options(policy: str) -> Mapping[str, Any]:
     return {str(name): value for name, value in found.items()}
 
 
-def make_cache(contract: Contract) -> Any:
+def make_cache(contract: Contract) -> CachePolicy:
     """A fresh policy for ``contract``.
 
     Raise ValueError for options that the policy does not have, and for a policy that needs what no
@@ -91,11 +92,11 @@ def make_cache(contract: Contract) -> Any:
         )
     try:
         parsed = OmegaConf.from_dotlist([f"{name}={value}" for name, value in given.items()])
-        made = instantiate({**has, **parsed}, _convert_="all")
+        made: CachePolicy = instantiate({**has, **parsed}, _convert_="all")
     except (InstantiationException, OmegaConfBaseException) as error:
         raise ValueError(f"{contract}: {error.__cause__ or error}") from error
-    if getattr(made, "needs_profile", False) or hasattr(made, "foresee"):
-        what = "the future" if hasattr(made, "foresee") else "a profile of other sequences"
+    if made.requires.profile or made.requires.future:
+        what = "the future" if made.requires.future else "a profile of other sequences"
         raise ValueError(
             f"policy={contract.policy} needs {what}, which no engine's log tells; choose another"
             " policy"
@@ -214,10 +215,10 @@ class Replayer:
             self.log.expert_bytes,
             self.log.trace.header.model,
         )
-        switches: dict[str, Any] = {
+        options: dict[str, Any] = {
             name: value for name, value in contract.options if name in LOADER_OPTIONS
         }
-        loader = Loader(**switches)
+        loader = Loader(**options)
         controller = Controller(
             geometry, NoPrediction(), make_cache(contract), Fixed(AS_LOGGED), Load(), loader
         )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.fitted import Shape
+from sim.policies.requires import Shape
 from sim.values.fields import TraceError, load_object
 
 SCHEMA = 1

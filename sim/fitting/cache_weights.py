@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.core.controller import Controller
-from sim.policies.scores import WeightedScore
 from sim.results.hits import ALWAYS, SKIPS, skip_codes
 from sim.values.types import Outcome
 from sim.values.units import require_number
@@ -18,7 +17,7 @@ from sim.workload.steps import Workload
 
 Weights = Mapping[str, float]
 MOST_PARTS = 20
-"""The finest grid: 1771 points."""
+"""The finest grid: of four weights it has 1771 points."""
 NOT_LOADED = (int(Outcome.MISS), int(Outcome.PROMOTED))
 
 
@@ -40,8 +39,8 @@ class Fit:
         return sum(penalty <= self.penalties[0] * (1 + tolerance) for penalty in self.penalties)
 
 
-def simplex(step: float) -> Iterator[dict[str, float]]:
-    """All weights of eq. 3's terms that are multiples of ``step`` and sum to 1, lexicographically.
+def simplex(step: float, terms: Sequence[str]) -> Iterator[dict[str, float]]:
+    """All weights of ``terms`` that are multiples of ``step`` and sum to 1, in lexicographic order.
 
     Raise ValueError if 1 is no whole multiple of ``step``, or of more than ``MOST_PARTS``.
     """
@@ -51,14 +50,18 @@ def simplex(step: float) -> Iterator[dict[str, float]]:
         raise ValueError(
             f"step={step:g} must divide 1 into 1 to {MOST_PARTS} parts, such as 0.1 or 0.25"
         )
+    for shares in _divisions(parts, len(terms)):
+        yield {term: share / parts for term, share in zip(terms, shares, strict=True)}
+
+
+def _divisions(parts: int, among: int) -> Iterator[tuple[int, ...]]:
+    """All ways to divide equal parts among so many, in lexicographic order."""
+    if among == 1:
+        yield (parts,)
+        return
     for first in range(parts + 1):
-        for second in range(parts + 1 - first):
-            for third in range(parts + 1 - first - second):
-                shares = (first, second, third, parts - first - second - third)
-                yield {
-                    term: share / parts
-                    for term, share in zip(WeightedScore.TERMS, shares, strict=True)
-                }
+        for others in _divisions(parts - first, among - 1):
+            yield (first, *others)
 
 
 def fit_weights(points: Iterable[Weights], penalty: Callable[[Weights], float]) -> Fit:
@@ -90,9 +93,7 @@ def miss_penalty(controller: Controller, workload: Workload) -> float:
 def override(weights: Weights) -> str:
     """As the command line takes it."""
     return (
-        "cache.weights={"
-        + ",".join(f"{term}:{weights[term]:g}" for term in WeightedScore.TERMS)
-        + "}"
+        "cache.weights={" + ",".join(f"{term}:{weight:g}" for term, weight in weights.items()) + "}"
     )
 
 

@@ -1,16 +1,22 @@
-"""A fit from a trace: on its ``fit`` sequences only."""
+"""What is learnt from a trace before a run, from its ``fit`` sequences alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.fitting.artefact import Artefact
-from sim.policies.fitted import FittedPredictor, Sample, Shape, Track
+from sim.policies.profile import Profile
+from sim.policies.requires import FitFile, Sample, Shape, Track
 from sim.traces.trace import DECODE, Header, Trace, trace_sha256
 from sim.workload.choices import need_order
+from sim.workload.steps import Workload
+
+_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
+"""What many runs of one trace would measure again."""
 
 
 def shape_of(header: Header) -> Shape:
@@ -66,17 +72,19 @@ def sample_of(trace: Trace, sequences: Sequence[int]) -> Sample:
     )
 
 
-def fit_predictor(
-    predictor: FittedPredictor, trace: Trace, sequences: Sequence[int], track: Track = iter
+def fit_from_rows(
+    fit: FitFile, trace: Trace, sequences: Sequence[int], track: Track = iter
 ) -> Artefact:
-    """What ``predictor`` has to know, from these sequences. Raise ValueError where the trace
-    does not tell it.
+    """What a policy that asks for ``fit`` has to know, from these sequences. Raise ValueError where
+    the trace does not tell it, or where something else makes the file.
     """
+    if fit.learn is None:
+        raise ValueError(f"{fit.name} is made by python -m {fit.command}")
     header = trace.header
-    arrays = predictor.fit(sample_of(trace, sequences), track)
+    arrays = fit.learn(sample_of(trace, sequences), track)
     return Artefact(
-        predictor.kind,
-        predictor.parameters,
+        fit.kind,
+        fit.parameters or {},
         {"name": header.name, "sha256": trace_sha256(header)},
         shape_of(header),
         tuple(sequences),
@@ -85,6 +93,26 @@ def fit_predictor(
     )
 
 
-def artefact_name(predictor: FittedPredictor) -> str:
-    """The file name of a fit, without its end: the kind and what it depends on."""
-    return "-".join([predictor.kind, *(str(value) for value in predictor.parameters.values())])
+def profile_of(trace: Trace) -> Profile:
+    """What the trace's fit sequences chose. Raise ValueError if it has none."""
+    if trace not in _PROFILES:
+        _PROFILES[trace] = _profile(trace)
+    return _PROFILES[trace]
+
+
+def _profile(trace: Trace) -> Profile:
+    try:
+        workload = Workload(trace, split="fit", batching="sequential")
+    except ValueError as error:
+        raise ValueError(
+            f"a policy of this run is fitted on what the fit sequences of the trace chose; {error}"
+        ) from error
+    chosen, experts = workload.chosen[0], trace.header.model.experts
+    uses = [
+        np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)
+    ]
+    decode = np.array([step.start for step in workload.steps if step.decode], dtype=np.int64)
+    decoded = chosen[decode]
+    scores = np.asarray(workload.scores[decode][decoded >= 0], dtype=np.float64)
+    scores.setflags(write=False)
+    return Profile(np.stack(uses), decoded, trace.header.encoder_sites, scores)

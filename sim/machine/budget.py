@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain, product
 from math import ceil
 from types import MappingProxyType
-from typing import Any
 
 from sim.machine.hardware import Hardware
 from sim.machine.model import PRECISION_BITS, Model
@@ -126,13 +125,11 @@ def all_slot_bytes(geometry: Geometry) -> int:
     return (geometry.experts - geometry.null_experts) * sum(by_site)
 
 
-def held_bits(selector: Any, hardware: Hardware) -> float:
-    """The least bits a weight at which the device's slots hold experts.
-
-    The system may dequantise experts (``selector.held``), and so may a link (``unpack``). 0 means
-    that experts are held as they are stored. Raise ValueError for an unknown precision.
+def held_bits(held: str | None, hardware: Hardware) -> float:
+    """The least bits a weight at which the device's slots hold experts: what the system dequantises
+    them to (``held``, a precision), or what a link writes them out at; 0 where they are held as
+    they are stored.
     """
-    held = getattr(selector, "held", None)
     if held is not None and held not in PRECISION_BITS:
         raise ValueError(
             f"unknown precision.held={held!r}; known: {', '.join(PRECISION_BITS)}, or null"

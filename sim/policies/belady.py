@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from sim.policies.base import Gate
 from sim.policies.pools import Pooled
 from sim.policies.quotas import Quotas
+from sim.policies.requires import Given, Requires
 from sim.policies.scores import Floats, Scored, Within
 from sim.values.types import Cause, Geometry, PoolPlan
 
@@ -20,8 +22,15 @@ NEVER = 1 << 62
 class Foreseeing(Pooled):
     """Knows when each key is requested next: its position in the flattened needs of the run."""
 
-    knows_future = True
     _schedule: Sequence[Sequence[int]] = ()
+
+    @property
+    def requires(self) -> Requires:
+        return replace(super().requires, future=True)
+
+    def prepare(self, given: Given) -> None:
+        super().prepare(given)
+        self.foresee(given.future.keys(given.geometry))
 
     def foresee(self, schedule: Sequence[Sequence[int]]) -> None:
         """Give the policy the run's requests, ``schedule[tick]`` the keys of a gate in need order;

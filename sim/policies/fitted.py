@@ -1,72 +1,40 @@
-"""What predictors have in common that know something of a model beforehand."""
+"""The common part of predictors that know something of a model before the run."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import Choice, FloatArray, Gate, IntArray
+from sim.policies.base import Choice, FloatArray, Gate, Predictor
+from sim.policies.requires import (
+    Arrays,
+    FitError,
+    FitFile,
+    Given,
+    Requires,
+    Sample,
+    Shape,
+    Track,
+)
 from sim.policies.row_forecast import RowForecast, check_count, count_of, likeliest
 
-Arrays = Mapping[str, NDArray[Any]]
-Track = Callable[[Iterable[int]], Iterable[int]]
-"""Shows how far a fit is: gives back what it is given."""
 
+class FittedPredictor(Predictor):
+    """A predictor that knows the model's shape, and what was fitted, before it is asked.
 
-@dataclass(frozen=True)
-class Shape:
-    """Sites and experts of a model. The first ``encoder_sites`` sites are an encoder's, visited
-    by prompts alone.
+    A subclass says ``kind``, the name of what is fitted, and ``parameters``, its choices that a fit
+    depends on: a file of other choices is refused. ``fit`` makes the arrays, ``_take`` receives
+    them, ``_predict`` forecasts, ``observe`` and ``forget`` keep what was seen.
+
+    ``experts``: how many a row names of those with a likeliness above 0, best first (``top_k``: as
+    many as the router selects, ``all``, or a number). ``artefact``: the .json file of the fit; None
+    is the one that comes with the project for the trace.
     """
 
-    sites: int
-    experts: int
-    top_k: int
-    encoder_sites: int = 0
-
-    def last(self, site: int) -> int:
-        """The last site of the stack that ``site`` is in: no forecast goes beyond it."""
-        return (self.encoder_sites if site < self.encoder_sites else self.sites) - 1
-
-
-@dataclass(frozen=True)
-class Sample:
-    """N token-rows to fit on: ``ids`` [N, S, K] in need order (-1: dropped, or a site that the row
-    does not visit), ``sequence`` [N], ``token`` [N] (-1: unknown).
-    """
-
-    shape: Shape
-    ids: IntArray
-    sequence: IntArray
-    token: IntArray
-
-    def members(self, site: int) -> NDArray[np.bool_]:
-        """[N, E]: who chose whom at a site."""
-        member = np.zeros((len(self.ids), self.shape.experts + 1), np.bool_)
-        member[np.arange(len(self.ids))[:, None], self.ids[:, site]] = (
-            True  # -1 falls into the column behind
-        )
-        return member[:, :-1]
-
-    def visits(self, site: int) -> NDArray[np.bool_]:
-        """[N]: who chose somebody at a site."""
-        return np.asarray((self.ids[:, site] >= 0).any(axis=1))
-
-
-class FittedPredictor:
-    """A predictor that must be told what was fitted (``know``) before it is asked.
-
-    ``kind`` names what is fitted; ``parameters`` those of its choices that a fit depends on: an
-    artefact of others does not serve. ``experts``: how many a row names of those with a likeliness
-    above 0, best first (``top_k``: as many as the router selects, ``all``, or a number).
-    """
-
-    lookahead_sites = 0
     learns = True
     kind: ClassVar[str]
 
@@ -85,7 +53,17 @@ class FittedPredictor:
 
     @property
     def needs_artefact(self) -> bool:
+        """Something is fitted for it; else it needs the model's shape only."""
         return True
+
+    @property
+    def requires(self) -> Requires:
+        if not self.needs_artefact:
+            return Requires()
+        return Requires(fit=FitFile(self.kind, self.parameters, self.artefact, self.fit))
+
+    def prepare(self, given: Given) -> None:
+        self.know(given.shape, given.fit.arrays if self.needs_artefact else {})
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
         """What ``know`` takes, from the rows of a trace. Raise ValueError where they do not tell
@@ -94,7 +72,7 @@ class FittedPredictor:
         raise NotImplementedError
 
     def know(self, shape: Shape, arrays: Arrays) -> None:
-        """Take what was fitted. Raise ValueError for arrays that are not this predictor's."""
+        """Take what was fitted. Raise `FitError` for arrays that are not this predictor's."""
         self.shape = shape
         self.count = count_of(self.experts, shape.top_k, shape.experts)
         self.forget()
@@ -134,7 +112,7 @@ class FittedPredictor:
 def require_array(
     arrays: Arrays, name: str, shape: Sequence[int | None], kind: str = "iu"
 ) -> NDArray[Any]:
-    """An array of a fit. Raise ValueError unless it is there, of a type in ``kind`` and of that
+    """An array of a fit. Raise `FitError` unless it is there, of a type in ``kind`` and of that
     shape (None: any), and its floats finite.
     """
     values = arrays.get(name)
@@ -149,13 +127,13 @@ def require_array(
     if values is None or not fits:
         found = "absent" if values is None else f"{values.dtype} {list(values.shape)}"
         wanted = ["any" if size is None else size for size in shape]
-        raise ValueError(
+        raise FitError(
             f"array {name} of the fit is {found}, must be {wanted} of kind {kind}; fit again"
         )
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise ValueError(f"array {name} of the fit has values that are not finite; fit again")
+        raise FitError(f"array {name} of the fit has values that are not finite; fit again")
     if values.dtype.kind == "i" and values.size and values.min() < -1:
-        raise ValueError(
+        raise FitError(
             f"array {name} of the fit has a value {values.min()}, must be -1 or more; fit again"
         )
     return values

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
-from sim.policies.fitted import Arrays, FittedPredictor, Shape
+from sim.policies.fitted import FittedPredictor
+from sim.policies.requires import Arrays, Shape
 from sim.values.units import require_number
 
 

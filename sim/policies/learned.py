@@ -8,9 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, FloatArray, Gate, IntArray
-from sim.policies.fitted import Arrays, FittedPredictor, Shape, require_array
+from sim.policies.fitted import FittedPredictor, require_array
+from sim.policies.requires import Arrays, FitError, FitFile, Requires, Shape
 
 INPUTS = ("ids", "scores", "gate_input")
+NORM = "raw"
+"""The norm of the lookahead scores that networks are trained on."""
+COMMAND = "capture.fit predictor=... trace=... (or trace.path=DIR) output_dir=DIR"
+"""What trains the networks."""
 Floats = NDArray[np.float32]
 
 
@@ -51,7 +56,7 @@ class LearnedPerSite(FittedPredictor):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"predictor.{name}={value!r} must be a whole number >= {least}")
         self.inputs, self.stride, self.history = inputs, stride, history
-        self.lookahead_sites = score_sites if inputs == "scores" else 0
+        self.score_sites = score_sites if inputs == "scores" else 0
 
     @property
     def parameters(self) -> dict[str, str | int]:
@@ -59,8 +64,17 @@ class LearnedPerSite(FittedPredictor):
             "inputs": self.inputs,
             "stride": self.stride,
             "history": self.history,
-            "score_sites": self.lookahead_sites,
+            "score_sites": self.score_sites,
         }
+
+    @property
+    def requires(self) -> Requires:
+        return Requires(
+            lookahead_sites=self.score_sites,
+            row_scores=NORM if self.score_sites else None,
+            gate_inputs=self.inputs == "gate_input",
+            fit=FitFile(self.kind, self.parameters, self.artefact, command=COMMAND),
+        )
 
     def sources(self, shape: Shape) -> list[int]:
         """The sites that forecast another."""
@@ -87,7 +101,7 @@ class LearnedPerSite(FittedPredictor):
         """How many features a site has beside the selections; ``hidden`` is the width of a gate
         input.
         """
-        reach = min(self.lookahead_sites, shape.last(site) - site)
+        reach = min(self.score_sites, shape.last(site) - site)
         return {"ids": 0, "scores": reach * shape.experts, "gate_input": hidden}[self.inputs]
 
     def _take(self, shape: Shape, arrays: Arrays) -> None:
@@ -110,7 +124,7 @@ class LearnedPerSite(FittedPredictor):
             if given < 0 or (
                 self.inputs != "gate_input" and given != self.num_given(shape, site, 0)
             ):
-                raise ValueError(
+                raise FitError(
                     f"array site{site}_w0 of the fit takes {given} features beside the selections,"
                     f" not {self.num_given(shape, site, 0)}; fit again"
                 )
@@ -145,7 +159,7 @@ class LearnedPerSite(FittedPredictor):
             return gate.gate_input
         ahead = [
             gate.lookahead(j)
-            for j in range(1, min(self.lookahead_sites, shape.last(gate.site) - gate.site) + 1)
+            for j in range(1, min(self.score_sites, shape.last(gate.site) - gate.site) + 1)
         ]
         there = [scores for scores in ahead if scores is not None]
         return np.concatenate(there, axis=1) if len(there) == len(ahead) else None

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sim.policies.base import Choice, FloatArray, Gate, IntArray
+from sim.policies.base import Choice, FloatArray, Gate, IntArray, Predictor
 from sim.policies.placements import DECODE
+from sim.policies.requires import Requires
 from sim.policies.row_forecast import RowForecast, check_count, count_of
 
 
@@ -43,7 +44,7 @@ class BestOf:
         return np.where(self.experts >= 0, self._choice.weights, 0)
 
 
-class GateLookahead:
+class GateLookahead(Predictor):
     """The routers of the next ``sites`` sites, fed with this site's gate input.
 
     Forecasts come nearest site first and end where the trace has none (after the last site).
@@ -54,8 +55,6 @@ class GateLookahead:
     Source: Eliseev and Mazur, arXiv:2312.17238, speculative loading; Tang et al., HOBBIT,
     arXiv:2411.01433, sec. 3.3.
     """
-
-    learns = False
 
     def __init__(self, sites: int, experts: int | None = None, prompts: bool = True) -> None:
         if not isinstance(sites, int) or isinstance(sites, bool) or sites < 1:
@@ -74,23 +73,25 @@ class GateLookahead:
                 f"predictor.prompts={prompts!r} must be true or false: whether prompts are"
                 " forecast, too"
             )
-        self.lookahead_sites, self.experts, self.prompts = sites, experts, prompts
+        self.sites, self.experts, self.prompts = sites, experts, prompts
+        self.as_routed = experts is None
+
+    @property
+    def requires(self) -> Requires:
+        return Requires(lookahead_sites=self.sites)
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         if not self.prompts and (gate.row_phase != DECODE).any():
             return ()
-        found = gate.forecasts(self.lookahead_sites)
+        found = gate.forecasts(self.sites)
         return found if self.experts is None else (BestOf(choice, self.experts) for choice in found)
-
-    def observe(self, gate: Gate) -> None:
-        pass
 
     def afresh(self) -> GateLookahead:
         """There is nothing to forget."""
         return self
 
 
-class ConfidentLookahead:
+class ConfidentLookahead(Predictor):
     """Of the next site's lookahead, every expert whose weight lies above a percentile of the
     weights of that site.
 
@@ -108,9 +109,6 @@ class ConfidentLookahead:
     above, interpolation.
     """
 
-    lookahead_sites = 1
-    learns = False
-
     def __init__(self, percentile: float = 75, experts: str | int = "all") -> None:
         if (
             not isinstance(percentile, int | float)
@@ -122,6 +120,10 @@ class ConfidentLookahead:
             )
         check_count(experts)
         self.percentile, self.experts = percentile, experts
+
+    @property
+    def requires(self) -> Requires:
+        return Requires(lookahead_sites=1)
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         forecast = gate.routed(1)
@@ -151,9 +153,6 @@ class ConfidentLookahead:
                 np.where(named, order, -1),
                 np.where(named, ranked, 0.0),
             )
-
-    def observe(self, gate: Gate) -> None:
-        pass
 
     def afresh(self) -> ConfidentLookahead:
         """There is nothing to forget."""

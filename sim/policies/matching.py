@@ -9,15 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
-from sim.policies.fitted import (
-    Arrays,
-    FittedPredictor,
-    Sample,
-    Shape,
-    Track,
-    require_array,
-    smallest_counts,
-)
+from sim.policies.fitted import FittedPredictor, require_array, smallest_counts
+from sim.policies.requires import Arrays, Sample, Shape, Track
 from sim.policies.row_forecast import RowForecast
 from sim.values.units import require_flag
 

@@ -9,15 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate, IntArray
-from sim.policies.fitted import (
-    Arrays,
-    FittedPredictor,
-    Sample,
-    Shape,
-    Track,
-    require_array,
-    smallest_counts,
-)
+from sim.policies.fitted import FittedPredictor, require_array, smallest_counts
+from sim.policies.requires import Arrays, FitError, Sample, Shape, Track
 
 KEYS = ("set", "first")
 COMBINATIONS = ("sum", "logs", "product")
@@ -133,7 +126,7 @@ class ExpertPaths(FittedPredictor):
         for name, known in (("two", 2), ("one", 1)):
             keys = require_array(arrays, f"{name}_keys", (None, known))
             if keys.size and not 0 <= keys.min() <= keys.max() < len(sets):
-                raise ValueError(
+                raise FitError(
                     f"array {name}_keys of the fit names sets that are not there; fit again"
                 )
             rows = require_array(arrays, f"{name}_rows", (len(keys),), "u")

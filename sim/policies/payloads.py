@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from sim.policies.base import Choice, FloatArray, Gate
-from sim.policies.fitted import Arrays, require_array
+from sim.policies.base import Choice, FloatArray, Gate, Payload
+from sim.policies.fitted import require_array
+from sim.policies.requires import Arrays, FitError, FitFile, Given, Requires
 from sim.values.types import Geometry
 from sim.values.units import require_number
 
 SHARES = ("recorded", "nominal")
 MISSED = ("dropped", "fetched")
+COMMAND = "capture.channels model=DIR trace=..."
+"""What records which channels a row makes active."""
 
 
-class Whole:
+class Whole(Payload):
     """Every access moves the whole variant."""
 
     whole = True
-    partial = False
-    active_share = 1.0
-    needs_shares = False
-    """It reads the active shares of the trace: one that lacks them is refused."""
-
-    def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
-        """Called once, before the run: the variants' bytes, and what the active shares of the
-        trace stand for.
-        """
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
         raise NotImplementedError("a whole payload is never asked")
@@ -56,10 +52,11 @@ class WholeLayer(Whole):
 
     whole = False
 
-    def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
+    def prepare(self, given: Given) -> None:
         """Raise ValueError where an expert may move at several precisions: whoever nobody chose
         has none.
         """
+        geometry = given.geometry
         stored = range(geometry.experts - geometry.null_experts)
         planes, missing = range(len(geometry.precisions)), geometry.missing
         self._sizes: list[list[int]] = []
@@ -120,25 +117,30 @@ class ActiveShare(Whole):
         if shares not in SHARES:
             raise ValueError(f"unknown payload.shares={shares}; known: {', '.join(SHARES)}")
         self.sparsity, self.active_share = sparsity, 1 - sparsity
-        self.needs_shares = shares == "recorded"
+        self._recorded = shares == "recorded"
         self._column = -1
 
-    def prepare(self, geometry: Geometry, sparsities: Sequence[float]) -> None:
+    @property
+    def requires(self) -> Requires:
+        return Requires(active_shares=self._recorded)
+
+    def prepare(self, given: Given) -> None:
         """Raise ValueError if the trace has no active shares at this sparsity."""
-        self._geometry = geometry
-        if self.needs_shares:
+        self._geometry: Geometry = given.geometry
+        if self._recorded:
+            sparsities = list(given.sparsities)
             if self.sparsity not in sparsities:
                 raise ValueError(
-                    f"the trace records active shares at sparsities {list(sparsities)}, not at"
+                    f"the trace records active shares at sparsities {sparsities}, not at"
                     f" payload.sparsity={self.sparsity:g}; choose one of these, or"
                     " payload.shares=nominal"
                 )
-            self._column = list(sparsities).index(self.sparsity)
+            self._column = sparsities.index(self.sparsity)
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
         if len(gate.experts) > 1:
             return self._geometry.bytes_of(key)
-        recorded: FloatArray | None = gate.share if self.needs_shares else None
+        recorded: FloatArray | None = gate.share if self._recorded else None
         share = self.active_share if recorded is None else float(recorded[0, index, self._column])
         # What was not recorded (a prompt of one token, attention experts) moves whole.
         return self._bytes(key, 1.0 if math.isnan(share) else share)
@@ -185,14 +187,23 @@ class ReusedChannels(ActiveShare):
                 f"payload.artefact={artefact!r} must be the .json file of a fit, or null"
             )
         self.missed, self.artefact = missed, artefact
-        self.parameters: dict[str, str | int] = {}
         self._place: dict[tuple[int, int], int] = {}
+
+    @property
+    def requires(self) -> Requires:
+        fit = FitFile(self.kind, None, self.artefact, command=COMMAND, optional=True, learnt=False)
+        return replace(super().requires, fit=fit)
+
+    def prepare(self, given: Given) -> None:
+        super().prepare(given)
+        if given.has_fit:
+            self.know(given.fit.arrays)
 
     def know(self, arrays: Arrays) -> None:
         """Take ``sequence`` [M] and ``position`` [M] of the rows, and of each, by site, expert and
         sparsity, how many of ``width`` channels are ``named`` [M, S, E, P] for it one site before,
         and of the experts that it chose how many of these are ``found`` active [M, S, E, P], of
-        ``active`` [M, S, E, P] in all. Raise ValueError for others.
+        ``active`` [M, S, E, P] in all. Raise `FitError` for others.
         """
         sequence, position = (
             require_array(arrays, name, (None,), "u") for name in ("sequence", "position")
@@ -210,7 +221,7 @@ class ReusedChannels(ActiveShare):
             or self._width < 1
             or max(int(c.max(initial=0)) for c in counts) > self._width
         ):
-            raise ValueError(
+            raise FitError(
                 f"channels of {len(sequence)} rows: counts must be of width={self._width} at most"
             )
         self._place = {
@@ -238,6 +249,23 @@ class ReusedChannels(ActiveShare):
             if lacking
             else 0
         )
+
+    def told(self, sequences: Collection[int]) -> Mapping[str, Any]:
+        """``channels``: how good the forecasts of channels were, whether or not anything was moved
+        for them.
+
+        Of the channels that rows made active after the first site, ``recall`` is the share that was
+        named; ``precision`` is the share of named channels that became active. ``rows``: of so
+        many.
+        """
+        rows, active, found, named = self.channel_counts(sequences)
+        channels = {
+            "missed": self.missed,
+            "rows": rows,
+            "recall": found / active if active else None,
+            "precision": found / named if named else None,
+        }
+        return {"channels": channels}
 
     def _row(self, gate: Gate) -> int | None:
         return self._place.get((int(gate.row_sequence[0]), int(gate.row_position[0])))

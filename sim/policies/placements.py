@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.policies.base import Gate, Queued, Resident
+from sim.policies.base import Gate, Placement, Queued, Resident
 from sim.values.types import Place
 from sim.values.units import require_number
 
+LONGEST_DECISION_US = 3600e6
+"""Host time after a gate above which a setting is taken for a slip."""
 OBJECTIVES = ("sum", "max")
 WHEN = ("always", "decode")
 DECODE = 1
@@ -16,10 +18,9 @@ know).
 """
 
 
-class Load:
+class Load(Placement):
     """Every need is computed on the device, its expert loaded if absent."""
 
-    uses_cpu = False
     constant: int | None = Place.LOAD
 
     def place(
@@ -28,7 +29,7 @@ class Load:
         return [Place.LOAD] * len(keys)
 
 
-class AbsentOnCpu:
+class AbsentOnCpu(Placement):
     """What is absent is computed on the CPU, if no more than ``up_to_tokens`` rows chose it; else
     it is loaded.
 
@@ -37,7 +38,6 @@ class AbsentOnCpu:
     """
 
     uses_cpu = True
-    constant: int | None = None
 
     def __init__(self, up_to_tokens: int | None = None, when: str = "always") -> None:
         if up_to_tokens is not None:
@@ -60,7 +60,7 @@ class AbsentOnCpu:
         ]
 
 
-class CpuByCost:
+class CpuByCost(Placement):
     """What is absent is computed on the CPU or loaded, whichever costs less: ``cpu_per_token`` for
     each of its rows, or ``load`` (in one unit, whatever it is).
 
@@ -75,7 +75,6 @@ class CpuByCost:
     """
 
     uses_cpu = True
-    constant: int | None = None
 
     def __init__(
         self, cpu_per_token: float, load: float, objective: str, us_per_assignment: float = 0.0
@@ -92,6 +91,19 @@ class CpuByCost:
             )
         self.cpu_per_token, self.load, self.objective = cpu_per_token, load, objective
         self.us_per_assignment = us_per_assignment
+
+    def decision_us(self, experts: int) -> float:
+        """Raise ValueError for more than ``LONGEST_DECISION_US``."""
+        if not self.us_per_assignment:
+            return 0.0
+        decision_us = self.us_per_assignment * 2.0**experts
+        if decision_us > LONGEST_DECISION_US:
+            raise ValueError(
+                f"placement.us_per_assignment={self.us_per_assignment:g}: 2^{experts} assignments"
+                f" take {decision_us / 1e6:.2g} s after every gate; set it to 0 (the decision needs no"
+                " enumeration)"
+            )
+        return decision_us
 
     def place(
         self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
@@ -117,15 +129,12 @@ class CpuByCost:
         return [Place.LOAD if at in loaded else Place.CPU for at in range(len(keys))]
 
 
-class SkipAbsent:
+class SkipAbsent(Placement):
     """What is absent is left out: a gate masked to what is there.
 
     Source: Kong et al., SwapMoE, arXiv:2308.15030: only the experts in memory ("virtual experts")
     are routed to.
     """
-
-    uses_cpu = False
-    constant: int | None = None
 
     def place(
         self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued

@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from sim.policies.base import Gate
+from sim.policies.base import CachePolicy
 from sim.policies.profile import Profile
 from sim.policies.quotas import Quotas, given_quotas, spread
+from sim.policies.requires import Given, Requires
 from sim.values.types import Geometry, PoolPlan
 from sim.values.units import as_written, part_of
 
@@ -16,7 +17,7 @@ SCOPES = ("global", "precision", "site")
 INITIALS = ("ascending", "popular", "empty")
 
 
-class Pooled:
+class Pooled(CachePolicy):
     """The part that cache policies share: pools by scope, and doing nothing where a policy has
     nothing to learn.
 
@@ -29,8 +30,6 @@ class Pooled:
     that keeps copies leaves out none, and goes on with lower precisions while there is room);
     ``popular`` likewise, most uses in the trace's fit sequences first; ``empty`` starts cold.
     """
-
-    admits_all = True
 
     def __init__(
         self,
@@ -53,10 +52,27 @@ class Pooled:
         self.shares = tuple(shares)
         self.initial = initial
         self.quotas = _checked(quotas, scope)
-        self.needs_profile = initial == "popular" or getattr(self.quotas, "needs_profile", False)
+        self.needs_profile = initial == "popular" or self._divides_by_profile
         """``profile`` must be called before ``pools``."""
         self._profile: Profile | None = None
         self._pool_of: Sequence[int] = ()
+
+    @property
+    def _divides_by_profile(self) -> bool:
+        return not isinstance(self.quotas, Sequence) and self.quotas.needs_profile
+
+    @property
+    def requires(self) -> Requires:
+        return Requires(profile=self.needs_profile)
+
+    def prepare(self, given: Given) -> None:
+        if self.shares and abs(sum(self.shares) - 1) > 1e-9:
+            raise ValueError(
+                f"cache.shares={list(self.shares)} sum to {sum(self.shares):g}; they divide one"
+                " budget: make it 1"
+            )
+        if self.needs_profile:
+            self.profile(given.profile)
 
     def profile(self, profile: Profile) -> None:
         """Give the policy what the trace's fit sequences asked for; called once, before
@@ -82,17 +98,6 @@ class Pooled:
         self._pool_of = plan.pool_of
         self._prepare(geometry, plan)
         return plan
-
-    def admit(self, key: int, victims: Sequence[int]) -> bool:
-        return True
-
-    def on_requests(
-        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
-    ) -> None:
-        pass
-
-    def on_sequence(self, sequence: int, begins: bool) -> None:
-        pass
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         """Make the policy's own state for these pools."""

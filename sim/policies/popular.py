@@ -31,7 +31,7 @@ class Popular(Scored):
     ) -> None:
         super().__init__(scope, shares, "popular", quotas)
         self.ranking = _checked_ranking(ranking)
-        self.needs_profile = not self.ranking or getattr(self.quotas, "needs_profile", False)
+        self.needs_profile = not self.ranking or self._divides_by_profile
 
     def admit(self, key: int, victims: Sequence[int]) -> bool:
         return key in self._listed

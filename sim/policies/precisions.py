@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import Choice, Resident
+from sim.policies.base import Choice, PrecisionSelector, Resident
+from sim.policies.requires import FitError, FitFile, Given, Requires, Shape
 from sim.values.types import SKIP
 from sim.values.units import part_of, require_flag, require_number
 
+QUALITY_FIT = "real.quality_fit"
+"""What measures losses and writes them as a fit."""
 
-class Fixed:
+
+class Fixed(PrecisionSelector):
     """Every expert at one precision."""
 
     constant: int | None = 0
-    reroutes = False
 
     def __init__(self, precision: str) -> None:
         self.precisions: tuple[str, ...] = (precision,)
@@ -29,7 +32,7 @@ class Fixed:
         return [0] * len(choice.needs)
 
 
-class ScoreThreshold:
+class ScoreThreshold(PrecisionSelector):
     """Cheaper variants for experts that matter less.
 
     With ``s`` the share of gate weight ranked above an expert (0 for the first): ``s <= low_above``
@@ -41,9 +44,6 @@ class ScoreThreshold:
 
     Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.2, eq. 2.
     """
-
-    constant: int | None = None
-    reroutes = False
 
     def __init__(
         self,
@@ -70,6 +70,22 @@ class ScoreThreshold:
                 "need two ascending precision.quantiles within 0..1 where low_above and skip_above"
                 f" are not set, got {quantiles}"
             )
+
+    @property
+    def requires(self) -> Requires:
+        return Requires(profile=self.quantiles is not None)
+
+    def prepare(self, given: Given) -> None:
+        if self.quantiles is not None:
+            self.profile(given.profile.scores)
+
+    def told(self, sequences: Collection[int]) -> Mapping[str, Any]:
+        thresholds = {
+            "low_above": self.low_above,
+            "skip_above": self.skip_above,
+            "from": "fit split" if self.quantiles else "given",
+        }
+        return {"score_thresholds": thresholds}
 
     def profile(self, scores: NDArray[np.floating]) -> None:
         """Take the thresholds from the scores of a model's selections, where only quantiles were
@@ -109,7 +125,7 @@ class ScoreThreshold:
         return lowest if is_there else SKIP
 
 
-class SkipLight:
+class SkipLight(PrecisionSelector):
     """One precision, and nothing at all for experts that weigh little, resident or not.
 
     With ``s`` the share of gate weight ranked above an expert, ``s > skip_above`` skips it: of two
@@ -119,9 +135,6 @@ class SkipLight:
     Source: Zhong et al., AdapMoE, arXiv:2408.10284: the second expert of a token is dropped below a
     threshold.
     """
-
-    constant: int | None = None
-    reroutes = False
 
     def __init__(
         self, precision: str, skip_above: float | None, quantile: float | None = None
@@ -139,6 +152,14 @@ class SkipLight:
         _require_share(f"precision.{name}", given)
         self.skip_above = skip_above if skip_above is not None else 1.0
 
+    @property
+    def requires(self) -> Requires:
+        return Requires(profile=self.quantile is not None)
+
+    def prepare(self, given: Given) -> None:
+        if self.quantile is not None:
+            self.profile(given.profile.scores)
+
     def profile(self, scores: NDArray[np.floating]) -> None:
         """Take the threshold from the scores of a model's selections, where only a quantile was
         given.
@@ -153,7 +174,7 @@ class SkipLight:
         return [SKIP if score > self.skip_above else 0 for score in choice.scores]
 
 
-class PerExpert:
+class PerExpert(PrecisionSelector):
     """Each expert at a bit-width of its own, which is fixed before the run: one variant of it
     exists.
 
@@ -169,8 +190,6 @@ class PerExpert:
     lower of two widths; section 4.2: ten experts in 180 MB, which is FP32.
     """
 
-    constant: int | None = None
-    reroutes = False
     fit_kind = "expert_widths"
 
     def __init__(
@@ -195,6 +214,22 @@ class PerExpert:
         if table is not None:
             self.table = tuple(self._read_row(site, row) for site, row in enumerate(table))
 
+    @property
+    def requires(self) -> Requires:
+        fit = (
+            None
+            if self.artefact is None
+            else FitFile(self.fit_kind, None, self.artefact, command=QUALITY_FIT)
+        )
+        return Requires(fit=fit, profile=self.needs_uses)
+
+    def prepare(self, given: Given) -> None:
+        if self.artefact is not None:
+            self.know(given.fit.parameters, given.fit.arrays)
+        if self.needs_uses:
+            self.profile(given.profile.uses)
+        self.check_shape(given.shape)
+
     def _read_row(self, site: int, row: object) -> tuple[int, ...]:
         if not isinstance(row, list | tuple) or any(name not in self.precisions for name in row):
             raise ValueError(
@@ -215,7 +250,7 @@ class PerExpert:
             or low.dtype.kind not in "iu"
             or not np.isin(low, (0, 1)).all()
         ):
-            raise ValueError(
+            raise FitError(
                 "array low of the fit must be 0 or 1 for each site and expert; fit again"
             )
         self.table = tuple(tuple(map(int, row)) for row in low)
@@ -230,17 +265,24 @@ class PerExpert:
             low[np.argsort(uses, axis=None, kind="stable")[:count]] = 1
             self.table = tuple(tuple(map(int, row)) for row in low.reshape(uses.shape))
 
-    def check_shape(self, sites: int, experts: int) -> None:
+    def check_shape(self, model: Shape) -> None:
         """Raise ValueError unless the table is one of so many sites and experts."""
         shape = None if self.table is None else (len(self.table), {len(row) for row in self.table})
-        if shape is not None and shape != (sites, {experts}):
+        if shape is not None and shape != (model.sites, {model.experts}):
             raise ValueError(
                 f"precision.table names {shape[0]} sites of {sorted(shape[1])} experts, but the"
-                f" model has {sites} of {experts}; give one row a site, one name an expert"
+                f" model has {model.sites} of {model.experts}; give one row a site, one name an expert"
             )
 
     def permitted(self, score: float) -> tuple[int, ...]:
         return (0, 1)
+
+    def missing(self) -> frozenset[tuple[int, int, int]]:
+        return frozenset(
+            (1 - p, site, expert)
+            for site, row in enumerate(self.table or ())
+            for expert, p in enumerate(row)
+        )
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
         if self.table is None:
@@ -249,7 +291,7 @@ class PerExpert:
         return [row[expert] for expert in choice.needs]
 
 
-class LowForFew:
+class LowForFew(PrecisionSelector):
     """Where many rows choose, the experts of the fewest rows at low precision; where one row does,
     all at high.
 
@@ -262,8 +304,6 @@ class LowForFew:
     misprefetched expert).
     """
 
-    constant: int | None = None
-    reroutes = False
     fit_kind = "low_share"
 
     def __init__(
@@ -279,12 +319,25 @@ class LowForFew:
         require_flag("precision.low_if_absent", low_if_absent)
         self.low_share, self.low_if_absent, self.artefact = low_share, low_if_absent, artefact
 
+    @property
+    def requires(self) -> Requires:
+        fit = (
+            None
+            if self.artefact is None
+            else FitFile(self.fit_kind, None, self.artefact, command=QUALITY_FIT)
+        )
+        return Requires(fit=fit)
+
+    def prepare(self, given: Given) -> None:
+        if self.artefact is not None:
+            self.know(given.fit.parameters, given.fit.arrays)
+
     def know(self, parameters: Mapping[str, str | int], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what was fitted: ``low_share`` [1]. Raise ValueError for another pair of widths."""
         require_widths(self.precisions, parameters)
         share = arrays.get("low_share")
         if share is None or share.shape != (1,) or not 0 <= float(share[0]) <= 1:
-            raise ValueError("array low_share of the fit must be one share in 0..1; fit again")
+            raise FitError("array low_share of the fit must be one share in 0..1; fit again")
         self.low_share = float(share[0])
 
     def permitted(self, score: float) -> tuple[int, ...]:
@@ -302,10 +355,10 @@ class LowForFew:
 
 
 def require_widths(precisions: tuple[str, ...], parameters: Mapping[str, str | int]) -> None:
-    """Raise ValueError unless a fit was made for these two precisions."""
+    """Raise `FitError` unless a fit was made for these two precisions."""
     found = (parameters.get("high"), parameters.get("low"))
     if found != precisions:
-        raise ValueError(
+        raise FitError(
             f"it was made for {found[0]} and {found[1]}, not {precisions[0]} and {precisions[1]};"
             f" set precision.high={found[0]} precision.low={found[1]}"
         )

@@ -6,23 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.policies.base import Choice, Gate
+from sim.policies.base import Choice, Gate, Predictor
 from sim.policies.lookahead import GateLookahead
 
 __all__ = ["GateLookahead", "NoPrediction"]
 
 
-class NoPrediction:
+class NoPrediction(Predictor):
     """Nothing is forecast."""
 
-    lookahead_sites = 0
-    learns = False
+    silent = True
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
         return ()
-
-    def observe(self, gate: Gate) -> None:
-        pass
 
     def afresh(self) -> NoPrediction:
         """There is nothing to forget."""

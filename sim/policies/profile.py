@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-
-from sim.policies.base import IntArray
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -17,11 +16,13 @@ class Profile:
     ``uses`` [sites, experts]: how many tokens chose each expert, prompts included. ``decoded``
     [tokens, sites, K]: the experts of every decoded token in need order, -1 where a choice was
     dropped or a site not visited. ``encoder_sites``: how many of the first sites are the encoder's.
+    ``scores``: HOBBIT's eq. 2 score (arXiv:2411.01433) of every decoded selection, flat.
     """
 
-    uses: IntArray
-    decoded: IntArray
+    uses: NDArray[np.integer]
+    decoded: NDArray[np.integer]
     encoder_sites: int = 0
+    scores: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @cached_property
     def ranking(self) -> list[tuple[int, int]]:

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from sim.policies.base import Choice, Gate
+from sim.policies.base import Choice, Gate, Predictor
+from sim.policies.requires import FutureNeeds, Given, Requires
 from sim.policies.row_forecast import RowForecast
 
 
-@dataclass(frozen=True)
-class FutureNeeds:
-    """The needs of every gate of a run, by tick: its step and site, and the needs in need order
-    with their gate weights (sums over the rows that chose them).
-    """
-
-    units: int
-    step: Sequence[int]
-    site: Sequence[int]
-    needs: Sequence[Sequence[int]]
-    weights: Sequence[Sequence[float]]
-
-
-class _Foreseeing:
-    lookahead_sites = 0
-    learns = False
-    knows_future = True
+class _Foreseeing(Predictor):
     _future: FutureNeeds | None = None
+
+    @property
+    def requires(self) -> Requires:
+        return Requires(future=True)
+
+    def prepare(self, given: Given) -> None:
+        self.foresee_needs(given.future)
 
     def foresee_needs(self, future: FutureNeeds) -> None:
         """Give the predictor the run's needs; called once, before the run."""
@@ -37,9 +28,6 @@ class _Foreseeing:
     def afresh(self) -> _Foreseeing:
         """There is nothing to forget."""
         return self
-
-    def observe(self, gate: Gate) -> None:
-        pass
 
     def _later(self, gate: Gate, sites: int | None) -> Iterable[int]:
         """The ticks of the gates to come in this step."""

@@ -7,11 +7,12 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from sim.policies.base import Choice, Resident
+from sim.policies.base import Choice, PrecisionSelector, Resident
+from sim.policies.requires import Requires
 from sim.values.types import REROUTE, SKIP, rerouted
 
 
-class ForecastRoutes:
+class ForecastRoutes(PrecisionSelector):
     """What was forecast for a gate serves it, whatever its router chose: predicting is routing.
 
     Of the forecast as many experts count as the gate has needs, best first. A need among them is
@@ -24,7 +25,6 @@ class ForecastRoutes:
     al., SiDA-MoE, arXiv:2310.18859 (a hash table of predictions takes the router's place).
     """
 
-    constant: int | None = None
     reroutes = True
 
     def __init__(self, precision: str) -> None:
@@ -46,7 +46,7 @@ class ForecastRoutes:
         return [0 if expert in named else rerouted(next(instead), 0, 1) for expert in needs]
 
 
-class MaskedGate:
+class MaskedGate(PrecisionSelector):
     """Only what is in memory may serve: a gate masked to the resident ("virtual") experts. No need
     waits for a load.
 
@@ -61,15 +61,14 @@ class MaskedGate:
     in memory.
     """
 
-    constant: int | None = None
     reroutes = True
-    needs_preferences = True
-    """Gates must offer ``preferences``: a trace that keeps no logits, or rules, is refused by
-    name.
-    """
 
     def __init__(self, precision: str) -> None:
         self.precisions: tuple[str, ...] = (precision,)
+
+    @property
+    def requires(self) -> Requires:
+        return Requires(preferences=True)
 
     def permitted(self, score: float) -> tuple[int, ...]:
         return (0, SKIP, REROUTE)

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from sim.policies.base import Predictor
-from sim.policies.lookahead import GateLookahead
-from sim.policies.predictors import NoPrediction
 from sim.traces.trace import DECODE
 from sim.values.types import Step
 from sim.workload.steps import Workload
@@ -87,7 +85,7 @@ def prediction(
     there for want of one: ``used`` prefetches, and ``lookups`` that were late, promoted or a miss.
     It is the share of them that a prefetch had brought in time.
     """
-    if isinstance(predictor, NoPrediction):
+    if predictor.silent:
         return {**dict.fromkeys(NAMES), "fitted_on": 0, "prefill": None, "prompts": None}
     decode, prefill = count_forecasts(workload, predictor)
     absent = used + lookups["late"] + lookups["promoted"] + lookups["miss"]
@@ -103,24 +101,24 @@ def prediction(
 
 def _prompts_told(workload: Workload, predictor: Predictor, gates: int) -> str:
     """Whether prompts were forecast at any of their gates, else why not, in words."""
-    reads, trace = getattr(predictor, "inputs", None), f"trace {workload.trace.header.name}"
-    if gates and predictor.lookahead_sites and reads is None:
-        # In a step with prompt and decoded rows only the decoded ones may have been forecast.
+    reads, trace = predictor.requires, f"trace {workload.trace.header.name}"
+    if gates and reads.lookahead_sites and reads.row_scores is None:
+        # Of a step that holds decoded rows, too, these alone may have been forecast.
         prompts = workload.phase[workload.row] != DECODE
         gates = int((workload.forecasts[0][prompts] >= 0).any(axis=(1, 2, 3)).sum())
     if gates:
         return FORECAST
-    if not getattr(predictor, "prompts", True):
+    if not predictor.prompts:
         return NOT_BY_DESIGN
     again = "capture it with prefill_lookahead=rows"
-    if reads == "gate_input":
+    if reads.gate_inputs:
         return f"{NOT}the predictor reads gate inputs, which {trace} keeps of decoded tokens only"
-    if not predictor.lookahead_sites:
+    if not reads.lookahead_sites:
         return f"{NOT}the predictor names nothing for them"
     if workload.norm not in workload.trace.prompt_forecasts:
-        again = again if reads == "scores" else "capture it anew"
+        again = again if reads.row_scores else "capture it anew"
         return f"{NOT}{trace} keeps no lookahead of prompts; {again}"
-    if reads == "scores":
+    if reads.row_scores:
         return (
             f"{NOT}the predictor reads each token's scores, which {trace} keeps of decoded tokens"
             f" only; {again}"
@@ -141,9 +139,9 @@ def count_forecasts(workload: Workload, predictor: Predictor) -> tuple[Counts, C
     """
     decode, prefill = Counts(), Counts()
     steps = workload.steps
-    if isinstance(predictor, GateLookahead) and predictor.experts is None:
-        # This predictor learns nothing, and its forecasts of decoded rows are the workload's
-        # columns: so they are counted without asking it gate by gate.
+    if predictor.as_routed:
+        # What this one says of decoded rows is in the columns of the workload, and it remembers
+        # nothing.
         _count_single_rows(workload, decode)
         _count_unions(workload, decode)
         steps = [step for step in steps if not step.decode]

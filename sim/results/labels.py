@@ -117,9 +117,8 @@ def _lossy(run: Run, lookups: pl.DataFrame | None) -> str | None:
 
 
 def _knowledge(run: Run) -> str | None:
-    """The parts of the run that know what is still to come; None where none does."""
-    parts = (run.controller.predictor, run.controller.cache)
-    ways = [type(part).__name__ for part in parts if getattr(part, "knows_future", False)]
+    """Which policies know of the run what is still to come."""
+    ways = [type(policy).__name__ for policy in run.policies if policy.requires.future]
     if run.fitted_on:
         ways.append(f"fitted on {run.fitted_on} of its sequences")
     return f"knows the future ({', '.join(ways)})" if ways else None

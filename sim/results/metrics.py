@@ -13,9 +13,6 @@ import numpy as np
 import polars as pl
 
 from sim.bounds.bounds import Bounds
-from sim.policies.payloads import ReusedChannels
-from sim.policies.pools import Pooled
-from sim.policies.precisions import ScoreThreshold
 from sim.results.forecasts import prediction
 from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
@@ -27,7 +24,6 @@ from sim.traces.trace import Header, trace_sha256
 from sim.values.types import Geometry, PrefetchOutcome
 from sim.values.units import seconds
 from sim.values.version import VERSION
-from sim.workload.steps import Workload
 
 SCHEMA = 1
 
@@ -317,7 +313,7 @@ def _quality(lookups: pl.DataFrame, geometry: Geometry) -> dict[str, float | Non
 def _contracts(run: Run) -> dict[str, Any]:
     """Every switch on which numbers of this run depend."""
     controller, workload, told = run.controller, run.workload, run.config["workload"]
-    loader, cache, selector = controller.loader, controller.cache, controller.selector
+    loader = controller.loader
     contracts: dict[str, Any] = {
         **{switch.name: getattr(loader, switch.name) for switch in fields(loader)},
         "batching": workload.batching,
@@ -326,18 +322,13 @@ def _contracts(run: Run) -> dict[str, Any]:
         "arrivals": _arrivals(told) if workload.is_timed else None,
         "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
         "loop": "open",
-        "initial_cache": cache.initial if isinstance(cache, Pooled) else "own",
+        "initial_cache": controller.cache.initial,
         "carry_over": "cache contents stay between sequences",
         "warmup_tokens": 0,
     }
-    if isinstance(controller.payload, ReusedChannels):
-        contracts["channels"] = _channels(controller.payload, workload)
-    if isinstance(selector, ScoreThreshold):
-        contracts["score_thresholds"] = {
-            "low_above": selector.low_above,
-            "skip_above": selector.skip_above,
-            "from": "fit split" if selector.quantiles else "given",
-        }
+    numbers = [item.sequence for item in workload.sequences]
+    for policy in run.policies:
+        contracts |= policy.told(numbers)
     return contracts
 
 
@@ -346,24 +337,6 @@ def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
     if told["arrivals_per_s"] is None:
         return {"given_s": told["arrivals_s"]}
     return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}
-
-
-def _channels(payload: ReusedChannels, workload: Workload) -> dict[str, float | str | None]:
-    """How good the forecasts of channels were, whether or not anything was prefetched.
-
-    ``rows`` is how many of the run's rows are known. ``recall`` is the share of channels active
-    after the first site that were named before; ``precision`` is the share of named channels that
-    were active.
-    """
-    rows, active, found, named = payload.channel_counts(
-        item.sequence for item in workload.sequences
-    )
-    return {
-        "missed": payload.missed,
-        "rows": rows,
-        "recall": found / active if active else None,
-        "precision": found / named if named else None,
-    }
 
 
 def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None]:

@@ -10,6 +10,7 @@ from sim.machine.costs import Ledger, Roofline
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import RecordedBytes
+from sim.policies.base import Policy
 from sim.traces.trace import Trace
 from sim.workload.steps import Workload
 
@@ -35,3 +36,10 @@ class Run:
     """The overrides of machine, model, trace and workload (`sim.setup.configure.changes`)."""
     recorded_bytes: RecordedBytes | None = None
     """The recorded sizes of the trace's experts, if it has any."""
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Everybody who decides in this run."""
+        used = self.controller
+        caches = (used.cache,) if used.ram is None else (used.cache, used.ram.cache)
+        return (used.predictor, *caches, used.payload, used.selector, used.placement)

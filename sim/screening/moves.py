@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from sim.core.controller import Controller
 from sim.core.loader import Transfer
-from sim.policies.predictors import NoPrediction
 from sim.values.types import SKIP, Outcome, Place, Step
 from sim.workload.batching import NO_ARRIVALS
 from sim.workload.steps import Workload
@@ -64,7 +63,7 @@ def require_screenable(controller: Controller, is_timed: bool = False) -> None:
     ``is_timed``: whether the run was given arrivals.
     """
     loader, route = controller.loader, controller.route
-    prefetches = not isinstance(controller.predictor, NoPrediction) and loader.prefetch_budget != 0
+    prefetches = not controller.predictor.silent and loader.prefetch_budget != 0
     refused = (
         (is_timed, f"arrivals: which sequences run together depends on time; {NO_ARRIVALS}"),
         (

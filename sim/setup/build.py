@@ -1,54 +1,35 @@
-"""From a composed configuration to the objects of a run. The only module that instantiates."""
+"""From a composed configuration to a run that is ready to start."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sim.core.controller import Controller
-from sim.fitting.prepare import prepare_payload, prepare_predictor, prepare_selector
+from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
 from sim.machine.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
-from sim.policies.belady import Foreseeing
 from sim.policies.lookahead import transfers_within
-from sim.policies.placements import CpuByCost
-from sim.policies.precisions import PerExpert
-from sim.policies.predictors import NoPrediction
-from sim.policies.profile import Profile
 from sim.process.shared import Shared
 from sim.results.run import Run
-from sim.setup.refusals import PARTS, check_parts, check_recorded, checked_settings
-from sim.setup.sections import make_object
+from sim.setup.parts import Parts, make_parts
+from sim.setup.refusals import check_parts, check_recorded, checked_settings
 from sim.traces.trace import Trace, read_header, read_trace
-from sim.values.places import CONF, ROOT, name_of
+from sim.values.places import ROOT
 from sim.values.types import CapacityError, Geometry
 from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
 from sim.workload.steps import Limits, Workload
-
-_FIT_SCORES: WeakKeyDictionary[Trace, np.ndarray[tuple[int], np.dtype[np.float64]]] = (
-    WeakKeyDictionary()
-)
-_FIT_PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
-"""What many runs of one trace would measure again."""
-_LASTING = Shared(64)
-"""Models and machines by the values that they are made of: nothing changes them, and many runs
-have the same.
-"""
-LONGEST_DECISION_S = 3600.0
-"""Host time after a gate above which a setting is taken for a slip."""
 
 
 def build(
@@ -69,45 +50,31 @@ def build(
     """
     config = checked_settings(cfg)
     shared = shared or Shared(0)
-    part = {name: _part(config, name) for name in PARTS}
-    model, hardware, choice = part["model"], part["hardware"], part["trace"]
-    trace = trace or _shared_trace(part, shared)
+    parts = make_parts(config)
+    model, hardware, selector = parts.model, parts.hardware, parts.precision
+    trace = trace or _shared_trace(parts, shared)
     model.check_trace(trace.header.model, trace.header.name, trace.header.null_experts)
-    workload = _shared_workload(part, trace, shared)
-    fitted_on = prepare_predictor(part["predictor"], workload, trace_directory(choice.path))
-    check_parts(part, workload)
-    check_recorded(config, part["precision"].constant, workload)
-    selector, budget = part["precision"], Budget(**config["budget"])
-    prepare_selector(selector, workload)
-    profile_selector(selector, trace)
-    held = 0.0 if stored_bytes else held_bits(selector, hardware)
-    recorded = (
-        None if stored_bytes else recorded_bytes(trace_directory(choice.path), trace.header, model)
-    )
+    workload = _shared_workload(parts, trace, shared)
+    check_parts(parts, workload)
+    check_recorded(config, selector.constant, workload)
+    budget = Budget(**config["budget"])
+    # The selector comes first: it decides which variants there are, and so the geometry.
+    _prepare(parts, ("precision",), workload)
+    held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
+    directory = trace_directory(parts.trace.path)
+    recorded = None if stored_bytes else recorded_bytes(directory, trace.header, model)
     sizes = recorded.sizes() if recorded else {}
     geometry = make_geometry(
-        model, selector.precisions, budget, missing_variants(selector), stored_bytes, held, sizes
+        model, selector.precisions, budget, selector.missing(), stored_bytes, held, sizes
     )
-    part["payload"].prepare(geometry, trace.header.sparsities)
-    prepare_payload(part["payload"], workload)
-    inform_caches(part, workload, geometry)
-    reached = hardware.unpinned() if part["loader"].copies == "pageable" else hardware
-    durations = Roofline(
-        model,
-        reached.together(part["placement"].uses_cpu),
-        selector.precisions,
-        geometry.site_bytes,
-        active_share=part["payload"].active_share,
-        decision_ns=_decision_ns(part["placement"], model),
-        free_copies=part["loader"].copies == "free",
-        forecast_sites=part["predictor"].lookahead_sites,
-        held_bits=held,
-    )
-    if part["loader"].prefetch_budget == "within_layer":
+    others = ("predictor", "placement", "payload", "cache", "ram_cache")
+    fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
+    durations = _durations(parts, geometry, held)
+    if parts.loader.prefetch_budget == "within_layer":
         prefetches = prefetches_within_layer(workload, durations, geometry)
-        part["loader"] = replace(part["loader"], prefetch_budget=prefetches)
+        parts = replace(parts, loader=replace(parts.loader, prefetch_budget=prefetches))
     try:
-        controller = make_controller(geometry, part)
+        controller = make_controller(geometry, parts)
     except CapacityError as error:
         smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
@@ -131,6 +98,25 @@ def build(
     )
 
 
+def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
+    """How long everything takes on the machine of a run, whose slots hold at least ``held`` bits a
+    weight.
+    """
+    hardware, loader, model = parts.hardware, parts.loader, parts.model
+    reached = hardware.unpinned() if loader.copies == "pageable" else hardware
+    return Roofline(
+        model,
+        reached.together(parts.placement.uses_cpu),
+        parts.precision.precisions,
+        geometry.site_bytes,
+        active_share=parts.payload.active_share,
+        decision_ns=us(parts.placement.decision_us(model.experts)),
+        free_copies=loader.copies == "free",
+        forecast_sites=parts.of_trace().lookahead_sites,
+        held_bits=held,
+    )
+
+
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
     """How many experts the link to the device moves while a decoded token's layer is computed, on
     average of the run's; at least one token's needs. Raise ValueError where the steps depend on
@@ -151,82 +137,72 @@ def prefetches_within_layer(workload: Workload, durations: Durations, geometry: 
     )
 
 
-def _shared_trace(part: Mapping[str, Any], shared: Shared) -> Trace:
-    wanted: tuple[str, int, bool, str, bool] = (
-        part["trace"].path,
-        part["predictor"].lookahead_sites,
-        part["payload"].needs_shares,
-        part["workload"].lookahead_norm,
-        getattr(part["precision"], "needs_preferences", False),
+def _shared_trace(parts: Parts, shared: Shared) -> Trace:
+    required = parts.of_trace()
+    wanted = (
+        parts.trace.path,
+        required.lookahead_sites,
+        required.active_shares,
+        parts.workload.lookahead_norm,
+        required.preferences,
     )
     return shared.get(("trace", *wanted), lambda: load_trace(*wanted))
 
 
-def _shared_workload(part: Mapping[str, Any], trace: Trace, shared: Shared) -> Workload:
+def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
     """The steps of a run; what depends on the run's time is made anew for each."""
-    choice, steps = part["trace"], part["workload"]
-    options = {
-        "split": choice.split,
-        "batching": steps.batching,
-        "together": steps.together,
-        "prefill_chunk": steps.prefill_chunk,
-        "arrivals_per_s": steps.arrivals_per_s,
-        "arrival_seed": steps.arrival_seed,
-        "arrivals": steps.arrivals_ns,
-        "lookahead": part["predictor"].lookahead_sites,
-        "norm": steps.lookahead_norm,
-        "exclude": tuple(choice.exclude),
-        "max_sequences": choice.max_sequences,
-        "lengths": steps.lengths,
-    }
-
-    def make() -> Workload:
-        return Workload(trace, **options)
-
+    choice, steps = parts.trace, parts.workload
+    make = partial(
+        Workload,
+        trace,
+        split=choice.split,
+        batching=steps.batching,
+        together=steps.together,
+        prefill_chunk=steps.prefill_chunk,
+        arrivals_per_s=steps.arrivals_per_s,
+        arrival_seed=steps.arrival_seed,
+        arrivals=steps.arrivals_ns,
+        lookahead=parts.of_trace().lookahead_sites,
+        norm=steps.lookahead_norm,
+        exclude=tuple(choice.exclude),
+        max_sequences=choice.max_sequences,
+        lengths=steps.lengths,
+    )
     if is_timed(steps.arrivals_per_s, steps.arrivals_ns):
         return make()
-    # The workload holds its trace, so that no other can have its identity meanwhile.
-    return shared.get(("workload", id(trace), *options.values()), make)
+    # The workload holds its trace, so that no other trace can have this identity meanwhile.
+    return shared.get(("workload", id(trace), *make.keywords.values()), make)
 
 
-def _decision_ns(placement: Any, model: Model) -> int:
-    """Host time of a placement after every gate, on top of the machine's own."""
-    each_us = placement.us_per_assignment if isinstance(placement, CpuByCost) else 0.0
-    if not each_us:
-        return 0
-    seconds = each_us * 2.0**model.experts / 1e6
-    if seconds > LONGEST_DECISION_S:
-        raise ValueError(
-            f"placement.us_per_assignment={each_us:g}: 2^{model.experts} assignments take"
-            f" {seconds:.2g} s after every gate; set it to 0 (the decision needs no enumeration)"
-        )
-    return us(each_us * 2**model.experts)
-
-
-def inform_caches(part: Mapping[str, Any], workload: Workload, geometry: Geometry) -> None:
-    """Give the caches what they must know beforehand, if anything: the run's requests, the fit
-    sequences' choices.
+def _prepare(
+    parts: Parts, sections: Sequence[str], workload: Workload, geometry: Geometry | None = None
+) -> dict[str, int]:
+    """Give the policies of these sections what they require. By section: on how many of the run's
+    sequences its policy was fitted.
     """
-    if isinstance(part["cache"], Foreseeing):
-        part["cache"].foresee(_key_schedule(workload, geometry, part["precision"].constant))
-    for name in ("cache", "ram_cache"):
-        if getattr(part[name], "needs_profile", False):
-            part[name].profile(fit_profile(workload.trace))
+    directory, precision = trace_directory(parts.trace.path), parts.precision.constant
+    policies = parts.policies()
+    return {
+        name: prepare(
+            policies[name], name, workload, directory, geometry=geometry, precision=precision
+        )
+        for name in sections
+    }
 
 
-def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
+def make_controller(geometry: Geometry, parts: Parts) -> Controller:
     """The controller of these parts, which it keeps. Raise ValueError for what does not go
     together.
     """
     hardware, model, predictor, loader = (
-        part["hardware"],
-        part["model"],
-        part["predictor"],
-        part["loader"],
+        parts.hardware,
+        parts.model,
+        parts.predictor,
+        parts.loader,
     )
     route = hardware.route
-    ram_cache = part["ram_cache"] if route.ram_link is not None else None
-    if 0 < route.ram_bytes < max(geometry.variant_bytes):
+    ram_cache = parts.ram_cache if route.ram_link is not None else None
+    if hardware.ram is not None and 0 < route.ram_bytes < max(geometry.variant_bytes):
         raise ValueError(
             f"hardware.ram.capacity_gib={hardware.ram.capacity_gib:g} holds no expert of"
             f" {max(geometry.variant_bytes)} B; raise it, or set hardware.ram=null"
@@ -234,15 +210,15 @@ def make_controller(geometry: Geometry, part: Mapping[str, Any]) -> Controller:
     return Controller(
         geometry,
         predictor,
-        part["cache"],
-        part["precision"],
-        part["placement"],
+        parts.cache,
+        parts.precision,
+        parts.placement,
         loader,
         route=route,
         ram_cache=ram_cache,
-        payload=part["payload"],
-        predicts_later=hardware.predicts_later(predictor.lookahead_sites)
-        and not isinstance(predictor, NoPrediction),
+        payload=parts.payload,
+        predicts_later=hardware.predicts_later(predictor.requires.lookahead_sites)
+        and not predictor.silent,
         dense_bytes=tuple(map(model.block_bytes, range(model.sites))) if loader.dense_slots else (),
     )
 
@@ -257,19 +233,20 @@ def _smallest_budget(
     """What to add to a refusal for want of room: the smallest budget that works, to four places,
     if any does.
     """
-    held = held_bits(_part(config, "precision"), _part(config, "hardware"))
+    made = make_parts(config)
+    held = held_bits(made.precision.held, made.hardware)
     everything = all_slot_bytes(
         make_geometry(model, precisions, Budget(1.0), held_bits=held, recorded=sizes)
     )
 
     def works(share: float) -> bool:
         try:
-            part = {name: _part(config, name) for name in PARTS}
+            parts = make_parts(config)
             geometry = make_geometry(
                 model, precisions, Budget(share), held_bits=held, recorded=sizes
             )
-            inform_caches(part, workload, geometry)
-            make_controller(geometry, part)
+            _prepare(parts, ("cache", "ram_cache"), workload, geometry)
+            make_controller(geometry, parts)
         except ValueError:
             return False
         return True
@@ -309,55 +286,6 @@ def check_run_memory(
     )
 
 
-def _part(config: Mapping[str, Any], name: str) -> Any:
-    if name in ("model", "hardware"):
-        return _LASTING.get((name, repr(config[name])), lambda: _made(config, name))
-    return _made(config, name)
-
-
-def _made(config: Mapping[str, Any], name: str) -> Any:
-    try:
-        made = make_object(config[name], name)
-        return with_whole(made) if isinstance(made, Model) else made
-    # A constructor may refuse its arguments in any way, and which they are the user says.
-    except Exception as error:
-        raise ValueError(f"{_source(name, config[name])}: {error}") from error
-
-
-def with_whole(model: Model) -> Model:
-    """``model``, knowing how many sites, experts and choices the model in ``conf/model`` has
-    whose sizes it has.
-    """
-    return (
-        replace(model, whole=_whole_shape(model.sizes_of or model.name))
-        if model.whole is None
-        else model
-    )
-
-
-@cache
-def _whole_shape(name: str) -> tuple[int, int, int] | None:
-    """Sites, experts and top-k of a file of ``conf/model``; None where there is none of that
-    name.
-    """
-    place = CONF / "model" / f"{Path(name).name}.yaml"
-    if not place.is_file():
-        return None
-    found = OmegaConf.load(place)
-    assert isinstance(found, DictConfig), place
-    if found.get("sizes_of") is not None:
-        return _whole_shape(str(found.sizes_of))
-    # A file may take them from another one.
-    shape = [found.get(key) for key in ("sites", "experts", "top_k")]
-    return None if None in shape else (shape[0], shape[1], shape[2])
-
-
-def _source(name: str, section: Mapping[str, Any]) -> str:
-    """Where a section stands: its group, and its file where the section tells it."""
-    file = CONF / name / f"{section.get('name')}.yaml"
-    return f"{name} ({name_of(file)})" if file.is_file() else name
-
-
 def trace_directory(path: str) -> Path:
     """Where a trace lies that the configuration names: relative to the working directory, or to
     the project.
@@ -387,65 +315,3 @@ def load_trace(
     if logits and "logits" in header.columns:
         columns.append("logits")
     return read_trace(directory, columns)
-
-
-def profile_selector(selector: Any, trace: Trace) -> None:
-    """Give a selector what it takes from the trace's fit split, if anything."""
-    if isinstance(selector, PerExpert):
-        if selector.needs_uses:
-            selector.profile(fit_profile(trace).uses)
-    elif (
-        getattr(selector, "quantiles", None) is not None
-        or getattr(selector, "quantile", None) is not None
-    ):
-        selector.profile(fit_scores(trace))
-
-
-def fit_scores(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """HOBBIT's eq. 2 score of every decode selection of the trace's fit split, flat."""
-    if trace not in _FIT_SCORES:
-        workload = Workload(trace, split="fit", batching="sequential")
-        decode = np.array([step.start for step in workload.steps if step.decode], dtype=np.int64)
-        chosen = workload.chosen[0][decode] >= 0
-        _FIT_SCORES[trace] = np.asarray(workload.scores[decode][chosen], dtype=np.float64)
-        _FIT_SCORES[trace].setflags(write=False)
-    return _FIT_SCORES[trace]
-
-
-def missing_variants(selector: Any) -> frozenset[tuple[int, int, int]]:
-    """(precision, site, expert) of variants that are stored nowhere."""
-    if not isinstance(selector, PerExpert) or selector.table is None:
-        return frozenset()
-    return frozenset(
-        (1 - p, site, expert)
-        for site, row in enumerate(selector.table)
-        for expert, p in enumerate(row)
-    )
-
-
-def fit_profile(trace: Trace) -> Profile:
-    """What the trace's fit sequences chose. Raise ValueError if it has none."""
-    if trace not in _FIT_PROFILES:
-        _FIT_PROFILES[trace] = _profile(trace)
-    return _FIT_PROFILES[trace]
-
-
-def _profile(trace: Trace) -> Profile:
-    try:
-        workload = Workload(trace, split="fit", batching="sequential")
-    except ValueError as error:
-        raise ValueError(
-            f"this cache is fitted on the fit sequences of a trace; {error}"
-        ) from error
-    chosen, experts = workload.chosen[0], trace.header.model.experts
-    uses = [
-        np.bincount(of_site[of_site >= 0], minlength=experts) for of_site in chosen.swapaxes(0, 1)
-    ]
-    decode = [step.start for step in workload.steps if step.decode]
-    return Profile(np.stack(uses), chosen[decode], trace.header.encoder_sites)
-
-
-def _key_schedule(workload: Workload, geometry: Geometry, precision: int) -> list[list[int]]:
-    """The keys that each gate needs, in need order."""
-    gates = zip(workload.gate_site.tolist(), workload.experts_by_gate(), strict=True)
-    return [[geometry.key(precision, site, expert) for expert in needs] for site, needs in gates]

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
-from sim.setup.build import trace_directory, with_whole
+from sim.setup.build import trace_directory
 from sim.setup.choices import WorkloadChoice
+from sim.setup.parts import with_whole
 from sim.traces.header import parse_header
 from sim.values.places import CONF
 from sim.values.units import GIB

@@ -13,7 +13,8 @@ from hydra.utils import instantiate
 from omegaconf.errors import OmegaConfBaseException
 
 from sim.fitting.fits import fit_sequences
-from sim.policies.fitted import FittedPredictor
+from sim.policies.base import Predictor
+from sim.policies.requires import FitFile
 from sim.setup.build import load_trace
 from sim.setup.choices import TraceChoice
 from sim.traces.trace import Trace
@@ -21,6 +22,9 @@ from sim.values.places import CONF
 
 OUTPUT_DIR = "outputs/predictors"
 GROUPS = ("predictor", "trace")
+SEARCH_PATH = "hydra.searchpath"
+"""Where a predictor's yaml may lie beside ``conf/`` (docs/add_policy.md)."""
+OTHER_WORDS = ("output_dir", SEARCH_PATH)
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class FitRequest:
     goes.
     """
 
-    predictor: FittedPredictor
+    predictor: Predictor
+    fit: FitFile
     choice: TraceChoice
     trace: Trace
     sequences: tuple[int, ...]
@@ -45,14 +50,15 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         group = key.split(".")[0]
-        if not equals or (group not in GROUPS and key != "output_dir") or not text:
+        if not equals or (group not in GROUPS and key not in OTHER_WORDS) or not text:
             raise ValueError(
-                f"{argument!r} is no key=value of predictor, trace or output_dir; leave it out"
+                f"{argument!r} is no key=value of predictor, trace, output_dir or hydra.searchpath; leave it out"
             )
         if key == "output_dir":
             output_dir = text
             continue
-        words[group] = True
+        if group in GROUPS:
+            words[group] = True
         overrides.append(argument)
     if not words["predictor"]:
         raise ValueError(
@@ -60,13 +66,15 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
         )
     part = _parts(overrides)
     predictor, choice = part["predictor"], part["trace"]
-    if not isinstance(predictor, FittedPredictor) or not predictor.needs_artefact:
+    fit = predictor.requires.fit
+    if fit is None:
         raise ValueError(
             f"{type(predictor).__name__} has nothing to fit; run it with python -m sim as it is"
         )
-    trace = load_trace(choice.path, predictor.lookahead_sites)
+    trace = load_trace(choice.path, predictor.requires.lookahead_sites)
     return FitRequest(
         predictor,
+        fit,
         choice,
         trace,
         fit_sequences(trace, choice.exclude, choice.max_sequences),

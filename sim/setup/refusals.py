@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sim.policies.belady import Foreseeing
-from sim.policies.precisions import PerExpert
+from sim.policies.base import Policy
+from sim.setup.parts import PARTS, Parts
 from sim.traces.trace import Trace
 from sim.values.units import require_number
 from sim.workload.batching import NO_ARRIVALS
@@ -21,19 +21,6 @@ SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
 MISSING = "???"
 """What a file of ``conf/`` leaves to be set."""
-PARTS = (
-    "model",
-    "hardware",
-    "trace",
-    "workload",
-    "predictor",
-    "cache",
-    "ram_cache",
-    "precision",
-    "placement",
-    "payload",
-    "loader",
-)
 
 
 def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -85,10 +72,10 @@ def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(value, f"{place}.{name}" if place else str(name))
 
 
-def _check_unpacking(part: Mapping[str, Any]) -> None:
+def _check_unpacking(parts: Parts) -> None:
     """Raise ValueError for what a link that writes experts out cannot tell apart by its bytes."""
-    loader = part["loader"]
-    if any(link.unpack is not None for link in part["hardware"].links) and (
+    loader = parts.loader
+    if any(link.unpack is not None for link in parts.hardware.links) and (
         loader.chunk_bytes or loader.dense_slots
     ):
         raise ValueError(
@@ -155,45 +142,62 @@ def _check_counts(
         raise ValueError(f"{told} which token chose which expert; choose cache.recency=needs")
 
 
-def check_parts(part: Mapping[str, Any], workload: Workload) -> None:
+def check_parts(parts: Parts, workload: Workload) -> None:
     """Raise ValueError for parts that do not go together."""
-    _check_caches(part, workload)
-    hardware = part["hardware"]
-    if part["placement"].uses_cpu and hardware.cpu is None:
+    hardware = parts.hardware
+    if parts.placement.uses_cpu and hardware.cpu is None:
         raise ValueError(
             f"this placement may compute experts on the CPU, but hardware {hardware.name} has no"
             " cpu section; choose placement=load, or a machine whose file has one"
         )
     kept = [link.name for link in hardware.links if link.page_cache is not None]
-    if kept and part["loader"].chunk_bytes is not None:
+    if kept and parts.loader.chunk_bytes is not None:
         raise ValueError(
-            f"loader.chunk_bytes={part['loader'].chunk_bytes} does not go with"
+            f"loader.chunk_bytes={parts.loader.chunk_bytes} does not go with"
             f" hardware.links.{kept[0]}.page_cache: what is kept of a read that was cut is not"
             " modelled; set one of them to null"
         )
-    _check_unpacking(part)
-    encoders = part["model"].encoder_sites, workload.trace.header.encoder_sites
+    _check_unpacking(parts)
+    encoders = parts.model.encoder_sites, workload.trace.header.encoder_sites
     if encoders[0] != encoders[1]:
         raise ValueError(
-            f"model {part['model'].name} has its first {encoders[0]} sites in an encoder, but trace"
+            f"model {parts.model.name} has its first {encoders[0]} sites in an encoder, but trace"
             f" {workload.trace.header.name} {encoders[1]}; choose a model that goes with it, or set"
             " model.encoder_sites"
         )
-    if part["loader"].dense_slots and workload.trace.header.encoder_sites:
+    if parts.loader.dense_slots and workload.trace.header.encoder_sites:
         raise ValueError(
-            f"loader.dense_slots={part['loader'].dense_slots}: dense blocks of an encoder-decoder"
+            f"loader.dense_slots={parts.loader.dense_slots}: dense blocks of an encoder-decoder"
             " model are not streamed; set loader.dense_slots=0"
         )
-    payload, trace = part["payload"], workload.trace
-    if payload.needs_shares and trace.active_shares is None:
+    for section, policy in parts.policies().items():
+        _check_required(section, policy, workload)
+
+
+def _check_required(section: str, policy: Policy, workload: Workload) -> None:
+    """Raise ValueError for what a policy requires of the run and the run cannot give."""
+    requires, trace = policy.requires, workload.trace
+    name = f"{section} {type(policy).__name__}"
+    if requires.active_shares and trace.active_shares is None:
         raise ValueError(
-            f"trace {trace.header.name} records no active shares of experts' channels, which this"
-            " payload moves by; capture it with them, or choose payload.shares=nominal"
+            f"trace {trace.header.name} records no active shares of experts' channels, which"
+            f" {name} goes by; capture it with them, or choose payload.shares=nominal"
         )
-    if getattr(part["precision"], "needs_preferences", False):
+    if requires.preferences:
         _check_preferences(trace)
-    if isinstance(part["precision"], PerExpert):
-        part["precision"].check_shape(part["model"].sites, part["model"].experts)
+    if requires.row_scores not in (None, workload.norm):
+        raise ValueError(
+            f"workload.lookahead_norm={workload.norm}: {name} was made for {requires.row_scores}"
+            f" scores; set workload.lookahead_norm={requires.row_scores}"
+        )
+    if requires.future and section == "ram_cache":
+        raise ValueError(
+            f"{name} cannot know what will be missing on the device; choose ram_cache=lru"
+        )
+    if requires.future and workload.is_timed:
+        raise ValueError(
+            f"{name} knows the future only where steps do not depend on time; {NO_ARRIVALS}"
+        )
 
 
 def _check_preferences(trace: Trace) -> None:
@@ -205,29 +209,4 @@ def _check_preferences(trace: Trace) -> None:
             f"trace {trace.header.name} has {what}, by which this gate chooses among the experts in"
             " memory; capture it with logits, or choose another precision (precision=fp16"
             " placement=skip_absent leaves absent ones out)"
-        )
-
-
-def _check_caches(part: Mapping[str, Any], workload: Workload) -> None:
-    for name in ("cache", "ram_cache"):
-        shares = getattr(part[name], "shares", ())
-        if shares and abs(sum(shares) - 1) > 1e-9:
-            raise ValueError(
-                f"{name}.shares={list(shares)} sum to {sum(shares):g}; they divide one budget: make"
-                " it 1"
-            )
-    if isinstance(part["cache"], Foreseeing):
-        if part["precision"].constant is None:
-            raise ValueError(
-                "cache=belady needs one precision for all experts; choose precision=fp16 or another"
-                " fixed one"
-            )
-        if workload.is_timed:
-            raise ValueError(
-                "cache=belady knows the future only where steps do not depend on time;"
-                f" {NO_ARRIVALS}"
-            )
-    if isinstance(part["ram_cache"], Foreseeing):
-        raise ValueError(
-            "ram_cache=belady cannot know what will be missing on the device; choose ram_cache=lru"
         )

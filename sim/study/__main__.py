@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sim.setup.refusals import PARTS, SETTINGS
+from sim.setup.parts import PARTS
+from sim.setup.refusals import SETTINGS
 from sim.study.cells import plan_cells
 from sim.study.conduct import answer, conduct, say
 from sim.study.launchers import OPTIONS, make_launcher

@@ -82,7 +82,7 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
         *((key, value, None) for key, value in values.items()),
         *map(_taken_apart, (*words, *plan.last)),
     ):
-        if word is None and not _is_group(key):
+        if word is None and not _is_for_hydra(key):
             settings[key] = value
         else:
             # Of two words about one group the later holds.
@@ -143,7 +143,7 @@ def _taken_apart(word: str) -> tuple[str, Any, str | None]:
     if plain := PLAIN.fullmatch(word):
         key, whole, number, text = plain.groups()
         value = int(whole) if whole else float(number) if number else text
-        return key, value, word if _is_group(key) else None
+        return key, value, word if _is_for_hydra(key) else None
     from hydra.core.override_parser.types import OverrideType
 
     override = _parse(word)
@@ -151,12 +151,13 @@ def _taken_apart(word: str) -> tuple[str, Any, str | None]:
     value = None if override.type is OverrideType.DEL else override.value()
     if override.type is not OverrideType.CHANGE or override.package is not None or "$" in word:
         return word, value, word
-    return key, value, word if _is_group(key) else None
+    return key, value, word if _is_for_hydra(key) else None
 
 
 @cache
-def _is_group(key: str) -> bool:
-    return (CONF / key.split("@")[0]).is_dir()
+def _is_for_hydra(key: str) -> bool:
+    """Only hydra can follow it: it chooses a file, or says where hydra looks for files."""
+    return (CONF / key.split("@")[0]).is_dir() or key.startswith("hydra.")
 
 
 def _with(node: Any, names: Sequence[str], value: Any, depth: int = 0) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from sim.policies.profile import Profile
-from sim.setup.build import make_object
+from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import Geometry
 

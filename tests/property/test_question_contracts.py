@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property.contracts import Make, each, unchanged
-from sim.fitting.fits import fit_predictor, shape_of
+from sim.fitting.fits import fit_from_rows, shape_of
 from sim.fitting.prepare import future_needs
-from sim.policies.fitted import FittedPredictor
 from sim.policies.learned import LearnedPerSite
-from sim.policies.predictors import NoPrediction
+from sim.policies.requires import Fitted, Given
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape
@@ -116,25 +115,20 @@ def _gates() -> list[StepGate]:
 
 def ready(predictor: Any) -> Any:
     """The predictor with what it must know beforehand: fitted on the gates' trace, or made up."""
-    workload = _workload()
-    if hasattr(predictor, "foresee_needs"):
-        predictor.foresee_needs(future_needs(workload))
+    workload, requires = _workload(), predictor.requires
+    shape, arrays = shape_of(workload.trace.header), {}
     if isinstance(predictor, LearnedPerSite):
-        shape, rng = shape_of(workload.trace.header), np.random.default_rng(1)
-        arrays = {}
+        rng = np.random.default_rng(1)
         for site in predictor.sources(shape):
             given = predictor.num_given(shape, site, 64)
             arrays[f"site{site}_w0"] = rng.standard_normal((given + 6 * (predictor.history + 1), 6))
             arrays[f"site{site}_b0"] = rng.standard_normal(6)
-        predictor.know(shape, arrays)
-    elif isinstance(predictor, FittedPredictor):
+    elif requires.fit is not None:
         sequences = [sequence.sequence for sequence in workload.sequences]
-        fitted = (
-            fit_predictor(predictor, workload.trace, sequences)
-            if predictor.needs_artefact
-            else None
-        )
-        predictor.know(shape_of(workload.trace.header), fitted.arrays if fitted else {})
+        arrays = dict(fit_from_rows(requires.fit, workload.trace, sequences).arrays)
+    fit = None if requires.fit is None else Fitted(requires.fit.parameters, arrays)
+    future = future_needs(workload) if requires.future else None
+    predictor.prepare(Given(shape, fit=fit, future=future))
     return predictor
 
 
@@ -173,7 +167,7 @@ def test_a_predictor_names_later_sites_nearest_first_and_asking_changes_nothing(
         ]
         assert predictor.observe(gate) is None
         named += len(forecasts)
-    assert bool(named) == (not isinstance(predictor, NoPrediction))
+    assert bool(named) == (not predictor.silent)
 
 
 @each("predictor")

@@ -271,7 +271,7 @@ CASES = {
     ),
     "active shares the trace does not have": (
         "system=floe predictor=none precision=fp16 payload=active_share",
-        r"records no active shares of experts' channels, which this payload moves by;",
+        r"records no active shares of experts' channels, which payload ActiveShare goes by;",
     ),
     "a key that hydra was told to add": (
         "+sytem=lru",
@@ -345,7 +345,7 @@ COMBINATIONS = {
     ),
     "a future that depends on time": (
         "precision=fp16 cache=belady workload=continuous_4 workload.arrivals_per_s=10",
-        r"cache=belady knows the future only .*; set workload\.arrivals_per_s=null",
+        r"cache Belady knows the future only .*; set workload\.arrivals_per_s=null",
     ),
     "a CPU that is not described": (
         "placement=absent_on_cpu hardware.cpu=null",

@@ -15,9 +15,11 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sim.core.loader import Loader
+from sim.fitting.fits import profile_of
 from sim.policies.belady import Foreseeing
 from sim.policies.recency import Transient
-from sim.setup.build import PARTS, build, fit_scores
+from sim.setup.build import build
+from sim.setup.parts import PARTS
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 
@@ -248,7 +250,7 @@ def refused_together(cfg: DictConfig) -> str | None:
     if issubclass(get_class(cfg.cache._target_), Foreseeing) and (
         several or sends or "skip_above" in cfg.precision
     ):
-        return "cache=belady needs one precision"
+        return "cache=belady. needs one precision"
     payload = cfg.payload._target_.rpartition(".")[2]
     if several and payload == "WholeLayer" and not cfg.precision._target_.endswith(".PerExpert"):
         return (
@@ -399,7 +401,7 @@ def test_hobbits_thresholds_come_from_the_fit_split(
     """67 % of the decode selections lie at or below the first, 97 % at or below the second."""
     run = build(configure("system=hobbit", *BUILT_ON), "hobbit", bundled_trace)
     selector = run.controller.selector
-    scores = fit_scores(bundled_trace)
+    scores = profile_of(bundled_trace).scores
     for threshold, share in ((selector.low_above, 0.67), (selector.skip_above, 0.97)):  # type: ignore[attr-defined]
         assert (scores <= threshold).mean() == pytest.approx(share, abs=0.01)
 

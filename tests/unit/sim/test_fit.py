@@ -19,8 +19,8 @@ from hydra.utils import instantiate
 from helpers.bundled import BUNDLED, Configure
 from sim.fit import main
 from sim.fitting.artefact import ArtefactError, read_artefact, write_artefact
-from sim.fitting.fits import artefact_name, fit_predictor, fit_sequences, sample_of
-from sim.fitting.prepare import SHIPPED, find_artefact, prepare_predictor
+from sim.fitting.fits import fit_from_rows, fit_sequences, sample_of
+from sim.fitting.prepare import SHIPPED, find_artefact, prepare
 from sim.policies.fitted import FittedPredictor
 from sim.policies.lookahead import GateLookahead
 from sim.policies.paths import ExpertPaths, NextSiteConditional
@@ -40,18 +40,19 @@ FITTED = sorted(
     for path in (ROOT / "conf" / "predictor").glob("*.yaml")
     if "artefact: null" in path.read_text(encoding="utf-8")
 )
+NEXT_SITE = NextSiteConditional().requires.fit
+assert NEXT_SITE is not None
 
 
 @pytest.fixture
 def written(tmp_path: Path, bundled_trace: Trace) -> Path:
-    predictor = NextSiteConditional()
-    artefact = fit_predictor(predictor, bundled_trace, fit_sequences(bundled_trace))
-    return write_artefact(tmp_path, artefact_name(predictor), artefact)
+    artefact = fit_from_rows(NEXT_SITE, bundled_trace, fit_sequences(bundled_trace))
+    return write_artefact(tmp_path, NEXT_SITE.name, artefact)
 
 
 def test_a_fit_comes_back_as_it_was_written(written: Path, bundled_trace: Trace) -> None:
     artefact = read_artefact(written)
-    again = fit_predictor(NextSiteConditional(), bundled_trace, fit_sequences(bundled_trace))
+    again = fit_from_rows(NEXT_SITE, bundled_trace, fit_sequences(bundled_trace))
     assert replace(artefact, arrays={}) == replace(again, arrays={})
     assert artefact.trace == {"name": "tiny_mixtral", "sha256": trace_sha256(bundled_trace.header)}
     for name, values in again.arrays.items():
@@ -73,8 +74,8 @@ def test_a_fit_sees_the_valid_rows_of_the_fit_split_alone(bundled_trace: Trace) 
     of_eval = np.isin(bundled_trace.sequence, numbers, invert=True)
     ids = bundled_trace.ids.copy()
     ids[of_eval] = 0
-    other = fit_predictor(NextSiteConditional(), replace(bundled_trace, ids=ids), numbers)
-    mine = fit_predictor(NextSiteConditional(), bundled_trace, numbers)
+    other = fit_from_rows(NEXT_SITE, replace(bundled_trace, ids=ids), numbers)
+    mine = fit_from_rows(NEXT_SITE, bundled_trace, numbers)
     assert all((mine.arrays[name] == other.arrays[name]).all() for name in mine.arrays)
     assert fit_sequences(bundled_trace, most=3) == numbers[:3]
 
@@ -95,12 +96,15 @@ def test_what_ships_is_of_the_bundled_trace_and_its_fit_split(
 ) -> None:
     predictor = instantiate(configure(f"predictor={name}").predictor, _convert_="all")
     workload = Workload(
-        bundled_trace, split="eval", batching="sequential", lookahead=predictor.lookahead_sites
+        bundled_trace,
+        split="eval",
+        batching="sequential",
+        lookahead=predictor.requires.lookahead_sites,
     )
-    artefact = find_artefact(predictor, workload)
+    artefact = find_artefact(predictor.requires.fit, "predictor", workload)
     assert set(artefact.sequences) <= set(fit_sequences(bundled_trace))
     if artefact.kind != "learned":
-        fresh = fit_predictor(predictor, bundled_trace, fit_sequences(bundled_trace))
+        fresh = fit_from_rows(predictor.requires.fit, bundled_trace, fit_sequences(bundled_trace))
         assert artefact.sequences == fresh.sequences
         assert set(artefact.arrays) == set(fresh.arrays)
         assert all((artefact.arrays[key] == fresh.arrays[key]).all() for key in fresh.arrays), (
@@ -271,7 +275,7 @@ def test_the_command_writes_what_a_run_then_takes(
         (["predictor=learned"], "python -m capture.fit"),
         (
             ["predictor=next_site", "loader=free"],
-            "'loader=free' is no key=value of predictor, trace or output_dir",
+            "'loader=free' is no key=value of predictor, trace, output_dir",
         ),
         (["predictor=nobody"], "nobody"),
         (["predictor=next_site", "predictor.combine=max"], "unknown predictor.combine"),
@@ -408,7 +412,7 @@ def test_asking_again_counts_what_the_columns_count(bundled_trace: Trace) -> Non
 def test_the_future_is_always_right(bundled_trace: Trace) -> None:
     workload = Workload(bundled_trace, batching="static", together=2, max_sequences=2)
     predictor = Foreseen()
-    assert prepare_predictor(predictor, workload, ROOT / BUNDLED) == 0
+    assert prepare(predictor, "predictor", workload, ROOT / BUNDLED) == 0
     counts, _ = count_forecasts(workload, predictor)
     assert counts.gates == counts.equal == counts.best_needed > 100
     assert counts.named == counts.needed == counts.both
@@ -417,7 +421,7 @@ def test_the_future_is_always_right(bundled_trace: Trace) -> None:
 def test_a_walk_begins_afresh_after_a_run(bundled_trace: Trace) -> None:
     workload = Workload(bundled_trace, batching="sequential", max_sequences=1)
     predictor: FittedPredictor = ExpertPaths()
-    prepare_predictor(predictor, workload, ROOT / BUNDLED)
+    prepare(predictor, "predictor", workload, ROOT / BUNDLED)
     first = count_forecasts(workload, predictor)
     gate = workload.gate()
     gate.open(workload.steps[5])

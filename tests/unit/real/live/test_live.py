@@ -198,7 +198,7 @@ def test_the_calls_of_a_live_run_get_the_same_answers_over_the_trace_of_what_was
     """A live gate offers what a trace's gate does: choices, scores, forecasts, tokens, inputs."""
     prepared = live(f"device={'null' if device == 'null' else device}", *overrides)
     run = recorded(prepared)
-    trace = load_trace(TRACES["tiny_mixtral"], run.plain.predictor.lookahead_sites)
+    trace = load_trace(TRACES["tiny_mixtral"], run.plain.predictor.requires.lookahead_sites)
     assert run.gates == 6 * 16, "steps, sites"
     assert run.difference(run.fresh(trace)) is None
 

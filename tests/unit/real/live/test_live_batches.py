@@ -368,7 +368,9 @@ def test_calls_of_batches_get_the_same_answers_over_the_trace_of_what_was_seen(
     live: Prepare, overrides: tuple[str, ...]
 ) -> None:
     run = recorded(live(*overrides))
-    trace = load_trace("capture/assets/traces/tiny_mixtral", run.plain.predictor.lookahead_sites)
+    trace = load_trace(
+        "capture/assets/traces/tiny_mixtral", run.plain.predictor.requires.lookahead_sites
+    )
     seen = run.seen
     assert max(len(step.sequences) for step in seen.steps) == 2
     assert sum(step.rows for step in seen.steps) == len(seen.trace.ids), (

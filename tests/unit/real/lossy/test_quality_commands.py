@@ -61,12 +61,12 @@ def test_the_simulator_serves_the_widths_of_a_fit(bundled_trace: Trace, tmp_path
 @pytest.mark.parametrize(
     ("changes", "words", "told"),
     [
-        ({"kind": "low_share"}, (), "has kind low_share"),
-        ({"trace": {"name": "tiny_mixtral", "sha256": "0" * 64}}, (), "has trace 000"),
+        ({"kind": "low_share"}, (), "with kind low_share"),
+        ({"trace": {"name": "tiny_mixtral", "sha256": "0" * 64}}, (), "with trace 000"),
         (
             {"sequences": (32,)},
             (),
-            "the precision selector was fitted on 1 of the sequences of this run",
+            "the policy of precision was fitted on 1 of the sequences of this run",
         ),
         (
             {"parameters": {"high": "int8", "low": "int4"}},

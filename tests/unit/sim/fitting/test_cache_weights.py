@@ -10,17 +10,19 @@ from sim.fit import calibrate, main
 from sim.fitting.cache_weights import fit_weights, miss_penalty, override, simplex
 from sim.setup.execute import execute
 
+TERMS = ("lru", "lfu", "lhu", "fld")
+
 
 def test_the_grid_has_every_point_of_the_simplex() -> None:
     """There are (n + 3) choose 3 of them: 10 for halves, 286 for tenths."""
-    halves = list(simplex(0.5))
+    halves = list(simplex(0.5, TERMS))
     assert len(halves) == 10
     assert {tuple(point.values()) for point in halves} >= {
         (1, 0, 0, 0),
         (0, 0.5, 0.5, 0),
         (0, 0, 0, 1),
     }
-    tenths = list(simplex(0.1))
+    tenths = list(simplex(0.1, TERMS))
     assert len({tuple(point.values()) for point in tenths}) == len(tenths) == 286
     assert all(
         sum(point.values()) == pytest.approx(1) and min(point.values()) >= 0 for point in tenths
@@ -30,7 +32,7 @@ def test_the_grid_has_every_point_of_the_simplex() -> None:
 @pytest.mark.parametrize("step", [0.3, 0, -0.1, 2, 0.01, float("nan")])
 def test_a_step_that_does_not_divide_one_is_refused(step: float) -> None:
     with pytest.raises(ValueError, match="step"):
-        list(simplex(step))
+        list(simplex(step, TERMS))
 
 
 def test_points_are_ranked_by_what_they_cost_and_equal_ones_stay_in_order() -> None:
@@ -39,7 +41,7 @@ def test_points_are_ranked_by_what_they_cost_and_equal_ones_stay_in_order() -> N
     def cost(weights: Mapping[str, float]) -> float:
         return costs[weights["lru"]]
 
-    fit = fit_weights(simplex(0.5), cost)
+    fit = fit_weights(simplex(0.5, TERMS), cost)
     assert fit.penalties == (0.1,) * 9 + (0.2,)
     assert fit.best == {"lru": 0.0, "lfu": 0.0, "lhu": 0.0, "fld": 1.0}
     assert fit.points[-1] == {"lru": 1.0, "lfu": 0.0, "lhu": 0.0, "fld": 0.0}

@@ -8,7 +8,6 @@ import pytest
 
 from sim.core.slots import Slots
 from sim.machine.budget import Budget, held_bits, make_geometry
-from sim.policies.precisions import PerExpert
 from sim.policies.recency import LRU
 from sim.setup.execute import execute
 from sim.study.trials import prepared
@@ -147,7 +146,6 @@ def test_what_is_stored_on_a_device_is_held_as_it_is() -> None:
 
 @pytest.mark.parametrize("held", ["fp31", "", 4])
 def test_an_unknown_width_to_hold_is_refused(held: Any) -> None:
-    selector = PerExpert("int4", "int2", held=held)
     run = prepared([*RUN, "budget.resident_share=0.25"])
     with pytest.raises(ValueError, match=r"unknown precision\.held=.*known: fp32, .*or null"):
-        held_bits(selector, run.hardware)
+        held_bits(held, run.hardware)

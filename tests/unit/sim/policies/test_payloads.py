@@ -12,6 +12,7 @@ import pytest
 
 from helpers.bundled import Configure
 from sim.policies.payloads import ActiveShare, ReusedChannels, Whole, WholeLayer
+from sim.policies.requires import Given, Shape
 from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.traces.trace import Trace
@@ -21,6 +22,11 @@ GEOMETRY = Geometry(2, 8, 2, ("fp16",), (16.0,), (1000,), 8000)
 SPARSITIES = (0.5, 0.8, 0.9)
 SHARES = np.array([[[0.52, 0.31, 0.125], [0.4, 0.2, 0.0999]]], np.float32)
 """Active shares of one row's two experts, at each sparsity."""
+
+
+def given(geometry: Geometry) -> Given:
+    """What a payload is given of a trace with active shares."""
+    return Given(Shape(2, 8, 2), geometry, sparsities=SPARSITIES)
 
 
 def gate(
@@ -66,7 +72,7 @@ def test_the_needs_of_a_gate_bring_all_experts_of_the_layer_between_them(
     needs: tuple[int, ...], experts: list[int]
 ) -> None:
     payload = WholeLayer()
-    payload.prepare(GEOMETRY, ())
+    payload.prepare(given(GEOMETRY))
     moved = [payload.moved_bytes(expert, gate(*needs), index) for index, expert in enumerate(needs)]
     assert moved == [1000 * count for count in experts]
     assert moved == [
@@ -104,7 +110,7 @@ def test_a_layer_of_several_widths_is_dealt_out_expert_by_expert(
 ) -> None:
     """Each need brings itself, so that no move is partial; together they bring the layer."""
     payload = WholeLayer()
-    payload.prepare(widths((0, 1, 0, 1, 1), (1,) * 5), ())
+    payload.prepare(given(widths((0, 1, 0, 1, 1), (1,) * 5)))
     assert [
         payload.moved_bytes(0, gate(*needs, site=site), index) for index in range(len(needs))
     ] == moved
@@ -118,7 +124,9 @@ def test_a_layer_of_several_widths_is_dealt_out_expert_by_expert(
 def test_experts_without_weights_bring_nothing() -> None:
     """Five of eight experts are stored."""
     payload = WholeLayer()
-    payload.prepare(replace(GEOMETRY, null_experts=3, missing=frozenset((5, 6, 7, 14, 15, 16))), ())
+    payload.prepare(
+        given(replace(GEOMETRY, null_experts=3, missing=frozenset((5, 6, 7, 14, 15, 16))))
+    )
     assert [payload.moved_bytes(0, gate(3, 1), index) for index in range(2)] == [3000, 2000]
 
 
@@ -128,7 +136,7 @@ def test_a_layer_whose_experts_may_move_at_either_width_is_refused() -> None:
         ValueError,
         match=r"at no precision of int8, int2; choose a fixed one, or precision=per_expert",
     ):
-        WholeLayer().prepare(replace(widths((0, 1)), missing=frozenset()), ())
+        WholeLayer().prepare(given(replace(widths((0, 1)), missing=frozenset())))
 
 
 def test_a_streamed_layer_moves_each_expert_at_its_width(
@@ -157,7 +165,7 @@ def test_a_streamed_layer_moves_each_expert_at_its_width(
 
 def active(sparsity: float = 0.9, shares: str = "recorded") -> ActiveShare:
     payload = ActiveShare(sparsity, shares)
-    payload.prepare(GEOMETRY, SPARSITIES)
+    payload.prepare(given(GEOMETRY))
     return payload
 
 
@@ -210,7 +218,7 @@ def reused(missed: str = "dropped") -> ReusedChannels:
     expert 5, which the row does not choose, it names 2.
     """
     payload = ReusedChannels(0.9, missed)
-    payload.prepare(GEOMETRY, SPARSITIES)
+    payload.prepare(given(GEOMETRY))
     counts = {name: np.zeros((1, 2, 8, 3), np.uint8) for name in ("named", "found", "active")}
     counts["named"][0, 1, 3], counts["found"][0, 1, 3], counts["active"][0, 1, 3] = (
         (22, 10, 6),

@@ -234,8 +234,8 @@ DEFECTS = {
     ),
     "stated is right as often as a coin": Defect(
         "references",
-        "if draw < recall]",
-        "if draw < 0.5]",
+        "if draw < recall\n",
+        "if draw < 0.5\n",
         "policies.test_predictors_references:test_a_perfect_statement_is_the_future_and_none_is_nothing",
     ),
     "importance never fades": Defect(
@@ -337,6 +337,13 @@ DEFECTS = {
         "list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes",
         "self.key_bytes",
         "policies.test_held_experts:test_a_slot_is_taken_by_what_is_held_and_a_load_moves_what_is_stored",
+    ),
+    # what policies are given
+    "a selector reads a geometry that is not there": Defect(
+        "requires",
+        "if self._geometry is None:",
+        "if self._geometry is self:",
+        "policies.test_requires:test_a_selector_is_prepared_before_there_is_a_geometry",
     ),
     "no pool is short": Defect(
         "sim.core.slots",

@@ -11,6 +11,7 @@ import pytest
 
 from sim.machine.model import PRECISION_BITS, PRECISIONS, Model
 from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
+from sim.policies.requires import Shape
 from sim.values.types import SKIP
 
 T1, T2 = 0.5, 0.75
@@ -362,7 +363,7 @@ def test_a_table_says_which_and_no_profile_changes_it() -> None:
     selector.profile(np.zeros((2, 2), np.int64))
     assert every(selector, 0, 1, 0) == [1, 0], "in the order of the needs"
     assert every(selector, 1, 1, 0) == [1, 1]
-    selector.check_shape(2, 2)
+    selector.check_shape(Shape(2, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ def test_a_table_of_another_shape_is_refused() -> None:
         ValueError,
         match=r"names 2 sites of \[1, 2\] experts, but the model has 2 of 2; give one row",
     ):
-        selector.check_shape(2, 2)
+        selector.check_shape(Shape(2, 2, 1))
 
 
 # Low precision for what few rows chose

@@ -71,7 +71,7 @@ def plain_likeliness(
 ) -> list[float]:
     features: list[float] = []
     if predictor.inputs == "scores":
-        for j in range(predictor.lookahead_sites):
+        for j in range(predictor.requires.lookahead_sites):
             if site + j + 1 <= walk.shape.last(site):
                 features += walk.scores[row, site, j].tolist()
     elif predictor.inputs == "gate_input":
@@ -133,7 +133,7 @@ def test_no_forecast_leaves_its_stack_or_stands_without_its_inputs() -> None:
     predictor = LearnedPerSite("scores", stride=2, score_sites=1)
     assert predictor.sources(shape) == [2]
     assert predictor.num_given(shape, 4, 0) == 0
-    assert predictor.lookahead_sites == 1
+    assert predictor.requires.lookahead_sites == 1
     predictor.know(shape, made_up(predictor, shape))
     without = Walk(shape).gate(2)
     without.lookahead = lambda j: None

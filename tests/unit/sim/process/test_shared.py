@@ -10,8 +10,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sim.process.shared import Shared
-from sim.setup.build import PARTS, build, make_object
+from sim.setup.build import build
 from sim.setup.execute import execute
+from sim.setup.parts import PARTS
+from sim.setup.sections import make_object
 
 Configure = Callable[..., DictConfig]
 

@@ -80,8 +80,8 @@ DEFECTS = {
     ),
     "no channels": Defect(
         "sim.results.metrics",
-        "isinstance(controller.payload, ReusedChannels)",
-        "controller is None",
+        "for policy in run.policies:",
+        "for policy in [run.controller.selector]:",
         "",
     ),
     "every end of a need is a wave": Defect(

@@ -1,0 +1,144 @@
+"""The parts of a run: the sections of a configuration as typed objects, made in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sim.core.loader import Loader
+from sim.machine.hardware import Hardware
+from sim.machine.model import Model
+from sim.policies.base import (
+    CachePolicy,
+    Payload,
+    Placement,
+    Policy,
+    PrecisionSelector,
+    Predictor,
+)
+from sim.policies.requires import Requires
+from sim.process.shared import Shared
+from sim.setup.choices import TraceChoice, WorkloadChoice
+from sim.setup.sections import make_object
+from sim.values.places import CONF, ROOT
+
+_LASTING = Shared(64)
+"""Models and machines by the values that they are made of. They never change, and many runs have
+the same ones, so one object serves all runs of a process.
+"""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of: a field for each section of a configuration that has a ``_target_``.
+
+    Policies among them are fresh and belong to one run, because they keep what they see. Models and
+    machines are shared by the runs of a process.
+    """
+
+    model: Model
+    hardware: Hardware
+    trace: TraceChoice
+    workload: WorkloadChoice
+    predictor: Predictor
+    cache: CachePolicy
+    ram_cache: CachePolicy
+    precision: PrecisionSelector
+    placement: Placement
+    payload: Payload
+    loader: Loader
+
+    def policies(self) -> dict[str, Policy]:
+        """The policies by their section of the configuration."""
+        return {
+            "predictor": self.predictor,
+            "cache": self.cache,
+            "ram_cache": self.ram_cache,
+            "precision": self.precision,
+            "placement": self.placement,
+            "payload": self.payload,
+        }
+
+    def of_trace(self) -> Requires:
+        """What the policies together require of the trace's columns."""
+        asked = [policy.requires for policy in self.policies().values()]
+        return Requires(
+            lookahead_sites=max(one.lookahead_sites for one in asked),
+            preferences=any(one.preferences for one in asked),
+            active_shares=any(one.active_shares for one in asked),
+        )
+
+
+PARTS = tuple(field.name for field in fields(Parts))
+
+
+def make_parts(config: Mapping[str, Any]) -> Parts:
+    """The parts that the sections of ``config`` (plain values, resolved) describe.
+
+    Raise ValueError, naming the section and its file, for what a section's class refuses.
+    """
+    return Parts(
+        model=make_model(config),
+        hardware=make_hardware(config),
+        **{name: _made(config, name) for name in PARTS[2:]},
+    )
+
+
+def make_model(config: Mapping[str, Any]) -> Model:
+    """The model of a configuration, the same object for the same values. Raise ValueError."""
+    model: Model = _LASTING.get(
+        ("model", repr(config["model"])), lambda: with_whole(_made(config, "model"))
+    )
+    return model
+
+
+def make_hardware(config: Mapping[str, Any]) -> Hardware:
+    """The machine of a configuration, the same object for the same values. Raise ValueError."""
+    hardware: Hardware = _LASTING.get(
+        ("hardware", repr(config["hardware"])), lambda: _made(config, "hardware")
+    )
+    return hardware
+
+
+def _made(config: Mapping[str, Any], name: str) -> Any:
+    try:
+        return make_object(config[name], name)
+    # A constructor may refuse its arguments by any exception, and the user chose the arguments.
+    except Exception as error:
+        raise ValueError(f"{_source(name, config[name])}: {error}") from error
+
+
+def _source(name: str, section: Mapping[str, Any]) -> str:
+    """The group of a section, with its file in ``conf/`` where the section's ``name`` tells it."""
+    file = f"conf/{name}/{section.get('name')}.yaml"
+    return f"{name} ({file})" if (ROOT / file).is_file() else name
+
+
+def with_whole(model: Model) -> Model:
+    """``model`` with ``whole`` filled in: sites, experts and top-k of the published model.
+
+    They stand in the file of ``conf/model`` whose sizes the model has.
+    """
+    if model.whole is not None:
+        return model
+    return replace(model, whole=_whole_shape(model.sizes_of or model.name))
+
+
+@cache
+def _whole_shape(name: str) -> tuple[int, int, int] | None:
+    """Sites, experts and top-k in ``conf/model/NAME.yaml``; None without such a file."""
+    place = CONF / "model" / f"{Path(name).name}.yaml"
+    if not place.is_file():
+        return None
+    found = OmegaConf.load(place)
+    assert isinstance(found, DictConfig), place
+    if found.get("sizes_of") is not None:
+        return _whole_shape(str(found.sizes_of))
+    # A file that takes its values from another one has none of these keys.
+    shape = [found.get(key) for key in ("sites", "experts", "top_k")]
+    return None if None in shape else (shape[0], shape[1], shape[2])
