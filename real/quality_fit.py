@@ -98,8 +98,9 @@ def widths(whole: Whole, tolerated: float, place: Path, header: Header, track: T
 
 
 def low_share(whole: Whole, tolerated: float, place: Path, header: Header, track: Track) -> Fitted:
-    """Fate's share: the largest such that it, and every smaller one that is tried, is within the
-    tolerated loss over INT4.
+    """Fate's share of low experts: the largest within the tolerated loss over INT4.
+
+    Every smaller share that is tried is within it, too.
     """
     experts = whole.forms[0].layer.num_experts
     variants = Variants(whole.forms, ("int4", "int2"), GROUPS)

@@ -68,8 +68,9 @@ class PinnedArena:
 
 
 class StagingRing:
-    """Equal pinned buffers, used in turn. A buffer is given out again once the copy out of it is
-    over.
+    """Equal pinned buffers, used in turn.
+
+    A buffer is given out again once the copy out of it is over.
     """
 
     def __init__(self, runtime: Runtime, arena: PinnedArena, count: int, num_bytes: int) -> None:

@@ -56,17 +56,13 @@ class Feeder:
             self._news.notify_all()
 
     def was_issued(self, number: int) -> None:
-        """Note that the copy of a transfer that was not announced has been issued, with its end's
-        event.
-        """
+        """Note that an unannounced copy has been issued, and its end's event recorded."""
         with self._news:
             self._last_issued = number
             self._news.notify_all()
 
     def loop(self) -> None:
-        """Issue what has been announced as soon as what stands before it has been: the feeder's
-        thread.
-        """
+        """Issue announced copies, each as soon as the one before it is: the feeder's thread."""
         while True:
             with self._news:
                 while (number := self._next()) is None and not self._is_over():

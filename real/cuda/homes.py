@@ -29,8 +29,9 @@ STAGING_BUFFERS = 3
 
 
 class Transit:
-    """Pinned buffers between two links, one for each transfer between them. ``lock`` is the
-    device's.
+    """Pinned buffers between two links, one for each transfer between them.
+
+    ``lock`` is the device's.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""A layer's experts as CUDA graphs: each launch costs the host microseconds, a graph costs them
-once.
+"""A layer's experts as CUDA graphs, which cost the host one launch where kernels cost one each.
 
 A graph keeps the addresses of its capture. So it finds its experts through a table in device
 memory, which says where each lies and, of an expert that has come in part, which neurons those are.

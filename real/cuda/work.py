@@ -125,8 +125,9 @@ class Captured:
 
 
 def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | None:
-    """The kind of experts that have one matrix of first projections, a down projection, and nothing
-    else; None for other experts.
+    """The kind of experts that are one matrix of first projections and a down projection.
+
+    None for experts that have anything else.
     """
     found = {tensor.name: tensor for tensor in variant.tensors}
     first = next((name for name in FIRST if name in found), None)

@@ -21,9 +21,7 @@ from typing import Protocol
 from real.driver.sharing import Sharing
 
 TAIL = -1
-"""The key of the work after the last site (final norm and LM head), which belongs to no expert
-and no layer.
-"""
+"""The key of the work after the last site (final norm and LM head): no expert's, no layer's."""
 
 
 class Turn(IntEnum):

@@ -29,8 +29,9 @@ Service = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Recording:
-    """A run on a device. ``computed``: key, start and end in ns of all that the main thread
-    computed.
+    """A run on a device, written down.
+
+    ``computed``: key, start and end in ns of all that the main thread computed.
     """
 
     calls: list[Call]

@@ -205,8 +205,9 @@ class CpuDevice(ThreadedDevice):
                 begin, done = begin + count, done + count
 
     def _extent_at_home(self, key: int, begin: int, count: int) -> tuple[int, int]:
-        """Byte ``begin`` of a transfer in the store: its offset, and how many of ``count`` bytes
-        follow it in one piece.
+        """Where byte ``begin`` of a transfer is in the store.
+
+        Return its offset, and how many of ``count`` bytes follow it there in one piece.
 
         A transfer has the variant's own bytes first, then those of the experts after it in its
         layer; the layer's first expert follows its last.

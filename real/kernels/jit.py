@@ -64,8 +64,7 @@ def interpreted() -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """Within the block launches are listed instead of made, whatever the tensors' device (such as
-    ``meta``).
+    """Within the block launches are listed instead of made, on any device, such as ``meta``.
 
     Raise RuntimeError where kernels are interpreted: these cannot be compiled.
     """

@@ -372,9 +372,7 @@ def quantise_hqq(
 def from_hqq(
     packed: Tensor, meta: Mapping[str, Any], meta_dtype: torch.dtype = torch.float16
 ) -> Quantised:
-    """The matrix that the package ``hqq`` returned for ``axis=1``. Raise ValueError for another
-    axis.
-    """
+    """The matrix that the package ``hqq`` returned for ``axis=1``. Raise ValueError for others."""
     if meta["axis"] != 1:
         raise ValueError(
             f"groups along axis={meta['axis']} cannot be read by rows: quantise with axis=1"

@@ -199,9 +199,7 @@ def check_batches(model: Any, workload: Workload) -> None:
 
 
 def _changes(workload: Workload) -> tuple[bool, bool]:
-    """Whether sequences join others that decode, and whether a batch changes while some of it go
-    on.
-    """
+    """Whether sequences join others that decode, and whether a batch changes while it decodes."""
     if workload.is_timed:
         return workload.batching == "continuous", workload.together > 1
     decode = [set(step.sequences) for step in workload.steps if step.decode]

@@ -63,10 +63,11 @@ class LiveChannels:
         )
         self._fed: torch.Tensor | None = None
         self._fed_of: dict[tuple[int, bool], torch.Tensor] = {}
-        """By key, and by whether the transfer completes a prefetch: what its channels are chosen
-        by. That is the experts' input at the gate that last asked for it.
+        """The experts' inputs by which a transfer's channels are chosen.
 
-        The two stand apart because a prefetch may begin after its rest has been asked for.
+        They are kept by key, and by whether the transfer completes a prefetch, and come from the
+        gate that last asked. The two are kept apart because a prefetch may begin after its rest has
+        been asked for.
         """
         self._named: dict[int, NDArray[np.bool_]] = {}
         """By expert of the next site: the channels [I] that this site's row names."""

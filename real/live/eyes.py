@@ -46,8 +46,9 @@ class Eyes:
         return np.asarray(functional.linear(inputs.float().cpu(), weight, bias).numpy())
 
     def ahead(self, site: int, inputs: torch.Tensor, reach: int) -> list[FloatArray]:
-        """Lookahead scores [R, E] of each of the next ``reach`` sites, at most ``depth`` of them,
-        up to the last site.
+        """Lookahead scores [R, E] of each of the next ``reach`` sites.
+
+        There are at most ``depth`` of them, and none beyond the last site.
         """
         found = []
         fed = inputs.float().cpu()

@@ -81,9 +81,7 @@ class LiveDriver(Driver):
         self.channels: LiveChannels | None = None
         """Chooses which channels move; None where no parts of experts move."""
         self.logits: list[torch.Tensor] | None = None
-        """If set to a list: for every step that has some, the logits of each sequence's next token
-        [n, V] are appended to it.
-        """
+        """If set to a list, every step appends its logits of each sequence's next token [n, V]."""
 
     def drive(self) -> Record:
         weightless = self._model.weightless

@@ -259,8 +259,9 @@ class LiveWorkload:
 
 
 def _forecast_prompts(workload: Workload) -> NDArray[np.bool_]:
-    """Which rows [N] belong to prompts that the run reads whole, and whose forecasts the trace
-    keeps together.
+    """Which rows [N] belong to prompts whose forecasts are kept together.
+
+    These are prompts that the run reads whole, and for which the trace has such forecasts.
     """
     trace, cells = workload.trace, workload.trace.prompt_forecasts.get(workload.norm)
     if cells is None:

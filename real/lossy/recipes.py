@@ -1,6 +1,4 @@
-"""Ways of serving choices that depend on the gate alone, as the papers' motivating figures vary
-them.
-"""
+"""Ways of serving choices by the gate alone, as the papers' motivating figures vary them."""
 
 from __future__ import annotations
 

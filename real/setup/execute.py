@@ -65,8 +65,9 @@ class CountedWorkload:
 
 
 def watched(device: Device) -> Device:
-    """A device that also lists what it computes; the null device, whose times are nominal, as it
-    is.
+    """A device that also lists what it computes; the null device stays as it is.
+
+    The null device's times are nominal, so nothing is to be learnt from them.
     """
     return device if isinstance(device, NullDevice) else cast(Device, WatchedDevice(device))
 

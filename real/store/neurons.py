@@ -44,16 +44,15 @@ def by_neuron(form: ExpertForm, tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def of_neurons(form: ExpertForm, pairs: torch.Tensor, up: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The stored tensors of an expert that has only these neurons: ``pairs`` [n, 2H] and ``up``
-    [n, H].
-    """
+    """An expert of only these neurons, as stored tensors; ``pairs`` [n, 2H], ``up`` [n, H]."""
     hidden = up.shape[1]
     return form.stored({"gate": pairs[:, :hidden], "up": up, "down": pairs[:, hidden:].T})
 
 
 class Arrivals:
-    """Which neurons the slots hold of variants that have moved in part. ``begin`` needs the
-    device's lock.
+    """Which neurons the slots hold of variants that have moved in part.
+
+    The device's lock is held around ``begin``.
 
     - A live run sets ``rank(key, completes)``, which returns all of an expert's neurons, the most
       active first; ``completes`` says whether they join others that are there. As many of them come
@@ -105,8 +104,9 @@ class Arrivals:
         return key in self._moving
 
     def extent(self, key: int, begin: int, count: int) -> tuple[int, int]:
-        """Where byte ``begin`` of the slot is in the stored variant, and how many of ``count``
-        bytes follow it there.
+        """Where byte ``begin`` of the slot is in the stored variant.
+
+        Return its place, and how many of ``count`` bytes follow it there.
         """
         if key not in self._moving:
             return begin, count

@@ -78,9 +78,7 @@ class SlotMemory:
         return views[0] if len(views) == 1 else torch.cat(views)
 
     def check(self, held: Callable[[int], bool]) -> None:
-        """Assert that no byte is in two places, and that every ``held`` key has its bytes. For
-        tests.
-        """
+        """Assert that no byte is in two places and every ``held`` key has its bytes. For tests."""
         self._room.check()
         for key, extents in self._room.extents.items():
             assert sum(length for _, length in extents) == self._slots.key_bytes[key]

@@ -283,8 +283,9 @@ class Store:
         return self.header.variants[precision].decode(blob, dtype)
 
     def read_resident(self) -> torch.Tensor | None:
-        """The resident parts of all experts that have their own, uint8 [distinct, stride]; None
-        if experts have none.
+        """The resident parts of all experts that have blobs of their own, uint8 [distinct, stride].
+
+        None if experts have no such part.
         """
         resident = self.header.resident
         if resident is None:

@@ -57,9 +57,7 @@ class ExpertWork:
         self._outputs: dict[int, torch.Tensor] = {}
         self._dense: torch.Tensor | None = None
         self.resident = weights.store.read_resident()
-        """The parts of experts that no slot holds, uint8 [distinct, bytes]; None if there are
-        none.
-        """
+        """The parts of experts that no slot holds, uint8 [distinct, bytes]; else None."""
         draw = torch.Generator().manual_seed(0)
         self._noise = torch.randn(1, weights.hidden, generator=draw).to(weights.dtype)
 

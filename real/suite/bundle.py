@@ -1,5 +1,6 @@
-"""Writes all that a machine with a GPU needs as one file: what the suite reads of the project, and
-packages.
+"""Writes all that a machine with a GPU needs as one file.
+
+That is what the suite reads of the project, and packages.
 
 What may be sent to a lent machine is often limited, and the machine may reach no package index.
 """

@@ -31,8 +31,9 @@ from sim.values.record import Record
 
 SCHEDSTAT = Path("/proc/self/schedstat")
 BUSY_SHARE = 0.005
-"""A run was disturbed by others if its main thread spent more than this share of it in the run
-queue.
+"""The largest share of a run that its main thread may spend in the run queue.
+
+With a larger share, other work has disturbed the run.
 """
 MAX_TOTAL_ERROR, MAX_STEP_ERROR = 0.01, 0.02
 """The largest errors of a controlled prediction: of the makespan, and of 95 % of the steps."""

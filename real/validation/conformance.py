@@ -46,8 +46,10 @@ TIE_NS = 200_000
 LATENESS = 250
 """How many ties late a thread may be: work due closer to the run's end need not have ended."""
 MAX_MAKESPAN_ERROR, MAX_TOKEN_ERROR, MAX_FORCED = 0.005, 0.01, 0.01
-"""The largest errors of a replay: of the makespan, of 95 % of the tokens' durations, of the calls
-whose order is forced.
+"""The largest errors of a replay.
+
+They are those of the makespan, those of 95 % of the tokens' durations, and the share of calls whose
+order is forced.
 """
 CLASSES: dict[int, tuple[str, ...]] = {
     TRANSFER_END: ("transfer_done", "head_done", "chunk_done"),

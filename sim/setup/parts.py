@@ -25,7 +25,7 @@ from sim.policies.requires import Requires
 from sim.process.shared import Shared
 from sim.setup.choices import TraceChoice, WorkloadChoice
 from sim.setup.sections import make_object
-from sim.values.places import CONF, ROOT
+from sim.values.places import CONF, name_of
 
 _LASTING = Shared(64)
 """Models and machines by the values that they are made of. They never change, and many runs have
@@ -115,8 +115,8 @@ def _made(config: Mapping[str, Any], name: str) -> Any:
 
 def _source(name: str, section: Mapping[str, Any]) -> str:
     """The group of a section, with its file in ``conf/`` where the section's ``name`` tells it."""
-    file = f"conf/{name}/{section.get('name')}.yaml"
-    return f"{name} ({file})" if (ROOT / file).is_file() else name
+    file = CONF / name / f"{section.get('name')}.yaml"
+    return f"{name} ({name_of(file)})" if file.is_file() else name
 
 
 def with_whole(model: Model) -> Model:

@@ -1,6 +1,4 @@
-"""FloE's gather: kept rows arrive in order, in all numbers of pieces and streams, in legal order of
-work.
-"""
+"""FloE's gather: kept rows arrive in order, in any number of pieces and streams."""
 
 from __future__ import annotations
 

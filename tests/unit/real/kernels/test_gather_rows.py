@@ -1,6 +1,4 @@
-"""Rows that a kernel reads where they lie: exactly the named rows come, and nothing else is
-written.
-"""
+"""Rows that a kernel reads where they lie: the named rows come, and nothing else is written."""
 
 from __future__ import annotations
 

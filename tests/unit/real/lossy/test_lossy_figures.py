@@ -1,6 +1,4 @@
-"""Recipes, searches and figures: they serve what the papers vary, and judge claims by paired
-numbers.
-"""
+"""Recipes, searches and figures serve what the papers vary; claims are judged by pairs."""
 
 from __future__ import annotations
 
