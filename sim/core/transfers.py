@@ -332,10 +332,8 @@ class Transfers(Claims):
             if transfer.cancelled:
                 queue.popleft()
                 continue
-            if self._is_stale:
-                self._protect()
             key, must = transfer.key, transfer.awaited or not transfer.prefetch
-            victims = self.slots.claim(key, must)
+            victims = self.protection.claim(key, must)
             if victims is None and must:
                 return None
             queue.popleft()
@@ -442,8 +440,7 @@ class Transfers(Claims):
         is_unasked = transfer.prefetch and not transfer.awaited
         self.state[key] = UNUSED if is_unasked else RESIDENT
         self.staging.put(key)
-        self._protect()
-        if is_unasked and not transfer.partial and not self.blocked[key]:
+        if is_unasked and not transfer.partial and not self.protection.protects(key):
             self._drop_staged(key)
         elif transfer.awaited and not transfer.partial:
             self._exchange(key)

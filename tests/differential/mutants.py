@@ -250,7 +250,7 @@ def two_at_a_time(patch: Patch) -> None:
     def write(self: Controller, value: bool) -> None:
         self.__dict__["one"] = value
 
-    one = property(lambda self: self.__dict__["one"] and len(self._pins) > 1, write)
+    one = property(lambda self: self.__dict__["one"] and len(self.protection.pins) > 1, write)
     patch.setattr(Controller, "_one_at_a_time", one, raising=False)
 
 

@@ -178,7 +178,7 @@ MUTANTS = {
         replaced(
             Controller,
             "foreseen",
-            property(lambda c: [c.expert_of(key) for key in c._unmasked][::-1]),
+            property(lambda c: [c.expert_of(key) for key in c.protection.unmasked][::-1]),
         ),
         "forecast_routes",
     ),  # 1
