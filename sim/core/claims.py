@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.core.loader import NO_TRANSFER, Loader, Transfer
+from sim.core.loader import Loader
 from sim.core.protection import Protection
 from sim.core.ram import RamTier
 from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, UNUSED, Slots
 from sim.core.staging import Staging
+from sim.core.transfer import NO_TRANSFER, Transfer
 from sim.policies.base import CachePolicy, Payload
 from sim.values.types import Cause, Event, Geometry, PrefetchOutcome, Route
 
@@ -150,9 +151,7 @@ class Claims:
             if link != self._ram_link:
                 return True
             assert self.ram is not None
-            return self.ram.take_in(
-                transfer.key, transfer.awaited or not transfer.prefetch, self.calls
-            )
+            return self.ram.take_in(transfer.key, transfer.is_needed, self.calls)
         if transfer.claimed:
             return True
         if self._stages and self._lands_in_staging(transfer):
@@ -161,7 +160,7 @@ class Claims:
 
     def _claim_pool(self, transfer: Transfer) -> bool:
         key = transfer.key
-        victims = self.protection.claim(key, transfer.awaited or not transfer.prefetch)
+        victims = self.protection.claim(key, transfer.is_needed)
         if victims is None:
             return False
         transfer.claimed = True
@@ -216,8 +215,9 @@ class Claims:
             return True
         if transfer.prefetch and self.loader.destination == "staging":
             return True
-        is_needed = transfer.awaited or not transfer.prefetch
-        return is_needed and (not self.cache.admits_all or self._finds_only_masked(transfer.key))
+        return transfer.is_needed and (
+            not self.cache.admits_all or self._finds_only_masked(transfer.key)
+        )
 
     def _finds_only_masked(self, key: int) -> bool:
         """``demand_evicts: unmasked``: no slot can be had without a forecast key's."""
@@ -233,7 +233,7 @@ class Claims:
         staging = self.staging
         if staging.is_full:
             victim = staging.first_but(self.protection.pins)
-            if victim < 0 or (transfer.prefetch and not transfer.awaited):
+            if victim < 0 or not transfer.is_needed:
                 return False
             self._drop_staged(victim)
         staging.claim()

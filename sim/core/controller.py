@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.core.loader import Loader, Transfer
+from sim.core.loader import Loader
 from sim.core.prefetches import Prefetches
 from sim.core.ram import HIT, MISS
 from sim.core.rerouting import Serving, serve
 from sim.core.slots import ABSENT, QUEUED, RESIDENT, UNUSED
+from sim.core.transfer import Transfer
 from sim.policies.base import (
     CachePolicy,
     Gate,

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from sim.core.loader import Loader, Transfer
+from sim.core.loader import Loader
 from sim.core.slots import ABSENT, QUEUED, UNUSED
+from sim.core.transfer import Transfer
 from sim.core.transfers import CANCELLED, Transfers
 from sim.policies.base import (
     CachePolicy,

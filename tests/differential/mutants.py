@@ -12,10 +12,10 @@ import pytest
 
 from sim.core import controller
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
 from sim.core.ram import RamTier
 from sim.core.rerouting import Serving, serve
 from sim.core.slots import ABSENT, RESIDENT, UNUSED, Slots
+from sim.core.transfer import Transfer
 from sim.policies.base import Gate
 from sim.policies.recency import LRU
 from sim.values.types import Cause, Geometry, Outcome
@@ -154,7 +154,7 @@ def promotion_lost(patch: Patch) -> None:
     """A need that finds a prefetch waiting waits for it in its place among the prefetches."""
 
     def mutant(self: Controller, transfer: Transfer) -> Transfer:
-        transfer.awaited = True
+        transfer.urgent = True
         return transfer
 
     patch.setattr(Controller, "_promote", mutant)

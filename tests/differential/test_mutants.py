@@ -20,8 +20,8 @@ from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
 from differential.test_engine_against_reference import PLAIN, first_difference, given
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
 from sim.core.slots import Slots
+from sim.core.transfer import Transfer
 from sim.engine import engine, links, stream
 from sim.engine.clock import TRANSFER_END
 from sim.engine.contended_links import ContendedLink
