@@ -12,7 +12,7 @@ from functools import partial
 
 from real.driver.device import Device, Service
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.machine.costs import Durations
 from sim.values.record import Record
 

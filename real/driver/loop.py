@@ -23,7 +23,7 @@ from real.driver.links import Links
 from real.driver.needs import Needs
 from real.driver.timers import WAKE_NS
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.machine.costs import Durations
 from sim.values.record import HOST_TIME, NO_REQUEST, Record
 from sim.values.types import SKIP, Outcome, Step

@@ -21,7 +21,7 @@ import simpy
 
 from real.driver.recording import NEVER_NS, Lengths, Recording, Service, lengths_of
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.engine.clock import (
     ARRIVAL,
     CPU_DONE,

@@ -1,20 +1,20 @@
 """The base of the decision core: what is there, what may not go, and who gets a slot. Nothing moves
 here.
 
-Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. The needs
-of the current gate are *pinned*: no claim evicts them. What is forecast is *masked*: no claim of a
-prefetch evicts it. Policies see both as bytes by key, which are written only before a claim reads
-them. What is above: ``sim.core.transfers``.
+Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. What a claim
+may evict for it: ``sim.core.protection``. What is above: ``sim.core.transfers``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.core.loader import NO_TRANSFER, Loader, Transfer
+from sim.core.loader import Loader
+from sim.core.protection import Protection
 from sim.core.ram import RamTier
 from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, UNUSED, Slots
 from sim.core.staging import Staging
+from sim.core.transfer import NO_TRANSFER, Transfer
 from sim.policies.base import CachePolicy, Payload
 from sim.values.types import Cause, Event, Geometry, PrefetchOutcome, Route
 
@@ -31,25 +31,19 @@ class Claims:
     # classes of this line: a larger dict makes each call slower.
     __slots__ = (
         "__dict__",
-        "_is_stale",
         "_key_bytes",
         "_limits_staging",
-        "_masks",
-        "_nothing",
-        "_pins",
         "_ram_link",
         "_rows",
-        "_spares_masked",
         "_stages",
         "_transfer_of",
         "_writes_back",
-        "blocked",
         "cache",
         "calls",
         "events",
         "loader",
         "payload",
-        "pinned",
+        "protection",
         "ram",
         "slots",
         "state",
@@ -74,13 +68,9 @@ class Claims:
         )
         overflows, self._stages = loader.retention == "after_batch", loader.staging_slots > 0
         self.slots = Slots(geometry, cache, geometry.top_k, overflows, self._stages)
+        self.protection = Protection(self.slots, loader.demand_evicts == "unmasked")
         # The hot path reads these; Slots owns them.
-        self.state, self.pinned, self.blocked = (
-            self.slots.state,
-            self.slots.pinned,
-            self.slots.blocked,
-        )
-        self._key_bytes = self.slots.key_bytes
+        self.state, self._key_bytes = self.slots.state, self.slots.key_bytes
         self._rows = [
             [
                 list(range(first := geometry.key(p, site, 0), first + geometry.units))
@@ -95,15 +85,6 @@ class Claims:
         # is UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * geometry.num_keys
         self._writes_back = loader.write_back
-        self._pins: list[int] = []
-        """The needs of the current gate, in need order, as far as they are admitted and not
-        done.
-        """
-        self._masks: dict[int, Sequence[int]] = {}
-        """What is forecast, by site."""
-        # A bytearray takes over another one as it is, but copies bytes first.
-        self._nothing = bytearray(geometry.num_keys)
-        self._is_stale = True
         self._prepare_ram(ram_cache)
         self._prepare_staging()
 
@@ -130,8 +111,7 @@ class Claims:
                 f"partial moves need one precision, got {', '.join(self.geometry.precisions)};"
                 " choose a fixed one"
             )
-        self._spares_masked = loader.demand_evicts == "unmasked"
-        self._may_all_stage = refuses or not self.payload.whole or self._spares_masked
+        self._may_all_stage = refuses or not self.payload.whole or self.protection.spares_masked
         self._limits_staging = self._may_all_stage or any(self.slots.is_short)
         self.staging = Staging(loader.staging_slots, self.geometry.num_keys)
 
@@ -163,24 +143,6 @@ class Claims:
                     return key
         return wanted
 
-    # ---- pins and masks
-
-    def _protect(self) -> None:
-        """Show the pins and masks to the policies, if they have changed since: only claims read
-        them.
-        """
-        if not self._is_stale:
-            return
-        pinned, blocked = self.pinned, self.blocked
-        pinned[:] = self._nothing
-        for key in self._pins:
-            pinned[key] = 1
-        blocked[:] = pinned
-        for keys in self._masks.values():
-            for key in keys:
-                blocked[key] = 1
-        self._is_stale = False
-
     # ---- claims and evictions
 
     def _claim(self, transfer: Transfer, link: int) -> bool:
@@ -189,9 +151,7 @@ class Claims:
             if link != self._ram_link:
                 return True
             assert self.ram is not None
-            return self.ram.take_in(
-                transfer.key, transfer.awaited or not transfer.prefetch, self.calls
-            )
+            return self.ram.take_in(transfer.key, transfer.is_needed, self.calls)
         if transfer.claimed:
             return True
         if self._stages and self._lands_in_staging(transfer):
@@ -200,10 +160,7 @@ class Claims:
 
     def _claim_pool(self, transfer: Transfer) -> bool:
         key = transfer.key
-        if self._is_stale:
-            self._protect()
-        must = transfer.awaited or not transfer.prefetch
-        victims = self.slots.claim(key, must and not self._spares_masked)
+        victims = self.protection.claim(key, transfer.is_needed)
         if victims is None:
             return False
         transfer.claimed = True
@@ -228,10 +185,9 @@ class Claims:
             )
         if transfer.claimed:
             return True
-        self._protect()
         if self._stages and self._lands_in_staging(transfer):
-            return not self.staging.is_full or self.staging.first_but(self.pinned) >= 0
-        return self.slots.could_claim(transfer.key)
+            return not self.staging.is_full or self.staging.first_but(self.protection.pins) >= 0
+        return self.protection.could_claim(transfer.key)
 
     def _evict(self, victims: Sequence[int], key: int, named: int) -> None:
         """Evict for ``key``; the first ``named`` of them stand in the row of its issue."""
@@ -247,8 +203,7 @@ class Claims:
 
     def _trim(self) -> None:
         """``retention: after_batch``: evict what the last batch left over the capacity."""
-        self._protect()
-        victims = self.slots.excess()
+        victims = self.protection.excess()
         for victim in victims:
             self.slots.release(victim)
         self._evict(victims, -1, named=0)
@@ -260,15 +215,13 @@ class Claims:
             return True
         if transfer.prefetch and self.loader.destination == "staging":
             return True
-        is_needed = transfer.awaited or not transfer.prefetch
-        return is_needed and (not self.cache.admits_all or self._finds_only_masked(transfer.key))
+        return transfer.is_needed and (
+            not self.cache.admits_all or self._finds_only_masked(transfer.key)
+        )
 
     def _finds_only_masked(self, key: int) -> bool:
         """``demand_evicts: unmasked``: no slot can be had without a forecast key's."""
-        if not self._spares_masked:
-            return False
-        self._protect()
-        return not self.slots.could_claim(key, must=False)
+        return self.protection.spares_masked and not self.protection.could_claim(key)
 
     def _is_short(self, key: int) -> bool:
         """The key's pool holds less than one token's needs: what comes for it lands in staging
@@ -279,9 +232,8 @@ class Claims:
     def _claim_staging(self, transfer: Transfer) -> bool:
         staging = self.staging
         if staging.is_full:
-            self._protect()
-            victim = staging.first_but(self.pinned)
-            if victim < 0 or (transfer.prefetch and not transfer.awaited):
+            victim = staging.first_but(self.protection.pins)
+            if victim < 0 or not transfer.is_needed:
                 return False
             self._drop_staged(victim)
         staging.claim()
@@ -294,8 +246,7 @@ class Claims:
         """
         if not self.cache.admits_all:
             return
-        self._protect()
-        victims = self.slots.claim(key, not self._spares_masked)
+        victims = self.protection.claim(key, must=True)
         if victims is not None:
             self._enter(key, victims)
 
@@ -305,11 +256,10 @@ class Claims:
         """
         if self.cache.admits_all or self._transfer_of[key].partial:
             return False
-        self._protect()
-        victims = self.slots.would_evict(key, must=False)
+        victims = self.protection.would_evict(key, must=False)
         if victims is None or not self.cache.admit(key, victims):
             return False
-        self.slots.claim(key, must=False)
+        self.protection.claim(key, must=False)
         self._enter(key, victims)
         return True
 
@@ -341,7 +291,7 @@ class Claims:
 
     def check(self) -> None:
         """Assert every invariant of the state. Expensive, for tests."""
-        self._protect()
+        self.protection.show()
         self.slots.check()
         self.staging.check()
         g = self.geometry

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.core.loader import Loader, Transfer
+from sim.core.loader import Loader
 from sim.core.prefetches import Prefetches
 from sim.core.ram import HIT, MISS
 from sim.core.rerouting import Serving, serve
 from sim.core.slots import ABSENT, QUEUED, RESIDENT, UNUSED
+from sim.core.transfer import Transfer
 from sim.policies.base import (
     CachePolicy,
     Gate,
@@ -143,7 +144,7 @@ class Controller(Prefetches):
         they are the need's.
         """
         self._looking_up = (
-            self._masks,
+            self.protection.begin_gate,
             self._prefetches_of,
             zeros,
             self.state,
@@ -180,10 +181,11 @@ class Controller(Prefetches):
         site, keys = gate.site, gate.keys
         size = len(keys)
         if size <= self._common_size:
-            masks, prefetches_of, zeros_of, state, lookup_keys, lookup_outcomes = self._looking_up
-            masks.pop(site, None)
-            self._is_stale = True
-            self._pins = self.admitted = keys
+            begin_gate, prefetches_of, zeros_of, state, lookup_keys, lookup_outcomes = (
+                self._looking_up
+            )
+            begin_gate(site, keys)
+            self.admitted = keys
             if prefetches_of[site] or self._cancels_all:
                 self._cancel_passed(site, keys)
             outcomes = zeros = zeros_of[size]
@@ -211,8 +213,7 @@ class Controller(Prefetches):
         if key in self._outside:
             self._outside.remove(key)
             self._leave(key)
-        self._pins.remove(key)
-        self._is_stale = True
+        self.protection.unpin(key)
         self._pool_pinned[self.slots.pool_of[key]] -= self.slots.slot_bytes[key]
         outcomes, waits = self._admit()
         self.wave_calls += (self.calls, len(outcomes))
@@ -228,20 +229,17 @@ class Controller(Prefetches):
         """What the previous gate leaves: too much in a pool, needs that no pool may have held."""
         if self._trims:
             self._trim()
-        self._pins = pins = self._outside
-        self._outside = []
-        self._is_stale = True
-        while pins:
-            self._leave(pins[0])
-            del pins[0]
-            self._is_stale = True
+        outside, self._outside = self._outside, []
+        self.protection.keep_pins(outside)
+        for key in outside:
+            self._leave(key)
+            self.protection.unpin(key)
 
     def _gate_in_full(self, gate: Gate) -> Answer:
         """Several precisions or places in play, staging, or a union that may not fit."""
         if self._trims or self._outside:
             self._tidy()
-        self._unmasked = self._masks.pop(gate.site, ())
-        self._is_stale = True
+        self.protection.begin_gate(gate.site, [])
         constant, experts = self.selector.constant, gate.needs
         wanted = (
             [constant] * len(experts) if constant is not None else self.selector.select(gate, self)
@@ -255,7 +253,6 @@ class Controller(Prefetches):
                 serving_now.gate,
             )
         self._wanted, self._experts, self.waiting = wanted, experts, len(experts)
-        self._pins = []
         self._pool_pinned = [0] * len(self.slots.capacity_bytes)
         rows, site = self._rows, gate.site
         staged = self.staging.keys
@@ -275,7 +272,7 @@ class Controller(Prefetches):
         gate = self._served
         assert gate is not None
         rows, site, needs, wanted = self._rows, gate.site, self._experts, self._wanted
-        slots, pool_pinned = self.slots, self._pool_pinned
+        slots, pool_pinned, protection = self.slots, self._pool_pinned, self.protection
         first = len(needs) - self.waiting
         admitted: list[int] = []
         for index in range(first, len(needs)):
@@ -287,20 +284,19 @@ class Controller(Prefetches):
             is_full = pool_pinned[pool] + size > slots.capacity_bytes[pool]
             if is_full and not self._trims and not slots.is_short[pool] and self.cache.admits_all:
                 break
-            if (self._one_at_a_time and self._pins) or (
+            if (self._one_at_a_time and protection.pins) or (
                 self._limits_staging and not self._fits_staging(key)
             ):
                 break
             pool_pinned[pool] += size
-            self._pins.append(key)
+            protection.pin(key)
             admitted.append(key)
         self.waiting -= len(admitted)
-        self._is_stale = True
         return self._look_up(gate, admitted, wanted[first : first + len(admitted)], first)
 
     def _fits_staging(self, key: int) -> bool:
         holds, everywhere = self.staging.holds, self._may_all_stage
-        asked = [k for k in (*self._pins, key) if everywhere or self._is_short(k)]
+        asked = [k for k in (*self.protection.pins, key) if everywhere or self._is_short(k)]
         return sum(holds[k] or self.state[k] > UNUSED for k in asked) <= self.loader.staging_slots
 
     def _look_up(

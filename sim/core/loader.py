@@ -1,14 +1,11 @@
-"""The loader: its switches, and what it moves."""
+"""The loader: its switches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.values.types import PrefetchOutcome, Route
+from sim.values.types import Route
 from sim.values.units import require_flag, require_number
-
-UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
 
 CHOICES: dict[str, tuple[str | int, ...]] = {
     "depth": ("all", "first_missing"),
@@ -133,70 +130,3 @@ class Loader:
                 f"loader.chunk_bytes={self.chunk_bytes} needs one engine on every link, got engines"
                 f" {list(route.engines)}; set hardware engines to 1 or chunk_bytes to null"
             )
-
-
-class Transfer:
-    """One variant, or dense block, on its way.
-
-    ``call`` is the controller call that queued it; ``number`` is given at its first issue (-1
-    before), ``victims`` are the keys evicted on the device for it, ``write_back`` those of them
-    whose bytes go back. ``prefetch``: how it first started; ``awaited``: a need waits for this
-    prefetch; ``urgent``: it then goes with the demands. ``outcome``: a ``PrefetchOutcome``, if it
-    is one. ``hops``: (link, call that queued it there); ``left_bytes``: what its hop on ``link``
-    has still to move. ``parent``: the number of the partial prefetch that it completes.
-
-    ``waits``: it is queued on a link, not issued. ``claimed``: it holds its slot on the device.
-    ``staged``: it lands in staging. ``dense``: it is a dense block. ``partial``: it moves less than
-    the variant. ``over``: its last hop has ended. ``feeds``: its hops that have been handed on and
-    are still in service (cut-through). ``bounced``: it found no slot while it was fed and joins the
-    queue again when its hop ends. ``rest_bytes``: what a partial prefetch did not bring of a need
-    that waits for it.
-    """
-
-    # What every transfer uses has a slot; what only some need is a default of the class.
-    __slots__ = (
-        "__dict__",
-        "awaited",
-        "call",
-        "cancelled",
-        "claimed",
-        "feeds",
-        "key",
-        "left_bytes",
-        "link",
-        "moved_bytes",
-        "number",
-        "outcome",
-        "prefetch",
-        "urgent",
-        "victims",
-        "waits",
-        "write_back",
-    )
-    first_link = 0
-    staged = dense = partial = over = bounced = False
-    rest_bytes = 0
-    parent = -1
-    later_hops: tuple[tuple[int, int], ...] = ()
-
-    def __init__(
-        self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0
-    ) -> None:
-        self.key, self.prefetch, self.call, self.link = key, prefetch, call, link
-        self.moved_bytes = self.left_bytes = moved_bytes
-        self.number = -1
-        self.outcome = UNUSED_AT_END
-        self.feeds = 0
-        self.waits = True
-        self.awaited = self.urgent = self.cancelled = self.claimed = False
-        self.victims: Sequence[int] = ()
-        self.write_back: Sequence[int] = ()
-        if link:
-            self.first_link = link
-
-    @property
-    def hops(self) -> tuple[tuple[int, int], ...]:
-        return ((self.first_link, self.call), *self.later_hops)
-
-
-NO_TRANSFER = Transfer(-1, False, 0, 0)

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from sim.core.loader import Loader, Transfer
+from sim.core.loader import Loader
 from sim.core.slots import ABSENT, QUEUED, UNUSED
+from sim.core.transfer import Transfer
 from sim.core.transfers import CANCELLED, Transfers
 from sim.policies.base import (
     CachePolicy,
@@ -56,7 +57,6 @@ class Prefetches(Transfers):
         "_forecasting",
         "_gate",
         "_prefetches_of",
-        "_unmasked",
         "predictor",
     )
 
@@ -83,14 +83,13 @@ class Prefetches(Transfers):
         # found.
         self._forecasting = (
             self.state,
-            self._masks,
+            self.protection.mask,
             one_variant,
             one_variant and self._is_simple,
             loader.queue == "replace",
             budget if isinstance(budget, int) else -1,  # never used up
             loader.depth == "first_missing",
         )
-        self._unmasked: Iterable[int] = ()  # what was forecast for the site of the gate
         self._ranks = loader.prefetch_order == "likeliest"
         self._gate: Gate | None = None
         self._predictions: dict[int, tuple[int, list[Kept]]] = {}
@@ -102,7 +101,7 @@ class Prefetches(Transfers):
     def foreseen(self) -> Sequence[int]:
         """The experts that were forecast for the site of the gate, best first."""
         units = self.geometry.units
-        return [key % units for key in self._unmasked]
+        return [key % units for key in self.protection.unmasked]
 
     # ---- what became of prefetches
 
@@ -204,14 +203,14 @@ class Prefetches(Transfers):
         if self._ranks:
             self._forecast_ranked(forecasts, gate)
             return
-        state, masks, is_plain, is_simple, replace, left, stops = self._forecasting
+        state, mask, is_plain, is_simple, replace, left, stops = self._forecasting
         for choice in forecasts:
             if replace:
                 self._replace_forecasts()
                 replace = False
             site = choice.site
-            masks[site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
-            self._is_stale = True
+            keys = choice.keys if is_plain else self._forecast_keys(choice)
+            mask(site, keys)
             missing = False
             for key in keys:
                 found = state[key]
@@ -235,14 +234,14 @@ class Prefetches(Transfers):
         """``prefetch_order: likeliest``: mask all that is forecast, then queue what is absent,
         whatever its site.
         """
-        state, masks, is_plain, _, replace, left, stops = self._forecasting
+        state, mask, is_plain, _, replace, left, stops = self._forecasting
         units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
         for choice in forecasts:
             if replace:
                 self._replace_forecasts()
                 replace = False
-            masks[choice.site] = keys = choice.keys if is_plain else self._forecast_keys(choice)
-            self._is_stale = True
+            keys = choice.keys if is_plain else self._forecast_keys(choice)
+            mask(choice.site, keys)
             lacking = [key for key in keys if state[key] > UNUSED]
             likely = likeliness(choice) if lacking else {}
             absent += [
@@ -264,7 +263,7 @@ class Prefetches(Transfers):
     def _replace_forecasts(self) -> None:
         """``queue: replace``: what was forecast before counts no more."""
         self._cancel(self._waiting_prefetches(), ())
-        self._masks.clear()
+        self.protection.forget_masks()
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class Staging:
     """``slots`` slots, each of the largest variant; ``holds[key]`` is 1 for what has arrived in
@@ -37,9 +39,9 @@ class Staging:
         del self.keys[key]
         self.used -= 1
 
-    def first_but(self, pinned: bytearray) -> int:
-        """The key that arrived first of those that are not pinned, or -1."""
-        return next((key for key in self.keys if not pinned[key]), -1)
+    def first_but(self, pins: Collection[int]) -> int:
+        """The key that arrived first of those that are not among ``pins``, or -1."""
+        return next((key for key in self.keys if key not in pins), -1)
 
     def check(self) -> None:
         assert sum(self.holds) == len(self.keys) <= self.used <= self.slots

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from sim.core.claims import DEMAND, DROPPED, PREFETCH, Claims
-from sim.core.loader import Loader, Transfer
+from sim.core.loader import Loader
 from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
+from sim.core.transfer import Transfer
 from sim.policies.base import CachePolicy, Payload
 from sim.values.types import Event, Geometry, PrefetchOutcome, Route
 
@@ -102,11 +103,7 @@ class Transfers(Claims):
 
     def bytes_ahead(self, link: int) -> int:
         """Bytes of the demands that wait on a link."""
-        return sum(
-            t.left_bytes
-            for t in self._demands[link]
-            if not t.cancelled and not (t.prefetch and not t.urgent)
-        )
+        return sum(t.left_bytes for t in self._demands[link] if not t.cancelled and t.is_needed)
 
     def hop_bytes(self, transfer: Transfer, link: int) -> int:
         """What a transfer's hop on a link moves: into RAM at least the whole variant."""
@@ -133,7 +130,7 @@ class Transfers(Claims):
         if self._is_simple:
             key = transfer.key
             if transfer.prefetch:
-                self.state[key] = RESIDENT if transfer.awaited else UNUSED
+                self.state[key] = RESIDENT if transfer.urgent else UNUSED
                 self.cache.on_insert(key, PREFETCH)
             else:
                 self.state[key] = RESIDENT
@@ -165,11 +162,10 @@ class Transfers(Claims):
         if not on_link or self.route.head_bytes[link]:
             return False
         serving = on_link[0]
-        if not serving.prefetch or serving.awaited:
+        if serving.is_needed:
             return False
         if len(on_link) > 1:
-            following = on_link[1]
-            return not following.prefetch or following.urgent
+            return on_link[1].is_needed
         demands = self._demands[link]
         return bool(demands) and self._could_claim(demands[0], link)
 
@@ -212,8 +208,7 @@ class Transfers(Claims):
         transfer.link, transfer.waits = link, True
         transfer.later_hops += ((link, self.calls),)
         transfer.left_bytes = self.hop_bytes(transfer, link)
-        goes_first = not transfer.prefetch or transfer.urgent
-        (self._demands if goes_first else self._prefetches)[link].append(transfer)
+        (self._demands if transfer.is_needed else self._prefetches)[link].append(transfer)
 
     def _stream_dense(self, site: int) -> None:
         """The site's dense block makes room for the one that comes ``dense_slots`` sites later."""
@@ -227,15 +222,12 @@ class Transfers(Claims):
         self._demands[0].append(transfer)
 
     def _await(self, transfer: Transfer) -> Transfer:
-        """A need waits for a transfer that has been queued before; if it is a prefetch it was
-        late.
+        """A need waits for a transfer that has started; if it is a prefetch it is late, and urgent
+        from now on.
         """
-        if not transfer.prefetch:
-            return transfer
-        transfer.awaited = True
-        transfer.outcome = LATE
-        if transfer.number >= 0 and not transfer.urgent:
+        if not transfer.is_needed:
             transfer.urgent = True
+            transfer.outcome = LATE
             if transfer.waits and self.loader.demand_first:
                 self._prefetches[transfer.link].remove(transfer)
                 self._demands[transfer.link].append(transfer)
@@ -269,9 +261,7 @@ class Transfers(Claims):
     def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
         """Give up waiting prefetches that no need waits for, but those of ``kept`` keys."""
         for transfer in transfers:
-            is_idle = (
-                transfer.prefetch and not transfer.awaited and transfer.waits and not transfer.feeds
-            )
+            is_idle = transfer.waits and not (transfer.is_needed or transfer.feeds)
             if is_idle and not transfer.cancelled and transfer.key not in kept:
                 self._give_up(transfer, CANCEL)
 
@@ -308,7 +298,7 @@ class Transfers(Claims):
                 queue.popleft()
                 continue
             if not self._claim(transfer, link):
-                if transfer.awaited or not transfer.prefetch:
+                if transfer.is_needed:
                     return self._issue_claimed(link)
                 queue.popleft()
                 self.given_up += 1
@@ -332,10 +322,9 @@ class Transfers(Claims):
             if transfer.cancelled:
                 queue.popleft()
                 continue
-            if self._is_stale:
-                self._protect()
-            key, must = transfer.key, transfer.awaited or not transfer.prefetch
-            victims = self.slots.claim(key, must)
+            # What has started does not wait here any more, so that none of these is urgent.
+            key, must = transfer.key, not transfer.prefetch
+            victims = self.protection.claim(key, must)
             if victims is None and must:
                 return None
             queue.popleft()
@@ -409,7 +398,7 @@ class Transfers(Claims):
         if transfer.staged:
             self._arrive_in_staging(transfer)
         else:
-            state[key] = UNUSED if transfer.prefetch and not transfer.awaited else RESIDENT
+            state[key] = RESIDENT if transfer.is_needed else UNUSED
             self.cache.on_insert(key, PREFETCH if transfer.prefetch else DEMAND)
         return key
 
@@ -439,11 +428,11 @@ class Transfers(Claims):
 
     def _arrive_in_staging(self, transfer: Transfer) -> None:
         key = transfer.key
-        is_unasked = transfer.prefetch and not transfer.awaited
-        self.state[key] = UNUSED if is_unasked else RESIDENT
+        self.state[key] = RESIDENT if transfer.is_needed else UNUSED
         self.staging.put(key)
-        self._protect()
-        if is_unasked and not transfer.partial and not self.blocked[key]:
-            self._drop_staged(key)
-        elif transfer.awaited and not transfer.partial:
+        if transfer.partial:
+            return
+        if transfer.urgent:
             self._exchange(key)
+        elif transfer.prefetch and not self.protection.protects(key):
+            self._drop_staged(key)

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from itertools import pairwise
 from typing import Protocol, cast
 
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.engine.contest import Contest, Draw, Mark
 from sim.engine.links import SERVICE, Machine, PagedLink
 from sim.machine.contention import FIRST_LINK

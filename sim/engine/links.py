@@ -14,7 +14,7 @@ from math import lcm
 from typing import Protocol
 
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.engine.clock import TRANSFER_END, Alarm, Clock
 from sim.machine.costs import Durations, PagedDurations
 from sim.machine.page_cache import PageCache

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.engine.clock import CPU_DONE, NEED_DONE, Alarm, Clock
 from sim.machine.costs import Durations
 from sim.values.record import CPU_RESULT, HOST_TIME, NotedRecord, Record

@@ -14,7 +14,7 @@ from itertools import count, zip_longest
 from typing import Any
 
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.policies.base import Gate
 from sim.values.types import Event, Outcome, Step
 from sim.workload.steps import Schedule, StepGate, Workload

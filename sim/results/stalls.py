@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.machine.costs import Durations
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.values.types import SKIP, Outcome, Place, Step
 from sim.workload.batching import NO_ARRIVALS
 from sim.workload.steps import Workload

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.engine.contest import Contest, Draw
 from sim.engine.engine import Engine
 from sim.engine.links import Link, SharedLink
@@ -79,9 +79,9 @@ def late_prefetches_give_way(patch: Patch) -> None:
 
     def mutant(self: Controller, link: int) -> bool:
         serving = self._on_link[link][0] if self._on_link[link] else Transfer(-1, False, 0, 0)
-        awaited, serving.awaited = serving.awaited, False
+        urgent, serving.urgent = serving.urgent, False
         answer = cut(self, link)
-        serving.awaited = awaited
+        serving.urgent = urgent
         return answer
 
     patch.setattr(Controller, "cut", mutant)

@@ -13,10 +13,10 @@ import pytest
 
 from sim.core import controller
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
 from sim.core.ram import RamTier
 from sim.core.rerouting import Serving, serve
 from sim.core.slots import ABSENT, RESIDENT, UNUSED, Slots
+from sim.core.transfer import Transfer
 from sim.policies.base import Gate
 from sim.policies.recency import LRU
 from sim.values.types import Cause, Geometry, Outcome
@@ -152,7 +152,7 @@ def promotion_lost(patch: Patch) -> None:
     """A need that finds a prefetch waiting waits for it in its place among the prefetches."""
 
     def mutant(self: Controller, transfer: Transfer) -> Transfer:
-        transfer.awaited = True
+        transfer.urgent = True
         return transfer
 
     patch.setattr(Controller, "_promote", mutant)
@@ -248,7 +248,7 @@ def two_at_a_time(patch: Patch) -> None:
     def write(self: Controller, value: bool) -> None:
         self.__dict__["one"] = value
 
-    one = property(lambda self: self.__dict__["one"] and len(self._pins) > 1, write)
+    one = property(lambda self: self.__dict__["one"] and len(self.protection.pins) > 1, write)
     patch.setattr(Controller, "_one_at_a_time", one, raising=False)
 
 

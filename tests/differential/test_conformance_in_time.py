@@ -32,7 +32,7 @@ from real.driver.needs import Batch, Needs
 from real.driver.paced import PacedDevice
 from real.driver.recording import Recording, record_run
 from real.validation.conformance import Conformance, NonconformanceError, conform
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 
 KINDS = ("plain", *FEATURES, "mixture")
 MS, US = 1_000_000, 1000

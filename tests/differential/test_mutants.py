@@ -19,8 +19,8 @@ from differential.rows import Timeline
 from differential.scenario import Cache, Scenario
 from differential.test_engine_against_reference import PLAIN, first_difference, given
 from sim.core.controller import Controller
-from sim.core.loader import Transfer
 from sim.core.slots import Slots
+from sim.core.transfer import Transfer
 from sim.engine import engine, links, stream
 from sim.engine.clock import TRANSFER_END
 from sim.engine.contended_links import ContendedLink
@@ -175,7 +175,7 @@ MUTANTS = {
         replaced(
             Controller,
             "foreseen",
-            property(lambda c: [c.expert_of(key) for key in c._unmasked][::-1]),
+            property(lambda c: [c.expert_of(key) for key in c.protection.unmasked][::-1]),
         ),
         "forecast_routes",
     ),  # 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.core.loader import Transfer
+from sim.core.transfer import Transfer
 from sim.values.record import Record
 from sim.values.types import PrefetchOutcome
 

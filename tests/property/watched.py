@@ -236,7 +236,7 @@ class Watch:
         """With ``retention: after_batch``, what exceeds a pool is pinned or still on its way."""
         there, pins = (
             [self.scenario.unpack(key) for key in self.caches[0].told],
-            {*self.controller._pins},
+            {*self.controller.protection.pins},
         )
         for pool in self.scenario.pools:
             held = [key for key in there if pool.covers(key)]
@@ -253,9 +253,9 @@ class Watch:
     def _check_pins(self, new_pins: bool) -> None:
         """A variant that is pinned and resident must stay."""
         controller = self.controller
-        there = {key for key in controller._pins if controller.state[key] <= UNUSED}
+        there = {key for key in controller.protection.pins if controller.state[key] <= UNUSED}
         if not new_pins:
-            assert self._pinned & {*controller._pins} <= there
+            assert self._pinned & {*controller.protection.pins} <= there
         self._pinned = there
 
     def _check_staging(self) -> None:

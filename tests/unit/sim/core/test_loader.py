@@ -1,4 +1,4 @@
-"""The loader's switches, combinations that are refused, and a transfer when it is queued."""
+"""The loader's switches: what can be set, and what does not go together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.core.loader import Loader, Transfer
-from sim.values.types import PrefetchOutcome, Route
+from sim.core.loader import Loader
+from sim.values.types import Route
 
 
 @pytest.mark.parametrize(
@@ -111,22 +111,3 @@ def test_chunks_need_links_of_one_engine() -> None:
         ValueError, match=r"chunk_bytes=1 needs one engine on every link, got engines \[1, 2\]; set"
     ):
         Loader(chunk_bytes=1).check_route(Route((1, 2), (0, 0)))
-
-
-def test_a_transfer_is_queued_without_a_number_and_unused_until_something_else_is_known() -> None:
-    transfer = Transfer(7, True, 100, 3)
-    assert (transfer.key, transfer.prefetch, transfer.moved_bytes, transfer.call) == (
-        7,
-        True,
-        100,
-        3,
-    )
-    assert (transfer.number, transfer.awaited, list(transfer.victims)) == (-1, False, [])
-    assert transfer.outcome == PrefetchOutcome.UNUSED_AT_END
-    assert (transfer.hops, transfer.parent, transfer.urgent) == (((0, 3),), -1, False)
-
-
-def test_a_transfer_remembers_which_call_queued_it_on_which_link() -> None:
-    transfer = Transfer(7, True, 100, 3, link=2)
-    transfer.later_hops += ((1, 8),)
-    assert transfer.hops == ((2, 3), (1, 8))

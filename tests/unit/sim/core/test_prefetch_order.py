@@ -85,7 +85,7 @@ def test_a_budget_takes_the_likeliest_and_all_that_is_forecast_is_masked() -> No
     one = controller(Says(s1=NEAR, s2=FAR), prefetch_order="likeliest", prefetch_budget=2)
     one.gate(gate(0, 3))
     assert issued(one) == [3, 12, 5]
-    assert {key for key, blocked in enumerate(one.blocked) if blocked} == {3, 5, 6, 12, 13}
+    assert {key for key, blocked in enumerate(one.slots.blocked) if blocked} == {3, 5, 6, 12, 13}
 
 
 # Contracts: C31
@@ -113,8 +113,8 @@ def test_a_new_queue_replaces_what_waits_and_what_was_masked() -> None:
     one.gate(gate(0, 3, tick=1))
     assert [transfer.key for transfer in one.queues[0][1] if not transfer.cancelled] == [11]
     assert one.prefetch_counts[6] == 4, "cancelled"
-    one._protect()
-    assert {key for key, blocked in enumerate(one.blocked) if blocked} == {3, 11}
+    one.protection.show()
+    assert {key for key, blocked in enumerate(one.slots.blocked) if blocked} == {3, 11}
 
 
 # Contracts: C29

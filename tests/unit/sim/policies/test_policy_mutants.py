@@ -327,7 +327,7 @@ DEFECTS = {
         "core.test_prefetch_order:test_demands_go_first_and_then_the_likeliest_of_all_sites",
     ),
     "old masks stay beside new ones": Defect(
-        "sim.core.prefetches",
+        "sim.core.protection",
         "        self._masks.clear()\n",
         "        self._masks.copy()\n",
         "core.test_prefetch_order:test_a_new_queue_replaces_what_waits_and_what_was_masked",
@@ -347,8 +347,8 @@ DEFECTS = {
     ),
     "no pool is short": Defect(
         "sim.core.slots",
-        "short = [capacity < at_once * size",
-        "short = [capacity < 0 * size",
+        "capacity < at_once * size",
+        "capacity < 0 * size",
         "core.test_short_pools:test_a_quota_of_zero_needs_staging_and_says_so",
     ),
 }

@@ -1,0 +1,151 @@
+"""What protects a variant from eviction: pins and masks.
+
+The rule: everything about these two states lives in this file. Nobody else keeps a list of what is
+pinned or forecast, and every claim of a device slot goes through `Protection.claim` or its
+questions. So no claim can be made against pins and masks of an earlier moment.
+
+States
+======
+
+Each key (a variant: an expert at a precision) of the device is in one of three states. They say who
+may evict it. They do not say whether it is there: a need is pinned while it is still on its way.
+
+======  ===================================================  ========================================
+state   which keys                                           who may evict it, once it is resident
+======  ===================================================  ========================================
+FREE    all others                                           every claim
+MASKED  named by the last forecast for their site            a demand, after all free keys; with
+                                                             ``demand_evicts: unmasked`` nobody
+PINNED  needs of the current gate that have been admitted    nobody
+        and are not over (a masked key may be pinned, too:
+        then it counts as pinned)
+======  ===================================================  ========================================
+
+A prefetch is a guess, so it evicts nothing that another guess has named: otherwise two prefetches
+could evict each other's variants for ever. A demand is certain, so it takes guesses where it must,
+but last. Nothing takes what the gate at hand is about to compute with.
+
+Transitions
+===========
+
+1. A gate begins (`begin_gate`). The pins of the gate before are released: its needs are computed.
+   The masks of the gate's own site are released: that forecast has now come true, or not. The
+   needs that are admitted at once are pinned.
+2. A need is admitted later (`pin`), when a union is served in waves.
+3. A need of a wave is over (`unpin`), which makes room for the next needs.
+4. A site is forecast (`mask`). The keys of the new forecast replace those of the last one for that
+   site: only the newest guess counts.
+5. All forecasts are forgotten (`forget_masks`), with ``queue: replace``: the forecasts of each gate
+   replace those of all gates before it, whatever their sites.
+6. Only the needs that no pool holds stay pinned (`keep_pins`) while they leave, one by one, at the
+   next gate. Each is offered to its pool while those after it still count as asked for.
+
+No transition evicts anything. A key that is no longer protected stays until some claim takes it.
+
+For speed
+=========
+
+Cache policies read the states as two maps with a byte for each key, ``Slots.pinned`` and
+``Slots.blocked`` (pinned or masked). A gate changes the states several times, but most gates claim
+nothing. So a transition only notes that the maps are *stale*; the next claim writes them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.core.slots import Slots
+
+
+class Protection:
+    """Who is pinned, who is masked, and what may be evicted for whom, on the device.
+
+    ``spares_masked`` is ``demand_evicts: unmasked``: a demand takes masked keys no more than a
+    prefetch does.
+    """
+
+    __slots__ = ("_is_stale", "_masks", "_nothing", "_slots", "pins", "spares_masked", "unmasked")
+
+    def __init__(self, slots: Slots, spares_masked: bool) -> None:
+        self._slots, self.spares_masked = slots, spares_masked
+        self.pins: list[int] = []
+        """The pinned keys, in the order in which they were admitted."""
+        self.unmasked: Sequence[int] = ()
+        """What was forecast for the site of the current gate, best first."""
+        self._masks: dict[int, Sequence[int]] = {}
+        """By site, the keys of its last forecast."""
+        # A bytearray takes over another one as it is, but copies plain bytes first.
+        self._nothing = bytearray(len(slots.pinned))
+        self._is_stale = True
+
+    # ---- transitions
+
+    def begin_gate(self, site: int, admitted: list[int]) -> None:
+        """Transition 1. ``admitted`` becomes ``pins`` and must not change any more elsewhere."""
+        self.unmasked = self._masks.pop(site, ())
+        self.pins = admitted
+        self._is_stale = True
+
+    def pin(self, key: int) -> None:
+        self.pins.append(key)
+        self._is_stale = True
+
+    def unpin(self, key: int) -> None:
+        self.pins.remove(key)
+        self._is_stale = True
+
+    def keep_pins(self, keys: Sequence[int]) -> None:
+        """Release all pins but those of ``keys``."""
+        self.pins = list(keys)
+        self._is_stale = True
+
+    def mask(self, site: int, keys: Sequence[int]) -> None:
+        self._masks[site] = keys
+        self._is_stale = True
+
+    def forget_masks(self) -> None:
+        self._masks.clear()
+        self._is_stale = True
+
+    # ---- what may be evicted for whom
+
+    def claim(self, key: int, must: bool) -> Sequence[int] | None:
+        """Claim a slot in the key's pool: the keys to evict, or None (see `Slots.claim`).
+
+        ``must``: for a demand, or for a prefetch that a need waits for.
+        """
+        if self._is_stale:
+            self.show()
+        return self._slots.claim(key, must and not self.spares_masked)
+
+    def would_evict(self, key: int, must: bool) -> Sequence[int] | None:
+        """What `claim` would answer now."""
+        self.show()
+        return self._slots.would_evict(key, must and not self.spares_masked)
+
+    def could_claim(self, key: int) -> bool:
+        """Whether `claim` would succeed now for a demand."""
+        return self.would_evict(key, must=True) is not None
+
+    def excess(self) -> list[int]:
+        """The keys to evict so that no pool holds more than its capacity (see `Slots.excess`)."""
+        self.show()
+        return self._slots.excess()
+
+    def protects(self, key: int) -> bool:
+        """Whether a key is pinned or masked."""
+        return key in self.pins or any(key in keys for keys in self._masks.values())
+
+    def show(self) -> None:
+        """Write the maps that cache policies read, if a transition has happened since."""
+        if not self._is_stale:
+            return
+        pinned, blocked = self._slots.pinned, self._slots.blocked
+        pinned[:] = self._nothing
+        for key in self.pins:
+            pinned[key] = 1
+        blocked[:] = pinned
+        for keys in self._masks.values():
+            for key in keys:
+                blocked[key] = 1
+        self._is_stale = False
