@@ -47,11 +47,13 @@ def _check(prepared: Prepared) -> None:
     run = prepared.run
     controller, workload = run.controller, run.workload
     depth, lookahead = controller.predictor.requires.lookahead_sites, run.trace.header.lookahead
+    payload, precisions = controller.payload, ", ".join(controller.geometry.precisions)
+    parts = f"payload {type(payload).__name__} of {precisions}"
     refused = {
         "a cache that knows the future (belady)": controller.cache.requires.future,
         "a predictor that is told the run's needs": controller.predictor.requires.future,
-        f"payload {type(controller.payload).__name__} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
-            controller.payload.active_share < 1 and not _is_by_neuron(prepared)
+        f"{parts} (parts of experts move with precision=floe)": (
+            payload.active_share < 1 and not _is_by_neuron(prepared)
         ),
         f"loader.dense_slots={controller.loader.dense_slots} (the model's own dense blocks stay where they are)": (
             controller.loader.dense_slots > 0 and prepared.request.device != "null"

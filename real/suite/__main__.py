@@ -186,7 +186,8 @@ def _tell_missing(arguments: Sequence[str]) -> int:
     found = lacking_here(device, size)
     print(
         found
-        or f"nothing is missing for device={device} size={size}: {', '.join(NEEDED)}; what the pieces import is there, and their systems run on device=null"
+        or f"nothing is missing for device={device} size={size}: {', '.join(NEEDED)};"
+        " what the pieces import is there, and their systems run on device=null"
     )
     return 1 if found else 0
 

@@ -12,7 +12,7 @@ UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
 class Transfer:
     """One variant, or one site's dense block, on its way, over one link or several.
 
-    The life of a transfer (docs/design.md section 5)::
+    The life of a transfer (docs/contracts/transfers.md)::
 
         queued --+-- a need asks ---> promoted: a demand takes its place
           |      +-- given up ------> cancelled, or dropped for want of a slot

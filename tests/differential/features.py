@@ -1,4 +1,4 @@
-"""Random scenarios in which one feature of docs/design.md, or a random mixture of them, matters.
+"""Random scenarios in which one feature of docs/contracts, or a random mixture of them, matters.
 
 Every draw takes an otherwise random scenario (`random_scenario`) and changes what the features
 need.

@@ -78,8 +78,9 @@ class ServiceRow:
     """A transfer, or after a cut what was left of it, on an engine of a link; in the order in which
     they began.
 
-    `urgent`: whether it was a started prefetch that a need waited for when this service began. `end_ns`: -1 where the run's end cut it. `bytes`: what was to be moved, or what a
-    cut (`chunk_done`) let it move; without what is written back.
+    `urgent`: whether it was a started prefetch that a need waited for when this service began.
+    `end_ns`: -1 where the run's end cut it. `bytes`: what was to be moved, or what a cut
+    (`chunk_done`) let it move; without what is written back.
     """
 
     number: int

@@ -1,6 +1,6 @@
 """The engine and the driver of real runs do the same on a null device.
 
-They are two programs around one controller. Every feature of docs/design.md is tested, alone and
+They are two programs around one controller. Every feature of docs/contracts is tested, alone and
 mixed. Records are compared with ``==``, calls one by one, and each log is repeated by a fresh
 controller. The order of calls is also the reference's, which shares no code with either.
 """
