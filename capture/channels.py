@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.errors import HydraException
-from hydra.utils import instantiate
 from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -41,6 +40,7 @@ from sim.policies.fitted import smallest_counts
 from sim.setup.build import trace_directory
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
+from sim.setup.sections import make_object
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs, read_tensors
 from sim.traces.trace import Trace, read_trace, trace_sha256
 
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
         settings, words, output_dir = parse(arguments)
-        choice = instantiate(configure(*words)[0].trace)
+        choice = make_object(configure(*words)[0].trace, "trace")
         assert isinstance(choice, TraceChoice)
         directory = trace_directory(choice.path)
         trace = read_trace(directory)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from capture.models.discover import discover
@@ -25,6 +24,7 @@ from real.store.work import Weights
 from sim.machine.model import Model
 from sim.results.run import Run
 from sim.setup.build import build
+from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS
 from sim.values.units import gib
@@ -116,7 +116,7 @@ def prepare_replay(
     if not request.needs_weights:
         run = build(request.simulated, request.system, trace, changed=request.changed)
         return Prepared(request, run, maker_of(request.device)(run, None, request.engine), None)
-    model = instantiate(request.simulated.model, _convert_="all")
+    model = make_object(request.simulated.model)
     folder = weights_folder(request.engine, model)
     if folder is None:
         forms: Sequence[ExpertForm] = [StandInForm(model, site) for site in range(model.sites)]
@@ -162,7 +162,7 @@ def open_store(
     advance: Advance,
 ) -> Store:
     """The store of the run's model at the system's precisions; written first if it is not there."""
-    precisions = list(instantiate(request.simulated.precision, _convert_="all").precisions)
+    precisions = list(make_object(request.simulated.precision).precisions)
     _check_forms(forms, model)
     name = f"{model.name}-{'stand_in-' if folder is None else ''}{'-'.join(precisions)}.experts"
     path = Path(request.engine.store_dir) / name
@@ -243,7 +243,7 @@ def prepare_live(
 
     Raise ValueError for parts that do not fit each other, and without a model's weights.
     """
-    model = instantiate(request.simulated.model, _convert_="all")
+    model = make_object(request.simulated.model)
     folder = weights_folder(request.engine, model)
     if folder is None:
         raise ValueError(

@@ -248,13 +248,12 @@ def whole_logits(
 
     All passages run at once.
     """
-    from hydra.utils import instantiate
-
     from capture.recording.load import load_model
     from capture.recording.run import decoder_of
     from real.setup.prepare import settings_of, weights_folder
+    from sim.setup.sections import make_object
 
-    folder = weights_folder(request.engine, instantiate(request.simulated.model, _convert_="all"))
+    folder = weights_folder(request.engine, make_object(request.simulated.model))
     assert folder is not None
     model = load_model(settings_of(request, folder)).to(device)
     if hasattr(model, "set_experts_implementation"):

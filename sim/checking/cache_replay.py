@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 from hydra import compose, initialize_config_dir
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from sim.core.controller import Controller
 from sim.core.loader import Loader
@@ -28,6 +25,7 @@ from sim.policies.base import CachePolicy
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
+from sim.setup.sections import make_object
 from sim.traces.residency_log import ResidencyLog
 from sim.values.places import CONF
 from sim.values.types import Event, Geometry, Outcome
@@ -92,9 +90,10 @@ def make_cache(contract: Contract) -> CachePolicy:
         )
     try:
         parsed = OmegaConf.from_dotlist([f"{name}={value}" for name, value in given.items()])
-        made: CachePolicy = instantiate({**has, **parsed}, _convert_="all")
-    except (InstantiationException, OmegaConfBaseException) as error:
-        raise ValueError(f"{contract}: {error.__cause__ or error}") from error
+        made: CachePolicy = make_object(OmegaConf.merge(dict(has), parsed), "cache")
+    # A class may refuse its options by any exception, and the user chose the options.
+    except Exception as error:
+        raise ValueError(f"{contract}: {error}") from error
     if made.requires.profile or made.requires.future:
         what = "the future" if made.requires.future else "a profile of other sequences"
         raise ValueError(

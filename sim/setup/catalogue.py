@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +19,7 @@ from sim.machine.model import Model
 from sim.setup.build import trace_directory
 from sim.setup.choices import WorkloadChoice
 from sim.setup.parts import with_whole
+from sim.setup.sections import make_object
 from sim.traces.header import parse_header
 from sim.values.places import CONF
 from sim.values.units import GIB
@@ -39,7 +38,7 @@ def machine_row(name: str, config: DictConfig, about: str) -> Row:
             str(config.validated),
             str(config.source),
         )
-    machine: Hardware = instantiate(config, _convert_="all")
+    machine: Hardware = make_object(config)
     links = " <- ".join(f"{link.name} {link.bytes_per_s / 1e9:.3g}" for link in machine.links)
     memory = f"{machine.memory_gib:g}"
     bandwidth = f"{machine.compute.memory_gb_per_s * machine.compute.memory_efficiency:.4g}"
@@ -47,7 +46,7 @@ def machine_row(name: str, config: DictConfig, about: str) -> Row:
 
 
 def model_row(name: str, config: DictConfig, about: str) -> Row:
-    model: Model = with_whole(instantiate(config, _convert_="all"))
+    model: Model = with_whole(make_object(config))
     shape = f"{model.sites} x {model.experts}, top-{model.top_k}"
     experts = model.sites * model.stored_experts * model.expert_bytes("fp16") / GIB
     label = f" ({model.transplant})" if model.transplant else ""
@@ -63,7 +62,7 @@ def model_row(name: str, config: DictConfig, about: str) -> Row:
 
 
 def workload_row(name: str, config: DictConfig, about: str) -> Row:
-    steps: WorkloadChoice = instantiate(config)
+    steps: WorkloadChoice = make_object(config)
     lengths = " / ".join(
         "as recorded" if n is None else str(n) for n in (steps.prompt_tokens, steps.decode_tokens)
     )
@@ -145,8 +144,9 @@ def table(kind: str) -> Table:
             assert isinstance(config, DictConfig)
             try:
                 lines.add_row(*row(place.stem, config, first_sentence(place)))
-            except (InstantiationException, OSError, ValueError) as error:
-                raise ValueError(f"{place}: {error.__cause__ or error}") from error
+            # A class may refuse what its file says by any exception.
+            except Exception as error:
+                raise ValueError(f"{place}: {error}") from error
     return lines
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException, InstantiationException
-from hydra.utils import instantiate
+from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from sim.fitting.fits import fit_sequences
@@ -17,6 +16,7 @@ from sim.policies.base import Predictor
 from sim.policies.requires import FitFile
 from sim.setup.build import load_trace
 from sim.setup.choices import TraceChoice
+from sim.setup.parts import make_part
 from sim.traces.trace import Trace
 from sim.values.places import CONF
 
@@ -87,8 +87,6 @@ def _parts(overrides: Sequence[str]) -> dict[str, Any]:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             # A system's own predictor must not stand in the way of the one that is named.
             cfg = compose("config", ["output_dir=unused", *overrides])
-        return {group: instantiate(cfg[group], _convert_="all") for group in GROUPS}
-    except InstantiationException as error:
-        raise ValueError(str(error.__cause__ or error)) from None
+        return {group: make_part(cfg, group) for group in GROUPS}
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error).strip()) from None

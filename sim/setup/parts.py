@@ -85,14 +85,14 @@ def make_parts(config: Mapping[str, Any]) -> Parts:
     return Parts(
         model=make_model(config),
         hardware=make_hardware(config),
-        **{name: _made(config, name) for name in PARTS[2:]},
+        **{name: make_part(config, name) for name in PARTS[2:]},
     )
 
 
 def make_model(config: Mapping[str, Any]) -> Model:
     """The model of a configuration, the same object for the same values. Raise ValueError."""
     model: Model = _LASTING.get(
-        ("model", repr(config["model"])), lambda: with_whole(_made(config, "model"))
+        ("model", repr(config["model"])), lambda: with_whole(make_part(config, "model"))
     )
     return model
 
@@ -100,12 +100,13 @@ def make_model(config: Mapping[str, Any]) -> Model:
 def make_hardware(config: Mapping[str, Any]) -> Hardware:
     """The machine of a configuration, the same object for the same values. Raise ValueError."""
     hardware: Hardware = _LASTING.get(
-        ("hardware", repr(config["hardware"])), lambda: _made(config, "hardware")
+        ("hardware", repr(config["hardware"])), lambda: make_part(config, "hardware")
     )
     return hardware
 
 
-def _made(config: Mapping[str, Any], name: str) -> Any:
+def make_part(config: Mapping[str, Any], name: str) -> Any:
+    """One part of a configuration, made anew. Raise ValueError, naming the section and its file."""
     try:
         return make_object(config[name], name)
     # A constructor may refuse its arguments by any exception, and the user chose the arguments.

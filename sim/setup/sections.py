@@ -11,6 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 
 def words_of(arguments: Iterable[str], known: Collection[str], refusal: str) -> dict[str, str]:
     """What KEY=VALUE words give, by key; the last of several counts.
@@ -28,13 +30,23 @@ def words_of(arguments: Iterable[str], known: Collection[str], refusal: str) -> 
 
 
 def make_object(node: Any, place: str = "") -> Any:
-    """Plain values with every section that has a ``_target_`` made by it, innermost first.
+    """The object that a section of a configuration describes: every section that has a
+    ``_target_`` becomes what the target makes of its other values, innermost first.
 
-    What ``hydra.utils.instantiate`` does with such values, without their detour over OmegaConf,
-    which is most of the time that a short run takes to build. ``place``: the section's dotted key,
-    for messages. Raise ValueError for a key that its target does not know, one that it needs and
-    does not get, and a target that there is not.
+    ``node`` is plain values, or a section of OmegaConf's, which is resolved first. ``place`` is its
+    dotted key, for messages.
+
+    This is the project's only instantiator. ``hydra.utils.instantiate`` makes the same objects, but
+    wraps every section in OmegaConf again. The parts of a run of hobbit take it 40 ms; here they
+    take 0.13 ms, and the whole build of a run whose trace is at hand takes 2 ms (best of 30 on
+    a server's core). A study builds thousands of runs.
+
+    Raise ValueError for a key that the target does not know, for one that it needs and does not
+    get, and for a target that does not exist; OmegaConf's errors for a value that is not set or
+    cannot be resolved. What a target itself raises goes through.
     """
+    if isinstance(node, DictConfig):
+        node = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     if isinstance(node, list):
         return [make_object(item, f"{place}.{number}") for number, item in enumerate(node)]
     if not isinstance(node, dict):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from sim.machine.costs import Roofline
 from sim.machine.hardware import Hardware
+from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import Step
 
@@ -41,7 +41,7 @@ IN_FACTS = {
 @cache
 def option(group: str, name: str) -> Any:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return instantiate(compose(f"{group}/{name}")[group], _convert_="all")
+        return make_object(compose(f"{group}/{name}")[group])
 
 
 def machine(name: str) -> Hardware:
@@ -151,9 +151,8 @@ def test_any_other_machine_takes_three_figures() -> None:
         "hardware.compute.memory_gb_per_s=320",
     ]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        generic = instantiate(
+        generic = make_object(
             compose("config", ["hardware=generic", "output_dir=x", *given]).hardware,
-            _convert_="all",
         )
     assert (generic.memory_bytes, generic.links[0].bytes_per_s) == (16 << 30, 12.8e9)
     assert generic.compute.operation_ns(0, 272_000_000, 0) == 1_000_000

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from sim.core.loader import Loader
@@ -20,6 +20,7 @@ from sim.policies.belady import Foreseeing
 from sim.policies.recency import Transient
 from sim.setup.build import build
 from sim.setup.parts import PARTS
+from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ROOT
 
@@ -258,7 +259,7 @@ def refused_together(cfg: DictConfig) -> str | None:
             " fixed one"
         )
     if not cfg.loader.staging_slots:
-        if not instantiate(cfg.cache, _convert_="all").admits_all:
+        if not make_object(cfg.cache).admits_all:
             return r"the cache policy refuses variants: set loader\.staging_slots >= 1"
         if payload != "Whole":
             return r"partial moves land in staging: set loader\.staging_slots >= 1"

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
 
 from helpers.bundled import BUNDLED, Configure
 from sim.fit import main
@@ -29,6 +28,7 @@ from sim.results.forecasts import count_forecasts
 from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.setup.fit_requests import request_of
+from sim.setup.sections import make_object
 from sim.traces.gate_inputs import read_gate_inputs
 from sim.traces.trace import Trace, TraceError, read_trace, trace_sha256
 from sim.values.places import ROOT
@@ -94,7 +94,7 @@ def test_a_trace_without_a_fit_split_is_refused(bundled_trace: Trace) -> None:
 def test_what_ships_is_of_the_bundled_trace_and_its_fit_split(
     configure: Configure, bundled_trace: Trace, name: str
 ) -> None:
-    predictor = instantiate(configure(f"predictor={name}").predictor, _convert_="all")
+    predictor = make_object(configure(f"predictor={name}").predictor)
     workload = Workload(
         bundled_trace,
         split="eval",

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from sim.fitting.artefact import read_artefact
@@ -20,6 +19,7 @@ from sim.fitting.fits import fit_from_rows, fit_sequences
 from sim.fitting.prepare import SHIPPED
 from sim.setup.build import build
 from sim.setup.execute import execute
+from sim.setup.sections import make_object
 from sim.traces.trace import DECODE, Trace, read_trace
 from sim.values.places import ROOT
 
@@ -235,9 +235,7 @@ def test_fits_that_ship_are_those_of_the_fit_split(name: str, configure: Configu
     shipped = sorted(path.stem for path in (SHIPPED / name).glob("*.json"))
     found = []
     for predictor in ("activation_matrix", "expert_paths", "next_site", "token_routes"):
-        fitted = instantiate(
-            configure(f"predictor={predictor}").predictor, _convert_="all"
-        ).requires.fit
+        fitted = make_object(configure(f"predictor={predictor}").predictor).requires.fit
         if fitted.name not in shipped:
             continue
         found.append(fitted.name)

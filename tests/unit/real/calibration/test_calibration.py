@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from real.calibrate import main, parse
 from real.calibration.calibration import calibrate
@@ -24,6 +23,7 @@ from real.validation.cases import request_of
 from sim.engine.engine import simulate
 from sim.setup.build import build
 from sim.setup.configure import configure
+from sim.setup.sections import make_object
 
 MACHINE = Machine(
     "test_machine",
@@ -106,7 +106,7 @@ def written(folder: Path, machine: Machine = MACHINE) -> Any:
     )
     (folder / "hardware" / f"{machine.name}.yaml").write_text(text)
     with initialize_config_dir(str(folder), version_base="1.3"):
-        return instantiate(compose(f"hardware/{machine.name}")["hardware"], _convert_="all")
+        return make_object(compose(f"hardware/{machine.name}")["hardware"])
 
 
 def test_the_file_holds_what_was_measured(tmp_path: Path) -> None:

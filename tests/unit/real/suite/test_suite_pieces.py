@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.utils import instantiate
 
 import real.suite.runs as runs
 from real.calibration.calibration import Asked, plan_of
@@ -19,6 +18,7 @@ from real.setup.prepare import weights_folder
 from real.suite.context import Cells, Context, GoOnAfresh, LeftOut
 from real.suite.pieces import PIECES, REPORT, piece_of
 from real.validation.cases import request_of
+from sim.setup.sections import make_object
 from sim.values.places import ROOT
 
 
@@ -133,10 +133,7 @@ def test_a_rehearsal_of_any_size_replays_what_a_gpu_does_stand_ins_for_experts(s
         plan_of(asked_for(size, "cuda")).words,
     ):
         request = request_of(words, "lru", 0.5)
-        assert (
-            weights_folder(request.engine, instantiate(request.simulated.model, _convert_="all"))
-            is None
-        ), words
+        assert weights_folder(request.engine, make_object(request.simulated.model)) is None, words
     assert {word.partition("=")[0] for word in full} <= {word.partition("=")[0] for word in here}
     assert set(RUNS) <= set(here)
 

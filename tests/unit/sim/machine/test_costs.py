@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from sim.machine.costs import FixedDurations, Roofline, check_memory, overflow_bytes
 from sim.machine.hardware import Compute, Hardware, Host, Link
 from sim.machine.model import Model
+from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import HostCosts, Step
 
@@ -70,7 +70,7 @@ def step(rows: int = 1, token: int = 1, sequences: tuple[int, ...] = (0,)) -> St
 
 def from_conf(group: str, name: str) -> Any:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return instantiate(compose(f"{group}/{name}")[group], _convert_="all")
+        return make_object(compose(f"{group}/{name}")[group])
 
 
 def test_a_hop_takes_the_overhead_and_the_bytes_of_its_own_link() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from sim.machine.hardware import Compute, Cpu, Hardware, Host, Link, Ram
+from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import HostCosts, Route
 
@@ -62,7 +62,7 @@ def machine(**changes: Any) -> Hardware:
 
 def loaded(name: str) -> Any:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return instantiate(compose(f"hardware/{name}")["hardware"], _convert_="all")
+        return make_object(compose(f"hardware/{name}")["hardware"])
 
 
 # Figures

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from sim.machine.model import Model
+from sim.setup.sections import make_object
 from sim.study.trials import prepared
 from sim.traces.header import ModelShape
 from sim.values.places import ROOT
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 def conf(name: str) -> Model:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return instantiate(compose(f"model/{name}").model)  # type: ignore[no-any-return]
+        return make_object(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
 def small(**changes: Any) -> Model:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from sim.machine.model import Model
+from sim.setup.sections import make_object
 from sim.values.places import ROOT
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -46,7 +46,7 @@ without the input embedding."""
 @cache
 def conf(name: str) -> Model:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return instantiate(compose(f"model/{name}").model)  # type: ignore[no-any-return]
+        return make_object(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
 def all_experts(model: Model, precision: str) -> int:

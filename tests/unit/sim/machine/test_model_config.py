@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from sim.machine.model import Model
 from sim.machine.model_config import ConfigError, config_text, model_from_config, read_config
 from sim.models import main
+from sim.setup.sections import make_object
 from sim.values.places import ROOT
 
 SMALL = {
@@ -45,7 +45,7 @@ def config_file(folder: Path, config: object) -> Path:
 
 def conf(name: str) -> Model:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return instantiate(compose(f"model/{name}").model)  # type: ignore[no-any-return]
+        return make_object(compose(f"model/{name}").model)  # type: ignore[no-any-return]
 
 
 # Against transformers
@@ -213,7 +213,7 @@ def test_the_command_writes_a_file_that_is_the_same_model(
     assert main([f"from={path}", "name=mine", f"output={output}"]) == 0
     assert "python -m sim model=mine" in capsys.readouterr().out
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        written = instantiate(compose("mine"))
+        written = make_object(compose("mine"))
     source = "its transformers config.json (config.json)"
     assert written == model_from_config(read_config(path), "mine", source)
     assert config_text(written, path) == output.read_text(encoding="utf-8")
