@@ -148,8 +148,9 @@ def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
 
 
 def _until(free: Ints, arrived: Ints, wake_ns: Ints) -> Ints:
-    """When a stream that is free at ``free`` goes on: at once if what it waits for has arrived, else
-    at the arrival and the time to wake up.
+    """When a stream that is free at ``free`` goes on.
+
+    At once if what it waits for has arrived; else at its arrival and the time to wake up.
     """
     found: Ints = np.where(arrived > free, arrived + wake_ns, free)
     return found
