@@ -1,14 +1,14 @@
 """``python -m capture.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR] [key=value
-...]``
+...]``: train the networks of a learned predictor.
 
-Trains what a learned predictor has to know, on the trace's ``fit`` sequences, and writes it as
-``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: ``outputs/predictors``), which ``python -m sim``
-reads without torch.
+It trains one network a site on the trace's ``fit`` sequences and writes ``DIR/NAME.json`` and
+``DIR/NAME.npz`` (default: ``outputs/predictors``), which ``python -m sim`` reads without torch.
 
-``width`` (64): units of the hidden layer at the first site; it shrinks evenly towards the last one,
-and below the number of experts the layer is left out, as FloE's networks shrink with depth.
-``epochs`` (60), ``batch`` (256), ``rate`` (0.003), ``decay`` (0.0001), ``seed`` (0). An eighth of
-the sequences is held out: of all epochs the one is kept whose network finds most of their experts.
+``width`` (64): units of the hidden layer at the first site. The width shrinks evenly towards the
+last site, as FloE's networks shrink with depth; where it is below the number of experts there is no
+hidden layer. ``epochs`` (60), ``batch`` (256), ``rate`` (0.003, of learning), ``decay`` (0.0001, of
+weights), ``seed`` (0). An eighth of the sequences is held out; of all epochs the one is kept whose
+network finds most of their experts.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from sim.traces.trace import trace_sha256
 
 Floats = NDArray[np.float32]
 HELD_OUT = 8
-"""One in so many sequences is held out."""
+"""One sequence of so many is held out."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the networks are trained; see the module's text."""
+    """How the networks are trained; the module's text explains the fields."""
 
     width: int = 64
     epochs: int = 60
@@ -55,8 +55,8 @@ class Training:
 
 @dataclass(frozen=True)
 class Site:
-    """What one site's network learns from: features [N, F], wanted [N, E] (0 or 1), and which
-    rows are held out.
+    """What the network of one site learns from: ``features`` [N, F], ``wanted`` [N, E] (1: the row
+    chose the expert), and which rows are ``held_out`` [N].
     """
 
     features: Floats
@@ -65,8 +65,8 @@ class Site:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Training, list[str]]:
-    """The settings of the training, and the arguments that are none. Raise ValueError for a
-    value that cannot be.
+    """The settings of the training, and the other arguments. Raise ValueError for a value out of
+    range.
     """
     known: dict[str, type[int] | type[float]] = {
         name: type(value) for name, value in vars(Training()).items()
@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> tuple[Training, list[str]]:
 
 
 def train(request: FitRequest, training: Training, progress: Progress) -> Artefact:
-    """Train a network a site. Raise ValueError where the trace has not what the predictor reads."""
+    """Train one network a site. Raise ValueError where the trace lacks what the predictor reads."""
     predictor, trace = request.predictor, request.trace
     if not isinstance(predictor, LearnedPerSite):
         raise ValueError(f"{type(predictor).__name__} is no network; use python -m sim.fit")
@@ -102,8 +102,7 @@ def train(request: FitRequest, training: Training, progress: Progress) -> Artefa
     sources = predictor.sources(shape)
     data = {site: _site_data(predictor, sample, given, site, held_out) for site in sources}
     for place, site in enumerate(progress.track(sources, description="training: sites")):
-        # Each site has its own seed, so that one site's length of training does not change the
-        # next.
+        # Each site has its own seed, so that how long one site trains does not change the next.
         generator = torch.Generator().manual_seed(training.seed * 10_007 + site)
         width = round(training.width * (1 - place / max(len(sources) - 1, 1)))
         layers = train_site(data[site], width if width >= shape.experts else 0, training, generator)
@@ -128,8 +127,8 @@ def _plain(training: Training) -> dict[str, float]:
 def _inputs(
     request: FitRequest, predictor: LearnedPerSite
 ) -> tuple[tuple[int, ...], Floats | None]:
-    """The sequences to learn from; by row of their sample and site, what is read beside the
-    selections, [N, S, G].
+    """The sequences to learn from, and what the networks read of each row and site beside the
+    selections: [N, S, G], or None for nothing.
     """
     trace, sequences = request.trace, request.sequences
     if len(sequences) < 2:
@@ -203,7 +202,10 @@ def _site_data(
 def train_site(
     data: Site, width: int, training: Training, generator: torch.Generator
 ) -> list[tuple[Floats, Floats]]:
-    """Weights [in, out] and biases of each layer; ``width`` 0 leaves the hidden layer out."""
+    """Train one network. Return the weights [in, out] and biases [out] of each layer.
+
+    ``width``: units of the hidden layer, 0 for none.
+    """
     learnt = ~data.held_out
     mean, std = data.features[learnt].mean(axis=0), data.features[learnt].std(axis=0)
     std = np.where(std > 1e-6, std, 1.0).astype(np.float32)
@@ -236,7 +238,7 @@ def train_site(
         if isinstance(layer, nn.Linear)
     ]
     weight, bias = layers[0]
-    # What centred and scaled the features becomes part of the first layer.
+    # The first layer takes over the centring and scaling of the features.
     layers[0] = weight / std[:, None], bias - (mean / std) @ weight
     return layers
 
@@ -254,8 +256,8 @@ def _network(features: int, width: int, experts: int, generator: torch.Generator
 
 
 def recall(scores: NDArray[Any], data: Site) -> float:
-    """Of the held-out rows' experts, the share among as many of the highest scores as their row
-    wants.
+    """The share of the held-out rows' experts that the scores find: those among a row's highest
+    scores, as many as the row chose.
     """
     scores, wanted = scores[data.held_out], data.wanted[data.held_out] > 0
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -284,6 +286,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # One thread: sums in another order would give other networks.
+    # One thread, because sums in another order would give other networks.
     torch.set_num_threads(1)
     sys.exit(main(sys.argv[1:]))

@@ -1,15 +1,16 @@
-"""What a part of a system has to know beforehand, from the trace's ``fit`` sequences alone.
+"""Fit a part of a system on a trace's ``fit`` sequences: a predictor's statistics, or a cache's
+weights.
 
-``python -m sim.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR]``: a predictor's
-statistics, as ``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: outputs/predictors). ``python -m
-sim`` takes them by ``predictor.artefact=DIR/NAME.json``. Networks are trained by ``python -m
-capture.fit``.
+``python -m sim.fit predictor=NAME [trace=NAME | trace.path=DIR] [output_dir=DIR]`` fits a
+predictor. It writes ``DIR/NAME.json`` and ``DIR/NAME.npz`` (default: outputs/predictors), which
+``python -m sim`` takes by ``predictor.artefact=DIR/NAME.json``. Networks are trained by ``python -m
+capture.fit``. A predictor of one's own: docs/add_policy.md.
 
-``python -m sim.fit cache=weighted_score [step=0.1] [trace.max_sequences=8] [system=hobbit] ...``: a
-cache's weights. A grid over them (they sum to 1), each point a run of the fit sequences with no
-predictor; what counts is the miss penalty of decoded needs. Prints the best weights as an override
-for ``python -m sim``, and how flat the optimum is; nothing is written. Any other word is an
-override of the run, as there.
+``python -m sim.fit cache=weighted_score [step=0.1] [trace.max_sequences=8] [system=hobbit] ...``
+calibrates the weights of a cache. Every point of a grid (weights that sum to 1) is a run of the fit
+sequences without a predictor; the best point has the smallest miss penalty over decoded needs. The
+command prints the best weights as an override for ``python -m sim``, and how flat the optimum is.
+It writes nothing. Any other word is an override of the runs, as for ``python -m sim``.
 """
 
 from __future__ import annotations
@@ -47,12 +48,18 @@ from sim.workload.batching import NO_ARRIVALS
 
 STEP = 0.1
 FIXED = ("predictor=none", "trace.split=fit", "outputs=summary", "output_dir=unused")
-"""On-demand misses alone are what the paper minimises; nothing is written."""
+"""Overrides of every calibration. The paper minimises on-demand misses alone, so nothing may
+prefetch.
+"""
 ROWS = 5
 
 
 def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[Run, Fit]:
-    """Raise ValueError for what cannot run or be calibrated."""
+    """Calibrate the cache of the run that ``words`` describe.
+
+    Return that run, which has not been simulated, and the penalties of the grid. Raise ValueError
+    for what cannot run or be calibrated.
+    """
     step, overrides = STEP, []
     for word in words:
         key, equals, text = word.partition("=")
@@ -107,7 +114,7 @@ def _number(text: str) -> float:
 
 
 def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
-    """Fit a predictor and write its files; what to tell of it."""
+    """Fit a predictor and write its files. Return the lines to print."""
     request = request_of(arguments)
 
     def track(sites: Iterable[int]) -> Iterable[int]:
@@ -123,7 +130,7 @@ def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
 
 
 def fit_cache(words: Sequence[str], progress: Progress) -> list[str]:
-    """Fit a cache's weights; what to tell of them, the override last."""
+    """Calibrate a cache's weights. Return the lines to print, the best override last."""
     run, fit = calibrate(words, progress)
     return [
         (

@@ -1,1 +1,1 @@
-"""What predictors know beforehand: fitting it, keeping it, and giving it to a run."""
+"""What policies know before a run: how it is fitted, kept in files, and given to them."""

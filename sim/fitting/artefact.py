@@ -1,8 +1,7 @@
-"""The files of a fit: ``NAME.json`` says what was fitted on what, ``NAME.npz`` beside it has the
-arrays.
+"""The two files of a fit: ``NAME.json`` says what was fitted on what, ``NAME.npz`` beside it holds
+the arrays.
 
-Nothing in them is trusted: sizes are checked before anything is allocated, and nothing is ever
-evaluated.
+Neither file is trusted: sizes are checked before anything is allocated, and nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -33,15 +32,18 @@ SHAPE_FIELDS = ("sites", "experts", "top_k", "encoder_sites")
 
 
 class ArtefactError(ValueError):
-    """A fit that is not what it claims, or not for this run. The message names file, value, rule
-    and the way out.
+    """A fit is not what it claims to be, or is not for this run. The message names the file, the
+    value, the rule and the way out.
     """
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """``kind`` and ``parameters`` are the predictor's; ``trace`` (name, sha256) and ``sequences``
-    what was fitted on; ``results`` is what the fit says of itself.
+    """The content of a fit's files.
+
+    ``kind`` and ``parameters`` are those of the policy that it was made for. It was made on the
+    ``sequences`` of a ``trace`` (name, sha256). ``arrays`` is what was learnt; ``results`` are
+    numbers about the fit itself, such as its recall.
     """
 
     kind: str
@@ -54,8 +56,8 @@ class Artefact:
 
 
 def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
-    """Write ``name``.json and .npz into ``folder``, in place of those there; the same fit gives
-    the same bytes.
+    """Write ``name``.json and ``name``.npz into ``folder``, replacing older ones. The same fit
+    gives the same bytes. Return the path of the .json file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     packed = _packed(artefact.arrays)
@@ -78,22 +80,23 @@ def write_artefact(folder: Path, name: str, artefact: Artefact) -> Path:
 
 
 def _packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """An npz like numpy's; counts are packed by bzip2, a quarter smaller than deflated, which is
-    better for floats.
+    """The bytes of an .npz archive as numpy writes it, but with the better packing for each array.
+
+    Counts are a quarter smaller by bzip2 than deflated; floats are smaller deflated.
     """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for key in sorted(arrays):
             plain = io.BytesIO()
             np.save(plain, arrays[key], allow_pickle=False)
-            # Without a time of day: the same arrays give the same bytes.
+            # An entry without a time of day, so that the same arrays give the same bytes.
             method = zipfile.ZIP_DEFLATED if arrays[key].dtype.kind == "f" else zipfile.ZIP_BZIP2
             archive.writestr(zipfile.ZipInfo(f"{key}.npy"), plain.getvalue(), method, 9)
     return packed.getvalue()
 
 
 def read_artefact(place: Path) -> Artefact:
-    """The fit whose .json file this is. Raise `ArtefactError`."""
+    """Read and check the fit whose .json file is ``place``. Raise `ArtefactError`."""
     if place.suffix != ".json":
         raise ArtefactError(f"predictor.artefact={place} must be the .json file of a fit")
     try:
@@ -155,8 +158,8 @@ def _arrays(place: Path, content: bytes) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
-            # What an entry claims to unpack to is checked before it is unpacked, and its array
-            # against that.
+            # The claimed sizes are checked before anything is unpacked, and `_array` checks each
+            # array against its claim.
             if sum(entry.file_size for entry in entries) > LARGEST_ARRAYS_BYTES:
                 raise _refusal(
                     place, "the unpacked size", f"must be at most {LARGEST_ARRAYS_BYTES} bytes"
@@ -196,7 +199,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: Path) -> NDA
 
 
 def _content(place: Path, most: int) -> bytes:
-    # A pipe would block, and a device has no end.
+    # Plain files only: reading a pipe would block, and a device has no end.
     if not place.is_file():
         raise FileNotFoundError(f"no file {place}")
     if place.stat().st_size > most:

@@ -1,4 +1,4 @@
-"""The weights of a weighted-score cache that cost a calibration set least (HOBBIT,
+"""Calibration of a weighted-score cache: which weights cost a calibration set least (HOBBIT,
 arXiv:2411.01433, section 3.4).
 """
 
@@ -23,7 +23,9 @@ NOT_LOADED = (int(Outcome.MISS), int(Outcome.PROMOTED))
 
 @dataclass(frozen=True)
 class Fit:
-    """The grid's points and what each cost, least first; equal ones in the order of the grid."""
+    """The points of the grid and the penalty of each, least penalty first. Points of equal penalty
+    stand in the order of the grid.
+    """
 
     points: tuple[dict[str, float], ...]
     penalties: tuple[float, ...]
@@ -33,8 +35,8 @@ class Fit:
         return self.points[0]
 
     def near_best(self, tolerance: float = 0.01) -> int:
-        """How many points cost at most so much more than the best, as a share of it: how flat
-        the optimum is.
+        """How many points cost at most ``1 + tolerance`` times the best: how flat the optimum
+        is.
         """
         return sum(penalty <= self.penalties[0] * (1 + tolerance) for penalty in self.penalties)
 
@@ -65,15 +67,19 @@ def _divisions(parts: int, among: int) -> Iterator[tuple[int, ...]]:
 
 
 def fit_weights(points: Iterable[Weights], penalty: Callable[[Weights], float]) -> Fit:
-    """Every point by what it costs."""
+    """Ask ``penalty`` for every point, and rank the points by it."""
     found = [(penalty(point), place, dict(point)) for place, point in enumerate(points)]
     found.sort(key=lambda item: item[:2])
     return Fit(tuple(point for *_, point in found), tuple(cost for cost, *_ in found))
 
 
 def miss_penalty(controller: Controller, workload: Workload) -> float:
-    """What a run's decoded needs cost that were not there: 1 for a miss of the highest precision,
-    bits / highest bits for another, over all that count in a hit ratio (``sim.results.hits``)."""
+    """The mean penalty of a run's decoded needs, over all that count in a hit ratio
+    (``sim.results.hits``).
+
+    A miss, or a promoted prefetch, costs 1 at the highest precision and bits / highest bits at
+    another; everything else costs nothing. Raise ValueError where no need counts.
+    """
     bits = np.array(controller.geometry.bits) / controller.geometry.bits[0]
     outcome = np.array(controller.lookup_outcomes)
     wanted = (
@@ -91,14 +97,14 @@ def miss_penalty(controller: Controller, workload: Workload) -> float:
 
 
 def override(weights: Weights) -> str:
-    """As the command line takes it."""
+    """The weights as an override of the command line."""
     return (
         "cache.weights={" + ",".join(f"{term}:{weight:g}" for term, weight in weights.items()) + "}"
     )
 
 
 def table(fit: Fit, rows: int) -> Sequence[tuple[str, float]]:
-    """The first rows, as text and penalty."""
+    """The first ``rows`` points, each as an override with its penalty."""
     return [
         (override(point), cost)
         for point, cost in list(zip(fit.points, fit.penalties, strict=True))[:rows]

@@ -1,4 +1,6 @@
-"""What is learnt from a trace before a run, from its ``fit`` sequences alone."""
+"""What policies learn from a trace before a run; it comes from the trace's ``fit`` sequences
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from sim.workload.choices import need_order
 from sim.workload.steps import Workload
 
 _PROFILES: WeakKeyDictionary[Trace, Profile] = WeakKeyDictionary()
-"""What many runs of one trace would measure again."""
+"""Kept for as long as the trace is, so that many runs of one trace measure its profile once."""
 
 
 def shape_of(header: Header) -> Shape:
@@ -27,10 +29,10 @@ def shape_of(header: Header) -> Shape:
 def fit_sequences(
     trace: Trace, exclude: Sequence[str] = (), most: int | None = None
 ) -> tuple[int, ...]:
-    """The sequences that a fit may use: of the split ``fit``, without those flagged ``exclude``, at
-    most so many.
+    """The numbers of the sequences that a fit may use, ascending.
 
-    Raise ValueError where there is none.
+    They are of the split ``fit``, carry none of the flags ``exclude``, and have rows in the trace;
+    ``most`` limits how many. Raise ValueError where there is none.
     """
     header = trace.header
     chosen = [
@@ -51,15 +53,15 @@ def fit_sequences(
 
 
 def sample_rows(trace: Trace, sequences: Sequence[int]) -> NDArray[np.int64]:
-    """The valid rows of these sequences, in the trace's order, without those of prompts that it
-    keeps counts of.
+    """The valid rows of these sequences, in the trace's order. Prompts of which the trace keeps
+    only counts have no rows of their own, and are left out.
     """
     kept = trace.valid & ((trace.phase == DECODE) | (trace.header.prefill == "rows"))
     return np.flatnonzero(np.isin(trace.sequence, sequences) & kept)
 
 
 def sample_of(trace: Trace, sequences: Sequence[int]) -> Sample:
-    """`sample_rows`, each row's choices in need order."""
+    """The sample of these sequences: `sample_rows`, with each row's choices in need order."""
     rows = sample_rows(trace, sequences)
     ids = trace.ids[rows]
     weights = np.where(ids < 0, np.float32(0), trace.weights[rows])
@@ -75,8 +77,9 @@ def sample_of(trace: Trace, sequences: Sequence[int]) -> Sample:
 def fit_from_rows(
     fit: FitFile, trace: Trace, sequences: Sequence[int], track: Track = iter
 ) -> Artefact:
-    """What a policy that asks for ``fit`` has to know, from these sequences. Raise ValueError where
-    the trace does not tell it, or where something else makes the file.
+    """Fit on these sequences what a policy asks for by ``fit``.
+
+    Raise ValueError where the trace does not tell it, or where another command makes the file.
     """
     if fit.learn is None:
         raise ValueError(f"{fit.name} is made by python -m {fit.command}")

@@ -1,3 +1,3 @@
-"""An exact fast estimator, where decisions do not depend on time: one pass over the caches
-serves many machines.
+"""A fast estimator, exact where decisions do not depend on time: one pass over the caches serves
+many machines.
 """

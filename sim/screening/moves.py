@@ -1,9 +1,9 @@
-"""The first pass: the controller walks the steps without a clock, and what every gate moves and
-computes is kept.
+"""The first pass of screening: the controller walks the steps without a clock, and the pass keeps
+what every gate moves and computes.
 
-Without prefetches the link is idle at every gate, every need is there at its site's end, and one
-link serves transfers in order: then the order of the controller's calls, and with it every
-decision, is the same on every machine.
+It holds for every machine, because without prefetches time decides nothing: at every gate the link
+is idle, at its site's end every need has arrived, and one link serves transfers in order. So the
+order of the controller's calls, and with it every decision, is the same on all machines.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ EXACT_ONLY = "screening is exact only where decisions do not depend on time."
 
 
 class ScreenError(ValueError):
-    """A setting under which decisions depend on time, or times on more than this estimator
+    """A setting makes decisions depend on time, or times depend on more than this estimator
     knows.
     """
 
 
 @dataclass(frozen=True)
 class GateWork:
-    """What happens at a gate. ``needs``: (precision, site, rows, index of its transfer or -1) in
-    need order; ``transfers``: the bytes of each service, in the order of the link; what is written
-    back first has bytes of its own.
+    """What a gate computes and moves.
+
+    ``needs``: (precision, site, rows, index of its transfer or -1) of each need that is computed,
+    in need order. ``transfers``: the bytes of each service, in the order of the link; victims that
+    a service writes back come first, each with its own bytes.
     """
 
     needs: tuple[tuple[int, int, int, int], ...]
@@ -45,8 +47,10 @@ class GateWork:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """``kinds``: the different works; ``kind`` [gates] by tick; ``first_gate`` [steps] of each
-    step.
+    """What the first pass keeps of a run.
+
+    ``kinds`` are the distinct works of its gates; ``kind`` [gates] says which of them each gate
+    has, by tick. ``first_gate`` [steps] is the tick of each step's first gate.
     """
 
     kinds: tuple[GateWork, ...]
@@ -57,8 +61,7 @@ class Moves:
 
 
 def require_screenable(controller: Controller, is_timed: bool = False) -> None:
-    """Raise ScreenError, naming the switch and the way out, where this estimator would not be
-    exact.
+    """Raise ScreenError, naming the switch and the way out, where screening would not be exact.
 
     ``is_timed``: whether the run was given arrivals.
     """
@@ -121,8 +124,8 @@ def require_screenable(controller: Controller, is_timed: bool = False) -> None:
 
 
 def first_pass(controller: Controller, workload: Workload) -> Moves:
-    """Walk all steps; ``controller`` then holds what it decided. Raise ScreenError for a union
-    served in waves.
+    """Walk all steps of a run. ``controller`` then holds its decisions. Raise ScreenError for a
+    union that is served in waves.
     """
     gate, schedule = workload.gate(), workload.start()
     places: dict[GateWork, int] = {}
@@ -168,8 +171,9 @@ def _pass_gate(controller: Controller, gate: Any) -> GateWork:
 
 
 def _drain(controller: Controller) -> tuple[list[tuple[int, ...]], dict[int, int]]:
-    """Serve everything that waits, as a link alone does: the bytes of each service, and each
-    key's place.
+    """Serve everything that waits on the link, with nothing else going on.
+
+    Return the bytes of each service, and by key the index of its service.
     """
     services: list[tuple[int, ...]] = []
     order: dict[int, int] = {}

@@ -1,8 +1,7 @@
-"""The second pass: what the first one kept, in time, on many machines at once.
+"""The second pass of screening: it times what the first pass kept, on many machines at once.
 
-From a gate on, its site's end depends on nothing but what the gate moves and computes, so each
-different work is timed once for all machines, and a run is a sum: exact, in integer ns, however
-long.
+How long a site takes after its gate depends only on what the gate moves and computes. So each
+distinct work is timed once for all machines, and a run is a sum, exact in integer ns.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ BLOCK_GATES = 1 << 15
 
 @dataclass(frozen=True)
 class Times:
-    """``step_end_ns`` [steps, machines]; a step begins where the one before it ends, the first
-    at 0.
+    """When steps end: ``step_end_ns`` [steps, machines]. The first step begins at 0, each other
+    one when the step before it ends.
     """
 
     step_end_ns: Ints
 
     @property
     def makespan_ns(self) -> Ints:
-        """[machines]"""
+        """When the last step ends, [machines]."""
         last: Ints = self.step_end_ns[-1]
         return last
 
@@ -41,12 +40,12 @@ class Times:
 
 
 def roofline_kind(step: Step) -> Hashable:
-    """Steps of one kind take a `Roofline` equally long."""
+    """What a `Roofline` times a step by: steps of equal kind take equally long."""
     return step.rows, len(step.sequences), step.token, step.decode, step.sites
 
 
 class Machines:
-    """Durations of several machines, each asked once: every answer is one number a machine, [M]."""
+    """The durations of M machines as arrays [M]. Each machine is asked once for each duration."""
 
     def __init__(self, durations: Sequence[Durations], kind_of: Callable[[Step], Hashable]) -> None:
         self._durations, self._kind_of = durations, kind_of
@@ -76,8 +75,8 @@ class Machines:
         return self._expert[at]
 
     def step_ns(self, step: Step) -> Ints:
-        """What a step takes beside its gates' works: dense work, tail, host time before gates
-        and after sites.
+        """The time of a step without the works of its gates: dense work, tail, and host time before
+        gates and after sites.
         """
         at = self._kind_of(step)
         if at not in self._step:
@@ -97,8 +96,9 @@ def second_pass(
     durations: Sequence[Durations],
     kind_of: Callable[[Step], Hashable] = roofline_kind,
 ) -> Times:
-    """When every step ends, on every machine. ``kind_of``: what tells steps apart that take
-    differently long.
+    """When every step ends, on every machine.
+
+    ``kind_of`` gives equal values for steps whose dense work takes equally long.
     """
     machines = Machines(durations, kind_of)
     wait = moves.controller.loader.wait
@@ -107,7 +107,7 @@ def second_pass(
     bounds = np.append(moves.first_gate, len(moves.kind))
     first = 0
     while first < len(moves.steps):
-        # As many steps at a time as keep what is gathered small.
+        # A block of steps at a time, so that the gathered array stays small.
         last = max(
             first + 1, int(np.searchsorted(bounds, bounds[first] + BLOCK_GATES, side="right")) - 1
         )
@@ -137,7 +137,9 @@ def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
             free = free + expert_ns
         return free
     if wait == "as_ready":
-        times.sort(key=lambda item: item[1])  # stable: what is there first, in need order
+        times.sort(
+            key=lambda item: item[1]
+        )  # stable: needs that are resident come first, in need order
     for expert_ns, transfer in times:
         if transfer >= 0:
             free = _until(free, arrived[transfer], machines.wake_ns)
@@ -146,6 +148,9 @@ def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
 
 
 def _until(free: Ints, arrived: Ints, wake_ns: Ints) -> Ints:
-    """A stream that is free, until what it waits for is there, and it is awake."""
+    """When a stream that is free at ``free`` goes on.
+
+    At once if what it waits for has arrived; else at its arrival and the time to wake up.
+    """
     found: Ints = np.where(arrived > free, arrived + wake_ns, free)
     return found

@@ -42,11 +42,13 @@ def build(
 ) -> Run:
     """A fresh run of a composed configuration, or of the plain values of one.
 
-    ``trace`` saves reading it again where it is at hand (with the columns that the run needs);
-    ``shared`` keeps traces and workloads for the next run. ``stored_bytes``: what an expert takes
-    at each precision where it is really stored, in place of the model's nominal sizes. ``changed``:
-    overrides that the run's labels name. Raise ValueError (``TraceError`` and ``CapacityError``
-    among them), saying what does not fit what.
+    ``system`` is the run's name. ``trace``: the run's trace, where the caller has read it already
+    (with the columns that the run needs). ``shared`` keeps traces and workloads for the next run.
+    ``stored_bytes``: the bytes of an expert at each precision in a real store; they replace the
+    model's nominal sizes. ``changed``: overrides that the run's labels name.
+
+    Raise ValueError, saying what does not fit what; ``TraceError`` and ``CapacityError`` are among
+    them.
     """
     config = checked_settings(cfg)
     shared = shared or Shared(0)
@@ -99,8 +101,9 @@ def build(
 
 
 def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
-    """How long everything takes on the machine of a run, whose slots hold at least ``held`` bits a
-    weight.
+    """How long each operation takes on the run's machine.
+
+    ``held``: the least bits a weight that the device's slots hold.
     """
     hardware, loader, model = parts.hardware, parts.loader, parts.model
     reached = hardware.unpinned() if loader.copies == "pageable" else hardware
@@ -118,9 +121,10 @@ def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
 
 
 def prefetches_within_layer(workload: Workload, durations: Durations, geometry: Geometry) -> int:
-    """How many experts the link to the device moves while a decoded token's layer is computed, on
-    average of the run's; at least one token's needs. Raise ValueError where the steps depend on
-    time.
+    """How many experts the link to the device moves while one layer of a decoded token is computed.
+
+    The time of a layer is the mean over the run's decode steps (over all steps, if none decodes).
+    The answer is at least the needs of one token. Raise ValueError where the steps depend on time.
     """
     if workload.is_timed:
         raise ValueError(
@@ -150,7 +154,9 @@ def _shared_trace(parts: Parts, shared: Shared) -> Trace:
 
 
 def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
-    """The steps of a run; what depends on the run's time is made anew for each."""
+    """The steps of a run. Steps that depend on the run's time are made anew for each run, others
+    are shared.
+    """
     choice, steps = parts.trace, parts.workload
     make = partial(
         Workload,
@@ -177,8 +183,9 @@ def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
 def _prepare(
     parts: Parts, sections: Sequence[str], workload: Workload, geometry: Geometry | None = None
 ) -> dict[str, int]:
-    """Give the policies of these sections what they require. By section: on how many of the run's
-    sequences its policy was fitted.
+    """Give the policies of these sections what they require.
+
+    Return, by section, on how many of the run's sequences the policy was fitted.
     """
     directory, precision = trace_directory(parts.trace.path), parts.precision.constant
     policies = parts.policies()
@@ -191,8 +198,8 @@ def _prepare(
 
 
 def make_controller(geometry: Geometry, parts: Parts) -> Controller:
-    """The controller of these parts, which it keeps. Raise ValueError for what does not go
-    together.
+    """The controller of these parts; it keeps the policies. Raise ValueError for parts that do not
+    go together.
     """
     hardware, model, predictor, loader = (
         parts.hardware,
@@ -230,8 +237,9 @@ def _smallest_budget(
     workload: Workload,
     sizes: Mapping[str, Sequence[int]],
 ) -> str:
-    """What to add to a refusal for want of room: the smallest budget that works, to four places,
-    if any does.
+    """The end of a refusal for want of room: the smallest budget that works, to four decimals.
+
+    Empty where no budget works.
     """
     made = make_parts(config)
     held = held_bits(made.precision.held, made.hardware)
@@ -264,7 +272,9 @@ def _smallest_budget(
 def check_run_memory(
     model: Model, hardware: Hardware, limits: Limits, controller: Controller
 ) -> Ledger:
-    """The ledger of a run. Raise ValueError if the device does not hold it."""
+    """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
+    memory.
+    """
     loader, capacity = controller.loader, controller.slots.capacity_bytes
     largest = max(controller.geometry.slot_sizes)
     over = 0
@@ -287,8 +297,9 @@ def check_run_memory(
 
 
 def trace_directory(path: str) -> Path:
-    """Where a trace lies that the configuration names: relative to the working directory, or to
-    the project.
+    """The folder of the trace that a configuration names.
+
+    A relative path counts from the working directory, or else from the project.
     """
     directory = Path(path)
     return directory if directory.is_absolute() or directory.exists() else ROOT / directory
@@ -301,9 +312,11 @@ def load_trace(
     norm: str | None = None,
     logits: bool = False,
 ) -> Trace:
-    """The trace at ``path``, with its lookahead scores where a predictor needs them (of one
-    ``norm``, or of all that it has), and its active shares and logits if asked, as far as it has
-    them.
+    """The trace at ``path``, with only those of its large columns that are asked for.
+
+    ``lookahead_sites`` above 0 reads lookahead scores: of ``norm``, or of all norms where the trace
+    lacks that one. ``active_shares`` and ``logits`` read the columns of these names. A column that
+    the trace does not have is left out.
     """
     directory = trace_directory(path)
     header = read_header(directory)

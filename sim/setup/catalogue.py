@@ -1,5 +1,5 @@
-"""``python -m sim list systems|models|machines|traces|workloads``: what there is to choose from,
-one line each.
+"""``python -m sim list systems|models|machines|traces|workloads``: a table of the files in
+``conf/``, one line each.
 """
 
 from __future__ import annotations
@@ -122,12 +122,15 @@ KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[str, DictConfig, str], Ro
     ),
     "workloads": ("workload", ("steps", "tokens in / out", "what it is", "source"), workload_row),
 }
-"""By what is asked for: the group of conf/, the columns after the name, and how a line is made."""
+"""By the word of the command: the group of conf/, the columns after the name, and the function that
+makes a line.
+"""
 
 
 def table(kind: str) -> Table:
-    """Every option of a kind, figures after efficiencies. Raise ValueError for what is no kind,
-    or a broken file.
+    """A table of every file of a kind; bandwidths are multiplied by their efficiency.
+
+    Raise ValueError for an unknown kind, and for a broken file.
     """
     if kind not in KINDS:
         raise ValueError(f"there is no list of {kind!r}; choose one of {', '.join(KINDS)}")
@@ -135,7 +138,7 @@ def table(kind: str) -> Table:
     lines = Table(group, *columns, title=kind, row_styles=("", "dim"))
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for place in sorted((CONF / group).glob("*.yaml")):
-            # A system changes the rest of a run; what it is stands in its own file.
+            # A system is read as it stands: composing it would change the rest of a run.
             config = (
                 OmegaConf.load(place)
                 if group == "system"
@@ -151,14 +154,14 @@ def table(kind: str) -> Table:
 
 
 def first_sentence(place: Path) -> str:
-    """Of the comment at the head of a file of conf/."""
+    """The first sentence of the comment at the head of a file of conf/."""
     text = place.read_text(encoding="utf-8")
     comment = " ".join(
         line[1:].strip()
         for line in text.split("\n_")[0].split("\ndefaults")[0].splitlines()
         if line.startswith("#") and "@package" not in line
     )
-    # A point inside an abbreviation or a number is followed by no capital.
+    # A sentence ends where a capital follows; so the point of an abbreviation or number ends none.
     return re.split(r"(?<=[.:])\s+(?=[A-Z])", comment, maxsplit=1)[0].rstrip(".:")
 
 
@@ -167,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if len(arguments) != 1:
             raise ValueError(f"say what to list: python -m sim list {'|'.join(KINDS)}")
-        # Where nobody looks at it, a line is as long as it is.
+        # A terminal wraps lines at its width; a pipe or a file gets whole lines.
         Console(width=None if sys.stdout.isatty() else 250).print(table(arguments[0]))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

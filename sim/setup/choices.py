@@ -1,5 +1,5 @@
-"""The two parts of a configuration that choose data: a trace, and how its sequences become a
-workload.
+"""The two parts of a configuration that choose data: a trace, and how its sequences become the
+steps of a run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from sim.workload.lengths import Lengths
 
 @dataclass(frozen=True)
 class TraceChoice:
-    """Which trace, and which of its sequences: a split, without those that carry a flag, at most
-    so many.
+    """Which trace, and which of its sequences.
+
+    ``path`` is the trace's folder. Chosen are the sequences of ``split`` that carry none of the
+    flags ``exclude``; of these the first ``max_sequences`` (None: all).
     """
 
     path: str
@@ -38,8 +40,11 @@ class TraceChoice:
 @dataclass(frozen=True)
 class WorkloadChoice:
     """How sequences become steps, how long they are, when they arrive, and which lookahead scores
-    are used (`sim.workload.steps.Workload`, `sim.workload.lengths.Lengths`). ``source``: where its
-    figures come from, "" where nowhere.
+    are used.
+
+    The fields are arguments of `sim.workload.steps.Workload` and `sim.workload.lengths.Lengths`,
+    which explain them. ``arrivals_s``: seconds, in a list or a file of that name. ``source``: where
+    the figures come from, "" if nowhere.
     """
 
     batching: str
@@ -55,12 +60,12 @@ class WorkloadChoice:
     source: str = ""
 
     def __post_init__(self) -> None:
-        # Read and checked before the trace is.
+        # A file of arrivals is read here, so that its errors come before the trace is read.
         _ = self.arrivals_ns
 
     @cached_property
     def arrivals_ns(self) -> tuple[int, ...] | None:
-        """The arrivals that ``arrivals_s`` gives, in ns; None where it gives none."""
+        """The arrivals of ``arrivals_s`` in ns; None where it is None."""
         return None if self.arrivals_s is None else given_arrivals(self.arrivals_s)
 
     @property

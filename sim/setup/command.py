@@ -1,5 +1,5 @@
-"""What the commands that run one configuration share: its name, what was changed in it, and its
-folder.
+"""The common part of commands that run one configuration under hydra: the run's name, what was
+changed, and its folder.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from sim.setup import configure
 
 
 def system_name() -> str:
-    """The system, and whatever of its mechanisms was swapped on the command line: ``hobbit
-    precision=fp16``.
+    """The run's name: the system and every mechanism of it that the command line replaced, such as
+    ``hobbit precision=fp16``.
     """
     chosen = HydraConfig.get()
     return configure.system_name(chosen.runtime.choices.get("system"), chosen.overrides.task)
 
 
 def changed() -> list[str]:
-    """What was changed on the command line beside the system's mechanisms: machine, model,
-    trace, workload.
-    """
+    """The overrides of the command line that change machine, model, trace or workload."""
     return configure.changes(HydraConfig.get().overrides.task)
 
 
 def fresh_folder(path: str) -> str:
-    """A new folder: ``path``, or the first of ``path-2``, ``path-3``... that there is not. It is
-    made here, so that no two runs have one folder, in whatever second they begin.
+    """Make a new folder and return its path: ``path``, or the first of ``path-2``, ``path-3``...
+    that does not exist.
+
+    Making it here gives two runs different folders even if they begin in the same second.
     """
     wanted = Path(path)
     for number in count(2):
@@ -48,13 +48,13 @@ def fresh_folder(path: str) -> str:
         except FileExistsError:
             wanted = wanted.with_name(f"{Path(path).name}-{number}")
         except FileNotFoundError:
-            pass  # another run has just cleared away the folder around it, which was empty
+            pass  # Another run has just removed the empty folder around it.
     raise AssertionError("numbers do not end")
 
 
 def output_folder(cfg: DictConfig) -> Path:
-    """Where a run's files go. The folder that hydra makes for every run is removed where it is
-    another one.
+    """The folder of a run's files. If it is another than hydra's, the folder that hydra makes for
+    every run is removed.
     """
     asked = Path(str(cfg.output_dir))
     if asked.absolute() != Path(HydraConfig.get().runtime.output_dir).absolute():
@@ -63,9 +63,10 @@ def output_folder(cfg: DictConfig) -> Path:
 
 
 def forget_made() -> None:
-    """Remove the folder that hydra makes for every run, if nothing is in it."""
+    """Remove the folder that hydra makes for every run, if it is empty."""
     forget(Path(HydraConfig.get().runtime.output_dir))
 
 
-# Cached: one composition has one folder, and the runs of a multirun share the one around theirs.
+# Cached, so that one composition has one folder and the runs of a multirun share the folder around
+# theirs.
 OmegaConf.register_new_resolver("fresh", fresh_folder, use_cache=True, replace=True)

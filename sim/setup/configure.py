@@ -18,19 +18,18 @@ SURROUNDINGS = ("hardware", "model", "trace", "workload")
 
 
 def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]:
-    """The configuration of ``python -m sim`` with these overrides, and the run's name, for
-    ``sim.setup.build.build``.
+    """The configuration that ``python -m sim`` has with these overrides, and the run's name.
 
-    ``config``: which file of ``conf/`` it starts from.
-
-    Nothing is written where it is executed: ``output_dir`` is a name only. Hydra's own errors are
-    raised for what the configuration does not have.
+    Both are arguments of ``sim.setup.build.build``. ``config``: the file of ``conf/`` to start
+    from. ``output_dir`` is a placeholder: a run from Python writes nothing. Hydra raises its own
+    errors for overrides that do not fit the configuration.
     """
-    # Hydra takes longer to load than a short run, and not every user of this module composes.
+    # Imported late: loading hydra takes longer than a short run, and not every user of this module
+    # composes.
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    # A composition inside a running hydra application must leave that one's state as it is.
+    # Inside a running hydra application its state must survive this composition.
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -44,15 +43,17 @@ def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]
 
 
 def system_name(chosen: str | None, overrides: Iterable[str]) -> str:
-    """The system, and whatever of its mechanisms was swapped: ``hobbit precision=fp16``."""
+    """A run's name: its system and every mechanism that was replaced, such as ``hobbit
+    precision=fp16``.
+    """
     return " ".join(
         [str(chosen or "custom"), *(word for word in overrides if group_of(word) in MECHANISMS)]
     )
 
 
 def changes(overrides: Iterable[str]) -> list[str]:
-    """Of the overrides those of the system's surroundings: machine, model, trace, workload. The
-    last of several counts.
+    """The overrides that change what surrounds the system: machine, model, trace or workload. Of
+    several for one key the last counts.
 
     >>> changes(["system=lru", "trace.max_sequences=8", "model=tiny_mixtral", "trace.max_sequences=4"])
     ['model=tiny_mixtral', 'trace.max_sequences=4']

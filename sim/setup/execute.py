@@ -1,4 +1,4 @@
-"""Run a built run on the simulator, with progress, and measure it."""
+"""Simulate a run that has been built, show progress, and measure it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sim.results.run import Run
 
 @dataclass(frozen=True)
 class Result:
-    """A summary without ``wall_s``, and the tables it was drawn from. ``bounds_wall_s``: what
-    the bounds took.
+    """A run's summary, without ``wall_s``, and the tables that it was computed from.
+    ``bounds_wall_s``: how long the bounds took, in seconds.
     """
 
     summary: dict[str, Any]
@@ -36,10 +36,10 @@ class Result:
 
 
 def execute(run: Run, progress: Console | None = None, bounds: str = MAX) -> Result:
-    """Simulate ``run`` and measure it. ``progress`` shows a bar while it takes longer than a
-    moment.
+    """Simulate ``run`` and measure it.
 
-    ``bounds``: how its lower bound is found (``sim.bounds.bounds.lower_bounds``).
+    ``progress``: the console that shows a bar (None: no bar). ``bounds``: the method of the lower
+    bound (``sim.bounds.bounds.lower_bounds``).
     """
     total = len(run.workload.steps)
     if progress is None:

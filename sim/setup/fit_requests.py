@@ -1,4 +1,6 @@
-"""What a fit is asked for: a predictor, a trace and where the result goes, checked."""
+"""The request of a fit, read from the words of a command and checked: a predictor, a trace, and
+where the result goes.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ OTHER_WORDS = ("output_dir", SEARCH_PATH)
 
 @dataclass(frozen=True)
 class FitRequest:
-    """A predictor, the trace to fit it on with the sequences of its fit split, and where the fit
-    goes.
+    """What to fit on what: a predictor and the ``fit`` that it asks for; a trace and which of its
+    ``fit`` sequences; the folder of the result.
     """
 
     predictor: Predictor
@@ -42,8 +44,8 @@ class FitRequest:
 
 
 def request_of(arguments: Sequence[str]) -> FitRequest:
-    """What the command line asks for, with the trace read. Raise ValueError for the first thing
-    that is wrong.
+    """The request that a command line makes. The trace is read. Raise ValueError for the first
+    thing that is wrong.
     """
     words = dict.fromkeys(GROUPS, False)
     output_dir, overrides = OUTPUT_DIR, []
@@ -52,7 +54,8 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
         group = key.split(".")[0]
         if not equals or (group not in GROUPS and key not in OTHER_WORDS) or not text:
             raise ValueError(
-                f"{argument!r} is no key=value of predictor, trace, output_dir or hydra.searchpath; leave it out"
+                f"{argument!r} is no key=value of predictor, trace, output_dir or hydra.searchpath;"
+                " leave it out"
             )
         if key == "output_dir":
             output_dir = text
@@ -85,7 +88,7 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            # A system's own predictor must not stand in the way of the one that is named.
+            # The default system chooses a predictor; the words come last and replace it.
             cfg = compose("config", ["output_dir=unused", *overrides])
         return {group: make_part(cfg, group) for group in GROUPS}
     except (HydraException, OmegaConfBaseException) as error:

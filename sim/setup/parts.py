@@ -37,7 +37,7 @@ the same ones, so one object serves all runs of a process.
 class Parts:
     """What a run is made of: a field for each section of a configuration that has a ``_target_``.
 
-    Policies among them are fresh and belong to one run, because they keep what they see. Models and
+    Policies are fresh and belong to one run, because they remember what they see. Models and
     machines are shared by the runs of a process.
     """
 

@@ -1,5 +1,5 @@
-"""What a configuration is refused for before anything is built: settings, and parts that do not
-go together.
+"""Refusals before anything is built: settings that cannot be, and parts that do not go
+together.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ BUDGET = ("resident_share", "slots_gib")
 SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
 MISSING = "???"
-"""What a file of ``conf/`` leaves to be set."""
+"""The value in a file of ``conf/`` that the command line must give."""
 
 
 def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values, resolved. Raise ValueError for what is not set, unknown, or no section."""
+    """A configuration as plain values, resolved.
+
+    Raise ValueError for a value that is not set, for an unknown key, and for a part that is no
+    section.
+    """
     plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     config = {str(name): value for name, value in dict(plain).items()}  # type: ignore[arg-type]
     if _lacks_values(config):
@@ -73,7 +77,10 @@ def _leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_unpacking(parts: Parts) -> None:
-    """Raise ValueError for what a link that writes experts out cannot tell apart by its bytes."""
+    """Raise ValueError for transfers that are no whole experts on a link that dequantises them.
+
+    Such a link tells a transfer's precision by its bytes.
+    """
     loader = parts.loader
     if any(link.unpack is not None for link in parts.hardware.links) and (
         loader.chunk_bytes or loader.dense_slots
@@ -86,8 +93,10 @@ def _check_unpacking(parts: Parts) -> None:
 
 
 def check_recorded(config: Mapping[str, Any], precision: int | None, workload: Workload) -> None:
-    """Raise ValueError where a part would need what the trace's header says that its recording
-    lacks.
+    """Raise ValueError where a part would need what the trace's recording left out.
+
+    The trace's header says what that is. ``precision``: the one at which every expert is wanted,
+    None where the selector weighs experts.
     """
     header = workload.trace.header
     lacks = header.lacks
@@ -127,8 +136,8 @@ def check_recorded(config: Mapping[str, Any], precision: int | None, workload: W
 def _check_counts(
     name: str, config: Mapping[str, Any], precision: int | None, workload: Workload
 ) -> None:
-    """Raise ValueError where a part would need single rows of prompts of which the trace keeps
-    counts.
+    """Raise ValueError where a part would need single rows of prompts; the trace keeps only
+    counts of them.
     """
     told = f"trace {name} keeps prompts as counts of tokens, not"
     if precision is None:
@@ -201,7 +210,7 @@ def _check_required(section: str, policy: Policy, workload: Workload) -> None:
 
 
 def _check_preferences(trace: Trace) -> None:
-    """Raise ValueError unless a trace tells what its routers prefer."""
+    """Raise ValueError unless a trace has logits, and a routing rule for every site."""
     without = [site.site for site in trace.header.sites if site.rule is None]
     if trace.logits is None or without:
         what = "no logits" if trace.logits is None else f"no routing rule of sites {without}"

@@ -1,5 +1,5 @@
-"""From the words of a command to values, and from the plain values of a configuration to objects,
-with a refusal that names what nothing can take.
+"""Two readers of what a user wrote: words of a command become values, and sections of a
+configuration become objects. Both name the key that they refuse.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 
 
 def words_of(arguments: Iterable[str], known: Collection[str], refusal: str) -> dict[str, str]:
-    """What KEY=VALUE words give, by key; the last of several counts.
+    """The values of KEY=VALUE words, by key. Of several words for one key the last counts.
 
-    Raise ValueError, the word and ``refusal``, for the first that is none, has no value, or whose
-    key is not known.
+    Raise ValueError for the first word that is no KEY=VALUE, has no value, or has a key that is not
+    known. The message is the word and ``refusal``.
     """
     given: dict[str, str] = {}
     for argument in arguments:
@@ -67,7 +67,9 @@ def make_object(node: Any, place: str = "") -> Any:
 
 
 def _check_keys(target: Callable[..., Any], node: Mapping[str, Any], place: str) -> None:
-    """Raise ValueError if the target cannot be called with these keys."""
+    """Raise ValueError, naming the nearest keys, if the target cannot be called with these
+    keys.
+    """
     parameters = inspect.signature(target).parameters
     if any(one.kind in (one.VAR_KEYWORD, one.POSITIONAL_ONLY) for one in parameters.values()):
         return
@@ -100,12 +102,12 @@ def _check_keys(target: Callable[..., Any], node: Mapping[str, Any], place: str)
 
 @cache
 def _target(path: object, place: str) -> Any:
-    """What ``_target_`` names."""
+    """The class or function that ``_target_`` names. Raise ValueError if there is none."""
     module, _, name = str(path).rpartition(".")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError):
-        # Something inside a class, which hydra finds, too; or nothing.
+        # Hydra also finds names inside a class.
         from hydra.utils import get_object
 
         try:

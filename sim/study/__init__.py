@@ -1,3 +1,3 @@
-"""Many configurations in one job: a grid, a list or a search, whose results are one parquet
-dataset.
+"""Studies: many configurations in one job, as a grid, a list or a search. The results are one
+parquet dataset.
 """

@@ -1,9 +1,8 @@
-"""From overrides to cells: configurations composed once for every choice of files, values set in
-them, and their keys.
+"""From overrides to cells, the configurations that a study runs.
 
-What chooses files is composed as hydra does it; plain values are then set in a copy of the result,
-with hydra's own rules (a key must be there, a section is merged), in a hundredth of the time. What
-is not plain goes through hydra.
+Overrides that choose files are composed as hydra does it, once for every choice. Plain values are
+then set in a copy of the result by hydra's rules (a key must exist, a section is merged), which
+takes a hundredth of hydra's time. Every other override goes through hydra.
 """
 
 from __future__ import annotations
@@ -35,15 +34,17 @@ TEXT = r"(?!(?:true|false|null|nan|inf)$)[a-z_]\w*"
 PLAIN = re.compile(
     rf"([a-z_]\w*(?:\.[a-z_]\w*)*)=(?:({WHOLE})|({NUMBER})|({TEXT}))", re.ASCII | re.IGNORECASE
 )
-"""Overrides that hydra reads as a key and a whole number, a number or text: most of them, and
-hydra is slow to load.
+"""Overrides that hydra would read as a key and a whole number, a number or text. Most overrides are
+so plain, and hydra is slow to load.
 """
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration to run. ``axes``: the values that the study varies, by key; ``config``:
-    all, resolved.
+    """One configuration to run.
+
+    ``key`` is the digest of all that its numbers depend on. ``words`` are its overrides; ``axes``
+    are the values that the study varies, by key; ``config`` is the whole configuration, resolved.
     """
 
     key: str
@@ -55,8 +56,8 @@ class Cell:
 
 
 def plan_cells(plan: Plan) -> list[Cell]:
-    """Every cell of a grid and a list, each configuration once. Raise ValueError for overrides
-    that cannot be.
+    """Every cell of a study's grids and lists, each configuration once. Raise ValueError for
+    overrides that cannot be.
     """
     found: dict[str, Cell] = {}
     for values, words in plan.cells():
@@ -66,8 +67,8 @@ def plan_cells(plan: Plan) -> list[Cell]:
 
 
 def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
-    """A cell of ``plan``: the base's overrides, then these values by key, these words, and the
-    plan's last.
+    """A cell of ``plan``. Its overrides are, in this order: the plan's base, ``values`` by key,
+    ``words``, and the plan's last. The later of two for one key holds.
     """
     settings: dict[str, Any] = {}
     choices: dict[str, str] = {}
@@ -85,7 +86,7 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
         if word is None and not _is_for_hydra(key):
             settings[key] = value
         else:
-            # Of two words about one group the later holds.
+            # The later of two words about one group holds.
             choices[key] = word or f"{key}={value}"
     composed, chosen = _compose(tuple(choices.values()))
     config = composed
@@ -98,7 +99,7 @@ def make_cell(plan: Plan, values: Values, words: Sequence[str] = ()) -> Cell:
 
 
 def cell_key(config: Mapping[str, Any], system: str, sha256: str | None) -> str:
-    """The digest of all that a run's numbers depend on."""
+    """The digest of all that a run's numbers depend on, the program's version included."""
     kept = {name: value for name, value in config.items() if name not in NOT_IN_KEY}
     text = json.dumps([VERSION, sha256, system, kept], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
@@ -106,7 +107,7 @@ def cell_key(config: Mapping[str, Any], system: str, sha256: str | None) -> str:
 
 @cache
 def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
-    """Plain values, and the system that was chosen."""
+    """The configuration of these choices of files as plain values, and the chosen system."""
     if plainly := compose_plainly(choices):
         return plainly
     from hydra.errors import HydraException
@@ -123,7 +124,7 @@ def _compose(choices: tuple[str, ...]) -> tuple[dict[str, Any], str | None]:
 
 @cache
 def _parse(word: str) -> Any:
-    """The override as hydra reads it."""
+    """An override as hydra parses it. Raise ValueError for none, and for a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -137,9 +138,7 @@ def _parse(word: str) -> Any:
 
 
 def _taken_apart(word: str) -> tuple[str, Any, str | None]:
-    """Key and value of an override, and the word itself where hydra must have it: it is no plain
-    value.
-    """
+    """Key and value of an override; and the word itself if hydra must compose it, else None."""
     if plain := PLAIN.fullmatch(word):
         key, whole, number, text = plain.groups()
         value = int(whole) if whole else float(number) if number else text
@@ -161,10 +160,10 @@ def _is_for_hydra(key: str) -> bool:
 
 
 def _with(node: Any, names: Sequence[str], value: Any, depth: int = 0) -> dict[str, Any]:
-    """The section with a value set that is there; sections that it does not lie in are shared, not
-    copied.
+    """A copy of a section in which the value at ``names`` is replaced. Sections beside the path are
+    shared, not copied.
 
-    Raise ValueError for a key that is not there, with the nearest.
+    Raise ValueError, with the nearest key, for a key that does not exist.
     """
     name, key = names[depth], ".".join(names)
     old = _child(node, name, names[:depth], key)
@@ -190,7 +189,7 @@ def _child(node: Any, name: str, path: Iterable[str], key: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value as an override writes it."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -202,7 +201,7 @@ def _text(value: Any) -> str:
 
 @cache
 def _trace_sha256(path: object) -> str | None:
-    """The digest of a trace; None where there is none that can be read: its run will say so."""
+    """The digest of a trace. None for a trace that cannot be read; its run will say why."""
     try:
         return trace_sha256(parse_header((trace_directory(str(path)) / "header.json").read_bytes()))
     except (OSError, ValueError):

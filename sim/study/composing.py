@@ -1,9 +1,8 @@
-"""Compositions of ``conf/`` without hydra's machinery, in a twentieth of its time, where files are
-as plain as there.
+"""Compose plain configurations from ``conf/`` without hydra, in a twentieth of its time.
 
-Plain is: a choice names a file of a group; a group's file has values, maybe on top of other files
-of its group; a system has nothing but choices. Whatever is not is left to hydra, and what comes out
-is hydra's, to the order of keys.
+A composition is plain if each choice names a file of a group, if a group's file holds values
+(perhaps on top of other files of its group), and if a system holds nothing but choices. Everything
+else is left to hydra. The result is equal to hydra's, to the order of keys.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from sim.values.places import CONF
 SELF, DEFAULTS, SYSTEM, OVERRIDE = "_self_", "defaults", "system", "override /"
 PACKAGE, WHOLE, INTERPOLATED = "@package", "# @package _global_\n", "${"
 OF_HYDRA = {"hydra": None, "output_dir": "unused"}
-"""What the configuration takes from a running hydra, and what stands there without one."""
+"""The values that a configuration takes from a running hydra, and their placeholders."""
 
 Values = dict[str, Any]
 
 
 class NotPlain(Exception):
-    """Something that only hydra composes, or refuses."""
+    """Only hydra can compose this, or refuse it."""
 
 
 def compose_plainly(words: Sequence[str]) -> tuple[Values, str] | None:
-    """The values of ``python -m sim`` with these choices of files, and the system; None where hydra
-    must be asked.
+    """The configuration of ``python -m sim`` with these choices of files, and the system's name;
+    None where hydra must compose it.
 
     >>> values, system = compose_plainly(["system=lru", "cache=lfu"])
     >>> system, values["cache"]["_target_"]
@@ -62,9 +61,9 @@ def _compose(words: Sequence[str]) -> tuple[Values, str]:
 
 
 def _choice(word: str, groups: dict[str, str | None]) -> tuple[str, str]:
-    """Group and file of a word that is such a choice."""
+    """The group and the file that a word chooses. Raise NotPlain for another word."""
     group, _, name = word.partition("=")
-    # What is chosen where nothing stands (an experiment) may change anything.
+    # An experiment is chosen where nothing is chosen by default, and may change anything.
     if groups.get(group) is None or not (CONF / group / f"{name}.yaml").is_file():
         raise NotPlain
     return group, name
@@ -72,8 +71,8 @@ def _choice(word: str, groups: dict[str, str | None]) -> tuple[str, str]:
 
 @cache
 def _whole() -> tuple[Values, dict[str, str | None]]:
-    """Of ``config.yaml`` its own values, but for what is hydra's, and the file that it chooses
-    of every group.
+    """The own values of ``config.yaml`` without hydra's section, and the file that it chooses of
+    each group.
     """
     (own, *defaults), values = _read(CONF / "config.yaml", replaced=OF_HYDRA)
     del values["hydra"]
@@ -105,7 +104,7 @@ def _mechanisms(system: str) -> dict[str, str]:
 
 @cache
 def _option(group: str, name: str) -> Values:
-    """The values of a group's file, on top of those that it starts from."""
+    """The values of a group's file, merged over the files that it starts from."""
     defaults, own = _read(CONF / group / f"{name}.yaml")
     found: Values = {}
     for item in defaults or [SELF]:
@@ -138,7 +137,7 @@ def _read(
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Sections are merged; of anything else the upper one holds."""
+    """Sections are merged; of other values the upper one holds."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return below | {

@@ -1,4 +1,4 @@
-"""Conduct a study: what is recorded is kept, what is not is run, and what came of it is told."""
+"""Conduct a study: keep the recorded cells, run the others, show progress, and tell the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sim.study.launchers import Launcher
 from sim.study.rows import DONE, FAILED, REFUSED, Row, axis_types
 
 LINE_EVERY_S = 10.0
-"""Where progress goes to no terminal, a line so often."""
+"""How often progress prints a line where it is not shown on a terminal."""
 
 
 def conduct(
@@ -36,10 +36,11 @@ def conduct(
     retry: bool = False,
     tell: Callable[[str], None] = print,
 ) -> Counter[str]:
-    """Run the cells that are not recorded in ``output_dir`` yet; how many of all have each status.
+    """Run the cells that are not recorded in ``output_dir`` yet. Return how many of all ``cells``
+    have each status.
 
-    ``retry``: those that were refused or failed are run again. Raise DatasetError where they cannot
-    be recorded.
+    ``retry``: cells that were refused or failed run again. Raise DatasetError where rows cannot be
+    recorded.
     """
     with launcher, Dataset(output_dir, axes_of(cells), tell) as dataset:
         if retry and (again := dataset.forget((REFUSED, FAILED))):
@@ -55,7 +56,7 @@ def conduct(
 
 
 def axes_of(cells: Iterable[Cell]) -> dict[str, object]:
-    """The type of every varied key's column."""
+    """The type of the column of each key that the cells vary."""
     values: dict[str, list[object]] = {}
     for cell in cells:
         for key, value in cell.axes.items():
@@ -67,8 +68,8 @@ def axes_of(cells: Iterable[Cell]) -> dict[str, object]:
 def showing_progress(
     study: str, total: int, tell: Callable[[str], None]
 ) -> Iterator[Callable[[Row], None]]:
-    """What is to be given every row: a bar with rate and remaining time on a terminal, else a
-    line now and then.
+    """Show how far a study is: a bar with rate and remaining time on a terminal, else a line now
+    and then. Yield the function to call with every finished row.
     """
     console = Console(stderr=True)
     counts: Counter[str] = Counter()
@@ -104,7 +105,7 @@ def showing_progress(
 
 
 def answer(study: str, counts: Counter[str], output_dir: Path) -> str:
-    """What came of it, and how to read it."""
+    """The last lines of a study: how many cells have each status, and how to read them."""
     bad = [f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status]]
     told = f" ({', '.join(bad)}: column error says why)" if bad else ""
     return (
@@ -114,5 +115,5 @@ def answer(study: str, counts: Counter[str], output_dir: Path) -> str:
 
 
 def say(text: str) -> None:
-    """What the user should know, on stderr."""
+    """Print on stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -1,10 +1,10 @@
-"""The rows of a study on disk: parquet parts that appear whole or not at all, and a journal of what
-they lack.
+"""The rows of a study on disk: parquet parts, and a journal of the rows that are in no part yet.
 
-A finished cell is appended to ``journal.jsonl`` at once, and with others written to
-``cells/part-N.parquet`` now and then: made under another name and moved into place, whereupon the
-journal begins anew. Killed at any moment, a study finds each finished cell in a part or in the
-journal. One process writes a dataset at a time; who reads takes the parts.
+A finished cell is appended to ``journal.jsonl`` at once. Now and then the rows of the journal are
+written to ``cells/part-N.parquet``, and the journal begins anew. A part is written under another
+name and moved into place, so it appears whole or not at all. So a study that is killed at any
+moment finds each finished cell in a part or in the journal. One process writes a dataset at a time;
+readers take the parts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BROKEN = ".corrupt"
 
 
 class DatasetError(OSError):
-    """A dataset that cannot be written. What it holds stays as it is."""
+    """A dataset cannot be written. Its content stays as it is."""
 
 
 class Dataset:
-    """The dataset in ``directory``, held for writing: use it in a ``with``.
+    """The dataset in ``directory``, locked for writing while a ``with`` lasts.
 
-    ``axes``: types of the varied keys' columns. ``tell`` is given what the user should know. Raise
-    DatasetError where another process writes it or nothing can be written there.
+    ``axes``: by varied key, the type of its column. ``tell`` is called with lines for the user.
+    Raise DatasetError where another process writes the dataset, or nothing can be written there.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Dataset:
     ) -> None:
         self.directory, self._axes, self._tell = directory, dict(axes), tell
         self.statuses: dict[str, str] = {}
-        """Of every recorded cell, by key: done, refused or failed."""
+        """The status of every recorded cell, by key: done, refused or failed."""
         self._pending: list[Row] = []
         self._journal: IO[bytes] | None = None
         self._lock: IO[str] | None = None
@@ -73,7 +73,7 @@ class Dataset:
         where: TracebackType | None,
     ) -> None:
         try:
-            # What cannot be written as a part is in the journal.
+            # After a DatasetError the rows of the next part stay in the journal.
             if not isinstance(error, DatasetError):
                 self.flush()
         finally:
@@ -102,7 +102,7 @@ class Dataset:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is only in the journal as a part."""
+        """Write the rows that are only in the journal as a part."""
         self._written_at = time.monotonic()
         if not self._pending:
             return
@@ -119,7 +119,9 @@ class Dataset:
         self._pending.clear()
 
     def forget(self, statuses: Sequence[str]) -> int:
-        """Take out the cells of these statuses, to run them again; how many they were."""
+        """Remove the cells of these statuses, so that they run again. Return how many they
+        were.
+        """
         gone = {key for key, status in self.statuses.items() if status in statuses}
         for part in self._parts():
             frame = pl.read_parquet(part)
@@ -133,7 +135,7 @@ class Dataset:
         return len(gone)
 
     def read(self) -> pl.DataFrame:
-        """Every recorded cell."""
+        """All recorded cells."""
         self.flush()
         return read_cells(self.directory)
 
@@ -151,8 +153,7 @@ class Dataset:
                 frames[part] = pl.read_parquet(part)
                 self.statuses |= dict(frames[part].select("key", "status").iter_rows())
             except (PolarsError, OSError) as error:
-                # Beside the parts it would be in the way of those who read their whole folder, as
-                # pandas does.
+                # Moved out of the folder of parts, which readers such as pandas read as a whole.
                 aside = self.directory / (part.name + BROKEN)
                 part.rename(aside)
                 reason = str(error).splitlines()[0]
@@ -163,7 +164,7 @@ class Dataset:
         self._agree(frames)
 
     def _agree(self, frames: Mapping[Path, pl.DataFrame]) -> None:
-        """Give all parts the same columns, where the study varies other keys than it did."""
+        """Give all parts the same columns, for a study that varies other keys than before."""
         for frame in frames.values():
             for name in frame.columns:
                 if name.startswith(AXIS):
@@ -205,7 +206,7 @@ class Dataset:
             if row["key"] not in self.statuses:
                 self.statuses[row["key"]] = row["status"]
                 self._pending.append(row)
-        # What is torn must not be glued to what follows.
+        # Rewritten without the torn last line, so that the next row begins a line of its own.
         temporary = place.with_name("." + JOURNAL)
         temporary.write_text(
             "".join(json.dumps(row) + "\n" for row in self._pending), encoding="utf-8"
@@ -217,7 +218,7 @@ class Dataset:
     def _publish(self, frame: pl.DataFrame, name: str) -> None:
         building = self.directory / CELLS / f".{name}"
         try:
-            # Polars panics where a file system refuses its bytes; Python raises.
+            # Python writes the bytes: polars panics where a file system refuses them.
             with building.open("wb") as file:
                 file.write(_parquet(frame))
                 file.flush()
@@ -231,7 +232,7 @@ class Dataset:
         self._lock = place.open("a+", encoding="utf-8")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who held it may have taken the file away with an empty dataset.
+            # The last holder may have removed the file together with an empty dataset.
             is_mine = place.exists() and os.path.samestat(
                 os.fstat(self._lock.fileno()), place.stat()
             )
@@ -251,7 +252,7 @@ class Dataset:
         self._lock.flush()
 
     def _vanish(self) -> None:
-        """Nothing was recorded: leave nothing behind but what others put there."""
+        """Remove the files of a dataset that recorded nothing; leave what others put there."""
         for name in (JOURNAL, LOCK):
             (self.directory / name).unlink(missing_ok=True)
         for folder in (self.directory / CELLS, self.directory):
@@ -275,8 +276,8 @@ def _parquet(frame: pl.DataFrame) -> bytes:
 
 
 def read_cells(directory: str | Path) -> pl.DataFrame:
-    """The recorded cells of a study: what ``polars.read_parquet("DIRECTORY/cells/*.parquet")``
-    reads.
+    """The recorded cells of a study, as ``polars.read_parquet("DIRECTORY/cells/*.parquet")`` reads
+    them.
     """
     parts = sorted((Path(directory) / CELLS).glob("part-*.parquet"))
     if not parts:

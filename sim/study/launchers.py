@@ -1,8 +1,8 @@
-"""Where cells run: a pool of processes here, Ray, or Slurm by submitit. Each answers with rows as
-they come.
+"""Launchers run cells: in a pool of processes on this machine, on Ray, or on Slurm by submitit.
 
-All three call the same function of `sim.study.worker`. A few cells at a time are on their way, so
-that what is finished is recorded at once and what is left can be given up at any moment.
+All three call the same function of `sim.study.worker` and yield rows as cells end. Only a few cells
+are handed out at a time, so that finished cells are recorded at once and the rest can be given up
+at any moment.
 """
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ OPTIONS = {
         "qos",
     ),
 }
-"""Launchers and the options that each takes."""
+"""The launchers, each with the options that it takes."""
 ON_THE_WAY = 3
-"""Cells for each worker that are handed out at a time."""
+"""How many cells for each worker are handed out at a time."""
 DIED = "the process that ran it died (killed, or out of memory)"
 
 
 class Launcher(Protocol):
-    """Held in a ``with`` while it runs cells, as often as it likes."""
+    """Runs cells, any number of times while a ``with`` holds it."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def run(self, study: str, cells: Iterable[Cell], output_dir: Path) -> Iterator[Row]:
-        """The row of every cell, in the order in which they end."""
+        """The row of every cell, in the order in which the cells end."""
 
 
 def make_launcher(name: str, options: Mapping[str, str]) -> Launcher:
-    """Raise ValueError for what is no launcher, no option of it, or not installed."""
+    """The launcher of that name. Raise ValueError for an unknown one, for an option that it does
+    not take, and for a package that is not installed.
+    """
     if name not in OPTIONS:
         raise ValueError(f"unknown launcher={name}; choose {', '.join(OPTIONS)}")
     if foreign := [key for key in options if key not in OPTIONS[name]]:
@@ -86,10 +88,10 @@ def _count(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 class Pool:
-    """Processes of this machine, each of which reads a trace once.
+    """Processes of this machine. Each of them reads a trace once.
 
-    A worker that dies takes the pool with it: what it left is run again, one cell at a time, until
-    it is known which cell it was.
+    A worker that dies breaks the pool. The cells that were running are then run again, one at a
+    time, to find the one that kills its process.
     """
 
     def __init__(self, workers: int) -> None:
@@ -100,10 +102,10 @@ class Pool:
         context = _context()
         self._pool = ProcessPoolExecutor(self.workers, context, begin_work)
         if context.get_start_method() == "fork":
-            # Now, before this process has threads of its own, or holds locks and files that workers
-            # must not.
+            # Started now, before this process has threads of its own, or holds locks and files that
+            # workers must not inherit.
             with warnings.catch_warnings():
-                # Python warns of any thread; these are known.
+                # Python warns of any thread when it forks; those of this process are known.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pool.submit(os.getpid)
         return self
@@ -129,7 +131,9 @@ class Pool:
     def _run_pool(
         self, study: str, cells: Iterator[Cell], output_dir: Path, lost: list[Cell]
     ) -> Iterator[Row]:
-        """Until the cells or the pool are at their end. ``lost`` takes what a broken pool left."""
+        """Run cells until there are no more, or the pool breaks. ``lost`` receives the cells that a
+        broken pool left.
+        """
         self._pool = pool = self._pool or ProcessPoolExecutor(self.workers, _server(), begin_work)
         running: dict[Future[Row], Cell] = {}
         handed: list[Cell] = []
@@ -146,8 +150,8 @@ class Pool:
                     row = future.result()
                     del running[future]
                     yield row
-                # Nothing was running: nothing is left. What ran may all have ended at once, and
-                # others wait.
+                # Nothing ran, so nothing is left. (Were all running cells done at once, others may
+                # still wait.)
                 is_over = not done
         except BrokenProcessPool:
             is_over = True
@@ -160,7 +164,7 @@ class Pool:
             self._close()
         finally:
             if not is_over:
-                # Given up: what runs is not waited for.
+                # The caller gave up: do not wait for what runs.
                 for process in multiprocessing.active_children():
                     process.terminate()
                 self._close()
@@ -172,8 +176,10 @@ class Pool:
 
 
 def _context() -> Any:
-    """Workers are copies of this process, which has imported what they need, where it has no thread
-    that they would miss; else they come from a process of their own that has.
+    """How workers are started.
+
+    They are forked from this process, which has imported what they need, if it has no working
+    threads that a copy would lack. Otherwise a server process imports it and forks them.
     """
     return multiprocessing.get_context("fork") if has_no_threads_of_work() else _server()
 
@@ -187,8 +193,10 @@ def _server() -> Any:
 
 
 def has_no_threads_of_work() -> bool:
-    """Whether this process is as its imports left it: polars starts its threads of work, and cannot
-    be copied any more, when it is first used. Known on Linux.
+    """Whether this process has only the threads that its imports started, so that it may fork.
+
+    Polars starts working threads at its first use; a process that has them cannot be forked. Where
+    threads cannot be listed (not Linux) the answer is False.
     """
     if threading.active_count() > 1 or not THREADS.is_dir():
         return False
@@ -204,13 +212,13 @@ def has_no_threads_of_work() -> bool:
 
 THREADS = Path("/proc/self/task")
 IDLE_THREADS = ("jemalloc_bg_thd", "polars-ooc-clea")
-"""What importing polars starts: an allocator's, which knows of copies, and one that tidies what
-polars has used.
+"""Threads that importing polars starts: its allocator's, which copes with forks, and one that
+cleans up after polars.
 """
 
 
 class OnRay:
-    """Ray: the cluster at ``address``, or one that is started here with ``workers`` processes."""
+    """Ray: the cluster at ``address``, or a local one of ``workers`` processes."""
 
     def __init__(self, workers: int, address: str | None, batch: int) -> None:
         self.workers, self.address, self.batch = workers, address, batch
@@ -251,10 +259,10 @@ class OnRay:
 
 
 class OnSubmitit:
-    """Slurm through submitit (``cluster=local``: processes here, to try it out), ``workers`` jobs
-    at a time.
+    """Slurm through submitit, ``workers`` jobs at a time; ``cluster=local`` runs processes here, to
+    try it out.
 
-    Every job runs a batch of cells; ``options`` are Slurm's (partition, timeout_min, ..).
+    Every job runs a batch of cells. ``options`` are Slurm's (partition, timeout_min, ..).
     """
 
     def __init__(self, cluster: str, workers: int, batch: int, options: Mapping[str, str]) -> None:
@@ -269,7 +277,7 @@ class OnSubmitit:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Jobs are in Slurm's hands."""
+        """Nothing to close: the jobs belong to Slurm."""
 
     def run(self, study: str, cells: Iterable[Cell], output_dir: Path) -> Iterator[Row]:
         try:
@@ -293,8 +301,8 @@ class OnSubmitit:
                 batch = running.pop(job)
                 try:
                     yield from job.result()
-                # Whatever a job dies of (its time, its node, the workers' own errors) is what its
-                # cells failed by.
+                # Whatever ends a job (its time, its node, an error of the worker) is the error of
+                # its cells.
                 except Exception as error:
                     yield from _failed(study, batch, error)
             if not ended:

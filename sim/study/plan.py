@@ -1,6 +1,4 @@
-"""What a study asks for: its file, the command line's words, and the cells that follow from
-them.
-"""
+"""The plan of a study: what its file and the command line ask for, and the cells that follow."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ STUDIES = CONF / "study"
 KEYS = ("question", "base", "grid", "list", "search")
 SEARCH_KEYS = ("parameters", "objectives", "trials", "sampler", "seed", "together")
 DEFAULTS = ("outputs=summary",)
-"""Overrides of every cell that its study may override."""
+"""Overrides of every cell; a study may override them."""
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study as its file tells it.
+    """A study as its file describes it.
 
-    ``base``: overrides of every cell, as on the command line. ``grids``: of each, values by key, of
-    which every combination is a cell. ``listed``: cells as overrides. ``search``: what to search
-    for, where it is a search. ``last``: overrides of every cell that hold against all these.
+    ``base``: overrides of every cell. ``grids``: values by key; every combination of a grid's
+    values is a cell. ``listed``: cells, each as overrides. ``search``: the section of a search,
+    else empty. ``last``: overrides of every cell that come after all others.
     """
 
     name: str
@@ -41,12 +39,12 @@ class Plan:
     last: tuple[str, ...] = ()
 
     def with_last(self, words: Iterable[str]) -> Plan:
-        """The same with further overrides of every cell: the command line's."""
+        """The plan with the command line's overrides added to those of every cell."""
         return replace(self, last=(*self.last, *words))
 
     def cells(self) -> list[tuple[Values, tuple[str, ...]]]:
-        """Values by key, and overrides, of every cell beyond the base: the grids' in order, then
-        the listed ones.
+        """What distinguishes each cell from the base: values by key, and overrides. The grids'
+        cells come first, in order, then the listed ones.
         """
         found: list[tuple[Values, tuple[str, ...]]] = []
         for grid in self.grids:
@@ -57,8 +55,8 @@ class Plan:
 
 
 def read_plan(name: str) -> Plan:
-    """The study of that name in ``conf/study``, or the file at that path. Raise ValueError for
-    what is none.
+    """The plan of the study of that name in ``conf/study``, or in the file at that path. Raise
+    ValueError for what is no study.
     """
     known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
     place = STUDIES / f"{name}.yaml" if name in known else Path(name)
@@ -75,8 +73,8 @@ def read_plan(name: str) -> Plan:
 
 
 def make_plan(name: str, found: object, place: str) -> Plan:
-    """A study from the values of its file at ``place``. Raise ValueError, naming the key, for
-    what cannot be.
+    """The plan from the values of a study's file at ``place``. Raise ValueError, naming the key,
+    for what cannot be.
     """
     fields = section(found, KEYS, place)
     question = fields.get("question", "")
@@ -107,7 +105,7 @@ def make_plan(name: str, found: object, place: str) -> Plan:
 
 
 def section(found: object, keys: Sequence[str], place: str) -> dict[str, Any]:
-    """A section with these keys only. Raise ValueError with the nearest one for another."""
+    """A section that may have these keys. Raise ValueError, with the nearest, for another key."""
     if not isinstance(found, dict):
         raise ValueError(f"{place} must be a section of {', '.join(keys)}, got {found!r}")
     for key in found:
@@ -119,7 +117,7 @@ def section(found: object, keys: Sequence[str], place: str) -> dict[str, Any]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean ...?)`` where a known word is near."""
+    """The hint `` (did you mean ...?)`` if a known word is near, else nothing."""
     close = difflib.get_close_matches(word, [*known], 1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -1,5 +1,5 @@
-"""A finished cell as one row: what was asked, what came out, and by sequence what paired
-comparisons need.
+"""The row of a finished cell: what was asked, what came out, and the numbers by sequence that
+paired comparisons need.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NUMBERS = (
     "load_s",
     "wall_s",
 )
-"""Numbers of a summary that are columns; ``summary`` has all."""
+"""The numbers of a summary that have columns; column ``summary`` holds the whole summary."""
 TEXTS = (
     "model",
     "hardware",
@@ -72,11 +72,13 @@ TEXTS = (
     "bounds.method",
 )
 INTERVALS = ("decode_tokens_per_s", "ttft_s", "tpot_s", "hit_ratio")
-"""Their 95 % intervals are ``ci95.NAME.low`` and ``ci95.NAME.high``."""
+"""Numbers whose 95 % intervals have columns ``ci95.NAME.low`` and ``ci95.NAME.high``."""
 LISTS = {"sequence": pl.Int64, "decode_ns": pl.Float64, "decode_tokens": pl.Float64}
-"""By sequence: its number, its share of the time of the steps that decoded it, and those tokens."""
+"""Columns of lists by sequence: its number, its share of the time of the steps that decoded it, and
+its tokens in these steps.
+"""
 AXIS = "axis."
-"""Before the key of a value that the study varies."""
+"""What the column of a varied key begins with."""
 
 SCHEMA: dict[str, Any] = {
     "key": pl.String,
@@ -107,7 +109,9 @@ def make_row(
     summary: Mapping[str, Any] | None = None,
     by_sequence: Mapping[str, Sequence[float]] | None = None,
 ) -> Row:
-    """``summary`` and ``by_sequence`` (`LISTS`) of a cell that is done; ``error`` of another."""
+    """The row of a cell. ``summary`` and ``by_sequence`` (see `LISTS`) are given if it is done,
+    ``error`` if not.
+    """
     row: Row = dict.fromkeys(SCHEMA)
     row |= {
         "key": cell.key,
@@ -141,7 +145,7 @@ def _at(summary: Mapping[str, Any], name: str) -> Any:
 
 
 def to_frame(rows: Sequence[Row], axes: Mapping[str, Any]) -> pl.DataFrame:
-    """Rows as a table; ``axes``: the type of each varied key's column."""
+    """Rows as a table. ``axes``: the type of each varied key's column."""
     columns: dict[str, pl.Series] = {}
     for name, kind in SCHEMA.items():
         columns[name] = pl.Series(name, [row.get(name) for row in rows], dtype=kind, strict=False)
@@ -152,8 +156,8 @@ def to_frame(rows: Sequence[Row], axes: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def axis_types(values_by_key: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Float64 for numbers, Boolean for truths, else String, as JSON where it is a list or a
-    section.
+    """The type of each key's column: Float64 for numbers, Boolean for truth values, else String
+    (lists and sections as JSON).
     """
     types: dict[str, Any] = {}
     for key, values in values_by_key.items():

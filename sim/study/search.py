@@ -1,9 +1,9 @@
-"""Search: Optuna proposes configurations, a study's launcher runs them on ``fit`` sequences,
-``eval`` judges the best.
+"""Search: Optuna proposes configurations, and a study's launcher runs them on ``fit`` sequences.
 
-Every trial is a cell of the study's dataset, and Optuna's own state is ``search.db`` (SQLite)
-beside it: a search that was stopped goes on. What is reported is measured on sequences that the
-search has never seen, against the same system as it stands in ``conf/``, paired.
+The best are judged on ``eval`` sequences, which the search has never seen: paired by sequence, each
+is compared with the same system as it stands in ``conf/``. Every trial is a cell of the study's
+dataset. Optuna's own state lies in ``search.db`` (SQLite) beside it, so a search that was stopped
+goes on.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ RANGE_KEYS = ("low", "high", "whole", "log")
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: ``parameters`` by key (a list of values, or a range), ``objectives``
-    with their directions.
+    """What is searched.
+
+    ``parameters``: by key, a list of values or a range. ``objectives``: directions by column.
+    ``together``: how many trials run at once. ``is_single``: there is one objective.
     """
 
     parameters: Mapping[str, Sequence[Any] | Mapping[str, Any]]
@@ -57,8 +59,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Found:
-    """One of the best trials: its values, its objectives on ``fit`` and ``eval``, and how it
-    compares on ``eval``.
+    """One of the best trials: its values, its objectives on ``fit`` and on ``eval``, and how much
+    faster it decodes on ``eval`` than the baseline.
     """
 
     values: Mapping[str, Any]
@@ -69,8 +71,12 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """``found``: the best trial, or the Pareto front on ``fit``, best first objective first.
-    ``baseline``: of the study without any parameter, its objectives on ``fit`` and ``eval``."""
+    """The result of a search.
+
+    ``found``: the best trial, or with several objectives the Pareto front on ``fit``.
+    ``baseline``: the objectives on ``fit`` and on ``eval`` of the study without parameters.
+    ``trials`` and ``failed`` are counts.
+    """
 
     search: Search
     found: tuple[Found, ...]
@@ -78,11 +84,13 @@ class SearchResult:
     trials: int
     failed: int
     labels: tuple[tuple[str, Labels], ...] = ()
-    """Of the runs on ``eval``: as it stands, and what was found."""
+    """The labels of the runs on ``eval``: the baseline, and what was found."""
 
 
 def make_search(plan: Plan) -> Search:
-    """Raise ValueError, naming the key, for what cannot be searched."""
+    """The search that a plan asks for. Raise ValueError, naming the key, for what cannot be
+    searched.
+    """
     asked, place = plan.search, f"study {plan.name}: search"
     parameters, objectives = (
         asked.get("parameters"),
@@ -136,16 +144,17 @@ def _check_parameter(place: str, values: object) -> None:
 def run_search(
     plan: Plan, launcher: Launcher, output_dir: Path, tell: Callable[[str], None]
 ) -> SearchResult:
-    """Search until all trials are through, then judge the best. Raise ValueError for what cannot
-    be searched.
+    """Search until all trials have ended, then judge the best on ``eval``.
+
+    Raise ValueError for what cannot be searched.
     """
     search, optuna = make_search(plan), _optuna()
     cells = [_cell(plan, {}, split) for split in ("fit", "eval")]
-    # A misspelt key is told before anything runs.
+    # A misspelt key is refused here, before anything runs.
     _cell(plan, _first_values(search), "fit")
     axes = axes_of([*cells, _cell(plan, _first_values(search), "fit")])
     with warnings.catch_warnings(), launcher, Dataset(output_dir, axes, tell) as dataset:
-        # Lists, such as two shares, are kept as JSON and come back equal.
+        # Optuna warns of values that are lists, such as two shares; as JSON they come back equal.
         warnings.filterwarnings("ignore", message="Choices for a categorical distribution")
         rows: dict[str, Row] = {row["key"]: row for row in dataset.read().to_dicts()}
 
@@ -192,7 +201,7 @@ def _trials(
     state = optuna.trial.TrialState
     over = [trial for trial in study.trials if trial.state.is_finished()]
     for trial in study.trials:
-        # What was asked for when the search was stopped is asked for again.
+        # A trial that was running when the search was stopped is run again.
         if trial.state == state.RUNNING:
             study.tell(trial.number, state=state.FAIL)
             study.enqueue_trial(trial.params)
@@ -203,7 +212,8 @@ def _trials(
         while left > 0:
             trials = [study.ask() for _ in range(min(search.together, left))]
             cells = [_cell(plan, _values(search, trial), "fit") for trial in trials]
-            # Told in the order in which they were asked for, so that a search is the same again.
+            # Optuna hears of trials in the order in which it proposed them, so that the same search
+            # gives the same trials.
             for trial, row in zip(trials, run(cells), strict=True):
                 if row["status"] == DONE and all(
                     row[name] is not None for name in search.objectives
@@ -220,7 +230,7 @@ def _trials(
 
 
 def _values(search: Search, trial: Any) -> dict[str, Any]:
-    """What the trial proposes."""
+    """The values that a trial proposes, by key."""
     found: dict[str, Any] = {}
     for key, values in search.parameters.items():
         if not isinstance(values, Mapping):
@@ -252,21 +262,22 @@ def _objectives(search: Search, row: Row) -> tuple[float, ...]:
 
 
 def _compare(ours: Row, theirs: Row) -> Paired:
-    """How many times as fast the first decodes, sequence by sequence."""
+    """How many times as fast ``ours`` decodes as ``theirs``, paired by sequence."""
     if list(ours["sequence"]) != list(theirs["sequence"]):
         raise ValueError("the two runs decoded different sequences, which cannot be paired")
     return paired(np.array(ours["decode_ns"]), np.array(theirs["decode_ns"]))
 
 
 def _open(optuna: Any, search: Search, output_dir: Path) -> Any:
-    """The search's state, begun or gone on with."""
+    """Optuna's state of the search, new or as it was left."""
     study = optuna.create_study(
         storage=f"sqlite:///{output_dir / STORAGE}",
         study_name="search",
         load_if_exists=True,
         directions=list(search.objectives.values()),
     )
-    # One that goes on would otherwise propose again what it has proposed.
+    # The seed depends on how many trials there are: with the first seed a search that goes on would
+    # repeat its proposals.
     seed = int(np.random.SeedSequence([search.seed, len(study.trials)]).generate_state(1)[0])
     samplers = {
         "tpe": lambda: optuna.samplers.TPESampler(seed=seed, constant_liar=True),
@@ -295,7 +306,7 @@ def _optuna() -> Any:
 
 
 def told(study: str, result: SearchResult) -> str:
-    """The answer: what was found, on the sequences it was found on and on those that judge it."""
+    """The printed answer: what was found, with its numbers on ``fit`` and on ``eval``."""
     names = list(result.search.objectives)
     lines = [
         f"{study}: {result.trials} trials ({result.failed} refused), {len(names)} objectives:"

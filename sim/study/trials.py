@@ -1,5 +1,5 @@
-"""Runs made inside a larger question: composed from words, built on traces that are read once,
-measured in short.
+"""Trials: single runs that a larger question needs. They are composed from overrides, share traces
+that are read once, and are measured without writing files.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TABLES = ("tokens", "sequences")
 
 @dataclass(frozen=True)
 class Trial:
-    """One run's summary and configuration, and its tables of tokens and sequences. Small enough
-    to send around.
+    """A run's summary and configuration, and its tables of tokens and sequences: small enough to
+    pass between processes.
     """
 
     summary: dict[str, Any]
@@ -40,8 +40,8 @@ class Trial:
 
 
 def prepared(words: Sequence[str]) -> Run:
-    """A fresh run of these overrides. Raise ValueError for what cannot run, and for what hydra
-    refuses.
+    """A fresh run of these overrides, not simulated yet. Raise ValueError for what cannot run or
+    what hydra refuses.
     """
     cfg, system = _composed(words)
     return build(cfg, system, _trace(str(cfg.trace.path)), changed=changes(words))
@@ -62,14 +62,17 @@ def trial(words: Sequence[str]) -> Trial:
 
 
 def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
-    """``trial``, or what is kept of it in ``directory`` by the digest of all that its numbers
-    depend on (None: no such place). A file that is no whole trial is written anew.
+    """The trial of these overrides, kept in ``directory`` under the digest of all that its numbers
+    depend on (None: not kept).
+
+    A trial that is already there is read. One that is incomplete or broken is simulated and written
+    anew.
     """
     if directory is None:
         return trial(words)
     path = directory / _key(words)
     try:
-        # It is written last: where it is whole, all is.
+        # The .json file is written last, so where it is whole the tables are, too.
         told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         return Trial(
             told["summary"],
@@ -97,5 +100,5 @@ def _key(words: Sequence[str]) -> str:
 
 @lru_cache(maxsize=2)
 def _trace(path: str) -> Trace:
-    """A trace with all that any part may need of it."""
+    """A trace with every column that a policy may require."""
     return load_trace(path, lookahead_sites=1, active_shares=True, logits=True)

@@ -1,4 +1,4 @@
-"""What a worker does: run a cell, whatever comes of it, and answer with its row."""
+"""The work of a worker process: run a cell and return its row, whatever happens."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from sim.study.cells import Cell
 from sim.study.rows import DONE, FAILED, REFUSED, Row, make_row
 
 RUNS = "runs"
-"""Where a study's cells leave their files, each in a folder by its key, with ``outputs=all``."""
+"""The folder of the files of cells with ``outputs=all``, each in a folder named by its key."""
 
 
 @cache
 def shared() -> Shared:
-    """The traces and workloads of this process."""
+    """The traces and workloads that the runs of this process share."""
     return Shared()
 
 
 def run_cell(study: str, cell: Cell, output_dir: str) -> Row:
-    """Simulate one cell. What cannot run is ``refused``, what breaks is ``failed``; neither
-    raises.
+    """Simulate one cell and return its row. A cell that cannot run is ``refused``, one that breaks
+    is ``failed``; neither raises.
     """
     started = time.perf_counter()
     try:
@@ -71,7 +71,7 @@ def run_cells(study: str, cells: Sequence[Cell], output_dir: str) -> list[Row]:
 
 
 def _reason(error: Exception) -> str:
-    """Kind, text and place of an error, in one line."""
+    """The kind, text and place of an error, in one line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -80,10 +80,10 @@ def _reason(error: Exception) -> str:
 
 
 def begin_work() -> None:
-    """In a process that is to run cells, before the first."""
-    # A process that was copied would take its parent's way out.
+    """Called in a process that is to run cells, before the first."""
+    # A forked process would otherwise keep its parent's handler of the signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # What is imported stays; to look through it again and again would take longer than what a cell
-    # leaves.
+    # Imported objects stay for good. The garbage collector need not go through them at every pass,
+    # which would take longer than collecting what a cell leaves.
     gc.freeze()
     leave_with_parent()
