@@ -28,6 +28,7 @@ from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.machine.contention import Contention
 from sim.machine.costs import Durations
+from sim.policies import base as policies
 from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
 from sim.policies.belady import Belady
 from sim.policies.frequency import LFU
@@ -293,7 +294,7 @@ class ScenarioDurations:
         return self._scenario.links[link].kept_ns * moved_bytes
 
 
-class FixedAt:
+class FixedAt(PrecisionSelector):
     """Every need at one precision of several in play: the project's own ``Fixed`` knows only
     one.
     """
@@ -310,7 +311,7 @@ class FixedAt:
         raise AssertionError("a selector with a constant is never asked")
 
 
-class Rerouting:
+class Rerouting(PrecisionSelector):
     """The scenario's selector, and for some needs of a gate another expert instead."""
 
     constant: int | None = None
@@ -340,7 +341,7 @@ class Rerouting:
         return [answer if to is None else rerouted(*to, self._count) for to, answer in found]
 
 
-class ScenarioPlacement:
+class ScenarioPlacement(policies.Placement):
     constant: int | None = None
 
     def __init__(self, scenario: Scenario) -> None:
@@ -357,7 +358,7 @@ class ScenarioPlacement:
         ]
 
 
-class ScenarioPayload:
+class ScenarioPayload(policies.Payload):
     whole = False
     partial = True
     active_share = 1.0

@@ -166,6 +166,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         recorded_bytes=None,
         config=_config(scenario, workload, controller, links),
     )
+    run.policies = Run.policies.fget(run)  # type: ignore[attr-defined]
     return cast(Run, run), frames
 
 
