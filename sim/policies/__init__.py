@@ -1,7 +1,8 @@
-"""Policies are pure deciders: they see no clock, tensor, config object, global randomness or
-simulator.
+"""Policies: caches, predictors, precision selectors, placements and payloads.
 
-Standard library and numpy only. Their contracts are in :mod:`sim.policies.base`.
+They are pure deciders: they see no clock, tensor, configuration, global randomness or simulator,
+and import the standard library and numpy only. Their contracts are in :mod:`sim.policies.base`.
+The names exported here are public: configurations use them.
 """
 
 from sim.policies.adaptive import ARC

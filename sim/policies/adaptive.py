@@ -1,4 +1,4 @@
-"""ARC: a cache that shifts between recency and frequency as its ghosts are asked for."""
+"""ARC: a cache that shifts between recency and frequency when evicted keys are requested again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sim.values.types import Cause, Geometry, PoolPlan
 
 
 class Lists:
-    """One pool's lists, each least recent first, with ``capacity`` c in keys.
+    """The four lists of one pool, each least recent first. ``capacity`` (c) is in keys.
 
-    ``recent`` (T1) was requested once, ``frequent`` (T2) more often; ``recent_ghosts`` (B1) and
-    ``frequent_ghosts`` (B2) are what was evicted from them. ``target`` (p, 0 to c) is how many keys
-    T1 should hold.
+    ``recent`` (T1) holds keys requested once, ``frequent`` (T2) keys requested more often.
+    ``recent_ghosts`` (B1) and ``frequent_ghosts`` (B2) hold the keys that were evicted from them.
+    ``target`` (p, 0 to c) is how many keys T1 should hold.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -27,10 +27,12 @@ class Lists:
         self.held = 0
         """How many keys of T1 are resident."""
         self.from_frequent_ghosts: set[int] = set()
-        """Requested while ghosts of T2, and not resident yet."""
+        """Keys that were requested while they were ghosts of T2, and are not resident yet."""
 
     def request(self, key: int, unused: bool) -> None:
-        """``unused``: it came without a request, so this is its first."""
+        """Move a requested key between the lists. ``unused``: it came in without a request, so this
+        is its first.
+        """
         ones, twos = self.recent_ghosts, self.frequent_ghosts
         if key in self.recent and unused:
             del self.recent[key]
@@ -57,22 +59,27 @@ class Lists:
         ones, twos = self.recent_ghosts, self.frequent_ghosts
         while ones and len(self.recent) + len(ones) > self.capacity:
             del ones[next(iter(ones))]
-        # A T1 of c keys and one that is on its way loses one without a ghost: it counts c.
+        # T1 may hold c keys and one that is on its way. It will lose one of them without a ghost,
+        # so it counts as c.
         once = min(len(self.recent) + len(ones), self.capacity)
         while twos and once + len(self.frequent) + len(twos) > 2 * self.capacity:
             del twos[next(iter(twos))]
 
 
 class ARC(Pooled):
-    """Adaptive replacement, in each pool by itself: the least recent of T1 or of T2 first, as the
-    target p says.
+    """Adaptive replacement in each pool by itself: the victim is the least recent key of T1 or of
+    T2, depending on the target p.
 
-    With |T1| the resident keys of T1, the next victim is T1's if |T1| > p, or |T1| = p and the
-    incoming key was a ghost of T2; else T2's; the other list's, if one offers none. A request moves
-    a key in T1 or T2 to T2, a ghost too, which moves p; a new one enters T1. What is on its way
-    stands in its list from its request on, and is not counted. What came without a request (at the
-    start, or prefetched) enters T1 as no ghost, and its first request leaves it there. What was
-    requested and never came in is forgotten.
+    Let |T1| be the number of resident keys of T1. The next victim comes from T1 if |T1| > p, or if
+    |T1| = p and the incoming key was a ghost of T2; else from T2. If that list offers none, it
+    comes from the other.
+
+    - A request moves a key of T1 or T2, or a ghost, to T2; a ghost also moves p. A new key enters
+      T1.
+    - A key on its way stands in its list from its request on, but |T1| does not count it.
+    - A key that came without a request (at the start, or prefetched) enters T1, whether or not it
+      was a ghost. Its first request leaves it there.
+    - A key that was requested and never came in is forgotten.
 
     Source: Megiddo and Modha, FAST 2003, fig. 4; in each site by itself in Fang et al., Fate,
     arXiv:2502.12224, section 4.4.
@@ -83,7 +90,7 @@ class ARC(Pooled):
         self._lists = [Lists(capacity // slot_bytes) for capacity in plan.capacity_bytes]
         self._resident: set[int] = set()
         self._unused: set[int] = set()
-        """Resident, and not requested yet."""
+        """Keys that are resident and were not requested yet."""
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         lists, resident = self._lists[pool], self._resident

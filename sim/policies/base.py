@@ -1,4 +1,4 @@
-"""The policy contracts.
+"""The contracts of policies: a protocol for each kind, and for what policies see.
 
 A method answers or learns, never both: questions (``predict``, ``victims``, ``admit``, ``select``,
 ``place``) leave the object unchanged and may be asked twice; notifications (``observe``, ``on_*``)
@@ -26,11 +26,16 @@ FloatArray = NDArray[np.floating]
 class Choice(Protocol):
     """What a router selected at a site, or is forecast to select.
 
-    ``needs`` are the experts of the union in need order (one row: descending weight, then id;
-    several rows: descending token count, then id), ``keys`` the same as keys of precision 0 (a
-    list, but read-only), ``tokens`` how many rows chose each, ``scores`` HOBBIT's eq. 2 score of
-    each (share of gate weight ranked above it, 0 to 1; over several rows the smallest). ``experts``
-    and ``weights`` are the rows themselves, [R, K], -1 where a slot is dropped, null or padding.
+    ``needs`` are the experts of the union in need order. That is, for one row: descending weight,
+    then id; for several rows: descending token count, then id. The next three go with ``needs``:
+
+    - ``keys``: the needs as keys of precision 0 (a list, but read-only).
+    - ``tokens``: how many rows chose each.
+    - ``scores``: HOBBIT's eq. 2 score of each, 0 to 1. It is the share of gate weight ranked above
+      the expert; over several rows the smallest.
+
+    ``experts`` and ``weights`` are the rows themselves, [R, K]; -1 where a slot is dropped, null or
+    padding.
     """
 
     @property
@@ -50,8 +55,8 @@ class Choice(Protocol):
 
 
 class Gate(Choice, Protocol):
-    """One (step, site). ``tick`` counts gates in the run, ``token`` the sequence's tokens so
-    far, prompt included.
+    """One visit of a site in a step. ``tick`` numbers the gates of the run; ``token`` counts the
+    sequence's tokens so far, prompt included.
     """
 
     @property
@@ -68,22 +73,22 @@ class Gate(Choice, Protocol):
     def row_position(self) -> IntArray: ...
     @property
     def row_token(self) -> IntArray:
-        """Ids of the rows' tokens, -1 where unknown."""
+        """The ids of the rows' tokens [R], -1 where unknown."""
 
     @property
     def gate_input(self) -> FloatArray | None:
-        """What the site's router reads, [R, H]; None where it is not at hand."""
+        """What the site's router reads, [R, H]; None where the trace did not keep it."""
 
     @property
     def preferences(self) -> FloatArray | None:
-        """What the site's rule chooses by, higher first [R, E]; None where its scores are not at
-        hand.
+        """The scores that the site's rule chooses by, [R, E], the highest first to be chosen; None
+        where the trace did not keep them.
         """
 
     @property
     def share(self) -> FloatArray | None: ...
     def forecasts(self, sites: int) -> Sequence[Choice]:
-        """``routed(1)``, ``routed(2)``, ... up to so many sites, as far as there are any;
+        """``routed(1)``, ``routed(2)``, ... for so many sites, as far as there are any. The list is
         read-only.
         """
 
@@ -95,19 +100,17 @@ class Gate(Choice, Protocol):
 
 
 class Resident(Protocol):
-    """Read access to what the device holds now."""
+    """Read access to what is resident on the device now."""
 
     def has(self, precision: int, site: int, expert: int) -> bool: ...
     def expert_of(self, key: int) -> int: ...
     @property
     def foreseen(self) -> Sequence[int]:
-        """The experts last forecast for the site of the gate, best first; () where there were
-        none.
-        """
+        """The experts last forecast for the gate's site, best first; () if there were none."""
 
 
 class Queued(Protocol):
-    """Read access to what waits for a link now."""
+    """Read access to the transfers that wait for a link now."""
 
     def bytes_ahead(self, link: int) -> int: ...
 
@@ -141,65 +144,68 @@ class Predictor(Policy, Protocol):
     """Forecasts the needs of later sites."""
 
     learns: bool = False
-    """``observe`` does something: else it is never called."""
+    """``observe`` does something; otherwise it is never called."""
     silent: bool = False
-    """It never forecasts anything, so that nothing waits for it and no number tells of it."""
+    """It never forecasts: no prediction is waited for, and no number measures one."""
     prompts: bool = True
     """It forecasts gates that have rows of prompts, too."""
     as_routed: bool = False
-    """Of gates with decoded rows its nearest forecast is ``gate.routed(1)``, which the metrics know
-    for the whole run at once.
+    """At gates of decoded rows its nearest forecast is ``gate.routed(1)``, which the metrics can
+    count for the whole run at once.
     """
 
     def predict(self, gate: Gate) -> Iterable[Choice]:
-        """Forecasts, lazily where they cost something: nearest site first (that may be the gate's
-        own, for its next step), best expert first inside a site.
+        """Forecasts, nearest site first, best expert first inside a site. The nearest may be the
+        gate's own site, for its next step. Yield them lazily where they cost something.
         """
 
     def observe(self, gate: Gate) -> None:
         return
 
     def afresh(self) -> Predictor:
-        """The same predictor before its first gate, for a second walk through the same gates."""
+        """The same predictor as before its first gate, for a second walk through the same
+        gates.
+        """
 
 
 class CachePolicy(Policy, Protocol):
-    """Says which keys are worth least; the controller says which may go and how many bytes must.
+    """Says which keys are worth least. The controller decides which may go and how many bytes must.
 
-    A tier's policy hears the requests that reach the tier. A requested key need not become resident
-    (it may be computed on the CPU or served from staging): ``on_evict`` is told of it when its gate
-    is over.
+    The policy of a tier hears the requests that reach the tier. A requested key need not become
+    resident: it may be computed on the CPU or served from staging. ``on_evict`` is then told of it
+    when its gate is over.
     """
 
     admits_all: bool = True
-    """``admit`` is always true: the controller then never asks, and what is loaded goes into its
-    pool at once.
+    """``admit`` is always true. The controller then never asks, and a loaded key enters its pool at
+    once.
     """
     initial: str = "own"
     """What fills its pools at the start, for the summary."""
 
     def pools(self, geometry: Geometry) -> PoolPlan:
-        """Called once, before the run."""
+        """Divide the bytes into pools and fill them. Called once, before the run."""
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
-        """Resident keys of the pool that are not blocked, each once, least valuable first, lazily.
+        """The resident keys of the pool that are not blocked, each once, least valuable first.
 
-        A question: asking, or taking only some, changes nothing. What is evicted is told by
-        ``on_evict``.
-
-        ``blocked`` is one of two bytearrays over all keys that live for the whole run.
+        The keys come lazily. This is a question: asking, or taking only some keys, changes nothing;
+        ``on_evict`` tells which were evicted. ``incoming`` is the key that needs the room.
+        ``blocked`` has a byte for every key; it is one of two arrays that live for the whole run.
         """
 
     def admit(self, key: int, victims: Sequence[int]) -> bool:
-        """Whether a key that was served from staging, and whose need is over, may enter its pool in
-        place of these victims, which are all that would have to go for it."""
+        """Whether a key that was served from staging may enter its pool when its need is over.
+
+        ``victims`` are all keys that would have to go for it.
+        """
         return True
 
     def on_requests(
         self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
     ) -> None:
-        """The serving keys looked up by one gate or wave, in need order; the precisions wanted;
-        what was found.
+        """One gate or wave has looked up these serving keys, in need order. ``wanted``: the
+        precisions that the selector wanted; ``outcomes``: what was found.
         """
         return
 
@@ -210,14 +216,16 @@ class CachePolicy(Policy, Protocol):
 
 
 class PrecisionSelector(Policy, Protocol):
-    """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP; of a
-    gate's needs also another expert that serves instead (`sim.values.types.rerouted`).
+    """Names the precision (0 = highest) at which each expert of a choice is wanted, or SKIP.
+
+    For a need of a gate it may also name another expert that serves instead
+    (`sim.values.types.rerouted`).
     """
 
     precisions: tuple[str, ...]
     """Names of the precisions it may answer, highest first."""
     constant: int | None = None
-    """The precision it always answers, if it does: the controller then never asks."""
+    """The precision that it always answers, if there is one. The controller then never asks."""
     reroutes: bool = False
     """It may answer with another expert."""
     held: str | None = None
@@ -232,22 +240,23 @@ class PrecisionSelector(Policy, Protocol):
         return frozenset()
 
     def permitted(self, score: float) -> tuple[int, ...]:
-        """Every answer ``select`` may give for an expert of this score: SKIP too, and REROUTE for
-        any other expert.
+        """Every answer that ``select`` may give for an expert of this score: precisions, SKIP, and
+        REROUTE for any other expert.
 
-        Proven bounds go by it, and hit ratios: a need that can only be skipped does not count.
+        Proven bounds depend on it, and so do hit ratios: a need that can only be skipped does not
+        count.
         """
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]: ...
 
 
 class Placement(Policy, Protocol):
-    """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``; it counts for
-    needs that are absent.
+    """Names where each need is computed: ``Place.LOAD``, ``CPU`` or ``SKIP``. Only the answers for
+    absent needs count.
     """
 
     uses_cpu: bool = False
-    """It may answer ``CPU``: a machine without one is refused."""
+    """It may answer ``CPU``; a machine without a CPU is refused."""
     constant: int | None = None
 
     def decision_us(self, experts: int) -> float:
@@ -260,26 +269,28 @@ class Placement(Policy, Protocol):
 
 
 class Payload(Policy, Protocol):
-    """Says how many of a variant's bytes an access moves. Fewer than all is a partial move; more
-    bring other bytes along (a whole layer's), which are gone when they have arrived.
+    """Says how many of a variant's bytes an access moves.
+
+    Fewer than all is a partial move. More bring other bytes along (those of a whole layer), which
+    are dropped on arrival.
     """
 
     whole: bool = False
-    """Every access moves the whole variant: the controller then never asks."""
+    """Every access moves the whole variant. The controller then never asks."""
     partial: bool = False
     """An access may move less than the variant."""
     active_share: float = 1.0
-    """Of what moves, the share of weights that one token reads."""
+    """The share of an expert's weights that one token reads."""
 
     def moved_bytes(self, key: int, gate: Gate, index: int) -> int:
-        """Bytes that the ``index``-th need of a gate must have there, or brings along; 1 or
-        more.
-        """
+        """The bytes that the ``index``-th need of a gate moves, 1 or more."""
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
-        """The same of the ``index``-th expert of a forecast that was made at ``gate``."""
+        """The bytes that a prefetch of the ``index``-th expert of a forecast moves, which was made
+        at ``gate``.
+        """
 
     def missing_bytes(self, key: int, gate: Gate, index: int, moved_bytes: int) -> int:
-        """Of what the ``index``-th need must have, the bytes that a partial prefetch of
-        ``moved_bytes`` lacks.
+        """The bytes that the ``index``-th need must still move after a partial prefetch of
+        ``moved_bytes``; 0 for none.
         """

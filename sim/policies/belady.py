@@ -1,4 +1,4 @@
-"""Caches that know the run's future requests: references, not systems."""
+"""Caches that know the run's future requests. They are references, not systems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ NEVER = 1 << 62
 
 
 class Foreseeing(Pooled):
-    """Knows when each key is requested next: its position in the flattened needs of the run."""
+    """A cache that knows when each key is requested next, as a position in the flattened needs of
+    the run.
+    """
 
     _schedule: Sequence[Sequence[int]] = ()
 
@@ -33,13 +35,14 @@ class Foreseeing(Pooled):
         self.foresee(given.future.keys(given.geometry))
 
     def foresee(self, schedule: Sequence[Sequence[int]]) -> None:
-        """Give the policy the run's requests, ``schedule[tick]`` the keys of a gate in need order;
-        called once, before ``pools``."""
+        """Take the run's requests: ``schedule[tick]`` are the keys of a gate in need order. Called
+        once, before ``pools``.
+        """
         self._schedule = schedule
 
     def _look_ahead(self, num_keys: int) -> None:
-        """Make ``_upcoming`` (next request by key) and ``_after[tick]`` (next request after that
-        of this gate).
+        """Make ``_upcoming``, the next request of each key, and ``_after[tick]``, the next request
+        of each key of that gate after the gate.
         """
         if not len(self._schedule):
             raise ValueError(
@@ -59,14 +62,15 @@ class Foreseeing(Pooled):
 
 
 class Belady(Foreseeing):
-    """Latest next request first (never again: last), ties largest key first.
+    """The key whose next request is latest goes first, ties largest key first. A key that is never
+    requested again has the latest of all.
 
-    ``bypass``: what is loaded is served from staging, and enters when its need is over if it is
-    requested again before all that would have to go for it.
+    ``bypass``: a loaded expert is served from staging. When its need is over, it enters if its next
+    request comes before those of all keys that would have to go for it.
 
-    No cache makes fewer loads where sizes are equal, nothing is prefetched, and each gate is served
-    at once: with ``bypass`` of all caches, without it of those that keep what a gate has loaded
-    until the next.
+    Where sizes are equal, nothing is prefetched and each gate is served at once, this makes the
+    fewest loads: with ``bypass`` of all caches, without it of the caches that keep what a gate has
+    loaded until the next gate.
 
     Source: Belady, IBM Systems Journal 5(2), 1966.
     """
@@ -126,11 +130,11 @@ class Belady(Foreseeing):
 
 
 class CostAwareBelady(Foreseeing, Scored):
-    """What saves least for the room it takes first: lowest ``(overhead + bytes) / bytes / requests
-    until the next``, ties largest key first.
+    """The key that saves least for its room goes first, ties largest key first: lowest
+    ``(overhead + bytes) / room / requests until the next``.
 
-    A load costs ``overhead_bytes``, what the link could have moved while it starts, and the
-    variant's own bytes. Where all variants are of one size this is Belady.
+    A load costs the variant's own bytes and ``overhead_bytes``, which is what the link could have
+    moved while the load starts. Where all variants have one size this is Belady.
 
     Source: the clairvoyant form of GreedyDual-Size-Frequency's cost over size (Cherkasova,
     HPL-98-69, 1998).
@@ -181,5 +185,5 @@ class CostAwareBelady(Foreseeing, Scored):
         for key in keys:
             self._next[key] = after[key] if after[key] != NEVER else np.inf
         if keys:
-            # A wave tells of some needs of its gate only: those after them are still to come.
+            # A wave tells of only some needs of its gate; the needs after them are still to come.
             self._now = self._starts[gate.tick] + self._schedule[gate.tick].index(keys[-1])

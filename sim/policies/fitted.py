@@ -66,8 +66,8 @@ class FittedPredictor(Predictor):
         self.know(given.shape, given.fit.arrays if self.needs_artefact else {})
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """What ``know`` takes, from the rows of a trace. Raise ValueError where they do not tell
-        it.
+        """From rows of a trace to the arrays that ``know`` takes. Raise ValueError where the rows
+        do not tell them.
         """
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class FittedPredictor(Predictor):
         pass
 
     def _forecast(self, site: int, shape: Shape, likeliness: FloatArray) -> list[RowForecast]:
-        """The forecast of one site from [R, E], or none where nothing is likely."""
+        """The forecast of one site from likelinesses [R, E]; an empty list where all are 0."""
         found = RowForecast(site, shape.experts + 1, *likeliest(likeliness, self.count))
         return [found] if found.needs else []
 
@@ -112,8 +112,10 @@ class FittedPredictor(Predictor):
 def require_array(
     arrays: Arrays, name: str, shape: Sequence[int | None], kind: str = "iu"
 ) -> NDArray[Any]:
-    """An array of a fit. Raise `FitError` unless it is there, of a type in ``kind`` and of that
-    shape (None: any), and its floats finite.
+    """The array ``name`` of a fit.
+
+    Raise `FitError` unless it exists, has a type in ``kind`` (numpy's letters) and this shape
+    (None: any size), and unless floats are finite and signed integers at least -1.
     """
     values = arrays.get(name)
     fits = (

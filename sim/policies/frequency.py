@@ -1,4 +1,4 @@
-"""Caches that count requests, exactly."""
+"""LFU: a cache that counts the requests of every key."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ COUNT_SCOPES = ("resident", "sequence", "model")
 class LFU(Pooled):
     """Fewest requests first, ties least recent first.
 
-    ``counts``: ``resident`` forgets a key's count when it is evicted, ``sequence`` all counts when
-    a sequence begins, ``model`` never. A union's need counts once, however many rows chose it.
+    ``counts`` says when counts are forgotten: ``resident`` a key's when it is evicted, ``sequence``
+    all when a sequence begins, ``model`` never. A need of a union counts once, however many rows
+    chose it.
     """
 
     def __init__(

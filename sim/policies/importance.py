@@ -1,4 +1,4 @@
-"""Prediction by what has weighed most at a site of late."""
+"""A predictor by importance: which experts of a site got most gate weight recently."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sim.values.units import require_number
 
 
 class RecentImportance(FittedPredictor):
-    """The experts of the gate's own site that its router has given most weight of late, for its
-    next step.
+    """Forecasts the experts of the gate's own site for its next step: those that its router gave
+    most weight recently.
 
-    An expert's importance is the sum of the gate weights that rows gave it, this gate's included;
-    what a gate gave is worth ``decay`` times as much at the site's next one. The router's own
-    choices count, whoever serves them. Nothing is fitted beforehand, and nothing forgotten between
-    sequences.
+    An expert's importance is the sum of the gate weights that rows gave it, this gate's included.
+    At each further gate of the site a weight is worth ``decay`` times as much. The router's own
+    choices count, whichever expert serves them. Nothing is fitted beforehand, and nothing is
+    forgotten between sequences.
 
     Source: Kong et al., SwapMoE, arXiv:2308.15030: the experts in memory follow importance, beside
     the computation; its importance is weight times norm, over a window.

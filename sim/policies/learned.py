@@ -1,4 +1,6 @@
-"""A small network for each site, trained elsewhere (`capture.fit`), run here in numpy."""
+"""A predictor of small networks, one for each site: `capture.fit` trains them, numpy runs them
+here.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,23 @@ INPUTS = ("ids", "scores", "gate_input")
 NORM = "raw"
 """The norm of the lookahead scores that networks are trained on."""
 COMMAND = "capture.fit predictor=... trace=... (or trace.path=DIR) output_dir=DIR"
-"""What trains the networks."""
+"""The command that trains the networks."""
 Floats = NDArray[np.float32]
 
 
 class LearnedPerSite(FittedPredictor):
-    """At each site a network names the experts of the site ``stride`` sites on.
+    """At each site a network forecasts the experts of the site that comes ``stride`` sites later.
 
-    A row's features are what ``inputs`` says (``gate_input``: the router's input itself [H];
-    ``scores``: that input seen through the routers of the next ``score_sites`` sites, their raw
-    scores, as far as the stack goes; ``ids``: nothing), then 0 or 1 for each expert whether this
-    site selected it, then the same for each of the ``history`` sites before (0 where the stack has
-    none). The network is one linear layer, or two with a ReLU between; the sigmoid of its outputs
-    is the likeliness. With a stride of k the first k sites of a stack have no forecast.
+    A row's features are, in this order:
+
+    1. What ``inputs`` names. ``gate_input``: the router's input itself [H]. ``scores``: the raw
+       scores that the routers of the next ``score_sites`` sites give that input, as far as the
+       stack goes. ``ids``: nothing.
+    2. For each expert, 1 if this site selected it, else 0.
+    3. The same for each of the ``history`` sites before (0 where the stack has none).
+
+    The network is one linear layer, or two with a ReLU between them; the sigmoid of its outputs is
+    the likeliness. With a stride of k the first k sites of a stack have no forecast.
 
     Source: Zhou et al., FloE, arXiv:2505.05950, section 3.3.1 (stride 1, gate input and the history
     of selections, from one layer to two towards the shallow sites); Song et al., ProMoE,
@@ -77,14 +83,16 @@ class LearnedPerSite(FittedPredictor):
         )
 
     def sources(self, shape: Shape) -> list[int]:
-        """The sites that forecast another."""
+        """The sites that forecast another site."""
         return [site for site in range(shape.sites) if site + self.stride <= shape.last(site)]
 
     def features(
         self, shape: Shape, given: FloatArray | None, selections: Sequence[IntArray]
     ) -> Floats:
-        """[R, F] of rows whose other inputs are ``given`` [R, G] (or None) and whose ``selections``
-        [R, K] are those of this site and of as many before it as there are, latest first.
+        """The features [R, F] of rows.
+
+        ``given`` [R, G]: what they read beside selections, None for nothing. ``selections``: an
+        array [R, K] of this site, and of each site before it that there is, latest first.
         """
         rows = len(selections[0])
         parts = [] if given is None else [given.astype(np.float32)]
@@ -98,7 +106,7 @@ class LearnedPerSite(FittedPredictor):
         return np.concatenate(parts, axis=1)
 
     def num_given(self, shape: Shape, site: int, hidden: int) -> int:
-        """How many features a site has beside the selections; ``hidden`` is the width of a gate
+        """How many features a site has beside the selections. ``hidden``: the width of a gate
         input.
         """
         reach = min(self.score_sites, shape.last(site) - site)
@@ -130,7 +138,7 @@ class LearnedPerSite(FittedPredictor):
                 )
 
     def likeliness(self, site: int, features: FloatArray) -> Floats:
-        """[R, E] of the site ``stride`` on, from the features [R, F] of ``site``."""
+        """The likelinesses [R, E] of the site that ``site`` forecasts, from the features [R, F]."""
         values: Floats = features.astype(np.float32)
         for layer, (weight, bias) in enumerate(self._layers[site]):
             values = (np.maximum(values, 0) if layer else values) @ weight + bias

@@ -1,4 +1,6 @@
-"""Forecasts from the routers of later sites, run ahead of time on this site's gate input."""
+"""Lookahead predictors: they run the routers of later sites ahead of time, on this site's gate
+input.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from sim.policies.row_forecast import RowForecast, check_count, count_of
 
 
 class BestOf:
-    """The first ``count`` needs of a forecast, others left out of its rows (-1, weight 0).
+    """A forecast cut to its first ``count`` needs; the others are -1 with weight 0 in its rows.
     Implements ``Choice``.
     """
 
@@ -45,12 +47,12 @@ class BestOf:
 
 
 class GateLookahead(Predictor):
-    """The routers of the next ``sites`` sites, fed with this site's gate input.
+    """Runs the routers of the next ``sites`` sites on this site's gate input.
 
-    Forecasts come nearest site first and end where the trace has none (after the last site).
-    Whether the walk stops at the first site that lacks an expert is the loader's ``depth``.
-    ``experts``: at most so many experts a site, the best (None: what the site's own rule selects).
-    Without ``prompts`` nothing is forecast in a step that holds a prompt's rows.
+    Forecasts come nearest site first and end after the last site. The loader's ``depth`` decides
+    whether prefetching stops at the first site that lacks an expert. ``experts``: at most so many
+    experts a site, the best (None: what the site's own rule selects). Without ``prompts`` nothing
+    is forecast in a step that has rows of prompts.
 
     Source: Eliseev and Mazur, arXiv:2312.17238, speculative loading; Tang et al., HOBBIT,
     arXiv:2411.01433, sec. 3.3.
@@ -87,22 +89,21 @@ class GateLookahead(Predictor):
         return found if self.experts is None else (BestOf(choice, self.experts) for choice in found)
 
     def afresh(self) -> GateLookahead:
-        """There is nothing to forget."""
+        """Itself: it remembers nothing of the gates."""
         return self
 
 
 class ConfidentLookahead(Predictor):
-    """Of the next site's lookahead, every expert whose weight lies above a percentile of the
-    weights of that site.
+    """Names the experts of the next site whose lookahead weight lies above a percentile.
 
-    Weights are the softmax of the raw lookahead scores over all experts; an expert is named if its
+    Weights are the softmax of the raw lookahead scores over all experts. An expert is named if its
     weight is *greater* than the ``percentile`` (0 to 100, interpolated linearly) of its row's E
-    weights, and is among the ``experts`` best (``all``: no limit). Best first: by descending
-    weight, then id. Of several rows (prefill) it is what these select under the site's own rule, by
-    the number of rows, as Fate's popularity.
+    weights, and if it is among the ``experts`` best (``all``: no limit). The order is descending
+    weight, then id. For several rows (a prompt) the forecast is what they select under the site's
+    own rule, in the order of the number of rows: Fate's popularity.
 
-    How many of these may be loaded is not the predictor's to say: what is resident costs nothing,
-    so the budget ``n = T / t_expert`` is the loader's ``prefetch_budget: within_layer``
+    How many of these are loaded is the loader's decision, because a resident expert costs nothing:
+    the budget ``n = T / t_expert`` is ``loader.prefetch_budget: within_layer``
     (`transfers_within`).
 
     Source: Fang et al., Fate, arXiv:2502.12224, sections 4.1 and 4.2. Not stated there: strictly
@@ -134,7 +135,7 @@ class ConfidentLookahead(Predictor):
             return
         scores = gate.lookahead(1)
         if scores is None:
-            # A prompt of one token, of which only what it is forecast to choose was kept.
+            # A prompt of one token: the trace keeps what it is forecast to choose, but no scores.
             yield forecast
             return
         wide = scores.astype(np.float64)
@@ -155,7 +156,7 @@ class ConfidentLookahead(Predictor):
             )
 
     def afresh(self) -> ConfidentLookahead:
-        """There is nothing to forget."""
+        """Itself: it remembers nothing of the gates."""
         return self
 
 
@@ -163,8 +164,8 @@ def transfers_within(block_ns: int, expert_ns: int, top_k: int) -> int:
     """Fate's offline budget: how many experts can be moved while a block (attention, gate, MoE)
     runs.
 
-    ``n = floor(T / t_expert)``, at least ``top_k``, the needs of one token (Fate leaves both
-    roundings open).
+    ``n = floor(T / t_expert)``, and at least ``top_k``, the needs of one token. Fate states neither
+    the rounding nor the minimum.
     """
     if block_ns < 0 or expert_ns < 1 or top_k < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Prediction by the past request whose activations resemble those of the running one."""
+"""A predictor by similarity: the past request whose activations resemble the running one's."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from sim.values.units import require_flag
 COMPARISONS = ("whole", "later")
 COLLECTIONS = ("fitted", "empty")
 FADINGS = {"paper": 0, "code": 1}
-"""What the distance in sites is divided by: the number of sites, and so many more."""
+"""The distance in sites is divided by the number of sites and so many more."""
 EPSILON = 1e-8
-"""What MoE-Infinity's code adds to every ratio: experts that the match never chose come last, by
+"""MoE-Infinity's code adds it to every ratio. So experts that the match never chose come last, by
 site and id.
 """
 
 
 class ActivationMatching(FittedPredictor):
-    """Experts of all later sites by their share of the activations in the most similar past
-    request.
+    """Forecasts experts of all later sites by their share of the activations in the most similar
+    past request.
 
     A request's *activation matrix* [S, E] counts its tokens by site and expert, prompt and this
-    gate included. The distance of two is ``1 - mean over sites of the cosine of their rows`` (0
-    where a row is empty); the nearest of the collection is the match, of several the first.
-    ``compare: whole`` takes all sites, ``later`` those behind this gate only. An expert's
-    likeliness is ``(its share of the match's row + EPSILON) * (1 - distance in sites / D)``, D = S
-    (``fading: paper``) or S + 1 (``code``). With ``collection: empty`` there is no match and every
-    share is 0: nearest site first, experts by id. ``own_site``: experts of the gate's own site are
-    named, too, at distance 0.
+    gate included. The distance of two matrices is ``1 - mean over sites of the cosine of their
+    rows`` (cosine 0 where a row is empty). The match is the nearest matrix of the collection, of
+    several the first. ``compare: whole`` takes all sites, ``later`` only those after this gate's.
 
-    ``best`` of all later experts are named (None: all of them): those of the highest likeliness,
-    ties by site, then id. They come site by site, nearest first, which is the contract of
-    forecasts; MoE-Infinity's one queue goes by likeliness across sites:
-    ``loader.prefetch_order=likeliest``. Of several sequences in a step each has its own matrix and
-    match, and its forecast is one row.
+    An expert's likeliness is ``(its share of the match's row + EPSILON) * (1 - distance in sites /
+    D)``, with D = S (``fading: paper``) or S + 1 (``code``). With ``collection: empty`` there is no
+    match and every share is 0, so the nearest site comes first, its experts by id. ``own_site``:
+    experts of the gate's own site are named, too, at distance 0.
+
+    ``best`` experts of all later sites are named (None: all), those of the highest likeliness, ties
+    by site, then id. They come site by site, nearest first, as forecasts must. MoE-Infinity has one
+    queue by likeliness across sites: ``loader.prefetch_order=likeliest``. Each sequence of a step
+    has its own matrix and match, and its forecast is one row.
 
     Source: Xue et al., MoE-Infinity, arXiv:2401.14361 (matrix, distance, priority); its code of
     June 2024 (EfficientMoE/MoE-Infinity@5e096b4) compares later rows only, fades by S + 1, queues
@@ -80,7 +80,7 @@ class ActivationMatching(FittedPredictor):
         return self.collection == "fitted"
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """``matrices`` [C, S, E], one of each sequence, in order of their numbers."""
+        """``matrices`` [C, S, E]: the matrix of each sequence, in the order of their numbers."""
         shape = sample.shape
         numbers, request = np.unique(sample.sequence, return_inverse=True)
         matrices = np.zeros((len(numbers), shape.sites, shape.experts), np.int64)
@@ -132,7 +132,7 @@ class ActivationMatching(FittedPredictor):
         return RowForecast(site, shape.experts + 1, np.where(weights > 0, order, -1), weights)
 
     def _named(self, likeliness: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Of [Q, later sites, E], what each sequence names."""
+        """Which entries of [Q sequences, later sites, E] each sequence names."""
         flat = likeliness.reshape(len(likeliness), -1)
         named = np.zeros(flat.shape, np.bool_)
         best = np.argsort(-flat, axis=1, kind="stable")[:, : self.best]
@@ -140,8 +140,8 @@ class ActivationMatching(FittedPredictor):
         return named.reshape(likeliness.shape)
 
     def _shares(self, matrix: NDArray[np.int64], site: int) -> NDArray[np.float64]:
-        """[S, E]: the shares in the matrix nearest to ``matrix``, as seen at ``site``; 0 without
-        a collection.
+        """[S, E]: the shares of the match of ``matrix``, as compared at ``site``; 0 without a
+        collection.
         """
         if not len(self._ratios):
             return np.zeros(matrix.shape)
@@ -150,7 +150,7 @@ class ActivationMatching(FittedPredictor):
         cosine = np.einsum(
             "cse,se->c", self._units[:, rows], _unit_rows(matrix[rows].astype(np.float64))
         )
-        # Equal matrices must tie whatever the order of the sum's additions.
+        # Rounded, so that equal matrices tie in whatever order the sum was added.
         return np.asarray(self._ratios[int(np.argmax(np.round(cosine, 12)))])
 
     def observe(self, gate: Gate) -> None:
@@ -161,7 +161,7 @@ class ActivationMatching(FittedPredictor):
             self._running[sequence][gate.site] += counts
 
     def _here(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
-        """By sequence, how many of its rows chose each expert at this gate."""
+        """By sequence, how many of its rows chose each expert at this gate: [E]."""
         counts: dict[int, NDArray[np.int64]] = {}
         for sequence, experts in zip(
             gate.row_sequence.tolist(), gate.experts.tolist(), strict=True
@@ -174,6 +174,6 @@ class ActivationMatching(FittedPredictor):
 
 
 def _unit_rows(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows of length 1; empty ones stay 0."""
+    """The rows scaled to length 1; empty rows stay 0."""
     norm = np.sqrt((counts**2).sum(axis=-1, keepdims=True))
     return np.asarray(counts / np.where(norm > 0, norm, 1.0))

@@ -1,4 +1,6 @@
-"""Predictors by the path that a token takes through the sites, as counted beforehand."""
+"""Predictors by expert paths: how often the choices at one or two sites led to each expert of the
+next.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,19 @@ from sim.policies.requires import Arrays, FitError, Sample, Shape, Track
 KEYS = ("set", "first")
 COMBINATIONS = ("sum", "logs", "product")
 SMOOTHING = 1.0
-"""Added to each count of the naive Bayes product, so that what was never seen together is
+"""Added to each count of a product of probabilities, so that experts never seen together are
 unlikely, not impossible.
 """
 Codes = list[tuple[int, ...]]
 
 
 class ExpertPaths(FittedPredictor):
-    """How often each expert was chosen at the next site after the token's choices at this site and
-    the one before.
+    """Forecasts the next site by the token's choices at this site and at the one before.
 
-    ``likeliness`` is the share of the fitted rows with the same two choices that chose the expert;
-    where none had, of those with the same choice at this site; where none had, of all (before the
-    third site of a stack one choice is known). ``key``: a choice is the whole selection (``set``)
-    or its best expert (``first``).
+    An expert's likeliness is the share of fitted rows that then chose it: among the rows with the
+    same two choices; if there are none, among those with the same choice at this site; if there are
+    none either, among all. At the first site of a stack only one choice is known. ``key``: a choice
+    is the whole selection (``set``) or its best expert (``first``).
 
     Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.3 (top-1, so both keys are its own). Not
     stated there: the back-off, and keys of several experts.
@@ -49,14 +50,17 @@ class ExpertPaths(FittedPredictor):
         return {"key": self.key}
 
     def codes(self, experts: IntArray) -> Codes:
-        """The key of each row of a selection [R, K] in need order."""
+        """The choice of each row, as a key, of a selection [R, K] in need order."""
         rows = (experts[:, :1] if self.key == "first" else np.sort(experts, axis=1)).tolist()
         return [tuple(expert for expert in row if expert >= 0) for row in rows]
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """``sets`` are the keys that occur, with the site of each; ``one`` and ``two`` their
-        numbers, by what followed: ``rows`` that had them and, by expert, ``counts`` of those that
-        then chose it; ``none`` the same by site alone.
+        """Count what followed every key, every two keys, and every site.
+
+        ``sets`` are the keys that occur, ``set_site`` the site of each. ``one_keys`` and
+        ``two_keys`` are numbers of one key, and of two in succession. ``one_rows`` and ``two_rows``
+        count the rows that had them, ``one_counts`` and ``two_counts`` those that then chose each
+        expert. ``none_rows`` and ``none_counts`` are the same by site alone.
         """
         shape = sample.shape
         chosen = sample.ids[:, :, :1] if self.key == "first" else np.sort(sample.ids, axis=2)
@@ -98,12 +102,12 @@ class ExpertPaths(FittedPredictor):
     def _followed(
         self, sample: Sample, number: NDArray[np.int64], site: int, known: int
     ) -> tuple[NDArray[Any], ...]:
-        """Keys at the ``known`` sites before ``site``, rows of each, and [keys, E] how many
-        chose whom.
+        """The keys at the ``known`` sites before ``site``, the rows that had each, and [keys, E]
+        how many of them chose each expert at ``site``.
         """
         before = number[:, site - known : site]
         there = sample.visits(site) & (before >= 0).all(axis=1)
-        # A path does not lead from one stack into the other: no row visits both.
+        # No path leads from one stack into the other, because no row visits both.
         if not known:
             keys, inverse = np.zeros((1, 0), np.int64), np.zeros(int(there.sum()), np.int64)
         else:
@@ -159,7 +163,7 @@ class ExpertPaths(FittedPredictor):
     def _likeliness(
         self, site: int, code: tuple[int, ...], earlier: tuple[int, ...] | None
     ) -> NDArray[np.float64]:
-        """[E]: what a row chooses at the site after ``site``."""
+        """[E]: how likely a row chooses each expert at the site after ``site``."""
         key: tuple[int | None, ...] = (self._number.get((site, *code)),)
         if earlier is not None:
             key = (self._number.get((site - 1, *earlier)), *key)
@@ -176,12 +180,16 @@ class ExpertPaths(FittedPredictor):
 
 
 class NextSiteConditional(FittedPredictor):
-    """How often each expert of the next site was chosen together with each expert of this one.
+    """Forecasts the next site by how often its experts followed each expert of this site.
 
-    ``combine: sum``: likeliness is ``sum over e of P(e' | e)``, e the row's experts at this site
-    and ``P(e' | e)`` the share of the rows with e that then chose e'. ``logs``: the product of the
-    same ``P(e' | e)``; ``product``: naive Bayes, ``P(e') * product over e of P(e | e')``; both with
-    one added to each count, normalised to sum 1.
+    Let e be the row's experts at this site, and ``P(e' | e)`` the share of the rows with e that
+    then chose e'. The likeliness of e' is:
+
+    - ``combine: sum``: ``sum over e of P(e' | e)``.
+    - ``combine: logs``: the product of the same ``P(e' | e)``.
+    - ``combine: product``: naive Bayes, ``P(e') * product over e of P(e | e')``.
+
+    Both products add one to each count and are normalised to sum 1.
 
     Source: the expert-activation-path baseline of Fate, arXiv:2502.12224, section 5.1, after Li et
     al., Lina, ATC 2023. Neither states how several experts of a token go together.
@@ -201,9 +209,9 @@ class NextSiteConditional(FittedPredictor):
         self.combine = combine
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """``together`` [S - 1, E, E], rows that chose e at a site and e' at the next; ``rows`` [S -
-        1] that visit both, ``before`` and ``after`` [S - 1, E], how many of these chose each expert
-        there.
+        """Count choices at neighbouring sites. ``together`` [S - 1, E, E]: rows that chose e at a
+        site and e' at the next. ``rows`` [S - 1]: rows that visit both. ``before`` and ``after``
+        [S - 1, E]: how many of these chose each expert at the first, and at the second.
         """
         shape = sample.shape
         together = np.zeros((shape.sites - 1, shape.experts, shape.experts), np.int64)

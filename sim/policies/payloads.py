@@ -1,4 +1,4 @@
-"""Payloads: how many of a variant's bytes an access moves."""
+"""Payloads: they say how many of a variant's bytes an access moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sim.values.units import require_number
 SHARES = ("recorded", "nominal")
 MISSED = ("dropped", "fetched")
 COMMAND = "capture.channels model=DIR trace=..."
-"""What records which channels a row makes active."""
+"""The command that records which channels each row makes active."""
 
 
 class Whole(Payload):
@@ -37,13 +37,12 @@ class Whole(Payload):
 
 
 class WholeLayer(Whole):
-    """What a gate loads brings its whole layer along: its needs share out the bytes of all experts,
-    evenly.
+    """A load brings its whole layer along: a gate's needs share the bytes of all experts evenly.
 
-    So a framework moves a layer that does not know which experts it needs. A layer is loaded as
-    often as one of its needs is absent, each need's share at a time: its own bytes, and those of
-    the experts that nobody needs, dealt in turn by ascending id. Experts may differ in width, each
-    having one.
+    A framework that does not know which experts it needs moves a layer so. The share of a need is
+    moved whenever the need is absent: its own bytes, and those of the experts that nobody needs,
+    dealt to the needs in turn by ascending id. Experts may differ in width, but each has one width
+    only.
 
     Source: transformers 4.40 to 4.45 under accelerate call every expert, each loading its own
     weights; DeepSpeed gathers the MoE block as one leaf module (efeslab/fiddler@227715b,
@@ -53,14 +52,14 @@ class WholeLayer(Whole):
     whole = False
 
     def prepare(self, given: Given) -> None:
-        """Raise ValueError where an expert may move at several precisions: whoever nobody chose
-        has none.
+        """Raise ValueError where an expert may move at several precisions: an expert that nobody
+        chose has no wanted precision.
         """
         geometry = given.geometry
         stored = range(geometry.experts - geometry.null_experts)
         planes, missing = range(len(geometry.precisions)), geometry.missing
         self._sizes: list[list[int]] = []
-        """By site, the bytes of each expert that has any."""
+        """By site, the bytes of each stored expert."""
         for site in range(geometry.sites):
             keys = [
                 [key for p in planes if (key := geometry.key(p, site, e)) not in missing]
@@ -93,13 +92,13 @@ class WholeLayer(Whole):
 
 
 class ActiveShare(Whole):
-    """One row moves only the channels of an expert that it makes active; several rows move all of
-    it.
+    """A gate of one row moves only the channels of an expert that the row makes active; a gate of
+    several rows moves whole experts.
 
-    ``sparsity``: the share of channels below the threshold. ``shares``: ``recorded`` takes each
-    access's from the trace's active shares at that sparsity, ``nominal`` is 1 - sparsity
-    throughout, as forecasts are in any case. What a prefetch lacks of its row's channels is left
-    out, not fetched.
+    ``sparsity``: the share of channels below the threshold. ``shares: recorded`` takes each
+    access's active share from the trace, at that sparsity; ``nominal`` takes 1 - sparsity. A
+    forecast always takes the nominal share. Channels that a prefetch lacks are left out, not
+    fetched.
 
     Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2.1 and 3.3.2.
     """
@@ -142,7 +141,7 @@ class ActiveShare(Whole):
             return self._geometry.bytes_of(key)
         recorded: FloatArray | None = gate.share if self._recorded else None
         share = self.active_share if recorded is None else float(recorded[0, index, self._column])
-        # What was not recorded (a prompt of one token, attention experts) moves whole.
+        # Experts without a recorded share (a prompt of one token, attention experts) move whole.
         return self._bytes(key, 1.0 if math.isnan(share) else share)
 
     def forecast_bytes(self, key: int, choice: Choice, index: int, gate: Gate) -> int:
@@ -161,14 +160,15 @@ class ActiveShare(Whole):
 
 
 class ReusedChannels(ActiveShare):
-    """As `ActiveShare`, and a prefetch moves the channels that the gate input of the site before
-    makes active in the next site's up projections: the same matrices, one layer early.
+    """As `ActiveShare`, but a prefetch moves the channels that a gate's own input makes active in
+    the next site's up projections: the same matrices are used one layer early.
 
-    ``missed``: ``dropped`` leaves out what the row makes active and the forecast did not name,
-    ``fetched`` moves it on demand. ``know`` tells which channels were named and found, for the rows
-    whose gate inputs the trace keeps; other rows, and forecasts of later sites than the next, move
-    the nominal share. ``artefact``: None takes the one that comes with the project for the trace,
-    if any.
+    ``missed`` is about active channels that the forecast did not name: ``dropped`` leaves them out,
+    ``fetched`` moves them on demand.
+
+    A fit records which channels were named and found, for the rows whose gate inputs the trace
+    keeps. Other rows, and forecasts beyond the next site, move the nominal share. ``artefact``: the
+    .json file of the fit; None is the one that comes with the project for the trace, if any.
 
     Source: Zhou et al., FloE, arXiv:2505.05950, section 3.3.2 (reused-based intra-expert predictor;
     that what it misses is left out is our reading).
@@ -200,10 +200,11 @@ class ReusedChannels(ActiveShare):
             self.know(given.fit.arrays)
 
     def know(self, arrays: Arrays) -> None:
-        """Take ``sequence`` [M] and ``position`` [M] of the rows, and of each, by site, expert and
-        sparsity, how many of ``width`` channels are ``named`` [M, S, E, P] for it one site before,
-        and of the experts that it chose how many of these are ``found`` active [M, S, E, P], of
-        ``active`` [M, S, E, P] in all. Raise `FitError` for others.
+        """Take what was recorded of M rows, whose ``sequence`` [M] and ``position`` [M] are given.
+
+        Three arrays [M, S, E, P] count channels by row, site, expert and sparsity, each at most
+        ``width`` [1]: ``named`` one site before; of the experts that the row chose, ``active``, and
+        ``found``, those that are both. Raise `FitError` for other arrays.
         """
         sequence, position = (
             require_array(arrays, name, (None,), "u") for name in ("sequence", "position")
@@ -271,9 +272,9 @@ class ReusedChannels(ActiveShare):
         return self._place.get((int(gate.row_sequence[0]), int(gate.row_position[0])))
 
     def channel_counts(self, sequences: Iterable[int]) -> tuple[int, int, int, int]:
-        """Of the rows of these sequences: how many are known; channels that their experts made
-        active after the first site, those of them that were named before, and what was named for
-        these experts in all.
+        """Four counts over the rows of these sequences: rows that are known; and, after the first
+        site, the channels that were active, those of them that were named before, and all that were
+        named for the same experts.
         """
         numbers = set(sequences)
         rows = [m for (sequence, _), m in self._place.items() if sequence in numbers]

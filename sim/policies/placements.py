@@ -9,17 +9,17 @@ from sim.values.types import Place
 from sim.values.units import require_number
 
 LONGEST_DECISION_US = 3600e6
-"""Host time after a gate above which a setting is taken for a slip."""
+"""A longer decision after every gate is taken for a slip of a setting."""
 OBJECTIVES = ("sum", "max")
 WHEN = ("always", "decode")
 DECODE = 1
-"""The phase of a decoded row (`sim.traces.trace.DECODE`, which this layer may not read tables to
-know).
+"""The phase of a decoded row. It equals `sim.traces.trace.DECODE`, which this layer may not
+import.
 """
 
 
 class Load(Placement):
-    """Every need is computed on the device, its expert loaded if absent."""
+    """Every need is computed on the device; an absent expert is loaded."""
 
     constant: int | None = Place.LOAD
 
@@ -30,11 +30,11 @@ class Load(Placement):
 
 
 class AbsentOnCpu(Placement):
-    """What is absent is computed on the CPU, if no more than ``up_to_tokens`` rows chose it; else
-    it is loaded.
+    """An absent expert is computed on the CPU if at most ``up_to_tokens`` rows chose it, else
+    loaded.
 
-    ``up_to_tokens`` None: whatever the number of rows. ``when``: ``decode`` loads at every gate
-    that has a row of a prompt.
+    ``up_to_tokens`` None: on the CPU for any number of rows. ``when: decode``: gates that have a
+    row of a prompt load all absent experts.
     """
 
     uses_cpu = True
@@ -61,14 +61,15 @@ class AbsentOnCpu(Placement):
 
 
 class CpuByCost(Placement):
-    """What is absent is computed on the CPU or loaded, whichever costs less: ``cpu_per_token`` for
-    each of its rows, or ``load`` (in one unit, whatever it is).
+    """An absent expert is computed on the CPU or loaded, whichever costs less.
 
-    ``objective``: ``sum`` minimises the sum of all costs, so that each expert is decided alone;
-    ``max`` the larger of the CPU's sum and the loads', which run side by side. Of assignments that
-    cost the same, the one with more loads. ``us_per_assignment``: what the host pays after every
-    gate for each of the 2^E assignments that it enumerates; the decision itself needs no
-    enumeration.
+    The CPU costs ``cpu_per_token`` for each of its rows, a load costs ``load``, in any common unit.
+    ``objective: sum`` minimises the sum of all costs, so each expert is decided alone. ``max``
+    minimises the larger of two sums, the CPU's and the loads', which run side by side. Of equal
+    assignments the one with more loads is taken.
+
+    ``us_per_assignment``: the host time in microseconds, after every gate, for each of the 2^E
+    assignments that the published code enumerates. The decision here needs no enumeration.
 
     Source: Kamahori et al., Fiddler, arXiv:2402.07033, section 3.3; efeslab/fiddler@227715b (7 and
     70, the sum).
@@ -93,15 +94,15 @@ class CpuByCost(Placement):
         self.us_per_assignment = us_per_assignment
 
     def decision_us(self, experts: int) -> float:
-        """Raise ValueError for more than ``LONGEST_DECISION_US``."""
+        """As in `Placement`. Raise ValueError for more than ``LONGEST_DECISION_US``."""
         if not self.us_per_assignment:
             return 0.0
         decision_us = self.us_per_assignment * 2.0**experts
         if decision_us > LONGEST_DECISION_US:
             raise ValueError(
                 f"placement.us_per_assignment={self.us_per_assignment:g}: 2^{experts} assignments"
-                f" take {decision_us / 1e6:.2g} s after every gate; set it to 0 (the decision needs no"
-                " enumeration)"
+                f" take {decision_us / 1e6:.2g} s after every gate; set it to 0 (the decision needs"
+                " no enumeration)"
             )
         return decision_us
 
@@ -117,7 +118,8 @@ class CpuByCost(Placement):
             for at, key in enumerate(keys)
             if not resident.has(0, gate.site, resident.expert_of(key))
         ]
-        # Loads cost alike, so that for any number of them those of the most rows are best loaded.
+        # All loads cost the same, so for any number of loads it is best to load the experts of the
+        # most rows.
         absent.sort(key=lambda at: (-tokens[at], at))
         on_cpu = self.cpu_per_token * sum(tokens[at] for at in absent)
         best, loads = on_cpu, 0
@@ -130,7 +132,7 @@ class CpuByCost(Placement):
 
 
 class SkipAbsent(Placement):
-    """What is absent is left out: a gate masked to what is there.
+    """An absent expert is left out, as by a gate that is masked to the resident experts.
 
     Source: Kong et al., SwapMoE, arXiv:2308.15030: only the experts in memory ("virtual experts")
     are routed to.

@@ -1,4 +1,6 @@
-"""How a cache policy divides its bytes into pools, and what is resident at the start."""
+"""The common part of cache policies: how bytes are divided into pools, and what is resident at the
+start.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,23 @@ INITIALS = ("ascending", "popular", "empty")
 
 
 class Pooled(CachePolicy):
-    """The part that cache policies share: pools by scope, and doing nothing where a policy has
-    nothing to learn.
+    """A cache policy with pools by scope. A subclass says which keys go first.
 
-    ``scope``: ``global`` is one pool for everything; ``site`` one pool a site, equal in slots
-    (left-over slots go one by one to the first sites) or as ``quotas`` say (a list of slots by
-    site, or a `Quotas`); ``precision`` one pool a precision, the bytes divided by ``shares``
-    (highest precision first; shares of precisions that are not in play are left out and the rest
-    scaled up). ``initial``: ``ascending`` fills every pool with experts by site, then id, at the
-    pool's highest precision, leaving out those that a higher precision's pool already holds (a tier
-    that keeps copies leaves out none, and goes on with lower precisions while there is room);
-    ``popular`` likewise, most uses in the trace's fit sequences first; ``empty`` starts cold.
+    ``scope`` divides the bytes:
+
+    - ``global``: one pool for everything.
+    - ``site``: one pool a site, with equally many slots (left-over slots go one by one to the first
+      sites), or as many as ``quotas`` say: a list of slots by site, or a `Quotas`.
+    - ``precision``: one pool a precision, the bytes divided by ``shares``, highest precision first.
+      Shares of precisions that are not in play are left out, and the others scaled up.
+
+    ``initial`` fills the pools at the start:
+
+    - ``ascending``: each pool with experts by site, then id, at the pool's highest precision,
+      except those that a pool of a higher precision holds. A tier that keeps copies leaves none
+      out, and goes on with lower precisions while there is room.
+    - ``popular``: the same, but by most uses in the trace's fit sequences.
+    - ``empty``: with nothing.
     """
 
     def __init__(
@@ -75,9 +83,7 @@ class Pooled(CachePolicy):
             self.profile(given.profile)
 
     def profile(self, profile: Profile) -> None:
-        """Give the policy what the trace's fit sequences asked for; called once, before
-        ``pools``.
-        """
+        """Take what the trace's fit sequences chose; called once, before ``pools``."""
         self._profile = profile
 
     def pools(self, geometry: Geometry) -> PoolPlan:
@@ -94,13 +100,13 @@ class Pooled(CachePolicy):
         return self.adopt(geometry, PoolPlan(capacities, pool_of, initial))
 
     def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
-        """Work on these pools."""
+        """Work on the pools of ``plan``, and return it."""
         self._pool_of = plan.pool_of
         self._prepare(geometry, plan)
         return plan
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
-        """Make the policy's own state for these pools."""
+        """Make the subclass's state for these pools."""
 
     def _divide(self, geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
         if self.scope == "global":
@@ -122,7 +128,7 @@ class Pooled(CachePolicy):
         ]
 
     def _fill(self, geometry: Geometry) -> Iterable[tuple[int, int]]:
-        """(site, expert) in the order in which pools are filled at the start."""
+        """Every (site, expert) in the order in which pools are filled at the start."""
         if self.initial == "popular":
             assert self._profile is not None
             return self._profile.ranking
@@ -165,9 +171,11 @@ def _filled(
     pool_of: Sequence[int],
     order: Iterable[tuple[int, int]],
 ) -> Iterator[int]:
-    """The keys that fill the pools in this order of (site, expert), a pool's highest precision
-    first; each pool up to the first that does not fit. A tier that keeps copies goes on with the
-    next precision in what is left then."""
+    """The keys that fill the pools in this ``order`` of (site, expert), highest precision first.
+
+    Each pool is filled up to its first key that does not fit. A tier that keeps copies then goes on
+    with the next precision in the bytes that are left.
+    """
     free = list(capacities)
     full = [False] * len(free)
     held: set[tuple[int, int]] = set()
@@ -190,6 +198,6 @@ def _filled(
         if geometry.keeps_copies:
             full = [False] * len(free)
         elif not geometry.missing:
-            # Where every expert has one variant only, a lower precision stands in for none.
+            # A pool takes one precision only, except where every expert has one variant only.
             for pool in touched:
                 full[pool] = True

@@ -1,4 +1,4 @@
-"""A cache that does not change: the experts of a list."""
+"""A cache that does not change: it keeps the experts of a list."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from sim.values.types import Geometry, PoolPlan
 
 
 class Popular(Scored):
-    """A fixed list of experts stays resident: what is not on it is refused, and served from
-    staging.
+    """A fixed list of experts stays resident. Other experts are refused, and served from staging.
 
-    The list is what fills the pools at the start: the most used experts of the trace's fit
-    sequences, or ``ranking``, (site, expert) pairs, most popular first. Prefetches may enter all
-    the same (loader.destination=pool): they go first, then the list from its end.
+    The list is what fills the pools at the start: ``ranking``, (site, expert) pairs with the most
+    popular first, or else the most used experts of the trace's fit sequences. Prefetches may still
+    enter (loader.destination=pool). They are evicted first, then the list from its end.
     """
 
     admits_all = False

@@ -1,4 +1,4 @@
-"""Precision selectors: at how many bits an expert is wanted."""
+"""Precision selectors: they name the precision at which each expert is wanted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.values.types import SKIP
 from sim.values.units import part_of, require_flag, require_number
 
 QUALITY_FIT = "real.quality_fit"
-"""What measures losses and writes them as a fit."""
+"""The command that measures losses and writes what follows from them as a fit."""
 
 
 class Fixed(PrecisionSelector):
@@ -35,12 +35,17 @@ class Fixed(PrecisionSelector):
 class ScoreThreshold(PrecisionSelector):
     """Cheaper variants for experts that matter less.
 
-    With ``s`` the share of gate weight ranked above an expert (0 for the first): ``s <= low_above``
-    wants ``high``, ``s <= skip_above`` wants ``low``, a larger ``s`` skips the expert, unless a
-    copy is resident (the scorer runs on misses only): then it wants ``low``, too, for which a
-    higher copy serves as well. So ``high`` is wanted for the scores up to ``low_above`` and no
-    others, which is what eq. 3 counts. Thresholds that are not given are the two ``quantiles`` of
-    the scores it is profiled on.
+    Let ``s`` be the share of gate weight ranked above an expert (0 for the first).
+
+    | s | wanted |
+    |---|---|
+    | up to ``low_above`` | ``high`` |
+    | up to ``skip_above`` | ``low`` |
+    | larger | ``low`` if a copy is resident, at any precision; else the expert is skipped |
+
+    The last line is so because HOBBIT's scorer runs on misses only. So ``high`` is wanted for
+    scores up to ``low_above`` and for no others, which is what eq. 3 counts. If no thresholds are
+    given, they are two ``quantiles`` of the scores of the trace's fit sequences.
 
     Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.2, eq. 2.
     """
@@ -88,7 +93,7 @@ class ScoreThreshold(PrecisionSelector):
         return {"score_thresholds": thresholds}
 
     def profile(self, scores: NDArray[np.floating]) -> None:
-        """Take the thresholds from the scores of a model's selections, where only quantiles were
+        """Take the thresholds from the scores of a model's selections, if only quantiles were
         given.
         """
         if self.quantiles is not None:
@@ -126,11 +131,11 @@ class ScoreThreshold(PrecisionSelector):
 
 
 class SkipLight(PrecisionSelector):
-    """One precision, and nothing at all for experts that weigh little, resident or not.
+    """One precision, and no computation of experts that weigh little, resident or not.
 
-    With ``s`` the share of gate weight ranked above an expert, ``s > skip_above`` skips it: of two
-    experts the second, if its weight is below ``1 - skip_above``. A threshold that is not given is
-    the ``quantile`` of the scores it is profiled on.
+    An expert is skipped if the share of gate weight ranked above it exceeds ``skip_above``. Of two
+    experts that is the second, if its weight is below ``1 - skip_above``. If no threshold is given,
+    it is a ``quantile`` of the scores of the trace's fit sequences.
 
     Source: Zhong et al., AdapMoE, arXiv:2408.10284: the second expert of a token is dropped below a
     threshold.
@@ -161,7 +166,7 @@ class SkipLight(PrecisionSelector):
             self.profile(given.profile.scores)
 
     def profile(self, scores: NDArray[np.floating]) -> None:
-        """Take the threshold from the scores of a model's selections, where only a quantile was
+        """Take the threshold from the scores of a model's selections, if only a quantile was
         given.
         """
         if self.quantile is not None:
@@ -175,16 +180,15 @@ class SkipLight(PrecisionSelector):
 
 
 class PerExpert(PrecisionSelector):
-    """Each expert at a bit-width of its own, which is fixed before the run: one variant of it
-    exists.
+    """Each expert at a bit-width of its own, fixed before the run: only one variant of it exists.
 
-    ``table`` names the precision of every expert, [S][E]; or ``artefact`` is the file of a fit that
-    does, from measured losses. Neither: the ``low_share`` least used experts of the model are
-    ``low``, by the uses that it is profiled on (all are ``high`` before).
+    The widths come from ``table``, the precision of every expert [S][E]; or from ``artefact``, the
+    file of a fit by measured losses; or else from the trace's fit sequences: the ``low_share``
+    least used experts of the model are ``low``.
 
-    ``held``: the precision that the device's slots hold every expert at, where that is a higher
-    one: what arrives is dequantised once, and a hit needs neither the load nor that. None: experts
-    are held as they are stored.
+    ``held``: a higher precision at which the device's slots hold every expert. An expert is
+    dequantised once, on arrival; a hit needs neither the load nor the dequantisation. None: slots
+    hold experts as they are stored.
 
     Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.2: the least important experts at the
     lower of two widths; section 4.2: ten experts in 180 MB, which is FP32.
@@ -239,7 +243,7 @@ class PerExpert(PrecisionSelector):
         return tuple(self.precisions.index(name) for name in row)
 
     def know(self, parameters: Mapping[str, str | int], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take what was fitted: ``low`` [S, E], 1 where an expert is low. Raise ValueError for
+        """Take what was fitted: ``low`` [S, E], 1 where an expert is low. Raise `FitError` for
         other widths.
         """
         require_widths(self.precisions, parameters)
@@ -256,8 +260,8 @@ class PerExpert(PrecisionSelector):
         self.table = tuple(tuple(map(int, row)) for row in low)
 
     def profile(self, uses: NDArray[np.integer]) -> None:
-        """Give the low precision to the least used experts by tokens that chose each, [S, E];
-        ties by site, then id.
+        """Give the low precision to the least used experts. ``uses`` [S, E]: the tokens that chose
+        each; ties by site, then id.
         """
         if self.needs_uses:
             count = part_of(uses.size, self.low_share)
@@ -271,7 +275,8 @@ class PerExpert(PrecisionSelector):
         if shape is not None and shape != (model.sites, {model.experts}):
             raise ValueError(
                 f"precision.table names {shape[0]} sites of {sorted(shape[1])} experts, but the"
-                f" model has {model.sites} of {model.experts}; give one row a site, one name an expert"
+                f" model has {model.sites} of {model.experts}; give one row a site, one name an"
+                " expert"
             )
 
     def permitted(self, score: float) -> tuple[int, ...]:
@@ -292,13 +297,14 @@ class PerExpert(PrecisionSelector):
 
 
 class LowForFew(PrecisionSelector):
-    """Where many rows choose, the experts of the fewest rows at low precision; where one row does,
-    all at high.
+    """At gates of several rows (prompts), low precision for the experts of the fewest rows.
 
-    Of the needs of several rows (a prompt) the last ``low_share``, rounded down, in need order:
-    those that the fewest rows chose; the share of a fit by measured losses instead, where
-    ``artefact`` is its file. ``low_if_absent``: what a gate of one row needs and does not find is
-    wanted at low precision, so that a wrong forecast costs fewer bytes; one in flight still serves.
+    They are the last needs in need order, a share of ``low_share``, rounded down. ``artefact``: the
+    file of a fit that gives this share by measured losses. At a gate of one row every expert is
+    wanted at high precision.
+
+    ``low_if_absent``: an absent expert of a gate of one row is wanted at low precision, so that a
+    wrong forecast costs fewer bytes. A higher variant in flight still serves.
 
     Source: Fang et al., Fate, arXiv:2502.12224, sections 4.5 (popularity) and 5.3 (INT2 for a
     misprefetched expert).
@@ -333,7 +339,7 @@ class LowForFew(PrecisionSelector):
             self.know(given.fit.parameters, given.fit.arrays)
 
     def know(self, parameters: Mapping[str, str | int], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take what was fitted: ``low_share`` [1]. Raise ValueError for another pair of widths."""
+        """Take what was fitted: ``low_share`` [1]. Raise `FitError` for another pair of widths."""
         require_widths(self.precisions, parameters)
         share = arrays.get("low_share")
         if share is None or share.shape != (1,) or not 0 <= float(share[0]) <= 1:

@@ -1,6 +1,4 @@
-"""Predictors: which experts of later sites will be needed. Each kind has a module beside this
-one.
-"""
+"""The predictor that forecasts nothing. Other kinds of predictors have modules beside this one."""
 
 from __future__ import annotations
 
@@ -21,5 +19,5 @@ class NoPrediction(Predictor):
         return ()
 
     def afresh(self) -> NoPrediction:
-        """There is nothing to forget."""
+        """Itself: it remembers nothing of the gates."""
         return self

@@ -1,4 +1,4 @@
-"""What is known of a model's gates before a run: the requests of its trace's ``fit`` sequences."""
+"""The profile of a trace: what its ``fit`` sequences chose, known before a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Profile:
-    """The fit sequences' choices, one sequence after another.
+    """The choices of a trace's fit sequences, one sequence after another.
 
     ``uses`` [sites, experts]: how many tokens chose each expert, prompts included. ``decoded``
     [tokens, sites, K]: the experts of every decoded token in need order, -1 where a choice was
-    dropped or a site not visited. ``encoder_sites``: how many of the first sites are the encoder's.
-    ``scores``: HOBBIT's eq. 2 score (arXiv:2411.01433) of every decoded selection, flat.
+    dropped or a site was not visited. ``encoder_sites``: how many of the first sites belong to the
+    encoder. ``scores``: HOBBIT's eq. 2 score (arXiv:2411.01433) of every decoded selection, flat.
     """
 
     uses: NDArray[np.integer]
@@ -26,19 +26,19 @@ class Profile:
 
     @cached_property
     def ranking(self) -> list[tuple[int, int]]:
-        """Every (site, expert), most uses first, then by site and expert."""
+        """Every (site, expert), most uses first, ties by site, then expert."""
         sites, experts = np.divmod(
             np.argsort(-self.uses.ravel(), kind="stable"), self.uses.shape[1]
         )
         return list(zip(sites.tolist(), experts.tolist(), strict=True))
 
     def lru_misses(self, site: int) -> list[int]:
-        """Misses of the decoded tokens at a site, by slots from 0 to all experts, of an LRU that
-        starts empty.
+        """How often an LRU misses at a site on the decoded tokens: a list by slots, from 0 to all
+        experts. The LRU starts empty.
 
-        A token asks for all its experts, then they are loaded: with more slots than distinct others
-        have been asked for since, an expert is still there (stack distance: Mattson et al., IBM
-        Systems Journal 9(2), 1970).
+        A token asks for all its experts before they are loaded. An expert is still resident if
+        there are more slots than distinct other experts asked for since (stack distance: Mattson et
+        al., IBM Systems Journal 9(2), 1970).
         """
         experts = self.uses.shape[1]
         order: list[int] = []  # most recent first

@@ -1,4 +1,4 @@
-"""How many slots each site gets, where every site has a pool of its own."""
+"""Quotas: how many slots each site gets where every site has a pool of its own."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ class Quotas(Protocol):
     """``divide`` must be given the profile of the trace's fit sequences."""
 
     def divide(self, geometry: Geometry, slots: int, profile: Profile | None) -> Sequence[int]:
-        """Slots by site, none above the number of experts where that can be helped, in all at
-        most ``slots``.
-        """
+        """Slots by site, at most ``slots`` in all. No site should get more than it has experts."""
 
 
 def spread(slots: int, sites: int) -> list[int]:
-    """Equal parts; left-over slots go one by one to the first sites."""
+    """Equally many slots for each site; left-over slots go one by one to the first sites."""
     each, extra = divmod(slots, sites)
     return [each + (site < extra) for site in range(sites)]
 
 
 class ShallowFirst:
-    """The first ``shallow_sites`` sites are filled, in order, before the others share evenly what
-    is left.
+    """The first ``shallow_sites`` sites get slots for all their experts, in order; the deeper ones
+    share the rest evenly.
 
-    A site never gets more slots than it has experts; what is left over of a deep site's equal share
-    goes one by one to the shallowest deep sites.
+    A site never gets more slots than it has experts. The remainder of the even division goes one by
+    one to the shallowest of the deep sites.
 
     Source: Fang et al., Fate, arXiv:2502.12224, section 4.4.
     """
@@ -73,11 +71,11 @@ class ShallowFirst:
 
 
 class MeasuredLoads:
-    """The division with which an LRU a site has the fewest misses on the fit sequences' decoded
-    tokens.
+    """The division with which one LRU for each site misses least often on the decoded tokens of the
+    fit sequences.
 
-    Exact, by dynamic programming over sites; of equal divisions the one that gives later sites
-    fewer slots.
+    It is exact, by dynamic programming over sites. Of equally good divisions it takes the one that
+    gives later sites fewer slots.
     """
 
     needs_profile = True
@@ -92,11 +90,13 @@ class ExpectedLoads:
     """The division with the fewest expected loads a token, if each site's slots hold experts at
     random.
 
-    A site with s of E experts there needs ``a f(1) + (1 - a) f(K)`` loads, ``f(k) = k (1 - s/E) - b
-    (1 - C(s, k) / C(E, k))``: k experts drawn evenly lack k (1 - s/E) on average, and one that
-    lacks is brought in time with probability b. ``prefetch_accuracy`` b and ``single_share`` a
-    (share of tokens that use one expert only) are each a number or a list by site; a number for b
-    stands for every site but the first, for which nothing prefetches.
+    A site that holds s of its E experts needs ``a f(1) + (1 - a) f(K)`` loads, where
+    ``f(k) = k (1 - s/E) - b (1 - C(s, k) / C(E, k))``. Of k experts drawn evenly, k (1 - s/E) are
+    absent on average. If any is absent, one is brought in time with probability b.
+
+    ``prefetch_accuracy`` is b, ``single_share`` is a: the share of tokens that use one expert only.
+    Each is a number or a list by site. A number for b stands for every site but the first, for
+    which nothing is prefetched.
 
     Source: Zhong et al., AdapMoE, arXiv:2408.10284, as its public code computes it for E = 8 and K
     = 2 (src/dp.py); for other E and K the same hypergeometric count.
@@ -128,11 +128,11 @@ class ExpectedLoads:
 
 
 def fewest_loads(costs: Sequence[Sequence[float]], slots: int, least: int) -> list[int]:
-    """Slots by site that minimise ``sum(costs[site][slots of the site])``, at least ``least`` a
-    site, in all ``slots``.
+    """Slots by site that minimise ``sum(costs[site][slots of the site])``, with at least ``least``
+    a site and ``slots`` in all.
 
-    ``costs[site]`` is by slots from 0 to all experts. What exceeds all experts of all sites is
-    given to nobody. Raise CapacityError where ``slots`` are too few.
+    ``costs[site]`` is a list by number of slots, from 0 to all experts. Slots beyond all experts of
+    all sites are given to no site. Raise CapacityError where ``slots`` are too few.
     """
     sites, most = len(costs), len(costs[0]) - 1
     if slots < least * sites:
@@ -162,7 +162,7 @@ def fewest_loads(costs: Sequence[Sequence[float]], slots: int, least: int) -> li
 
 
 def given_quotas(quotas: Sequence[int], geometry: Geometry, slots: int) -> list[int]:
-    """Quotas from a list, checked against the sites and slots there are."""
+    """Quotas from a list. Raise ValueError unless they fit the model's sites and the slots."""
     if len(quotas) != geometry.sites:
         raise ValueError(
             f"cache.quotas={list(quotas)} name {len(quotas)} sites, the model has {geometry.sites}"

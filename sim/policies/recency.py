@@ -1,4 +1,6 @@
-"""Caches that go by order: of requests, of inserts, of passes through the model."""
+"""Caches that evict by order: of requests (LRU), of inserts (FIFO), or of passes through the model
+(least stale).
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ RECENCIES = ("needs", "rows")
 
 
 class LRU(Pooled):
-    """Least recently requested first; a prefetched key counts as recent when it arrives.
+    """Least recently requested first. A prefetched key counts as requested when it arrives.
 
-    ``recency``: inside a gate of several rows ``needs`` goes by need order, ``rows`` by the last
-    (row, rank in the row) that chose an expert, as an engine does that touches its cache row by
-    row.
+    ``recency`` orders the needs of one gate of several rows: ``needs`` by need order, ``rows`` by
+    the last (row, rank in the row) that chose the expert, as in an engine that touches its cache
+    row by row.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class LRU(Pooled):
             order[key] = None
 
     def on_insert(self, key: int, cause: Cause) -> None:
-        # A demand has its place since its request.
+        # A demand got its place at its request.
         if cause is not DEMAND:
             self._orders[self._pool_of[key]].setdefault(key)
 
@@ -92,9 +94,9 @@ class FIFO(Pooled):
 
 
 class Transient(FIFO):
-    """Holds no more than one token's needs of one site: loading on demand, whatever the budget.
+    """Loading on demand, whatever the budget: the pool holds one token's needs at one site.
 
-    The pool is cut to ``top_k`` slots of the largest variant and starts empty.
+    It has ``top_k`` slots of the largest variant and starts empty.
     """
 
     def __init__(self) -> None:
@@ -106,11 +108,11 @@ class Transient(FIFO):
 
 
 class LeastStale(Pooled):
-    """What was neither requested nor inserted in this pass through the model first, then the rest;
-    oldest insert first.
+    """Keys that were neither requested nor inserted in this pass through the model go first, then
+    the others; oldest insert first in both groups.
 
-    A pass is a step. A router's experts of one pass are not asked for again until the next, so that
-    recency inside a pass says nothing.
+    A pass is a step. The experts of a site are not requested again before the next pass, so recency
+    inside a pass says nothing.
 
     Source: Hoang et al., SpecMD, arXiv:2602.03921, as reimplementations describe it: two
     generations, each first in, first out.

@@ -1,4 +1,4 @@
-"""Predictors that are told the run's needs: bounds and what-ifs, not systems."""
+"""Predictors that are told the run's needs. They serve bounds and what-ifs, and are no systems."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class _Foreseeing(Predictor):
         self.foresee_needs(given.future)
 
     def foresee_needs(self, future: FutureNeeds) -> None:
-        """Give the predictor the run's needs; called once, before the run."""
+        """Take the run's needs; called once, before the run."""
         self._future = future
 
     def afresh(self) -> _Foreseeing:
-        """There is nothing to forget."""
+        """Itself: it remembers nothing of the gates."""
         return self
 
     def _later(self, gate: Gate, sites: int | None) -> Iterable[int]:
-        """The ticks of the gates to come in this step."""
+        """The ticks of the gates to come in this step, of at most so many sites."""
         future = self._known()
         tick = gate.tick + 1
         while tick < len(future.step) and future.step[tick] == future.step[gate.tick]:
@@ -48,7 +48,7 @@ class _Foreseeing(Predictor):
 
 
 class Foreseen(_Foreseeing):
-    """The needs of the next ``sites`` sites of the step (None: of all of them), without an error.
+    """Forecasts the needs of the next ``sites`` sites of the step (None: of all) without an error.
 
     Source: exact by construction for one site in Hwang et al., Pre-gated MoE, arXiv:2308.12066,
     whose gates choose for the next block.
@@ -65,15 +65,19 @@ class Foreseen(_Foreseeing):
 
 
 class StatedAccuracy(_Foreseeing):
-    """A forecast of the next ``sites`` sites that is as good as stated, for what-ifs.
+    """A forecast of the next ``sites`` sites with a stated accuracy, for what-ifs.
 
-    At a site with recall r and precision p each need is named with probability r, whatever the
-    others; for n needs that are named ``n * (1 - p) / p`` others are, rounded up with the
-    probability of the fraction, so that the precision is p in the mean (higher where there are not
-    so many others; where no need is named nothing is). Likelinesses, and with them the order, are
-    drawn evenly. ``recall`` and ``precision`` are numbers (0 to 1, and above 0 to 1), or lists with
-    one for each site (the first is never forecast). Draws depend on ``seed``, the gate and the site
-    forecast alone: the same for every system.
+    At a site with recall r and precision p:
+
+    - Each need is named with probability r, independently of the others.
+    - For n needs that are named, ``n * (1 - p) / p`` other experts are named, rounded up with the
+      probability of the fraction. So the mean precision is p; it is higher where there are too few
+      other experts. If no need is named, nothing is.
+    - Likelinesses are drawn uniformly, and so is the order.
+
+    ``recall`` (0 to 1) and ``precision`` (above 0 to 1) are numbers, or lists with a number for
+    each site (that of the first site is unused). Draws depend only on ``seed``, the gate and the
+    site, so they are the same for every system.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class StatedAccuracy(_Foreseeing):
     def _drawn(
         self, tick: int, site: int, needs: Sequence[int], num_experts: int
     ) -> list[tuple[float, int]]:
-        """What is named, as (minus its likeliness, expert), in ascending order."""
+        """The experts that are named, as (minus the likeliness, expert), in ascending order."""
         rng = np.random.default_rng([self.seed, tick, site])
         recall, precision = (
             self.recall[site % len(self.recall)],
@@ -132,7 +136,7 @@ class StatedAccuracy(_Foreseeing):
 
 
 def _pooled(site: int, units: int, experts: Sequence[int], weights: Sequence[float]) -> RowForecast:
-    """One row for all: experts best first, with their likelinesses."""
+    """A forecast of one row: experts best first, with their likelinesses."""
     return RowForecast(site, units, np.array([experts], np.int64), np.array([weights], np.float64))
 
 

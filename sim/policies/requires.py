@@ -45,8 +45,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Sample:
-    """N token-rows to fit on: ``ids`` [N, S, K] in need order (-1: dropped, or a site that the row
-    does not visit), ``sequence`` [N], ``token`` [N] (-1: unknown).
+    """N rows of tokens to fit on.
+
+    ``ids`` [N, S, K] are the chosen experts in need order; -1 where a choice was dropped or the row
+    does not visit the site. ``sequence`` [N] is the sequence's number, ``token`` [N] the token's
+    id, -1 where unknown.
     """
 
     shape: Shape
@@ -55,7 +58,7 @@ class Sample:
     token: NDArray[np.integer]
 
     def members(self, site: int) -> NDArray[np.bool_]:
-        """[N, E]: who chose whom at a site."""
+        """[N, E]: which row chose which expert at a site."""
         member = np.zeros((len(self.ids), self.shape.experts + 1), np.bool_)
         member[np.arange(len(self.ids))[:, None], self.ids[:, site]] = (
             True  # -1 falls into the column behind
@@ -63,7 +66,7 @@ class Sample:
         return member[:, :-1]
 
     def visits(self, site: int) -> NDArray[np.bool_]:
-        """[N]: who chose somebody at a site."""
+        """[N]: which rows chose any expert at a site."""
         return np.asarray((self.ids[:, site] >= 0).any(axis=1))
 
 

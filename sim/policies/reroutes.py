@@ -1,4 +1,4 @@
-"""Selectors that send needs to other experts than the router chose."""
+"""Selectors that reroute: they send needs to other experts than the router chose."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from sim.values.types import REROUTE, SKIP, rerouted
 
 
 class ForecastRoutes(PrecisionSelector):
-    """What was forecast for a gate serves it, whatever its router chose: predicting is routing.
+    """The experts forecast for a gate serve it, whatever its router chose: the prediction routes.
 
-    Of the forecast as many experts count as the gate has needs, best first. A need among them is
-    served as it is; the others are sent, in need order, to those of them that are no need, best
-    first, and if there are fewer of these than needs left, to all that count, best first, again and
-    again. Where nothing was forecast (at the first site) the router's choice stands. Of several
-    rows the union is sent as one, not row by row.
+    1. As many forecast experts count as the gate has needs, best first.
+    2. A need that is among them is served as it is.
+    3. The other needs are sent, in need order, to the counting experts that are no needs, best
+       first.
+    4. If these are too few, the needs left are sent to all counting experts, best first, again and
+       again.
+
+    Where nothing was forecast (at the first site) the router's choice stands. The union of several
+    rows is sent as one, not row by row.
 
     Source: Hwang et al., Pre-gated MoE, arXiv:2308.12066 (a gate chooses for the next block); Du et
     al., SiDA-MoE, arXiv:2310.18859 (a hash table of predictions takes the router's place).
@@ -47,15 +51,18 @@ class ForecastRoutes(PrecisionSelector):
 
 
 class MaskedGate(PrecisionSelector):
-    """Only what is in memory may serve: a gate masked to the resident ("virtual") experts. No need
-    waits for a load.
+    """Only resident ("virtual") experts serve, as by a gate that is masked to them. No need waits
+    for a load.
 
-    A need whose expert is resident is served as it is. The others are sent, in need order, to the
-    resident expert that their rows' routers prefer most (by what the site's rule chooses by) and
-    that serves none of these rows yet; where there is none the need is skipped. For one row this is
-    the router's top-k among the resident. Of several rows a need is sent as one: to the expert with
-    the largest sum of preferences, less each row's least, over the rows that chose it. Groups of
-    experts that a rule chooses first are not heeded. What is on its way is not there yet.
+    A need whose expert is resident is served as it is. Each other need is sent, in need order, to
+    the resident expert that its rows' routers prefer most and that serves none of these rows yet.
+    If there is none, the need is skipped. Preferences are what the site's rule chooses by.
+
+    - For one row this gives the router's top-k among the resident experts.
+    - Of several rows a need is sent as one: to the expert with the largest sum of preferences over
+      the rows that chose the need. From each row's preferences its least is subtracted.
+    - Groups of experts that a rule chooses first are not respected.
+    - An expert in flight is not resident yet.
 
     Source: Kong et al., SwapMoE, arXiv:2308.15030: a mask on the gate keeps tokens to the experts
     in memory.
@@ -87,9 +94,9 @@ class MaskedGate(PrecisionSelector):
                 f"site {site} does not tell what its router prefers; check_preferences before a run"
             )
         rows, experts = np.asarray(choice.experts), preferences.shape[1]
-        # What may still serve a row: resident, and not chosen by its router.
+        # By row, the experts that may still serve it: resident, and not chosen by its router.
         free = np.tile([resident.has(0, site, expert) for expert in range(experts)], (len(rows), 1))
-        # So that rows which an expert is not open to count for nothing.
+        # At least 0, so that a row that an expert may not serve counts for nothing in the sums.
         above_least = preferences - preferences.min(axis=1, keepdims=True)
         row, rank = np.nonzero(rows >= 0)
         free[row, rows[row, rank]] = False

@@ -1,4 +1,4 @@
-"""A forecast made of likelinesses: what predictors give that do not run a router."""
+"""Forecasts made of likelinesses, by predictors that do not run a router."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ COUNTS = ("top_k", "all")
 class RowForecast:
     """What rows are forecast to choose at ``site``. Implements ``Choice``.
 
-    ``experts`` [R, n] are the likeliest experts of each row, best first, -1 where it names fewer;
-    ``weights`` their likelinesses (0 or more, on the supplier's scale), 0 beside -1. ``needs`` are
-    those of all rows, best first: more rows before fewer, then the larger sum of likelinesses, then
-    the smaller id. ``tokens`` counts the rows that name an expert; ``scores`` are HOBBIT's eq. 2
-    with likelinesses in the place of gate weights: the share of a row's named likeliness that ranks
-    above an expert, over several rows the smallest.
+    - ``experts`` [R, n]: the likeliest experts of each row, best first, -1 where a row names fewer.
+    - ``weights`` [R, n]: their likelinesses, 0 or more, on the predictor's own scale; 0 beside -1.
+    - ``needs``: the experts of all rows, best first. More rows come before fewer, then the larger
+      sum of likelinesses, then the smaller id.
+    - ``tokens``: how many rows name each need.
+    - ``scores``: HOBBIT's eq. 2 with likelinesses in place of gate weights. It is the share of a
+      row's named likeliness that ranks above the expert; over several rows the smallest.
     """
 
     __slots__ = ("experts", "keys", "needs", "site", "tokens", "weights")
@@ -57,8 +58,8 @@ class RowForecast:
 
 
 def likeliness(choice: Choice) -> dict[int, float]:
-    """By expert that a choice names: the sum of its weights over the rows, on the supplier's
-    scale.
+    """By expert that a choice names, the sum of its weights over the rows, on the scale of the
+    choice.
     """
     sums: dict[int, float] = {}
     for expert, weight in zip(
@@ -70,10 +71,10 @@ def likeliness(choice: Choice) -> dict[int, float]:
 
 
 def likeliest(likeliness: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
-    """The ``count`` likeliest experts of each row of [R, E], by descending likeliness, then id, and
-    their likelinesses.
+    """The ``count`` likeliest experts of each row of [R, E], and their likelinesses.
 
-    What has likeliness 0 is not named: -1, with 0, behind the others.
+    They stand by descending likeliness, then id. An expert of likeliness 0 is not named: -1 with
+    likeliness 0 stands in its place, behind the others.
     """
     order = np.argsort(-likeliness, axis=1, kind="stable")[:, :count]
     weights = np.take_along_axis(likeliness, order, axis=1)

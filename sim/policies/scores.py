@@ -1,5 +1,5 @@
-"""Caches that keep a score of every key in arrays: a victim costs one pass of numpy over its
-pool.
+"""Caches that evict by a score. The scores of all keys lie in arrays, so that a victim costs one
+pass of numpy over its pool.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from sim.values.types import Cause, Geometry, PoolPlan
 
 Floats = NDArray[np.float64]
 Within = slice | NDArray[np.intp]
-"""Keys of a pool: a slice where they lie side by side, so that numpy works on a view."""
+"""The keys of a pool: a slice if they are consecutive (a view for numpy), else indices."""
 DISTANCES = ("ahead", "since")
 CURRENT = ("last", "keep")
 INITIAL_COUNTS = ("profile", "none")
 KEPT = float(np.finfo(np.float64).max)
-"""A score above every other: kept longest."""
+"""A score above every other, of keys that are kept longest."""
 
 
 class Scored(Pooled):
-    """Lowest score first, ties by ``_tie``, then lowest key first. A subclass scores; this class
-    chooses.
+    """Lowest score first, ties by ``_tie``, then lowest key first.
+
+    A subclass computes the scores; this class finds the victims.
     """
 
     def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
-        # +inf marks what is not resident: it can never be the minimum.
+        # Added to the scores: +inf for keys that are not resident, so that none is the minimum.
         self._absent = np.full(geometry.num_keys, np.inf)
         pool_of = np.asarray(plan.pool_of)
         self._keys = [np.flatnonzero(pool_of == pool) for pool in range(len(plan.capacity_bytes))]
@@ -62,11 +63,11 @@ class Scored(Pooled):
         self._absent[key] = np.inf
 
     def _score(self, within: Within) -> Floats:
-        """A fresh array of finite scores of these keys, lowest first to go."""
+        """A new array of the finite scores of these keys; the lowest goes first."""
         raise NotImplementedError
 
     def _tie(self, within: Within) -> NDArray[np.generic] | None:
-        """Of equal scores the lowest of these goes first; None: the lowest key."""
+        """What decides among equal scores: the lowest of these goes first. None: the lowest key."""
         return None
 
 
@@ -80,11 +81,13 @@ def _as_slice(keys: NDArray[np.intp]) -> Within:
 class WeightedScore(Scored):
     """Lowest ``p`` first, ties lowest key first.
 
-    ``p = ((w_lru*R + w_lfu*F) + w_lhu*H) / T + w_fld * (1 - ((l_t - l_i + L) mod L) / L)`` with,
-    for an expert at whatever precision, R the token of its last use, F its token uses and H its
-    token uses at high precision in this sequence; T the tokens so far, l_t the expert's site, l_i
-    the site of the last gate, L the number of sites. With one weight above 0 it is HOBBIT's LRU,
-    LFU, LHU (least used at high precision) or FLD (farthest site) term.
+    ``p = ((w_lru*R + w_lfu*F) + w_lhu*H) / T + w_fld * (1 - ((l_t - l_i + L) mod L) / L)``.
+
+    Of an expert, whatever its precision: R is the token of its last use, F its token uses, H its
+    token uses at high precision, all in this sequence; l_t is its site. T is the number of tokens
+    so far, l_i the site of the last gate, L the number of sites. With only one weight above 0 the
+    score is one of HOBBIT's terms: LRU, LFU, LHU (least used at high precision) or FLD (farthest
+    site).
 
     Source: Tang et al., HOBBIT, arXiv:2411.01433, section 3.4, eq. 3.
     """
@@ -156,14 +159,18 @@ class WeightedScore(Scored):
 class FrequencyOverDistance(Scored):
     """Lowest ``f / d`` first, ties farthest site first, then lowest key.
 
-    f are the expert's token uses, at whatever precision, since the start of the run, on top of
-    those in the trace's fit sequences (``initial_counts: profile``; ``none`` begins at 0); experts
-    of an encoder always have 0, as they are loaded once a prompt. With S sites in the decoder, i
-    the expert's and I that of the last gate (the last site before the first gate, and while an
-    encoder runs), ``distance: ahead`` is the paper's text, d = (i - I) mod S: how soon site i
-    comes. ``since`` is its printed formula, d = (I - i) mod S, which evicts first what comes next.
-    Where d is 0 ``current: last`` takes S, as the site has just been and comes last; ``keep`` never
-    evicts it before others.
+    f is the number of the expert's token uses, whatever its precision, since the start of the run.
+    ``initial_counts: profile`` starts from the uses in the trace's fit sequences, ``none`` from 0.
+    Experts of an encoder always have 0, because they are loaded once a prompt.
+
+    d is a distance among the S sites of the decoder, where i is the expert's site and I that of the
+    last gate. (Before the first gate, and while an encoder runs, I is the last site.)
+
+    - ``distance: ahead`` is the paper's text: d = (i - I) mod S, how soon site i comes.
+    - ``distance: since`` is its printed formula: d = (I - i) mod S. It first evicts what comes
+      next.
+    - Where d is 0, ``current: last`` takes S instead, because the site has just been visited and
+      comes last. ``current: keep`` evicts its experts after all others.
 
     Source: Yi et al., EdgeMoE, arXiv:2308.14352, section 3.3.3.
     """
@@ -237,9 +244,9 @@ class FrequencyOverDistance(Scored):
 class ActivationRatio(Scored):
     """Lowest ``(ratio + epsilon) * (1 - l / L)`` first, ties lowest key first.
 
-    ``ratio`` is the expert's share of all token uses at its site l, of L, since the sequence began
-    (of several, since the last one began): what has been active will be, and early sites come
-    first.
+    ``ratio`` is the expert's share of all token uses at its site l (of L sites) since the sequence
+    began; with several sequences, since the last of them began. So active experts stay longer, and
+    so do those of early sites.
 
     Source: Xue et al., MoE-Infinity, arXiv:2401.14361; epsilon as in its public code.
     """
@@ -289,8 +296,8 @@ class ActivationRatio(Scored):
 
 
 class VisitCount(Scored):
-    """Most often requested while resident first, ties lowest key first; a count is forgotten on
-    eviction.
+    """Most requests while resident first, ties lowest key first. An eviction forgets the key's
+    count.
 
     Source: the public code of MoE-Infinity of June 2024 (EfficientMoE/MoE-Infinity at 5e096b4),
     which sorts by ``incache_visit_count`` descending: the opposite of LFU.
@@ -316,8 +323,8 @@ class VisitCount(Scored):
 class DecayedLFU(Scored):
     """Smallest decayed count of requests first, ties least recent first.
 
-    A request counts 1 and is worth ``decay`` times as much with each step that follows, whether the
-    key is resident or not.
+    A request counts 1, and ``decay`` times as much after each further step, whether or not the key
+    is resident.
     """
 
     def __init__(
@@ -356,7 +363,7 @@ class DecayedLFU(Scored):
 
     def on_insert(self, key: int, cause: Cause) -> None:
         super().on_insert(key, cause)
-        # A demand has its place since its request.
+        # A demand got its place at its request.
         if cause is not Cause.DEMAND:
             self._touch(key)
 
@@ -366,8 +373,8 @@ class DecayedLFU(Scored):
 
 
 class Random(Scored):
-    """Any resident key, each as likely as the others: drawn anew after every eviction, by a
-    generator of its own.
+    """A resident key at random, each equally likely. The order is drawn anew after every eviction,
+    by a generator of its own.
     """
 
     def __init__(

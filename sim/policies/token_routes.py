@@ -1,4 +1,4 @@
-"""Prediction by the token itself, which is known before the first site."""
+"""A predictor by the token's id, which is known before the first site."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from sim.policies.requires import Arrays, Sample, Shape, Track
 
 
 class TokenRoutes(FittedPredictor):
-    """A table from the token's id to the experts of every site: exact where routing is static (hash
-    layers).
+    """A table from the token's id to the experts of every site. It is exact where routing is static
+    (hash layers).
 
-    ``likeliness`` is the share of the fitted rows of this token that chose the expert; of a token
-    that was never seen, of all rows. ``sites``: how many later sites are forecast at a gate (None:
-    all of the stack). The first site of a stack is never forecast: no gate comes before it.
+    An expert's likeliness is the share of the token's fitted rows that chose it; for a token that
+    was never seen, the share of all rows. ``sites``: how many later sites are forecast at a gate
+    (None: all of the stack). The first site of a stack is never forecast, because no gate comes
+    before it.
 
     Source: Roller et al., hash layers, arXiv:2106.04426 (static routing); EdgeMoE,
     arXiv:2308.14352, section 3.1 (preloading by the token); Du et al., SiDA, arXiv:2310.18859,
@@ -44,8 +45,9 @@ class TokenRoutes(FittedPredictor):
         self.sites = sites
 
     def fit(self, sample: Sample, track: Track = iter) -> dict[str, NDArray[Any]]:
-        """``tokens`` [V] ascending; ``rows`` [V, S] of each that visit a site, ``counts`` [V, S, E]
-        who chose whom; ``all_rows`` [S] and ``all_counts`` [S, E] the same of all rows.
+        """Count choices by token. ``tokens`` [V] are the ids, ascending; ``rows`` [V, S] counts
+        each token's rows that visit a site, ``counts`` [V, S, E] those that chose an expert;
+        ``all_rows`` [S] and ``all_counts`` [S, E] are the same over all rows.
         """
         shape = sample.shape
         if (sample.token < 0).all():
@@ -76,7 +78,7 @@ class TokenRoutes(FittedPredictor):
         all_rows = require_array(arrays, "all_rows", (shape.sites,), "u")
         all_counts = require_array(arrays, "all_counts", (shape.sites, shape.experts), "u")
         self._place = {token: place for place, token in enumerate(tokens.tolist())}
-        # The last entry stands for every token that was never seen.
+        # A last entry, the counts of all rows, serves every token that was never seen.
         self._rows = np.concatenate([rows.astype(np.int64), all_rows[None].astype(np.int64)])
         self._counts = np.concatenate([counts.astype(np.int64), all_counts[None].astype(np.int64)])
 
@@ -86,7 +88,7 @@ class TokenRoutes(FittedPredictor):
             last = min(last, gate.site + self.sites)
         places = [self._place.get(token, len(self._place)) for token in gate.row_token.tolist()]
         for site in range(gate.site + 1, last + 1):
-            # A token seen only in the other stack is as good as never seen in this one.
+            # A token that was seen only in the other stack counts as never seen in this one.
             seen = [place if self._rows[place, site] else len(self._place) for place in places]
             likeliness = self._counts[seen, site] / np.maximum(self._rows[seen, site], 1)[:, None]
             yield from self._forecast(site, shape, likeliness)
