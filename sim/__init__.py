@@ -12,5 +12,5 @@ def __getattr__(name: str) -> object:
     # module is named by a string: an import statement, wherever it stood, would make all of the
     # simulator's code a part of every module's here (`sim.reproduce.keys`).
     if name in ("run", "compare"):
-        return getattr(import_module("sim.answers.face"), name)
+        return getattr(import_module("sim.answers.python"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

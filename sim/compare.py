@@ -17,7 +17,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.answers.comparison import check_comparable, compared, conditions_of
 from sim.answers.comparison_words import answer, table_of
-from sim.answers.face import compare
+from sim.answers.python import compare
 from sim.results.metrics import SCHEMA
 from sim.study.trials import Trial, prepared, trial
 

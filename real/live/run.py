@@ -17,7 +17,7 @@ from real.driver.loop import Driver
 from real.live.asked import asking
 from real.live.batch import check_batches
 from real.live.channels import LiveChannels
-from real.live.eyes import Eyes, read_thresholds
+from real.live.foresight import Eyes, read_thresholds
 from real.live.live import LiveDriver, LiveModel
 from real.live.workload import LivePrompt, LiveWorkload, blank_trace
 from real.setup.execute import watched

@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from real.live.asked import Asked
-from real.live.eyes import Eyes
+from real.live.foresight import Eyes
 from real.store.experts import SwapError
 from sim.policies.base import FloatArray, IntArray
 from sim.traces.forecasts import forecast_cells
@@ -355,7 +355,7 @@ class LiveGate:
     def logits(self) -> FloatArray | None:
         """The scores [R, E] of the site's router."""
         assert self._live.asked is not None
-        return self._live.eyes.scores(self.site, self._live.asked.gate_input)
+        return self._live.foresight.scores(self.site, self._live.asked.gate_input)
 
     @property
     def preferences(self) -> FloatArray | None:

@@ -14,7 +14,7 @@ import torch
 
 from capture.recording.load import load_model, weights_sha256
 from capture.recording.settings import Settings
-from real.live.eyes import Eyes, read_thresholds
+from real.live.foresight import Eyes, read_thresholds
 from real.lossy.loss import Quality, TokenLoss, quality_of
 from real.lossy.mixture import Forward, plain_forward
 from real.lossy.replay import (

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from real.live.asked import Asked
-from real.live.eyes import Eyes
+from real.live.foresight import Eyes
 from real.live.workload import LiveGate, LiveWorkload
 from real.lossy.mixture import Served
 from real.lossy.paused import PausedModel, served_by

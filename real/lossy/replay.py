@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from capture.models.discover import MoELayer
 from capture.models.norms import gate_norms
 from real.live.asked import Asked, asking
-from real.live.eyes import Eyes
+from real.live.foresight import Eyes
 from real.live.workload import LiveWorkload
 from real.lossy.live import LiveRun
 from real.lossy.loss import TokenLoss, token_losses

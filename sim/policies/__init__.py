@@ -3,6 +3,18 @@
 They are pure deciders: they see no clock, tensor, configuration, global randomness or simulator,
 and import the standard library and numpy only. Their contracts are in :mod:`sim.policies.base`.
 The names exported here are public: configurations use them.
+
+| kind | modules |
+|---|---|
+| caches | recency, frequency, scores, adaptive (ARC), popular, belady |
+| of caches | pools (their base class, `Pooled`), quotas (how a budget is shared among sites) |
+| predictors | lookahead, learned, paths, matching, importance, token_routes, references |
+| of predictors | predictors (no prediction), fitted (their base class), row_forecast |
+| precision selectors | precisions, reroutes, profile (what one is fitted with) |
+| placements, payloads | placements, payloads |
+| of all | base (the interfaces), requires (what a policy declares that it needs) |
+
+A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks by a number.
 """
 
 from sim.policies.adaptive import ARC

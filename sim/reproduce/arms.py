@@ -24,7 +24,7 @@ from sim.values.places import CONF
 
 OWN = ("trace", "timing", "calibrated")
 """Words that this module resolves; all others belong to a configuration."""
-WRONG = "sim.reproduce.wrong.AlwaysWrong"
+WRONG = "sim.reproduce.always_wrong.AlwaysWrong"
 
 
 class ArmError(ValueError):

@@ -228,7 +228,7 @@ def wide_sources() -> str:
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("sim/**/*.py")
     ]
-    own = OWN.reached(["sim.reproduce.arms", "sim.reproduce.wrong"])
+    own = OWN.reached(["sim.reproduce.arms", "sim.reproduce.always_wrong"])
     code = [
         (name, OWN.own_digest(name))
         for name in sorted(modules)

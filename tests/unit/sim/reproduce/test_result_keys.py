@@ -119,7 +119,7 @@ def test_every_value_of_a_configuration_is_in_the_key_but_where_things_lie() -> 
         node[place[-1]] = "another"
         assert (key(changed) == key(config)) == (place in free), place
     other_class = deepcopy(config)
-    other_class["cache"]["_target_"] = "sim.reproduce.wrong.AlwaysWrong"
+    other_class["cache"]["_target_"] = "sim.reproduce.always_wrong.AlwaysWrong"
     others = [key(other_class), key(config, trace="u"), key(config, timing=1), key(config, fit="f")]
     assert len({key(config), *others}) == 5
 
@@ -171,7 +171,7 @@ def test_all_code_that_a_run_loads_is_in_its_key(tmp_path: Path) -> None:
         check=True,
     )
     loaded = set(json.loads(done.stdout)) - exports.keys()
-    assert {"sim.engine.engine", "sim.reproduce.wrong"} <= loaded
+    assert {"sim.engine.engine", "sim.reproduce.always_wrong"} <= loaded
     assert loaded <= keys.OWN.reached(["sim.reproduce.measured", *keys.target_modules(config)])
 
 

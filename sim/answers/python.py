@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 from rich.console import Console
 
-from sim.answers import comparison, comparison_words, face_figures
+from sim.answers import comparison, comparison_words, python_figures
 from sim.answers.comparison import Comparison
 from sim.bounds.bounds import MAX, RELAXATION
 from sim.results.frames import Frames
@@ -78,7 +78,7 @@ class SimulatedRun:
 
     def plot(self) -> Any:
         """A matplotlib figure: the time of each decoding step, by its cause, labels above it."""
-        return face_figures.time_by_cause(self._frames, self.summary)
+        return python_figures.time_by_cause(self._frames, self.summary)
 
     def write(self, directory: str | Path) -> None:
         """Write the files that ``python -m sim`` writes, for reports, explanations and audits.
@@ -139,7 +139,7 @@ class ComparedRuns:
 
     def plot(self) -> Any:
         """A matplotlib figure: where the time of either went, and how many times as fast A is."""
-        return face_figures.compared(self.comparison)
+        return python_figures.compared(self.comparison)
 
 
 def run(system: str, /, *words: str, progress: bool = False, **options: object) -> SimulatedRun:

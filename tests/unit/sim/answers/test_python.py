@@ -20,8 +20,8 @@ from matplotlib.text import Text
 
 from sim.answers.comparison import COMPUTE, compared
 from sim.answers.comparison_words import answer
-from sim.answers.face import SimulatedRun, _word, compare, run
-from sim.answers.face_figures import step_parts_ns
+from sim.answers.python import SimulatedRun, _word, compare, run
+from sim.answers.python_figures import step_parts_ns
 from sim.results.paired import TOO_FEW
 from sim.study.trials import trial
 from sim.values.places import ASSETS, ROOT
