@@ -355,7 +355,7 @@ class LiveGate:
     def logits(self) -> FloatArray | None:
         """The scores [R, E] of the site's router."""
         assert self._live.asked is not None
-        return self._live.foresight.scores(self.site, self._live.asked.gate_input)
+        return self._live.eyes.scores(self.site, self._live.asked.gate_input)
 
     @property
     def preferences(self) -> FloatArray | None:
