@@ -1,8 +1,8 @@
 """The base of the decision core: what is there, what may not go, and who gets a slot. Nothing moves
 here.
 
-Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. What a claim
-may evict for it: ``sim.core.protection``. What is above: ``sim.core.transfers``.
+Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. What a
+claim may evict for it: ``sim.core.protection``. What is above: ``sim.core.transfers``.
 """
 
 from __future__ import annotations

@@ -229,7 +229,10 @@ class Controller(Prefetches):
         """What the previous gate leaves: too much in a pool, needs that no pool may have held."""
         if self._trims:
             self._trim()
-        outside, self._outside = self._outside, []
+        held, state = self.staging.holds, self.state
+        # What was on its way to a pool has arrived there since.
+        outside = [key for key in self._outside if held[key] or state[key] > UNUSED]
+        self._outside = []
         self.protection.keep_pins(outside)
         for key in outside:
             self._leave(key)

@@ -10,16 +10,16 @@ States
 Each key (a variant: an expert at a precision) of the device is in one of three states. They say who
 may evict it. They do not say whether it is there: a need is pinned while it is still on its way.
 
-======  ===================================================  ========================================
-state   which keys                                           who may evict it, once it is resident
-======  ===================================================  ========================================
-FREE    all others                                           every claim
-MASKED  named by the last forecast for their site            a demand, after all free keys; with
-                                                             ``demand_evicts: unmasked`` nobody
-PINNED  needs of the current gate that have been admitted    nobody
-        and are not over (a masked key may be pinned, too:
-        then it counts as pinned)
-======  ===================================================  ========================================
+======  ==================================================  ====================================
+state   which keys                                          who may evict it when it is resident
+======  ==================================================  ====================================
+FREE    all others                                          every claim
+MASKED  named by the last forecast for their site           a demand, after all free keys; with
+                                                            ``demand_evicts: unmasked`` nobody
+PINNED  needs of the current gate that have been admitted   nobody
+        and are not over (a masked key that is pinned, too,
+        counts as pinned)
+======  ==================================================  ====================================
 
 A prefetch is a guess, so it evicts nothing that another guess has named: otherwise two prefetches
 could evict each other's variants for ever. A demand is certain, so it takes guesses where it must,
@@ -37,8 +37,9 @@ Transitions
    site: only the newest guess counts.
 5. All forecasts are forgotten (`forget_masks`), with ``queue: replace``: the forecasts of each gate
    replace those of all gates before it, whatever their sites.
-6. Only the needs that no pool holds stay pinned (`keep_pins`) while they leave, one by one, at the
-   next gate. Each is offered to its pool while those after it still count as asked for.
+6. The needs of a gate are over when the next gate begins. Those that no pool holds stay pinned
+   (`keep_pins`) until they have left staging one by one (`unpin`). The policy has heard that they
+   were asked for and not yet that they are gone, so that it would name them as victims.
 
 No transition evicts anything. A key that is no longer protected stays until some claim takes it.
 
@@ -95,7 +96,7 @@ class Protection:
         self._is_stale = True
 
     def keep_pins(self, keys: Sequence[int]) -> None:
-        """Release all pins but those of ``keys``."""
+        """Release all pins but those of these ``keys``, which are pinned."""
         self.pins = list(keys)
         self._is_stale = True
 
