@@ -112,21 +112,11 @@ class Engine(Stream):
         self.services: list[int] = []
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
-        host, loader, selector = durations.host, controller.loader, controller.selector
+        host = durations.host
         self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
-        # A constant selector never skips: what waits for nothing is all there, and computed one
-        # after another; and the needs of one row always fit.
-        self._is_simple = (
-            self.is_arithmetic
-            and len(controller.geometry.precisions) == 1
-            and selector.constant is not None
-            and controller.placement.constant is not None
-            and not any(vars(host).values())
-            and not controller.predicts_later
-            and not loader.dense_slots
-            and not loader.staging_slots
-            and loader.replay_unit == "union"
-        )
+        # See ``sim.core.simple``: what an engine adds to it.
+        has_host_time = any(vars(host).values())
+        self._is_simple = controller.simple.gates and self.is_arithmetic and not has_host_time
         self._links: Sequence[Link] = self._make_links()
         # What every call asks of its links, in one piece.
         self._polled = [
