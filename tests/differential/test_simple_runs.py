@@ -17,7 +17,7 @@ from differential.test_engine_against_reference import MIXTURE, PLAIN, given
 from sim.core import controller
 from sim.core.controller import Controller
 from sim.core.simple import Simple
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.values.record import Record
 
 SEEDS = {PLAIN: 60, MIXTURE: 10, "chunks": 8}
