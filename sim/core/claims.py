@@ -169,9 +169,8 @@ class Claims:
             if self._writes_back:
                 transfer.write_back = victims
             self._evict(victims)
-            if transfer.number >= 0:
-                self._note_evictions(victims, key)
-            # Else its issue, which follows at once, names the first and notes the others.
+            # The row of a first issue, which follows at once, names the first of them.
+            self._note_evictions(victims if transfer.number >= 0 else victims[1:], key)
         return True
 
     def _has_claim(self, transfer: Transfer, link: int) -> bool:

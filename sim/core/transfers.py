@@ -367,7 +367,6 @@ class Transfers(Claims):
             transfer.number = len(self.issued)
             self.issued.append(transfer)
             self.events += (self.calls, ISSUE, key, victims[0] if victims else -1)
-            self._note_evictions(victims[1:], key)
         if self._chunked:
             self._on_link[link].append(transfer)
         return transfer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from sim.core.controller import Controller
 from sim.core.simple import Simple
 from sim.engine.simulate import simulate
 from sim.values.record import Record
+from sim.values.types import Event
 
 SEEDS = {PLAIN: 60, MIXTURE: 10, "chunks": 8}
 """Of each other feature 4."""
@@ -46,10 +48,15 @@ class Ran:
         return self.record
 
     @property
-    def log(self) -> dict[str, list[int]]:
+    def log(self) -> dict[str, list[Any]]:
+        """The decision log. A claim of several victims writes its rows after the row of its issue
+        in the short way, and before it in the full one: they are compared on their own.
+        """
         one = self.controller
+        events = list(zip(*(one.events[i::4] for i in range(4)), strict=True))
         return {
-            "events": one.events,
+            "events": [row for row in events if row[1] != Event.EVICT],
+            "evictions": [row for row in events if row[1] == Event.EVICT],
             "gate_calls": one.gate_calls,
             "wave_calls": one.wave_calls,
             "lookup_keys": one.lookup_keys,
