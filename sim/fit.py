@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import Progress
 
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.fitting.artefact import write_artefact
 from sim.fitting.cache_weights import (
     Fit,

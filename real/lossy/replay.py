@@ -32,7 +32,7 @@ from real.lossy.texts import Reading, Text, following, texts_of_trace
 from real.lossy.variants import Variants
 from real.store.experts import ModelForm, expert_forms, swapped_experts
 from sim.bounds.bounds import lower_bounds
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.policies.base import FloatArray, IntArray
 from sim.results.frames import Frames
 from sim.results.metrics import summarise

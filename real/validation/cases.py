@@ -20,7 +20,7 @@ from real.setup.prepare import Prepared, Request, prepare_replay, read_request
 from real.validation.conformance import NonconformanceError, conform
 from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_of
 from real.validation.judge import Case
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.costs import Durations
 from sim.results.calls import replay
 from sim.results.frames import Frames

@@ -128,6 +128,7 @@ def conform(
         lengths,
         tie_ns,
     )
+    engine.begin()
     order.run(until=engine.done)
     if len(guided.log) < len(recording.calls):
         raise NonconformanceError(str(Difference(recording.calls[len(guided.log)], None)))

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from sim.core.controller import Controller
 from sim.core.loader import Loader
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.costs import FixedDurations
 from sim.policies.base import CachePolicy
 from sim.policies.placements import Load

@@ -168,7 +168,9 @@ class Claims:
             transfer.victims = victims
             if self._writes_back:
                 transfer.write_back = victims
-            self._evict(victims, key, named=0 if transfer.number >= 0 else 1)
+            self._evict(victims)
+            # The row of a first issue, which follows at once, names the first of them.
+            self._note_evictions(victims if transfer.number >= 0 else victims[1:], key)
         return True
 
     def _has_claim(self, transfer: Transfer, link: int) -> bool:
@@ -189,24 +191,26 @@ class Claims:
             return not self.staging.is_full or self.staging.first_but(self.protection.pins) >= 0
         return self.protection.could_claim(transfer.key)
 
-    def _evict(self, victims: Sequence[int], key: int, named: int) -> None:
-        """Evict for ``key``; the first ``named`` of them stand in the row of its issue."""
+    def _evict(self, victims: Sequence[int]) -> None:
         state, cache = self.state, self.cache
         for victim in victims:
             if state[victim]:
                 self._transfer_of[victim].outcome = EVICTED_UNUSED
             state[victim] = ABSENT
             cache.on_evict(victim)
-        if len(victims) > named:
-            for victim in victims[named:]:
-                self.events += (self.calls, EVICT, victim, key)
+
+    def _note_evictions(self, victims: Sequence[int], key: int) -> None:
+        """Write down what was evicted for ``key`` (-1: for nobody) and stands in no issue's row."""
+        for victim in victims:
+            self.events += (self.calls, EVICT, victim, key)
 
     def _trim(self) -> None:
         """``retention: after_batch``: evict what the last batch left over the capacity."""
         victims = self.protection.excess()
         for victim in victims:
             self.slots.release(victim)
-        self._evict(victims, -1, named=0)
+        self._evict(victims)
+        self._note_evictions(victims, -1)
 
     # ---- staging
 
@@ -265,7 +269,8 @@ class Claims:
 
     def _enter(self, key: int, victims: Sequence[int]) -> None:
         """A staged variant goes into its pool, where its slot has been claimed."""
-        self._evict(victims, key, named=0)
+        self._evict(victims)
+        self._note_evictions(victims, key)
         self.staging.take(key)
         self.cache.on_insert(key, PREFETCH)
 

@@ -19,6 +19,7 @@ from sim.core.loader import Loader
 from sim.core.prefetches import Prefetches
 from sim.core.ram import HIT, MISS
 from sim.core.rerouting import Serving, serve
+from sim.core.simple import how_simple
 from sim.core.slots import ABSENT, QUEUED, RESIDENT, UNUSED
 from sim.core.transfer import Transfer
 from sim.policies.base import (
@@ -60,7 +61,6 @@ class Controller(Prefetches):
         "_extras",
         "_has_extras",
         "_looking_up",
-        "_plain",
         "_trims",
         "_wanted",
         "admitted",
@@ -96,6 +96,7 @@ class Controller(Prefetches):
             ram_cache,
             predicts_later,
             dense_bytes,
+            how_simple(geometry, selector, placement, loader, route, predicts_later),
         )
         self.placement = placement
         self._loads_all = placement.constant == Place.LOAD
@@ -111,15 +112,12 @@ class Controller(Prefetches):
 
     def _prepare_gates(self) -> None:
         loader, geometry = self.loader, self.geometry
-        one_at_a_time = loader.replay_unit == "access"
-        overflows = loader.retention == "after_batch"
-        one_variant = self.selector.constant == 0 and len(geometry.precisions) == 1
-        self._plain = one_variant and self._loads_all and not self._stages and self.payload.whole
+        self._one_at_a_time = loader.replay_unit == "access"
+        self._trims = loader.retention == "after_batch"
         # Unions up to this size fit whatever their pools: the common gate skips the accounting of
         # waves.
-        fit = 1 if one_at_a_time else min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
-        self._common_size = fit if self._plain and not overflows else -1
-        self._one_at_a_time, self._trims = one_at_a_time, overflows
+        fit = min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
+        self._common_size = fit if self.simple.gates else -1
         # What happens at a gate besides lookups and forecasts.
         self._extras = self.ram, loader.dense_slots > 0, self.predicts_later, self._learns
         self._has_extras = any(self._extras)
@@ -341,7 +339,7 @@ class Controller(Prefetches):
             return self._record_rerouted(outcomes, first), waits
         self.lookup_keys += admitted
         self.lookup_outcomes += outcomes
-        if not self._plain:
+        if not self.simple.gates:
             self.lookup_wanted += wanted
         return outcomes, waits
 
@@ -370,7 +368,7 @@ class Controller(Prefetches):
         """
         outcomes: list[int] = []
         waits: dict[int, Transfer] = {}
-        state, is_simple = self.state, self._is_simple
+        state, is_simple = self.state, self._moves_simply
         for key in keys:
             found = state[key]
             if found == RESIDENT:

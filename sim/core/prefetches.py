@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from sim.core.loader import Loader
+from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, UNUSED
 from sim.core.transfer import Transfer
 from sim.core.transfers import CANCELLED, Transfers
@@ -72,20 +73,20 @@ class Prefetches(Transfers):
         ram_cache: CachePolicy | None,
         predicts_later: bool,
         dense_bytes: Sequence[int],
+        simple: Simple,
     ) -> None:
-        super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes)
+        super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes, simple)
         self.predictor, self.selector, self.predicts_later = predictor, selector, predicts_later
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(geometry.sites)]
         budget = loader.prefetch_budget
         self._cancels_all = budget == "until_next_gate"
-        one_variant = selector.constant == 0 and len(geometry.precisions) == 1
         # What every forecast goes by, in one piece: it is unpacked faster than seven attributes are
         # found.
         self._forecasting = (
             self.state,
             self.protection.mask,
-            one_variant,
-            one_variant and self._is_simple,
+            simple.one_variant,
+            simple.one_variant and simple.moves,
             loader.queue == "replace",
             budget if isinstance(budget, int) else -1,  # never used up
             loader.depth == "first_missing",
@@ -138,7 +139,7 @@ class Prefetches(Transfers):
     def _cancel_passed(self, site: int, serving: Sequence[int]) -> None:
         """Cancel waiting prefetches that this gate has overtaken."""
         of_site = self._prefetches_of[site]
-        if self._is_simple and not self._cancels_all:
+        if self._moves_simply and not self._cancels_all:
             for transfer in of_site:
                 if transfer.waits and not transfer.cancelled and transfer.key not in serving:
                     break
@@ -156,7 +157,7 @@ class Prefetches(Transfers):
                     break
         # What serves this gate is no longer stale; only on a long or chunked way may what has
         # started wait again.
-        kept = [] if self._is_simple else [t for t in of_site if not t.over and not t.cancelled]
+        kept = [] if self._moves_simply else [t for t in of_site if not t.over and not t.cancelled]
         self._prefetches_of[site] = kept
         self._drop_cancelled()
 

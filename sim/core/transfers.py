@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from sim.core.claims import DEMAND, DROPPED, PREFETCH, Claims
 from sim.core.loader import Loader
+from sim.core.simple import Simple
 from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
 from sim.core.transfer import Transfer
 from sim.policies.base import CachePolicy, Payload
@@ -36,7 +37,7 @@ class Transfers(Claims):
     __slots__ = (
         "_chunked",
         "_demands",
-        "_is_simple",
+        "_moves_simply",
         "_on_link",
         "_outermost",
         "_prefetches",
@@ -54,15 +55,15 @@ class Transfers(Claims):
         route: Route,
         ram_cache: CachePolicy | None,
         dense_bytes: Sequence[int],
+        simple: Simple,
     ) -> None:
         super().__init__(geometry, cache, loader, payload, route, ram_cache)
+        self.simple, self._moves_simply = simple, simple.moves
         self.dense_bytes = dense_bytes
         self.issued: list[Transfer] = []
         self._never_issued = [0] * len(PrefetchOutcome)
         self._prepare_queues()
         self._prepare_dense()
-        is_usual = not (self._chunked or self._stages or loader.dense_slots)
-        self._is_simple = self._outermost == 0 and is_usual
 
     def _prepare_queues(self) -> None:
         links, loader = self.route.links, self.loader
@@ -127,7 +128,7 @@ class Transfers(Claims):
         the same call.
         """
         self.calls += 1
-        if self._is_simple:
+        if self._moves_simply:
             key = transfer.key
             if transfer.prefetch:
                 self.state[key] = RESIDENT if transfer.urgent else UNUSED
@@ -146,7 +147,7 @@ class Transfers(Claims):
     def poll(self, link: int) -> Transfer | None:
         """The next transfer to issue on a link that has room, or None."""
         self.calls += 1
-        return self._issue_simply() if self._is_simple else self._issue(link)
+        return self._issue_simply() if self._moves_simply else self._issue(link)
 
     def head_done(self, link: int, transfer: Transfer) -> None:
         """The next link inwards may begin with what this one is still serving (cut-through)."""
@@ -183,7 +184,7 @@ class Transfers(Claims):
     def _queue(self, key: int, prefetch: bool, moved_bytes: int) -> Transfer:
         """Queue an absent key on the first link of its route."""
         transfer = Transfer(key, prefetch, moved_bytes, self.calls)
-        if not self._is_simple:
+        if not self._moves_simply:
             link = self._begin_link(key)
             if link:
                 transfer.link = transfer.first_link = link
@@ -341,7 +342,9 @@ class Transfers(Claims):
                 transfer.victims = victims
                 if self._writes_back:
                     transfer.write_back = victims
-                self._evict(victims, key, named=1)
+                self._evict(victims)
+                if len(victims) > 1:
+                    self._note_evictions(victims[1:], key)
             return transfer
         return None
 

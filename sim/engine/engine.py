@@ -1,74 +1,20 @@
-"""The simulator: a SimPy driver around the controller.
+"""The engine: a run's walk through steps, sites and gates, with its links, on top of the stream.
 
-SimPy is the clock and the event heap; the links (``sim.engine.links``) and the compute stream
-(``sim.engine.stream``) are callback state machines with events that are armed again and again. One
-heap event a gate, one a hop of a transfer, one a need of a union served in waves, one where a
-sequence ends or begins; everything else is arithmetic. Equal times are ordered by the contract
-(contract C14) through the priority of ``Environment.schedule``.
+How a run goes as a whole: ``sim.engine.simulate``.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 
 from sim.core.controller import Controller
-from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock, StuckError
+from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.engine.links import SERVICE, Link, make_link
 from sim.engine.stream import Stream
-from sim.machine.costs import ContendedDurations, Durations
-from sim.values.record import HOST_TIME, NO_REQUEST, Record
+from sim.machine.costs import Durations
+from sim.values.record import HOST_TIME, NO_REQUEST
 from sim.values.types import Step
 from sim.workload.steps import Workload
-
-
-def simulate(
-    controller: Controller,
-    workload: Workload,
-    durations: Durations,
-    progress: Callable[[int], None] | None = None,
-) -> Record:
-    """Run the workload to its end. ``progress`` is told the number of steps done, about every
-    hundredth.
-    """
-    env = Clock()
-    kind = Engine
-    if isinstance(durations, ContendedDurations) and durations.contention is not None:
-        # It is made of this one.
-        from sim.engine.contended import ContendedEngine
-
-        kind = ContendedEngine
-    engine = kind(env, controller, workload, durations, progress)
-    # The run makes no reference cycles, and its growing columns would be scanned again and again.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        env.run(until=engine.done)
-        controller.finish()
-    except StuckError as error:
-        raise ValueError(_why_stuck(controller, error)) from error
-    finally:
-        if collecting:
-            gc.enable()
-    return engine.record
-
-
-def _why_stuck(controller: Controller, error: StuckError) -> str:
-    """Only a cache policy can do that: a demand waits for as long as no victim is named for it."""
-    waiting = [
-        transfer
-        for demands, _ in controller.queues
-        for transfer in demands
-        if not transfer.cancelled
-    ]
-    if not waiting:
-        return str(error)
-    return (
-        f"{type(controller.cache).__name__} names too few victims for"
-        f" {controller.geometry.name_of(waiting[0].key)}: no demand can be served any more, and the"
-        " run cannot end. `victims` must name every resident key that is not blocked; pytest"
-        " tests/property/test_policy_contracts.py says what else a policy in conf/cache must do"
-    )
 
 
 class Engine(Stream):
@@ -112,21 +58,11 @@ class Engine(Stream):
         self.services: list[int] = []
         self.done = env.event()
         self._progress, self._stride = progress, max(1, len(workload.steps) // 100)
-        host, loader, selector = durations.host, controller.loader, controller.selector
+        host = durations.host
         self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
-        # A constant selector never skips: what waits for nothing is all there, and computed one
-        # after another; and the needs of one row always fit.
-        self._is_simple = (
-            self.is_arithmetic
-            and len(controller.geometry.precisions) == 1
-            and selector.constant is not None
-            and controller.placement.constant is not None
-            and not any(vars(host).values())
-            and not controller.predicts_later
-            and not loader.dense_slots
-            and not loader.staging_slots
-            and loader.replay_unit == "union"
-        )
+        # See ``sim.core.simple``: what an engine adds to it.
+        has_host_time = any(vars(host).values())
+        self._is_simple = controller.simple.gates and self.is_arithmetic and not has_host_time
         self._links: Sequence[Link] = self._make_links()
         # What every call asks of its links, in one piece.
         self._polled = [
@@ -153,6 +89,9 @@ class Engine(Stream):
         self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
         self._awaited_block = -1
         self._step: Step | None = None
+
+    def begin(self) -> None:
+        """Begin the first step, at time 0; the clock does the rest."""
         self._go_on(0)
 
     # ---- calls of the controller

@@ -83,7 +83,7 @@ class Link:
         self._service = -1  # row of the service in progress
         self._forwards = route.head_bytes[index] > 0
         self._chunk_bytes = None if self._forwards else loader.chunk_bytes
-        self._is_alone = route.links == 1 and loader.chunk_bytes is None and not loader.dense_slots
+        self._moves_simply = self.controller.simple.moves
         # Where only bytes decide how long a service takes, and nothing happens before its end.
         is_plain = type(self) in (Link, ChunkedLink) and not (self._forwards or loader.write_back)
         self._plain_ns = self._hop_ns if is_plain else {}
@@ -183,7 +183,7 @@ class Link:
         if issued:
             self._serve(issued[0], now)
         machine = self.machine
-        if self._is_alone:
+        if self._moves_simply:
             if key in self._awaited:
                 machine.arrive(key, transfer.number, now)
             return

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.process.shared import Shared
 from sim.reproduce.durations import Timing, timed
 from sim.results.frames import Frames

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from sim.bounds.bounds import MAX, lower_bounds
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.results.frames import Frames
 from sim.results.metrics import summarise
 from sim.results.run import Run

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from sim.core.controller import Controller
 from sim.core.loader import Loader
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.costs import FixedDurations
 from sim.policies.base import CachePolicy
 from sim.policies.frequency import LFU

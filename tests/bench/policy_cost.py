@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from engine_speed import timeouts_per_s
 from hydra import compose, initialize_config_dir
 
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy, Gate
 from sim.policies.frequency import LFU

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 import capture.fit
 import sim.fit
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.traces.synthesis import PRESETS, synthesize

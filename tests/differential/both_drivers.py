@@ -12,7 +12,7 @@ import polars as pl
 
 from real.driver.device import NullDevice
 from real.driver.loop import drive
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.results.calls import RecordedController, RecordedWorkload, first_difference, replay
 from sim.results.frames import Frames
 from sim.results.run import Run

@@ -145,7 +145,7 @@ def claimed_at_queueing(patch: Patch) -> None:
         return transfer
 
     patch.setattr(Controller, "_queue", mutant)
-    patch.setattr(Controller, "_is_simple", always(False))
+    patch.setattr(Controller, "_moves_simply", always(False))
 
 
 def promotion_lost(patch: Patch) -> None:

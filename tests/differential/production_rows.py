@@ -17,7 +17,7 @@ from differential.rows import (
 from differential.scenario import Scenario
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.results.stalls import split_stalls
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 from sim.values.types import Outcome, PrefetchOutcome

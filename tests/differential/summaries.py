@@ -15,7 +15,7 @@ from differential.production import ScenarioDurations, ScenarioWorkload, Schedul
 from differential.scenario import Scenario, Step
 from sim.audit.files import RunFiles
 from sim.bounds.bounds import Bounds
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.policies.predictors import NoPrediction
 from sim.results.frames import Frames
 from sim.results.metrics import summarise

@@ -317,6 +317,7 @@ class Machine:
             Alarm(self.env, lambda _, index=index: self.submit(index)).set(
                 submission.at_ns, GATE + index
             )  # type: ignore[misc]
+        self.engine.begin()
         self.env.alarms = 0
         self.env.run(until=self.env.timeout(LONG_NS))
         self.controller.finish()

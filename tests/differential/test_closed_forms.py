@@ -19,7 +19,7 @@ from differential.rows import Timeline
 from differential.scenario import Batching, Link, Loader, Need, Placement, Request, Row, Scenario
 from sim.core.controller import Controller
 from sim.core.loader import Loader as RunLoader
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.costs import Durations, FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed

@@ -23,7 +23,7 @@ from differential.scenario import Cache, Scenario, random_scenario
 from real.driver.device import NullDevice
 from real.driver.loop import drive
 from sim.core.controller import Controller
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.costs import Durations
 from sim.results.calls import (
     Call,

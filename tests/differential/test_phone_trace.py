@@ -51,7 +51,7 @@ import pytest
 from capture.import_trace import main
 from sim.core.controller import Controller
 from sim.core.loader import Loader
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.costs import FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed

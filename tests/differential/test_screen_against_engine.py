@@ -14,7 +14,7 @@ import pytest
 
 from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
 from differential.scenario import Host, Scenario, random_scenario
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.screening.times import second_pass
 from sim.values.types import Outcome

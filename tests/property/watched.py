@@ -19,7 +19,7 @@ from differential.rows import LookupRow, Timeline
 from differential.scenario import Need, Scenario, Step, random_scenario
 from sim.core.controller import Controller
 from sim.core.slots import IN_FLIGHT, RESIDENT, UNUSED, Slots
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.policies.base import CachePolicy
 from sim.results.calls import KINDS
 from sim.values.record import Record

@@ -20,7 +20,7 @@ from real.calibration.write import Machine, hardware_text
 from real.cuda.runtime import CudaRuntime
 from real.setup.prepare import Prepared, prepare_replay
 from real.validation.cases import request_of
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.setup.build import build
 from sim.setup.configure import configure
 from sim.setup.sections import make_object

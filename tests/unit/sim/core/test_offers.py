@@ -53,9 +53,9 @@ def gate(site: int, *keys: int) -> Any:
 
 
 def test_a_late_prefetch_that_has_arrived_in_its_pool_makes_room_when_its_gate_is_over() -> None:
-    """2 is on its way into the pool, in 0's place, when it is asked for before 1; 3 is staged.
+    """2 is on its way into the pool, in 0's place, when 3, 2 and 1 are asked for. 3 is staged.
 
-    At the next gate 3 is offered. Nothing is pinned any more, so that the least recent goes: 2.
+    At the next gate 3 is offered. Neither 2 nor 1 is pinned any more, and 2 is the less recent.
     """
     one = Controller(
         GEOMETRY,
@@ -68,8 +68,8 @@ def test_a_late_prefetch_that_has_arrived_in_its_pool_makes_room_when_its_gate_i
     one.gate(gate(1))
     prefetch = one.poll(0)
     assert prefetch is not None
-    outcomes, _ = one.gate(gate(0, 2, 1, 3))
-    assert outcomes == [Outcome.LATE, Outcome.HIT, Outcome.MISS]
+    outcomes, _ = one.gate(gate(0, 3, 2, 1))
+    assert outcomes == [Outcome.MISS, Outcome.LATE, Outcome.HIT]
     _, demand = one.transfer_done(0, prefetch)
     assert demand is not None
     one.transfer_done(0, demand)

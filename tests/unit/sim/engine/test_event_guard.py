@@ -17,7 +17,8 @@ from differential.production import ScenarioDurations, ScenarioWorkload, control
 from differential.scenario import Scenario, random_scenario
 from sim.core.controller import Controller
 from sim.engine.clock import Clock, Entry
-from sim.engine.engine import Engine, simulate
+from sim.engine.engine import Engine
+from sim.engine.simulate import simulate
 from sim.setup.build import build
 from sim.traces.trace import Trace
 from sim.values.record import NO_REQUEST, Record
@@ -47,7 +48,7 @@ def counted() -> Iterator[list[int]]:
             super().schedule(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sim.engine.engine.Clock", CountingClock)
+        patch.setattr("sim.engine.simulate.Clock", CountingClock)
         yield count
 
 

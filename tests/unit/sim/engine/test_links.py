@@ -18,9 +18,10 @@ from differential.production import ScenarioDurations, ScenarioWorkload, control
 from differential.production_rows import run
 from differential.rows import Timeline
 from differential.scenario import Link, Loader, Scenario, Step
-from sim.engine.engine import Engine, simulate
+from sim.engine.engine import Engine
 from sim.engine.links import ChunkedLink, SharedLink, make_link
 from sim.engine.links import Link as PlainLink
+from sim.engine.simulate import simulate
 
 WIDE: dict[str, Any] = {"variant_bytes": (4,), "service_ns": (1,)}
 """Settings for variants of four bytes."""
@@ -396,7 +397,7 @@ def links_of(scenario: Scenario) -> list[PlainLink]:
             engines.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sim.engine.engine.Engine", Kept)
+        patch.setattr("sim.engine.simulate.Engine", Kept)
         simulate(controller, workload, ScenarioDurations(scenario, workload))  # type: ignore[arg-type]
     (engine,) = engines
     return [make_link(engine, index) for index in range(scenario.hops)]

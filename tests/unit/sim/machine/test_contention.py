@@ -9,7 +9,7 @@ import pytest
 
 from sim.engine.clock import NEED_DONE, TRANSFER_END, Alarm, Clock
 from sim.engine.contest import Contest, Draw
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
 from sim.machine.costs import Roofline
 from sim.machine.hardware import Hardware, SharedMemory

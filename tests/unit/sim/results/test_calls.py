@@ -25,7 +25,7 @@ from differential.scenario import (
     Step,
 )
 from sim.core.controller import Controller
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.results.calls import (
     KINDS,
     Call,

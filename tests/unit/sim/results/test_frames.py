@@ -11,7 +11,7 @@ import pytest
 
 from sim.core.controller import Controller
 from sim.core.loader import Loader
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.machine.costs import FixedDurations
 from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed

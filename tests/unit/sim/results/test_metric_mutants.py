@@ -17,7 +17,7 @@ from sim.audit.__main__ import audit
 from sim.audit.files import RunFiles
 from sim.audit.rules import flat
 from sim.bounds.bounds import Bounds, lower_bounds
-from sim.engine.engine import simulate
+from sim.engine.simulate import simulate
 from sim.results import metrics
 from sim.results.frames import Frames
 from sim.results.run import Run

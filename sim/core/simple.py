@@ -1,0 +1,86 @@
+"""Simple runs: what a run must leave out so that shorter code decides the same.
+
+Most runs use few of the loader's features. For them the decision core and the engine have *short
+ways*: the same steps in one piece, without the questions whose answers are known before the run.
+They are worth it: in full, a run of ``tests/bench/engine_speed.py`` takes twice as many
+instructions.
+
+This file is the only place that says when a short way may be taken (`how_simple`). It answers for
+three things, because they do not depend on each other: a run whose transfers take two links still
+has simple gates. Each line names what makes a run *not* simple, and why it would matter.
+
+``one_variant``: a wanted variant can only be served by itself.
+
+- Several precisions, or a selector that may skip a need, send it elsewhere, or name another
+  precision: then the serving key must be looked for.
+
+``gates``: a gate's needs are looked up, loaded and computed as they stand. Beside ``one_variant``:
+
+- A placement other than LOAD: an absent need may be computed on the CPU, or be left out.
+- Staging slots: a need may be served from outside its pool, and must leave again. (Moves of parts
+  and policies that refuse need staging, so that they are excluded here, too.)
+- ``retention: after_batch``: what exceeds the capacity is trimmed at each gate.
+- ``replay_unit: access``: each need waits for its own wave.
+- Streamed dense blocks: a gate frees a block and queues another one.
+- Predictions with a latency: a gate's forecasts take effect later, at an event of their own.
+
+In what remains every admitted need is a hit, or waits for a transfer. The needs of a row fit their
+pools, so that they are admitted at once. (A union of several rows may not fit: the controller still
+compares its size, and serves it in full where it may not.) So the policies hear the same calls in
+the same order. An engine adds what it alone knows: there must be no host time at a gate, and a
+need's computation must take a time that is known when it begins (no contention). Then a gate's end
+is a sum.
+
+``moves``: a transfer is queued, issued and arrives, each once.
+
+- Several links (a managed RAM tier needs two): it is queued again after each hop.
+- Chunks: it may be cut, and wait again.
+- Staging slots: it may land outside the pools.
+- Streamed dense blocks: they are transfers without a claim.
+
+In what remains nothing that has started waits, so that no waiting transfer is urgent or holds a
+claim. A transfer that ends has arrived in its pool. Only the one link can have anything to issue.
+
+``tests/differential/test_simple_runs.py`` runs random scenarios both ways and compares all rows. One
+difference is known, and kept so that the files of runs stay what they were: where a claim has
+several victims, the rows of all but the first follow the issue's row in the short way, and stand
+before it in the full one. They have the same call number.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.core.loader import Loader
+from sim.policies.base import Placement, PrecisionSelector
+from sim.values.types import Geometry, Place, Route
+
+
+class Simple(NamedTuple):
+    """Which short ways a run may take; the module says what each means."""
+
+    one_variant: bool
+    gates: bool
+    moves: bool
+
+
+def how_simple(
+    geometry: Geometry,
+    selector: PrecisionSelector,
+    placement: Placement,
+    loader: Loader,
+    route: Route,
+    predicts_later: bool,
+) -> Simple:
+    """Which short ways this run may take."""
+    stages, streams = loader.staging_slots > 0, loader.dense_slots > 0
+    one_variant = len(geometry.precisions) == 1 and selector.constant == 0
+    gates = (
+        one_variant
+        and placement.constant == Place.LOAD
+        and loader.retention == "strict"
+        and loader.replay_unit == "union"
+        and not (stages or streams or predicts_later)
+    )
+    moves = route.links == 1 and loader.chunk_bytes is None and not (stages or streams)
+    return Simple(one_variant, gates, moves)

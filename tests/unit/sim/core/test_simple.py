@@ -1,0 +1,64 @@
+"""Which features make a run not simple, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.loader import Loader
+from sim.core.simple import Simple, how_simple
+from sim.policies.placements import AbsentOnCpu, Load
+from sim.policies.precisions import Fixed, ScoreThreshold
+from sim.values.types import Geometry, Route
+
+PLAIN: dict[str, Any] = {
+    "geometry": Geometry(2, 3, 1, ("fp16",), (16.0,), (4,), 12),
+    "selector": Fixed("fp16"),
+    "placement": Load(),
+    "loader": Loader(),
+    "route": Route(),
+    "predicts_later": False,
+}
+TWO_PRECISIONS = Geometry(2, 3, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 12)
+TWO_LINKS = Route((1, 1), (0, 0))
+ALL = Simple(one_variant=True, gates=True, moves=True)
+
+
+def test_a_run_that_uses_nothing_special_is_simple_in_every_respect() -> None:
+    assert how_simple(**PLAIN) == ALL
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"geometry": TWO_PRECISIONS}, {"one_variant", "gates"}),
+        ({"selector": ScoreThreshold("fp16", "int4", 0.5, 0.8)}, {"one_variant", "gates"}),
+        ({"placement": AbsentOnCpu()}, {"gates"}),
+        ({"predicts_later": True}, {"gates"}),
+        ({"loader": Loader(retention="after_batch")}, {"gates"}),
+        ({"loader": Loader(replay_unit="access")}, {"gates"}),
+        ({"loader": Loader(staging_slots=1)}, {"gates", "moves"}),
+        ({"loader": Loader(dense_slots=1)}, {"gates", "moves"}),
+        ({"loader": Loader(chunk_bytes=1)}, {"moves"}),
+        ({"route": TWO_LINKS}, {"moves"}),
+    ],
+    ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else "",
+)
+def test_each_feature_takes_away_the_short_ways_that_it_would_make_wrong(
+    changes: dict[str, Any], lost: set[str]
+) -> None:
+    found = how_simple(**PLAIN | changes)
+    assert {part for part, may in found._asdict().items() if not may} == lost
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        Loader(depth="first_missing", queue="replace", prefetch_order="likeliest"),
+        Loader(cancel_stale=False, demand_first=False, in_flight=2, wait="as_ready"),
+        Loader(prefetch_budget="until_next_gate", write_back=True),
+    ],
+)
+def test_what_only_orders_prefetches_or_times_leaves_a_run_simple(loader: Loader) -> None:
+    assert how_simple(**PLAIN | {"loader": loader}) == ALL
