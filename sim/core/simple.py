@@ -41,8 +41,8 @@ is a sum.
 In what remains nothing that has started waits, so that no waiting transfer is urgent or holds a
 claim. A transfer that ends has arrived in its pool. Only the one link can have anything to issue.
 
-``tests/differential/test_simple_runs.py`` runs random scenarios both ways and compares all rows. One
-difference is known, and kept so that the files of runs stay what they were: where a claim has
+``tests/differential/test_simple_runs.py`` runs random scenarios both ways and compares all rows.
+One difference is known, and kept so that the files of runs stay what they were: where a claim has
 several victims, the rows of all but the first follow the issue's row in the short way, and stand
 before it in the full one. They have the same call number.
 """

@@ -43,6 +43,7 @@ FEATURES = (
     "site_bytes",
     "cpu",
     "after_batch",
+    "spared_forecasts",
     "per_access",
     "host",
     "prediction_latency",
@@ -60,7 +61,6 @@ FEATURES = (
     "own_site",
     "short_pools",
     "held_bytes",
-    "spared_forecasts",
 )
 RIVALS = "rivals"
 """Parties that hold each other up. Only the simulator is told of it: a device's own do so by

@@ -149,10 +149,10 @@ def tell_results_in_pairs(self: Driver, key: int) -> None:
 
 BROKEN: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "serves the last first": (Links, "_go_on", serve_the_last, "two_hops"),
-    "computes the last first": (Needs, "take", compute_the_last, "refusals"),
+    "computes the last first": (Needs, "take", compute_the_last, "plain"),
     "never hands on from a head": (Links, "_head_ns", never_hand_on, "cut_through"),
     "never cuts": (Links, "fill", never_cut, "chunks"),
-    "computes together": (Needs, "open_batch", compute_all_together, "staging"),
+    "computes together": (Needs, "open_batch", compute_all_together, "plain"),
     "loses predictions": (Driver, "on_prediction", lose_predictions, "prediction_latency"),
     "tells CPU results in pairs": (Driver, "on_cpu_result", tell_results_in_pairs, "cpu"),
 }
