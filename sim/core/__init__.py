@@ -1,7 +1,9 @@
-"""The decision core: it decides what to move and to evict, and never acts. No clock, no tensor, no
-I/O.
+"""The decision core: decides what to move and what to evict, and never acts.
 
-The names exported here are public: configurations use them."""
+It has no clock, no tensor and no I/O, so that a simulated and a real driver can call it alike.
+
+The names exported here are public: configurations use them.
+"""
 
 from sim.core.loader import Loader
 

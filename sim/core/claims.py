@@ -1,8 +1,8 @@
-"""The base of the decision core: what is there, what may not go, and who gets a slot. Nothing moves
-here.
+"""Claims: the tiers of a run, and how a transfer gets a slot in one of them. Nothing moves here.
 
-Theory of operation. A slot is claimed for a transfer: in its key's pool, or in staging. What a
-claim may evict for it: ``sim.core.protection``. What is above: ``sim.core.transfers``.
+A transfer claims a slot in its key's pool, in staging, or in the managed RAM tier. What a claim in
+a pool may evict is decided in ``sim.core.protection``. ``sim.core.transfers`` stands on top of this
+module: it decides when a transfer claims.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from sim.core.transfer import NO_TRANSFER, Transfer
 from sim.policies.base import CachePolicy, Payload
 from sim.values.types import Cause, Event, Geometry, PrefetchOutcome, Route
 
-# Plain ints: members of an IntEnum are looked up and compared several times slower.
+# Plain ints, because members of an IntEnum are looked up and compared several times slower.
 EVICTED_UNUSED, DROPPED = int(PrefetchOutcome.EVICTED_UNUSED), int(PrefetchOutcome.DROPPED)
 EVICT = int(Event.EVICT)
 DEMAND, PREFETCH = Cause.DEMAND, Cause.PREFETCH
 
 
 class Claims:
-    """The tiers of a run, and how a transfer comes by its slot."""
+    """The tiers of a run: who holds which slot. The lowest class of the controller.
 
-    # What the common gate and transfer use. Of what is left there must be less than 30, over all
-    # classes of this line: a larger dict makes each call slower.
+    ``route``: the links to the device. ``ram_cache``: the policy of the managed RAM tier, given if
+    and only if the route has one.
+    """
+
+    # Attributes that every gate or transfer uses have slots. On CPython 3.11 an object with thirty
+    # or more attributes outside its slots, over all classes of the controller, makes every method
+    # call slower.
     __slots__ = (
         "__dict__",
         "_key_bytes",
@@ -69,7 +74,7 @@ class Claims:
         overflows, self._stages = loader.retention == "after_batch", loader.staging_slots > 0
         self.slots = Slots(geometry, cache, geometry.top_k, overflows, self._stages)
         self.protection = Protection(self.slots, loader.demand_evicts == "unmasked")
-        # The hot path reads these; Slots owns them.
+        # Slots owns these lists; they are named here because every gate reads them.
         self.state, self._key_bytes = self.slots.state, self.slots.key_bytes
         self._rows = [
             [
@@ -80,9 +85,8 @@ class Claims:
         ]
         self.calls = 0
         self.events: list[int] = []
-        """Rows (call, kind, key, value), one after another: see `Event`."""
-        # By key, its last transfer: what is queued or in flight, and the prefetch that brought what
-        # is UNUSED.
+        """Rows of four ints, flat: call, kind, key, value (see `Event`)."""
+        # By key, its last transfer. It is read for keys that are queued, in flight or UNUSED.
         self._transfer_of: list[Transfer] = [NO_TRANSFER] * geometry.num_keys
         self._writes_back = loader.write_back
         self._prepare_ram(ram_cache)
@@ -118,13 +122,14 @@ class Claims:
     # ---- what a policy or a driver may ask
 
     def has(self, precision: int, site: int, expert: int) -> bool:
+        """Whether a variant is on the device, in a pool or in staging."""
         return self.state[self.geometry.key(precision, site, expert)] <= UNUSED
 
     def expert_of(self, key: int) -> int:
         return key % self.geometry.units
 
     def _serving(self, wanted: int) -> int:
-        """The key that serves a wanted key now (contract C18)."""
+        """The key that would serve a wanted key now (contract C18)."""
         state, plane = self.state, self.geometry.plane
         found = state[wanted]
         if found <= UNUSED or len(self._rows) == 1:
@@ -146,7 +151,7 @@ class Claims:
     # ---- claims and evictions
 
     def _claim(self, transfer: Transfer, link: int) -> bool:
-        """Claim the slot that a hop moves into; False if there is none."""
+        """Claim the slot that a hop on a link moves into; False if there is none to be had."""
         if link:
             if link != self._ram_link:
                 return True
@@ -180,7 +185,7 @@ class Claims:
         return self.ram.state[transfer.key] == IN_FLIGHT
 
     def _could_claim(self, transfer: Transfer, link: int) -> bool:
-        """Whether ``_claim`` would succeed now for a demand."""
+        """Whether ``_claim`` would succeed now for a transfer that is a demand or urgent."""
         if link:
             return (
                 link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
@@ -200,12 +205,14 @@ class Claims:
             cache.on_evict(victim)
 
     def _note_evictions(self, victims: Sequence[int], key: int) -> None:
-        """Write down what was evicted for ``key`` (-1: for nobody) and stands in no issue's row."""
+        """Write a row for each victim that the row of an issue does not name. ``key``: the key
+        that they were evicted for, -1 for none.
+        """
         for victim in victims:
             self.events += (self.calls, EVICT, victim, key)
 
     def _trim(self) -> None:
-        """``retention: after_batch``: evict what the last batch left over the capacity."""
+        """``retention: after_batch``: evict what the last gate left beyond the capacity."""
         victims = self.protection.excess()
         for victim in victims:
             self.slots.release(victim)
@@ -224,13 +231,11 @@ class Claims:
         )
 
     def _finds_only_masked(self, key: int) -> bool:
-        """``demand_evicts: unmasked``: no slot can be had without a forecast key's."""
+        """``demand_evicts: unmasked``: whether only masked keys could make room for a key."""
         return self.protection.spares_masked and not self.protection.could_claim(key)
 
     def _is_short(self, key: int) -> bool:
-        """The key's pool holds less than one token's needs: what comes for it lands in staging
-        first.
-        """
+        """Whether a key's pool holds less than one token's needs. Then the key lands in staging."""
         return self.slots.is_short[self.slots.pool_of[key]]
 
     def _claim_staging(self, transfer: Transfer) -> bool:
@@ -245,8 +250,8 @@ class Claims:
         return True
 
     def _exchange(self, key: int) -> None:
-        """Admit a staged variant that is needed to its pool, if it finds a slot there: no bytes
-        move.
+        """Admit a staged variant that is needed to its pool, if a demand's claim succeeds there.
+        No bytes move: the slots of the victims become staging slots.
         """
         if not self.cache.admits_all:
             return
@@ -255,8 +260,8 @@ class Claims:
             self._enter(key, victims)
 
     def _offer(self, key: int) -> bool:
-        """Offer a staged variant whose need is over to a policy that refuses; whether it has
-        entered its pool.
+        """Offer a staged variant whose need is over to a policy that may refuse it; whether the
+        variant has entered its pool.
         """
         if self.cache.admits_all or self._transfer_of[key].partial:
             return False
@@ -268,22 +273,24 @@ class Claims:
         return True
 
     def _enter(self, key: int, victims: Sequence[int]) -> None:
-        """A staged variant goes into its pool, where its slot has been claimed."""
+        """Move a staged variant into its pool, where its slot has been claimed."""
         self._evict(victims)
         self._note_evictions(victims, key)
         self.staging.take(key)
         self.cache.on_insert(key, PREFETCH)
 
     def _drop_staged(self, key: int) -> None:
-        """A staged variant goes."""
+        """Give up a staged variant."""
         if self.state[key] == UNUSED:
             self._transfer_of[key].outcome = DROPPED
         self.state[key] = ABSENT
         self.staging.take(key)
 
     def _leave(self, key: int) -> None:
-        """A need that no pool held is over. It is pinned until then: policies may still count it
-        as asked for.
+        """A need is over that no pool holds: offer it, or drop it and tell the policy.
+
+        The need is still pinned. The policy counts it as asked for, so that it could name it as a
+        victim for itself.
         """
         if self.staging.holds[key]:
             if self.state[key] == UNUSED or not self._offer(key):
@@ -295,7 +302,7 @@ class Claims:
     # ---- for tests
 
     def check(self) -> None:
-        """Assert every invariant of the state. Expensive, for tests."""
+        """Assert every invariant of the state. Expensive: for tests."""
         self.protection.show()
         self.slots.check()
         self.staging.check()

@@ -1,14 +1,21 @@
-"""The decision core: gates and lookups. No clock, no tensor, no I/O.
+"""The controller: gates and lookups, the top of the decision core.
 
 Theory of operation. A driver reports what happened, in order, by the calls of
-contract C11; the controller answers what to do. It is one object in four classes, each made of the
-one before: who gets a slot (``sim.core.claims``), how variants move (``sim.core.transfers``), what
-is forecast (``sim.core.prefetches``), and here the gate, which pins its needs, looks each up,
-queues demands and then prefetches. Everything is int arithmetic on Python lists: a gate whose
-needs are all resident costs a handful of list operations.
+contracts C11 to C14. The controller answers what to do. It has no clock, no tensor and no I/O, and
+the same calls in the same order always get the same answers.
 
-What is recorded are columns: ``lookup_*`` grow once a gate, ``events`` once a queueing decision,
-``issued`` once a transfer.
+The controller is one object in four classes, each derived from the one before:
+
+1. ``sim.core.claims``: who gets a slot. It asks ``sim.core.protection`` what may be evicted.
+2. ``sim.core.transfers``: how variants move.
+3. ``sim.core.prefetches``: what is forecast.
+4. Here: the gate. It pins its needs, looks each up, queues demands, and then asks for forecasts.
+
+Everything is int arithmetic on Python lists. A simple gate (``sim.core.simple``) whose needs are
+all resident costs a handful of list operations.
+
+What happens is recorded in columns: ``lookup_*`` grow once for each gate, ``events`` once for each
+queueing decision, ``issued`` once for each transfer.
 """
 
 from __future__ import annotations
@@ -39,20 +46,23 @@ USED = int(PrefetchOutcome.USED)
 ONE_LINK = Route()
 WHOLE = Whole()
 FIRST_USE = -1
-"""A hit that settles a prefetch; becomes HIT before anyone sees it."""
+"""A hit on a variant that a prefetch brought. It becomes HIT before anyone sees it."""
 FOUND = (HIT, FIRST_USE, LATE, PROMOTED, MISS)
-"""What a lookup finds, by state, where only one variant is in play."""
+"""The outcome of a lookup, by the state of its serving key."""
 PLACED = {int(Place.LOAD): MISS, int(Place.CPU): CPU, int(Place.SKIP): NOT_COMPUTED}
 
 Answer = tuple[list[int], dict[int, Transfer] | None]
 
 
 class Controller(Prefetches):
-    """Decides for one run; not thread-safe, a driver holds one lock around each call.
+    """Decides for one run. Not thread-safe: a driver holds one lock around each call.
 
-    ``route`` and ``ram_cache`` describe the way to the device; ``predicts_later``: forecasts take
-    effect at ``prediction_ready``; ``dense_bytes``: of each site's dense block, where those are
+    ``route``: the links to the device. ``ram_cache``: the cache policy of the managed RAM tier, if
+    the route has one. ``predicts_later``: forecasts take effect at ``prediction_ready``, not at
+    their gate. ``dense_bytes``: the bytes of each site's dense block, where dense blocks are
     streamed.
+
+    Raise ValueError, or CapacityError, for policies, switches and sizes that cannot work together.
     """
 
     __slots__ = (
@@ -114,17 +124,17 @@ class Controller(Prefetches):
         loader, geometry = self.loader, self.geometry
         self._one_at_a_time = loader.replay_unit == "access"
         self._trims = loader.retention == "after_batch"
-        # Unions up to this size fit whatever their pools: the common gate skips the accounting of
-        # waves.
+        # A union of up to so many needs fits its pools, whatever they are. Such a gate can be
+        # taken the short way, which keeps no account of waves; -1: no gate can.
         fit = min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
         self._common_size = fit if self.simple.gates else -1
-        # What happens at a gate besides lookups and forecasts.
+        # What else a gate may have to do, besides lookups and forecasts.
         self._extras = self.ram, loader.dense_slots > 0, self.predicts_later, self._learns
         self._has_extras = any(self._extras)
-        self._outside: list[int] = []  # of the pins, those that no pool may hold
-        self._served: Gate | None = None  # the gate, as policies are told of it
+        self._outside: list[int] = []  # the pinned needs that no pool held when they were looked up
+        self._served: Gate | None = None  # the current gate, as policies are told of it
         self._wanted: Sequence[int] = ()
-        self._experts: Sequence[int] = ()  # who serves, by need
+        self._experts: Sequence[int] = ()  # the experts that serve, by need
         self._serving_now: Serving | None = None
         self._pool_pinned: list[int] = []
         self.waiting = 0
@@ -133,13 +143,13 @@ class Controller(Prefetches):
         zeros = [[0] * count for count in range(self.geometry.experts + 1)]
         self.admitted: Sequence[int] = ()
         self.gate_calls: list[int] = []
-        self.wave_calls: list[int] = []  # (call, needs admitted) of each need_done
+        self.wave_calls: list[int] = []  # of each need_done: call, needs admitted
         self.lookup_keys: list[int] = []
         self.lookup_outcomes: list[int] = []
         self.lookup_wanted: list[int] = []
         self.lookup_tokens: list[int] = []
-        """Rows for which a need's expert is computed; filled where the selector reroutes, else
-        they are the need's.
+        """By lookup, the rows for which the need's expert is computed. Filled only where the
+        selector reroutes; else they are the need's tokens.
         """
         self._looking_up = (
             self.protection.begin_gate,
@@ -150,7 +160,7 @@ class Controller(Prefetches):
             self.lookup_outcomes,
         )
 
-    # ---- calls of the driver (those about transfers: sim.core.transfers; of predictions:
+    # ---- calls of the driver (calls about transfers: sim.core.transfers; prediction_ready:
     # sim.core.prefetches)
 
     def begin_sequence(self, sequence: int) -> None:
@@ -168,11 +178,11 @@ class Controller(Prefetches):
             self.ram.cache.on_sequence(sequence, False)
 
     def gate(self, gate: Gate) -> Answer:
-        """Outcomes of the admitted needs, in need order, and the transfers to wait for by key, or
-        None.
+        """The outcomes of the admitted needs, in need order, and the transfers to wait for, by
+        key, or None.
 
-        ``admitted`` then holds their serving keys (-1 for a skip), ``waiting`` the number of needs
-        left to later waves.
+        ``admitted`` then holds the serving keys of these needs (-1 for a skip), and ``waiting`` the
+        number of needs that are left to later waves.
         """
         self.calls = call = self.calls + 1
         self.gate_calls.append(call)
@@ -204,8 +214,8 @@ class Controller(Prefetches):
         return outcomes, waits
 
     def need_done(self, key: int) -> Answer:
-        """A need of a union served in waves has been computed: unpin it and admit the next.
-        Answers as ``gate``.
+        """A need has been computed while others wait for admission: unpin it and admit the next
+        ones. Answers as ``gate`` does.
         """
         self.calls += 1
         if key in self._outside:
@@ -218,17 +228,17 @@ class Controller(Prefetches):
         return outcomes, waits
 
     def cpu_done(self, key: int) -> None:
-        """The result of a need that the CPU computed is back."""
+        """The CPU's result for a need is back on the device."""
         self.calls += 1
 
     # ---- a gate, step by step
 
     def _tidy(self) -> None:
-        """What the previous gate leaves: too much in a pool, needs that no pool may have held."""
+        """Clear up after the previous gate: pools that are too full, and needs outside pools."""
         if self._trims:
             self._trim()
         held, state = self.staging.holds, self.state
-        # What was on its way to a pool has arrived there since.
+        # Some that were on their way to a pool have arrived there since.
         outside = [key for key in self._outside if held[key] or state[key] > UNUSED]
         self._outside = []
         self.protection.keep_pins(outside)
@@ -237,7 +247,7 @@ class Controller(Prefetches):
             self.protection.unpin(key)
 
     def _gate_in_full(self, gate: Gate) -> Answer:
-        """Several precisions or places in play, staging, or a union that may not fit."""
+        """A gate that is not simple, or whose union may not fit (contracts C15 to C32)."""
         if self._trims or self._outside:
             self._tidy()
         self.protection.begin_gate(gate.site, [])
@@ -269,7 +279,9 @@ class Controller(Prefetches):
         return self._admit()
 
     def _admit(self) -> Answer:
-        """Admit waiting needs, in need order, while they fit."""
+        """Admit waiting needs, in need order, while they fit; look them up
+        (contracts C15 to C32, steps 6 to 10).
+        """
         gate = self._served
         assert gate is not None
         rows, site, needs, wanted = self._rows, gate.site, self._experts, self._wanted
@@ -296,6 +308,7 @@ class Controller(Prefetches):
         return self._look_up(gate, admitted, wanted[first : first + len(admitted)], first)
 
     def _fits_staging(self, key: int) -> bool:
+        """Whether the staging slots suffice for a need beside those that are pinned already."""
         holds, everywhere = self.staging.holds, self._may_all_stage
         asked = [k for k in (*self.protection.pins, key) if everywhere or self._is_short(k)]
         return sum(holds[k] or self.state[k] > UNUSED for k in asked) <= self.loader.staging_slots
@@ -303,6 +316,10 @@ class Controller(Prefetches):
     def _look_up(
         self, gate: Gate, admitted: list[int], wanted: Sequence[int], first: int
     ) -> Answer:
+        """Look up the needs just admitted, and act on what is found (contracts C15 to C32,
+        steps 8 to 10). ``admitted``: their serving keys, or SKIP; ``first``: the number of the
+        first of them among the gate's needs.
+        """
         keys = [key for key in admitted if key != SKIP]
         asked = [p for p in wanted if p >= 0]
         state, staged, plane = self.state, self.staging.holds, self.geometry.plane
@@ -344,8 +361,8 @@ class Controller(Prefetches):
         return outcomes, waits
 
     def _record_rerouted(self, outcomes: list[int], first: int) -> list[int]:
-        """Write down an admission in which other experts may serve; its outcomes, as everybody
-        is told them.
+        """Write down an admission in which other experts may serve: its outcomes, as drivers are
+        told them.
         """
         serving, last = self._serving_now, first + len(outcomes)
         assert serving is not None
@@ -357,14 +374,16 @@ class Controller(Prefetches):
         return told
 
     def _place(self, gate: Gate, keys: list[int], outcomes: list[int]) -> None:
-        """Where the absent ones of these needs are computed."""
+        """Ask the placement where these needs are computed, and note it for those that are
+        absent.
+        """
         for index, place in enumerate(self.placement.place(gate, keys, self, self)):
             if outcomes[index] == MISS:
                 outcomes[index] = PLACED[place]
 
     def _settle_all(self, keys: Sequence[int]) -> tuple[list[int], dict[int, Transfer] | None]:
-        """Look up keys whose absent ones are loaded whole, and act on what is found: their
-        outcomes and waits.
+        """Look up the needs of a simple gate, and act on what is found: outcomes and waits, as
+        ``gate`` answers them.
         """
         outcomes: list[int] = []
         waits: dict[int, Transfer] = {}
@@ -374,7 +393,7 @@ class Controller(Prefetches):
             if found == RESIDENT:
                 outcomes.append(HIT)
             elif found == ABSENT and is_simple:
-                # ``_queue`` in one piece.
+                # ``_queue`` in one piece, for simple moves.
                 demand = waits[key] = self._transfer_of[key] = Transfer(
                     key, False, self._key_bytes[key], self.calls
                 )
@@ -392,11 +411,11 @@ class Controller(Prefetches):
         gate: Gate | None = None,
         places: Sequence[int] = (),
     ) -> dict[int, Transfer] | None:
-        """Act on every lookup that is no plain hit; rewrite first uses to hits. The transfers to
-        wait for, by key.
+        """Act on every lookup that is no plain hit, and correct its outcome in place: the transfers
+        to wait for, by key.
 
-        ``gate`` and the places of ``keys`` among its needs are given where bytes belong to the
-        access.
+        ``gate`` and the ``places`` of these keys among its needs are given where an access may move
+        a part of a variant.
         """
         waits: dict[int, Transfer] = {}
         for index, outcome in enumerate(outcomes):
@@ -414,7 +433,9 @@ class Controller(Prefetches):
         return waits or None
 
     def _act(self, key: int, outcome: int, moved_bytes: int, waits: dict[int, Transfer]) -> int:
-        """What follows from a lookup that is no plain hit; its outcome as everybody is told it."""
+        """Act on a lookup that is no plain hit: its outcome, as everybody is told it. A transfer
+        that the need must wait for is added to ``waits``.
+        """
         if outcome == MISS:
             waits[key] = self._queue(key, False, moved_bytes)
         elif outcome == FIRST_USE:
@@ -428,10 +449,10 @@ class Controller(Prefetches):
         return outcome
 
     def _ask_payload(self, gate: Gate, place: int, key: int, outcome: int) -> int:
-        """Of an absent need the bytes to move, of one that finds a staged partial prefetch the
-        bytes that it lacks.
+        """The bytes that a need lacks: of an absent one those to move, of one that finds a staged
+        partial prefetch those that did not come with it, else 0.
 
-        What is on its way is told how much the need must have
+        A partial transfer that is on its way is told how much the need must have
         (contract C44).
         """
         payload, transfer = self.payload, self._transfer_of[key]
@@ -451,6 +472,7 @@ class Controller(Prefetches):
         return missing
 
     def _do_extras(self, gate: Gate, site: int) -> None:
+        """What a gate does after its lookups, where that is more than asking for forecasts."""
         ram, streams, predicts_later, learns = self._extras
         if ram is not None and ram.untold:
             ram.tell(gate)

@@ -1,4 +1,4 @@
-"""The loader: its switches."""
+"""The loader's switches: how demands and prefetches are queued, claimed, moved and waited for."""
 
 from __future__ import annotations
 
@@ -22,20 +22,37 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
 
 
 BUDGETS = ("all", "until_next_gate", "within_layer")
-"""Of a loader's prefetch budget what is no number; ``within_layer`` becomes one before a run
+"""The values of ``prefetch_budget`` that are words. ``within_layer`` becomes a number before a run
 (`sim.setup.build`).
 """
 
 
 @dataclass(frozen=True)
 class Loader:
-    """The loader's switches (docs/contracts/controller.md and slots.md).
+    """The loader's switches; docs/contracts/controller.md and slots.md say what each does.
 
-    ``chunk_bytes``: None moves whole transfers. ``staging_slots``: slots outside the pools, each of
-    the largest variant. ``demand_evicts``: ``unmasked`` serves a demand from staging where only
-    forecast keys could make room for it. ``dense_slots``: 0 keeps the dense blocks resident, n
-    streams them through n slots. ``copies``: from pinned or from pageable memory, or in no time at
-    all (what no loader can be: a reference).
+    - ``depth``: whether forecasts are asked for beyond a site that lacks something.
+    - ``queue``: whether a gate's forecasts join those of earlier gates or replace them.
+    - ``prefetch_order``: the nearest site first, or the likeliest expert of all sites.
+    - ``cancel_stale``: a gate cancels the waiting prefetches for its site that it does not need.
+    - ``demand_first``: demands overtake prefetches; else each link has one queue.
+    - ``destination``: where whole prefetches land.
+    - ``staging_slots``: slots outside the pools, each of the largest variant.
+    - ``demand_evicts``: ``unmasked`` serves a demand from staging where only masked (forecast) keys
+      could make room for it.
+    - ``dense_slots``: 0 keeps the dense blocks resident; n streams them through n slots.
+    - ``in_flight``: transfers issued to each engine of a link, the one in service included.
+    - ``chunk_bytes``: after how many bytes a prefetch may give way to a demand; None: never.
+    - ``wait``: whether needs are computed when all are there, or as they arrive, in which order.
+    - ``prefetch_budget``: how many prefetches a gate may queue.
+    - ``retention``: ``after_batch`` lets a gate's loads exceed the capacity until the next gate.
+    - ``replay_unit``: ``access`` serves a union one need at a time.
+    - ``low_for_high``: a resident lower precision may serve a need that wants a higher one.
+    - ``write_back``: evicted variants go back over the link.
+    - ``copies``: from pinned or from pageable memory. ``free`` takes no time, which no real loader
+      can do: it is a reference.
+
+    Raise ValueError for a value that is unknown, and for switches that exclude each other.
     """
 
     depth: str = "all"

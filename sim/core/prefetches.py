@@ -1,8 +1,9 @@
-"""What follows from forecasts: masks, and prefetches that are queued, kept for later and cancelled.
+"""What follows from forecasts: keys are masked, and prefetches are queued and cancelled.
 
-A gate asks the predictor (contract C29). What it forecasts is masked, and what
-of it is absent is queued; a gate that comes by cancels what it has overtaken. Where a predictor has
-a latency its forecasts wait for ``prediction_ready``.
+A gate asks the predictor (contract C29). The keys that it forecasts are
+masked, and those that are absent are queued as prefetches. Each gate cancels the waiting prefetches
+that it has overtaken. Where a predictor has a latency, its forecasts are kept until
+``prediction_ready``.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _FIRST = itemgetter(0)
 
 @dataclass(frozen=True)
 class Kept:
-    """A forecast that outlives its gate's call: a predictor with a latency has made it, and it
-    is not there yet.
+    """A copy of a forecast that takes effect after its gate's call, because the predictor has a
+    latency. Implements ``Choice``.
     """
 
     site: int
@@ -47,11 +48,14 @@ class Kept:
     experts: IntArray
     weights: FloatArray
     moved_bytes: Sequence[int]
-    """What the payload answered for each need; () where moves are whole."""
+    """The bytes that the payload wants moved for each need; empty where moves are whole."""
 
 
 class Prefetches(Transfers):
-    """What is forecast. ``predicts_later``: forecasts take effect at ``prediction_ready``."""
+    """What is forecast, and the prefetches for it.
+
+    ``predicts_later``: forecasts take effect at ``prediction_ready``, not at their gate.
+    """
 
     __slots__ = (
         "_cancels_all",
@@ -80,15 +84,14 @@ class Prefetches(Transfers):
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(geometry.sites)]
         budget = loader.prefetch_budget
         self._cancels_all = budget == "until_next_gate"
-        # What every forecast goes by, in one piece: it is unpacked faster than seven attributes are
-        # found.
+        # What every forecast reads. Unpacking one tuple is faster than finding seven attributes.
         self._forecasting = (
             self.state,
             self.protection.mask,
             simple.one_variant,
             simple.one_variant and simple.moves,
             loader.queue == "replace",
-            budget if isinstance(budget, int) else -1,  # never used up
+            budget if isinstance(budget, int) else -1,  # -1 counts down and is never used up
             loader.depth == "first_missing",
         )
         self._ranks = loader.prefetch_order == "likeliest"
@@ -100,7 +103,7 @@ class Prefetches(Transfers):
 
     @property
     def foreseen(self) -> Sequence[int]:
-        """The experts that were forecast for the site of the gate, best first."""
+        """The experts that were last forecast for the current gate's site, best first."""
         units = self.geometry.units
         return [key % units for key in self.protection.unmasked]
 
@@ -112,7 +115,7 @@ class Prefetches(Transfers):
 
     @property
     def prefetch_counts(self) -> list[int]:
-        """How many prefetches had each ``PrefetchOutcome``. Final after ``finish``."""
+        """How many prefetches had each ``PrefetchOutcome``; final after ``finish``."""
         counts = list(self._never_issued)
         for transfer in self.issued:
             if transfer.prefetch:
@@ -120,14 +123,16 @@ class Prefetches(Transfers):
         return counts
 
     def finish(self) -> None:
-        """The run is over: settle the prefetches that nothing will settle any more."""
+        """The run is over: prefetches that are still queued count as cancelled."""
         left = (t for t in self._waiting_prefetches() if t.prefetch and not t.cancelled)
         self._never_issued[CANCELLED] += sum(1 for t in left if t.number < 0)
 
     # ---- a call of the driver
 
     def prediction_ready(self, tick: int) -> None:
-        """The forecasts made at a gate take effect, but for sites that have had a gate since."""
+        """The forecasts made at gate ``tick`` take effect, except for sites that have had a gate
+        since.
+        """
         self.calls += 1
         made, forecasts = self._predictions.pop(tick)
         gate = self._gate
@@ -137,14 +142,16 @@ class Prefetches(Transfers):
     # ---- what a gate has overtaken
 
     def _cancel_passed(self, site: int, serving: Sequence[int]) -> None:
-        """Cancel waiting prefetches that this gate has overtaken."""
+        """Cancel the waiting prefetches that a gate at ``site`` has overtaken, except for the keys
+        that are ``serving`` its needs.
+        """
         of_site = self._prefetches_of[site]
         if self._moves_simply and not self._cancels_all:
             for transfer in of_site:
                 if transfer.waits and not transfer.cancelled and transfer.key not in serving:
                     break
             else:
-                # All have started, or serve this gate.
+                # All of them have started, or serve this gate.
                 of_site.clear()
                 self._drop_cancelled()
                 return
@@ -155,15 +162,15 @@ class Prefetches(Transfers):
                 if transfer.waits:
                     self._cancel(of_site, serving)
                     break
-        # What serves this gate is no longer stale; only on a long or chunked way may what has
-        # started wait again.
+        # A prefetch that has started may wait again, unless moves are simple: then the next gate
+        # of this site looks at it once more.
         kept = [] if self._moves_simply else [t for t in of_site if not t.over and not t.cancelled]
         self._prefetches_of[site] = kept
         self._drop_cancelled()
 
     def _drop_cancelled(self) -> None:
-        """What is cancelled is mostly the oldest: a queue that is never reached must not keep it
-        all.
+        """Take cancelled transfers off the heads of the queues. Mostly the oldest are cancelled,
+        and a queue that is never polled would keep them all.
         """
         for queue in self._prefetches:
             while queue and queue[0].cancelled:
@@ -198,7 +205,7 @@ class Prefetches(Transfers):
         )
 
     def _forecast(self, forecasts: Iterable[Choice], gate: Gate) -> None:
-        """Mask what is forecast and queue what of it is absent
+        """Mask the keys that are forecast, and queue the absent ones
         (contract C29).
         """
         if self._ranks:
@@ -232,8 +239,8 @@ class Prefetches(Transfers):
                 return
 
     def _forecast_ranked(self, forecasts: Iterable[Choice], gate: Gate) -> None:
-        """``prefetch_order: likeliest``: mask all that is forecast, then queue what is absent,
-        whatever its site.
+        """``prefetch_order: likeliest``: mask the keys of all forecasts, then queue the absent
+        ones, likeliest first, whatever their sites.
         """
         state, mask, is_plain, _, replace, left, stops = self._forecasting
         units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
@@ -262,7 +269,9 @@ class Prefetches(Transfers):
             self.ram.tell(gate)
 
     def _replace_forecasts(self) -> None:
-        """``queue: replace``: what was forecast before counts no more."""
+        """``queue: replace``: forget all earlier forecasts, and cancel the prefetches that wait
+        for them.
+        """
         self._cancel(self._waiting_prefetches(), ())
         self.protection.forget_masks()
 
@@ -283,9 +292,7 @@ class Prefetches(Transfers):
     # ---- queueing
 
     def _queue_simply(self, key: int, site: int) -> None:
-        """``_queue_prefetch`` where one link leads to the pools and moves are whole: in one
-        piece, for speed.
-        """
+        """``_queue_prefetch`` in one piece, for simple moves of the only variant."""
         calls = self.calls
         transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], calls)
         self.state[key] = QUEUED

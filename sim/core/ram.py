@@ -1,6 +1,4 @@
-"""The managed RAM tier: what it holds of what is asked for there, and what is on its way
-through.
-"""
+"""The managed RAM tier: what is resident in RAM, and what passes through it to the device."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ HIT, MISS = int(Outcome.HIT), int(Outcome.MISS)
 
 
 class RamTier(Slots):
-    """Slots of whole variants at the inner end of ``link``, with a cache policy of their own.
+    """A tier of whole variants at the inner end of ``link``, with a cache policy of its own.
 
-    Nothing is masked here. What a transfer asks for is pinned, resident or not, until the transfer
-    is over. It begins with as much of what storage holds as there is room for: the highest
-    precision first, then the lower ones.
+    Nothing is masked here. A key that a transfer asks for is pinned until the transfer is over,
+    whether it is resident or not. Before the run the tier is filled from storage as far as it has
+    room: with the highest precision first, then with lower ones.
     """
 
     def __init__(self, geometry: Geometry, cache: CachePolicy, route: Route) -> None:
@@ -30,13 +28,13 @@ class RamTier(Slots):
         self.lookups = self.hits = 0
         self.evictions: list[tuple[int, int]] = []  # (call, key)
         self.untold: list[int] = []
-        """Keys that were looked up, and the policy has not been told."""
+        """Keys that have been looked up since the policy was last told."""
         self._outcomes: list[int] = []
         self._plane = geometry.plane
 
     def look_up(self, key: int) -> bool:
-        """Whether a key is resident. It is pinned from now on, and ``tell`` will say so to the
-        policy.
+        """Whether a key is resident. The key is pinned from now on, and the next ``tell`` reports
+        the lookup to the policy.
         """
         found = self.state[key] == RESIDENT
         self.pinned[key] = 1
@@ -45,20 +43,18 @@ class RamTier(Slots):
         return found
 
     def tell(self, gate: Gate) -> None:
-        """Tell the policy what has been looked up since it was last told (``untold``), in one
-        call.
-        """
+        """Report the lookups of ``untold`` to the policy, in one call."""
         keys, outcomes, plane = self.untold, self._outcomes, self._plane
-        # What is queued is the wanted variant: only what is there or on its way can serve for
-        # another.
+        # A key that is loaded is the wanted variant itself: only a variant that is on the device,
+        # or on its way there, serves in the place of another.
         self.cache.on_requests(keys, [key // plane for key in keys], outcomes, gate)
         self.lookups += len(keys)
         self.hits += outcomes.count(HIT)
         self.untold, self._outcomes = [], []
 
     def take_in(self, key: int, must: bool, call: int) -> bool:
-        """Claim the slot that a hop brings a key into, unless that is done; False if there is
-        none.
+        """Claim the slot for a key that a hop brings here, unless it has one; False if there is
+        none to be had. ``must``: see `Slots.claim`.
         """
         if self.state[key] == IN_FLIGHT:
             return True
@@ -80,7 +76,9 @@ class RamTier(Slots):
         self.cache.on_insert(key, cause)
 
     def leave(self, key: int) -> None:
-        """A transfer is over or given up: its copy, if it got here, may go."""
+        """Unpin the key of a transfer that is over or given up. If the key has not arrived, its
+        slot is given back, and the policy hears that it is gone.
+        """
         self.pinned[key] = 0
         if self.state[key] != RESIDENT:
             if self.state[key] == IN_FLIGHT:

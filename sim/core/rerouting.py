@@ -1,5 +1,5 @@
-"""Needs that are served by other experts than the router chose
-(contract C26).
+"""Rerouting: needs that are served by other experts than the router chose
+(contracts C15 to C32, *Reroute*).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from sim.policies.base import FloatArray, Gate, IntArray
 from sim.values.types import SKIP, Geometry, Outcome
 
 JOINED = -2
-"""In place of a wanted precision: another need of the gate brings the expert."""
+"""Stands in place of a wanted precision: another need of the gate brings the expert."""
 REROUTE = int(Outcome.REROUTE)
 THERE = (int(Outcome.HIT), int(Outcome.HIGH_FOR_LOW), int(Outcome.LOW_FOR_HIGH))
 
 
 class ServedGate:
-    """A gate whose needs are the experts that serve it; all else is the router's. Implements
-    ``Gate``.
+    """A gate as policies are told of it: its needs are the experts that serve, not those that the
+    router chose. Implements ``Gate``; everything else is the router's gate.
 
-    A need's score is the smallest of those that it stands for; a row may name an expert twice.
+    The score of a need is the smallest of the needs that it serves. A row may name an expert twice.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ServedGate:
         tokens: list[int],
         instead: dict[int, int],
     ) -> None:
-        """``instead``: by expert chosen, the one that serves; without what is skipped."""
+        """``instead``: for each expert chosen and not skipped, the expert that serves."""
         self._gate, self._instead = gate, instead
         self.site, self.keys, self.needs, self.tokens = gate.site, keys, needs, tokens
 
@@ -63,12 +63,15 @@ class ServedGate:
 
 @dataclass(frozen=True)
 class Serving:
-    """What a selector's answers mean for the ``needs`` of a gate, in need order.
+    """What a selector's answers mean for the ``needs`` of a gate. Lists are in need order.
 
-    ``experts``: who serves. ``told``: at which precision, or SKIP; ``keys`` of both (-1: a skip).
-    ``wanted``: the same precisions, but `JOINED` where the expert is another need's. ``tokens``:
-    rows for which it is computed (0: it is not, or with another need's). ``gate``: as policies are
-    told of it.
+    - ``experts``: the expert that serves each need.
+    - ``told``: the precision that it serves at, or SKIP.
+    - ``keys``: the key of that expert at that precision, or -1 for a skip.
+    - ``wanted``: as ``told``, but `JOINED` where another need brings the same expert.
+    - ``tokens``: the rows for which the need's expert is computed. It is 0 for a skip, and for a
+      need that joins another.
+    - ``gate``: the gate as policies are told of it.
     """
 
     needs: Sequence[int]
@@ -82,8 +85,10 @@ class Serving:
     def looked_up(
         self, admitted: Sequence[int], outcomes: Sequence[int], first: int
     ) -> tuple[list[int], list[int]]:
-        """Keys and outcomes as they are written down, of needs from the ``first`` on: serving keys
-        (-1: not by itself), and what was found of these.
+        """The keys and outcomes to write down for admitted needs, from need number ``first`` on.
+
+        A need that joins another has the key that serves it, and the outcome REROUTE. So has a need
+        whose other expert is resident. All others keep the key and the outcome of their lookup.
         """
         keys, told = [], []
         for index, (key, outcome) in enumerate(zip(admitted, outcomes, strict=True), start=first):
@@ -95,8 +100,10 @@ class Serving:
 
 
 def serve(gate: Gate, answers: Sequence[int], geometry: Geometry) -> Serving:
-    """Needs that one expert serves are served once, at the highest of their precisions: by that
-    expert's own need, or the first of them.
+    """Resolve a selector's answers for a gate.
+
+    Needs that one expert serves are served once, at the highest of their precisions. The expert's
+    own need carries the others if it has one here, and the first of them in need order else.
     """
     precisions = len(geometry.precisions)
     needs, site = gate.needs, gate.site
@@ -106,7 +113,7 @@ def serve(gate: Gate, answers: Sequence[int], geometry: Geometry) -> Serving:
         experts.append(other - 1 if other > 0 else expert)
         told.append(SKIP if answer == SKIP else precision)
     served = [index for index, precision in enumerate(told) if precision != SKIP]
-    # Last comes what counts: the first need of an expert, and before that the expert's own.
+    # Later entries win: the first need of an expert over later ones, the expert's own over all.
     carrier = {experts[index]: index for index in reversed(served)}
     carrier |= {needs[index]: index for index in served if experts[index] == needs[index]}
     tokens, asked, rows, counts = [0] * len(needs), list(told), len(gate.experts), gate.tokens

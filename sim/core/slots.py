@@ -1,7 +1,9 @@
-"""What a tier holds, what may be evicted, and how many bytes are free. No queue, no gate.
+"""The slots of a tier: what it holds, how many bytes are free, and which victims a claim takes.
 
-One int a key (RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT; in a list, which Python indexes fastest)
-and two bytearrays that cache policies read: ``pinned`` and ``blocked`` (pinned or masked).
+Each key has a state: RESIDENT, UNUSED, IN_FLIGHT, QUEUED or ABSENT. The states are ints in a list,
+which Python indexes fastest. Cache policies read two bytearrays over all keys: ``pinned``, and
+``blocked`` (pinned or masked). The owner of a tier writes them; for the device that is
+`sim.core.protection`.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ from sim.policies.base import CachePolicy
 from sim.values.types import CapacityError, Cause, Geometry
 
 RESIDENT, UNUSED, IN_FLIGHT, QUEUED, ABSENT = range(5)
-"""UNUSED is resident, brought by a prefetch, and not yet found by a lookup. What is there is <=
-UNUSED; RESIDENT is 0, so that a state is true where a key is not simply there."""
+"""UNUSED is resident, too: brought by a prefetch that no lookup has found yet. So a key is there
+if its state is <= UNUSED. RESIDENT is 0, so that a state is true where a key is not plainly there.
+"""
 
 
 class Slots:
-    """A tier's expert bytes, divided into its cache policy's pools. ``at_once``: experts that each
-    pool must hold.
+    """A tier's bytes for experts, divided into the pools of its cache policy.
 
-    ``overflows``: what must come in does so without evicting; ``excess`` says what then is too
-    much. ``stages``: there is staging, so that a pool may be short, even of no bytes: what comes
-    for it lands there.
+    ``at_once``: how many of its largest experts each pool must hold. ``overflows``: a claim that
+    must succeed does so without evicting, and ``excess`` says what is then too much. ``stages``:
+    there is staging, so that a pool may be short, even of no bytes; its variants land in staging.
+
+    Raise CapacityError if a pool is short without staging, or if its initial contents do not fit.
     """
 
     def __init__(
@@ -39,14 +43,14 @@ class Slots:
         self.pinned = bytearray(geometry.num_keys)
         self.blocked = bytearray(geometry.num_keys)
         self.key_bytes = list(geometry.key_bytes)
-        """What a load of each key moves; ``slot_bytes``: what it takes here."""
+        """By key, the bytes that a load moves. ``slot_bytes``: the bytes that it takes here."""
         self.slot_bytes = list(geometry.slot_bytes) if geometry.held_bytes else self.key_bytes
         self.pool_of = list(plan.pool_of)
         self.capacity_bytes = plan.capacity_bytes
         self.initial = plan.initial
         self.free_bytes = list(plan.capacity_bytes)
         self.is_short = self._short_pools(at_once, stages)
-        """By pool: it holds less than one token's needs."""
+        """By pool, whether it holds less than one token's needs."""
         for key in plan.initial:
             self.free_bytes[self.pool_of[key]] -= self.slot_bytes[key]
             self.state[key] = RESIDENT
@@ -75,15 +79,15 @@ class Slots:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the pools held, each at its fullest."""
+        """The sum of the most bytes that each pool ever held."""
         return sum(self.capacity_bytes) - sum(self._least_free)
 
     def claim(self, key: int, must: bool) -> Sequence[int] | None:
-        """Make room for a key: the keys to evict for it, least valuable first, or None if it does
-        not fit.
+        """Take a key's bytes from its pool: the keys to evict for it, least valuable first, or
+        None if there is no room to be had; then nothing is taken.
 
-        The bytes are taken at once; the caller evicts. What need not come in may take keys that are
-        neither pinned nor masked; what must takes those first and masked ones last.
+        The caller evicts them. A claim takes keys that are neither pinned nor masked; with ``must``
+        it takes masked keys, too, after all others.
         """
         pool = self.pool_of[key]
         free = self.free_bytes[pool] - self.slot_bytes[key]
@@ -106,7 +110,7 @@ class Slots:
         return self.would_evict(key, must) is not None
 
     def would_evict(self, key: int, must: bool) -> Sequence[int] | None:
-        """What ``claim`` would answer now."""
+        """What ``claim`` would answer now; nothing is taken."""
         pool = self.pool_of[key]
         free = self.free_bytes[pool] - self.slot_bytes[key]
         if free >= 0 or (must and self.overflows):
@@ -125,12 +129,12 @@ class Slots:
         return None
 
     def release(self, key: int) -> None:
-        """Give back the bytes of a claim, or of a key that has gone."""
+        """Give back the bytes of a claim, or of a key that is evicted without one."""
         self.free_bytes[self.pool_of[key]] += self.slot_bytes[key]
 
     def excess(self) -> list[int]:
-        """The keys to evict so that no pool holds more than its capacity, as far as what is
-        pinned allows.
+        """The keys to evict so that no pool holds more than its capacity. Masked keys come last,
+        and what is pinned stays, even if a pool remains too full.
         """
         gone: list[int] = []
         for pool, free in enumerate(self.free_bytes):
@@ -146,7 +150,7 @@ class Slots:
         return gone
 
     def check(self) -> None:
-        """Assert every invariant that holds between calls. Expensive, for tests."""
+        """Assert every invariant that holds between calls. Expensive: for tests."""
         for key, pinned in enumerate(self.pinned):
             assert self.blocked[key] >= pinned, self.geometry.name_of(key)
         for pool, free in enumerate(self.free_bytes):

@@ -1,4 +1,4 @@
-"""Staging slots: what is there for one gate, outside the pools."""
+"""Staging slots: room on the device, outside the pools, for variants that serve one gate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 
 class Staging:
-    """``slots`` slots, each of the largest variant; ``holds[key]`` is 1 for what has arrived in
-    one.
+    """``slots`` slots, each of the largest variant.
+
+    ``used`` counts the slots that are claimed or filled, ``most_used`` the most there ever were.
+    ``holds[key]`` is 1 for a key that has arrived.
     """
 
     def __init__(self, slots: int, num_keys: int) -> None:
@@ -15,7 +17,7 @@ class Staging:
         self.used = self.most_used = 0
         self.holds = bytearray(num_keys)
         self.keys: dict[int, None] = {}
-        """What has arrived, first come first."""
+        """The keys that have arrived, in order of arrival."""
 
     @property
     def is_full(self) -> bool:
@@ -26,7 +28,7 @@ class Staging:
         self.most_used = max(self.most_used, self.used)
 
     def release(self) -> None:
-        """Give back the slot of something that has not arrived."""
+        """Give back a claimed slot whose transfer has not arrived."""
         self.used -= 1
 
     def put(self, key: int) -> None:
@@ -34,13 +36,13 @@ class Staging:
         self.keys[key] = None
 
     def take(self, key: int) -> None:
-        """A staged key goes, and its slot is free."""
+        """Remove a staged key and free its slot."""
         self.holds[key] = 0
         del self.keys[key]
         self.used -= 1
 
     def first_but(self, pins: Collection[int]) -> int:
-        """The key that arrived first of those that are not among ``pins``, or -1."""
+        """The staged key that arrived first and is not among ``pins``, or -1."""
         return next((key for key in self.keys if key not in pins), -1)
 
     def check(self) -> None:

@@ -1,12 +1,13 @@
-"""How variants move: queues, issues, hops and arrivals. No gate, no forecast.
+"""How variants move: queues, issues, hops and arrivals. Gates and forecasts are above this module.
 
-Theory of operation. A transfer is queued on the outermost link of its route (inside the RAM tier,
-if that holds its key), and takes hop after hop: queued, issued, done, queued on the next link
-inwards. The slot that a hop moves into is claimed when the hop is issued (``sim.core.claims``): the
-RAM tier's on ``ram_link``, the device's on link 0. Arrived on link 0 it is resident in its pool, or
-staged. What is given up on the way gives back all that it has claimed or pinned.
+A transfer is queued on the outermost link of its route, or on the link inside the RAM tier if that
+holds its key. Then it takes hop after hop: queued, issued, done, queued on the next link inwards.
+The slot that a hop moves into is claimed when the hop is issued (``sim.core.claims``): the RAM
+tier's on ``ram_link``, the device's on link 0. After the hop on link 0 the variant is resident in
+its pool, or staged. A transfer that is given up on the way gives back all that it has claimed or
+pinned. ``sim.core.transfer`` has the whole life cycle.
 
-A machine with one link, pools only and whole transfers takes the short ways through these methods.
+Methods named ``simply`` are the short ways of ``sim.core.simple``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ CANCEL, DROP_NO_SLOT, ISSUE = int(Event.CANCEL), int(Event.DROP_NO_SLOT), int(Ev
 
 
 class Transfers(Claims):
-    """What is queued and on its way. ``dense_bytes``: of each site's dense block, where those
-    are streamed.
+    """What is queued and what is on its way.
+
+    ``dense_bytes``: the bytes of each site's dense block, where dense blocks are streamed; else
+    empty. ``simple``: which short ways the run may take.
     """
 
     __slots__ = (
@@ -69,19 +72,19 @@ class Transfers(Claims):
         links, loader = self.route.links, self.loader
         self._outermost = links - 1
         self._demands: list[deque[Transfer]] = [deque() for _ in range(links)]
-        # With demand_first off there is one queue a link, so both names mean the same deques.
+        # Without demand_first each link has one queue, so that both names mean the same deques.
         self._prefetches = (
             [deque[Transfer]() for _ in range(links)] if loader.demand_first else self._demands
         )
         self.queues = list(zip(self._demands, self._prefetches, strict=True))
-        """By link, what waits to be issued: demands and prefetches; what is cancelled may still
-        stand there.
+        """By link, what waits to be issued: (demands, prefetches). Urgent prefetches stand among
+        the demands. A cancelled transfer may still stand in its queue.
         """
         self._chunked = loader.chunk_bytes is not None
         self._on_link: list[deque[Transfer]] = [deque() for _ in range(links)]
         self.given_up = 0
-        """Prefetches that were dropped or set aside for want of a slot: what they held another
-        link may wait for.
+        """How many prefetches have been dropped or set aside because they found no slot. A driver
+        watches it: another link may have waited for what they held.
         """
 
     def _prepare_dense(self) -> None:
@@ -107,7 +110,9 @@ class Transfers(Claims):
         return sum(t.left_bytes for t in self._demands[link] if not t.cancelled and t.is_needed)
 
     def hop_bytes(self, transfer: Transfer, link: int) -> int:
-        """What a transfer's hop on a link moves: into RAM at least the whole variant."""
+        """The bytes that a transfer's hop on a link moves: up to RAM at least the whole variant,
+        from there on ``moved_bytes``.
+        """
         whole = self.ram is not None and link >= self._ram_link
         return (
             max(self._key_bytes[transfer.key], transfer.moved_bytes)
@@ -116,16 +121,16 @@ class Transfers(Claims):
         )
 
     def keeps_slot(self, key: int) -> bool:
-        """Whether a queued key has a slot on the device all the same: what completes a partial
-        move goes into it.
+        """Whether a queued key has a slot on the device already: the rest of a partial move goes
+        into the slot of what has arrived.
         """
         return self.state[key] == QUEUED and self._transfer_of[key].parent >= 0
 
     # ---- calls of the driver
 
     def transfer_done(self, link: int, transfer: Transfer) -> tuple[int, Transfer | None]:
-        """The key that has arrived on the device (-1: none), and the next transfer, issued in
-        the same call.
+        """A hop has ended: the key that has arrived on the device (-1: none), and the next
+        transfer of this link (or None), which is issued in the same call.
         """
         self.calls += 1
         if self._moves_simply:
@@ -150,14 +155,17 @@ class Transfers(Claims):
         return self._issue_simply() if self._moves_simply else self._issue(link)
 
     def head_done(self, link: int, transfer: Transfer) -> None:
-        """The next link inwards may begin with what this one is still serving (cut-through)."""
+        """The head of a hop is through (cut-through): the next link inwards may begin with the
+        transfer while this link still serves it.
+        """
         self.calls += 1
         transfer.feeds += 1
         self._queue_again(transfer, link - 1)
 
     def cut(self, link: int) -> bool:
-        """Whether the transfer in service should give way at the end of its chunk. A question,
-        not a call.
+        """Whether the transfer in service on a link should give way at the end of its chunk.
+
+        A question: it changes nothing, and is not counted as a call.
         """
         on_link = self._on_link[link]
         if not on_link or self.route.head_bytes[link]:
@@ -171,7 +179,9 @@ class Transfers(Claims):
         return bool(demands) and self._could_claim(demands[0], link)
 
     def chunk_done(self, link: int, transfer: Transfer, moved_bytes: int) -> Transfer | None:
-        """A transfer has been cut after so many bytes of its service; the next one to serve."""
+        """A transfer has been cut after ``moved_bytes`` of its service: the next one to serve, or
+        None. The cut transfer waits at the head of the prefetches.
+        """
         self.calls += 1
         self._on_link[link].remove(transfer)
         transfer.left_bytes -= moved_bytes
@@ -197,14 +207,14 @@ class Transfers(Claims):
         return transfer
 
     def _begin_link(self, key: int) -> int:
-        """The link on which the transfer of a key begins, looking it up in RAM."""
+        """The link on which a key's transfer begins. It looks the key up in RAM, which pins it."""
         if self.ram is not None and self.ram.look_up(key):
             return self._ram_link - 1
         return self._outermost
 
     def _queue_again(self, transfer: Transfer, link: int) -> None:
-        """The next hop of a transfer that has started."""
-        if transfer.link == link:  # it bounced: it was queued here before
+        """Queue a transfer that has started for its hop on a link."""
+        if transfer.link == link:  # It has bounced: it was queued here before.
             transfer.later_hops = transfer.later_hops[:-1]
         transfer.link, transfer.waits = link, True
         transfer.later_hops += ((link, self.calls),)
@@ -212,7 +222,9 @@ class Transfers(Claims):
         (self._demands if transfer.is_needed else self._prefetches)[link].append(transfer)
 
     def _stream_dense(self, site: int) -> None:
-        """The site's dense block makes room for the one that comes ``dense_slots`` sites later."""
+        """Drop a site's dense block, and queue the block that stands ``dense_slots`` sites later
+        (cyclically) into its slot.
+        """
         g = self.geometry
         self.state[g.key(0, site, g.experts)] = ABSENT
         site = (site + self.loader.dense_slots) % g.sites
@@ -223,8 +235,8 @@ class Transfers(Claims):
         self._demands[0].append(transfer)
 
     def _await(self, transfer: Transfer) -> Transfer:
-        """A need waits for a transfer that has started; if it is a prefetch it is late, and urgent
-        from now on.
+        """A need waits for a transfer that has started. A prefetch is late then, and urgent from
+        now on.
         """
         if not transfer.is_needed:
             transfer.urgent = True
@@ -235,7 +247,7 @@ class Transfers(Claims):
         return transfer
 
     def _promote(self, transfer: Transfer) -> Transfer:
-        """A prefetch that has never started becomes a demand."""
+        """A need asks for a prefetch that has never started: the demand that serves it."""
         self._never_issued[PROMOTED] += 1
         if not self.loader.demand_first:
             transfer.prefetch = False
@@ -260,7 +272,9 @@ class Transfers(Claims):
     # ---- giving up
 
     def _cancel(self, transfers: Iterable[Transfer], kept: Sequence[int]) -> None:
-        """Give up waiting prefetches that no need waits for, but those of ``kept`` keys."""
+        """Give up those of these transfers that are waiting prefetches, not urgent, and not for
+        one of the ``kept`` keys.
+        """
         for transfer in transfers:
             is_idle = transfer.waits and not (transfer.is_needed or transfer.feeds)
             if is_idle and not transfer.cancelled and transfer.key not in kept:
@@ -270,7 +284,9 @@ class Transfers(Claims):
         return [transfer for queue in self._prefetches for transfer in queue]
 
     def _give_up(self, transfer: Transfer, event: int) -> None:
-        """Drop or cancel a waiting prefetch and what it has claimed."""
+        """Drop or cancel a waiting prefetch, and give back what it has claimed. ``event``: CANCEL
+        or DROP_NO_SLOT.
+        """
         key = transfer.key
         transfer.cancelled = True
         self.state[key] = ABSENT
@@ -290,7 +306,11 @@ class Transfers(Claims):
     # ---- issuing
 
     def _issue(self, link: int) -> Transfer | None:
-        """Take the next transfer whose slot can be claimed, and claim it."""
+        """Issue the next transfer of a link whose slot can be claimed, or None.
+
+        Prefetches that find no slot are given up on the way. A demand that finds none stays at the
+        head, and only a transfer that needs no claim may pass it.
+        """
         demands, prefetches = self.queues[link]
         while demands or prefetches:
             queue = demands or prefetches
@@ -313,9 +333,7 @@ class Transfers(Claims):
         return None
 
     def _issue_simply(self) -> Transfer | None:
-        """The same where one link leads to the pools and nothing has been claimed before: in one
-        piece, for speed.
-        """
+        """``_issue`` and ``_start`` in one piece, for simple moves."""
         demands, prefetches = self.queues[0]
         while demands or prefetches:
             queue = demands or prefetches
@@ -323,7 +341,7 @@ class Transfers(Claims):
             if transfer.cancelled:
                 queue.popleft()
                 continue
-            # What has started does not wait here any more, so that none of these is urgent.
+            # Nothing that waits here has started, so that none of the prefetches is urgent.
             key, must = transfer.key, not transfer.prefetch
             victims = self.protection.claim(key, must)
             if victims is None and must:
@@ -349,8 +367,8 @@ class Transfers(Claims):
         return None
 
     def _issue_claimed(self, link: int) -> Transfer | None:
-        """The first that waits and needs no claim any more, where the one at the head finds no
-        slot.
+        """Issue the first waiting transfer that has its claim already, or None. For a link whose
+        first demand finds no slot.
         """
         for queue in self.queues[link]:
             for transfer in queue:
@@ -360,6 +378,7 @@ class Transfers(Claims):
         return None
 
     def _start(self, transfer: Transfer, link: int) -> Transfer:
+        """Issue a transfer whose slot is claimed. Its first issue gives it its number."""
         transfer.waits = False
         if transfer.number < 0:
             key, victims = transfer.key, transfer.victims
@@ -374,7 +393,7 @@ class Transfers(Claims):
     # ---- hops and arrivals
 
     def _end_hop(self, link: int, transfer: Transfer) -> None:
-        """A hop on an outer link has ended."""
+        """A hop on a link other than link 0 has ended."""
         if link == self._ram_link:
             assert self.ram is not None
             self.ram.arrive(transfer.key, PREFETCH if transfer.prefetch else DEMAND)
@@ -387,7 +406,7 @@ class Transfers(Claims):
             self._queue_again(transfer, transfer.link)
 
     def _arrive(self, transfer: Transfer) -> int:
-        """The last hop has ended; the key that has arrived, or -1 if its rest has still to come."""
+        """The last hop has ended: the key that has arrived, or -1 if its rest has still to come."""
         key, state = transfer.key, self.state
         transfer.over = True
         if transfer.dense:
@@ -406,7 +425,9 @@ class Transfers(Claims):
         return key
 
     def _complete(self, key: int, rest_bytes: int) -> Transfer:
-        """Queue what a staged partial prefetch lacks, into the same slot."""
+        """A need finds a staged partial prefetch that lacks ``rest_bytes``: the demand for them,
+        queued into the same slot.
+        """
         partial = self._transfer_of[key]
         partial.outcome = USED
         rest = Transfer(key, False, rest_bytes, self.calls, self._begin_link(key))
@@ -414,8 +435,8 @@ class Transfers(Claims):
         return rest
 
     def _queue_rest(self, transfer: Transfer) -> None:
-        """A need waits for more than a partial prefetch has brought: the rest follows into the
-        same slot.
+        """A partial prefetch has arrived, and lacks bytes of the need that waits for it: queue a
+        demand for them into the same slot.
         """
         link = self._outermost if self.ram is None else self._ram_link - 1
         rest = Transfer(transfer.key, False, transfer.rest_bytes, self.calls, link)

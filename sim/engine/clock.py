@@ -1,7 +1,6 @@
-"""SimPy's clock and event heap, for events that ring again and again, and their order at equal
-times.
+"""SimPy's clock and event heap, with alarms that can be set again and again.
 
-See contract C14.
+Alarms of one instant ring in the order of contract C14, by their priorities.
 """
 
 from __future__ import annotations
@@ -15,20 +14,23 @@ import simpy
 TRANSFER_END, CPU_DONE, NEED_DONE, PREDICTION, SEQUENCE_END, GATE, ARRIVAL = (
     rank << 48 for rank in range(2, 9)
 )
-"""Priorities above SimPy's own (0 and 1), in the order of equal times; a number is added."""
+"""Priorities of alarms, in the order in which alarms of one instant ring. SimPy's own are 0 and 1.
+A number is added to each, such as the transfer's or the gate's, which orders alarms of one kind.
+"""
 
 
 class StuckError(RuntimeError):
-    """Everything waits for something that nobody will do."""
+    """The run has not ended, and no alarm is set."""
 
 
 Entry = tuple[int, int, int, simpy.Event]
-"""As it lies on SimPy's heap: time, priority, number, event."""
+"""An entry of SimPy's heap: time, priority, number, event."""
 
 
 class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
-    """An event that rings ``callback`` and can then be set again. ``at_ns``: when it rings, or
-    rang.
+    """An event that calls ``callback`` when it rings, and can then be set again.
+
+    ``at_ns``: the time for which it is set, or at which it rang last.
     """
 
     def __init__(self, env: Clock, callback: Callable[[Alarm], None]) -> None:
@@ -39,26 +41,26 @@ class Alarm(simpy.Event):  # type: ignore[misc]  # simpy ships no types
         self.at_ns = -1
 
     def set(self, at_ns: int, priority: int) -> None:
-        """Ring at a time; of equal times the lower priority comes first, then what was set
-        before.
+        """Ring at a time. Of alarms at one time the lower priority rings first; of one priority
+        the alarm that was set first.
         """
         self.at_ns = at_ns
         self.env.put((at_ns, priority, next(self.env.numbers), self))
 
 
 class Clock(simpy.Environment):  # type: ignore[misc]
-    """An environment of alarms: they cannot fail and keep their one callback, so the loop is
-    bare.
+    """A SimPy environment for alarms only. They cannot fail, and each keeps its one callback, so
+    that the loop needs none of SimPy's checks.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = self._eid
         self.put: Callable[[Entry], None] = partial(heappush, self._queue)
-        """``schedule`` for a time instead of a delay, in one piece."""
+        """Put an entry on the heap: SimPy's ``schedule``, for a time instead of a delay."""
 
     def run(self, until: simpy.Event) -> None:
-        """Ring what is due, in order, until ``until`` does."""
+        """Ring the alarms in order until ``until`` does. Raise StuckError if none is left."""
         queue, pop = self._queue, heappop
         until.callbacks.append(simpy.core.StopSimulation.callback)
         try:

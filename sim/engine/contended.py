@@ -1,8 +1,9 @@
-"""The engine of a machine whose parties hold each other up: when an operation ends depends on what
-goes on meanwhile.
+"""The engine for machines with contention: an operation's end depends on who else is active.
 
-So nothing is known beforehand: one heap event an operation, and one for each change of a pace.
-Decisions, order and records are `sim.engine.engine.Engine`'s.
+*Parties* are the compute stream, the CPU and the links. They slow each other down while they work
+(`sim.machine.contention`), so that no end is known when an operation begins. Each operation has an
+alarm, which is set anew whenever the set of active parties changes (`sim.engine.contest`).
+Decisions, order and records are those of `sim.engine.engine.Engine`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from sim.machine.costs import ContendedDurations, Durations
 from sim.workload.steps import Workload
 
 AT_WORK = 1 << 62
-"""``_free_ns`` while the stream works: nobody knows until when, and whoever comes finds it at
-work.
-"""
+"""``_free_ns`` while the stream works: later than every time, because the end is not known."""
 
 
 class ContendedEngine(Engine):
-    """While the stream stands, ``_free_ns`` is when it became free, or when its host time will
-    be over.
+    """An engine whose operations slow each other down.
+
+    ``_free_ns`` is `AT_WORK` while the stream works. While it stands idle, ``_free_ns`` is the time
+    at which it became free, or at which its host time will be over.
     """
 
     is_arithmetic = False
@@ -46,7 +47,7 @@ class ContendedEngine(Engine):
         self._cpu_latency_ns = durations.cpu_latency_ns
         self._given: deque[tuple[int, int]] = (
             deque()
-        )  # (duration, key) of needs that are ready and not begun
+        )  # (duration, key) of the needs that are ready and have not begun
         super().__init__(env, controller, workload, durations, progress)
 
     def _make_links(self) -> Sequence[ContendedLink]:
@@ -55,7 +56,9 @@ class ContendedEngine(Engine):
     # ---- the compute stream
 
     def _work(self, work_ns: int, order: int, done: Callable[[Alarm], None]) -> None:
-        """Begin when host time is over."""
+        """Let the stream begin an operation when its host time is over. ``order``: the priority of
+        its end.
+        """
         now, begins_ns = int(self.env.now), self._free_ns
         self._free_ns = AT_WORK
         self.contest.begin(COMPUTE, now, begins_ns - now, work_ns, order, done)

@@ -1,8 +1,9 @@
-"""A link that goes as fast as others at work let it, with all that a link may be.
+"""Links whose bandwidth depends on who else is active.
 
-Nothing is known beforehand: whatever happens at a point of a service (its end, a head that is
-through, the end of a chunk) happens when so much of its work is done. A latency holds nobody up,
-nor does anybody hold that up.
+One class supports engines, chunks, cut-through and a page cache. No time of a service is known
+beforehand. What happens at a point of it (its end, the end of its head, the end of a chunk) happens
+when so much of its work is done (`sim.engine.contest`). A latency slows nobody down, and nobody
+slows a latency down.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from sim.machine.costs import PagedDurations
 
 
 class ContestedMachine(Machine, Protocol):
-    """An engine whose parties hold each other up."""
+    """An engine for a machine with contention."""
 
     contest: Contest
 
 
 class Service:
-    """A transfer on an engine. ``row``: of its record. ``cut``: where it is to give way. ``waits``:
-    on the way to where it would overtake the link that it comes from.
+    """A transfer on an engine of a link.
+
+    ``row``: the row of the service in the record. ``cut``: the mark at which it is to give way.
+    ``waits``: the mark at which it would run ahead of the outer hop that feeds it, and must pause.
     """
 
     __slots__ = ("chunks", "cut", "draw", "engine", "row", "transfer", "waits")
@@ -34,13 +37,15 @@ class Service:
     def __init__(self, transfer: Transfer, engine: int, row: int, draw: Draw) -> None:
         self.transfer, self.engine, self.row, self.draw = transfer, engine, row, draw
         self.cut: Mark | None = None
-        self.chunks = 0  # that are done at the cut
+        self.chunks = 0  # how many chunks are done at the cut
         self.waits: Mark | None = None
 
 
 class ContendedLink(PagedLink):
-    """``outer``: the link that feeds this one, once it is known; transfers may come from its
-    head.
+    """A link of a machine with contention.
+
+    ``outer``: the link that feeds this one, perhaps from the head of a transfer; None for the
+    outermost. ``inner``: the link that this one feeds; None for link 0.
     """
 
     def __init__(self, machine: ContestedMachine, index: int) -> None:
@@ -49,7 +54,7 @@ class ContendedLink(PagedLink):
         self.is_cuttable, self.cut_at = self._chunk_bytes is not None, -1
         self._engines = self.controller.route.engines[index]
         self.room *= self._engines
-        self.serving: list[Service] = []  # ``issued`` holds those that wait for an engine
+        self.serving: list[Service] = []  # ``issued`` holds what waits for an engine
         self.outer: ContendedLink | None = None
         self.inner: ContendedLink | None = None
 
@@ -95,7 +100,7 @@ class ContendedLink(PagedLink):
                 draw, now, head - latency, lambda alarm: self._on_passed(service, alarm.at_ns)
             )
         if self.outer is not None and self.outer.serves(transfer):
-            # At least 1 ns, so that it waits before its end.
+            # At least 1 ns is left, so that the pause comes before the end.
             last = max(
                 1, self._durations.hop_ns(self.index, min(self._outer_head, transfer.left_bytes))
             )
@@ -130,20 +135,18 @@ class ContendedLink(PagedLink):
     # ---- from a head (cut-through)
 
     def _on_passed(self, service: Service, now: int) -> None:
-        """Enough is through for the next link to begin; where all is, the end comes at this
-        instant.
+        """The head is through: the next link may begin. If all the work is done, the end comes at
+        this instant, too, and hands the transfer on.
         """
         if not self._contest.is_done(service.draw, now):
             self._on_head(service.transfer, now)
 
     def _on_overtaking(self, service: Service, now: int) -> None:
-        """A head's bytes are left, which come when the outer link is through, and not before."""
+        """Pause: a head's bytes are left, and they come only when the outer hop ends."""
         self._contest.hold(service.draw, now, held=True)
 
     def go_on(self, transfer: Transfer, now: int) -> None:
-        """The outer link is through with a transfer: what this one has of it need not wait any
-        more.
-        """
+        """The outer link is through with a transfer: its service here need not pause any more."""
         for service in self.serving:
             if service.transfer is transfer and service.waits is not None:
                 if service.draw.held:
@@ -159,7 +162,7 @@ class ContendedLink(PagedLink):
             return
         assert self._chunk_bytes is not None
         service = self.serving[0]
-        # Only a prefetch gives way, and only to what waits.
+        # Only a prefetch gives way, and only to a transfer that waits.
         if not service.transfer.prefetch or not (self.queues[0] or self.issued or service.cut):
             return
         if not self.controller.cut(self.index):
@@ -170,8 +173,8 @@ class ContendedLink(PagedLink):
             self._ask_for_cut(service, self._chunk_bytes, now)
 
     def _ask_for_cut(self, service: Service, size: int, now: int) -> None:
-        """Mark the end of the first chunk that ends after now, unless that is the transfer's
-        last.
+        """Mark the end of the first chunk that ends after now. The last chunk needs no mark: its
+        end is the transfer's.
         """
         last = -(-service.transfer.left_bytes // size)
         done_ns = self._contest.done_ns(service.draw, now)
@@ -208,7 +211,7 @@ class ContendedLink(PagedLink):
     # ---- the end of the run
 
     def note_cut(self, now: int, left_ns: dict[int, int]) -> None:
-        """Note, by row, what the services that the run's end cuts had still to do."""
+        """At the end of the run: note, by row, the work left in services that it cuts, in ns."""
         for service in self.serving:
             left = self._contest.left_ns(service.draw, now)
             if left is not None:
@@ -216,7 +219,7 @@ class ContendedLink(PagedLink):
 
 
 def make_links(machine: ContestedMachine) -> list[ContendedLink]:
-    """From the device outwards, each with its neighbours."""
+    """All links of a machine with contention, from the device outwards, joined to each other."""
     links = [ContendedLink(machine, index) for index in range(machine.controller.route.links)]
     for inner, outer in pairwise(links):
         inner.outer, outer.inner = outer, inner

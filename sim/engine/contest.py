@@ -1,5 +1,8 @@
-"""Work in progress of those who hold each other up: each piece rings when so much of it is done,
-whenever that is.
+"""The work in progress on a machine with contention: who is active, and how fast each goes.
+
+Work is measured in time at full pace. What is to happen at a point of a piece of work (its end, its
+head, the end of a chunk) is set for an amount of work done. When the pace changes, the alarms of
+these points are set anew.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ Ring = Callable[[Alarm], None]
 
 
 class Mark:
-    """A point of a piece of work: ``ring`` it, with priority ``order``, when no more than ``left``
-    is left to do.
+    """A point of a piece of work: ``ring`` is called, with priority ``order``, when no more than
+    ``left`` is left to do.
 
-    ``alarm``: the one that counts; others ring in vain.
+    ``alarm``: the alarm that is set for it. Earlier alarms still ring, and are ignored.
     """
 
     __slots__ = ("alarm", "left", "order", "ring")
@@ -29,11 +32,11 @@ class Mark:
 
 
 class Draw:
-    """A piece of work of a party. ``left``: what there is still to do, in the party's unit
-    (`Contest`).
+    """A piece of work of a party. It *draws* on the machine from ``begins_ns`` on.
 
-    ``pace``: units a ns, 0 until it begins to draw, at ``begins_ns``, and while it is ``held``.
-    ``marks``: its end, and what else is to ring on the way.
+    ``left``: the work still to do, in the party's unit (see `Contest`). ``work_ns``: all of it, in
+    ns. ``pace``: units of work for each ns; 0 before it draws, and while it is ``held``.
+    ``order``: the priority of its end. ``marks``: its end, and other points on the way.
     """
 
     __slots__ = ("begins_ns", "held", "left", "marks", "order", "pace", "party", "work_ns")
@@ -51,29 +54,29 @@ class Draw:
 
 
 class Contest:
-    """All work in progress. Paces change only when somebody begins, ends, or is held.
+    """All work in progress. Paces change only when a piece begins, ends, is held or goes on.
 
-    The pieces of one party (a link's engines) share its pace equally. The unit of what is left of a
-    piece is a ns of the party's own pace over ``WHOLE * lcm(1 .. its engines)``, so that every
-    share of every pace is a whole number.
+    The pieces of one party (those of a link's engines) share its pace equally. What is left of a
+    piece is counted in units: a ns at the party's full pace is ``WHOLE * lcm(1 .. its engines)``
+    units. So every share of every pace is a whole number, and nothing is rounded on the way.
 
-    ``slowed_ns``: by party, how much longer than its work it had work: what others, or waiting for
-    bytes that have not come yet, cost it.
+    ``slowed_ns``: by party, by how much the time in which it had work exceeds that work. It is what
+    other parties cost it, and waiting for bytes that had not come yet.
     """
 
     def __init__(self, env: Clock, contention: Contention, engines: Sequence[int] = ()) -> None:
-        """``engines``: of each link, how many pieces it may have at once; everybody else has
+        """``engines``: for each link, how many pieces it may have at once. Other parties have
         one.
         """
         self._env, self._contention = env, contention
-        self._draws: dict[Draw, None] = {}  # in the order in which they began to draw
+        self._draws: dict[Draw, None] = {}  # those that draw, in the order in which they began to
         self._since_ns = 0
         of_links = [lcm(*range(1, count + 1)) for count in engines] or [1] * (
             contention.parties - FIRST_LINK
         )
         self._shares = [1] * FIRST_LINK + of_links
         self._busy_since_ns = [0] * contention.parties
-        self._done_ns = [0] * contention.parties  # work done since then
+        self._done_ns = [0] * contention.parties  # work done since it became busy
         self.slowed_ns = [0] * contention.parties
 
     # ---- what a party does
@@ -81,8 +84,9 @@ class Contest:
     def begin(
         self, party: int, now: int, latency_ns: int, work_ns: int, order: int, done: Ring
     ) -> Draw:
-        """Call ``done``, with priority ``order``, after ``latency_ns`` that nobody is held up by,
-        and the work: at the first whole ns at which nothing of it remains.
+        """Begin a piece of work: first a latency, which slows nobody down and is not slowed, then
+        ``work_ns`` of work. Call ``done``, with priority ``order``, at the first whole ns at which
+        nothing of the work remains.
         """
         draw = Draw(party, now + latency_ns, work_ns, order, work_ns * self._unit(party))
         draw.marks.append(Mark(0, order, lambda alarm: self._end(draw, done, alarm)))
@@ -94,7 +98,7 @@ class Contest:
 
     def mark(self, draw: Draw, now: int, done_ns: int, ring: Ring) -> Mark:
         """Call ``ring`` at the first whole ns at which ``done_ns`` of the work are done, unless
-        it has left before.
+        the piece ends or is stopped before.
         """
         mark = Mark((draw.work_ns - max(0, done_ns)) * self._unit(draw.party), draw.order, ring)
         draw.marks.append(mark)
@@ -103,37 +107,36 @@ class Contest:
         return mark
 
     def forget(self, draw: Draw, mark: Mark) -> None:
+        """Take a mark back: it does not ring any more."""
         draw.marks.remove(mark)
         mark.alarm = None
 
     def hold(self, draw: Draw, now: int, held: bool) -> None:
-        """Have it stand still, drawing nothing, or go on."""
+        """Let a piece of work pause, drawing nothing, or go on."""
         self._settle(now)
         draw.held = held
         self._set_paces(now)
 
     def stop(self, draw: Draw, now: int) -> None:
-        """Have it leave before its end."""
+        """End a piece of work before its work is done."""
         self._leave(draw, now)
 
     def done_ns(self, draw: Draw, now: int) -> int:
-        """What it has done, in whole ns of the party's own pace; -1 where it has not begun to
-        draw.
-        """
+        """The work done, in whole ns at full pace; -1 if the piece has not begun to draw."""
         if draw not in self._draws:
             return -1
         self._settle(now)
         return draw.work_ns + -draw.left // self._unit(draw.party)
 
     def left_ns(self, draw: Draw, now: int) -> int | None:
-        """What it has still to do, in ns of the party's own pace, rounded up; None where it has
-        not begun to draw.
+        """The work still to do, in ns at full pace, rounded up; None if the piece has not begun to
+        draw.
         """
         done = self.done_ns(draw, now)
         return None if done < 0 else draw.work_ns - done
 
     def is_done(self, draw: Draw, now: int) -> bool:
-        """Whether nothing is left of it: its end rings at this instant, if it has not yet."""
+        """Whether no work is left: the end rings at this instant, if it has not rung yet."""
         self._settle(now)
         return draw.left <= 0
 
@@ -167,7 +170,7 @@ class Contest:
             self.slowed_ns[party] += max(0, now - self._busy_since_ns[party] - self._done_ns[party])
 
     def _settle(self, now: int) -> None:
-        """What was done since the last change."""
+        """Count the work done since the last change, at the paces that held since then."""
         elapsed = now - self._since_ns
         if elapsed:
             for draw in self._draws:
@@ -175,7 +178,7 @@ class Contest:
             self._since_ns = now
 
     def _set_paces(self, now: int) -> None:
-        """Ring at another time where the pace has changed."""
+        """Work out all paces, and set the alarms anew where a pace has changed."""
         drawing = Counter(draw.party for draw in self._draws if not draw.held)
         paces = self._contention.paces(sum(1 << party for party in drawing))
         for draw in self._draws:
@@ -187,7 +190,7 @@ class Contest:
                     self._expect(mark, draw, now)
 
     def _expect(self, mark: Mark, draw: Draw, now: int) -> None:
-        """Set the alarm of a mark by the pace; none where there is no pace."""
+        """Set the alarm of a mark for the time that follows from the pace; none at pace 0."""
         if not draw.pace:
             mark.alarm = None
             return

@@ -1,6 +1,6 @@
-"""The engine: a run's walk through steps, sites and gates, with its links, on top of the stream.
+"""The engine: walks through steps, sites and gates, and connects links, stream and controller.
 
-How a run goes as a whole: ``sim.engine.simulate``.
+``sim.engine.simulate`` says how a run goes as a whole.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from sim.workload.steps import Workload
 
 
 class Engine(Stream):
-    """A run: the links, and the walk through steps and gates, around one controller."""
+    """One run around one controller: its links, and its walk through steps and gates.
+
+    ``progress`` is told the number of steps done, about every hundredth.
+    """
 
     is_arithmetic = True
-    """Whether a need takes what ``durations`` say: common gates then add it up and never ask
-    ``_compute``.
+    """Whether a need takes exactly the time that ``durations`` say. If so, simple gates add the
+    times up and never call ``_compute``.
     """
 
     __slots__ = (
@@ -64,7 +67,7 @@ class Engine(Stream):
         has_host_time = any(vars(host).values())
         self._is_simple = controller.simple.gates and self.is_arithmetic and not has_host_time
         self._links: Sequence[Link] = self._make_links()
-        # What every call asks of its links, in one piece.
+        # What is asked of every link after each call. Unpacking a tuple is faster than attributes.
         self._polled = [
             (link.index, link.room, link.issued, *link.queues, link) for link in self._links
         ]
@@ -84,8 +87,8 @@ class Engine(Stream):
         self._end_alarm = Alarm(self.env, self._on_step_end)
         geometry, ahead = self.controller.geometry, self.controller.loader.dense_slots
         self._streams_dense = ahead > 0
-        # Dense blocks that are there, where they are streamed; and the one that the stream waits
-        # for.
+        # Where dense blocks are streamed: the keys of those that are there, and of the one that the
+        # stream waits for (-1: none).
         self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
         self._awaited_block = -1
         self._step: Step | None = None
@@ -97,11 +100,12 @@ class Engine(Stream):
     # ---- calls of the controller
 
     def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
-        """After a call: poll each link that has room, and ask chunked ones whether to give way.
+        """After a call: poll each link that has room, and ask chunked links whether to give way.
 
-        Where a prefetch is given up on the way, a link may have waited for what it held: all are
-        polled again. ``but`` is the link that the call was about; unless it has issued something
-        (``but_always``) it, too, is polled then.
+        ``but``: the link that the call was about, which is left out; -1: none. Where a prefetch is
+        given up on the way, another link may have waited for what the prefetch held: then all are
+        polled again. This includes the link ``but``, unless it has issued something in the call
+        (``but_always``).
         """
         if self._only_link is not None and but < 0:
             self._only_link.fill(now)
@@ -121,7 +125,7 @@ class Engine(Stream):
     # ---- steps and sequences
 
     def _go_on(self, now: int) -> None:
-        """The stream is free for the next step, if there is one and its requests have come."""
+        """The stream is free: begin the next step, wait for its requests, or end the run."""
         following = self._schedule.next(now)
         if following is None:
             self._close(now)
@@ -133,14 +137,12 @@ class Engine(Stream):
             self._begin_step(following, now)
 
     def _on_request(self, arrival_ns: int, now: int) -> None:
-        """The stream stood idle until a request arrived, and is awake."""
+        """A request has come that the stream stood idle for, and the stream is awake."""
         self._wake(arrival_ns, NO_REQUEST)
         self._go_on(now)
 
     def _begin_step(self, step: Step, now: int) -> None:
-        """Called when the stream is free; the first gate of the step follows after its dense
-        work.
-        """
+        """Begin a step when the stream is free. Its first gate follows after its dense work."""
         self._step = step
         self.record.step_start_ns.append(self._free_ns)
         for sequence in step.begins:
@@ -156,7 +158,7 @@ class Engine(Stream):
         self._begin_site()
 
     def _begin_site(self) -> None:
-        """The dense work before the gate, once its block is there."""
+        """Begin the dense work before a gate, once the site's dense block is there."""
         if not self._streams_dense or self._block_is_there():
             self._gate_alarm.set(self._free_ns + self._lead_ns, GATE)
 
@@ -169,19 +171,19 @@ class Engine(Stream):
         return False
 
     def _pass_on(self, free_ns: int, now: int) -> None:
-        """``_end_site`` of the common gate, and what follows, in one piece: this runs at every
-        gate.
+        """``_end_site`` and ``_begin_site`` in one piece, for simple gates, where this runs every
+        time.
         """
         self._end_ns.append(free_ns)
         for site, lead_ns in self._walk:
             self._site, alarm, put = site, self._gate_alarm, self._put
             alarm.at_ns = at_ns = free_ns + lead_ns
-            put((at_ns, GATE, 0, alarm))  # there is but one: it needs no number
+            put((at_ns, GATE, 0, alarm))  # there is only one gate alarm, so that it needs no number
             return
         self._begin_tail(now)
 
     def _end_site(self, now: int) -> None:
-        """Every need of the site is computed or its end is known."""
+        """Every need of the site has been computed, or the end of its computation is known."""
         if self._post_ns:
             self._idle(self._free_ns + self._post_ns, HOST_TIME)
         self._end_ns.append(self._free_ns)
@@ -192,13 +194,13 @@ class Engine(Stream):
         self._begin_tail(now)
 
     def _begin_tail(self, now: int) -> None:
-        """What the step does after its last site."""
+        """Do the work of a step after its last site: final norm and LM head."""
         assert self._step is not None
         self._free_ns += self.durations.tail_ns(self._step)
         self._end_step(now)
 
     def _end_step(self, now: int) -> None:
-        """The step's tail ends when the stream is free."""
+        """The step ends when the stream is free."""
         step, end = self._step, self._free_ns
         assert step is not None
         self.record.step_end_ns.append(end)
@@ -206,7 +208,7 @@ class Engine(Stream):
             self._progress(step.index + 1)
         if not step.ends:
             following = self._schedule.next(end)
-            assert isinstance(following, Step)  # what has not ended goes on
+            assert isinstance(following, Step)  # a sequence that has not ended goes on
             if not following.begins:
                 self._begin_step(following, now)
                 return
@@ -226,7 +228,7 @@ class Engine(Stream):
             self._begin_step(self._following, now)
 
     def _close(self, now: int) -> None:
-        """The run is over; what is still on a link is cut."""
+        """The run is over: fill the record. Transfers that are still on a link are cut."""
         record, notes, services = self.record, self._notes, self.services
         (
             record.service_number,
@@ -257,8 +259,7 @@ class Engine(Stream):
         count = len(outcomes)
         self._row = first + count
         if self._is_simple_step and (waits is None or self._is_as_ready):
-            # The common gate: one row, one precision, nothing but loads: what is there is computed
-            # at once.
+            # The short way: needs that are there are computed at once, one after another.
             if waits is not None:
                 count -= len(waits)
                 for key in waits:
@@ -277,7 +278,7 @@ class Engine(Stream):
         self._end_site_if_done(now)
 
     def _enter_gate(self, now: int) -> None:
-        """Host time before and after the gate, and what it starts besides its needs."""
+        """A gate in full: host time before and after it, and what it begins besides its needs."""
         self._free_ns = now - self._sync_ns
         if self._sync_ns:
             self._idle(now, HOST_TIME)
@@ -299,7 +300,9 @@ class Engine(Stream):
     # ---- arrivals
 
     def arrive(self, key: int, number: int, now: int) -> None:
-        """A key has arrived on the device; perhaps a need, or the stream, waits for it."""
+        """Transfer ``number`` has brought a key to the device. A need may wait for it, or the
+        stream for a dense block.
+        """
         if key not in self.awaited:
             if self._streams_dense and self.controller.issued[number].dense:
                 self._take_block(key, number, now)
@@ -330,7 +333,7 @@ class Engine(Stream):
         self._end_site_if_done(now)
 
     def _take_block(self, key: int, number: int, now: int) -> None:
-        """A dense block has arrived; perhaps the stream waits for it."""
+        """A dense block has arrived, for which the stream may wait."""
         self._blocks.add(key)
         if key == self._awaited_block:
             self._awaited_block = -1

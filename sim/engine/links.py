@@ -1,9 +1,13 @@
 """The links of the simulated machine: callback state machines on SimPy's clock.
 
-A link serves what the controller issues, in order of issue. ``Link`` has one engine, may be
-chunked, and may hand a transfer on to the next link from its head; ``SharedLink`` has several
-engines that share its bandwidth. Each service costs one heap event, and one more for a head, a cut
-or a change of a shared rate.
+A link serves transfers in the order in which the controller issues them.
+
+- ``Link`` has one engine. It may hand a transfer on to the next link from its head (cut-through).
+- ``PagedLink`` reads from a drive whose reads the operating system caches.
+- ``ChunkedLink`` has one engine, and its prefetches give way to demands at the end of a chunk.
+- ``SharedLink`` has several engines that share its bandwidth.
+
+Each service costs one heap event. A head, a cut and a change of a shared rate cost one more each.
 """
 
 from __future__ import annotations
@@ -22,42 +26,42 @@ from sim.values.record import Record
 
 SERVICE = 6
 STARTED = 4
-"""Ints in a row of services, and the place of its start there."""
+"""The number of ints in a row of services, and the place of the start in it."""
 
 
 class Machine(Protocol):
-    """What a link needs of the engine around it."""
+    """What a link needs of the engine that it belongs to."""
 
     env: Clock
     controller: Controller
     durations: Durations
     record: Record
     services: list[int]
-    """Rows of SERVICE ints: transfer, link, engine, urgent, start, bytes. Flat: one append a
-    service.
+    """A flat list of rows of SERVICE ints: the transfer's number, link, engine, urgent, start in
+    ns, bytes.
     """
     awaited: dict[int, int]
-    """Keys that needs wait for."""
+    """The keys that needs wait for, with the numbers of their lookups."""
     other_calls: list[int]
-    """Times of the controller's calls, gates left out."""
+    """The times of the controller's calls in ns, without those of gates."""
 
     def settle(self, now: int, but: int = -1, but_always: bool = True) -> None:
-        """After a call: poll each link that has room, but for one that the call was about, if
-        that has issued.
-        """
+        """After a call: poll each link that has room; see `sim.engine.engine.Engine.settle`."""
 
     def arrive(self, key: int, number: int, now: int) -> None:
-        """A key has arrived on the device."""
+        """Transfer ``number`` has brought a key to the device."""
 
 
 class Link:
-    """A link with one engine."""
+    """A link with one engine. ``index``: its number, 0 at the device. ``room``: how many transfers
+    may be issued on it at once.
+    """
 
     is_cuttable = False
-    """What it serves may have to give way at the end of a chunk: ``consider_cut`` is for these."""
+    """Whether its transfers may have to give way at the end of a chunk (``consider_cut``)."""
     cut_at = 0
-    """Chunks of a service after which it is to be cut, 0: not at all, -1: ask. The service may
-    have ended since.
+    """After how many chunks the service in progress is to be cut; 0: not at all; -1: ask the link.
+    The service may have ended since this was set.
     """
 
     def __init__(self, machine: Machine, index: int) -> None:
@@ -80,17 +84,18 @@ class Link:
         self.issued: deque[Transfer] = deque()
         self._alarm = Alarm(self._env, self._on_end)
         self._hop_ns: dict[int, int] = {}
-        self._service = -1  # row of the service in progress
+        self._service = -1  # the row of the service in progress
         self._forwards = route.head_bytes[index] > 0
         self._chunk_bytes = None if self._forwards else loader.chunk_bytes
         self._moves_simply = self.controller.simple.moves
-        # Where only bytes decide how long a service takes, and nothing happens before its end.
+        # The known times by bytes, where a service takes a time that depends on its bytes alone,
+        # and nothing happens before its end.
         is_plain = type(self) in (Link, ChunkedLink) and not (self._forwards or loader.write_back)
         self._plain_ns = self._hop_ns if is_plain else {}
-        self._rank = 3 - index  # of one transfer the outer link's end comes first
+        self._rank = 3 - index  # of one transfer the outer link's hop ends first
 
     def fill(self, now: int) -> None:
-        """Poll while there is room and something waits."""
+        """Poll the controller while there is room and something waits."""
         issued, controller = self.issued, self.controller
         demands, prefetches = self.queues
         while (demands or prefetches) and len(issued) < self.room:
@@ -103,13 +108,13 @@ class Link:
                 self._serve(transfer, now)
 
     def consider_cut(self, now: int) -> None:
-        """After every call: what is in service may have to give way."""
+        """To be called after every call: the transfer in service may have to give way."""
 
     def _order(self, transfer: Transfer) -> int:
         return TRANSFER_END + (transfer.number << 2) + self._rank
 
     def _serve(self, transfer: Transfer, now: int, engine: int = 0) -> None:
-        """Turn to an issued transfer."""
+        """Begin to serve an issued transfer."""
         ends, number, size = self._ends, transfer.number, transfer.left_bytes
         self._service = len(ends)
         ends.append(-1)
@@ -125,7 +130,7 @@ class Link:
         if duration is None:
             self._set_end(transfer, now)
             return
-        # ``_set_end`` in one piece: this runs at every hop.
+        # ``_set_end`` in one piece, because this runs at every hop.
         alarm, put = self._alarm, self._put
         alarm.at_ns = at_ns = now + duration
         put((at_ns, TRANSFER_END + (number << 2) + self._rank, next(self._numbers), alarm))
@@ -140,7 +145,7 @@ class Link:
                 alarm.set(now + head, self._order(transfer))
 
     def service_ns(self, transfer: Transfer) -> int:
-        """How long the transfer takes alone on this link, what it writes back included."""
+        """How long a transfer takes alone on this link, its write-back included, in ns."""
         size = transfer.left_bytes
         duration = self._hop_ns.get(size, -1)
         if duration < 0:
@@ -153,8 +158,8 @@ class Link:
         return duration
 
     def _head_ns(self, transfer: Transfer) -> int:
-        """When the next link may begin, so that it never starves
-        (contract C59).
+        """How long after the service's start the next link may begin, in ns. The next link then
+        never runs out of bytes (contract C59).
         """
         hop, link, head = (
             self._durations.hop_ns,
@@ -193,8 +198,8 @@ class Link:
 
 
 class PagedLink(Link):
-    """A link from a drive whose reads the operating system keeps: what is kept is read again at
-    another rate.
+    """A link from a drive whose reads the operating system caches. What is in its page cache is
+    read again at another rate.
     """
 
     def __init__(self, machine: Machine, index: int, durations: PagedDurations) -> None:
@@ -216,12 +221,12 @@ class PagedLink(Link):
 
 
 def _ignore(alarm: Alarm) -> None:
-    """Of a service that was cut."""
+    """The end of a service that has been cut: nothing happens."""
 
 
 class ChunkedLink(Link):
-    """A link whose prefetches give way to demands at the end of a chunk; one heap event a cut,
-    not a chunk.
+    """A link whose prefetches give way to demands at the end of a chunk. A heap event is spent on
+    each cut, not on each chunk.
     """
 
     is_cuttable = True
@@ -229,13 +234,13 @@ class ChunkedLink(Link):
     def __init__(self, machine: Machine, index: int) -> None:
         super().__init__(machine, index)
         self.cut_at, self._cut_service = 0, -1
-        self._chunk_ends_ns = [0]  # by number of chunks, after the start of a service
+        self._chunk_ends_ns = [0]  # by number of chunks, from the start of a service
 
     def consider_cut(self, now: int) -> None:
         issued = self.issued
         if self._cut_service != self._service:
             self.cut_at = 0
-        # Only a prefetch gives way, and only to what waits.
+        # Only a prefetch gives way, and only to a transfer that waits.
         if (
             not issued
             or not issued[0].prefetch
@@ -248,8 +253,8 @@ class ChunkedLink(Link):
             self._ask_for_cut(issued[0], now)
 
     def _ask_for_cut(self, transfer: Transfer, now: int) -> None:
-        """Set an alarm for the end of the first chunk that ends after now, unless that is the
-        transfer's last.
+        """Set an alarm for the end of the first chunk that ends after now. The last chunk needs
+        none: its end is the transfer's.
         """
         size, service, ends_ns = self._chunk_bytes, self._service, self._chunk_ends_ns
         assert size is not None
@@ -266,7 +271,7 @@ class ChunkedLink(Link):
 
     def _on_cut(self, transfer: Transfer, service: int, chunks: int, now: int) -> None:
         if (service, chunks) != (self._service, self.cut_at):
-            return  # it has ended, or the demand has gone since
+            return  # the service has ended, or the demand has gone since
         self.cut_at = 0
         assert self._chunk_bytes is not None
         moved = chunks * self._chunk_bytes
@@ -274,7 +279,7 @@ class ChunkedLink(Link):
         self._ends[self._service] = now
         self._services[self._service * SERVICE + SERVICE - 1] = moved
         self._service = -1
-        # An event cannot be taken back: that of the service's end will ring in vain.
+        # An alarm cannot be taken back: that of the service's end will ring, and be ignored.
         self._alarm.callbacks[0] = _ignore
         self._alarm = Alarm(self._env, self._on_end)
         self._calls.append(now)
@@ -288,8 +293,10 @@ class ChunkedLink(Link):
 
 
 class Engine:
-    """One DMA engine of a shared link at work. ``left`` is in ns of the whole link's time, times
-    the link's scale.
+    """One DMA engine of a shared link at work.
+
+    ``service``: the row of its service. ``latency_until_ns``: until then it draws no bandwidth.
+    ``left``: the work left to do, in ns of the whole link's time, times the link's scale.
     """
 
     __slots__ = ("latency_until_ns", "left", "number", "service", "transfer")
@@ -302,11 +309,10 @@ class Engine:
 
 
 class SharedLink(Link):
-    """A link of several engines: past its latency each has an equal share of the bandwidth,
-    exactly.
+    """A link of several engines. Past its latency, each has an equal share of the bandwidth.
 
-    With m engines drawing bandwidth each does ``scale / m`` units a ns, a whole number: no rounding
-    but at the ends.
+    With m engines drawing bandwidth each does ``scale / m`` units of work in a ns. The scale makes
+    that a whole number, so that only the ends are rounded.
     """
 
     def __init__(self, machine: Machine, index: int) -> None:
@@ -331,7 +337,7 @@ class SharedLink(Link):
             self._set_alarm(now)
 
     def _begin(self, now: int) -> bool:
-        """Give issued transfers to free engines; whether there were any."""
+        """Give issued transfers to free engines: whether any has begun."""
         before = len(self._working)
         while self.issued and len(self._working) < self._engines:
             self._advance(now)
@@ -346,13 +352,15 @@ class SharedLink(Link):
         return len(self._working) > before
 
     def _set_end(self, transfer: Transfer, now: int) -> None:
-        """The end depends on the others: one alarm is set for the link's next change."""
+        """Nothing to do here: an end depends on the other engines, so that one alarm is set for the
+        link's next change.
+        """
 
     def _drawing(self, now: int) -> list[Engine]:
         return [engine for engine in self._working if engine.latency_until_ns <= now]
 
     def _advance(self, now: int) -> None:
-        """What has been done since the last change; every change of the rate is one."""
+        """Count the work done since the last call, which every change of the rate makes."""
         elapsed = now - self._since_ns
         if elapsed:
             drawing = self._drawing(self._since_ns)
@@ -361,7 +369,7 @@ class SharedLink(Link):
             self._since_ns = now
 
     def _set_alarm(self, now: int) -> None:
-        """Ring at the next end of a service or of a latency."""
+        """Set the alarm for the next end of a service or of a latency."""
         self._advance(now)
         drawing = self._drawing(now)
         share = self._scale // len(drawing) if drawing else 0
@@ -409,6 +417,7 @@ class SharedLink(Link):
 
 
 def make_link(machine: Machine, index: int) -> Link:
+    """The kind of link that a machine without contention has at this place."""
     controller, durations = machine.controller, machine.durations
     if isinstance(durations, PagedDurations) and durations.page_cache_bytes(index):
         return PagedLink(machine, index, durations)

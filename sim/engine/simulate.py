@@ -3,8 +3,8 @@
 Theory of operation
 ===================
 
-The controller decides and never acts; the engine acts and never decides (docs/design.md sections 1
-and 3). The engine consists of callback state machines around the controller: the links
+The controller decides and never acts; the engine acts and never decides
+(contract C10). The engine consists of callback state machines around the controller: the links
 (`sim.engine.links`), the compute stream with the CPU (`sim.engine.stream`), and the walk through
 steps and gates (`sim.engine.engine`). Whatever they wait for is an *alarm* on the clock's heap
 (`sim.engine.clock`). The run is this loop: ring the earliest alarm; its callback tells the

@@ -1,9 +1,10 @@
-"""What the needs of a gate come to: the compute stream that computes them in their order, waves of
-them, and the CPU.
+"""The compute stream and the CPU: compute a gate's needs in order, in waves where they do not all
+fit.
 
-The stream is arithmetic: ``_free_ns`` is when it will be through with what it has been given. What
-it waits for stands in ``awaited``; what it stood idle for is noted when it goes on. Gates, steps
-and sequences: ``sim.engine.engine``.
+The stream needs no alarm for each need: ``_free_ns`` is the time at which it will be through with
+everything that it has been given. The keys that it waits for stand in ``awaited``. An idle interval
+is written down, with its cause, when the stream goes on. Gates, steps and sequences are in
+``sim.engine.engine``.
 """
 
 from __future__ import annotations
@@ -23,23 +24,28 @@ CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
 
 
 class Group:
-    """Needs that are computed together, in need order, once nothing of them is awaited any more."""
+    """Needs that are computed one after another, in need order, once all of them are there.
+
+    ``awaited``: the keys that are not there yet.
+    """
 
     __slots__ = ("awaited", "keys", "rows")
 
     def __init__(self, keys: Sequence[int], rows: Sequence[int], awaited: set[int]) -> None:
         self.keys = keys
-        self.rows = rows  # of their lookups
+        self.rows = rows  # the number of each need's lookup
         self.awaited = awaited
 
 
 class Stream:
-    """The compute stream and the CPU of one run. An engine says what follows: ``settle`` and
-    ``_end_site``.
+    """The compute stream and the CPU of one run. An engine derives from it, and says what follows:
+    ``settle`` and ``_end_site``.
+
+    ``row`` means the number of a lookup, counted over the run.
     """
 
-    # What the common gate uses. Of what is left there must be less than 30, the engine's own
-    # included: a larger dict makes each call slower.
+    # Attributes that every gate uses have slots. On CPython 3.11 an object with thirty or more
+    # attributes outside its slots, over all classes of the engine, makes every method call slower.
     __slots__ = (
         "__dict__",
         "_arrivals",
@@ -76,7 +82,7 @@ class Stream:
         self._reroutes = controller.selector.reroutes
         geometry = controller.geometry
         self._units = geometry.units
-        # By key // units, which is precision * sites + site.
+        # The time of an expert for one row, by key // units, which is precision * sites + site.
         self._one_token_ns = [
             durations.expert_ns(p, site, 1)
             for p in range(len(geometry.precisions))
@@ -86,40 +92,42 @@ class Stream:
         self.awaited: dict[int, int] = {}  # key -> row of its lookup
         self._groups: deque[Group] = (
             deque()
-        )  # wait_all, in_order: in the order of their computation
+        )  # wait_all and in_order: groups in the order in which they are computed
         self._releases: deque[tuple[int, int]] = (
             deque()
-        )  # waves: (end of a need's computation, key)
+        )  # in waves: (end of a need's computation, key)
         self._release_alarm, self._release_is_set = Alarm(env, self._on_need_done), False
-        self._cpu: deque[tuple[int, int, int]] = deque()  # (end, key, row) of what the CPU computes
+        self._cpu: deque[tuple[int, int, int]] = deque()  # of its needs: (end, key, row)
         self._cpu_alarm = Alarm(env, self._on_cpu_done)
         self._cpu_free_ns = 0
         self._cpu_submissions = 0
-        self._free_ns = 0  # when the compute stream is through with what it was given
+        self._free_ns = 0  # when the stream is through with all it was given
         self._row = 0  # lookups so far
-        # Flat: one append a gate, or an idle interval.
+        # Flat lists of rows: one row a gate, or an idle interval.
         self._gates: list[int] = []  # time, first row
         self._idles: list[int] = []  # from, to, cause
 
     # ---- what the engine does
 
     def settle(self, now: int) -> None:
-        """After a call of the controller: give each link that has room what may be issued."""
+        """To be called after every call of the controller: poll each link that has room."""
         raise NotImplementedError
 
     def _end_site(self, now: int) -> None:
-        """Every need of the site is computed or its end is known."""
+        """Every need of the site has been computed, or the end of its computation is known."""
         raise NotImplementedError
 
     # ---- idleness
 
     def _idle(self, until_ns: int, cause: int) -> None:
-        """The compute stream has nothing to do from when it was free until then."""
+        """Write down that the stream stands idle from ``_free_ns`` until ``until_ns``."""
         self._idles += (self._free_ns, until_ns, cause)
         self._free_ns = until_ns
 
     def _wake(self, now: int, cause: int) -> None:
-        """Something has come that the stream stood idle for, if it did."""
+        """Something has arrived for which the stream may have stood idle: write that down, and the
+        host time that waking takes.
+        """
         if now > self._free_ns:
             self._idle(now, cause)
             if self._wake_ns:
@@ -130,18 +138,18 @@ class Stream:
     def _take(
         self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int
     ) -> None:
-        """Set to work what an admission found (its first lookup is ``row``), and poll."""
+        """Set the needs of an admission to work, and poll the links. ``row``: its first lookup."""
         left_out = self._line_up(outcomes, waits, row, now)
         self.settle(now)
         for key in left_out:
-            # What the placement leaves out is over at once; others may wait for its place.
+            # A need that the placement leaves out is over at once. Others may wait for its place.
             if self.controller.waiting:
                 self._release(key, now)
 
     def _line_up(
         self, outcomes: Sequence[int], waits: dict[int, Transfer] | None, row: int, now: int
     ) -> list[int]:
-        """Give the needs of an admission to the stream and the CPU; the keys that are not
+        """Give the needs of an admission to the stream and to the CPU: the keys that are not
         computed at all.
         """
         awaited = self.awaited
@@ -179,7 +187,9 @@ class Stream:
         return left_out
 
     def _compute_groups(self) -> None:
-        """Groups are computed in order, so a complete one may wait for the one before it."""
+        """Compute the groups that are complete. They go in order, so that a complete one may have
+        to wait for the one before it.
+        """
         while self._groups and not self._groups[0].awaited:
             group = self._groups.popleft()
             for key, row in zip(group.keys, group.rows, strict=True):
@@ -196,7 +206,7 @@ class Stream:
             self._releases.append((self._free_ns, key))
 
     def _tokens(self, row: int) -> int:
-        """For how many rows of the current gate the need of this lookup is computed."""
+        """How many tokens of the current gate the need of a lookup is computed for."""
         if self._reroutes:
             return self.controller.lookup_tokens[row]
         return self._gate.tokens[row - self._gates[-1]]
@@ -211,7 +221,7 @@ class Stream:
     def _on_need_done(self, alarm: Alarm) -> None:
         now = alarm.at_ns
         self._release_is_set = False
-        # A result of the CPU may have let the last needs in since the alarm was set.
+        # A result of the CPU may have admitted the last needs since the alarm was set.
         if self._releases and self._releases[0][0] == now:
             self._release(self._releases.popleft()[1], now)
             self._end_site_if_done(now)
@@ -219,7 +229,7 @@ class Stream:
             self._set_release(now)
 
     def _release(self, key: int, now: int) -> None:
-        """A need of a union served in waves has been computed: let the next ones in."""
+        """A need has been computed while others wait for admission: admit the next ones."""
         controller = self.controller
         self.other_calls.append(now)
         outcomes, waits = controller.need_done(key)
@@ -237,7 +247,7 @@ class Stream:
     # ---- the CPU
 
     def _submit(self, key: int, row: int, now: int) -> None:
-        """Have a need computed on the CPU, after those it has been given before."""
+        """Let the CPU compute a need, after those that it has been given before."""
         precision, site = divmod(key // self._units, self.controller.geometry.sites)
         duration = self.durations.cpu_ns(precision, site, self._tokens(row))
         self._cpu_free_ns = max(now, self._cpu_free_ns) + duration
