@@ -41,10 +41,10 @@ from capture.synthetic.gate_walk import Walk
 from capture.synthetic.preset import Fit, Preset, Target
 from capture.synthetic.synthesis import Request, synthesize_like
 from capture.synthetic.targets import STATISTICS, Gates, forecast_recall, quarter, synthetic_gates
+from sim.process.words import words_of
 from sim.results.latency import decode_time_and_tokens
 from sim.setup.build import build
 from sim.setup.execute import execute
-from sim.setup.sections import words_of
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS, CONF
 

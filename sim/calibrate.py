@@ -38,8 +38,9 @@ from omegaconf import OmegaConf
 from sim.machine.costs import Roofline
 from sim.machine.hardware import Hardware
 from sim.machine.model import PRECISIONS, Model
+from sim.process.words import words_of
 from sim.setup.configure import configure
-from sim.setup.sections import make_object, words_of
+from sim.setup.sections import make_object
 from sim.values.places import machine_file
 from sim.values.types import Step
 from sim.values.units import GB, NS_PER_MS

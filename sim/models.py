@@ -18,7 +18,7 @@ from rich.table import Table
 
 from sim.machine.model import PRECISIONS, Model
 from sim.machine.model_config import config_text, model_from_config, read_config
-from sim.setup.sections import words_of
+from sim.process.words import words_of
 from sim.values.units import GIB
 
 WORDS = ("from", "name", "output")

@@ -30,7 +30,7 @@ from types import FrameType
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
-from sim.setup.sections import words_of
+from sim.process.words import words_of
 
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
 RESULTS = Path("real/results")

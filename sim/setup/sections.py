@@ -5,28 +5,13 @@ configuration become objects. Both name the key that they refuse.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-
-
-def words_of(arguments: Iterable[str], known: Collection[str], refusal: str) -> dict[str, str]:
-    """The values of KEY=VALUE words, by key. Of several words for one key the last counts.
-
-    Raise ValueError for the first word that is no KEY=VALUE, has no value, or has a key that is not
-    known. The message is the word and ``refusal``.
-    """
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or not text or key not in known:
-            raise ValueError(f"{argument!r} {refusal}")
-        given[key] = text
-    return given
 
 
 def make_object(node: Any, place: str = "") -> Any:

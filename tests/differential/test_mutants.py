@@ -29,7 +29,7 @@ from sim.engine.links import SharedLink
 from sim.policies.recency import LRU
 from sim.values.types import Geometry
 
-LIMIT = 240
+LIMIT = 120
 """Random scenarios in which a defect must show."""
 EARLY = TRANSFER_END >> 1
 """Before everything else of an instant."""

@@ -17,7 +17,7 @@ from differential.reference import run
 from differential.rows import OUTCOMES, PREFETCH_OUTCOMES, STALL_PARTS, Timeline
 from differential.scenario import Loader, Scenario
 
-SEEDS = range(12)
+SEEDS = range(6)
 Shows = Callable[[Scenario, Timeline], bool]
 
 

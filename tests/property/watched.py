@@ -25,7 +25,7 @@ from sim.results.calls import KINDS
 from sim.values.record import Record
 from sim.values.types import REROUTE, SKIP, Cause, Place
 
-MIXTURES, PLAIN = 45, 80
+MIXTURES, PLAIN = 30, 40
 """How many scenarios of these kinds, with ties and without; each feature has one more."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.setup.sections import words_of
+from sim.process.words import words_of
 
 
 def test_words_give_their_values_by_key_and_the_last_of_several_counts() -> None:
