@@ -124,7 +124,23 @@ class FakeRuntime:
                 )
             self.allocated += num_bytes
             # New memory holds garbage.
-            return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+            memory = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+            self._forget(*span(memory))
+            return memory
+
+    def _forget(self, begin: int, end: int) -> None:
+        """Memory is new, though it lies where other memory was given back.
+
+        What the host has waited for is over, on whichever stream it ran. All else is kept: memory
+        that was given back too early is refused at its first use.
+        """
+        self._accesses = [
+            access
+            for access in self._accesses
+            if access.end <= begin
+            or end <= access.begin
+            or self._host.get(access.stream, 0) < access.nth
+        ]
 
     def allocated_bytes(self) -> int:
         return self.allocated

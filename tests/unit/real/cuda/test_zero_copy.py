@@ -137,3 +137,25 @@ def test_the_form_is_what_the_engine_is_told() -> None:
         ValueError, match=r"unknown engine.gather=copied; allowed: staged, zero_copy"
     ):
         Engine(gather="copied")
+
+
+def test_memory_may_be_had_again_once_the_host_has_waited_for_its_last_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gatherer's first calls write memory that is given back; the next one may lie there."""
+    place = torch.zeros(64, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "full", lambda *given, **words: place)
+    for has_waited in (True, False):
+        runtime = FakeRuntime(strict=True)
+        first, second = runtime.stream("first"), runtime.stream("second")
+        memory, end = runtime.allocate(64), runtime.event()
+        runtime.run(first, memory.zero_, writes=[memory])
+        runtime.record(end, first)
+        if has_waited:
+            runtime.synchronize(end)
+        again = runtime.allocate(64)
+        if has_waited:
+            runtime.run(second, again.zero_, writes=[again])
+        else:
+            with pytest.raises(OrderError, match="memory that stream 1 may still be writing"):
+                runtime.run(second, again.zero_, writes=[again])
