@@ -21,6 +21,12 @@ from sim.values.places import ROOT
 GPT_OSS = ROOT / ".." / "shared" / "traces" / "gpt_oss_20b" / "gptoss20b_decode_routing.npz"
 """A published trace: third-party data that is not part of the project."""
 
+# Before anything imports torch or polars. Where a worker has a core, more threads wait for each
+# other: capturing two passages takes 33 s with them and 1 s without.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
 # Before anything imports Triton: kernels are checked on its interpreter. To check them on a GPU,
 # set it to 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -98,6 +98,7 @@ def test_conditional_counts_find_what_counting_found(
     )
 
 
+@pytest.mark.thorough
 def test_a_linear_network_on_selections_finds_what_regression_found(
     split: tuple[Sample, Sample], published: dict[str, float]
 ) -> None:
