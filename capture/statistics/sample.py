@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.traces.trace import DECODE, Header, Trace, TraceError, read_trace
+from sim.traces.trace import DECODE, Header, Trace, TraceError
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating[Any]]
@@ -162,8 +162,3 @@ def read_safetensors(sample: Sample, name: str) -> Iterator[dict[str, NDArray[An
         except Exception as error:
             # The exception class of safetensors has no public name.
             raise TraceError(path, "content", str(error), "must be a safetensors file") from None
-
-
-def read_sample_source(directory: Path) -> Trace:
-    """The trace with every column that it has."""
-    return read_trace(directory, "all")

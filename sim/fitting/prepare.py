@@ -136,7 +136,7 @@ def _check_leakage(artefact: Artefact, section: str, workload: Workload) -> int:
     seen = sorted(set(artefact.sequences) & {sequence.sequence for sequence in workload.sequences})
     if seen and workload.split != "all":
         raise ArtefactError(
-            f"the policy of {section} was fitted on {len(seen)} of the sequences of this run"
+            f"the {section} was fitted on {len(seen)} of the sequences of this run"
             f" (trace.split={workload.split}:"
             f" {', '.join(map(str, seen[:8]))}{', ..' if len(seen) > 8 else ''}), so it would be"
             " flattered; run trace.split=eval, or trace.split=all to run every sequence all the"

@@ -66,7 +66,7 @@ def test_the_simulator_serves_the_widths_of_a_fit(bundled_trace: Trace, tmp_path
         (
             {"sequences": (32,)},
             (),
-            "the policy of precision was fitted on 1 of the sequences of this run",
+            "the precision was fitted on 1 of the sequences of this run",
         ),
         (
             {"parameters": {"high": "int8", "low": "int4"}},
