@@ -17,50 +17,59 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
 
     It is made from the header, so the two cannot disagree.
     """
-    model = header.model
+    lines = [
+        *_summary(header),
+        *["", "## Contents", ""],
+        *_routes(header, files),
+        *_tensors(header, files),
+        *_hidden(header, files),
+        *_left_out(header),
+        *["", "## Rounding", ""],
+        *_rounding(header, num_rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(header: Header) -> list[str]:
+    """Lines that say which model ran on what, and how the trace is made again."""
+    model, made = header.model, header.provenance
     splits = Counter(item.split for item in header.sequences)
     prompts = sum(item.prompt_tokens for item in header.sequences)
     decoded = sum(item.decode_tokens for item in header.sequences)
-    lines = [
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(header.versions.items()))
+    return [
         f"# Trace {header.name}",
         "",
-        (
-            f"What the {model.sites} routers of {model.name} ({model.architecture}: {model.experts}"
-            f" experts, top {model.top_k}, hidden {model.hidden}, expert width"
-            f" {model.expert_intermediate}) saw and chose, in {header.dtype}, experts run by"
-            f" `{header.experts_implementation}`."
-        ),
+        f"What the {model.sites} routers of {model.name} ({model.architecture}: {model.experts}"
+        f" experts, top {model.top_k}, hidden {model.hidden}, expert width"
+        f" {model.expert_intermediate}) saw and chose, in {header.dtype}, experts run by"
+        f" `{header.experts_implementation}`.",
         "",
-        (
-            f"- {len(header.sequences)} sequences ({splits['fit']} fit, {splits['eval']} eval),"
-            f" batch {header.provenance.get('batch', 1)}: {prompts} prefill and {decoded} decode"
-            f" tokens. Continuation: {header.provenance.get('continuation', 'not stated')}."
-        ),
-        (
-            "- Versions:"
-            f" {', '.join(f'{name} {version}' for name, version in sorted(header.versions.items()))}."
-        ),
+        f"- {len(header.sequences)} sequences ({splits['fit']} fit, {splits['eval']} eval),"
+        f" batch {made.get('batch', 1)}: {prompts} prefill and {decoded} decode"
+        f" tokens. Continuation: {made.get('continuation', 'not stated')}.",
+        f"- Versions: {versions}.",
         f"- Licence: {header.licence}.",
         "",
         "Made again by (plus `output_dir=...`):",
         "",
-        f"    {header.provenance.get('command', 'not stated')}",
-        "",
-        "## Contents",
-        "",
-        (
-            "- `header.json`: model, sites with their fitted routing rules, sequences, steps,"
-            " sha256 of every other file."
-        ),
-        "- `routes.parquet`: a row is a site x token; read it with `sim.traces.trace.read_trace`.",
+        f"    {made.get('command', 'not stated')}",
     ]
-    if header.prefill == "counts":
-        lines[-1] = lines[-1].replace("a row is a site x token", "a row is a site x decoded token")
+
+
+def _routes(header: Header, files: Collection[str]) -> list[str]:
+    """Lines for the rows, the prompts' counts and what was forecast."""
+    has_counts = header.prefill == "counts"
+    row = "a site x decoded token" if has_counts else "a site x token"
+    lines = [
+        "- `header.json`: model, sites with their fitted routing rules, sequences, steps,"
+        " sha256 of every other file.",
+        f"- `routes.parquet`: a row is {row}; read it with `sim.traces.trace.read_trace`.",
+    ]
+    if has_counts:
         lines += [
-            (
-                f"- `{COUNTS_FILE}`: prompts, as the number of tokens that chose an expert at a"
-                " site in a step, and their weights' sum."
-            ),
+            f"- `{COUNTS_FILE}`: prompts, as the number of tokens that chose an expert at a"
+            " site in a step, and their weights' sum."
         ]
     if "logits" in header.steps:
         lines += [f"  Logits in steps of {_step_text(header.steps['logits'])}."]
@@ -70,14 +79,11 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
         ]
     if header.lookahead is not None:
         ahead = header.lookahead
+        rows = "all" if header.provenance.get("prefill_lookahead") == "rows" else "decode"
+        scores = "float32" if ahead.step is None else f"steps of {_step_text(ahead.step)}"
         lines += [
-            (
-                f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth}"
-                f" sites{_position_text(ahead.position)}) for"
-                f" {'all' if header.provenance.get('prefill_lookahead') == 'rows' else 'decode'}"
-                " rows, in"
-                f" {'float32' if ahead.step is None else f'steps of {_step_text(ahead.step)}'}."
-            ),
+            f"  Lookahead ({', '.join(ahead.norms)}; {ahead.depth}"
+            f" sites{_position_text(ahead.position)}) for {rows} rows, in {scores}."
         ]
         lines += [
             f"- `{forecasts_file(norm)}`: what the tokens of a prompt are forecast to choose"
@@ -85,6 +91,12 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
             for norm in NORMS
             if forecasts_file(norm) in files
         ]
+    return lines
+
+
+def _tensors(header: Header, files: Collection[str]) -> list[str]:
+    """Lines for the routers' weights and the thresholds of channels."""
+    lines = []
     if "routers.safetensors" in files:
         lines += [
             "- `routers.safetensors`: `router_weight` [S, E, H] and, for renormed lookahead,"
@@ -93,37 +105,37 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
     if header.sparsities:
         shares = ", ".join(f"{share:.0%}" for share in header.sparsities)
         lines += [
-            (
-                f"- `thresholds.safetensors`: `thresholds` [S, E, {len(header.sparsities)}] of "
-                f"{header.provenance.get('active_shares_of', UP)} for sparsities of "
-                f"{shares}, fitted per expert on the fit sequences."
-            ),
+            f"- `thresholds.safetensors`: `thresholds` [S, E, {len(header.sparsities)}] of "
+            f"{header.provenance.get('active_shares_of', UP)} for sparsities of "
+            f"{shares}, fitted per expert on the fit sequences."
         ]
+    return lines
+
+
+def _hidden(header: Header, files: Collection[str]) -> list[str]:
+    """Lines for the routers' inputs, where some were kept."""
     kept = {path for path in files if path.startswith("hidden/")}
-    if kept:
-        counts = Counter(
-            item.split for item in header.sequences if hidden_file(item.sequence) in kept
-        )
+    if not kept:
+        return []
+    counts = Counter(item.split for item in header.sequences if hidden_file(item.sequence) in kept)
+    lines = [
+        f"- `hidden/sequence_NNN.safetensors`, decode rows of {counts['fit']} fit and"
+        f" {counts['eval']} eval sequences:",
+        f"  {_gate_in_text(header)} (relative RMS error "
+        f"{header.provenance['hidden_relative_rms_error']:.4f}), `position` [T],",
+    ]
+    if header.sparsities:
         lines += [
-            (
-                f"- `hidden/sequence_NNN.safetensors`, decode rows of {counts['fit']} fit and"
-                f" {counts['eval']} eval sequences:"
-            ),
-            (
-                f"  {_gate_in_text(header)} (relative RMS error "
-                f"{header.provenance['hidden_relative_rms_error']:.4f}), `position` [T],"
-            ),
+            "  `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at"
+            " each sparsity:",
+            "  see `capture.recording.extras.unpack_masks`.",
         ]
-        if header.sparsities:
-            lines += [
-                (
-                    "  `mask_planes` uint8 [T, S, K, B, ceil(I / 8)], which channels are active at"
-                    " each sparsity:"
-                ),
-                "  see `capture.recording.extras.unpack_masks`.",
-            ]
-    lines += [*_left_out(header), "", "## Rounding", ""]
-    lines += ["Share of selections that change when scores are rounded to their steps:", ""]
+    return lines
+
+
+def _rounding(header: Header, num_rows: int) -> list[str]:
+    """Lines that say what rounding to steps changes."""
+    lines = ["Share of selections that change when scores are rounded to their steps:", ""]
     lines += [
         f"- {key.removeprefix('rounding_changes_').replace('_', ' ')}: {value:.4%}"
         for key, value in sorted(header.provenance.items())
@@ -132,13 +144,11 @@ def describe(header: Header, num_rows: int, files: Collection[str]) -> str:
     if "weights" in header.steps:
         lines += [
             "",
-            (
-                "Rounding the weights changes the need order (descending weight, then id) of"
-                f" {header.provenance['rounding_reorders_weights']} of {num_rows * model.sites}"
-                " rows."
-            ),
+            "Rounding the weights changes the need order (descending weight, then id) of"
+            f" {header.provenance['rounding_reorders_weights']} of"
+            f" {num_rows * header.model.sites} rows.",
         ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _left_out(header: Header) -> list[str]:
