@@ -117,6 +117,7 @@ def known() -> dict[str, dict[str, list[float]]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_python_hits_as_often_as_known(published, known, name, request):
     every = request.config.getoption("--scenarios") >= 15_000

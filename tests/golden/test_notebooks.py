@@ -12,7 +12,7 @@ from sim.values.places import ROOT
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 
-QUICK = ("01_first_answer", "02_miss_penalties")
+QUICK = ("01_first_answer",)
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 

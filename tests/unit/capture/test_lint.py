@@ -317,6 +317,7 @@ def test_wrong_arguments_are_refused(
 # Real traces: third-party data that is not part of the project
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not NPZ.exists(), reason="the published gpt-oss trace is not here")
 def test_repetition_and_the_chat_template_are_found_in_the_published_gpt_oss_trace(
     gpt_oss: Path,

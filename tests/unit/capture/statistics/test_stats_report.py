@@ -212,6 +212,7 @@ def test_arguments_are_read() -> None:
 # Real traces: third-party data that is not part of the project
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not (NPZ.exists() and OWN.exists()), reason="the published gpt-oss trace is not here"
 )
