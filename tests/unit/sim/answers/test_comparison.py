@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from omegaconf import OmegaConf
 
 from sim.answers.comparison import Comparison, compared
 from sim.compare import answer, main, read_run, table_of
@@ -184,8 +185,13 @@ def test_another_path_to_the_same_trace_is_no_difference(trials: dict[str, Trial
 
 
 def test_a_summary_whose_parts_do_not_sum_is_refused(trials: dict[str, Trial]) -> None:
-    with pytest.raises(ValueError, match=r"sum to .* ns, not to makespan_s"):
-        compared(NAMES, trials["lru"], changed(trials["lfu"], "summary.stall_s.demand", 1e-9))
+    spoilt = {name: changed(trials[name], "summary.stall_s.demand", 1e-9) for name in NAMES}
+    for pair, wrong in (
+        ((trials["lru"], spoilt["lfu"]), "lfu"),
+        ((spoilt["lru"], trials["lfu"]), "lru"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{wrong}: .* sum to .* ns, not to makespan_s"):
+            compared(NAMES, *pair)
 
 
 def spoil(folder: Path, how: str) -> None:
@@ -197,6 +203,14 @@ def spoil(folder: Path, how: str) -> None:
         (folder / "summary.json").write_text(json.dumps({"schema": 99}))
     elif how == "no yaml":
         (folder / "config.yaml").write_text("a: [")
+    elif how == "no allowed bytes":
+        summary = json.loads((folder / "summary.json").read_text())
+        del summary["budget"]["allowed_bytes"]
+        (folder / "summary.json").write_text(json.dumps(summary))
+    elif how == "no workload":
+        config = OmegaConf.load(folder / "config.yaml")
+        del config["workload"]
+        OmegaConf.save(config, folder / "config.yaml")
     elif how == "no parquet":
         (folder / "tokens.parquet").write_bytes(b"no parquet")
     elif how == "a column as text":
@@ -214,6 +228,8 @@ def spoil(folder: Path, how: str) -> None:
         ("cut", "a file of this run cannot be read"),
         ("other schema", "is not of schema 1"),
         ("no yaml", "a file of this run cannot be read"),
+        ("no allowed bytes", "was written by an older version; run it again"),
+        ("no workload", "was written by an older version; run it again"),
         ("no parquet", "tokens.parquet is no parquet file"),
         ("a column as text", "sequences.parquet: column end_ns is String, expected Int64"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.machine.hardware import Link
-from sim.machine.link_parts import Gather, Reads
+from sim.machine.link_parts import Gather, Pages, Reads
 
 GB = 1e9
 
@@ -217,3 +217,8 @@ def test_a_part_that_cannot_be_is_refused_by_the_name_of_its_figure(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_what_the_page_cache_keeps_is_read_at_its_rate_behind_its_overhead() -> None:
+    assert Pages(capacity_gib=1, gb_per_s=20).kept_ns(20_000) == 1_000
+    assert Pages(capacity_gib=1, gb_per_s=20, overhead_us=1.5).kept_ns(20_000) == 2_500

@@ -264,3 +264,19 @@ def test_a_prompt_with_a_gap_cannot_be_counted(tmp_path: Path) -> None:
     position[5] = 7
     with pytest.raises(TraceError, match="must count up by 1 inside a prompt"):
         count_prompts(counted(replace(trace, position=position)))
+
+
+def test_prompts_of_one_token_have_as_many_counts_as_choices_and_no_file_has_more(
+    tmp_path: Path,
+) -> None:
+    """Then no two choices of a step are of one expert, so that no count stands for two."""
+    trace = synthesize(SHAPE, tokens=3, sequences=2, prompt_tokens=1)
+    again = round_trip(trace, tmp_path / "whole")
+    place = tmp_path / "whole" / FILE
+    counts = pl.read_parquet(place)
+    assert len(counts) == 2 * SHAPE.sites * SHAPE.top_k
+    assert tallies(again) is not None
+    pl.concat([counts, counts[:1]]).write_parquet(place)
+    rehash(tmp_path / "whole")
+    with pytest.raises(TraceError, match="must be at most 12, the choices of all prompts"):
+        read_trace(tmp_path / "whole", "all")
