@@ -106,6 +106,17 @@ def test_a_mixtral_expert_on_a_4090_by_hand() -> None:
     assert durations.expert_ns(0, 0, 400) == durations.expert_ns(1, 0, 400) == 888_624 + 12_000
 
 
+def test_an_expert_with_silent_channels_reads_its_share_for_one_token_and_all_for_more() -> None:
+    """FloE's kernel: 10 % of 352,321,536 B at 907.2 GB/s are 38,836 ns, and 3 launches of 4 us.
+
+    Rows of several tokens have different active channels, so all of the expert is read.
+    """
+    hardware, mixtral = from_conf("hardware", "rtx4090_pcie4"), from_conf("model", "mixtral_8x7b")
+    durations = Roofline(mixtral, hardware, ("fp16",), active_share=0.1)
+    assert durations.expert_ns(0, 0, 1) == 38_836 + 12_000
+    assert durations.expert_ns(0, 0, 2) == 388_361 + 12_000
+
+
 def test_a_mixtral_expert_on_its_hosts_cpu_by_hand() -> None:
     """352,321,536 B at 117 * 0.6 = 70.2 GB/s: 5,018,825 ns, and 20 us there and back.
 
