@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from real.lossy.assess import Assessment, check_may_close, is_lossless
-from real.lossy.loss import Estimate, TokenLoss, token_losses
+from real.lossy.loss import Estimate, TokenLoss, estimate_of, token_losses
 from real.lossy.replay import Reference, Subject, agreement, live_run, refer
 from real.lossy.texts import Reading, Text
 from sim.policies.base import IntArray
 from sim.results.frames import Frames
 from sim.results.hits import asked, is_found
-from sim.results.intervals import from_errors, mean_interval
+from sim.results.intervals import from_errors, ratio_interval, share_interval
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.run import Run
@@ -159,7 +159,7 @@ class Loops:
             closed.system,
             self.mode,
             is_lossless(closed),
-            _mean_over(decoded),
+            _share_over(decoded),
             tuple(
                 float(np.nanmean([np.nanmean(rows[:, site]) for rows in decoded]))
                 if np.isfinite(decoded[0][:, site]).any()
@@ -174,8 +174,8 @@ class Loops:
                 decode_time_and_tokens(result.frames),
                 relative=True,
             ),
-            _mean_over(same),
-            _mean_over([loss.divergence for loss in losses]) if losses else None,
+            _share_over(same),
+            _divergence_over(losses) if losses else None,
             labels_in(result.summary),
         )
 
@@ -284,13 +284,18 @@ def _change(
     return old, new, Estimate(value, float(low), float(high))
 
 
-def _mean_over(parts: Sequence[Any]) -> Estimate:
-    """The mean of all values but NaN, and its interval over sequences."""
+def _share_over(parts: Sequence[Any]) -> Estimate:
+    """The mean of shares (NaN: none there), and its interval over sequences, from 0 to 1."""
     above = np.array([np.nansum(part) for part in parts])
     below = np.array([np.isfinite(part).sum() for part in parts], np.float64)
-    return Estimate(
-        float(above.sum() / below.sum()), *(mean_interval(above, below) or (None, None))
-    )
+    return estimate_of(above, below, share_interval(above, below))
+
+
+def _divergence_over(losses: Sequence[TokenLoss]) -> Estimate:
+    """The mean divergence a token, and its interval over sequences, which is never below 0."""
+    above = np.array([loss.divergence.sum() for loss in losses])
+    below = np.array([len(loss.divergence) for loss in losses], np.float64)
+    return estimate_of(above, below, ratio_interval(above, below))
 
 
 def _by_distance(decoded: Sequence[Floats]) -> list[tuple[str, Estimate]]:
@@ -299,5 +304,5 @@ def _by_distance(decoded: Sequence[Floats]) -> list[tuple[str, Estimate]]:
         parts = [rows[first:stop] for rows in decoded]
         if any(part.size for part in parts):
             last = min(stop, max(len(rows) for rows in decoded)) - 1
-            found.append((f"{first}" if last == first else f"{first}-{last}", _mean_over(parts)))
+            found.append((f"{first}" if last == first else f"{first}-{last}", _share_over(parts)))
     return found

@@ -139,12 +139,12 @@ def quality_of(losses: Sequence[TokenLoss]) -> Quality:
         _exp_of_mean(full, count, np.exp),
         _exp_of_mean(lossy, count, np.exp),
         _exp_of_mean(lossy - full, count, np.expm1),
-        _estimate(divergence, rows, ratio_interval(divergence, rows)),
-        _estimate(agrees, rows, share_interval(agrees, rows)),
+        estimate_of(divergence, rows, ratio_interval(divergence, rows)),
+        estimate_of(agrees, rows, share_interval(agrees, rows)),
     )
 
 
-def _estimate(above: Floats, below: Floats, interval: tuple[float, float] | None) -> Estimate:
+def estimate_of(above: Floats, below: Floats, interval: tuple[float, float] | None) -> Estimate:
     """``sum(above) / sum(below)`` over sequences, with its interval."""
     return Estimate(float(above.sum() / below.sum()), *(interval or (None, None)))
 
@@ -154,7 +154,7 @@ def _exp_of_mean(above: Floats, below: Floats, shape: Callable[[Any], Any]) -> E
 
     ``shape`` must be an increasing function.
     """
-    found = _estimate(above, below, mean_interval(above, below))
+    found = estimate_of(above, below, mean_interval(above, below))
     ends = [None if end is None else float(shape(end)) for end in (found.low, found.high)]
     return Estimate(float(shape(found.value)), *ends)
 
@@ -178,7 +178,7 @@ def divergence_difference(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]
     pairs = list(zip(ours, theirs, strict=True))
     gap = np.array([(a.divergence - b.divergence).sum() for a, b in pairs])
     rows = np.array([len(a.divergence) for a in ours], np.float64)
-    return _estimate(gap, rows, mean_interval(gap, rows))
+    return estimate_of(gap, rows, mean_interval(gap, rows))
 
 
 def _require_pairs(ours: Sequence[TokenLoss], theirs: Sequence[TokenLoss]) -> None:

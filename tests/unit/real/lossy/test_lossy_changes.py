@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from real.lossy.loops import _change
+from real.lossy.loops import _change, _divergence_over, _share_over
+from real.lossy.loss import TokenLoss
 
 TRIALS = 4000
 
@@ -56,3 +57,25 @@ def test_intervals_of_changes_cover_the_truth(relative: bool, sequences: int) ->
         assert found.high is not None
         held += found.low <= truth <= found.high
     assert 0.93 <= held / TRIALS <= 0.97
+
+
+def test_a_share_of_few_sequences_stays_between_none_and_all() -> None:
+    """Three sequences, of which one differs much: a symmetric interval would reach 1.2."""
+    found = _share_over([np.array([1.0, np.nan, 1.0]), np.array([1.0, 0.9]), np.array([0.6, 0.7])])
+    assert found.value == pytest.approx(5.2 / 6)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low < found.value < found.high <= 1
+    every = _share_over([np.ones(3), np.ones(2)])
+    assert (every.value, every.low, every.high) == (1, 1, 1)
+
+
+def test_a_divergence_of_few_sequences_is_never_below_nothing() -> None:
+    nothing = np.zeros(2)
+    losses = [
+        TokenLoss(nothing, nothing, np.array(rows), nothing) for rows in ([0.0, 0.1], [0.3, 0.5])
+    ]
+    found = _divergence_over(losses)
+    assert found.value == pytest.approx(0.9 / 4)
+    assert found.low is not None
+    assert found.low > 0
