@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "sim.compare",
     "explain": "sim.explain",
     "audit": "sim.audit",
+    "audit_time": "sim.audit_time",
     "report": "sim.report",
     "whatif": "sim.whatif",
     "study": "sim.study",
