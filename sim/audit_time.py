@@ -13,23 +13,19 @@ and sites where it is largest. The causes sum to the difference (`sim.answers.ti
 from __future__ import annotations
 
 import json
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from polars.exceptions import PolarsError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from yaml import YAMLError  # type: ignore[import-untyped]
 
+from sim.answers.recorded_run import read_recorded, stored_bytes, words_of
 from sim.answers.time_audit import TimeAudit, audit_times
 from sim.answers.time_audit_figure import draw
 from sim.answers.time_parts import Tables
@@ -41,12 +37,6 @@ from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
 
-COLUMNS = {
-    "lookups": ("tick", "step", "site", "key", "outcome", "gate_ns", "ready_ns"),
-    "transfers": ("number", "hop", "key", "class", "moved_bytes", "start_ns", "end_ns"),
-    "tokens": ("step", "phase", "start_ns", "end_ns", "compute_ns"),
-}
-"""What is read of each table of a run."""
 OWN = "output_dir="
 
 
@@ -77,9 +67,8 @@ def audit(folder: Path, words: Sequence[str]) -> tuple[TimeAudit, str, Labels]:
 
     Raise ValueError for a folder that holds no run, and for a simulation of something else.
     """
-    summary, wait = _summary(folder), _wait(folder)
-    tables = {name: _table(folder / f"{name}.parquet", of) for name, of in COLUMNS.items()}
-    asked = words_of(summary, words)
+    was = read_recorded(folder)
+    summary, asked = was.summary, words_of(was.summary, words)
     cfg, system = configure("outputs=summary", *asked)
     run = build(cfg, system, stored_bytes=stored_bytes(summary), changed=changes(asked))
     frames = Frames(
@@ -90,31 +79,13 @@ def audit(folder: Path, words: Sequence[str]) -> tuple[TimeAudit, str, Labels]:
         run.hardware.link_names,
     )
     share = expert_share(run, frames)
-    recorded = Tables(**tables, wait=wait, expert_share=share)
+    recorded = replace(was.tables, expert_share=share)
     simulated = Tables(
         frames.lookups, frames.transfers, frames.tokens, run.controller.loader.wait, share
     )
     title = f"{summary['system']} at {summary['budget']['resident_share']:.0%}: {run.hardware.name}"
     found = audit_times(recorded, simulated)
     return found, f"{title} against {summary['hardware']}", labels_of(run, frames.lookups)
-
-
-def words_of(summary: Mapping[str, Any], words: Sequence[str]) -> list[str]:
-    """The words that simulate a run's system, budget and workload; ``words`` come last.
-
-    A word of the run for a key that ``words`` name is left out.
-    """
-    system, *own = shlex.split(str(summary["system"]))
-    given = {word.partition("=")[0] for word in words}
-    share = f"budget.resident_share={summary['budget']['resident_share']}"
-    made = [f"system={system}", *own, share, *summary.get("overrides", ())]
-    return [*(word for word in made if word.partition("=")[0] not in given), *words]
-
-
-def stored_bytes(summary: Mapping[str, Any]) -> tuple[int, ...]:
-    """The bytes of an expert in the run's store, by precision; empty for a simulated run."""
-    store = (summary.get("real") or {}).get("store") or {}
-    return tuple(int(of["bytes"]) for of in (store.get("precisions") or {}).values())
 
 
 def expert_share(run: Run, frames: Frames) -> float:
@@ -126,35 +97,6 @@ def expert_share(run: Run, frames: Frames) -> float:
     )
     rows = frames.tokens.filter(pl.col("phase") == "decode").unique("step")
     return max(0.0, 1 - dense / max(1, int(rows["compute_ns"].sum())))
-
-
-def _summary(folder: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        _ = found["system"], found["budget"]["resident_share"], found["hardware"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder} holds no run ({type(error).__name__}: {error}); name a folder that python -m"
-            " real or python -m sim wrote"
-        ) from None
-    return dict(found)
-
-
-def _wait(folder: Path) -> str:
-    try:
-        found: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-        return str(found["loader"]["wait"])
-    except (OSError, KeyError, TypeError, YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"{folder}/config.yaml has no loader.wait ({error}); run again") from None
-
-
-def _table(place: Path, columns: Sequence[str]) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(place, columns=list(columns))
-    except (PolarsError, OSError) as error:
-        raise ValueError(
-            f"{place} cannot be read ({str(error).splitlines()[0]}); run again with outputs=all"
-        ) from None
 
 
 def table_of(found: TimeAudit, title: str, labels: Labels) -> Table:

@@ -50,6 +50,7 @@ COMMANDS = {
     "real calibrate": "real.calibrate",
     "real validate": "real.validate",
     "real suite": "real.suite",
+    "real predict": "real.predict",
     "real probe": "real.probe",
     "real quality": "real.quality",
     "real quality_front": "real.quality_front",

@@ -23,13 +23,16 @@ Need = tuple[int, str]
 
 @dataclass(frozen=True)
 class Tables:
-    """What is read of a run: its tables, the loader's ``wait``, and experts' share of computing."""
+    """What is read of a run: its tables, the loader's ``wait``, and experts' share of computing.
+
+    The share counts only where experts are computed while others are waited for.
+    """
 
     lookups: pl.DataFrame
     transfers: pl.DataFrame
     tokens: pl.DataFrame
     wait: str
-    expert_share: float
+    expert_share: float = 0.0
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
-from sim.machine.link_parts import RATES, Gather, Pages, Reads, Unpack
+from sim.machine.link_parts import RATES, Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured, time_ns
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
 from sim.values.types import Route
@@ -33,6 +33,7 @@ class Link:
     - ``gather``: the host first collects the scattered parts of what is copied.
     - ``page_cache``: the operating system keeps what it read.
     - ``unpack``: quantised experts are dequantised after their copy, before they can be used.
+    - ``scattered``: how fast parts of experts come, whose rows do not lie together.
     """
 
     peak_gb_per_s: float
@@ -49,6 +50,7 @@ class Link:
     gather: Gather | None = None
     page_cache: Pages | None = None
     unpack: Unpack | None = None
+    scattered: Scattered | None = None
 
     def __post_init__(self) -> None:
         if self.name:
@@ -78,6 +80,7 @@ class Link:
             ("gather", Gather),
             ("page_cache", Pages),
             ("unpack", Unpack),
+            ("scattered", Scattered),
         ):
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):

@@ -41,6 +41,7 @@ NO_RUNS = {
     "sim.calibrate": "a machine's constants, from a log",
     "sim.models": "sizes of a model",
     "real.calibrate": "a machine's constants, measured",
+    "real.predict": "how far times are from recorded ones, whose runs have their own labels",
     "real.probe": "a machine's constants, measured",
     "real.kernels.ahead": "what kernels compile to",
     "real.suite.__main__": "runs real.suite.piece",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sim.__main__ import main as simulate
-from sim.audit_time import main, stored_bytes, words_of
+from sim.answers.recorded_run import stored_bytes, words_of
+from sim.audit_time import main
 
 WORDS = ("hardware=rtx4090_pcie4", "trace.max_sequences=1", "workload=hobbit_16_128")
 LENGTHS = ("workload.prompt_tokens=2", "workload.decode_tokens=3")
