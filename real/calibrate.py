@@ -1,6 +1,6 @@
 """Measures this machine from inside the engine, and writes it as a machine of the simulator.
 
-    python -m real.calibrate name=NAME [device=cpu|cuda|host] [tables=none|model] [KEY=VALUE ...]
+    python -m real.calibrate name=NAME [device=cpu|cuda|host] [KEY=VALUE ...]
 
 It takes under three minutes and writes ``conf/hardware/NAME.yaml``; ``python -m sim system=lru
 hardware=NAME`` then simulates that machine. What is measured:
@@ -11,7 +11,9 @@ hardware=NAME`` then simulates that machine. What is measured:
 - the driver's own gaps;
 - the drive, by block and depth.
 
-``tables=model`` keeps the measured times of experts and layers, which ties the file to that model.
+The file serves every model and precision, each by its sizes. It says which precisions were
+measured; others take the times of the nearest (`sim.machine.Measured`).
+
 Where the project is installed without a checkout, the file is ``hardware/NAME.yaml`` in the working
 directory; ``python -m sim --config-dir=. hardware=NAME`` reads it.
 
@@ -31,18 +33,18 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from real.calibration.calibration import Asked, calibrate
+from real.calibration.facts import Facts
 from real.calibration.fit import fit_line
-from real.calibration.measure import Facts
 from sim.values.places import IS_CHECKOUT, machine_file
 
-OWN = ("name", "device", "size", "tables", "output", "facts", "seconds")
+OWN = ("name", "device", "size", "output", "facts", "seconds")
 LEAST_S, MOST_S = 5.0, 3600.0
 MOST_RESIDUAL = 0.25
 
 
 def parse(arguments: Sequence[str]) -> Asked:
     """What the words ask for. Raise ValueError for the first word that is wrong."""
-    given, words = {"device": "cpu", "size": "full", "tables": "none", "seconds": "150"}, []
+    given, words = {"device": "cpu", "size": "full", "seconds": "150"}, []
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not text:
@@ -59,7 +61,6 @@ def parse(arguments: Sequence[str]) -> Asked:
     for key, allowed in (
         ("device", ("cpu", "cuda", "host")),
         ("size", ("full", "small", "tiny")),
-        ("tables", ("none", "model")),
     ):
         if given[key] not in allowed:
             raise ValueError(f"{key}={given[key]}; allowed: {', '.join(allowed)}")
@@ -82,7 +83,6 @@ def parse(arguments: Sequence[str]) -> Asked:
         given["name"],
         given["device"],
         given["size"],
-        given["tables"] == "model",
         output,
         facts,
         seconds,

@@ -79,8 +79,8 @@ def _require_constant_links(run: Run, words: str) -> None:
             )
     if run.durations.contention is not None:
         raise ScreenError(
-            f"{words}: links that others at work slow (hardware.links.*.overlapped below 1, "
-            "hardware.shared_memory.slows=as_drawn) are not screened; python -m sim runs them"
+            f"{words}: parties that others at work slow (hardware.beside,"
+            " hardware.shared_memory.slows=as_drawn) are not screened; python -m sim runs them"
         )
 
 

@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+from real.calibration.facts import Points
 from real.driver.device import Service
 from real.setup.prepare import Prepared
-
-Points = list[tuple[int, float]]
-"""Arguments, each with the median of what it took, in ns."""
 
 
 class DeviceBench:
@@ -104,15 +102,17 @@ class DeviceBench:
         self.device.wait(lambda: len(self._cpu_ns) > count, lambda: "the CPU has not answered")
         return int(self._cpu_ns[-1] - began_ns)
 
-    def overlapped_ns(self, moved_bytes: int, key: int) -> tuple[int, list[int]]:
+    def overlapped_ns(
+        self, moved_bytes: int, compute_ns: Callable[[], int]
+    ) -> tuple[int, list[int]]:
         """The ns of a service while experts are computed one after another, and theirs.
 
-        Only experts count that the service covered whole.
+        ``compute_ns`` computes one. Only experts count that the service covered whole.
         """
         took: list[int] = []
         service = self.begin(moved_bytes)
         while True:
-            one = self.compute_ns(key, 1)
+            one = compute_ns()
             if self.has_ended(service):
                 return self.await_end_ns(service), took
             took.append(one)

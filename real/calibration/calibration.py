@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 
 from real.calibration.deadline import Deadline, write_json
+from real.calibration.facts import Facts, as_json
 from real.calibration.fit import figures
-from real.calibration.measure import Facts, Plan, as_json, measure
+from real.calibration.measure import Plan, measure
 from real.calibration.sizes import LITTLE
-from real.calibration.write import Machine, hardware_text
+from real.calibration.write import Gathers, Machine, hardware_text
 from real.cuda.runtime import runtime_of
 from real.driver.machine import available_bytes, memory_bytes, processor
 from real.setup.prepare import Prepared
@@ -61,11 +62,11 @@ class Asked:
     name: str
     device: str
     size: str
-    tables: bool
     output: Path
     facts: Path | None
     seconds: float
     words: tuple[str, ...]
+    gathers: Gathers | None = None
 
 
 def plan_of(asked: Asked) -> Plan:
@@ -118,14 +119,18 @@ def machine_of(asked: Asked, prepared: Prepared, memory: tuple[int, int]) -> Mac
     engine, model = prepared.request.engine, prepared.run.model
     told = (asked.name, asked.device)
     date = datetime.now(UTC).date().isoformat()
-    tables = (model.sizes_of or model.name) if asked.tables else None
+    params = {
+        "expert": model.expert_params,
+        "dense": model.block_params(0),
+        "tail": model.head_params,
+    }
     if asked.device == "cpu":
         source = f"the store, read by source={engine.source}"
-        return Machine(*told, processor(), versions, date, "storage", source, *memory, tables)
+        return Machine(*told, processor(), versions, date, "storage", source, *memory, params)
     source = "pinned memory" if asked.device == "cuda" else "host memory"
     name = runtime_of(asked.device).name
     return Machine(
-        *told, name, f"{versions}, CUDA {torch.version.cuda}", date, "pcie", source, *memory, tables
+        *told, name, f"{versions}, CUDA {torch.version.cuda}", date, "pcie", source, *memory, params
     )
 
 
@@ -137,7 +142,9 @@ def calibrate(asked: Asked, say: Callable[[str], None]) -> tuple[str, Facts]:
     model = prepared.run.model
     launches = 3 if model.expert_matrices == 3 else 2
     found = figures(facts, model.expert_params, plan.precisions, launches)
-    text = hardware_text(machine_of(asked, prepared, memory), found, facts, facts.left_out)
+    text = hardware_text(
+        machine_of(asked, prepared, memory), found, facts, facts.left_out, asked.gathers
+    )
     if asked.facts is not None:
         write_json(
             asked.facts, {**as_json(facts), "figures": vars(found) | {"link": vars(found.link)}}

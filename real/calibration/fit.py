@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from real.calibration.bench import Points
-from real.calibration.measure import Facts
+from real.calibration.facts import Facts, Points
+from real.calibration.in_run import Loops, Surplus, surplus
 
 LEAST_NS = 1.0
 
@@ -126,6 +126,36 @@ def _round_trip_ns(facts: Facts) -> float:
     if not facts.on_cpu or not facts.copy:
         return 0.0
     return min(2 * facts.copy[0][1], 0.5 * facts.on_cpu[0][1])
+
+
+def fixed_ns(facts: Facts, plain: str, params: Mapping[str, float]) -> float:
+    """The part of an operation that its size does not change.
+
+    A straight line goes through a layer's dense work, the head and an expert of plain weights, by
+    parameters (``params``: dense, tail, expert). It is 0 where they do not tell.
+    """
+    took = {"dense": facts.dense, "tail": facts.tail, "expert": dict(facts.experts[plain])[1]}
+    points = [(int(params[name]), ns) for name, ns in took.items() if ns and params.get(name)]
+    if len(points) < 2:
+        return 0.0
+    return min(fit_line(sorted(points)).overhead_ns, *(ns for _, ns in points))
+
+
+def surplus_of(facts: Facts, plain: str, params: Mapping[str, float]) -> Surplus | None:
+    """What the facts' runs add to their loops; None where there were no runs."""
+    if not facts.runs:
+        return None
+    loops = Loops(
+        int(params["dense"]),
+        facts.dense,
+        facts.expert_bytes[plain],
+        dict(facts.experts[plain])[1],
+        fixed_ns(facts, plain, params),
+        sum(facts.host.get(part, 0) for part in ("sync", "issue", "post")),
+        facts.host.get("issue", 0),
+        facts.copy,
+    )
+    return surplus(facts.runs, loops)
 
 
 def tables_us(points: Mapping[str, Points]) -> dict[str, list[list[float]]]:

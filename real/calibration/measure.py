@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from real.calibration.bench import DeviceBench, Points, medians
+from real.calibration.bench import DeviceBench, medians
+from real.calibration.facts import Facts, Points
+from real.calibration.in_run import in_run
 from real.kernels.stacked_gates import stacked_gates
 from real.setup.prepare import Prepared, prepare_replay
 from real.store.reading import DirectReader
 from real.store.store import StoreError
 from real.validation.cases import measure_run, request_of
 from real.validation.constants import Constants
+from sim.answers.time_parts import Tables
+from sim.machine.model import Model
 
 SYSTEM, SHARE = "lru", 0.5
 
@@ -50,38 +54,6 @@ class Plan:
     has_time: Callable[[float], bool] = lambda seconds: True
 
 
-@dataclass
-class Facts:
-    """What was measured. Times are in ns.
-
-    - ``copy``, ``overlapped``: copies by bytes, alone and beside computation.
-    - ``experts``: by precision and rows; ``expert_bytes``: how large one is at each precision.
-    - ``beside_copy``: an expert of one row while a copy runs.
-    - ``on_cpu``: an expert on the host's CPU.
-    - ``dequantise``: reading an expert's stored weights, by precision.
-    - ``dense``, ``tail``: the stand-ins of a layer and of the head. ``operation``: the smallest
-      one.
-    - ``host``: sync, issue, wake, post.
-    - ``gates``: those of p layers at once.
-    - ``reads``: bytes per second of the drive, by block and depth.
-    """
-
-    copy: Points = field(default_factory=list)
-    overlapped: Points = field(default_factory=list)
-    experts: dict[str, Points] = field(default_factory=dict)
-    expert_bytes: dict[str, int] = field(default_factory=dict)
-    beside_copy: float | None = None
-    on_cpu: Points = field(default_factory=list)
-    dequantise: dict[str, float] = field(default_factory=dict)
-    dense: float = 0.0
-    tail: float = 0.0
-    operation: float = 0.0
-    host: dict[str, int] = field(default_factory=dict)
-    gates: Points = field(default_factory=list)
-    reads: list[tuple[int, int, float]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-
 def measure(plan: Plan, say: Callable[[str], None]) -> tuple[Facts, Prepared]:
     """All facts, and one of the runs that they come from, closed."""
     facts = Facts()
@@ -96,7 +68,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> tuple[Facts, Prepared]:
         )
         facts.operation = _operation_ns(bench, plan)
         facts.gates = _gates(bench, prepared, plan)
-    _if_time(plan, facts, "host's gaps", 10, lambda: _host(plan, facts))
+    _if_time(plan, facts, "host's gaps", 10, lambda: _host(plan, facts, prepared.run.model))
     _if_time(plan, facts, "reads of the drive", 8, lambda: _reads(prepared, plan, facts))
     for precision in plan.precisions[1:]:
         say(f"experts in {precision}")
@@ -160,10 +132,21 @@ def _links(bench: DeviceBench, plan: Plan, facts: Facts) -> None:
         size *= 4
     sizes.append(whole)
     facts.copy = medians(sizes, bench.service_ns, plan.repeats)
-    both = [bench.overlapped_ns(whole, bench.other) for _ in range(plan.repeats)]
-    facts.overlapped = [(whole, median(copy_ns for copy_ns, _ in both))]
+    facts.overlapped, facts.beside_copy = _both(
+        bench, whole, lambda: bench.compute_ns(bench.other, 1), plan.repeats
+    )
+    facts.beside_cpu, facts.cpu_beside_copy = _both(
+        bench, whole, lambda: bench.on_cpu_ns(bench.other, 1), plan.repeats
+    )
+
+
+def _both(
+    bench: DeviceBench, size: int, compute_ns: Callable[[], int], repeats: int
+) -> tuple[Points, float | None]:
+    """A service beside computing, and computing beside a service; None if none lay inside one."""
+    both = [bench.overlapped_ns(size, compute_ns) for _ in range(repeats)]
     covered = [ns for _, took in both for ns in took]
-    facts.beside_copy = median(covered) if covered else None
+    return [(size, median(ns for ns, _ in both))], median(covered) if covered else None
 
 
 def _dense(bench: DeviceBench, prepared: Prepared, plan: Plan, facts: Facts) -> None:
@@ -225,16 +208,23 @@ def _gates(bench: DeviceBench, prepared: Prepared, plan: Plan) -> Points:
     return medians([1, 2, 3, 4], gates, plan.repeats)
 
 
-def _host(plan: Plan, facts: Facts) -> None:
-    """Measure the driver's gaps, in a run of the engine."""
+def _host(plan: Plan, facts: Facts, model: Model) -> None:
+    """Measure the driver's gaps, in a run of the engine, and what else it adds to loops."""
     request = request_of((*plan.words, f"precision={plan.precisions[0]}"), SYSTEM, SHARE)
-    host = Constants.learn(measure_run(request, SHARE, SYSTEM).pairs).host
+    measured = measure_run(request, SHARE, SYSTEM)
+    host = Constants.learn(measured.pairs).host
     facts.host = {
         "sync": host.sync_ns,
         "issue": host.issue_ns,
         "wake": host.wake_ns,
         "post": host.post_ns,
     }
+    frames = measured.frames
+    tables = Tables(frames.lookups, frames.transfers, frames.tokens, frames.controller.loader.wait)
+    try:
+        facts.runs.append(in_run(tables, model.block_params(0)))
+    except ValueError as error:
+        facts.left_out.append(f"what a run adds: {error}")
 
 
 def _reads(prepared: Prepared, plan: Plan, facts: Facts) -> None:
@@ -279,7 +269,3 @@ def _read_rate(path: Path, size: int, block: int, depth: int) -> float:
 def rates(points: Points) -> Sequence[float]:
     """Bytes per second at each size."""
     return [size / ns * 1e9 for size, ns in points]
-
-
-def as_json(facts: Facts) -> dict[str, Any]:
-    return dict(vars(facts))

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from real.calibration.fit import Figures, tables_us
-from real.calibration.measure import Facts
+from real.calibration.facts import Facts, Points
+from real.calibration.fit import Figures, fixed_ns, surplus_of, tables_us
+from real.calibration.in_run import Surplus
 
 
 @dataclass(frozen=True)
 class Machine:
     """What the file says of where it was measured.
 
-    ``link`` is the link's name. ``versions`` is a line of them. ``model`` is the model whose tables
-    of experts and layers go in; None: no such tables.
+    ``link`` is the link's name. ``versions`` is a line of them. ``params`` are those of what was
+    measured: ``expert``, ``dense`` (a layer without its experts) and ``tail`` (the head).
     """
 
     name: str
@@ -27,14 +28,54 @@ class Machine:
     source: str
     memory_bytes: int
     reserved_bytes: int
-    model: str | None
+    params: Mapping[str, float]
 
 
-def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Gathers:
+    """Measured rates of scattered rows (``rates``: form, threads, bytes of a piece, GB/s).
+
+    ``form``, ``threads`` and ``piece_bytes`` are what runs take if nothing else is asked for.
+    """
+
+    form: str
+    threads: int
+    piece_bytes: int
+    rates: Sequence[tuple[str, int, int, float]]
+
+
+def gathers_of(rows: Sequence[Mapping[str, Any]], row_bytes: int) -> Gathers | None:
+    """The rates that a probe measured with rows of so many bytes; None where it measured none.
+
+    The default is the engine's: staged, by 4 threads with 50 rows in a piece, or else the first.
+    """
+    rates = [
+        (
+            str(row["gather"]),
+            int(row["threads"]),
+            int(row["columns"]) * row_bytes,
+            round(float(row["bytes_per_s"]) / 1e9, 4),
+        )
+        for row in rows
+    ]
+    if not rates:
+        return None
+    asked = next((rate for rate in rates if rate[:3] == ("staged", 4, 50 * row_bytes)), rates[0])
+    return Gathers(*asked[:3], rates)
+
+
+def hardware_text(
+    machine: Machine,
+    found: Figures,
+    facts: Facts,
+    left_out: Sequence[str],
+    gathers: Gathers | None = None,
+) -> str:
     """The text of the whole file."""
+    plain = next(iter(facts.experts))
+    more = surplus_of(facts, plain, machine.params)
     link, real = found.link, machine.device != "host"
     gb, slower = 1e9, "take longer" if found.dequantises else "take no longer"
-    over = facts.overlapped[0] if facts.overlapped else None
     lines = [
         (
             f"# {machine.gpu}, measured on {machine.date} by python -m real.calibrate"
@@ -72,15 +113,8 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
         "    engines: 1  # as run",
         "    head_bytes: 0",
     ]
-    if over is not None:
-        alone = dict(facts.copy)[over[0]]
-        told = (
-            f"    # beside computation a copy of {over[0]} B takes {over[1] / alone:.3f} times as"
-            " long"
-        )
-        if facts.beside_copy is not None:
-            told += f", an expert meanwhile {facts.beside_copy / _plain_ns(facts):.3f} times"
-        lines.append(told)
+    if gathers is not None:
+        lines += _scattered(gathers)
     lines += [
         "ram: null",
         "compute:",
@@ -119,29 +153,101 @@ def hardware_text(machine: Machine, found: Figures, facts: Facts, left_out: Sequ
             ),
         ]
     if facts.host:
-        lines += ["host:", "  _target_: sim.machine.Host"]
-        lines += [
-            f"  {part}_us: {ns / 1e3:.6g}  # median gap of a run" for part, ns in facts.host.items()
-        ]
-    lines += ["prediction_us: 0.0", *_tables(machine, facts)]
+        lines += _host(facts, more)
+    lines += ["prediction_us: 0.0", *_beside(machine, facts, more), *_tables(machine, facts, more)]
     return "\n".join([*lines, f'source: "real.calibrate on {machine.gpu}, {machine.date}"', ""])
 
 
-def _plain_ns(facts: Facts) -> float:
-    return dict(next(iter(facts.experts.values())))[1]
+def _host(facts: Facts, more: Surplus | None) -> list[str]:
+    """Host time: a run's gaps, and what follows a wait."""
+    told = {part: (float(ns), "median gap of a run") for part, ns in facts.host.items()}
+    if more is not None and more.wake_ns > facts.host["wake"]:
+        told["wake"] = (more.wake_ns, "what a gate takes longer after a wait in a run")
+    lines = ["host:", "  _target_: sim.machine.Host"]
+    return lines + [f"  {part}_us: {ns / 1e3:.6g}  # {why}" for part, (ns, why) in told.items()]
 
 
-def _tables(machine: Machine, facts: Facts) -> list[str]:
-    """Tables: ``copy_us`` for every model; experts and layers for the model measured."""
-    lines = ["measured:", "  _target_: sim.machine.Measured"]
-    if machine.model is not None:
-        lines += [f"  model: {machine.model}"]
-        lines += _mapping("expert_us", tables_us(facts.experts), "by rows, for each precision")
-        lines += [
-            f"  dense_us: [[1, {round(facts.dense / 1e3, 3)}]]  # a layer's stand-in, whatever its"
-            " context"
-        ]
-    return lines + _mapping("copy_us", tables_us({machine.link: facts.copy}), "by bytes")
+def _beside(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
+    """Who slows whom: work beside other work, in times of work alone. Only what is above 1.
+
+    What a run adds to an operation or a service it adds to both.
+    """
+    added = Surplus(0.0, 0.0, 0.0) if more is None else more
+    whole = facts.overlapped[0][0] if facts.overlapped else 0
+    pairs = {
+        ("compute", machine.link): (facts.beside_copy, _at(next(iter(facts.experts.values())), 1)),
+        (machine.link, "compute"): (_at(facts.overlapped, whole), _at(facts.copy, whole)),
+        ("cpu", machine.link): (facts.cpu_beside_copy, _at(facts.on_cpu, 1)),
+        (machine.link, "cpu"): (_at(facts.beside_cpu, whole), _at(facts.copy, whole)),
+    }
+    extra = {"compute": added.operation_ns, machine.link: added.service_ns}
+    times = {
+        pair: (beside + extra.get(pair[0], 0.0)) / (alone + extra.get(pair[0], 0.0))
+        for pair, (beside, alone) in pairs.items()
+        if beside and alone and beside > 1.0005 * alone
+    }
+    parties = dict.fromkeys(party for party, _ in times)
+    lines = ["beside:  # how many times as long, while the other works"] if times else []
+    for party in parties:
+        others = ", ".join(
+            f"{other}: {value:.4g}" for (one, other), value in times.items() if one == party
+        )
+        lines.append(f"  {party}: {{{others}}}")
+    return lines
+
+
+def _at(points: Points, argument: int) -> float | None:
+    return next((ns for at, ns in points if at == argument), None)
+
+
+def _scattered(gathers: Gathers) -> list[str]:
+    return [
+        "    scattered:  # rows of experts that move in part, as the probe gathered them",
+        "      _target_: sim.machine.Scattered",
+        f"      form: {gathers.form}",
+        f"      threads: {gathers.threads}",
+        f"      piece_bytes: {gathers.piece_bytes}",
+        "      rates:  # form, threads, bytes of a piece, GB/s",
+        *(
+            f"        - [{form}, {threads}, {size}, {gb}]"
+            for form, threads, size, gb in gathers.rates
+        ),
+    ]
+
+
+def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
+    """Tables of times as they were measured; they serve every model, each by its sizes."""
+    plain = next(iter(facts.experts))
+    added = Surplus(0.0, 0.0, 0.0) if more is None else more
+    fixed = fixed_ns(facts, plain, machine.params) + added.operation_ns
+    dense = round((facts.dense + added.operation_ns) / 1e3, 3)
+    more_us, service_us = (ns / 1e3 for ns in (added.operation_ns, added.service_ns))
+    return [
+        *(
+            [f"# Runs add {more_us:.4g} us to an operation, {service_us:.4g} us to a service."]
+            * bool(more)
+        ),
+        "measured:",
+        "  _target_: sim.machine.Measured",
+        f"  expert_params: {machine.params['expert']:.0f}  # of the experts that were measured",
+        f"  dense_params: {machine.params['dense']:.0f}  # of the layer that was measured",
+        f"  fixed_us: {fixed / 1e3:.6g}  # of an operation, whatever its size",
+        *_mapping(
+            "expert_us",
+            tables_us(
+                {name: _longer(of, added.operation_ns) for name, of in facts.experts.items()}
+            ),
+            "by rows, for each precision",
+        ),
+        f"  dense_us: [[1, {dense}]]  # a layer's stand-in, whatever its context",
+        *_mapping(
+            "copy_us", tables_us({machine.link: _longer(facts.copy, added.service_ns)}), "by bytes"
+        ),
+    ]
+
+
+def _longer(points: Points, more_ns: float) -> Points:
+    return [(argument, ns + more_ns) for argument, ns in points]
 
 
 def _mapping(name: str, tables: Mapping[str, Any], what: str) -> list[str]:

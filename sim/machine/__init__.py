@@ -4,7 +4,7 @@ The names exported here are public: configurations use them.
 """
 
 from sim.machine.hardware import Compute, Cpu, Hardware, Link
-from sim.machine.link_parts import Gather, Pages, Reads, Unpack
+from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured
 from sim.machine.model import LatentAttention, Model, Precision
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
@@ -24,6 +24,7 @@ __all__ = [
     "Precision",
     "Ram",
     "Reads",
+    "Scattered",
     "SharedMemory",
     "Unpack",
 ]

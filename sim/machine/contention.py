@@ -6,7 +6,7 @@ alone, so that work left can be counted exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 COMPUTE, CPU, FIRST_LINK = 0, 1, 2
 """Numbers of the parties: the device's compute stream, the host's CPU, then the links in order."""
@@ -17,23 +17,24 @@ WHOLE = 1_000_000
 class Contention:
     """The pace of every party for each set of parties at work; a set is an int with bit p for p.
 
-    - ``overlapped``: by link, the share of its bandwidth that is left while the compute stream
-      works.
+    - ``kept``: by (party, rival), the millionths of its pace that a party keeps while the rival
+      works. Beside several rivals it keeps the product.
     - ``draws_bytes_per_s``: by party of one shared memory, what it draws at full pace. Where those
       at work together draw more than ``memory_bytes_per_s``, all of them are slowed by the same
       factor.
 
-    Paces are rounded down to a millionth, and are at least one millionth.
+    Paces are rounded down to a millionth, once, and are at least one millionth.
     """
 
     def __init__(
         self,
-        overlapped: Sequence[float],
+        links: int,
+        kept: Mapping[tuple[int, int], int] | None = None,
         memory_bytes_per_s: float = 0.0,
         draws_bytes_per_s: Mapping[int, float] | None = None,
     ) -> None:
-        self.parties = FIRST_LINK + len(overlapped)
-        self._overlapped = [round(share * WHOLE) for share in overlapped]
+        self.parties = FIRST_LINK + links
+        self._kept = dict(kept or {})
         self._memory_bytes_per_s = int(memory_bytes_per_s)
         self._draws = {party: int(rate) for party, rate in (draws_bytes_per_s or {}).items()}
         self._known: dict[int, tuple[int, ...]] = {}
@@ -47,11 +48,12 @@ class Contention:
         return self._known[at_work]
 
     def _pace(self, party: int, at_work: int) -> int:
-        pace = WHOLE
-        if party >= FIRST_LINK and at_work >> COMPUTE & 1:
-            pace = self._overlapped[party - FIRST_LINK]
+        pace, whole = WHOLE, 1
+        for (slowed, rival), kept in self._kept.items():
+            if slowed == party and at_work >> rival & 1:
+                pace, whole = pace * kept, whole * WHOLE
         if party in self._draws:
             drawn = sum(rate for other, rate in self._draws.items() if at_work >> other & 1)
             if drawn > self._memory_bytes_per_s:
-                pace = pace * self._memory_bytes_per_s // drawn
-        return max(1, pace)
+                pace, whole = pace * self._memory_bytes_per_s, whole * drawn
+        return max(1, pace // whole)

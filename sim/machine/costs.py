@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 
 from sim.machine.contention import Contention
 from sim.machine.hardware import Hardware
-from sim.machine.measured import time_ns
 from sim.machine.model import PRECISION_BITS, Model
 from sim.values.types import HostCosts, Step
 from sim.values.units import GIB, gib, us
@@ -143,6 +142,8 @@ class Roofline:
     - ``forecast_sites`` is how many gates ahead the predictor runs at every gate. It counts where
       the machine says what that costs.
     - ``held_bits`` is the least bits a weight that slots hold.
+    - With ``moves_in_part`` experts may move in part: what is not as large as a whole variant comes
+      from scattered rows, where link 0 says what that takes.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class Roofline:
         free_copies: bool = False,
         forecast_sites: int = 0,
         held_bits: float = 0.0,
+        moves_in_part: bool = False,
     ) -> None:
         self.model, self.hardware = model, hardware
         costs = hardware.host.costs
@@ -168,11 +170,8 @@ class Roofline:
         self._forecast_ns, later_ns = self._forecasting(forecast_sites)
         self.prediction_ns = us(hardware.prediction_us) + later_ns
         self._measured = hardware.measured
-        if self._measured is not None:
-            self._measured.check_model(model.sizes_of or model.name)
-        self._tables = [
-            self._measured.expert_us.get(p) if self._measured else None for p in precisions
-        ]
+        # By precision: the measured one whose times it takes, if any was measured.
+        self._lent = [self._measured.stands_for(p) if self._measured else None for p in precisions]
         self._bits = [PRECISION_BITS[precision] for precision in precisions]
         self._site_bytes = site_bytes
         # The bytes of each variant and its bits a weight, by ascending bytes.
@@ -182,6 +181,7 @@ class Roofline:
         )
         unpacks = [link.unpack.bits for link in hardware.links if link.unpack is not None]
         self._held_bits = max([held_bits, *unpacks])
+        self._whole_bytes = {size for size, _ in self._variants} if moves_in_part else None
         self._expert: dict[tuple[int, int, int], int] = {}
         self._on_cpu: dict[tuple[int, int, int], int] = {}
         # Sites of equal layers cost the same. Of each kind of site _kinds has the first one;
@@ -227,7 +227,8 @@ class Roofline:
         An encoder's rows attend to all of their prompt.
         """
         if self._measured is not None and self._measured.dense_us and rows == 1:
-            return time_ns(self._measured.dense_us, context) + self._forecast_ns
+            params = self.model.block_params(site)
+            return self._measured.dense_ns(params, context) + self._forecast_ns
         m, compute = self.model, self.hardware.compute
         layers, encodes = m.layers_at(site), m.is_encoder(site)
         attended = context - (0 if encodes else (rows / sequences - 1) / 2)
@@ -264,8 +265,8 @@ class Roofline:
         return self._expert[precision, site, tokens]
 
     def _one_expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        if (table := self._tables[precision]) is not None:
-            return time_ns(table, tokens)
+        if self._measured is not None and (lent := self._lent[precision]) is not None:
+            return self._measured.expert_ns(lent, self.model.expert_params, tokens)
         params, moved_bytes = self._expert_size(precision, site)
         compute, share = self.hardware.compute, self._active_share if tokens == 1 else 1.0
         read_bytes = moved_bytes * share + self._resident_bytes[precision]
@@ -307,6 +308,10 @@ class Roofline:
     def hop_ns(self, link: int, moved_bytes: int) -> int:
         if self._free_copies:
             return 0
+        scattered = self.hardware.links[link].scattered if link == 0 else None
+        is_part = self._whole_bytes is not None and moved_bytes not in self._whole_bytes
+        if is_part and scattered is not None:
+            return self.hardware.hop_ns(link, 0) + scattered.time_ns(moved_bytes)
         if (unpack := self.hardware.links[link].unpack) is None:
             return self.hardware.hop_ns(link, moved_bytes)
         return self.hardware.hop_ns(link, moved_bytes) + unpack.time_ns(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, Contention
-from sim.machine.link_parts import RATES, Gather, Pages, Reads, Unpack
+from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
+from sim.machine.link_parts import RATES, Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured, time_ns
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
 from sim.values.types import Route
@@ -32,8 +32,8 @@ class Link:
     - ``reads``: the link begins at a drive that is read block by block.
     - ``gather``: the host first collects the scattered parts of what is copied.
     - ``page_cache``: the operating system keeps what it read.
-    - ``overlapped``: the share of the bandwidth that is left while the compute stream works.
     - ``unpack``: quantised experts are dequantised after their copy, before they can be used.
+    - ``scattered``: how fast parts of experts come, whose rows do not lie together.
     """
 
     peak_gb_per_s: float
@@ -49,8 +49,8 @@ class Link:
     reads: Reads | None = None
     gather: Gather | None = None
     page_cache: Pages | None = None
-    overlapped: float = 1.0
     unpack: Unpack | None = None
+    scattered: Scattered | None = None
 
     def __post_init__(self) -> None:
         if self.name:
@@ -75,18 +75,12 @@ class Link:
             1,
             "a share of the bandwidth from pinned memory",
         )
-        require_range(
-            f"{place}.overlapped",
-            self.overlapped,
-            1e-3,
-            1,
-            "a share of the bandwidth without computation",
-        )
         for name, kind in (
             ("reads", Reads),
             ("gather", Gather),
             ("page_cache", Pages),
             ("unpack", Unpack),
+            ("scattered", Scattered),
         ):
             part = getattr(self, name)
             if part is not None and not isinstance(part, kind):
@@ -232,7 +226,10 @@ class Hardware:
     - ``prediction_us``: the time from a gate to its forecasts (0: at once).
     - ``forecasting``: what running gates ahead costs; None where it costs nothing more.
     - ``measured``: tables that take the place of formulas.
-    - ``shared_memory``: None where parties do not slow each other down.
+    - ``beside``: by party and by other party, how many times as long the first one's work takes
+      while the other works. Parties are ``compute``, ``cpu`` and links by name; what is not given
+      is 1.
+    - ``shared_memory``: None where parties draw from no common memory.
     - ``preset``: where the figures come from.
     - ``validated``: whether this project measured the figures: ``measured``, ``emulated`` or
       ``none``.
@@ -253,6 +250,7 @@ class Hardware:
     forecasting: Forecasting | None = None
     measured: Measured | None = None
     shared_memory: SharedMemory | None = None
+    beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", _named(self.links))
@@ -291,18 +289,41 @@ class Hardware:
                 f" {self.name} are {', '.join(self.link_names)}"
             )
         if self.shared_memory is not None:
-            known = {"compute", *(["cpu"] if self.cpu is not None else []), *self.link_names}
-            if unknown := set(self.shared_memory.parties) - known:
-                raise ValueError(
-                    f"hardware.shared_memory.parties has {', '.join(sorted(unknown))}; those of"
-                    f" {self.name} are {', '.join(sorted(known))}"
-                )
+            self._check_parties("shared_memory.parties", self.shared_memory.parties)
+        self._check_beside()
         if self.validated not in ("measured", "emulated", "none"):
             raise ValueError(
                 f"hardware.validated={self.validated!r}; allowed: measured, emulated, none"
             )
         # Computed only to refuse an impossible route here, together with the machine.
         _ = self.route
+
+    def _check_parties(self, place: str, names: Iterable[str]) -> None:
+        known = {"compute", *(["cpu"] if self.cpu is not None else []), *self.link_names}
+        if unknown := set(names) - known:
+            raise ValueError(
+                f"hardware.{place} has {', '.join(sorted(map(str, unknown)))}; those of"
+                f" {self.name} are {', '.join(sorted(known))}"
+            )
+
+    def _check_beside(self) -> None:
+        if not isinstance(self.beside, Mapping):
+            raise ValueError(
+                f"hardware.beside={self.beside!r} must map a party to others and how many times as"
+                " long it takes beside them"
+            )
+        self._check_parties("beside", self.beside)
+        for name, others in self.beside.items():
+            if not isinstance(others, Mapping):
+                raise ValueError(
+                    f"hardware.beside.{name}={others!r} must map other parties to how many times as"
+                    " long"
+                )
+            self._check_parties(f"beside.{name}", others)
+            for other, times in others.items():
+                require_range(f"hardware.beside.{name}.{other}", times, 1, 1e3, "times as long")
+                if name == other:
+                    raise ValueError(f"hardware.beside.{name}.{other}: no party is its own rival")
 
     @property
     def memory_bytes(self) -> int:
@@ -368,15 +389,20 @@ class Hardware:
             if self.shared_memory and self.shared_memory.slows == "as_drawn"
             else None
         )
-        overlapped = [link.overlapped for link in self.links]
-        if shared is None:
-            return Contention(overlapped) if min(overlapped) < 1 else None
         party = {"compute": COMPUTE, "cpu": CPU} | {
             name: n for n, name in enumerate(self.link_names, FIRST_LINK)
         }
+        kept = {
+            (party[name], party[other]): round(WHOLE / times)
+            for name, others in self.beside.items()
+            for other, times in others.items()
+            if times > 1
+        }
+        if shared is None:
+            return Contention(len(self.links), kept) if kept else None
         rates = self._rates()
         draws = {party[name]: rates[name] for name in shared.parties}
-        return Contention(overlapped, gb_per_s(shared.gb_per_s), draws)
+        return Contention(len(self.links), kept, gb_per_s(shared.gb_per_s), draws)
 
     def _rates(self) -> dict[str, float]:
         """The bytes a second that each party draws at full pace, by name."""

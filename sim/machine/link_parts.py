@@ -1,11 +1,15 @@
-"""Parts of a link: reads of a drive, the page cache, dequantisation, a host that gathers.
+"""Parts of a link: reads of a drive, the page cache, dequantisation, gathering scattered rows.
 
 Each gives the time of a service in closed form.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
+from typing import Any
 
 from sim.values.units import NS_PER_S, gb_per_s, require_flag, require_number, require_range, us
 
@@ -172,3 +176,64 @@ class Gather:
         through_last = moved_bytes * gather + last * copy
         through_last_but_one = before * gather + (min(self.piece_bytes, before) + last) * copy
         return max(through_first, through_last, through_last_but_one)
+
+
+FORMS = ("staged", "zero_copy")
+"""How scattered rows come: gathered by host threads and copied, or read over the link by a kernel."""
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """Measured rates at which chosen rows of an expert come, for moves of parts of experts.
+
+    ``form`` says how: ``staged``, where ``threads`` of the host gather pieces of ``piece_bytes``
+    and copy them, or ``zero_copy``, where a kernel brings ``piece_bytes`` in each program.
+    ``rates`` are points (form, threads, bytes of a piece, GB/s). Between points of one form and
+    number of threads the rate lies on a straight line over the logarithm of the piece; beyond them
+    that of the nearest holds.
+    """
+
+    form: str
+    threads: int
+    piece_bytes: int
+    rates: Sequence[Sequence[Any]]
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"scattered.form={self.form!r}; allowed: {', '.join(FORMS)}")
+        require_number("scattered.threads", self.threads, minimum=1, whole=True)
+        require_number("scattered.piece_bytes", self.piece_bytes, minimum=1, whole=True)
+        for point in self.rates:
+            if not isinstance(point, list | tuple) or len(point) != 4:
+                raise ValueError(
+                    f"scattered.rates has {point!r}; each must be [form, threads, bytes of a piece,"
+                    " GB/s]"
+                )
+            require_number("scattered.rates: bytes of a piece", point[2], minimum=1, whole=True)
+            require_range("scattered.rates", point[3], *RATES, "10**9 bytes a second")
+        if not self._points():
+            known = sorted({(str(form), int(threads)) for form, threads, *_ in self.rates})
+            raise ValueError(
+                f"scattered.form={self.form} with threads={self.threads} was not measured; there"
+                f" are {', '.join(f'{form} with {threads}' for form, threads in known)}"
+            )
+
+    def _points(self) -> list[tuple[int, float]]:
+        return sorted(
+            (int(piece), float(rate))
+            for form, threads, piece, rate in self.rates
+            if (form, threads) == (self.form, self.threads)
+        )
+
+    @property
+    def bytes_per_s(self) -> float:
+        pieces, rates = zip(*self._points(), strict=True)
+        if self.piece_bytes <= pieces[0] or self.piece_bytes >= pieces[-1]:
+            return gb_per_s(rates[0] if self.piece_bytes <= pieces[0] else rates[-1])
+        at = bisect_right(pieces, self.piece_bytes)
+        share = log(self.piece_bytes / pieces[at - 1]) / log(pieces[at] / pieces[at - 1])
+        return gb_per_s(rates[at - 1] + (rates[at] - rates[at - 1]) * share)
+
+    def time_ns(self, moved_bytes: int) -> int:
+        """The time of so many bytes in scattered rows, without a service's overhead."""
+        return round(moved_bytes * NS_PER_S / self.bytes_per_s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sim.values.units import require_number, us
+from sim.machine.model import PRECISIONS
+from sim.values.units import require_number, require_range, us
 
 Points = Sequence[Sequence[float]]
 
@@ -18,16 +19,19 @@ class Measured:
 
     | table | time of | argument |
     |---|---|---|
-    | expert_us, by precision | one expert | its rows |
+    | expert_us, by precision | one expert of ``expert_params`` parameters | its rows |
+    | dense_us | a layer of ``dense_params`` without its experts, for one row | its context's tokens |
     | copy_us, by name of the link | one service | its bytes |
-    | dense_us | a layer without its experts, for one row | the tokens of its context |
 
     Times are interpolated linearly, and extrapolated beyond the last two points. Below the first
-    point its time holds. ``model`` names the model whose experts and layers were measured ("" where
-    none were).
+    point its time holds. An expert or layer of another size takes ``fixed_us`` of these times all
+    the same, and the rest in proportion to its parameters. A precision that was not measured takes
+    the times of the measured one whose moved weights have the nearest number of bits.
     """
 
-    model: str = ""
+    expert_params: float = 0.0
+    dense_params: float = 0.0
+    fixed_us: float = 0.0
     expert_us: Mapping[str, Points] = field(default_factory=dict)
     dense_us: Points = ()
     copy_us: Mapping[str, Points] = field(default_factory=dict)
@@ -38,18 +42,63 @@ class Measured:
         tables |= {"dense_us": self.dense_us} if self.dense_us else {}
         for name, points in tables.items():
             _check(f"hardware.measured.{name}", points)
-        if (self.expert_us or self.dense_us) and not self.model:
-            raise ValueError(
-                "hardware.measured.model must name the model whose expert_us and dense_us these are"
-            )
+        for name in self.expert_us:
+            _require_known(name)
+        require_range("hardware.measured.fixed_us", self.fixed_us, 0, 1e7, "microseconds")
+        for what, table in (("expert", self.expert_us), ("dense", self.dense_us)):
+            if table:
+                require_range(
+                    f"hardware.measured.{what}_params",
+                    getattr(self, f"{what}_params"),
+                    1,
+                    1e13,
+                    f"parameters of what {what}_us are the times of",
+                )
 
-    def check_model(self, name: str) -> None:
-        """Raise ValueError if experts or layers were measured of another model than ``name``."""
-        if (self.expert_us or self.dense_us) and name != self.model:
-            raise ValueError(
-                f"hardware.measured holds times of model {self.model}, not of {name}; choose that"
-                " model, or set hardware.measured.expert_us={} and hardware.measured.dense_us=[]"
-            )
+    def stands_for(self, precision: str) -> str | None:
+        """The measured precision whose times ``precision`` takes; None where none was measured.
+
+        Of two that are equally near the one of more bits counts, and of these the first by name.
+        """
+        if precision in self.expert_us or not self.expert_us:
+            return precision if self.expert_us else None
+        bits = PRECISIONS[precision].gate
+        return min(
+            self.expert_us,
+            key=lambda name: (
+                abs(PRECISIONS[name].gate - bits),
+                -PRECISIONS[name].gate,
+                name,
+            ),
+        )
+
+    def expert_ns(self, precision: str, params: float, rows: int) -> int:
+        """An expert of so many parameters; ``precision`` is a measured one."""
+        return self._scaled(time_ns(self.expert_us[precision], rows), params / self.expert_params)
+
+    def dense_ns(self, params: float, context: int) -> int:
+        """A layer of so many parameters without its experts, for one row."""
+        return self._scaled(time_ns(self.dense_us, context), params / self.dense_params)
+
+    def _scaled(self, measured_ns: int, ratio: float) -> int:
+        fixed_ns = min(measured_ns, us(self.fixed_us))
+        return fixed_ns + round((measured_ns - fixed_ns) * ratio)
+
+    def told(self, precisions: Iterable[str]) -> str | None:
+        """What a reader must know of these precisions; None where all were measured."""
+        lent = [
+            f"{name} takes the times of {self.stands_for(name)}"
+            for name in precisions
+            if self.expert_us and name not in self.expert_us
+        ]
+        return f"not measured there: {', '.join(lent)}" if lent else None
+
+
+def _require_known(name: str) -> None:
+    if name not in PRECISIONS:
+        raise ValueError(
+            f"hardware.measured.expert_us.{name}: unknown precision; known: {', '.join(PRECISIONS)}"
+        )
 
 
 def _check(name: str, points: Points) -> None:

@@ -73,6 +73,7 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
     """
     header, hardware = run.trace.header, run.hardware
     unseen = hardware.validated == "none"
+    lent = hardware.measured and hardware.measured.told(run.controller.geometry.precisions)
     return Labels(
         transplanted=run.model.transplant,
         part=run.model.part,
@@ -80,7 +81,7 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
         machine=(
             f"no time of {hardware.name} was ever compared with a real machine's"
             if unseen
-            else None
+            else (f"{hardware.name}: {lent}" if lent else None)
         ),
         lossy=_lossy(run, lookups),
         knows_future=_knowledge(run),

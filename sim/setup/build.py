@@ -117,6 +117,7 @@ def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
         free_copies=loader.copies == "free",
         forecast_sites=parts.of_trace().lookahead_sites,
         held_bits=held,
+        moves_in_part=parts.payload.partial,
     )
 
 

@@ -12,7 +12,7 @@ from sim.core.transfer import Transfer
 from sim.engine.contest import Contest, Draw
 from sim.engine.engine import Engine
 from sim.engine.links import Link, SharedLink
-from sim.machine.contention import Contention
+from sim.machine.contention import FIRST_LINK, WHOLE, Contention
 from sim.workload.batching import Batcher, Part
 
 Patch = pytest.MonkeyPatch
@@ -170,13 +170,39 @@ def waking_from_no_sleep(patch: Patch) -> None:
 
 
 def links_left_alone(patch: Patch) -> None:
-    """Only the memory is shared."""
+    """Nothing but the memory slows a link."""
     init: Callable[..., None] = Contention.__init__
 
-    def mutant(self: Contention, overlapped: Sequence[float], *rest: Any) -> None:
-        init(self, [1.0] * len(overlapped), *rest)
+    def mutant(self: Contention, links: int, kept: Any, *rest: Any) -> None:
+        init(self, links, {pair: of for pair, of in kept.items() if pair[0] < FIRST_LINK}, *rest)
 
     patch.setattr(Contention, "__init__", mutant)
+
+
+def compute_left_alone(patch: Patch) -> None:
+    """Nothing but the memory slows the compute stream and the CPU."""
+    init: Callable[..., None] = Contention.__init__
+
+    def mutant(self: Contention, links: int, kept: Any, *rest: Any) -> None:
+        init(self, links, {pair: of for pair, of in kept.items() if pair[0] >= FIRST_LINK}, *rest)
+
+    patch.setattr(Contention, "__init__", mutant)
+
+
+def only_the_worst_rival(patch: Patch) -> None:
+    """Beside several rivals a party goes as beside the one that slows it most."""
+
+    def mutant(self: Contention, party: int, at_work: int) -> int:
+        kept = [
+            of for (one, rival), of in self._kept.items() if one == party and at_work >> rival & 1
+        ]
+        drawn = sum(rate for other, rate in self._draws.items() if at_work >> other & 1)
+        pace, memory = min(kept, default=WHOLE), self._memory_bytes_per_s
+        if party in self._draws and drawn > memory:
+            pace = pace * memory // drawn
+        return max(1, pace)
+
+    patch.setattr(Contention, "_pace", mutant)
 
 
 def latencies_draw(patch: Patch) -> None:

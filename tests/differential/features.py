@@ -308,14 +308,19 @@ def _host(draw: Draw, scenario: Scenario) -> Scenario:
 
 
 def _rivals(draw: Draw, scenario: Scenario) -> Scenario:
-    """Compute leaves links a part of their pace, or those at work ask for more than their memory
-    gives, or both.
+    """Those at work leave each other a part of their pace, or ask for more than their memory gives,
+    or both. Any party may hold up any other.
     """
-    links = range(scenario.hops)
-    overlapped = tuple(draw.between(1, 1000) * 1000 if draw.coin(0.6) else 10**6 for _ in links)
-    draws = tuple(draw.between(1, 1000) if draw.coin(0.7) else 0 for _ in range(2 + len(links)))
+    parties = range(2 + scenario.hops)
+    kept = tuple(
+        (party, rival, draw.between(1, 1000) * 1000)
+        for party in parties
+        for rival in parties
+        if party != rival and draw.coin(0.5)
+    )
+    draws = tuple(draw.between(1, 1000) if draw.coin(0.7) else 0 for _ in parties)
     memory = draw.between(1, max(1, sum(draws))) if draw.coin(0.7) else sum(draws)
-    return replace(scenario, rivalry=Rivalry(overlapped, draws, memory, draw.below(3, 800)))
+    return replace(scenario, rivalry=Rivalry(kept, draws, memory, draw.below(3, 800)))
 
 
 def _likeliest(draw: Draw, scenario: Scenario) -> Scenario:

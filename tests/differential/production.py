@@ -265,7 +265,10 @@ class ScenarioDurations:
         if rivalry is not None:
             draws = {party: rate for party, rate in enumerate(rivalry.draws) if rate}
             self.contention = Contention(
-                [share / 1e6 for share in rivalry.overlapped], rivalry.memory, draws
+                scenario.hops,
+                {(party, rival): share for party, rival, share in rivalry.kept},
+                rivalry.memory,
+                draws,
             )
 
     def dense_ns(self, step: RunStep) -> Sequence[int]:

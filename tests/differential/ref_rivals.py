@@ -39,14 +39,15 @@ class Rivals:
         self.news: simpy.Event = clock.env.event()
 
     def pace(self, piece: Piece) -> Fraction:
-        """Of its own pace: what compute leaves of a link, its part of a memory from which more is
-        asked, and of that the part of one engine of several."""
+        """Of its own pace: what each other party at work leaves of it, its part of a memory from
+        which more is asked, and of that the part of one engine of several."""
         if piece.held:
             return Fraction(0)
         drawing = [other.party for other in self.at_work if not other.held]
         pace = Fraction(1)
-        if piece.party >= 2 and 0 in drawing:
-            pace = Fraction(self.rivalry.overlapped[piece.party - 2], 10**6)
+        for party, rival, kept in self.rivalry.kept:
+            if party == piece.party and rival in drawing:
+                pace *= Fraction(kept, 10**6)
         asked = sum(self.rivalry.draws[party] for party in set(drawing))
         if self.rivalry.draws[piece.party] and asked > self.rivalry.memory:
             pace *= Fraction(self.rivalry.memory, asked)

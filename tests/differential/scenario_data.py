@@ -81,12 +81,12 @@ class Rivalry:
     """Who holds up whom while both are at work: parties are the compute stream, the CPU and the
     links, in this order.
 
-    `overlapped`: by link, millionths of its pace while the compute stream is at work. `draws`: by
-    party, bytes a second of one memory that gives `memory` (0: a party that does not draw from it).
-    `cpu_latency_ns`: of each CPU need's time the part in which it holds up nobody.
+    `kept`: (party, rival, millionths of its pace that the party keeps while the rival is at work).
+    `draws`: by party, bytes a second of one memory that gives `memory` (0: a party that does not
+    draw from it). `cpu_latency_ns`: of each CPU need's time the part in which it holds up nobody.
     """
 
-    overlapped: tuple[int, ...]
+    kept: tuple[tuple[int, int, int], ...]
     draws: tuple[int, ...]
     memory: int = 0
     cpu_latency_ns: int = 0

@@ -179,7 +179,11 @@ MUTANTS = {
         ),
         "forecast_routes",
     ),  # 1
-    "compute leaves a link alone": Mutant(engine_mutants.links_left_alone, "rivals"),  # 2
+    "others leave a link alone": Mutant(engine_mutants.links_left_alone, "rivals"),  # 2
+    "others leave computing alone": Mutant(engine_mutants.compute_left_alone, "rivals"),  # 2
+    "only the worst rival counts": Mutant(
+        engine_mutants.only_the_worst_rival, "cut_through among rivals"
+    ),  # 2
     "a latency holds others up": Mutant(engine_mutants.latencies_draw, "rivals"),  # 2
     "a pace kept until the end": Mutant(engine_mutants.paces_kept, "rivals"),  # 2
     "every engine alone": Mutant(engine_mutants.every_engine_alone, "engines among rivals"),  # 1

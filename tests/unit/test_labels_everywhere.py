@@ -41,6 +41,7 @@ NO_RUNS = {
     "sim.calibrate": "a machine's constants, from a log",
     "sim.models": "sizes of a model",
     "real.calibrate": "a machine's constants, measured",
+    "real.predict": "how far times are from recorded ones, whose runs have their own labels",
     "real.probe": "a machine's constants, measured",
     "real.kernels.ahead": "what kernels compile to",
     "real.suite.__main__": "runs real.suite.piece",
@@ -231,6 +232,12 @@ def ask_explain(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) 
     return main([run, f"site={row['site']}", f"expert={row['expert']}", f"step={row['step']}"])
 
 
+def ask_audit_time(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    from sim.audit_time import main
+
+    return main([runs_of(study)[0], f"output_dir={out}"])
+
+
 def ask_fit(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     from sim.fit import main
 
@@ -389,6 +396,7 @@ PRINTERS: dict[str, Asking] = {
     "sim.pareto": ask_pareto,
     "sim.report": ask_report,
     "sim.explain": ask_explain,
+    "sim.audit_time": ask_audit_time,
     "sim.fit": ask_fit,
     "sim.study.search": ask_search,
     "sim.reproduce.report": ask_reproduce,
@@ -401,6 +409,7 @@ PRINTERS: dict[str, Asking] = {
 }
 DRAW = {
     "sim.demo",
+    "sim.audit_time",
     "sim.whatif",
     "sim.pareto",
     "sim.report",

@@ -14,9 +14,11 @@ from hydra import compose, initialize_config_dir
 
 from real.calibrate import main, parse
 from real.calibration.calibration import calibrate
+from real.calibration.facts import Facts
 from real.calibration.fit import figures, fit_line, roofline_ns
-from real.calibration.measure import Facts, Plan
-from real.calibration.write import Machine, hardware_text
+from real.calibration.in_run import InRun
+from real.calibration.measure import Plan
+from real.calibration.write import Gathers, Machine, gathers_of, hardware_text
 from real.cuda.runtime import CudaRuntime
 from real.setup.prepare import Prepared, prepare_replay
 from real.validation.cases import request_of
@@ -35,7 +37,7 @@ MACHINE = Machine(
     "a file",
     8 << 30,
     1 << 30,
-    None,
+    {"expert": 1_000_000.0, "dense": 500_000.0, "tail": 900_000.0},
 )
 PARAMS = 1_000_000.0
 
@@ -98,12 +100,17 @@ def test_fewer_bits_that_take_longer_are_written_out_first() -> None:
     assert figures(slow, PARAMS, ["fp16", "int4"], 3).dequantises
 
 
-def written(folder: Path, machine: Machine = MACHINE) -> Any:
+def written(
+    folder: Path,
+    machine: Machine = MACHINE,
+    of: Facts | None = None,
+    gathers: Gathers | None = None,
+) -> Any:
     """The machine of the file, as the simulator loads it."""
     (folder / "hardware").mkdir(exist_ok=True)
-    text = hardware_text(
-        machine, figures(facts(), PARAMS, ["fp16", "int4"], 3), facts(), ["reads of the drive"]
-    )
+    of = of or facts()
+    found = figures(of, PARAMS, ["fp16", "int4"], 3)
+    text = hardware_text(machine, found, of, ["reads of the drive"], gathers)
     (folder / "hardware" / f"{machine.name}.yaml").write_text(text)
     with initialize_config_dir(str(folder), version_base="1.3"):
         return make_object(compose(f"hardware/{machine.name}")["hardware"])
@@ -124,15 +131,56 @@ def test_the_file_holds_what_was_measured(tmp_path: Path) -> None:
     assert machine.host.costs.wake_ns == 3000
     assert machine.compute.operation_ns(0, 2_000_000, 3) == pytest.approx(203_000, abs=2)
     text = (tmp_path / "hardware" / "test_machine.yaml").read_text()
-    assert "takes 1.200 times as long, an expert meanwhile 1.100 times" in text
+    assert machine.beside == {"compute": {"storage": 1.1}, "storage": {"compute": 1.2}}
     assert "# Left out: reads of the drive" in text
 
 
-def test_tables_of_a_model_are_used_for_it_and_refused_for_another(tmp_path: Path) -> None:
-    machine = written(tmp_path, replace(MACHINE, model="mixtral_8x7b"))
+def test_its_tables_serve_every_model_by_its_sizes(tmp_path: Path) -> None:
+    """A layer of 0.5 million parameters takes 40 us, a head of 0.9 takes 90, an expert of one 203.
+
+    No line through them has a part that is the same for all, so the times go by parameters.
+    """
+    machine = written(tmp_path)
     assert machine.measured.expert_us["int4"] == [[1, 60.0], [64, 1283.0]]
-    with pytest.raises(ValueError, match="holds times of model mixtral_8x7b, not of tiny_mixtral"):
-        machine.measured.check_model("tiny_mixtral")
+    assert machine.measured.fixed_us == 0
+    assert machine.measured.expert_ns("int4", PARAMS / 2, 1) == 30_000
+    assert machine.measured.dense_ns(PARAMS, 7) == 80_000
+
+
+def test_what_runs_add_goes_to_operations_waits_and_services(tmp_path: Path) -> None:
+    """A gate of two needs took 54 us beyond its parts: 18 us an operation.
+
+    After a wait it took 30 us more. A service of 2 MB took 1,100 us and not 1,050. Computing beside
+    copies took 223.3 us for 203, and both are 18 us longer.
+    """
+    dense, two = 40_000, 2 * 203_000
+    run = InRun(2_000_000, 2, 500_000, 7_000 + dense + two + 54_000, 0.0, 1_100_000.0, None)
+    run = replace(run, waited_ns=run.gate_ns + 28_000)
+    machine = written(tmp_path, of=replace(facts(), runs=[run]))
+    assert machine.measured.expert_us["int4"] == [[1, 78.0], [64, 1301.0]]
+    assert machine.measured.dense_us == [[1, 58.0]]
+    assert machine.measured.fixed_us == 18
+    assert machine.hop_ns(0, 2_000_000) == 1_100_000
+    assert machine.host.costs.wake_ns == 30_000
+    assert machine.beside["compute"]["storage"] == pytest.approx(
+        (223.3 + 18) / (203 + 18), abs=1e-3
+    )
+
+
+def test_the_probes_gathers_go_into_the_link(tmp_path: Path) -> None:
+    rows = [
+        {"gather": form, "threads": threads, "columns": 50, "bytes_per_s": rate}
+        for form, threads, rate in (("staged", 1, 3e9), ("staged", 4, 5e9), ("zero_copy", 1, 4e10))
+    ]
+    link = written(tmp_path, gathers=gathers_of(rows, 100)).links[0]
+    assert (link.scattered.form, link.scattered.threads, link.scattered.piece_bytes) == (
+        "staged",
+        4,
+        5000,
+    )
+    assert link.scattered.bytes_per_s == 5e9
+    assert replace(link.scattered, form="zero_copy", threads=1).bytes_per_s == 4e10
+    assert gathers_of([], 100) is None
 
 
 def test_a_rehearsal_validates_nothing(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_rehearsal_of_any_size_replays_what_a_gpu_does_stand_ins_for_experts(s
 
 
 def asked_for(size: str, device: str) -> Asked:
-    return Asked("here", device, size, True, Path("here.yaml"), None, 60.0, ())
+    return Asked("here", device, size, Path("here.yaml"), None, 60.0, ())
 
 
 # Contracts: C128

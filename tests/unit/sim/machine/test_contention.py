@@ -20,11 +20,31 @@ LINK = FIRST_LINK
 ALL = 1 << COMPUTE | 1 << CPU | 1 << LINK
 
 
+def leaves(share: float) -> Contention:
+    """Compute leaves the link this share of its pace."""
+    return Contention(1, {(LINK, COMPUTE): round(share * WHOLE)})
+
+
 # Contracts: C73
 def test_a_link_keeps_its_share_while_compute_works_and_all_of_it_else() -> None:
-    paces = Contention([0.7, 1.0]).paces
+    paces = Contention(2, {(LINK, COMPUTE): 700_000}).paces
     assert paces(1 << COMPUTE | 1 << LINK) == (WHOLE, WHOLE, 700_000, WHOLE)
     assert paces(1 << CPU | 1 << LINK) == (WHOLE,) * 4
+
+
+# Contracts: C73
+def test_beside_several_rivals_a_party_keeps_the_product_rounded_once() -> None:
+    """A third of a third is 0.111110 when rounded once: 0.333333 squared is 0.11111088..."""
+    contention = Contention(1, {(COMPUTE, LINK): 333_333, (COMPUTE, CPU): 333_333, (CPU, LINK): 1})
+    assert contention.paces(ALL) == (111_110, 1, WHOLE)
+    assert contention.paces(1 << COMPUTE | 1 << CPU) == (333_333, WHOLE, WHOLE)
+
+
+# Contracts: C73
+def test_who_is_slowed_by_a_rival_and_by_a_memory_is_slowed_by_both() -> None:
+    """Half of its pace beside the link, and three quarters of that: 60 of the 80 that are asked."""
+    shared = Contention(1, {(CPU, LINK): 500_000}, 60, {CPU: 30, LINK: 50})
+    assert shared.paces(1 << CPU | 1 << LINK) == (WHOLE, 375_000, 750_000)
 
 
 # Contracts: C73
@@ -33,7 +53,7 @@ def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they
 
     The CPU alone gets all that it asks for; who draws from elsewhere is not slowed.
     """
-    shared = Contention([1.0], 60, {CPU: 30, LINK: 50})
+    shared = Contention(1, {}, 60, {CPU: 30, LINK: 50})
     assert shared.paces(ALL) == (WHOLE, 750_000, 750_000)
     assert shared.paces(1 << CPU) == (WHOLE,) * 3
 
@@ -41,8 +61,8 @@ def test_those_who_ask_for_more_than_a_memory_gives_get_equal_parts_of_what_they
 # Contracts: C74
 def test_a_pace_is_rounded_down_and_never_stands_still() -> None:
     """1 of 3 is 0.333333; 1 of 5 million would round down to nothing."""
-    assert Contention([1.0], 1, {CPU: 1, LINK: 2}).paces(ALL)[CPU] == 333_333
-    assert Contention([1.0], 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[CPU] == 1
+    assert Contention(1, {}, 1, {CPU: 1, LINK: 2}).paces(ALL)[CPU] == 333_333
+    assert Contention(1, {}, 1, {CPU: 1, LINK: 4_999_999}).paces(ALL)[CPU] == 1
 
 
 def ends_of(
@@ -75,7 +95,7 @@ def test_a_transfer_goes_slowly_for_as_long_as_compute_works() -> None:
 
     The 30 that are left go at the whole pace.
     """
-    ends, slowed = ends_of(Contention([0.7]), (COMPUTE, 0, 0, 100), (LINK, 0, 0, 100))
+    ends, slowed = ends_of(leaves(0.7), (COMPUTE, 0, 0, 100), (LINK, 0, 0, 100))
     assert ends == [(COMPUTE, 100), (LINK, 130)]
     assert slowed == [0, 0, 30]
 
@@ -86,7 +106,7 @@ def test_a_latency_holds_nobody_up_and_is_held_up_by_nobody() -> None:
     The CPU has 60 left and the link 50. The link ends at 140, when 10 of the CPU's are left.
     """
     ends, slowed = ends_of(
-        Contention([1.0], 2, {CPU: 2, LINK: 2}), (CPU, 0, 0, 100), (LINK, 10, 30, 50)
+        Contention(1, {}, 2, {CPU: 2, LINK: 2}), (CPU, 0, 0, 100), (LINK, 10, 30, 50)
     )
     assert ends == [(LINK, 140), (CPU, 150)]
     assert slowed == [0, 50, 50]
@@ -98,13 +118,13 @@ def test_work_ends_at_the_first_whole_ns_at_which_nothing_remains() -> None:
 
     Then the other is alone: of its 10 ns 4 x 0.666666 are done, and 7.33 remain.
     """
-    ends, _ = ends_of(Contention([1.0], 2, {CPU: 1, LINK: 2}), (CPU, 0, 0, 2), (LINK, 0, 0, 10))
+    ends, _ = ends_of(Contention(1, {}, 2, {CPU: 1, LINK: 2}), (CPU, 0, 0, 2), (LINK, 0, 0, 10))
     assert ends == [(CPU, 4), (LINK, 12)]
 
 
 def test_what_begins_when_another_ends_does_not_meet_it() -> None:
     ends, slowed = ends_of(
-        Contention([0.5]), (COMPUTE, 0, 0, 10), (LINK, 10, 0, 10), (COMPUTE, 20, 0, 10)
+        leaves(0.5), (COMPUTE, 0, 0, 10), (LINK, 10, 0, 10), (COMPUTE, 20, 0, 10)
     )
     assert ends == [(COMPUTE, 10), (LINK, 20), (COMPUTE, 30)]
     assert sum(slowed) == 0
@@ -118,7 +138,7 @@ def test_the_engines_of_a_link_share_the_pace_that_others_leave_it() -> None:
     compute ends at 60, then at the whole pace: 20 more.
     """
     works = ((COMPUTE, 0, 0, 60), (LINK, 0, 0, 10), (LINK, 0, 0, 40))
-    ends, slowed = ends_of(Contention([0.5]), *works, engines=(2,))
+    ends, slowed = ends_of(leaves(0.5), *works, engines=(2,))
     assert ends == [(LINK, 40), (COMPUTE, 60), (LINK, 80)]
     assert slowed == [0, 0, 30]
 
@@ -140,7 +160,7 @@ def begun(env: Clock, contest: Contest, party: int, work: int, number: int) -> D
 def test_a_mark_rings_when_so_much_is_done_however_long_that_took() -> None:
     """At a quarter of the pace 10 are done until 40; then 25 more take 25, and 64 more take 64."""
     env = Clock()
-    contest = Contest(env, Contention([0.25]))
+    contest = Contest(env, leaves(0.25))
     begun(env, contest, COMPUTE, 40, 0)
     link = begun(env, contest, LINK, 100, 1)
     assert rung(env, contest, link, 5, 35, 99) == [(5, 20), (35, 65), (99, 129)]
@@ -154,7 +174,7 @@ def test_what_is_held_draws_nothing_and_goes_on_where_it_stood() -> None:
     other ends at 32, when the first has 8 left, and is then alone.
     """
     env = Clock()
-    contest = Contest(env, Contention([1.0]), (2,))
+    contest = Contest(env, Contention(1), (2,))
     first, other = (begun(env, contest, LINK, 20, number) for number in (1, 2))
     for at_ns, held in ((10, True), (18, False)):
         Alarm(env, lambda alarm, held=held: contest.hold(first, alarm.at_ns, held)).set(
@@ -185,9 +205,8 @@ def makespan_ns(words: tuple[str, ...], **changes: Any) -> int:
     return simulate(run.controller, run.workload, durations).makespan_ns
 
 
-def overlapped(hardware: Hardware, share: float) -> dict[str, Any]:
-    first, *outer = hardware.links
-    return {"links": (replace(first, overlapped=share), *outer)}
+def beside_compute(hardware: Hardware, times: float) -> dict[str, Any]:
+    return {"beside": {hardware.link_names[0]: {"compute": times}}}
 
 
 def test_where_nothing_overlaps_nobody_is_slowed() -> None:
@@ -196,7 +215,9 @@ def test_where_nothing_overlaps_nobody_is_slowed() -> None:
     The link works only while the stream stands still.
     """
     words, hardware = (*DEMAND, "loader.wait=wait_all"), prepared(DEMAND).hardware
-    assert makespan_ns(words, **overlapped(hardware, 0.25)) == makespan_ns(words)
+    name = hardware.link_names[0]
+    slowed = {"beside": {name: {"compute": 4.0}, "compute": {name: 4.0}}}
+    assert makespan_ns(words, **slowed) == makespan_ns(words)
 
 
 def test_a_slower_link_under_computation_costs_time_where_they_overlap() -> None:
@@ -206,10 +227,36 @@ def test_a_slower_link_under_computation_costs_time_where_they_overlap() -> None
     """
     hardware = prepared(DEMAND).hardware
     words = (*DEMAND, "loader.wait=as_ready")
-    times = [makespan_ns(words, **overlapped(hardware, share)) for share in (1.0, 0.75, 0.25)]
+    times = [makespan_ns(words, **beside_compute(hardware, by)) for by in (1.0, 1.5, 4.0)]
     assert times[0] < times[1] < times[2]
     always = replace(hardware.links[0], efficiency=hardware.links[0].efficiency * 0.25)
     assert times[2] < makespan_ns(words, links=(always,))
+
+
+def test_computing_beside_copies_takes_so_many_times_as_long_and_no_more() -> None:
+    """With prefetches experts are computed while copies run. Slowed computing costs time.
+
+    It costs at most what it would if copies always ran, and a factor of 1 costs nothing.
+    """
+    words = ("system=mixtral_offloading", *DEMAND[1:])
+    run = prepared(words)
+    name, compute = run.hardware.link_names[0], run.hardware.compute
+    times = [makespan_ns(words, beside={"compute": {name: by}}) for by in (1.0, 100.0, 200.0)]
+    assert makespan_ns(words) == times[0] < times[1] < times[2]
+    always = replace(
+        compute,
+        memory_gb_per_s=compute.memory_gb_per_s / 200,
+        peak_tflops=compute.peak_tflops / 200,
+        launch_us=compute.launch_us * 200,
+    )
+    assert times[2] < makespan_ns(words, compute=always)
+
+
+def test_where_every_factor_is_1_there_is_no_contention() -> None:
+    """So such a machine takes the arithmetic engine: its runs are those without the section."""
+    hardware = prepared(DEMAND).hardware
+    name = hardware.link_names[0]
+    assert replace(hardware, beside={"compute": {name: 1.0}, name: {"cpu": 1}}).contention is None
 
 
 def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
@@ -264,16 +311,24 @@ def test_a_memory_of_which_those_in_use_never_ask_too_much_slows_nobody() -> Non
     ("words", "message"),
     [
         (
-            ("+hardware.links.pcie.overlapped=0",),
-            r"hardware\.links\.pcie\.overlapped=0 must be from 0\.001 to 1",
+            ("+hardware.beside.pcie.compute=0.5",),
+            r"hardware\.beside\.pcie\.compute=0\.5 must be from 1 to 1000",
         ),
         (
-            ("+hardware.links.pcie.overlapped=1.5",),
-            r"hardware\.links\.pcie\.overlapped=1\.5 must be",
+            ("+hardware.beside.pcie.pcie=2",),
+            r"hardware\.beside\.pcie\.pcie: no party is its own rival",
+        ),
+        (
+            ("+hardware.beside.nvme.compute=2",),
+            r"hardware\.beside has nvme; those of rtx4090_pcie4 are compute, cpu, pcie",
+        ),
+        (
+            ("+hardware.beside.compute=2",),
+            r"hardware\.beside\.compute=2 must map other parties to how many times as long",
         ),
         (
             (
-                "+hardware.links.pcie.overlapped=0.5",
+                "+hardware.beside.pcie.compute=2",
                 "hardware.links.pcie.engines=2",
                 "loader.chunk_bytes=1000000",
             ),

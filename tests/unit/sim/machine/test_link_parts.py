@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.machine.hardware import Link
-from sim.machine.link_parts import Gather, Pages, Reads
+from sim.machine.link_parts import Gather, Pages, Reads, Scattered
 
 GB = 1e9
 
@@ -222,3 +222,47 @@ def test_a_part_that_cannot_be_is_refused_by_the_name_of_its_figure(
 def test_what_the_page_cache_keeps_is_read_at_its_rate_behind_its_overhead() -> None:
     assert Pages(capacity_gib=1, gb_per_s=20).kept_ns(20_000) == 1_000
     assert Pages(capacity_gib=1, gb_per_s=20, overhead_us=1.5).kept_ns(20_000) == 2_500
+
+
+RATES = [
+    ["staged", 1, 1_000, 1.0],
+    ["staged", 1, 100_000, 5.0],
+    ["staged", 4, 1_000, 2.0],
+    ["zero_copy", 1, 1_000, 40.0],
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "threads", "piece", "gb_per_s"),
+    [
+        ("staged", 1, 10_000, 3.0),  # half of the way from 1,000 to 100,000 by the logarithm
+        ("staged", 1, 1_000, 1.0),
+        ("staged", 1, 10, 1.0),
+        ("staged", 1, 10**7, 5.0),
+        ("staged", 4, 50_000, 2.0),
+        ("zero_copy", 1, 50_000, 40.0),
+    ],
+)
+def test_scattered_rows_come_at_the_rate_of_their_form_threads_and_piece(
+    form: str, threads: int, piece: int, gb_per_s: float
+) -> None:
+    scattered = Scattered(form, threads, piece, RATES)
+    assert scattered.bytes_per_s == pytest.approx(gb_per_s * GB)
+    assert scattered.time_ns(6_000_000) == pytest.approx(6_000_000 / gb_per_s, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("mapped", 1, 10, RATES), "scattered.form='mapped'; allowed: staged, zero_copy"),
+        (("staged", 2, 10, RATES), "staged with threads=2 was not measured; there are staged with"),
+        (("staged", 1, 0, RATES), "scattered.piece_bytes=0"),
+        (("staged", 1, 10, [["staged", 1, 10]]), r"each must be \[form, threads, bytes of a piece"),
+        (("staged", 1, 10, [["staged", 1, 10, -1.0]]), "scattered.rates=-1.0 must be from"),
+    ],
+)
+def test_rates_of_scattered_rows_that_cannot_be_are_refused(
+    arguments: tuple[Any, ...], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        Scattered(*arguments)

@@ -9,6 +9,7 @@ import pytest
 
 from sim.machine.costs import Roofline
 from sim.machine.hardware import Compute, Cpu, Forecasting, Hardware, Link, SharedMemory
+from sim.machine.link_parts import Scattered
 from sim.machine.measured import Measured, time_ns
 from sim.machine.model import Model
 from sim.values.types import Step
@@ -92,34 +93,76 @@ def test_between_the_points_of_a_table_and_beyond_its_last_there_are_straight_li
 
 def test_a_table_takes_the_place_of_its_formula_and_of_no_other() -> None:
     measured = Measured(
-        "small", {"fp16": POINTS}, [[0, 5.0], [1000, 15.0]], {"pcie": [[0, 1.0], [10**6, 101.0]]}
+        small().expert_params,
+        small().block_params(0),
+        0.0,
+        {"fp16": POINTS, "int4": [[1, 3.0]]},
+        [[0, 5.0], [1000, 15.0]],
+        {"pcie": [[0, 1.0], [10**6, 101.0]]},
     )
     one = durations(machine(measured=measured), precisions=("fp16", "int4"))
     plain = durations(machine(), precisions=("fp16", "int4"))
     assert [one.expert_ns(0, 0, tokens) for tokens in (1, 2, 4)] == [10_000, 15_000, 40_000]
-    assert one.expert_ns(1, 0, 2) == plain.expert_ns(1, 0, 2)
+    assert one.expert_ns(1, 0, 2) == 3_000
     assert list(one.dense_ns(Step(0, 0, 1, (0,), 500, True, (), ()))) == [10_000] * 3
     prompt = Step(0, 0, 7, (0,), 7, False, (), ())
     assert one.dense_ns(prompt) == plain.dense_ns(prompt), "only a single row was measured"
     assert one.hop_ns(0, 500_000) == 51_000
 
 
-def test_times_of_one_models_experts_are_not_anothers() -> None:
-    hardware = machine(measured=Measured("large", {"fp16": POINTS}))
-    with pytest.raises(
-        ValueError,
-        match=r"hardware\.measured holds times of model large, not of small; choose that",
-    ):
-        durations(hardware)
-    transplant = small(name="tiny", gates_of="tiny", sizes_of="large")
-    assert durations(hardware, transplant).expert_ns(0, 0, 1) == 10_000
-    assert durations(machine(measured=Measured(copy_us={"pcie": POINTS}))).hop_ns(0, 3) == 20_000
+def test_experts_and_layers_of_another_size_take_the_fixed_part_and_their_share_of_the_rest() -> (
+    None
+):
+    """10 us of an expert four times as large: 2 us are fixed, and a fourth of 8 us is 2 us."""
+    measured = Measured(
+        4 * small().expert_params,
+        2 * small().block_params(0),
+        2.0,
+        {"fp16": POINTS},
+        [[0, 5.0], [1000, 15.0]],
+    )
+    one = durations(machine(measured=measured))
+    assert one.expert_ns(0, 0, 1) == 2_000 + 2_000
+    assert list(one.dense_ns(Step(0, 0, 1, (0,), 500, True, (), ()))) == [2_000 + 4_000] * 3
+
+
+def test_what_takes_less_than_the_fixed_part_takes_its_own_time_at_every_size() -> None:
+    measured = Measured(2 * small().expert_params, 0, 50.0, {"fp16": POINTS})
+    assert durations(machine(measured=measured)).expert_ns(0, 0, 1) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "lent"),
+    [
+        (("fp16", "int8"), "int8", "int8"),
+        (("fp16", "int8"), "int4", "int8"),
+        (("fp16", "int4"), "floe", "fp16"),  # its gate and down projections have 16 bits
+        (("int8", "int4"), "hqq4_g64", "int4"),
+        ((), "fp16", None),
+    ],
+)
+def test_a_precision_that_was_not_measured_takes_the_times_of_the_nearest(
+    measured: tuple[str, ...], asked: str, lent: str | None
+) -> None:
+    table = Measured(1.0, expert_us=dict.fromkeys(measured, POINTS))
+    assert table.stands_for(asked) == lent
+
+
+def test_a_machine_says_which_precisions_took_the_times_of_others() -> None:
+    table = Measured(1.0, expert_us={"fp16": POINTS})
+    assert table.told(["fp16"]) is None
+    assert table.told(["fp16", "int4"]) == "not measured there: int4 takes the times of fp16"
+    assert Measured(copy_us={"pcie": POINTS}).told(["int4"]) is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"expert_us": {"fp16": POINTS}}, r"hardware\.measured\.model must name the model"),
+        ({"expert_us": {"fp16": POINTS}}, r"hardware\.measured\.expert_params=0\.0 must be from 1"),
+        (
+            {"expert_params": 1, "expert_us": {"fp17": POINTS}},
+            r"hardware\.measured\.expert_us\.fp17: unknown precision; known: ",
+        ),
         (
             {"copy_us": {"pcie": []}},
             r"hardware\.measured\.copy_us\.pcie=\[\] must be a list of \[argument",
@@ -130,12 +173,24 @@ def test_times_of_one_models_experts_are_not_anothers() -> None:
             {"copy_us": {"pcie": [[2, 1], [2, 3]]}},
             r"copy_us\.pcie: the arguments \[2, 2\] must ascend",
         ),
-        ({"model": "small", "dense_us": [[0, -1]]}, r"dense_us=-1 must be a number >= 0"),
+        ({"dense_params": 1, "dense_us": [[0, -1]]}, r"dense_us=-1 must be a number >= 0"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Measured(**arguments)
+
+
+def test_parts_of_experts_come_as_scattered_rows_and_whole_ones_as_copies() -> None:
+    """A service of rows takes the overhead of a copy of nothing, and their bytes at their rate."""
+    plain = machine().links[0]
+    scattered = Scattered("staged", 1, 10, [["staged", 1, 10, 0.5]])
+    hardware = machine(links=(replace(plain, scattered=scattered),))
+    whole = Roofline(small(), hardware, ("fp16",)).model.expert_bytes("fp16")
+    one = Roofline(small(), hardware, ("fp16",), moves_in_part=True)
+    assert one.hop_ns(0, whole) == plain.hop_ns(whole)
+    assert one.hop_ns(0, 1_000) == plain.hop_ns(0) + 2_000
+    assert Roofline(small(), hardware, ("fp16",)).hop_ns(0, 1_000) == plain.hop_ns(1_000)
 
 
 def test_a_table_of_a_link_that_is_not_there_is_refused() -> None:

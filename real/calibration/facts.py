@@ -1,0 +1,78 @@
+"""What a calibration measured, as facts: they are written as JSON, and read again without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from real.calibration.in_run import InRun
+
+Points = list[tuple[int, float]]
+"""Arguments, each with the median of what it took, in ns."""
+
+
+@dataclass
+class Facts:
+    """What was measured. Times are in ns.
+
+    - ``copy``, ``overlapped``: copies by bytes, alone and beside computation.
+    - ``experts``: by precision and rows; ``expert_bytes``: how large one is at each precision.
+    - ``beside_copy``: an expert of one row while a copy runs.
+    - ``on_cpu``: an expert on the host's CPU, alone. ``cpu_beside_copy``: while a copy runs;
+      ``beside_cpu``: copies by bytes while such experts are computed.
+    - ``dequantise``: reading an expert's stored weights, by precision.
+    - ``dense``, ``tail``: the stand-ins of a layer and of the head. ``operation``: the smallest
+      one.
+    - ``host``: sync, issue, wake, post, as medians of a run's gaps.
+    - ``runs``: what runs showed beyond that (`real.calibration.in_run`), one for each.
+    - ``gates``: those of p layers at once.
+    - ``reads``: bytes per second of the drive, by block and depth.
+    """
+
+    copy: Points = field(default_factory=list)
+    overlapped: Points = field(default_factory=list)
+    experts: dict[str, Points] = field(default_factory=dict)
+    expert_bytes: dict[str, int] = field(default_factory=dict)
+    beside_copy: float | None = None
+    on_cpu: Points = field(default_factory=list)
+    cpu_beside_copy: float | None = None
+    beside_cpu: Points = field(default_factory=list)
+    dequantise: dict[str, float] = field(default_factory=dict)
+    dense: float = 0.0
+    tail: float = 0.0
+    operation: float = 0.0
+    host: dict[str, int] = field(default_factory=dict)
+    runs: list[InRun] = field(default_factory=list)
+    gates: Points = field(default_factory=list)
+    reads: list[tuple[int, int, float]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def as_json(facts: Facts) -> dict[str, Any]:
+    """Plain values; ``read_facts`` takes them."""
+    return asdict(facts)
+
+
+def read_facts(path: Path) -> Facts:
+    """The facts in a file that a calibration wrote. Raise ValueError for any other file.
+
+    What an earlier version did not measure has its default; what else the file holds is left out.
+    """
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        known = {one.name: told[one.name] for one in fields(Facts) if one.name in told}
+        known["runs"] = [InRun(**one) for one in told.get("runs", ())]
+        found = Facts(**known)
+        for points in (found.copy, found.overlapped, found.on_cpu, *found.experts.values()):
+            if any(len(point) != 2 or float(point[1]) < 0 for point in points):
+                raise ValueError(f"{points!r} are no points (argument, ns)")
+        if not found.copy or not found.experts or not found.expert_bytes:
+            raise ValueError("it has no copies or no experts")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{path} holds no facts of a calibration ({error}); python -m real.calibrate"
+            " facts=FILE writes them"
+        ) from None
+    return found

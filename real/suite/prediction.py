@@ -1,0 +1,281 @@
+"""Calibrate once, simulate everything: how far simulated times are from those of recorded runs.
+
+A machine is made of a calibration's facts and of the runs that belong to it (`real.calibration`).
+Every other run is simulated on it. Systems whose runs were used are fitted, and are not scored.
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, mean, median
+from typing import Any
+
+from real.calibration.facts import Facts, Points, read_facts
+from real.calibration.fit import figures
+from real.calibration.in_run import in_run
+from real.calibration.write import Machine, gathers_of, hardware_text
+from sim.answers.recorded_run import Recorded, read_recorded, stored_bytes, words_of
+from sim.engine.simulate import simulate
+from sim.machine.model import LatentAttention, Model
+from sim.results.frames import Frames
+from sim.setup.build import build
+from sim.setup.configure import changes, configure
+
+NAME = "calibrated"
+REPLAYS = (
+    "model=tiny_gates_half_mixtral",
+    "trace=tiny_mixtral",
+    "workload=hobbit_16_128",
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=8",
+    "workload.decode_tokens=12",
+)
+"""Words of the suite's replays."""
+OWN_WORDS = {
+    "floe": ("payload=active_share_nominal",),
+    "floe zero_copy": (
+        "payload=active_share_nominal",
+        "hardware.links.pcie.scattered.form=zero_copy",
+        "hardware.links.pcie.scattered.threads=1",
+    ),
+}
+"""Words of single systems, by cell."""
+ROW_BYTES = 16384
+"""Bytes of a row that the suite's probe gathers: two of Mixtral's vectors in 16 bits."""
+MOST_MEDIAN, MOST_ERROR, MOST_MEAN, LEAST_TAU = 0.05, 0.12, 0.03, 0.95
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: the seconds of a token, as simulated and as recorded.
+
+    ``source`` is ``replay`` or ``recording``. ``left_out`` says why there is no prediction.
+    """
+
+    source: str
+    system: str
+    share: float
+    recorded_s: float
+    predicted_s: float | None
+    fitted: bool
+    left_out: str = ""
+
+    @property
+    def error(self) -> float | None:
+        return None if self.predicted_s is None else self.predicted_s / self.recorded_s - 1
+
+    @property
+    def is_scored(self) -> bool:
+        return self.predicted_s is not None and not self.fitted
+
+
+def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping[str, float]]:
+    """The facts of the calibration in ``folder``, with those of the recordings ``runs``.
+
+    Also the parameters of what was measured. Raise ValueError where there are none.
+    """
+    facts = read_facts(folder / "suite" / "calibration.json")
+    for name in runs:
+        was = read_recorded(folder / "recordings" / name)
+        facts.runs.append(in_run(was.tables, _model(was).block_params(0)))
+    cfg, _ = configure("system=lru", *REPLAYS)
+    model = Model(**{key: value for key, value in cfg.model.items() if key != "_target_"})
+    return facts, {
+        "expert": model.expert_params,
+        "dense": model.block_params(0),
+        "tail": model.head_params,
+    }
+
+
+def _model(was: Recorded) -> Model:
+    known = {one.name for one in fields(Model)}
+    told = {key: value for key, value in was.config["model"].items() if key in known}
+    if isinstance(latent := told.get("latent"), Mapping):
+        told["latent"] = LatentAttention(**{k: v for k, v in latent.items() if k != "_target_"})
+    return Model(**told)
+
+
+def slower(facts: Facts, times: float) -> Facts:
+    """The same facts with everything taking ``times`` as long: a control that must show."""
+
+    def all_of(points: Points) -> Points:
+        return [(argument, ns * times) for argument, ns in points]
+
+    return replace(
+        facts,
+        copy=all_of(facts.copy),
+        experts={name: all_of(points) for name, points in facts.experts.items()},
+        on_cpu=all_of(facts.on_cpu),
+        dense=facts.dense * times,
+        tail=facts.tail * times,
+        host={name: round(ns * times) for name, ns in facts.host.items()},
+        runs=[
+            replace(
+                one,
+                gate_ns=one.gate_ns * times,
+                waited_ns=one.waited_ns * times,
+                first_ns=None if one.first_ns is None else one.first_ns * times,
+                behind_ns=None if one.behind_ns is None else one.behind_ns * times,
+            )
+            for one in facts.runs
+        ],
+    )
+
+
+def write_machine(
+    into: Path, folder: Path, facts: Facts, params: Mapping[str, float], *, contention: bool
+) -> None:
+    """Write the machine of these facts as ``hardware/calibrated.yaml`` in the folder ``into``."""
+    told = json.loads((folder / "suite" / "facts.json").read_text(encoding="utf-8"))
+    if not contention:
+        facts = replace(facts, overlapped=[], beside_copy=None, beside_cpu=[], cpu_beside_copy=None)
+    gigabytes = 80 << 30
+    machine = Machine(
+        NAME,
+        "cuda",
+        str(told["gpu"]),
+        str(told["processor"]),
+        str(told["date"])[:10],
+        "pcie",
+        "pinned memory",
+        gigabytes,
+        1 << 30,
+        params,
+    )
+    found = figures(facts, params["expert"], list(facts.experts), 3)
+    gathers = gathers_of(told["gather"], ROW_BYTES)
+    (into / "hardware").mkdir(parents=True, exist_ok=True)
+    text = hardware_text(machine, found, facts, facts.left_out, gathers)
+    (into / "hardware" / f"{NAME}.yaml").write_text(text, encoding="utf-8")
+
+
+def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[str]) -> list[Row]:
+    """Every replay and every recording in ``folder``, simulated on the machine in ``machine``.
+
+    ``words`` are for recordings whose model or trace has another name or place here.
+    """
+    on = (f"hardware={NAME}", f"hydra.searchpath=[file://{machine.resolve()}]")
+    recordings = {
+        place.name: read_recorded(place)
+        for place in sorted((folder / "recordings").iterdir())
+        if place.is_dir()
+    }
+    if unknown := set(runs) - set(recordings):
+        raise ValueError(
+            f"calibrating={','.join(sorted(unknown))}: there are {', '.join(recordings)}"
+        )
+    fitted = {str(recordings[name].summary["system"]) for name in runs}
+    rows = [
+        _replay(row, on, fitted)
+        for row in json.loads((folder / "suite" / "replay.json").read_text(encoding="utf-8"))[
+            "rows"
+        ]
+    ]
+    return rows + [_recording(was, on, fitted, words) for was in recordings.values()]
+
+
+def _replay(row: Mapping[str, Any], on: Sequence[str], fitted: set[str]) -> Row:
+    result, (cell, _, share) = row["result"], str(row["cell"]).rpartition(" ")
+    system = cell.split()[0]
+    words = [f"system={system}", f"budget.resident_share={share}", *REPLAYS, *on]
+    words += OWN_WORDS.get(cell, ())
+    recorded_s = float(result["tpot_s"]["mean"])
+    predicted_s = _token_s(words, stored_bytes(result))
+    return Row("replay", cell, float(share), recorded_s, predicted_s, system in fitted)
+
+
+def _recording(was: Recorded, on: Sequence[str], fitted: set[str], words: Sequence[str]) -> Row:
+    summary, gather = was.summary, was.config.get("engine", {}).get("gather")
+    system, share = str(summary["system"]), float(summary["budget"]["resident_share"])
+    recorded_s = float(summary["tpot_s"]["mean"])
+    model = str(summary["model"])
+    own = [word for name, word in (one.split(":", 1) for one in words) if name == model]
+    cell = f"{system.split()[0]} ({model})"
+    if system.split()[0] == "floe" and gather == "zero_copy":
+        own += OWN_WORDS["floe zero_copy"][1:]
+        cell = f"floe zero_copy ({model})"
+    try:
+        predicted_s = _token_s(words_of(summary, [*on, *own]), stored_bytes(summary))
+    except (ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        return Row("recording", cell, share, recorded_s, None, system in fitted, reason)
+    return Row("recording", cell, share, recorded_s, predicted_s, system in fitted)
+
+
+def _token_s(words: Sequence[str], stored: Sequence[int]) -> float:
+    """The mean seconds of a token after the first, of all requests."""
+    cfg, system = configure("outputs=summary", *words)
+    run = build(cfg, system, stored_bytes=stored, changed=changes(words))
+    record = simulate(run.controller, run.workload, run.durations)
+    frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
+    columns = ("first_token_ns", "end_ns", "decode_tokens")
+    return fmean(
+        (end - first) / tokens / 1e9
+        for first, end, tokens in frames.sequences.select(columns).rows()
+    )
+
+
+def taus(rows: Sequence[Row], noise: float) -> dict[float, float]:
+    """By budget: Kendall's tau of the replayed systems' order.
+
+    Pairs count whose recorded times differ by more than twice the ``noise`` of repeats.
+    """
+    found = {}
+    for share in sorted({row.share for row in rows if row.source == "replay"}):
+        of = [row for row in rows if row.source == "replay" and row.share == share]
+        told = [
+            1 if (a.predicted_s - b.predicted_s) * (a.recorded_s - b.recorded_s) > 0 else -1
+            for a, b in combinations(of, 2)
+            if a.predicted_s is not None
+            and b.predicted_s is not None
+            and max(a.recorded_s, b.recorded_s) > (1 + 2 * noise) * min(a.recorded_s, b.recorded_s)
+        ]
+        if told:
+            found[share] = sum(told) / len(told)
+    return found
+
+
+def noise_of(folder: Path) -> float:
+    """The largest noise of a system's repeats that the suite's validation saw; 0 without any."""
+    place = folder / "suite" / "validation" / "validation.json"
+    if not place.is_file():
+        return 0.0
+    cases = json.loads(place.read_text(encoding="utf-8"))["cases"]
+    return max((float(case["noise"]) for case in cases), default=0.0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: what was found, the target, and whether it is met."""
+
+    what: str
+    found: float
+    target: float
+    holds: bool
+
+
+def lines(rows: Sequence[Row], noise: float = 0.0) -> list[Line]:
+    """What is asked of the scored rows, each source by itself; ``noise`` is for `taus`."""
+    found = []
+    for source in ("replay", "recording"):
+        of = [row for row in rows if row.source == source and row.is_scored]
+        errors = [row.error for row in of if row.error is not None]
+        if not errors:
+            continue
+        middle, worst = median(map(abs, errors)), max(map(abs, errors))
+        off = mean(errors)
+        name = f"{len(errors)} {source}s"
+        found += [
+            Line(f"{name}: median error", middle, MOST_MEDIAN, middle <= MOST_MEDIAN),
+            Line(f"{name}: worst error", worst, MOST_ERROR, worst <= MOST_ERROR),
+            Line(f"{name}: mean error", off, MOST_MEAN, abs(off) <= MOST_MEAN),
+        ]
+    return found + [
+        Line(f"order of systems at {share:.0%}: tau", tau, LEAST_TAU, tau >= LEAST_TAU)
+        for share, tau in taus(rows, noise).items()
+    ]

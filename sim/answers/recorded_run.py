@@ -1,0 +1,94 @@
+"""Reads a recorded run's folder, to simulate the same run again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from polars.exceptions import PolarsError
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from sim.answers.time_parts import Tables
+
+COLUMNS = {
+    "lookups": ("tick", "step", "site", "key", "outcome", "gate_ns", "ready_ns"),
+    "transfers": ("number", "hop", "key", "class", "moved_bytes", "start_ns", "end_ns"),
+    "tokens": ("step", "phase", "start_ns", "end_ns", "compute_ns"),
+}
+"""What is read of each table of a run."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's summary, its configuration as plain values, and its tables."""
+
+    summary: Mapping[str, Any]
+    config: Mapping[str, Any]
+    tables: Tables
+
+
+def read_recorded(folder: Path) -> Recorded:
+    """The run in ``folder``. Raise ValueError, naming the file, for a folder that holds none."""
+    summary, config = _summary(folder), _config(folder)
+    lookups, transfers, tokens = (
+        _table(folder / f"{name}.parquet", of) for name, of in COLUMNS.items()
+    )
+    tables = Tables(lookups, transfers, tokens, str(config["loader"]["wait"]))
+    return Recorded(summary, config, tables)
+
+
+def words_of(summary: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """The words that simulate a run's system, budget and workload; ``words`` come last.
+
+    A word of the run for a key that ``words`` name is left out.
+    """
+    system, *own = shlex.split(str(summary["system"]))
+    given = {word.partition("=")[0] for word in words}
+    share = f"budget.resident_share={summary['budget']['resident_share']}"
+    made = [f"system={system}", *own, share, *summary.get("overrides", ())]
+    return [*(word for word in made if word.partition("=")[0] not in given), *words]
+
+
+def stored_bytes(summary: Mapping[str, Any]) -> tuple[int, ...]:
+    """The bytes of an expert in the run's store, by precision; empty for a simulated run."""
+    store = (summary.get("real") or {}).get("store") or {}
+    return tuple(int(of["bytes"]) for of in (store.get("precisions") or {}).values())
+
+
+def _summary(folder: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        _ = found["system"], found["budget"]["resident_share"], found["hardware"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder} holds no run ({type(error).__name__}: {error}); name a folder that python -m"
+            " real or python -m sim wrote"
+        ) from None
+    return dict(found)
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    try:
+        found: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        _ = found["loader"]["wait"], found["model"]["sites"]
+        return dict(found)
+    except (OSError, KeyError, TypeError, YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(
+            f"{folder}/config.yaml has no loader.wait or model ({error}); run again"
+        ) from None
+
+
+def _table(place: Path, columns: Sequence[str]) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(place, columns=list(columns))
+    except (PolarsError, OSError) as error:
+        raise ValueError(
+            f"{place} cannot be read ({str(error).splitlines()[0]}); run again with outputs=all"
+        ) from None

@@ -1,0 +1,143 @@
+"""``python -m sim.audit_time RUN``: say where a simulated time differs from a recorded run's.
+
+    python -m sim.audit_time RUN hardware=NAME [output_dir=DIR] [KEY=VALUE ...]
+
+RUN is a folder of ``python -m real``, or of ``python -m sim`` for two machines. The same system,
+budget and workload are simulated on the machine ``hardware=NAME``; further words change the
+simulation (``trace=DIR`` where the trace lies elsewhere). Experts have the sizes of the run's
+store. What differs in decode steps is told by cause, in ms a token and in per cent, with the steps
+and sites where it is largest. The causes sum to the difference (`sim.answers.time_audit`).
+``output_dir`` takes a figure and ``audit_time.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import polars as pl
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sim.answers.recorded_run import read_recorded, stored_bytes, words_of
+from sim.answers.time_audit import TimeAudit, audit_times
+from sim.answers.time_audit_figure import draw
+from sim.answers.time_parts import Tables
+from sim.engine.simulate import simulate
+from sim.results.frames import Frames
+from sim.results.labels import Labels, caption, labels_of
+from sim.results.outputs import check_writable
+from sim.results.run import Run
+from sim.setup.build import build
+from sim.setup.configure import changes, configure
+
+OWN = "output_dir="
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the audit. Exit status: 0, or 2 with one line where there is nothing to compare."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0 if arguments else 2
+    folder, words = Path(arguments[0]), [w for w in arguments[1:] if not w.startswith(OWN)]
+    kept = [w.removeprefix(OWN) for w in arguments[1:] if w.startswith(OWN)]
+    try:
+        if kept:
+            check_writable(Path(kept[-1]))
+        found, title, labels = audit(folder, words)
+        if kept:
+            write(Path(kept[-1]), found, title, labels)
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {str(error).strip()}", file=sys.stderr)
+        return 2
+    console = Console()
+    console.print(table_of(found, title, labels))
+    console.print(sentence(found), soft_wrap=True, markup=False)
+    return 0
+
+
+def audit(folder: Path, words: Sequence[str]) -> tuple[TimeAudit, str, Labels]:
+    """The audit of the run in ``folder``, its title, and the labels of its simulation.
+
+    Raise ValueError for a folder that holds no run, and for a simulation of something else.
+    """
+    was = read_recorded(folder)
+    summary, asked = was.summary, words_of(was.summary, words)
+    cfg, system = configure("outputs=summary", *asked)
+    run = build(cfg, system, stored_bytes=stored_bytes(summary), changed=changes(asked))
+    frames = Frames(
+        run.controller,
+        run.workload,
+        run.durations,
+        simulate(run.controller, run.workload, run.durations),
+        run.hardware.link_names,
+    )
+    share = expert_share(run, frames)
+    recorded = replace(was.tables, expert_share=share)
+    simulated = Tables(
+        frames.lookups, frames.transfers, frames.tokens, run.controller.loader.wait, share
+    )
+    title = f"{summary['system']} at {summary['budget']['resident_share']:.0%}: {run.hardware.name}"
+    found = audit_times(recorded, simulated)
+    return found, f"{title} against {summary['hardware']}", labels_of(run, frames.lookups)
+
+
+def expert_share(run: Run, frames: Frames) -> float:
+    """Experts' share of what the machine computes in decode steps."""
+    steps = [step for step in run.workload.steps if step.decode]
+    dense = sum(
+        sum(run.durations.dense_ns(step)[site] for site in step.sites) + run.durations.tail_ns(step)
+        for step in steps
+    )
+    rows = frames.tokens.filter(pl.col("phase") == "decode").unique("step")
+    return max(0.0, 1 - dense / max(1, int(rows["compute_ns"].sum())))
+
+
+def table_of(found: TimeAudit, title: str, labels: Labels) -> Table:
+    """Causes with ms a token, per cent of the recorded time, and the places of most of it."""
+    columns = ("cause", "ms a token", "%", "mostly in steps", "mostly at sites")
+    table = Table(*columns, title=escape(title), caption=escape(caption([("", labels)])))
+    per_ms = 1e6 * found.tokens
+    for cause in found.causes:
+        table.add_row(
+            cause.name,
+            f"{cause.ns / per_ms:+.3f}",
+            f"{cause.ns / found.recorded_ns:+.1%}",
+            *(
+                ", ".join(f"{at} ({ns / 1e6:+.2f})" for at, ns in of)
+                for of in (cause.steps, cause.sites)
+            ),
+        )
+    table.add_section()
+    difference = found.difference_ns
+    table.add_row("sum", f"{difference / per_ms:+.3f}", f"{difference / found.recorded_ns:+.1%}")
+    return table
+
+
+def sentence(found: TimeAudit) -> str:
+    """The audit in one sentence."""
+    per_ms = 1e6 * found.tokens
+    off = found.difference_ns / found.recorded_ns
+    worst = max(found.causes, key=lambda cause: abs(cause.ns))
+    return (
+        f"Simulated {found.simulated_ns / per_ms:.4g} ms a token, recorded"
+        f" {found.recorded_ns / per_ms:.4g} ({off:+.1%}) over {found.tokens} tokens; most of it is"
+        f" {worst.name}: {worst.ns / per_ms:+.3g} ms a token. A step's time in () is in ms."
+    )
+
+
+def write(directory: Path, found: TimeAudit, title: str, labels: Labels) -> None:
+    """Write the figure and ``audit_time.json``."""
+    draw(directory, found, title, labels)
+    told = {"title": title, **asdict(found), "difference_ns": found.difference_ns}
+    (directory / "audit_time.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

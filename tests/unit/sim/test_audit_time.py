@@ -1,0 +1,62 @@
+"""``python -m sim.audit_time``: a run's folder beside a machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.__main__ import main as simulate
+from sim.answers.recorded_run import stored_bytes, words_of
+from sim.audit_time import main
+
+WORDS = ("hardware=rtx4090_pcie4", "trace.max_sequences=1", "workload=hobbit_16_128")
+LENGTHS = ("workload.prompt_tokens=2", "workload.decode_tokens=3")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["sim", "system=lru", "cache=lfu", *WORDS, *LENGTHS, f"output_dir={folder}"]
+        patch.setattr("sys.argv", [*words, "hydra.run.dir=" + str(folder.parent / "hydra")])
+        simulate()
+    return folder
+
+
+def test_the_audit_of_a_run_on_another_machine_names_the_link_and_draws_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run), "hardware=rtx4090_pcie4", "hardware.links.pcie.efficiency=0.4"]
+    assert main([*words, f"output_dir={tmp_path}"]) == 0
+    told = json.loads((tmp_path / "audit_time.json").read_text())
+    assert sum(one["ns"] for one in told["causes"]) == pytest.approx(told["difference_ns"])
+    assert told["title"].startswith("lru cache=lfu at 50%")
+    assert "most of it is link rate" in capsys.readouterr().out
+    assert (tmp_path / "audit_time.svg").read_text().count("link rate") == 1
+
+
+def test_words_given_take_the_place_of_the_runs_own() -> None:
+    summary = {
+        "system": "floe payload=active_share_nominal",
+        "budget": {"resident_share": 0.6},
+        "overrides": ["hardware=a", "model=m"],
+        "real": {"store": {"precisions": {"fp16": {"bytes": 8}, "int4": {"bytes": 3}}}},
+    }
+    assert words_of(summary, ["hardware=b"]) == [
+        "system=floe",
+        "payload=active_share_nominal",
+        "budget.resident_share=0.6",
+        "model=m",
+        "hardware=b",
+    ]
+    assert (stored_bytes(summary), stored_bytes({})) == ((8, 3), ())
+
+
+def test_what_is_no_run_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "hardware=rtx4090_pcie4"]) == 2
+    assert f"{tmp_path} holds no run" in capsys.readouterr().err
+    assert main([]) == 2
