@@ -13,7 +13,7 @@ choose how many bytes a lane asks for, and how many programs there are.
 | .. with a gate above | steps instead of parts | SiLU needs whole sums |
 | few programs | fewer rows each until there are 264 | two for every multiprocessor |
 | integer dots | 4 and 2 bits, from 16 MiB a launch | fewer instructions, but one more launch of 2 us |
-| .. tiles | the same by half the warps | 128 B a lane: 3 instructions a weight, not 3.8 (sm_90) |
+| .. tiles | the same by half the warps | 128 B a lane: fewer instructions a weight |
 | sparse | 132 programs over all needs, 4 neurons of 16 KiB at once | each program adds H sums at its end |
 | gates | 2 experts a program, 1 where experts are few | 60 programs and more read 0.5 MB in one latency |
 | 2 to 8 inputs | 8 inputs x 16 rows of bytes a warp | the least tile of tensor cores: more programs |
