@@ -17,11 +17,11 @@ from torch import Tensor
 from real.kernels.add_parts import add_parts
 from real.kernels.dequant_gemv import form_of, groups_of
 from real.kernels.gated_gemv import silu_times
-from real.kernels.jit import blocks, chained, chains, is_compiled, launches
+from real.kernels.jit import blocks, capability_of, chained, chains, is_compiled, launches
 from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import SlotMatrices, check_needs
 from real.kernels.tensor_dots import block_sums_kernel, tensor_dots_kernel
-from real.kernels.tiles import MOST_PAIRED, BatchTile, batch_tile
+from real.kernels.tiles import BatchTile, batch_tile, pairs_scales
 
 BLOCK, UNEVEN_BLOCK = 64, 16
 """Inputs of one dot, and where rows do not divide into these: single bytes need more registers."""
@@ -72,7 +72,9 @@ def batch_of(
     """
     if any(count < 0 for count in count_E):
         raise ValueError(f"experts have counts from 0 on, not {list(count_E)}")
-    inputs = inputs or batch_tile(bits, max(count_E, default=1), 1, parts=False).inputs
+    most, capability = max(count_E, default=1), capability_of(device)
+    rule = batch_tile(bits, most, 1, parts=False, capability=capability)
+    inputs = inputs or rule.inputs
     table = torch.tensor(tiles_of(count_E, inputs), dtype=torch.int32).reshape(-1, 3)
     return Batch(tuple(count_E), inputs, table.to(device, non_blocking=True))
 
@@ -187,11 +189,13 @@ def multiply_rows(
     form, G, quantised = form_of(matrices), groups_of(matrices), isinstance(layout, Layout)
     block = min(UNEVEN_BLOCK if K % BLOCK else BLOCK, form["GROUP"])
     B = blocks(K, block)
-    tile = tile or batch_tile(matrices.bits, max(batch.counts, default=1), B, parts=not gated)
+    most, capability = max(batch.counts, default=1), capability_of(x_PTK.device)
+    rule = batch_tile(matrices.bits, most, B, parts=not gated, capability=capability)
+    tile = tile or rule
     steps = blocks(B, tile.parts)
     half = getattr(layout, "meta_dtype", None) == torch.float16
     pairs = half and form["GROUP"] == block and G % 2 == 0 and steps % 2 == 0 and K % block == 0
-    pairs = pairs and batch.inputs <= MOST_PAIRED[matrices.bits]
+    pairs = pairs and pairs_scales(matrices.bits, batch.inputs, capability)
     two_rows = gated and matrices.bits >= 8
     rows, out = matrices.held_rows // (2 if two_rows else 1), N // 2 if gated else N
     shape, kind = (planes, T, out), torch.bfloat16

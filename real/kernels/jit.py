@@ -69,13 +69,18 @@ def is_compiled() -> bool:
     return os.environ.get("TRITON_INTERPRET") != "1"
 
 
+def capability_of(device: torch.device | str) -> int:
+    """The compute capability of a device, times 10; 0 for one that is no GPU."""
+    if torch.device(device).type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+    return _recorded_capability.get()
+
+
 def chains(tensor: Tensor) -> bool:
     """Whether kernels on such a tensor's device can be chained."""
-    capability = _recorded_capability.get()
-    if tensor.is_cuda:
-        major, minor = torch.cuda.get_device_capability(tensor.device)
-        capability = 10 * major + minor
-    return gdc_wait is not None and is_compiled() and capability >= CHAINING_FROM
+    chaining = capability_of(tensor.device) >= CHAINING_FROM
+    return gdc_wait is not None and is_compiled() and chaining
 
 
 def chained(chained: bool) -> dict[str, bool]:

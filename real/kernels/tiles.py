@@ -19,6 +19,7 @@ choose how many bytes a lane asks for, and how many programs there are.
 | 2 to 8 inputs | 8 inputs x 16 rows of bytes a warp | the least tile of tensor cores: more programs |
 | .. more inputs | 16 x 32, 32 x 64, 64 x 64 (not of two bits: it would spill) | bytes are read once for as many |
 | .. scales of two blocks at once | up to ``MOST_PAIRED`` inputs | words can be brought ahead, halves cannot |
+| .. from sm_100 on | half as many inputs in the largest tiles | the larger ones spill there |
 | .. down | 7 parts of K or fewer | as above |
 
 The figures behind them were measured with prototypes on one H100: ``docs/kernels.md``.
@@ -47,6 +48,8 @@ CHUNK = 16
 MOST_PARTS = 7
 MOST_PAIRED = {8: 32, 4: 32, 2: 8}
 """The most inputs of a tile that takes two blocks' scales at once, by bits: more would spill."""
+SMALLER_FROM = 100
+"""The compute capability, times 10, from which the larger tiles of inputs spill."""
 
 
 @dataclass(frozen=True)
@@ -136,19 +139,29 @@ def gate_tile(experts: int, hidden: int) -> GateTile:
     return GateTile(1 if experts < 32 else 2, max(32, min(power_of_two(hidden), LONGEST_WHOLE)))
 
 
-def batch_tile(bits: int, most_inputs: int, blocks_of: int, *, parts: bool) -> BatchTile:
+def batch_tile(
+    bits: int, most_inputs: int, blocks_of: int, *, parts: bool, capability: int = 90
+) -> BatchTile:
     """For up to ``most_inputs`` rows of an expert; ``blocks_of``: K in blocks of one dot.
 
-    ``parts``: whether K may be shared out, which gated products may not.
+    ``parts``: whether K may be shared out, which gated products may not. ``capability`` is the
+    GPU's, times 10.
     """
     shared = max(n for n in range(1, MOST_PARTS + 1) if blocks_of % n == 0) if parts else 1
+    small = capability >= SMALLER_FROM
     if most_inputs <= 8:
         return BatchTile(8, 16, 1, 3, shared)
-    if most_inputs <= 16:
-        return BatchTile(16, 32, 2, 3, shared)
-    if most_inputs <= 64 or bits == 2:
+    if most_inputs <= 16 or (small and bits == 2):
+        return BatchTile(16, 32, 2, 3, shared if most_inputs <= 32 else 1)
+    if most_inputs <= 64 or bits == 2 or small:
         return BatchTile(32, 64, 4, 3, shared if most_inputs <= 32 else 1)
     return BatchTile(64, 64, 4, 2, 1)
+
+
+def pairs_scales(bits: int, inputs: int, capability: int) -> bool:
+    """Whether a tile of so many inputs takes two blocks' scales at once."""
+    most = MOST_PAIRED.get(bits, 0)
+    return inputs <= (min(most, 16) if capability >= SMALLER_FROM else most)
 
 
 def power_of_two(size: int) -> int:

@@ -11,6 +11,7 @@ from real.kernels.tiles import (
     batch_tile,
     gate_tile,
     neuron_tile,
+    pairs_scales,
     row_tile,
     takes_integers,
 )
@@ -73,3 +74,5 @@ def test_parts_divide_the_blocks_of_a_row() -> None:
         64,
     ]
     assert batch_tile(2, 300, 1, parts=False).inputs == 32
+    assert [batch_tile(b, 300, 1, parts=False, capability=120).inputs for b in (8, 2)] == [32, 16]
+    assert [pairs_scales(4, 32, capability) for capability in (90, 120)] == [True, False]
