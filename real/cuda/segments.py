@@ -18,8 +18,8 @@ from torch import Tensor
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
 from real.cuda.runtime import Graph, Runtime, Stream
 from real.kernels.dequant_gemv import dequant_gemv
+from real.kernels.experts import dense_expert, partial_expert
 from real.kernels.slot_matrices import SlotMatrices
-from real.kernels.sparse_expert import gathered_expert
 from real.store.neurons import Numbers
 
 Compute = Callable[[Tensor, Tensor], Tensor]
@@ -90,13 +90,10 @@ def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> 
 
     def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
         slot_J = table_WJ[SLOT]
-        inner = dequant_gemv(x_1H, first, slot_J)
         if is_gated:
-            gate, up = inner.chunk(2, dim=1)
-            inner = torch.nn.functional.silu(gate) * up
-        else:
-            inner = torch.relu(inner)
-        return dequant_gemv(inner.contiguous(), down, slot_J)
+            return dense_expert(x_1H, first, down, slot_J)
+        inner = torch.relu(dequant_gemv(x_1H, first, slot_J))
+        return dequant_gemv(inner, down, slot_J)
 
     return compute
 
@@ -109,9 +106,8 @@ def sparse_expert_in_part(up: SlotMatrices, pairs: Tensor) -> Compute:
     """
 
     def compute(x_1H: Tensor, table_WJ: Tensor) -> Tensor:
-        v_JN = dequant_gemv(x_1H, up, table_WJ[UP])
-        v_JC = v_JN.gather(1, table_WJ[FIRST_NEURON:].T.to(torch.int64))
-        return gathered_expert(x_1H[0], v_JC, pairs, table_WJ[SLOT], table_WJ[COUNT])
+        slot_J, up_J, count_J = table_WJ[SLOT], table_WJ[UP], table_WJ[COUNT]
+        return partial_expert(x_1H, up, up_J, pairs, slot_J, count_J, table_WJ[FIRST_NEURON:])
 
     return compute
 

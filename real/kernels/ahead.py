@@ -6,6 +6,10 @@ It fails where a kernel spills, or takes more shared memory than the GPU has. Wh
 what the launchers launch: they are called with tensors without data, and the types, alignments and
 constants of their launches are compiled. This is needed because the interpreter accepts much that
 the compiler does not, and the compiler accepts more shared memory than a GPU has.
+
+A kernel at the speed of memory has many bytes under way. So each line says how many programs of a
+launch one multiprocessor holds at once, by registers, shared memory and warps, and how many bytes
+of weights they have asked for together. A change that costs registers shows there without a GPU.
 """
 
 from __future__ import annotations
@@ -24,14 +28,15 @@ from typing import Any
 import torch
 
 from real.kernels.dequant_gemv import dequant_gemv
+from real.kernels.experts import dense_expert, masked_expert, partial_expert
 from real.kernels.gated_gemv import gated_gemv
 from real.kernels.gather_rows import gather_rows
-from real.kernels.grouped_gemm import grouped_gemm
+from real.kernels.grouped_gemm import grouped_expert
 from real.kernels.jit import Call, recorded
 from real.kernels.pacing import spin_until, stamp
 from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
-from real.kernels.sparse_expert import gathered_expert, sparse_expert
+from real.kernels.sparse_expert import gathered_expert
 from real.kernels.stacked_gates import stacked_gates
 
 SHARED_BYTES = {
@@ -46,6 +51,11 @@ SHARED_BYTES = {
 
 Source: CUDA C++ Programming Guide, table of technical specifications.
 """
+MOST_WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
+MOST_PROGRAMS = {80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}
+"""Of one multiprocessor. Source: the same table."""
+REGISTERS, REGISTER_UNIT, RESERVED_BYTES = 65536, 256, 1024
+"""Registers of a multiprocessor, the unit in which a warp gets them, and shared bytes a program."""
 TARGETS = (80, 89, 90, 120)
 MIXTRAL, QWEN3, PRIMES = (14336, 4096), (768, 2048), (131, 257)
 """Neurons and hidden size of an expert; primes leave no alignment to compile for."""
@@ -63,7 +73,10 @@ BF16 = torch.bfloat16
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel compiled for one GPU. ``stack`` and ``local`` are bytes that a thread spills."""
+    """One kernel compiled for one GPU. ``stack`` and ``local`` are bytes that a thread spills.
+
+    ``tile_bytes`` are those of weights that a program asks for before it waits for any.
+    """
 
     kernel: str
     target: int
@@ -72,6 +85,25 @@ class Compiled:
     stack: int
     local: int
     shared_bytes: int
+    warps: int = 4
+    tile_bytes: int = 0
+
+    @property
+    def programs(self) -> int:
+        """How many programs one multiprocessor holds at once."""
+        unit = -(-self.registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+        shared = SHARED_BYTES[self.target] + RESERVED_BYTES
+        return min(
+            REGISTERS // (unit * self.warps),
+            shared // (self.shared_bytes + RESERVED_BYTES),
+            MOST_WARPS[self.target] // self.warps,
+            MOST_PROGRAMS[self.target],
+        )
+
+    @property
+    def flight_bytes(self) -> int:
+        """Bytes under way on one multiprocessor that is full of such programs."""
+        return self.programs * self.tile_bytes
 
     def faults(self) -> list[str]:
         found = []
@@ -84,16 +116,18 @@ class Compiled:
         return [f"{self.kernel} {self.constants} for sm_{self.target} {what}" for what in found]
 
 
-def launches(few: bool) -> Iterator[Call]:
-    """What the launchers launch for real shapes, each distinct launch once."""
-    with recorded() as calls:
+def launches(few: bool, target: int) -> Iterator[Call]:
+    """What the launchers launch for real shapes on such a GPU, each distinct launch once."""
+    with recorded(target) as calls:
         for neurons, hidden in [MIXTRAL] if few else [MIXTRAL, QWEN3, PRIMES]:
             for bits in (4,) if few else (8, 4, 2, 16):
-                for dtype in (BF16,) if few else (BF16, torch.float16):
-                    _launch_quantised(neurons, hidden, bits, dtype)
+                many = not few and (neurons, hidden) != QWEN3
+                _launch_one_row(neurons, hidden, bits, (1, 8) if neurons == QWEN3[0] else (1,))
+                _launch_rows(neurons, hidden, bits, (8, 16, 32, 256) if many else (8,))
             _launch_sparse(neurons, hidden)
-        for experts, k in [(8, 2)] if few else [(8, 2), (60, 4), (128, 8)]:
-            stacked_gates(_meta(1, 4096), _meta(3, experts, 4096), k)
+        _launch_gathers()
+        for experts, k, hidden in [(8, 2, 4096)] if few else [(8, 2, 4096), (128, 8, 2048)]:
+            stacked_gates(_meta(1, hidden), _meta(3, experts, hidden), k)
         clock = _meta(1, dtype=torch.int64)
         stamp(clock)
         spin_until(clock, 1_000_000)
@@ -109,39 +143,63 @@ def _meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def _launch_quantised(neurons: int, hidden: int, bits: int, dtype: torch.dtype) -> None:
-    def layout(rows: int, columns: int) -> Layout | PlainLayout:
-        return PlainLayout(rows, columns, dtype) if bits == 16 else Layout(rows, columns, bits, 64)
+def _expert(neurons: int, hidden: int, bits: int) -> tuple[SlotMatrices, SlotMatrices]:
+    """The matrices of such experts: gate above up, and down."""
 
-    inner, outer = layout(neurons, hidden), layout(hidden, neurons)
-    size = inner.stored_bytes
-    pool = _meta(8, 2 * size + outer.stored_bytes, dtype=torch.uint8)
-    slots = _meta(2, dtype=torch.int32)
-    gate, up, down = (
-        SlotMatrices(pool, inner),
-        SlotMatrices(pool, inner, size),
-        SlotMatrices(pool, outer, 2 * size),
-    )
-    h_JN = gated_gemv(_meta(hidden, dtype=dtype), gate, up, slots)
-    dequant_gemv(h_JN, down, slots)
-    dequant_gemv(_meta(1, hidden, dtype=dtype), up, slots)
-    grouped_gemm(_meta(100, hidden, dtype=dtype), gate, slots, [60, 40])
+    def layout(rows: int, columns: int) -> Layout | PlainLayout:
+        return PlainLayout(rows, columns, BF16) if bits == 16 else Layout(rows, columns, bits, 64)
+
+    inner, outer = layout(2 * neurons, hidden), layout(hidden, neurons)
+    pool = _meta(8, inner.stored_bytes + outer.stored_bytes, dtype=torch.uint8)
+    return SlotMatrices(pool, inner), SlotMatrices(pool, outer, inner.stored_bytes)
+
+
+def _launch_one_row(neurons: int, hidden: int, bits: int, most_needs: tuple[int, ...]) -> None:
+    """The products of one input, by the rule's kernel and by the other one."""
+    first, down = _expert(neurons, hidden, bits)
+    for needs in most_needs:
+        dense_expert(_meta(1, hidden), first, down, _meta(needs, dtype=torch.int32))
+    one = _meta(1, dtype=torch.int32)
+    for integers in (False, True) if bits < 8 and hidden % 16 == 0 else (False,):
+        gated_gemv(_meta(1, hidden), first, one, integers=integers)
+        dequant_gemv(_meta(1, neurons, dtype=torch.float32), down, one, integers=integers)
+
+
+def _launch_rows(neurons: int, hidden: int, bits: int, counts: tuple[int, ...]) -> None:
+    """The products of several inputs."""
+    first, down = _expert(neurons, hidden, bits)
+    for rows in counts:
+        grouped_expert(_meta(rows, hidden), first, down, _meta(1, dtype=torch.int32), [rows])
 
 
 def _launch_sparse(neurons: int, hidden: int) -> None:
-    x_H, v_JN = _meta(hidden), _meta(2, neurons, dtype=torch.float32)
-    slots, counts, pairs = (
-        _meta(2, dtype=torch.int32),
-        _meta(2, dtype=torch.int32),
-        _meta(8, neurons, 2 * hidden),
-    )
-    sparse_expert(x_H, v_JN, pairs, slots, _meta(2, dtype=torch.float32))
-    gathered_expert(x_H, v_JN, pairs, slots, counts)
-    # Also pairs of half precision, and pairs of an odd number of bytes, which no model has.
-    for width in (4 * hidden, 4 * hidden + 2, 4 * hidden + 1):
-        source, target = (_meta(neurons, width, dtype=torch.uint8) for _ in range(2))
+    x_1H, one, two = _meta(1, hidden), _meta(1, dtype=torch.int32), _meta(2, dtype=torch.int32)
+    layout, pairs = Layout(neurons, hidden, 2, 64), _meta(8, neurons, 2 * hidden)
+    up = SlotMatrices(_meta(8, layout.stored_bytes, dtype=torch.uint8), layout)
+    masked_expert(x_1H, up, one, pairs, one, _meta(1, dtype=torch.float32))
+    partial_expert(x_1H, up, one, pairs, one, one, _meta(neurons, 1, dtype=torch.int32))
+    gathered_expert(x_1H[0], _meta(2, neurons, dtype=torch.float32), pairs, two, two)
+
+
+def _launch_gathers() -> None:
+    """Rows of half precision, and of an odd number of bytes, which no model has."""
+    for width in (16384, 16386, 16385):
+        source, target = (_meta(14336, width, dtype=torch.uint8) for _ in range(2))
         for columns in (1, 50):
-            gather_rows(source, _meta(neurons // 10, dtype=torch.int32), target, columns)
+            gather_rows(source, _meta(1433, dtype=torch.int32), target, columns)
+
+
+def _tile_bytes(arguments: dict[str, Any]) -> int:
+    """The bytes of weights that a program asks for at once; 0 for kernels that read none."""
+    a = arguments
+    if "BITS" in a:
+        sets = 2 if a["GATED"] and a["BITS"] >= 8 else 1
+        return int(a["BN"] * a["BK"] * a["weight_ptr"].itemsize * sets * a.get("STAGES", 1))
+    if "pairs_ptr" in a:
+        return int(2 * a["BT"] * a["H"] * a["pairs_ptr"].itemsize)
+    if "BB" in a and "weight_ptr" in a:
+        return int(a["BB"] * a["BH"] * a["weight_ptr"].itemsize)
+    return 0
 
 
 def _form(
@@ -186,6 +244,8 @@ def compile_for(call: Call, target: int) -> Compiled:
         stack,
         local,
         compiled.metadata.shared,
+        options.get("num_warps", 4),
+        _tile_bytes(arguments),
     )
 
 
@@ -207,6 +267,15 @@ def _resources(cubin: bytes) -> tuple[int, int, int]:
     return registers, stack, local
 
 
+def _told(one: Compiled) -> str:
+    return (
+        f"sm_{one.target:<4}{one.kernel.strip('_'):22} {one.registers:3} registers"
+        f" {one.shared_bytes:6} B shared {one.stack + one.local} B spilled"
+        f" {one.programs:2} x {one.warps:2} warps {one.flight_bytes >> 10:3} KiB under way  "
+        + " ".join(f"{name}={value}" for name, value in one.constants.items())
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m real.kernels.ahead", description=(__doc__ or "").split("\n")[0]
@@ -219,23 +288,19 @@ def main() -> int:
     options = parser.parse_args()
     faults, count = [], 0
     try:
-        calls = list(launches(options.few))
+        calls = {target: list(launches(options.few, target)) for target in options.targets}
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for target in options.targets:
-        for call in calls:
+        for call in calls[target]:
             done = compile_for(call, target)
             faults += done.faults()
             count += 1
             line = (
-                json.dumps(asdict(done))
+                json.dumps({**asdict(done), "programs": done.programs, "flight": done.flight_bytes})
                 if options.json
-                else (
-                    f"sm_{target:<4}{done.kernel:26} {done.registers:3} registers"
-                    f" {done.shared_bytes:6} B shared {done.stack + done.local} B spilled  "
-                    + " ".join(f"{name}={value}" for name, value in done.constants.items())
-                )
+                else _told(done)
             )
             print(line, flush=True)
     print("\n".join(faults) or f"{count} kernels compiled; none spills, all fit", file=sys.stderr)

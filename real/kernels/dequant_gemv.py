@@ -1,14 +1,12 @@
 """One token through the matrices of its experts: y_j = W[slot_j] x_j, weights quantised or plain.
 
-Quantised weights have 8, 4 or 2 bits.
-
 Legend. J needs of the token, each with a slot; K inputs; N outputs; G groups a row; P weights a
 byte; R = ceil(N / P) rows of bytes. Storage: ``real.kernels.quantise``.
 
-Arithmetic. GPUs convert integers to floats at a quarter of their speed or less, so nothing is
-converted: an integer q is shifted to the top of the mantissa of 1.0, which then reads as
-1 + q / 2^bits. Let d be the dot product of such numbers over a group, and s the sum of the group's
-inputs. Then the group's part is ``scale * (2^bits d - (2^bits + zero) s)``. Sums are in fp32.
+Two kernels do it. ``row_dots`` takes all bits, and multiplies in fp32. ``integer_dots`` takes large
+launches of 4 and 2 bits, where instructions and not bytes are the limit.
+``real.kernels.tiles.takes_integers`` says which. Sums that several programs share are added by
+``add_parts``.
 """
 
 from __future__ import annotations
@@ -18,16 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from real.kernels.jit import blocks, jit, launches, power_of_two, tl
+from real.kernels.add_parts import add_parts
+from real.kernels.fixed_point import fixed_point
+from real.kernels.integer_dots import integer_dots_kernel
+from real.kernels.jit import blocks, chained, chains, is_compiled, launches
 from real.kernels.quantise import Layout
+from real.kernels.row_dots import row_dots_kernel
 from real.kernels.slot_matrices import SlotMatrices, check_needs
-
-MIN_PROGRAMS = 528
-"""The least number of programs of a launch: tiles are made smaller to get there.
-
-It is four for each of the 132 multiprocessors of the largest GPU aimed at.
-"""
-MAX_TILE_ROWS, TILE_COLUMNS = 16, 512
+from real.kernels.tiles import CHUNK, RowTile, row_tile, takes_integers
 
 
 def dequant_gemv_ref(x_JK: Tensor, matrices: SlotMatrices, slot_J: Tensor) -> Tensor:
@@ -37,266 +33,101 @@ def dequant_gemv_ref(x_JK: Tensor, matrices: SlotMatrices, slot_J: Tensor) -> Te
     return torch.stack(rows) if rows else x_JK.new_empty(0, matrices.rows)
 
 
-@jit
-def _add_slab(
-    acc,
-    held,
-    x,
-    x_sum,
-    scale_ptr,
-    zero_ptr,
-    row,
-    g,
-    N,
-    G,
-    LEFT: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Add a tile's part to the dot products of one slab's rows.
-
-    The slab's bits in each byte must be shifted left by LEFT to reach the mantissa's top.
-    """
-    MANTISSA: tl.constexpr = ((1 << BITS) - 1) << (23 - BITS)
-    LEVELS: tl.constexpr = 1 << BITS
-    lifted = (((held << LEFT) & MANTISSA) | 0x3F800000).to(tl.float32, bitcast=True)
-    dot = tl.sum(tl.reshape(lifted * x[None, :], (BN, BK // GROUP, GROUP)), axis=2)
-    mask = (row < N)[:, None] & (g < G)[None, :]
-    place = row.to(tl.int64)[:, None] * G + g[None, :]
-    scale = tl.load(scale_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    if HAS_ZERO:
-        zero = tl.load(zero_ptr + place, mask=mask, other=0.0).to(tl.float32)
-        return acc + tl.sum(scale * (LEVELS * dot - (LEVELS + zero) * x_sum[None, :]), axis=1)
-    SYMMETRIC: tl.constexpr = LEVELS + (LEVELS - 1) // 2
-    return acc + tl.sum(scale * (LEVELS * dot - SYMMETRIC * x_sum[None, :]), axis=1)
-
-
-@jit
-def row_dots(
-    x_ptr,
-    weight_ptr,
-    scale_ptr,
-    zero_ptr,
-    r,
-    N,
-    K,
-    R,
-    G,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WHOLE_ROW: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Dot products of x with rows r, r + R, .. (P of them, at most four), each byte read once.
-
-    The accumulators beyond P stay 0.
-    """
-    acc0 = tl.zeros((BN,), dtype=tl.float32)
-    acc1 = tl.zeros((BN,), dtype=tl.float32)
-    acc2 = tl.zeros((BN,), dtype=tl.float32)
-    acc3 = tl.zeros((BN,), dtype=tl.float32)
-    for k0 in range(0, K, BK):
-        k = k0 + tl.arange(0, BK)
-        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-        mask = (r < R)[:, None] & (k < K)[None, :]
-        held = tl.load(weight_ptr + r.to(tl.int64)[:, None] * K + k[None, :], mask=mask, other=0)
-        if BITS == 16:
-            acc0 += tl.sum(held.to(tl.float32) * x[None, :], axis=1)
-        else:
-            held = held.to(tl.int32)
-            x_sum = tl.sum(tl.reshape(x, (BK // GROUP, GROUP)), axis=1)
-            g = (
-                tl.arange(0, BK // GROUP) * 0
-                if WHOLE_ROW
-                else k0 // GROUP + tl.arange(0, BK // GROUP)
-            )
-            acc0 = _add_slab(
-                acc0,
-                held,
-                x,
-                x_sum,
-                scale_ptr,
-                zero_ptr,
-                r,
-                g,
-                N,
-                G,
-                15,
-                BITS,
-                GROUP,
-                HAS_ZERO,
-                BN,
-                BK,
-            )
-            if BITS <= 4:
-                acc1 = _add_slab(
-                    acc1,
-                    held,
-                    x,
-                    x_sum,
-                    scale_ptr,
-                    zero_ptr,
-                    R + r,
-                    g,
-                    N,
-                    G,
-                    15 + BITS,
-                    BITS,
-                    GROUP,
-                    HAS_ZERO,
-                    BN,
-                    BK,
-                )
-            if BITS == 2:
-                acc2 = _add_slab(
-                    acc2,
-                    held,
-                    x,
-                    x_sum,
-                    scale_ptr,
-                    zero_ptr,
-                    2 * R + r,
-                    g,
-                    N,
-                    G,
-                    19,
-                    BITS,
-                    GROUP,
-                    HAS_ZERO,
-                    BN,
-                    BK,
-                )
-                acc3 = _add_slab(
-                    acc3,
-                    held,
-                    x,
-                    x_sum,
-                    scale_ptr,
-                    zero_ptr,
-                    3 * R + r,
-                    g,
-                    N,
-                    G,
-                    21,
-                    BITS,
-                    GROUP,
-                    HAS_ZERO,
-                    BN,
-                    BK,
-                )
-    return acc0, acc1, acc2, acc3
-
-
-@jit
-def _dequant_gemv_kernel(
-    x_ptr,
-    x_stride,
-    slot_ptr,
-    weight_ptr,
-    weight_at,
-    weight_stride,
-    meta_ptr,
-    scale_at,
-    zero_at,
-    meta_stride,
-    y_ptr,
-    N,
-    K,
-    R,
-    G,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WHOLE_ROW: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    j = tl.program_id(1)
-    slot = tl.load(slot_ptr + j).to(tl.int64)
-    r = tl.program_id(0) * BN + tl.arange(0, BN)
-    meta = meta_ptr + slot * meta_stride
-    acc0, acc1, acc2, acc3 = row_dots(
-        x_ptr + j.to(tl.int64) * x_stride,
-        weight_ptr + slot * weight_stride + weight_at,
-        meta + scale_at,
-        meta + zero_at,
-        r,
-        N,
-        K,
-        R,
-        G,
-        BITS,
-        GROUP,
-        WHOLE_ROW,
-        HAS_ZERO,
-        BN,
-        BK,
-    )
-    y = y_ptr + j.to(tl.int64) * N
-    dtype = y_ptr.dtype.element_ty
-    tl.store(y + r, acc0.to(dtype), mask=r < R)
-    if BITS <= 4:
-        tl.store(y + R + r, acc1.to(dtype), mask=(r < R) & (R + r < N))
-    if BITS == 2:
-        tl.store(y + 2 * R + r, acc2.to(dtype), mask=(r < R) & (2 * R + r < N))
-        tl.store(y + 3 * R + r, acc3.to(dtype), mask=(r < R) & (3 * R + r < N))
-
-
-def tiling(matrices: SlotMatrices, needs: int, tile: tuple[int, int] | None) -> dict[str, Any]:
-    """The constant arguments of ``row_dots``.
-
-    ``tile`` is rows of bytes x columns, both powers of two. Raise ValueError for groups that are
-    neither a power of two of at least 2 nor a whole row.
-    """
-    layout, held = matrices.layout, matrices.held_rows
-    rows = MAX_TILE_ROWS
-    while rows > 1 and blocks(held, rows) * needs < MIN_PROGRAMS:
-        rows //= 2
-    rows, columns = tile or (rows, min(TILE_COLUMNS, max(32, power_of_two(matrices.columns))))
-    if not isinstance(layout, Layout):
-        return {
-            "BITS": matrices.bits,
-            "GROUP": columns,
-            "WHOLE_ROW": True,
-            "HAS_ZERO": False,
-            "BN": rows,
-            "BK": columns,
-        }
-    whole_row = layout.group >= layout.columns
-    if not whole_row and (layout.group < 2 or layout.group & (layout.group - 1)):
-        raise ValueError(
-            f"groups of {layout.group} of {layout.columns} columns: kernels take powers of two from"
-            " 2 on, or whole rows"
-        )
-    group = columns if whole_row else layout.group
-    return {
-        "BITS": layout.bits,
-        "GROUP": group,
-        "WHOLE_ROW": whole_row,
-        "HAS_ZERO": not layout.symmetric,
-        "BN": rows,
-        "BK": max(columns, group),
-    }
-
-
 def groups_of(matrices: SlotMatrices) -> int:
     """The number of groups a row, G; 1 for plain weights."""
     layout = matrices.layout
     return blocks(layout.columns, layout.group) if isinstance(layout, Layout) else 1
 
 
+def form_of(matrices: SlotMatrices) -> dict[str, Any]:
+    """The constant arguments that say how a matrix is stored.
+
+    Raise ValueError for groups that are neither a power of two from 16 on nor a whole row.
+    """
+    layout = matrices.layout
+    if not isinstance(layout, Layout):
+        return {"BITS": matrices.bits, "GROUP": 1 << 30, "HAS_ZERO": False}
+    whole_row = layout.group >= layout.columns
+    if not whole_row and (layout.group < CHUNK or layout.group & (layout.group - 1)):
+        raise ValueError(
+            f"groups of {layout.group} of {layout.columns} columns: kernels take powers of two from"
+            f" {CHUNK} on, or whole rows"
+        )
+    # Beyond all columns, where tiles may reach, a whole row's group is still the first.
+    group = 1 << 30 if whole_row else layout.group
+    return {"BITS": layout.bits, "GROUP": group, "HAS_ZERO": not layout.symmetric}
+
+
+def multiply(
+    x_JK: Tensor,
+    matrices: SlotMatrices,
+    slot_J: Tensor,
+    *,
+    gated: bool,
+    behind: bool,
+    tile: RowTile | None,
+    integers: bool | None = None,
+) -> Tensor:
+    """Launch the product: fp32 [J, N], or gated [J, N / 2].
+
+    ``behind``: x was written by the kernel just before, one of this package. ``integers``: which
+    kernel; None for the rule's.
+    """
+    J, K, N, layout = len(slot_J), matrices.columns, matrices.rows, matrices.layout
+    form, pdl = form_of(matrices), chains(x_JK)
+    if integers is None:
+        group = form["GROUP"]
+        integers = takes_integers(matrices.bits, K, group, layout.stored_bytes, J)
+    two_rows = gated and matrices.bits >= 8
+    rows, out = matrices.held_rows // (2 if two_rows else 1), N // 2 if gated else N
+    tile = tile or row_tile(matrices.bits, rows, K, J, gated=gated, integers=integers)
+    slabs = max(1, 8 // matrices.bits)
+    uneven = tile.columns * tile.steps * tile.parts != K or rows % tile.rows or N % slabs
+    y_PJN = torch.empty(tile.parts, J, out, dtype=torch.float32, device=x_JK.device)
+    if not J:
+        return y_PJN[0]
+    constants = {
+        **form,
+        "GATED": gated,
+        "BN": tile.rows,
+        "BK": tile.columns,
+        "STEPS": tile.steps,
+        "MASK": bool(uneven),
+        "COMPILED": is_compiled(),
+        "TRIGGER": pdl,
+    }
+    shape = {"N": N, "K": K, "R": matrices.held_rows, "G": groups_of(matrices), "OUT": out}
+    grid, many = (blocks(rows, tile.rows), J, tile.parts), len(x_JK) == J > 1
+    if integers:
+        words, about = fixed_point(x_JK, behind=behind)
+        integer_dots_kernel[grid](
+            words, about, int(many), slot_J, **matrices.arguments(), y_ptr=y_PJN, **shape,
+            **constants, WAIT=pdl, num_warps=tile.warps, **chained(pdl),
+        )  # fmt: skip
+    else:
+        wait = pdl and behind
+        row_dots_kernel[grid](
+            x_JK, K if many else 0, slot_J, **matrices.arguments(), y_ptr=y_PJN, ROWS=rows, **shape,
+            **constants, C=8 if matrices.bits == 16 else CHUNK, WAIT=wait, num_warps=tile.warps,
+            **chained(wait),
+        )  # fmt: skip
+    return y_PJN[0] if tile.parts == 1 else add_parts(y_PJN)
+
+
 def dequant_gemv(
-    x_JK: Tensor, matrices: SlotMatrices, slot_J: Tensor, tile: tuple[int, int] | None = None
+    x_JK: Tensor,
+    matrices: SlotMatrices,
+    slot_J: Tensor,
+    tile: RowTile | None = None,
+    *,
+    behind: bool = False,
+    integers: bool | None = None,
 ) -> Tensor:
     """``W[slot_j] x_j`` for every need as fp32 [J, N], accumulated in fp32.
 
     ``x_JK`` is contiguous [J, K], or [1, K] for all needs; ``slot_J`` is int32 on the pool's
-    device. Only tests give ``tile``.
+    device. ``behind``: x was written by the kernel just before, which is one of this package. Only
+    tests give ``tile`` and ``integers``.
     """
     J, K = len(slot_J), matrices.columns
     check_needs(slot_J, matrices)
@@ -306,21 +137,6 @@ def dequant_gemv(
         )
     if not launches(x_JK):
         return dequant_gemv_ref(x_JK, matrices, slot_J)
-    y_JN = torch.empty(J, matrices.rows, dtype=torch.float32, device=x_JK.device)
-    if not J:
-        return y_JN
-    constants = tiling(matrices, J, tile)
-    _dequant_gemv_kernel[(blocks(matrices.held_rows, constants["BN"]), J)](
-        x_JK,
-        K if len(x_JK) == J and J > 1 else 0,
-        slot_J,
-        **matrices.arguments(),
-        y_ptr=y_JN,
-        N=matrices.rows,
-        K=K,
-        R=matrices.held_rows,
-        G=groups_of(matrices),
-        **constants,
-        num_warps=4,
+    return multiply(
+        x_JK, matrices, slot_J, gated=False, behind=behind, tile=tile, integers=integers
     )
-    return y_JN

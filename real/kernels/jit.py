@@ -3,6 +3,11 @@
 A launcher runs its Triton kernel on tensors of a CUDA device, and its torch reference on all
 others. Inside ``interpreted()`` it runs the kernel everywhere, on Triton's interpreter, which needs
 ``TRITON_INTERPRET=1`` in the environment before Triton is first imported.
+
+*Chained* kernels. From compute capability 9.0 on a kernel may be started before the one ahead of it
+has ended (programmatic dependent launch). It loads what nobody writes, its weights, and then waits
+for the results of the others (``gdc_wait``). So the GPU's memory is not idle between two kernels.
+Only a kernel right behind one of this package is chained: a graph cannot begin with one.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
 # The default of Triton 3.9, which warns that 3.10 will have another.
@@ -26,8 +32,19 @@ try:
     tl: Any = import_module("triton.language")
 except ImportError:
     triton = tl = None
+gdc_wait: Any
+gdc_launch_dependents: Any
+try:
+    _extra: Any = import_module("triton.language.extra.cuda")
+    gdc_wait, gdc_launch_dependents = _extra.gdc_wait, _extra.gdc_launch_dependents
+except (ImportError, AttributeError):
+    gdc_wait = gdc_launch_dependents = None
+CHAINING_FROM = 90
+"""The least compute capability, times 10, that chains kernels."""
 
 _launches_all = ContextVar("_launches_all", default=False)
+_recorded_capability = ContextVar("_recorded_capability", default=0)
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 Call = tuple[Any, dict[str, Any], dict[str, Any]]
 """A launch: the kernel, its arguments by name, and how to compile it (``num_warps``, ..)."""
 
@@ -47,6 +64,30 @@ def launches(tensor: Tensor) -> bool:
     return tensor.is_cuda or _launches_all.get()
 
 
+def is_compiled() -> bool:
+    """Whether kernels are compiled: then they may use a GPU's own instructions."""
+    return os.environ.get("TRITON_INTERPRET") != "1"
+
+
+def capability_of(device: torch.device | str) -> int:
+    """The compute capability of a device, times 10; 0 for one that is no GPU."""
+    if torch.device(device).type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+    return _recorded_capability.get()
+
+
+def chains(tensor: Tensor) -> bool:
+    """Whether kernels on such a tensor's device can be chained."""
+    chaining = capability_of(tensor.device) >= CHAINING_FROM
+    return gdc_wait is not None and is_compiled() and chaining
+
+
+def chained(chained: bool) -> dict[str, bool]:
+    """The option with which a chained kernel is launched."""
+    return {"launch_pdl": True} if chained else {}
+
+
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Within the block kernels run on CPU tensors, slowly, so that they can be checked.
@@ -63,25 +104,28 @@ def interpreted() -> Iterator[None]:
 
 
 @contextmanager
-def recorded() -> Iterator[list[Call]]:
+def recorded(capability: int = 0) -> Iterator[list[Call]]:
     """Within the block launches are listed instead of made, on any device, such as ``meta``.
 
-    Raise RuntimeError where kernels are interpreted: these cannot be compiled.
+    They are those for a GPU of ``capability`` (times 10). Raise RuntimeError where kernels are
+    interpreted: these cannot be compiled.
     """
     if triton is None or os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("recording launches needs Triton installed and TRITON_INTERPRET unset")
     calls: list[Call] = []
 
     def run(kernel: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        options: dict[str, Any] = {
-            name: named.pop(name) for name in ("num_warps", "num_stages") if name in named
-        }
+        options: dict[str, Any] = {name: named.pop(name) for name in OPTIONS if name in named}
         calls.append(
             (kernel, inspect.signature(kernel.fn).bind(*values, **named).arguments, options)
         )
 
-    with _all_launching(), patch.object(triton.JITFunction, "run", run):
-        yield calls
+    token = _recorded_capability.set(capability)
+    try:
+        with _all_launching(), patch.object(triton.JITFunction, "run", run):
+            yield calls
+    finally:
+        _recorded_capability.reset(token)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Checks every kernel against fp64 of what is stored, on the device that it is to run on.
 
 Before a kernel writes its outputs they are filled with NaN, so that what it leaves out shows.
-Inputs are random. An error is the norm of the difference over the norm of the right result. The
-tests make more such comparisons, on Triton's interpreter; here the compiled kernels are checked.
+Inputs are random. An error is the norm of the difference over the norm of the right result; it is
+infinite where a second call gives other bits. The tests make more such comparisons, on Triton's
+interpreter; here the compiled kernels are checked, also at Mixtral's full sizes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 from real.kernels.dequant_gemv import dequant_gemv
+from real.kernels.experts import dense_expert, masked_expert, partial_expert
 from real.kernels.gated_gemv import gated_gemv
 from real.kernels.gather_rows import gather_rows
-from real.kernels.grouped_gemm import grouped_gemm
+from real.kernels.grouped_gemm import grouped_expert, grouped_gemm
 from real.kernels.quantise import Layout, layout_of, quantise
-from real.kernels.slot_matrices import PlainLayout, SlotMatrices
+from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
 from real.kernels.sparse_expert import gathered_expert, sparse_expert
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
 
@@ -32,8 +34,12 @@ SMALL = ((1, 1, 64), (13, 131, 32), (65, 257, 64), (128, 96, 200))
 """Rows, columns, group: ones, primes, sizes that no tile divides, groups of whole rows."""
 REAL = ((1408, 2048, 64), (2048, 768, 64))
 """A matrix of Qwen1.5-MoE and one of Qwen3-30B."""
-MIXTRAL = (4096, 14336, 64)
-"""Mixtral's down projection; fp64 of more such matrices takes the host too long."""
+EXPERT = (26, 80)
+"""Neurons and hidden size of a whole expert."""
+REAL_EXPERTS = ((768, 2048), (14336, 4096))
+"""Those of Qwen3-30B and Mixtral. Their fp64 is computed on the device, by torch."""
+ROWS = (1, 2, 8, 16, 32)
+"""Rows of whole experts: each has a tile of its own."""
 SLOTS = (2, 0)
 
 
@@ -73,18 +79,30 @@ def verify(device: torch.device, *, real: bool) -> Iterator[Check]:
                         partial(_gemv, device, shape, bits, dtype),
                     )
                 told = str(shape)
+                if shape[1] % 16 == 0 and bits < 8:
+                    yield _checked(
+                        f"integer_gemv {bits} bits", told, partial(_integers, device, shape, bits)
+                    )
                 yield _checked(
                     f"gated_gemv {bits} bits", told, partial(_gated, device, shape, bits)
                 )
                 yield _checked(
                     f"grouped_gemm {bits} bits", told, partial(_grouped, device, shape, bits)
                 )
-        if real:
-            yield _checked(
-                "dequant_gemv 4 bits",
-                str(MIXTRAL),
-                partial(_gemv, device, MIXTRAL, 4, torch.bfloat16),
-            )
+        for expert in (EXPERT, *(REAL_EXPERTS if real else ())):
+            for bits in (16, 8, 4, 2):
+                for rows in ROWS:
+                    yield _checked(
+                        f"expert {bits} bits",
+                        f"{expert}, {rows} rows",
+                        partial(_expert, device, expert, bits, rows),
+                    )
+            for listed in (False, True):
+                yield _checked(
+                    "partial_expert" if listed else "masked_expert",
+                    f"{expert}, 20% kept",
+                    partial(_with_up, device, expert, listed=listed),
+                )
         for pairs in ((7, 5), (130, 96), (64, 300), *(((1408, 2048),) if real else ())):
             for share in (0.0, 0.1, 1.0):
                 told = f"{pairs}, {share:.0%} kept"
@@ -135,6 +153,12 @@ def _error(got: Tensor, want: Tensor) -> float:
     return float(off) if bool(off.isfinite()) else float("inf")
 
 
+def _twice(work: Callable[[], Tensor]) -> Tensor:
+    """The result, NaN where a second call gives other bits."""
+    first, second = work(), work()
+    return first if torch.equal(first, second) else torch.full_like(first, torch.nan)
+
+
 def _random(
     *shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0
 ) -> Tensor:
@@ -179,17 +203,81 @@ def _gemv(
     return _error(got, torch.stack(want))
 
 
+def _integers(device: torch.device, shape: tuple[int, int, int], bits: int) -> float:
+    (matrices,) = _in_slots(shape, bits, torch.bfloat16)
+    x_JK = _random(len(SLOTS), shape[1], seed=1, dtype=torch.bfloat16)
+    on_device = _to(matrices, device)
+    got = _twice(lambda: dequant_gemv(x_JK.to(device), on_device, _slots(device), integers=True))
+    want = [
+        matrices.weight(slot).double() @ x.double() for slot, x in zip(SLOTS, x_JK, strict=True)
+    ]
+    return _error(got, torch.stack(want))
+
+
 def _gated(device: torch.device, shape: tuple[int, int, int], bits: int) -> float:
-    gate, up = _in_slots(shape, bits, torch.bfloat16, matrices=2)
-    x_K = _random(shape[1], seed=4, dtype=torch.bfloat16)
-    pool = gate.pool.to(device)
-    on_device = [SlotMatrices(pool, one.layout, one.at) for one in (gate, up)]
-    got = gated_gemv(x_K.to(device), on_device[0], on_device[1], _slots(device))
+    rows, columns, group = shape
+    (first,) = _in_slots((2 * rows, columns, group), bits, torch.bfloat16)
+    x_1K = _random(1, columns, seed=4, dtype=torch.bfloat16)
+    got = gated_gemv(x_1K.to(device), _to(first, device), _slots(device))
     want = []
     for slot in SLOTS:
-        first, second = (one.weight(slot).double() @ x_K.double() for one in (gate, up))
-        want.append(first * torch.sigmoid(first) * second)
+        gate, up = (first.weight(slot).double() @ x_1K[0].double()).chunk(2)
+        want.append(gate * torch.sigmoid(gate) * up)
     return _error(got, torch.stack(want))
+
+
+def _expert(device: torch.device, shape: tuple[int, int], bits: int, rows: int) -> float:
+    """One expert whole, made and multiplied in fp64 on the device."""
+    neurons, hidden = shape
+    first, down = (
+        _stored(device, (2 * neurons, hidden), bits),
+        _stored(device, (hidden, neurons), bits),
+    )
+    x_TH = _random(rows, hidden, seed=1, dtype=torch.bfloat16).to(device)
+    slots = torch.zeros(1, dtype=torch.int32, device=device)
+    got = _twice(
+        lambda: (
+            dense_expert(x_TH, first, down, slots)
+            if rows == 1
+            else grouped_expert(x_TH, first, down, slots, [rows])
+        )
+    )
+    gate, up = (x_TH.double() @ first.weight(0).double().T).chunk(2, dim=1)
+    want = (gate * torch.sigmoid(gate) * up) @ down.weight(0).double().T
+    return _error(got, want.cpu())
+
+
+def _stored(device: torch.device, shape: tuple[int, int], bits: int) -> SlotMatrices:
+    """A random matrix in a slot on the device."""
+    draw = torch.Generator(device).manual_seed(sum(shape))
+    weight = torch.randn(*shape, generator=draw, device=device) * 0.05
+    return in_one_slot(weight.bfloat16() if bits == 16 else quantise(weight, bits, 16))
+
+
+def _with_up(device: torch.device, shape: tuple[int, int], *, listed: bool) -> float:
+    """FloE's expert with its up projection at two bits, a fifth of the neurons kept."""
+    neurons, hidden = shape
+    up = _stored(device, shape, 2)
+    draw = torch.Generator(device).manual_seed(1)
+    pairs = torch.randn(1, neurons, 2 * hidden, generator=draw, device=device).bfloat16() * 0.05
+    x_1H = _random(1, hidden, seed=1, dtype=torch.bfloat16).to(device)
+    v_N = (x_1H.double() @ up.weight(0).double().T)[0]
+    kept = v_N.abs().sort(descending=True).indices[: neurons // 5]
+    # Half way to the next one, so that rounding cannot change who is kept.
+    ranked = v_N.abs().sort(descending=True).values
+    threshold = (ranked[len(kept) - 1 : len(kept)] + ranked[len(kept)]) / 2
+    slots = torch.zeros(1, dtype=torch.int32, device=device)
+    if listed:
+        rows = torch.full_like(pairs, torch.nan)
+        rows[0, : len(kept)] = pairs[0, kept]
+        count, names = slots + len(kept), kept.int()[:, None].contiguous()
+        got = _twice(lambda: partial_expert(x_1H, up, slots, rows, slots, count, names))
+    else:
+        got = _twice(lambda: masked_expert(x_1H, up, slots, pairs, slots, threshold.float()))
+    gate, down = pairs[0, kept].double().chunk(2, dim=1)
+    inner = gate @ x_1H[0].double()
+    want = (inner * torch.sigmoid(inner) * v_N[kept]) @ down
+    return _error(got, want[None].cpu())
 
 
 def _grouped(device: torch.device, shape: tuple[int, int, int], bits: int) -> float:

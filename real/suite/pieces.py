@@ -33,8 +33,10 @@ class Piece:
 
 PIECES = (
     Piece("probe", "links, launches, host costs, FloE's gather", "real.suite.speed:probe", 60),
-    Piece("verify", "every kernel against fp64", "real.suite.speed:verify", 75),
-    Piece("kernels", "every kernel's speed beside a measured copy", "real.suite.speed:kernels", 75),
+    Piece("verify", "every kernel against fp64", "real.suite.speed:verify", 90),
+    Piece(
+        "kernels", "every kernel's speed beside a measured copy", "real.suite.speed:kernels", 120
+    ),
     Piece("stores", "files of experts for the runs", "real.suite.runs:stores", 75),
     Piece("calibrate", "the machine as a hardware file", "real.suite.calibration:calibrate", 75),
     Piece("copies", "loads inside the engine beside the link's peak", "real.suite.runs:copies", 40),

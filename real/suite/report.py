@@ -11,12 +11,12 @@ from typing import Any
 
 from real.suite.conduct import STATE
 from real.suite.context import Context
+from real.suite.targets import Row, kernel_targets
 from sim.results.labels import labels_in, told
 
 GB = 1e9
-TARGETS = {"gemv": 0.8, "sparse": 0.85, "copy": 0.95}
-"""The least shares of: a measured copy, FloE's byte ceiling, the link's peak."""
-LARGE_BYTES, LARGE_COPY_BYTES = 64 << 20, 16 << 20
+COPY_SHARE, LARGE_COPY_BYTES = 0.95, 16 << 20
+"""The least share of the link's peak, and from which size on loads are to reach it."""
 
 
 def report(context: Context) -> None:
@@ -52,7 +52,7 @@ def lines_of(context: Context, pieces: Mapping[str, Mapping[str, Any]]) -> Itera
 def targets(context: Context) -> Iterator[str]:
     """What was to be reached, and what was reached, as a table."""
     rows = [
-        *_kernel_targets(context),
+        *kernel_targets((context.load("kernels") or {"rows": []})["rows"]),
         *_copy_targets(context),
         *_verified(context),
         *_live(context),
@@ -63,38 +63,6 @@ def targets(context: Context) -> Iterator[str]:
     for what, target, measured, holds in rows:
         yield f"| {what} | {target} | {measured} | {'holds' if holds else '**missed**'} |"
     yield ""
-
-
-Row = tuple[str, str, str, bool]
-
-
-def _kernel_targets(context: Context) -> Iterator[Row]:
-    rows = (context.load("kernels") or {"rows": []})["rows"]
-    large = [
-        row
-        for row in rows
-        if row["operator"] in ("gemv int4 by size", "expert int4")
-        and row["read_bytes"] >= LARGE_BYTES
-    ]
-    for row in large:
-        share = row["share"]
-        yield (
-            f"{row['operator']} {row['shape']} ({row['read_bytes'] >> 20} MiB), of a measured copy",
-            f">= {TARGETS['gemv']:.0%}",
-            f"{share:.1%}",
-            share >= TARGETS["gemv"],
-        )
-    dense = {row["shape"]: row["median_ns"] for row in rows if row["operator"] == "expert bf16"}
-    for row in rows:
-        if row["operator"].startswith("up and sparse_expert") and row["shape"] in dense:
-            kept = float(row["operator"].split()[3].rstrip("%")) / 100
-            share = dense[row["shape"]] / row["median_ns"] * (1 / 3 + 2 / 3 * kept)
-            yield (
-                f"{row['operator']}, {row['shape']}, of its byte ceiling beside a bf16 expert",
-                f">= {TARGETS['sparse']:.0%}",
-                f"{share:.1%}",
-                share >= TARGETS["sparse"],
-            )
 
 
 def peak_of(facts: Mapping[str, Any]) -> float | None:
@@ -118,9 +86,9 @@ def _copy_targets(context: Context) -> Iterator[Row]:
             )
             yield (
                 f"{what}, of the pinned peak",
-                f">= {TARGETS['copy']:.0%}",
+                f">= {COPY_SHARE:.0%}",
                 f"{share:.1%}",
-                share >= TARGETS["copy"],
+                share >= COPY_SHARE,
             )
 
 

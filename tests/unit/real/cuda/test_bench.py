@@ -14,6 +14,8 @@ def test_every_operator_is_timed_beside_the_bytes_that_it_reads() -> None:
         shapes={"mixtral": (NEURONS, HIDDEN)},
         far_bytes=1 << 12,
         kept_shares=(0.5,),
+        needs=(("mixtral", 3),),
+        batch_rows=(2,),
         curve_bytes=(1 << 12,),
         curve_hidden=HIDDEN,
         gates=((8, 2, HIDDEN),),
@@ -29,6 +31,10 @@ def test_every_operator_is_timed_beside_the_bytes_that_it_reads() -> None:
     int2 = Layout(NEURONS, HIDDEN, 2, 64).stored_bytes
     assert int2 == NEURONS * HIDDEN // 4 + 2 * NEURONS * 2
     assert read["expert of 50% of its neurons"] == half + int2
+    assert read["3 experts int4"] == 3 * read["expert int4"]
+    assert read["expert int4, 2 rows"] == read["expert int4"]
+    assert read["torch expert bf16, 2 rows"] == read["expert bf16"]
+    assert read["routed gate"] == 8 * HIDDEN * 2
     assert read["stacked gates of 4"] == 4 * 8 * HIDDEN * 2
     assert {
         "gemv int4",

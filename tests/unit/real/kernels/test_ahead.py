@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,13 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
 )
 KERNELS = {
-    "_dequant_gemv_kernel",
-    "_gated_gemv_kernel",
-    "_grouped_gemm_kernel",
-    "_gate_kernel",
-    "_down_kernel",
+    "row_dots_kernel",
+    "integer_dots_kernel",
+    "_fixed_point_kernel",
+    "tensor_dots_kernel",
+    "block_sums_kernel",
     "_add_parts_kernel",
+    "_sparse_expert_kernel",
     "_gather_rows_kernel",
     "_stacked_gates_kernel",
     "_stamp_kernel",
@@ -48,7 +50,9 @@ def fresh(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def compiled(cache: Path, *options: str) -> list[Compiled]:
     done = fresh(cache, "-m", "real.kernels.ahead", "--json", *options)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    names = {field.name for field in fields(Compiled)}
+    return [Compiled(**{name: line[name] for name in names}) for line in lines]
 
 
 @pytest.mark.thorough
@@ -58,6 +62,10 @@ def test_one_launch_of_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     for one in made:
         assert not one.faults()
         assert 0 < one.registers < 255
+        assert one.programs >= 1
+    # A kernel of one input has so many bytes under way on a multiprocessor as its latency needs.
+    flights = [one.flight_bytes for one in made if one.kernel == "integer_dots_kernel"]
+    assert min(flights) >= 32 << 10
 
 
 @pytest.mark.thorough
@@ -70,12 +78,13 @@ def test_every_launch_of_every_shape_compiles(target: int, tmp_path: Path) -> No
 
 @pytest.mark.thorough
 def test_a_tile_that_is_too_large_is_found(tmp_path: Path) -> None:
-    """A tile's 64 x 2048 outputs and inputs do not fit into the registers of 128 threads."""
+    """A tile's 64 x 2048 weights do not fit into the registers of 128 threads."""
     code = (
         "import torch; from real.kernels import ahead; from real.kernels.jit import recorded\n"
+        "from real.kernels.tiles import GateTile\n"
         "with recorded() as calls:\n"
         "    one = ahead._meta(1, 64, 4096)\n"
-        "    ahead.stacked_gates(ahead._meta(1, 4096), one, 2, 2048)\n"
+        "    ahead.stacked_gates(ahead._meta(1, 4096), one, 2, GateTile(64, 2048))\n"
         "print(ahead.compile_for(calls[0], 89).faults())"
     )
     done = fresh(tmp_path, "-c", code)
@@ -92,6 +101,16 @@ def test_a_spill_and_too_much_shared_memory_are_told() -> None:
     told = f"k {{}} for sm_89 takes {limit + 1} B of shared memory of {limit}"
     assert Compiled("k", 89, {}, 255, 0, 0, limit + 1).faults() == [told]
     assert not Compiled("k", 90, {}, 255, 0, 0, limit + 1).faults()
+
+
+def test_programs_of_a_multiprocessor_are_limited_by_what_they_use_most_of() -> None:
+    """65536 registers, 228 KiB of shared memory and 64 warps, with 1 KiB for each program."""
+    assert Compiled("k", 90, {}, 128, 0, 0, 0, warps=2, tile_bytes=8192).programs == 8
+    assert Compiled("k", 90, {}, 129, 0, 0, 0, warps=2).programs == 7
+    assert Compiled("k", 90, {}, 32, 0, 0, 113 << 10, warps=4).programs == 2
+    assert Compiled("k", 90, {}, 32, 0, 0, 0, warps=1).programs == 32
+    assert Compiled("k", 89, {}, 32, 0, 0, 0, warps=8).programs == 6
+    assert Compiled("k", 90, {}, 128, 0, 0, 0, warps=2, tile_bytes=8192).flight_bytes == 65536
 
 
 def test_where_kernels_are_interpreted_compiling_is_refused(

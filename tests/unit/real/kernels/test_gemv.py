@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from helpers.oracles import error, exact, in_slots, random
-from real.kernels.dequant_gemv import dequant_gemv, tiling
+from real.kernels.dequant_gemv import dequant_gemv, form_of
 from real.kernels.gated_gemv import gated_gemv
-from real.kernels.slot_matrices import in_one_slot
+from real.kernels.slot_matrices import SlotMatrices, in_one_slot
+from real.kernels.tiles import RowTile
 
-TILE = (64, 256)
+TILE = RowTile(64, 512, 4)
 """A large tile for the interpreter, whose programs cost more than their work."""
 SHAPES = [(1, 1, 64), (3, 7, 16), (13, 131, 32), (64, 64, 64), (65, 257, 64), (128, 96, 200)]
 """Rows, columns, group: ones, primes, sizes that no tile divides, groups of whole rows."""
+WORDS = [(1, 16, 64), (13, 48, 16), (65, 272, 64), (128, 96, 200)]
+"""The same of rows that divide into loads of 16 bytes, as integer dots need."""
 SLOTS = torch.tensor([2, 0], dtype=torch.int32)
 
 
@@ -22,13 +26,14 @@ def check(
     bits: int,
     x_dtype: torch.dtype,
     device: str,
-    tile: tuple[int, int] | None,
+    tile: RowTile | None,
+    integers: bool | None = None,
     **form: object,
 ) -> None:
     rows, columns, group = shape
     (matrices,) = in_slots(rows, columns, bits, group, device=device, **form)  # type: ignore[arg-type]
     x_JK = random(2, columns, seed=1, dtype=x_dtype)
-    y_JN = dequant_gemv(x_JK.to(device), matrices, SLOTS.to(device), tile)
+    y_JN = dequant_gemv(x_JK.to(device), matrices, SLOTS.to(device), tile, integers=integers)
     want = torch.stack(
         [exact(matrices, slot) @ x.double() for slot, x in zip(SLOTS.tolist(), x_JK, strict=True)]
     )
@@ -41,6 +46,36 @@ def test_a_vector_through_matrices_in_slots(
     shape: tuple[int, int, int], bits: int, device: str
 ) -> None:
     check(shape, bits, torch.float32, device, TILE)
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize("shape", WORDS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_vector_in_fixed_point(
+    shape: tuple[int, int, int], bits: int, dtype: torch.dtype, device: str
+) -> None:
+    check(shape, bits, dtype, device, TILE, integers=True)
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize(
+    "tile", [RowTile(16, 64, 1, 5), RowTile(16, 128, 1, 1, 3), RowTile(16, 64, 1, 2, 3)], ids=str
+)
+def test_rows_in_steps_and_in_parts(tile: RowTile, integers: bool, device: str) -> None:
+    """The tiles reach over the row's end by up to 64 columns."""
+    for bits in (4,) if integers else (16, 8, 4, 2):
+        check((9, 304, 64), bits, torch.float32, device, tile, integers)
+
+
+def test_an_outlier_blurs_its_own_sixteen_inputs_alone(device: str) -> None:
+    (matrices,) = in_slots(32, 256, 4, 64, device=device)
+    x_1K = random(1, 256, seed=1)
+    x_1K[0, 100] = 1e7
+    got = dequant_gemv(x_1K.to(device), matrices, SLOTS[:1].to(device), TILE, integers=True)
+    x_1K[0, 96:112] = 0
+    rest = dequant_gemv(x_1K.to(device), matrices, SLOTS[:1].to(device), TILE, integers=True)
+    assert bool(got.isfinite().all())
+    error("without it", rest, (exact(matrices, 2) @ x_1K[0].double())[None])
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
@@ -69,7 +104,10 @@ def test_one_input_serves_all_needs(device: str) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_symmetric_channels(bits: int, device: str) -> None:
-    check((33, 70, 70), bits, torch.float32, device, TILE, symmetric=True, dtype=torch.float32)
+    form = {"symmetric": True, "dtype": torch.float32}
+    check((33, 70, 70), bits, torch.float32, device, TILE, **form)
+    if bits < 8:
+        check((33, 80, 80), bits, torch.float32, device, TILE, integers=True, **form)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -85,9 +123,10 @@ def test_groups_far_from_zero_lose_only_what_their_zeros_do(bits: int, device: s
     error("far from zero", got, (exact(matrices, 2) @ x_K.double())[None], 1e-4)
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("bits", [16, 8, 4, 2])
 def test_the_tiles_that_a_gpu_gets(bits: int, device: str) -> None:
-    check((9, 600, 64), bits, torch.bfloat16, device, None)
+    check((5, 768, 64), bits, torch.bfloat16, device, None)
+    check((3, 4096 + 600, 64), bits, torch.bfloat16, device, None)
 
 
 @pytest.mark.thorough
@@ -95,35 +134,48 @@ def test_the_tiles_that_a_gpu_gets(bits: int, device: str) -> None:
 @pytest.mark.parametrize("shape", [(1408, 2048, 64), (768, 2048, 64), (2048, 1408, 64)], ids=str)
 def test_the_shapes_of_real_experts(shape: tuple[int, int, int], bits: int, device: str) -> None:
     """The matrices of an expert of Qwen1.5-MoE and of Qwen3-30B."""
-    check(shape, bits, torch.bfloat16, device, (128, 512))
+    check(shape, bits, torch.bfloat16, device, RowTile(128, 2048, 4))
+
+
+def gated_of(matrices: SlotMatrices, x_1K: Tensor) -> Tensor:
+    """SiLU(gate) * up of each need in fp64, gate being the upper half of the rows."""
+    inner = torch.stack([exact(matrices, slot) @ x_1K[0].double() for slot in SLOTS.tolist()])
+    gate, up = inner.chunk(2, dim=1)
+    return gate / (1 + (-gate).exp()) * up
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
-@pytest.mark.parametrize("shape", [(1, 1, 64), (13, 131, 32), (66, 257, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 64), (26, 131, 32), (132, 257, 64), (50, 48, 16)], ids=str
+)
 def test_gate_and_up_in_one_pass(shape: tuple[int, int, int], bits: int, device: str) -> None:
     rows, columns, group = shape
-    gate, up = in_slots(rows, columns, bits, group, matrices=2, device=device)
-    x_K = random(columns, seed=4, dtype=torch.bfloat16)
-    got = gated_gemv(x_K.to(device), gate, up, SLOTS.to(device), TILE)
-    want = []
-    for slot in SLOTS.tolist():
-        first, second = exact(gate, slot) @ x_K.double(), exact(up, slot) @ x_K.double()
-        want.append(first / (1 + (-first).exp()) * second)
-    error(f"{bits} bits of {shape}", got, torch.stack(want))
+    (first,) = in_slots(rows, columns, bits, group, device=device)
+    x_1K = random(1, columns, seed=4, dtype=torch.bfloat16)
+    want = gated_of(first, x_1K)
+    for integers in (False, True) if columns % 16 == 0 and bits < 8 else (False,):
+        got = gated_gemv(x_1K.to(device), first, SLOTS.to(device), TILE, integers=integers)
+        error(f"{bits} bits of {shape}", got, want)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 16])
+def test_gate_and_up_with_the_tiles_that_a_gpu_gets(bits: int, device: str) -> None:
+    (first,) = in_slots(12, 600, bits, 64, device=device)
+    x_1K = random(1, 600, seed=4)
+    error("gated", gated_gemv(x_1K.to(device), first, SLOTS.to(device)), gated_of(first, x_1K))
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 def test_the_references_are_right_too(bits: int) -> None:
     """The references run on every CPU, without Triton."""
-    rows, columns, group = 13, 131, 32
-    gate, up = in_slots(rows, columns, bits, group, matrices=2)
-    x_K = random(columns, seed=4)
-    first, second = (
-        torch.stack([exact(m, s) @ x_K.double() for s in SLOTS.tolist()]) for m in (gate, up)
-    )
-    error("gemv", dequant_gemv(x_K[None], gate, SLOTS), first)
-    error("gated", gated_gemv(x_K, gate, up, SLOTS), first / (1 + (-first).exp()) * second)
-    assert dequant_gemv(x_K[None], gate, SLOTS[:0]).shape == (0, rows)
+    rows, columns, group = 26, 131, 32
+    (first,) = in_slots(rows, columns, bits, group)
+    x_1K = random(1, columns, seed=4)
+    want = torch.stack([exact(first, s) @ x_1K[0].double() for s in SLOTS.tolist()])
+    error("gemv", dequant_gemv(x_1K, first, SLOTS), want)
+    error("gated", gated_gemv(x_1K, first, SLOTS), gated_of(first, x_1K))
+    assert dequant_gemv(x_1K, first, SLOTS[:0]).shape == (0, rows)
+    assert gated_gemv(x_1K, first, SLOTS[:0]).shape == (0, rows // 2)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -134,9 +186,11 @@ def test_what_does_not_fit_is_refused() -> None:
         dequant_gemv(torch.zeros(3, 64), matrices, SLOTS)
     with pytest.raises(ValueError, match=r"a slot table is torch\.int32"):
         dequant_gemv(torch.zeros(2, 64), matrices, SLOTS.long())
-    (odd,) = in_slots(4, 64, 4, 24)
+    (odd,) = in_slots(5, 64, 4, 24)
     with pytest.raises(ValueError, match="groups of 24 of 64 columns: kernels take powers of two"):
-        tiling(odd, 1, None)
-    with pytest.raises(ValueError, match="must be of one form in one pool"):
-        gated_gemv(torch.zeros(64), matrices, odd, SLOTS)
+        form_of(odd)
+    with pytest.raises(ValueError, match="5 rows are not a gate's and as many of its up"):
+        gated_gemv(torch.zeros(1, 64), odd, SLOTS)
+    with pytest.raises(ValueError, match=r"the input is \[64\], but the matrices take \[1, 64\]"):
+        gated_gemv(torch.zeros(64), matrices, SLOTS)
     assert torch.equal(in_one_slot(odd.weight(0)).weight(0), odd.weight(0))

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from helpers.oracles import error, exact, in_slots, random
-from real.kernels.grouped_gemm import grouped_gemm, tiles_of
+from real.kernels.grouped_gemm import (
+    Batch,
+    batch_of,
+    grouped_expert,
+    grouped_gemm,
+    planes_of,
+    tiles_of,
+)
+from real.kernels.slot_matrices import SlotMatrices
+from real.kernels.tiles import BatchTile
 
-TILE = (32, 64, 128)
+TILE = BatchTile(32, 64, 4)
 COUNTS = [3, 0, 37]
 SLOTS = torch.tensor([2, 1, 0], dtype=torch.int32)
 
@@ -18,7 +28,7 @@ def check(
     bits: int,
     x_dtype: torch.dtype,
     device: str,
-    tile: tuple[int, int, int] | None = TILE,
+    tile: BatchTile | None = TILE,
     **form: object,
 ) -> None:
     rows, columns, group = shape
@@ -55,6 +65,65 @@ def test_the_tiles_that_a_gpu_gets(device: str) -> None:
     check((72, 200, 32), 4, torch.bfloat16, device, None)
 
 
+@pytest.mark.parametrize("bits", [8, 4, 2, 16])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_columns_in_parts_and_scales_in_pairs(bits: int, parts: int, device: str) -> None:
+    """Four groups: parts of two take their scales as words, parts of one or two one by one."""
+    dtype = torch.bfloat16 if bits == 16 else torch.float16
+    check((20, 256, 64), bits, torch.bfloat16, device, BatchTile(8, 32, 1, 3, parts), dtype=dtype)
+
+
+def whole(first: SlotMatrices, down: SlotMatrices, x_TK: Tensor, counts: list[int]) -> Tensor:
+    """The experts' outputs in fp64."""
+    rows = []
+    for part, slot in zip(x_TK.double().split(counts), SLOTS.tolist(), strict=False):
+        gate, up = (part @ exact(first, slot).T).chunk(2, dim=1)
+        rows.append((gate / (1 + (-gate).exp()) * up) @ exact(down, slot).T)
+    return torch.cat(rows)
+
+
+def expert_in_slots(
+    neurons: int, hidden: int, bits: int, device: str
+) -> tuple[SlotMatrices, SlotMatrices]:
+    dtype = torch.bfloat16 if bits == 16 else torch.float16
+    (first,) = in_slots(2 * neurons, hidden, bits, 32, device=device, dtype=dtype)
+    (down,) = in_slots(hidden, neurons, bits, 32, device=device, dtype=dtype)
+    return first, down
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 16])
+@pytest.mark.parametrize("shape", [(64, 96), (37, 50)], ids=str)
+def test_whole_experts_of_few_rows(shape: tuple[int, int], bits: int, device: str) -> None:
+    first, down = expert_in_slots(*shape, bits, device)
+    counts = [2, 9]
+    x_TK = random(11, shape[1], seed=1, dtype=torch.bfloat16)
+    batch = batch_of(counts, device, bits, 8)
+    assert isinstance(batch, Batch)
+    got = grouped_expert(
+        x_TK.to(device), first, down, SLOTS[:2].to(device), batch, tile=BatchTile(8, 64, 4)
+    )
+    error(f"{bits} bits of {shape}", got, whole(first, down, x_TK, counts))
+
+
+def test_one_plane_between_the_products_is_a_models_own_precision(device: str) -> None:
+    """bf16 rounds by up to 2^-9."""
+    first, down = expert_in_slots(64, 96, 4, device)
+    x_TK = random(3, 96, seed=1, dtype=torch.bfloat16)
+    got = grouped_expert(x_TK.to(device), first, down, SLOTS[:1].to(device), [3], 1, TILE)
+    want = whole(first, down, x_TK, [3])
+    error("one plane", got, want, 2**-9)
+    with pytest.raises(AssertionError, match="is off by"):
+        error("one plane", got, want)
+
+
+def test_planes_add_up_to_their_type() -> None:
+    x_TK = random(3, 40, seed=2)
+    assert float((planes_of(x_TK, 3).double().sum(0) - x_TK.double()).abs().max()) <= 2.0**-22
+    half = random(3, 40, seed=2, dtype=torch.float16)
+    assert torch.equal(planes_of(half, 2).double().sum(0), half.double())
+    assert planes_of(x_TK.bfloat16(), 3).shape == (1, 3, 40)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("bits", [8, 4, 2, 16])
 @pytest.mark.parametrize("shape", [(1408, 2048, 64), (768, 2048, 64), (2048, 1408, 64)], ids=str)
@@ -64,7 +133,7 @@ def test_the_shapes_of_real_experts(shape: tuple[int, int, int], bits: int, devi
         bits,
         torch.bfloat16,
         device,
-        (64, 128, 64),
+        BatchTile(64, 128, 4),
         dtype=torch.bfloat16 if bits == 16 else torch.float16,
     )
 
@@ -81,3 +150,9 @@ def test_the_reference_is_right_too_and_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"1 experts need as many counts from 0 on, not \[4, -1\]"):
         grouped_gemm(torch.zeros(3, 64), matrices, SLOTS[:1], [4, -1])
     assert grouped_gemm(torch.zeros(0, 64), matrices, SLOTS[:0], []).shape == (0, 4)
+    first, down = expert_in_slots(16, 32, 4, "cpu")
+    x_TK = random(5, 32, seed=1, dtype=torch.bfloat16)
+    got = grouped_expert(x_TK, first, down, SLOTS[:2], [2, 3])
+    error("expert", got, whole(first, down, x_TK, [2, 3]))
+    with pytest.raises(ValueError, match="planes=4 must be from 1 to 3"):
+        grouped_expert(x_TK, first, down, SLOTS[:2], [2, 3], 4)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from helpers.oracles import error, random
-from real.kernels.sparse_expert import gathered_expert, sparse_expert
+from real.kernels.sparse_expert import gathered_expert, listed_expert, sparse_expert
+from real.kernels.tiles import NeuronTile
 
-TILE = (64, 256)
+TILE = NeuronTile(3, 8, 4)
 SLOTS = torch.tensor([1, 0], dtype=torch.int32)
 SHAPES = [(1, 1), (7, 5), (130, 96), (64, 300)]
 """Neurons, hidden size."""
@@ -52,7 +53,7 @@ def test_masked(shape: tuple[int, int], share: float, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_tiles_that_a_gpu_gets(dtype: torch.dtype, device: str) -> None:
-    x_H, v_JI, pairs, threshold_J = made(70, 90, 0.2, dtype)
+    x_H, v_JI, pairs, threshold_J = made(40, 50, 0.2, dtype)
     got = sparse_expert(*(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)))
     error(str(dtype), got, wanted(x_H, v_JI, pairs, threshold_J))
 
@@ -83,12 +84,64 @@ def test_gathered(shape: tuple[int, int], share: float, device: str) -> None:
     error(f"{share:.0%} of {shape}", got, wanted(x_H, v_JI, pairs, threshold_J))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_listed(shape: tuple[int, int], share: float, device: str) -> None:
+    """The same, with all neurons' up projections and a list of those that the rows are."""
+    x_H, v_JI, pairs, threshold_J = made(*shape, share, torch.bfloat16)
+    _, rows, slots, count_J = gathered(v_JI, pairs, threshold_J, shape[0])
+    neuron_LJ = named(v_JI, threshold_J, shape[0])
+    held = (x_H, v_JI, rows, slots, count_J, neuron_LJ)
+    got = listed_expert(*(part.to(device) for part in held), tile=TILE)
+    error(f"{share:.0%} of {shape}", got, wanted(x_H, v_JI, pairs, threshold_J))
+
+
+def named(v_JI: Tensor, threshold_J: Tensor, rows: int) -> Tensor:
+    """The kept neurons of each need, the last first; behind them such as do not exist."""
+    neuron_LJ = torch.full((rows, len(v_JI)), 2**31 - 1, dtype=torch.int32)
+    for j, v_I in enumerate(v_JI):
+        kept = (v_I.abs() >= threshold_J[j]).nonzero()[:, 0].flip(0)
+        neuron_LJ[: len(kept), j] = kept
+    return neuron_LJ
+
+
+@pytest.mark.parametrize("given", ["the list", "the rows"])
+def test_a_count_beyond_what_is_given_reads_no_further(given: str, device: str) -> None:
+    """Both needs count all 64 neurons; only 40 rows, or the names of 40, are given."""
+    x_H, v_JI, pairs, _ = made(64, 30, 1.0, torch.float32)
+    count_J = torch.full((2,), 64, dtype=torch.int32)
+    neuron_LJ = torch.arange(64, dtype=torch.int32)[:, None].expand(-1, 2).contiguous()
+    v_JI[:, 40:] = torch.nan
+    v_kept = v_JI.clone()
+    v_kept[:, 40:] = 0
+    want = wanted(x_H, v_kept, pairs, torch.zeros(2))
+    if given == "the list":
+        held = (x_H, v_JI, pairs, SLOTS, count_J, neuron_LJ[:40])
+        got = listed_expert(*(part.to(device) for part in held), tile=TILE)
+    else:
+        held = (x_H, v_JI[:, :40].contiguous(), pairs[:, :40].contiguous(), SLOTS, count_J)
+        got = gathered_expert(*(part.to(device) for part in held), tile=TILE)
+    error(given, got, want)
+
+
+def test_the_masked_form_finds_neurons_in_several_pieces(device: str) -> None:
+    """2100 neurons are three pieces to count; runs begin and end within them."""
+    x_H, v_JI, pairs, threshold_J = made(2100, 8, 0.4, torch.float32)
+    v_JI[:, 1000:1100] = 0
+    got = sparse_expert(
+        *(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)),
+        tile=NeuronTile(3, 128, 4),
+    )
+    error("pieces", got, wanted(x_H, v_JI, pairs, threshold_J))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_shape_of_a_real_expert(share: float, device: str) -> None:
     x_H, v_JI, pairs, threshold_J = made(1408, 2048, share, torch.bfloat16)
     got = sparse_expert(
-        *(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)), tile=(128, 512)
+        *(part.to(device) for part in (x_H, v_JI, pairs, SLOTS, threshold_J)),
+        tile=NeuronTile(4, 128, 4),
     )
     error("1408 x 2048", got, wanted(x_H, v_JI, pairs, threshold_J))
 
@@ -97,7 +150,10 @@ def test_the_references_are_right_too() -> None:
     x_H, v_JI, pairs, threshold_J = made(130, 96, 0.3, torch.float32)
     want = wanted(x_H, v_JI, pairs, threshold_J)
     error("masked", sparse_expert(x_H, v_JI, pairs, SLOTS, threshold_J), want)
-    error("gathered", gathered_expert(x_H, *gathered(v_JI, pairs, threshold_J, 133)), want)
+    held = gathered(v_JI, pairs, threshold_J, 130)
+    error("gathered", gathered_expert(x_H, *held), want)
+    neuron_LJ = named(v_JI, threshold_J, 130).clamp(max=129)
+    error("listed", listed_expert(x_H, v_JI, *held[1:], neuron_LJ), want)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -116,3 +172,5 @@ def test_what_does_not_fit_is_refused() -> None:
         ValueError, match=r"2 needs take as many int32 counts, not torch.int64 \[2\]"
     ):
         gathered_expert(x_H, v_JI, pairs, SLOTS, SLOTS.long())
+    with pytest.raises(ValueError, match=r"2 needs take a contiguous int32 list \[rows, 2\], not"):
+        listed_expert(x_H, v_JI, pairs, SLOTS, SLOTS, SLOTS)

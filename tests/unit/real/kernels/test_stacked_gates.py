@@ -10,7 +10,10 @@ from torch import Tensor
 
 from helpers.oracles import error, random
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
+from real.kernels.tiles import GateTile
 
+TILE = GateTile(32, 64)
+"""Several programs of a gate, and few enough for the interpreter."""
 FORMS = [
     (1, 1, 1, 1),
     (2, 8, 2, 64),
@@ -51,7 +54,11 @@ def test_stacked_gates_select_as_a_plain_sort_does(
     x_TH = random(2, hidden, seed=1, dtype=torch.bfloat16)
     weight_PEH = random(layers, experts, hidden, seed=2, dtype=torch.bfloat16)
     check(
-        str(form), stacked_gates(x_TH.to(device), weight_PEH.to(device), k, 64), x_TH, weight_PEH, k
+        str(form),
+        stacked_gates(x_TH.to(device), weight_PEH.to(device), k, TILE),
+        x_TH,
+        weight_PEH,
+        k,
     )
 
 
@@ -63,6 +70,15 @@ def test_stacked_and_sequential_gates_are_equal_to_the_bit(dtype: torch.dtype, d
         stacked_gates(x_TH, weight_PEH, 2), sequential_gates(x_TH, weight_PEH, 2), strict=True
     ):
         assert torch.equal(stacked, sequential)
+
+
+def test_counters_are_zeros_again_so_that_a_graph_can_run_twice(device: str) -> None:
+    x_TH, weight_PEH = random(2, 40, seed=1).to(device), random(3, 5, 40, seed=2).to(device)
+    counter = torch.zeros(6, dtype=torch.int32, device=device)
+    first = stacked_gates(x_TH, weight_PEH, 2, counter=counter)
+    assert counter.tolist() == [0] * 6
+    for one, again in zip(first, stacked_gates(x_TH, weight_PEH, 2, counter=counter), strict=True):
+        assert torch.equal(one, again)
 
 
 def test_at_a_tie_the_lower_expert_is_first(device: str) -> None:
@@ -97,5 +113,9 @@ def test_the_reference_is_right_too(form: tuple[int, int, int, int]) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gates of \[1, 4, 8\] do not fit inputs of \[1, 9\]"):
         stacked_gates(torch.zeros(1, 9), torch.zeros(1, 4, 8), 2)
+    with pytest.raises(ValueError, match=r"counter for 1 tokens at 3 layers is torch.int32 \[3\]"):
+        stacked_gates(
+            torch.zeros(1, 8), torch.zeros(3, 4, 8), 2, counter=torch.zeros(2, dtype=torch.int32)
+        )
     with pytest.raises(ValueError, match="k=5 must be from 1 to the 4 experts"):
         stacked_gates(torch.zeros(1, 8), torch.zeros(1, 4, 8), 5)

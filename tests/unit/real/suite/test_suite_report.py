@@ -10,6 +10,7 @@ import pytest
 from real.suite.context import Context
 from real.suite.report import gathers, targets
 from real.suite.runs import rates
+from real.suite.targets import kernel_targets
 from sim.values.record import Record
 
 
@@ -57,13 +58,38 @@ def test_the_sparse_expert_is_judged_by_the_bytes_that_its_ceiling_counts(tmp_pa
         "kernels",
         {
             "rows": [
-                row("expert bf16", 2250, 1, 1),
+                row("expert bf16", 2250, 336 << 20, 1),
                 row("up and sparse_expert 10% kept", 1000, 1, 1),
             ]
         },
     )
-    (line,) = told(tmp_path)
+    line = told(tmp_path)[-1]
     assert line.endswith("| >= 85% | 90.0% | holds |")
+
+
+def test_few_rows_are_judged_beside_one_and_many_beside_torch() -> None:
+    rows = [
+        row("expert int2", 40, 52 << 20, 0.6),
+        row("expert int2", 4, 1 << 20, 0.1, "qwen3"),
+        row("8 experts int4", 1, 20 << 20, 0.71, "qwen3"),
+        row("expert int2, 2 rows", 60, 1, 1),
+        row("expert int2, 8 rows", 61, 1, 1),
+        row("expert int2, 8 rows, as bf16", 30, 1, 1),
+        row("torch expert bf16, 32 rows", 150, 1, 1),
+        row("expert int2, 32 rows, as bf16", 149, 1, 1),
+        row("grouped_gemm int4, 8 x 64 rows", 30, 1, 1),
+        row("torch bmm bf16, 8 x 64 rows", 20, 1, 1),
+        row("routed gate", 6000, 1, 1, "8x4096"),
+    ]
+    assert [one[1:] for one in kernel_targets(rows)] == [
+        (">= 70%", "60.0%", False),
+        (">= 70%", "71.0%", True),
+        ("<= 1.5 times", "1.50 times", True),
+        ("<= 1.5 times", "1.52 times", False),
+        ("<= 1 times", "0.99 times", True),
+        ("<= 1 times", "1.50 times", False),
+        ("<= 6 us", "6.0 us", True),
+    ]
 
 
 def test_loads_are_judged_by_the_best_copy_from_pinned_memory(tmp_path: Path) -> None:
