@@ -19,7 +19,7 @@ choose how many bytes a lane asks for, and how many programs there are.
 | 2 to 8 inputs | 8 inputs x 16 rows of bytes a warp | the least tile of tensor cores: more programs |
 | .. more inputs | 16 x 32, 32 x 64, 64 x 64 (not of two bits: it would spill) | bytes are read once for as many |
 | .. scales of two blocks at once | up to ``MOST_PAIRED`` inputs | words can be brought ahead, halves cannot |
-| .. from sm_100 on | half as many inputs in the largest tiles | the larger ones spill there |
+| .. but on sm_80 and sm_90 | half as many inputs in the largest tiles | the larger ones spill there |
 | .. down | 7 parts of K or fewer | as above |
 
 The figures behind them were measured with prototypes on one H100: ``docs/kernels.md``.
@@ -48,8 +48,8 @@ CHUNK = 16
 MOST_PARTS = 7
 MOST_PAIRED = {8: 32, 4: 32, 2: 8}
 """The most inputs of a tile that takes two blocks' scales at once, by bits: more would spill."""
-SMALLER_FROM = 100
-"""The compute capability, times 10, from which the larger tiles of inputs spill."""
+LARGE_TILES = (80, 90)
+"""The compute capabilities, times 10, on which the largest tiles of inputs do not spill."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def batch_tile(
     GPU's, times 10.
     """
     shared = max(n for n in range(1, MOST_PARTS + 1) if blocks_of % n == 0) if parts else 1
-    small = capability >= SMALLER_FROM
+    small = capability not in LARGE_TILES
     if most_inputs <= 8:
         return BatchTile(8, 16, 1, 3, shared)
     if most_inputs <= 16 or (small and bits == 2):
@@ -161,7 +161,7 @@ def batch_tile(
 def pairs_scales(bits: int, inputs: int, capability: int) -> bool:
     """Whether a tile of so many inputs takes two blocks' scales at once."""
     most = MOST_PAIRED.get(bits, 0)
-    return inputs <= (min(most, 16) if capability >= SMALLER_FROM else most)
+    return inputs <= (most if capability in LARGE_TILES else min(most, 16))
 
 
 def power_of_two(size: int) -> int:

@@ -74,5 +74,5 @@ def test_parts_divide_the_blocks_of_a_row() -> None:
         64,
     ]
     assert batch_tile(2, 300, 1, parts=False).inputs == 32
-    assert [batch_tile(b, 300, 1, parts=False, capability=120).inputs for b in (8, 2)] == [32, 16]
+    assert [batch_tile(b, 300, 1, parts=False, capability=89).inputs for b in (8, 2)] == [32, 16]
     assert [pairs_scales(4, 32, capability) for capability in (90, 120)] == [True, False]
