@@ -36,7 +36,7 @@ from real.cuda.lanes import Events, Lane
 from real.cuda.moves import Bringing, Copying, Move, Stop
 from real.cuda.runtime import CudaRuntime, Runtime
 from real.cuda.segments import tables_bytes
-from real.cuda.slots import DeviceSlots
+from real.cuda.slots import DeviceSlots, Slot
 from real.cuda.times import Times
 from real.cuda.work import Captured, DenseGraphs, DeviceWork, captured_of
 from real.driver.device import TAIL, Listener, Service, Work
@@ -244,7 +244,7 @@ class CudaDevice(PolledDevice):
             move = Copying(
                 self._engines[service.engine],
                 self.slots,
-                service.key,
+                self._place(service.number, service.key),
                 base,
                 service.moved_bytes,
                 service.chunk_bytes,
@@ -294,7 +294,13 @@ class CudaDevice(PolledDevice):
             return
         home = partial(self.homes.of, key, 0)
         self._ahead[number] = Copying(
-            self._engines[0], self.slots, key, 0, moved_bytes, 0, lambda until: home()
+            self._engines[0],
+            self.slots,
+            self._place(number, key),
+            0,
+            moved_bytes,
+            0,
+            lambda until: home(),
         )
         self._give_ahead()
 
@@ -342,6 +348,10 @@ class CudaDevice(PolledDevice):
             return Pinned(tuple(torch.from_numpy(piece) for piece in held))
         buffer = self.homes.transit.of(service.number)
         return None if buffer is None else Pinned((buffer,))
+
+    def _place(self, number: int, key: int) -> Slot:
+        issued = self._controller.issued
+        return self.slots.place(key, issued[number].victims if number < len(issued) else ())
 
     def _bytes_of(self, key: int) -> int:
         return self._controller.geometry.bytes_of(key)

@@ -83,7 +83,7 @@ class Homes:
         self.ram: SlotMemory | None = None
         self._content: Tensor | None = None
         self._crewed: list[Crewed] = []
-        self._sources: dict[int, Pinned] = {}
+        self._sources: dict[int, Source] = {}
         """By key: where a variant rests for good. To cut a tensor costs more than to copy it."""
         self._gatherers: list[RowGatherer] = []
         self._arena: PinnedArena | None = None
@@ -127,6 +127,7 @@ class Homes:
         if is_home:
             self._content = self.arena.take(size)
             self._reader().read(0, self._content.numpy())
+            self._sources = self._whole_sources(self._content)
             if is_partial:
                 gather = self._submit("gatherers", self._engine.gather_threads)
                 self._gatherers = [
@@ -146,6 +147,19 @@ class Homes:
                 self.ram.place(key)
                 self.bring(key, 0, list(self.ram.pieces(key, 0, self._bytes_of(key))))
         self.transit.free = [self.arena.take(largest) for _ in range(in_transit)]
+
+    def _whole_sources(self, content: Tensor) -> dict[int, Source]:
+        g = self._controller.geometry
+        keys = (
+            g.key(precision, site, expert)
+            for precision in range(len(g.precisions))
+            for site in range(g.sites)
+            for expert in range(g.experts)
+        )
+        return {
+            key: Pinned((content[(at := self.offset(key)) : at + self._bytes_of(key)],))
+            for key in keys
+        }
 
     def close(self) -> None:
         """Unpin all memory. Copies from it must be over."""
@@ -168,8 +182,7 @@ class Homes:
         offset, size = self.offset(key), self._bytes_of(key)
         if self._content is not None:
             whole = self._content[offset : offset + size]
-            if kept is None:
-                return self._sources.setdefault(key, Pinned((whole,)))
+            assert kept is not None
             pairs = whole.view(-1, self._arrivals.pair_bytes(key))
             return Scattered(self._gatherers[engine], pairs, torch.from_numpy(kept))
 

@@ -16,7 +16,7 @@ from real.cuda.copies import CopyEngine, Feed, Source, Submit
 from real.cuda.homes import Homes
 from real.cuda.lanes import Mark
 from real.cuda.runtime import Runtime
-from real.cuda.slots import DeviceSlots
+from real.cuda.slots import DeviceSlots, Slot
 from real.driver.device import Service
 
 
@@ -41,13 +41,13 @@ class Copying:
         self,
         engine: CopyEngine,
         slots: DeviceSlots,
-        key: int,
+        slot: Slot,
         base: int,
         moved_bytes: int,
         chunk_bytes: int,
         source: Callable[[int], Source | None],
     ) -> None:
-        self._engine, self._slots, self._slot = engine, slots, slots.place(key)
+        self._engine, self._slots, self._slot = engine, slots, slot
         self._base, self._moved_bytes, self._chunk_bytes = base, moved_bytes, chunk_bytes
         self._source = source
         self._given = 0

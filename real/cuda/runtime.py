@@ -263,13 +263,13 @@ class CudaRuntime:
         return int(torch.cuda.memory_stats(self.device).get("allocated_bytes.all.current", 0))
 
     def memory(self) -> tuple[int, int]:
-        stream: Any = self.stream("workspaces")
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         before = torch.cuda.memory_allocated(self.device)
-        with torch.cuda.stream(stream.torch):
+        with torch.cuda.stream(stream):
             x = torch.ones(64, 64, dtype=torch.float16, device=self.device)
             torch.matmul(x, x)
             del x
-        stream.torch.synchronize()
+        stream.synchronize()
         # torch takes workspaces from the same memory as tensors, and keeps them.
         workspace = torch.cuda.memory_allocated(self.device) - before
         free, total = torch.cuda.mem_get_info(self.device)

@@ -11,7 +11,7 @@ of its readers. Neither makes the host wait (`real.cuda.lanes`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple
@@ -96,19 +96,25 @@ class Grid:
         self._count = count
         self.of: dict[int, Slot] = {}
 
-    def place(self, key: int, num_bytes: int) -> Slot | None:
-        """A slot for a key; None where there is none."""
+    def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
+        """A slot for a key; None where there is none. ``likely``: keys that may be gone."""
         if not self._free:
-            for gone in [held for held in self.of if self._is_gone(held)]:
-                slot = self.of.pop(gone)
-                slot.key = -1
-                # It must not be written before its readers end.
-                self._free.append(slot)
+            self._free_those(key for key in likely if key in self.of)
+        if not self._free:
+            self._free_those(list(self.of))
         if not self._free:
             return None
         slot = self.of[key] = self._free.pop()
         slot.key = key
         return slot
+
+    def _free_those(self, keys: Iterable[int]) -> None:
+        """Take back the slots of keys that are gone. None is written before its readers end."""
+        for key in keys:
+            if self._is_gone(key):
+                slot = self.of.pop(key)
+                slot.key = -1
+                self._free.append(slot)
 
     def check(self) -> None:
         places = [slot.at for slot in (*self.of.values(), *self._free)]
@@ -137,7 +143,7 @@ class Mixed:
         """Bytes that variants have left, with the moments that must pass before they are written.
         """
 
-    def place(self, key: int, num_bytes: int) -> Slot | None:
+    def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
         """Room for a key; None where there is none."""
         if not self._room.place(key, num_bytes, 0):
             return None
@@ -307,10 +313,13 @@ class DeviceSlots:
 
     # ---- which slot
 
-    def place(self, key: int) -> Slot:
-        """The slot of a key, which the controller has claimed; its bytes are still to come."""
+    def place(self, key: int, victims: Sequence[int] = ()) -> Slot:
+        """The slot of a key, which the controller has claimed; its bytes are still to come.
+
+        ``victims`` were evicted for it. To know them saves a search for slots that are free.
+        """
         pool = self.pools[self._slots.pool_of[key]]
-        slot = pool.of.get(key) or pool.place(key, self._slots.key_bytes[key])
+        slot = pool.of.get(key) or pool.place(key, self._slots.key_bytes[key], victims)
         if slot is None:
             name = self._slots.geometry.name_of(key)
             raise RuntimeError(f"pool {self._slots.pool_of[key]} has no slot for {name}")
