@@ -162,6 +162,11 @@ class CopyEngine:
             return self._gather(slot, source, begin, count, due_ns, done + count)
         if isinstance(source, Elsewhere):
             return self._fetch(slot, source, begin, count, due_ns, done)
+        if due_ns is None and not begin and len(source.pieces) == 1:
+            whole, targets = source.pieces[0], slot.front(count)
+            if len(targets) == 1 and whole.numel() == count:
+                self._give(targets[0], whole)
+                return None
         step = count if due_ns is None else self._piece_bytes
         for at in range(begin, begin + count, max(1, step)):
             for target, place in _parts(slot, at, min(step, begin + count - at)):

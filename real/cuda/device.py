@@ -56,6 +56,10 @@ TIMED_EVENTS, EVENTS = 4096, 64
 """Events made before a run: with clocks for what is computed, and without for all else."""
 
 
+NO_EXPERT = -1
+"""The kind of work that is no expert's: dense blocks, and what comes after the last site."""
+
+
 class CudaDevice(PolledDevice):
     """The GPU of one run; ``controller`` is the run's, whose slots say what is resident.
 
@@ -84,6 +88,12 @@ class CudaDevice(PolledDevice):
         self._weights, self._top_k = weights, top_k
         self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
         self._is_partial = controller.payload.active_share < 1
+        g = controller.geometry
+        # By key the precision of an expert; the last one is that of TAIL.
+        self._kind_of = [
+            g.precision_of(key) if g.expert_of(key) < g.experts else NO_EXPERT
+            for key in range(g.num_keys)
+        ] + [NO_EXPERT]
         self._uses_graphs = uses_graphs
         self.load_s = 0.0
 
@@ -462,34 +472,30 @@ class CudaDevice(PolledDevice):
     def _give(self, works: Sequence[Work], first: int) -> int:
         """Give works to the stream from the first on, in one launch; return how many they are."""
         key, rows, _ = works[first]
-        g = self._controller.geometry
-        if key == TAIL or g.expert_of(key) >= g.experts:
+        kind = self._kind_of[key]
+        if kind == NO_EXPERT:
             if not self._is_live and not self.is_padded:
-                self._compute_dense(-1 if key == TAIL else g.site_of(key), rows)
+                site = -1 if key == TAIL else self._controller.geometry.site_of(key)
+                self._compute_dense(site, rows)
             # In a live run the model has given its own work to this stream.
             self._lane.note()
             return 1
-        if self._captured is None or rows != 1 or self._is_live:
+        captured = self._captured
+        if captured is None or rows != 1 or self._is_live:
             self._compute_expert(key, rows)
             return 1
-        keys = [key]
-        for other, rows, _ in works[first + 1 : first + self._captured.most_needs]:
-            if rows != 1 or not self._goes_with(other, key):
-                break
-            keys.append(other)
-        self._launch(self._captured, keys)
+        keys, slots = [key], [self.slots.of(key)]
+        if slots[0].at >= 0:
+            # Precision by precision, and none that lies in pieces beside others.
+            for other, rows, _ in works[first + 1 : first + captured.most_needs]:
+                if rows != 1 or self._kind_of[other] != kind:
+                    break
+                if (slot := self.slots.of(other)).at < 0:
+                    break
+                keys.append(other)
+                slots.append(slot)
+        self._launch(captured, keys, slots)
         return len(keys)
-
-    def _goes_with(self, key: int, first: int) -> bool:
-        """Whether one launch can compute both: precision by precision, and none in pieces."""
-        g = self._controller.geometry
-        return (
-            key != TAIL
-            and g.expert_of(key) < g.experts
-            and g.precision_of(key) == g.precision_of(first)
-            and self.slots.of(key).at >= 0
-            and self.slots.of(first).at >= 0
-        )
 
     def _compute_dense(self, site: int, rows: int) -> None:
         if self._dense is not None and rows == 1:
@@ -498,16 +504,14 @@ class CudaDevice(PolledDevice):
             self._runtime.run(self._lane.stream, partial(self._work_of.run_dense, site, rows))
             self._lane.note()
 
-    def _launch(self, captured: Captured, keys: Sequence[int]) -> Tensor:
+    def _launch(self, captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> Tensor:
         """Compute some experts for one row, in one launch; return their outputs [J, H]."""
-        needs = []
-        for key in keys:
-            slot = self.slots.of(key)
-            self.slots.begin_read(slot, self._lane)
-            needs.append((key, slot, self._bytes_of(key), self.arrivals.held(key)))
-        outputs_JH = captured.launch(needs)
-        for _, slot, _, _ in needs:
-            self.slots.end_read(slot, self._lane)
+        lane, held, sizes = self._lane, self.arrivals.held, self._controller.slots.key_bytes
+        for slot in slots:
+            self.slots.begin_read(slot, lane)
+        needs = [(key, slot, sizes[key], held(key)) for key, slot in zip(keys, slots, strict=True)]
+        outputs_JH = captured.launch(self._kind_of[keys[0]], needs)
+        self.slots.end_read(slots, lane)
         return outputs_JH
 
     def _compute_expert(self, key: int, rows: int) -> None:
@@ -523,7 +527,7 @@ class CudaDevice(PolledDevice):
 
         self._runtime.run(self._lane.stream, run, reads=pieces)
         self._lane.note()
-        self.slots.end_read(slot, self._lane)
+        self.slots.end_read((slot,), self._lane)
 
     def compute_on_cpu(self, key: int, tokens: int, nominal_ns: int) -> None:
         # This copy to the host waits for the compute stream only.

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +41,7 @@ Experts that have come in part use all of them, and one more for each neuron.
 """
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """An expert that is to be computed; ``slot`` is its place in the pool.
 
     Of a sparse expert ``up`` is the number of its resident up projection, and ``neurons`` are those
@@ -52,12 +52,19 @@ class Need:
     up: int = 0
     neurons: Numbers | None = None
 
-    def write(self, table_WJ: Table, number: int) -> None:
-        """Write column ``number`` of a table; what lies behind its last neuron stays as it is."""
-        table_WJ[SLOT, number] = self.slot
-        if self.neurons is not None:
-            table_WJ[UP, number], table_WJ[COUNT, number] = self.up, len(self.neurons)
-            table_WJ[FIRST_NEURON : FIRST_NEURON + len(self.neurons), number] = self.neurons
+
+def write(needs: Sequence[Need], table_WJ: Table) -> None:
+    """Write the needs into a table, column by column.
+
+    What lies behind the last neuron of one stays as it is.
+    """
+    table_WJ[SLOT] = [need.slot for need in needs]
+    if len(table_WJ) == 1:
+        return
+    for number, need in enumerate(needs):
+        assert need.neurons is not None
+        table_WJ[UP, number], table_WJ[COUNT, number] = need.up, len(need.neurons)
+        table_WJ[FIRST_NEURON : FIRST_NEURON + len(need.neurons), number] = need.neurons
 
 
 @dataclass(frozen=True)
@@ -154,8 +161,7 @@ class Segment:
         What the graph reads must have been ordered before it on the lane.
         """
         self._runtime.host_writes(self._pinned)
-        for number, need in enumerate(needs):
-            need.write(self._table_WJ, number)
+        write(needs, self._table_WJ)
         reads = partial(self._reads, needs)
         self._runtime.replay(self._graph, self._lane.stream, reads=reads, writes=self._writes)
         self._lane.note()

@@ -54,21 +54,23 @@ class Slot:
 
     def parts(self, begin: int, count: int) -> Iterator[Tensor]:
         """The memory of bytes ``begin .. begin + count``, in order."""
-        if begin:
-            return parts_of(self.pieces, begin, count)
+        return parts_of(self.pieces, begin, count) if begin else iter(self.front(count))
+
+    def front(self, count: int) -> tuple[Tensor, ...]:
+        """The memory of the first ``count`` bytes."""
         found = self._fronts.get(count)
         if found is None:
             found = self._fronts[count] = tuple(parts_of(self.pieces, 0, count))
-        return iter(found)
+        return found
 
 
 def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tensor]:
     """Bytes ``begin .. begin + count`` of memory that lies in pieces, in order."""
     for piece in pieces:
-        if not begin and count >= len(piece):
+        if not begin and count >= piece.numel():
             yield piece
-            count -= len(piece)
-        elif count > 0 and begin < len(piece):
+            count -= piece.numel()
+        elif count > 0 and begin < piece.numel():
             part = piece[begin : begin + count]
             yield part
             count -= len(part)
@@ -154,7 +156,7 @@ class Mixed:
         )
         for left, moments in self._left:
             if any(_overlap(left, extent) for extent in extents):
-                slot.readers += moments
+                slot.readers = [*slot.readers, *moments]
         self._left = [
             (left, moments) for left, moments in self._left if not _is_inside(left, extents)
         ]
@@ -336,7 +338,7 @@ class DeviceSlots:
             lane.follow(reader)
         if slot.ready is not None:
             lane.follow(slot.ready)
-        slot.readers.clear()
+        slot.readers = []
         slot.ready = None
 
     def end_write(self, slot: Slot, lane: Lane) -> None:
@@ -350,12 +352,15 @@ class DeviceSlots:
                 f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been"
                 " issued"
             )
-        lane.follow(slot.ready)
+        if slot.ready.place > slot.ready.lane.over:
+            lane.follow(slot.ready)
 
-    def end_read(self, slot: Slot, lane: Lane) -> None:
-        """Let writers of the slot come behind what the lane has been given so far."""
+    def end_read(self, slots: Iterable[Slot], lane: Lane) -> None:
+        """Let writers of the slots come behind what the lane has been given so far."""
         # Experts are read by one lane, whose later moments cover its earlier ones.
-        slot.readers[:] = [lane.moment]
+        readers = [lane.moment]
+        for slot in slots:
+            slot.readers = readers
 
     def seal(self) -> None:
         """Note what is allocated on the device: the run may have no more.

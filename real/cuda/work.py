@@ -124,22 +124,23 @@ class Captured:
         self._whole = all_neurons(header.neurons) if header.resident else None
         self.most_needs = segments.most_needs
 
-    def launch(self, needs: Sequence[tuple[int, Slot, int, Numbers | None]]) -> Tensor:
-        """The outputs of some experts of one precision for a row of noise: fp32 [J, H].
+    def launch(self, kind: int, needs: Sequence[tuple[int, Slot, int, Numbers | None]]) -> Tensor:
+        """The outputs of some experts of precision ``kind`` for a row of noise: fp32 [J, H].
 
         Of each: its key, slot, bytes, and the ``neurons`` that have come. Only a single need may
         lie in several pieces. The slots must have been ordered before on the lane.
         """
-        g = self._work.geometry
-        listed = [
-            self._need(key, self._slots.place_of(slot, num_bytes, self._lane), neurons)
-            for key, slot, num_bytes, neurons in needs
-        ]
-        return self._segments.launch(g.precision_of(needs[0][0]), listed)
-
-    def _need(self, key: int, place: int, neurons: Numbers | None) -> Need:
+        place_of, lane = self._slots.place_of, self._lane
         if self._whole is None:
-            return Need(place)
+            listed = [Need(place_of(slot, size, lane)) for _, slot, size, _ in needs]
+        else:
+            listed = [
+                self._in_part(key, place_of(slot, size, lane), neurons)
+                for key, slot, size, neurons in needs
+            ]
+        return self._segments.launch(kind, listed)
+
+    def _in_part(self, key: int, place: int, neurons: Numbers | None) -> Need:
         g, header = self._work.geometry, self._work.weights.store.header
         up = header.number(g.site_of(key), g.expert_of(key))
         return Need(place, up, self._whole if neurons is None else neurons)

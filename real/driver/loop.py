@@ -204,11 +204,11 @@ class Driver:
             return not is_done or self._needs.last_result_ns > self.stream.free_ns
         if self.stream.is_deferred and not self.controller.waiting:
             # No need's end is told, so all that is there is given to the stream at once.
-            needs = list(batch.needs)
+            works = [(key, tokens, 0) for key, tokens in batch.needs]
             while (along := self._needs.take_along()) is not None:
                 self.stream.stand_idle(along.ready_ns, along.cause)
-                needs += along.needs
-            self.stream.compute([self._work(*need) for need in needs])
+                works += [(key, tokens, 0) for key, tokens in along.needs]
+            self.stream.compute(works)
             return True
         for need in batch.needs:
             self.stream.compute((self._work(*need),))

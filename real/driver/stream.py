@@ -157,8 +157,10 @@ class DeferredStream(Stream):
         self.free_ns = max(self.free_ns, now_ns)
 
     def stand_idle(self, ready_ns: int, cause: int) -> None:
-        self._entries.append((IDLE, ready_ns, cause))
-        self.free_ns = max(self.free_ns, ready_ns)
+        # What was there at the gate, or before, keeps nothing waiting.
+        if ready_ns > self.free_ns:
+            self._entries.append((IDLE, ready_ns, cause))
+            self.free_ns = ready_ns
 
     def finish(self) -> None:
         spans = iter(self._device.spans())

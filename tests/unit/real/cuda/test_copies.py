@@ -101,7 +101,7 @@ def read(b: Bench, key: int, lane: Lane, *, waits: bool = True, tells: bool = Tr
     seen = b.runtime.run(lane.stream, lambda: slot.memory[:SIZE].clone(), reads=[slot.memory])
     lane.note()
     if tells:
-        b.slots.end_read(slot, lane)
+        b.slots.end_read((slot,), lane)
     return seen
 
 
@@ -295,7 +295,7 @@ def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_w
         slots.begin_read(slot, compute)
         seen = runtime.run(compute.stream, lambda: torch.cat(slot.pieces), reads=slot.pieces)
         compute.note()
-        slots.end_read(slot, compute)
+        slots.end_read((slot,), compute)
         assert torch.equal(seen, stored)
 
     homes = {key: load(key) for key in (1, 0, 3)}
@@ -338,7 +338,7 @@ def test_what_kernels_find_by_its_place_is_what_was_brought_even_in_pieces() -> 
         window = slots.windows(size)[slots.place_of(slot, size, compute)]
         found = runtime.run(compute.stream, window.clone, reads=[window])
         compute.note()
-        slots.end_read(slot, compute)
+        slots.end_read((slot,), compute)
         return found
 
     for key in (1, 0, 3):
@@ -388,11 +388,11 @@ def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_fou
         slots.begin_read(slot, compute)
         runtime.run(compute.stream, lambda slot=slot: None, reads=slot.pieces)  # type: ignore[misc]
         compute.note()
-        slots.end_read(slot, compute)
+        slots.end_read((slot,), compute)
         mixed.state[key] = ABSENT
     mixed.state[1] = RESIDENT
     slot = slots.place(1)
-    slot.readers.clear()
+    slot.readers = []
     engine.begin(slot, is_paced=False)
     with pytest.raises(OrderError, match="writes memory that stream 2 may still be reading"):
         engine.copy(slot, Pinned((memory[:400],)), 0, 400)

@@ -19,6 +19,7 @@ import real.cuda.device
 from helpers.fake_runtime import FakeRuntime
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
+from real.cuda.slots import Slot
 from real.cuda.work import Captured
 from real.live.run import live_driver, prepare
 from real.setup.execute import measure, replay_driver
@@ -94,10 +95,10 @@ def look_at(device: CudaDevice, before: Look, after: Look = lambda key, output: 
     """
     launch, compute = device._launch, device._compute_expert
 
-    def launched(captured: Captured, keys: Sequence[int]) -> torch.Tensor:
+    def launched(captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> torch.Tensor:
         for key in keys:
             before(key, None)
-        outputs_JH = launch(captured, keys)
+        outputs_JH = launch(captured, keys, slots)
         for key, output_H in zip(keys, outputs_JH, strict=True):
             after(key, output_H)
         return outputs_JH
