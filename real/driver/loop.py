@@ -212,10 +212,11 @@ class Driver:
             return True
         for need in batch.needs:
             self.stream.compute((self._work(*need),))
+            if self.controller.waiting:
+                self.stream.read_out()
             with self.device.lock:
                 # A CPU result may just have let the last waiting needs in.
                 if self.controller.waiting:
-                    self.stream.read_out()
                     now = self.device.now_ns()
                     self.stream.host_until(now)
                     self._end_need(need[0], now)
