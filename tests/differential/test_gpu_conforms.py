@@ -6,6 +6,7 @@ is checked as that of any other device. A runtime without a GPU stands in, whose
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,18 +31,13 @@ class Clocked(FakeRuntime):
 
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
         super().record(event, stream)
-        event.time_ns = self._now_ns()
+        event.time_ns = time.perf_counter_ns()
 
     def elapsed_ns(self, first: FakeEvent, last: FakeEvent) -> int:
         return max(0, last.time_ns - first.time_ns)
 
-    @staticmethod
-    def _now_ns() -> int:
-        import time
 
-        return time.perf_counter_ns()
-
-
+# Contracts: C124
 @pytest.mark.parametrize(
     "words",
     [

@@ -34,8 +34,8 @@ def test_the_bare_loop_is_in_legal_order_and_keeps_what_was_used_last() -> None:
     tokens = [[[0, 1], [0, 1]], [[0, 1], [0, 2]], [[0, 1], [0, 2]], [[0, 1], [0, 2]]]
     _, missed = loop.run(iter(tokens))
     loop.close()
-    assert missed == 4, "a cycle of four experts in three slots always misses"
-    assert sum("copies" in line for line in runtime.log) == 16
+    assert missed == 2, "of four experts in three slots each gate finds one"
+    assert sum("copies" in line for line in runtime.log) == 4 + 3 + 2 + 2
     assert not runtime._pinned
 
 

@@ -72,6 +72,7 @@ class Gates:
             self.rows.append((Counting.made.calls - before, len(outcomes) - misses, misses))
 
 
+# Contracts: C123
 @pytest.mark.parametrize("late", [0, 3], ids=["events end at once", "events end late"])
 def test_a_decode_gate_takes_at_most_six_calls_and_four_for_each_miss_and_no_memory(
     late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
