@@ -29,23 +29,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from real.cuda.copies import CopyEngine, Pinned, Source, Submit
+from real.cuda.copies import CopyEngine, Submit
 from real.cuda.homes import Homes
 from real.cuda.host import HostRuntime
 from real.cuda.lanes import Events, Lane
-from real.cuda.moves import Bringing, Copying, Move, Stop
+from real.cuda.refusals import check
 from real.cuda.runtime import CudaRuntime, Runtime
 from real.cuda.segments import tables_bytes
 from real.cuda.slots import DeviceSlots, Slot
 from real.cuda.times import Times
+from real.cuda.traffic import Traffic
 from real.cuda.work import Captured, DenseGraphs, DeviceWork, captured_of
 from real.driver.device import TAIL, Listener, Service, Work
 from real.driver.polled import PolledDevice
 from real.driver.settings import Engine
-from real.driver.sharing import Sharing
-from real.driver.timers import WAKE_NS
 from real.store.neurons import Arrivals
-from real.store.store import Store
 from real.store.work import SiteInputs, Weights
 from sim.core.controller import Controller
 from sim.results.run import Run
@@ -79,7 +77,7 @@ class CudaDevice(PolledDevice):
         uses_graphs: bool = True,
     ) -> None:
         super().__init__(engine.patience_s, is_padded=engine.compute == "padded")
-        _check(controller, weights.store, engine)
+        check(controller, weights.store, engine)
         self._controller, self._runtime, self._engine_of = controller, runtime, engine
         self._is_paced, self._is_live = engine.links == "paced", False
         largest = max(controller.geometry.variant_bytes)
@@ -87,7 +85,6 @@ class CudaDevice(PolledDevice):
         self.slots = DeviceSlots(runtime, controller.slots, spare, controller.keeps_slot)
         self._weights, self._top_k = weights, top_k
         self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
-        self._is_partial = controller.payload.active_share < 1
         g = controller.geometry
         # By key the precision of an expert; the last one is that of TAIL.
         self._kind_of = [
@@ -110,20 +107,9 @@ class CudaDevice(PolledDevice):
         """
         began = time.perf_counter()
         self.prepare()
-        self._flying: dict[tuple[int, int], tuple[Move, Service]] = {}  # by link and engine
-        self._ahead: dict[int, Copying] = {}  # by transfer: copies given ahead of their services
-        self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
-        self._was_due_ns: int | None = None
-        """While the end of an outer link's paced service is handed over: when it was due."""
-        self._sharing = [Sharing(count) for count in engines]
-        self._is_shared = [self._is_paced and count > 1 for count in engines]
         self._events = Events(self._runtime, EVENTS)
         self._lane = Lane(self._runtime, "compute", self._events)
         self._clock = self._runtime.allocate(8)
-        self._bringers = [
-            [self._submit(f"engine {n} of link {link}") for n in range(count)]
-            for link, count in enumerate(engines)
-        ]
         self.homes = Homes(
             self._runtime,
             self._controller,
@@ -143,6 +129,7 @@ class CudaDevice(PolledDevice):
         self.load_s = time.perf_counter() - began
         # A live run's model computes in the caller's thread, which must not use the legacy stream.
         self._stream_before = self._runtime.make_current(self._lane.stream)
+        self._traffic.open(listener)
         super().open(listener, engines)
 
     def _submit(self, name: str, count: int = 1) -> Submit:
@@ -166,6 +153,22 @@ class CudaDevice(PolledDevice):
             )
             for n in range(engines[0])
         ]
+        self._traffic = Traffic(
+            self._runtime,
+            self._controller,
+            self.slots,
+            self.homes,
+            self.arrivals,
+            self._engines,
+            [
+                [self._submit(f"engine {n} of link {link}") for n in range(count if link else 0)]
+                for link, count in enumerate(engines)
+            ],
+            PIECE_BYTES,
+            self.now_ns,
+            lambda: self._is_cut,
+            is_paced=self._is_paced,
+        )
         for key in self._controller.slots.initial:
             self._load_one(key)
         # A capture reads slots, so it comes after the copies into them.
@@ -228,186 +231,37 @@ class CudaDevice(PolledDevice):
             lane.finish()
         # Dropped here: the garbage collector would take its time, and a next run needs the room.
         self._captured, self._dense = None, None
-        self._flying, self._ahead = {}, {}
         self.slots.release()
         self.homes.close()
 
     # ---- what moves
 
     def serve(self, service: Service) -> None:
-        link, number = service.link, service.number
-        base = self._moved.setdefault((link, number), service.there_bytes)
-        if self._is_partial:
-            self.arrivals.begin(service.key, number, service.there_bytes, service.moved_bytes)
-        if self._is_shared[link]:
-            work_ns = service.due_ns(service.moved_bytes) - service.latency_ns
-            self._sharing[link].begin(service.engine, self.now_ns(), service.latency_ns, work_ns)
-        move = self._bring(service, base) if link else self._copy(service, base)
-        if self._is_shared[link] or self._controller.route.links > 1:
-            move.may_end = partial(self._may_end, service)
-        self._flying[link, service.engine] = move, service
-
-    def _copy(self, service: Service, base: int) -> Copying:
-        """Give a service of link 0 to its engine's lane, as far as that can be done now."""
-        move = self._ahead.pop(service.number, None)
-        if move is None:
-            move = Copying(
-                self._engines[service.engine],
-                self.slots,
-                self._place(service.number, service.key),
-                base,
-                service.moved_bytes,
-                service.chunk_bytes,
-                partial(self._source, service),
-            )
-        if not move.has_begun:
-            is_paced = self._is_paced and not self._is_shared[0]
-            lag_ns = self.now_ns() - service.start_ns
-            move.begin(partial(_due_ns, service, lag_ns) if is_paced else None)
-            move.give()
-        return move
-
-    def _bring(self, service: Service, base: int) -> Bringing:
-        """Let a thread begin a service of an outer link."""
-        link, number = service.link, service.number
-        if self.homes.ram is not None:
-            self.homes.ram.place(service.key)
-
-        def note(through: int) -> None:
-            self._moved[link, number] = through
-
-        move = Bringing(
-            self._runtime,
-            self.homes,
-            service,
-            base,
-            PIECE_BYTES,
-            self._is_paced and not self._is_shared[link],
-            self._bringers[link][service.engine],
-            self.now_ns,
-            note,
-        )
-        behind_ns = 0 if self._was_due_ns is None else service.start_ns - self._was_due_ns
-        move.begin_ns -= behind_ns if 0 <= behind_ns <= WAKE_NS else 0
-        return move
+        self._traffic.serve(service)
 
     def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
-        """Give a copy to the lane behind the one under way, where nothing can come between."""
-        loader = self._controller.loader
-        if (
-            number in self._ahead
-            or self._controller.route.engines != (1,)
-            or loader.chunk_bytes
-            or self._is_paced
-            or self._is_partial
-        ):
-            return
-        home = partial(self.homes.of, key, 0)
-        self._ahead[number] = Copying(
-            self._engines[0],
-            self.slots,
-            self._place(number, key),
-            0,
-            moved_bytes,
-            0,
-            lambda until: home(),
-        )
-        self._give_ahead()
-
-    def _give_ahead(self) -> None:
-        """Give what was announced to the lane as soon as it has all that comes before."""
-        current = self._flying.get((0, 0))
-        before = None if current is None else current[0]
-        for move in self._ahead.values():
-            if not (isinstance(before, Copying) and before.is_given):
-                return
-            if not move.has_begun:
-                move.begin(None)
-            move.give()
-            before = move
+        self._traffic.announce(link, number, key, moved_bytes)
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
-        self._flying[service.link, service.engine][0].is_asked = is_wanted
+        self._traffic.ask_cut(service, is_wanted)
 
     def stop(self, service: Service) -> None:
-        del self._flying[service.link, service.engine]
-        if self._is_shared[service.link]:
-            self._sharing[service.link].end(service.engine, self.now_ns())
-
-    def _may_end(self, service: Service) -> bool:
-        """Whether the link's other engines, and the link outside it, let a service end."""
-        if self._is_shared[service.link]:
-            now, sharing = self.now_ns(), self._sharing[service.link]
-            sharing.settle(now)
-            if sharing.end_ns(service.engine) > now:
-                return False
-        others = (other for _, other in self._flying.values())
-        return not any(o.number == service.number and o.link > service.link for o in others)
-
-    def _source(self, service: Service, until: int) -> Source | None:
-        """Where link 0 finds a variant; None if its first ``until`` bytes are not there yet."""
-        if self._controller.route.links == 1:
-            return self.homes.of(service.key, service.engine)
-        ram = self.homes.ram
-        # What was in the RAM tier already has no service on link 1.
-        is_coming = ram is None or (1, service.number) in self._moved
-        if is_coming and self._moved.get((1, service.number), 0) < until:
-            return None
-        if ram is not None:
-            held = ram.pieces(service.key, 0, self._bytes_of(service.key))
-            return Pinned(tuple(torch.from_numpy(piece) for piece in held))
-        buffer = self.homes.transit.of(service.number)
-        return None if buffer is None else Pinned((buffer,))
-
-    def _place(self, number: int, key: int) -> Slot:
-        issued = self._controller.issued
-        return self.slots.place(key, issued[number].victims if number < len(issued) else ())
-
-    def _bytes_of(self, key: int) -> int:
-        return self._controller.geometry.bytes_of(key)
-
-    # ---- what is asked
+        self._traffic.stop(service)
 
     def _ask(self) -> bool:
-        found = False
-        for move, service in list(self._flying.values()):
-            while (stop := move.advance()) is not None and not self._is_cut:
-                found = True
-                self._tell(stop, move, service)
-                if stop is not Stop.HEAD:
-                    break
-        if self._ahead:
-            self._give_ahead()
-        return found
-
-    def _tell(self, stop: Stop, move: Move, service: Service) -> None:
-        """Hand over what has happened to a service."""
-        if stop is Stop.HEAD:
-            self._listener.on_head(service)
-            return
-        number = service.number
-        if service.link == 0:
-            self._moved[0, number] += move.through
-        if stop is Stop.CHUNK:
-            self._listener.on_chunk(service, move.through)
-            return
-        self.stop(service)
-        if service.link == 0:
-            self.homes.transit.give_back(number)
-            self._moved.pop((0, number))
-            self._moved.pop((1, number), None)
-        self._was_due_ns = move.due_ns if isinstance(move, Bringing) and self._is_paced else None
-        self._listener.on_service_end(service)
-        self._was_due_ns = None
+        return self._traffic.ask()
 
     def _is_asking(self) -> bool:
         return self._lane.is_busy or any(engine.lane.is_busy for engine in self._engines)
 
     def _is_serving(self) -> bool:
-        return bool(self._flying)
+        return self._traffic.is_serving
 
     def _idle_turn(self) -> None:
         self._times.read_one()
+
+    def _bytes_of(self, key: int) -> int:
+        return self._controller.geometry.bytes_of(key)
 
     # ---- what is computed
 
@@ -450,6 +304,8 @@ class CudaDevice(PolledDevice):
                 self._check_patience(last_ns, lambda: "the GPU computes")
                 self._rest()
         self._times.read_out(self.now_ns())
+        # What has ended by now is handed over before the host goes on.
+        self.poll()
 
     def spans(self) -> list[tuple[int, int]]:
         return self._times.spans()
@@ -538,39 +394,6 @@ class CudaDevice(PolledDevice):
             key, self.homes.blob(key), rows
         )
         self.on_cpu(key, work, nominal_ns)
-
-
-def _due_ns(service: Service, lag_ns: int, done: int) -> int:
-    """When ``done`` bytes are due after the stamp, ``lag_ns`` after the service's beginning."""
-    return max(0, service.due_ns(done) - lag_ns)
-
-
-def _check(controller: Controller, store: Store, engine: Engine) -> None:
-    """Raise ValueError for what this device does not do."""
-    loader, name = controller.loader, type(controller.payload).__name__
-    is_partial = controller.payload.active_share < 1
-    refused = {
-        f"{controller.route.links} links": controller.route.links > 2,
-        f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
-        f"payload {name} (more than one expert)": not controller.payload.whole and not is_partial,
-        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
-            is_partial and store.header.resident is None
-        ),
-        f"payload {name} on {controller.route.links} links": (
-            is_partial and controller.route.links > 1
-        ),
-        f"engine.gather=zero_copy with engine.source={engine.source} (the whole store must rest in pinned memory)": (
-            is_partial and engine.gather == "zero_copy" and engine.source != "ram"
-        ),
-        "loader.copies=free (no copy takes no time)": loader.copies == "free",
-        "loader.write_back (weights are never copied back)": loader.write_back,
-        "engine.source=mmap (page faults)": engine.source == "mmap",
-    }
-    if wrong := [what for what, is_asked in refused.items() if is_asked]:
-        raise ValueError(
-            f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system"
-        )
-    store.check_shape(controller.geometry)
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:

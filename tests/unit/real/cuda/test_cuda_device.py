@@ -17,6 +17,7 @@ from hydra import compose, initialize_config_dir
 
 import real.cuda.device
 from helpers.fake_runtime import FakeRuntime
+from real.calibration.bench import DeviceBench
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
 from real.cuda.slots import Slot
@@ -381,3 +382,39 @@ def test_without_a_gpu_it_says_so(stores: Path, bundled_trace: Trace) -> None:
         ValueError, match=r"there is no CUDA device here .* choose device=cpu or device=null"
     ):
         prepare_replay(request, bundled_trace)
+
+
+# Contracts: C124
+def test_what_is_issued_behind_a_copy_is_given_to_the_stream_before_that_copy_has_ended(
+    prepared: Prepare, runtimes: list[FakeRuntime]
+) -> None:
+    """Two transfers in flight: the second one's bytes follow the first one's at once."""
+    run = prepared(
+        "device=cuda",
+        "system=load_on_demand",
+        "loader.in_flight=2",
+        "trace.max_sequences=1",
+        "+workload.decode_tokens=3",
+    )
+    device = cast(CudaDevice, run.device)
+    announce, early = device.announce, list[bool]()
+
+    def watched(link: int, number: int, key: int, moved_bytes: int) -> None:
+        copies = sum("copies" in line for line in runtimes[-1].log)
+        is_new = number not in device._traffic._ahead
+        announce(link, number, key, moved_bytes)
+        if is_new:
+            early.append(sum("copies" in line for line in runtimes[-1].log) > copies)
+
+    device.announce = watched  # type: ignore[method-assign]
+    replay_driver(run).drive()
+    assert len(early) > 10
+    assert all(early)
+
+
+def test_computing_hands_over_what_has_ended(prepared: Prepare) -> None:
+    """Experts are computed until a load has ended, and nothing else asks for its end."""
+    bench = DeviceBench(prepared("device=host", "system=lru"))
+    with bench.opened():
+        took_ns, _ = bench.overlapped_ns(bench.geometry.bytes_of(bench.key), bench.other)
+    assert took_ns > 0
