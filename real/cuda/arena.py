@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from real.cuda.runtime import Event, Runtime
+from real.cuda.lanes import Moment
+from real.cuda.runtime import Runtime
 
 PAGE_BYTES = 1 << 21
 """The size of a huge page; the arena begins at a multiple of it."""
@@ -70,27 +71,30 @@ class PinnedArena:
 class StagingRing:
     """Equal pinned buffers, used in turn.
 
-    A buffer is given out again once the copy out of it is over.
+    A buffer is given out again once the host has seen that the copy out of it is over.
     """
 
     def __init__(self, runtime: Runtime, arena: PinnedArena, count: int, num_bytes: int) -> None:
         if count < 1:
             raise ValueError(f"a ring of {count} buffers holds nothing")
         self._runtime = runtime
-        self._free: deque[tuple[Tensor, Event | None]] = deque(
+        self._free: deque[tuple[Tensor, Moment | None]] = deque(
             (arena.take(num_bytes), None) for _ in range(count)
         )
 
-    def take(self) -> Tensor:
-        """The buffer that rested longest, for the host to fill; waits for the copy out of it."""
-        buffer, read = self._free.popleft()
-        if read is not None:
-            self._runtime.synchronize(read)
+    def take(self) -> Tensor | None:
+        """The buffer that rested longest, for the host to fill; None while none is free."""
+        if not self._free:
+            return None
+        buffer, read = self._free[0]
+        if read is not None and not read.has_passed:
+            return None
+        self._free.popleft()
         self._runtime.host_writes(buffer)
         return buffer
 
-    def give_back(self, buffer: Tensor, read: Event) -> None:
-        """Give a buffer back; the event ``read`` ends with the copy out of it."""
+    def give_back(self, buffer: Tensor, read: Moment) -> None:
+        """Give a buffer back; the moment ``read`` passes with the copy out of it."""
         self._free.append((buffer, read))
 
 

@@ -1,13 +1,13 @@
 """The device that is a GPU: experts move from pinned memory or a file into slots, and are computed.
 
-Loader threads and the compute stream are as on the CPU device: a thread for each engine, and the
-caller's thread. The host only issues work; streams and events order it on the device
-(`real.cuda.slots`). The end of a service, and of a computation, is one event that a thread waits
-for.
+One thread drives it, the caller's (`real.driver.polled`). A service is given to its stream when the
+controller begins it, and an event behind it tells its end. Needs are given to the compute stream
+as soon as they are there, all in one launch where they can be. The host waits for the read-out of
+the next gate and for nothing else. When each need was computed is read from timed events later.
 
 With ``links=paced`` and ``compute=padded`` kernels spin until nominal times have passed, so this
 GPU stands for a slower one: real schedules, nominal durations. Results of such runs are *emulated*,
-and say so; caches and memory are still this GPU's own.
+and say so; caches and memory are still this GPU's own. Padded work is waited for piece by piece.
 
 Link 0 ends in a slot. Its source is one of these:
 
@@ -17,44 +17,52 @@ Link 0 ends in a slot. Its source is one of these:
 - the file, through pinned staging buffers.
 
 `real.cuda.homes` keeps all of them. Where two transfers may be in flight, the second one's copy is
-given to the stream behind the first (`real.cuda.feeder`).
+given to the stream behind the first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from real.cuda.copies import CopyEngine, Pinned, Source
-from real.cuda.feeder import Feeder
-from real.cuda.homes import Homes, Transit
+from real.cuda.copies import CopyEngine, Submit
+from real.cuda.homes import Homes
 from real.cuda.host import HostRuntime
-from real.cuda.runtime import CudaRuntime, Runtime, Stream
+from real.cuda.lanes import Events, Lane
+from real.cuda.refusals import check
+from real.cuda.runtime import CudaRuntime, Runtime
 from real.cuda.segments import tables_bytes
-from real.cuda.slots import DeviceSlots
-from real.cuda.work import Captured, DeviceWork, captured_of
-from real.driver.device import TAIL, Listener, Service, Turn
+from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.times import Times
+from real.cuda.traffic import Traffic
+from real.cuda.work import Captured, DenseGraphs, DeviceWork, captured_of
+from real.driver.device import TAIL, Listener, Service, Work
+from real.driver.polled import PolledDevice
 from real.driver.settings import Engine
-from real.driver.threads import Job, Seat, ThreadedDevice, Worker
-from real.driver.timers import sleep_until
 from real.store.neurons import Arrivals
-from real.store.store import Store
 from real.store.work import SiteInputs, Weights
 from sim.core.controller import Controller
 from sim.results.run import Run
 
 PIECE_BYTES = 8 << 20
-"""Bytes copied in one call: 150 us of a PCIe 5 link, beside which the call's own cost vanishes."""
+"""Bytes read, or paced, at once: 150 us of a PCIe 5 link, beside which a call's cost vanishes."""
+TIMED_EVENTS, EVENTS = 4096, 64
+"""Events made before a run: with clocks for what is computed, and without for all else."""
 
 
-class CudaDevice(ThreadedDevice):
+NO_EXPERT = -1
+"""The kind of work that is no expert's: dense blocks, and what comes after the last site."""
+
+
+class CudaDevice(PolledDevice):
     """The GPU of one run; ``controller`` is the run's, whose slots say what is resident.
 
-    ``uses_graphs``: captured kernels compute a replay's experts, where the experts' form allows it.
+    ``top_k``: the most needs that one row has. ``uses_graphs``: captured kernels compute a replay,
+    where the experts' form allows it.
     """
 
     def __init__(
@@ -64,29 +72,26 @@ class CudaDevice(ThreadedDevice):
         engine: Engine,
         runtime: Runtime,
         *,
+        top_k: int,
         overflow_bytes: int = 0,
         uses_graphs: bool = True,
     ) -> None:
-        super().__init__(PIECE_BYTES, engine.patience_s, is_paced=engine.links == "paced")
-        _check(controller, weights.store, engine)
-        self._controller, self._runtime = controller, runtime
-        self._is_padded, self._is_live = engine.compute == "padded", False
+        super().__init__(engine.patience_s, is_padded=engine.compute == "padded")
+        check(controller, weights.store, engine)
+        self._controller, self._runtime, self._engine_of = controller, runtime, engine
+        self._is_paced, self._is_live = engine.links == "paced", False
         largest = max(controller.geometry.variant_bytes)
         spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
         self.slots = DeviceSlots(runtime, controller.slots, spare, controller.keeps_slot)
-        self._weights = weights
+        self._weights, self._top_k = weights, top_k
         self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
-        self._is_partial = controller.payload.active_share < 1
-        self._transit = Transit(runtime, self.lock, lambda: self._stop.is_set(), engine.patience_s)
-        self.homes = Homes(
-            runtime, controller, weights.store, engine, self.arrivals, self._transit, PIECE_BYTES
-        )
+        g = controller.geometry
+        # By key the precision of an expert; the last one is that of TAIL.
+        self._kind_of = [
+            g.precision_of(key) if g.expert_of(key) < g.experts else NO_EXPERT
+            for key in range(g.num_keys)
+        ] + [NO_EXPERT]
         self._uses_graphs = uses_graphs
-        self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
-        # By service: the bytes that earlier services of its transfer have moved.
-        self._base: dict[int, int] = {}
-        self._cpu_inputs: dict[int, Tensor] = {}
-        self._feeder: Feeder | None = None
         self.load_s = 0.0
 
     @property
@@ -101,38 +106,96 @@ class CudaDevice(ThreadedDevice):
         Nothing is allocated on the device from then on.
         """
         began = time.perf_counter()
-        self.stream = self._runtime.stream("compute")
+        self.prepare()
+        self._events = Events(self._runtime, EVENTS)
+        self._lane = Lane(self._runtime, "compute", self._events)
         self._clock = self._runtime.allocate(8)
-        # Made on the compute stream, so that its copies to the device come before it reads them.
-        self._work_of = self._runtime.run(
-            self.stream, partial(DeviceWork, self._weights, self._controller.geometry, self._clock)
+        self.homes = Homes(
+            self._runtime,
+            self._controller,
+            self._weights.store,
+            self._engine_of,
+            self.arrivals,
+            self._submit,
+            PIECE_BYTES,
         )
-        self.slots.allocate(mends=self._uses_graphs)
-        self.homes.pin(engines, tables_bytes(1, self._weights.store.header.neurons))
-        pieces = self._piece_bytes
-        self._engines = [
-            CopyEngine(self._runtime, self.slots, f"copies {n}", pieces) for n in range(engines[0])
-        ]
-        for key in self._controller.slots.initial:
-            slot = self.slots.place(key)
-            self._engines[0].begin(slot, is_paced=False)
-            self._engines[0].copy(slot, self.homes.of(key, 0), 0, self._bytes_of(key))
-            self._engines[0].end(slot)
-        # A capture reads slots, so it comes after the copies into them.
-        self._put_behind(self.stream, self._engines[0].stream)
-        self._captured: Captured | None = None
-        if self._uses_graphs:
-            self._captured = captured_of(
-                self._runtime, self.stream, self.homes.arena, self.slots, self._work_of
-            )
-        self._warm_up()
-        for engine in self._engines:
-            self._put_behind(engine.stream, self.stream)
-        self.slots.seal()
+        self._engines: list[CopyEngine] = []
+        self._stream_before = None
+        try:
+            self._load(engines)
+        except BaseException:
+            self._release()
+            raise
         self.load_s = time.perf_counter() - began
         # A live run's model computes in the caller's thread, which must not use the legacy stream.
-        self._stream_before = self._runtime.make_current(self.stream)
+        self._stream_before = self._runtime.make_current(self._lane.stream)
+        self._traffic.open(listener)
         super().open(listener, engines)
+
+    def _submit(self, name: str, count: int = 1) -> Submit:
+        return partial(self.submit, self.crew(name, count))
+
+    def _load(self, engines: tuple[int, ...]) -> None:
+        lane, header = self._lane, self._weights.store.header
+        # Made on the compute stream, so that its copies to the device come before it reads them.
+        self._work_of = self._runtime.run(
+            lane.stream, partial(DeviceWork, self._weights, self._controller.geometry, self._clock)
+        )
+        lane.note()
+        self.slots.allocate(mends=self._uses_graphs)
+        self.homes.pin(engines, tables_bytes(self._top_k, header.neurons, len(header.variants)))
+        self._engines = [
+            CopyEngine(
+                self._runtime,
+                self.slots,
+                Lane(self._runtime, f"copies {n}", self._events),
+                PIECE_BYTES,
+            )
+            for n in range(engines[0])
+        ]
+        self._traffic = Traffic(
+            self._runtime,
+            self._controller,
+            self.slots,
+            self.homes,
+            self.arrivals,
+            self._engines,
+            [
+                [self._submit(f"engine {n} of link {link}") for n in range(count if link else 0)]
+                for link, count in enumerate(engines)
+            ],
+            PIECE_BYTES,
+            self.now_ns,
+            lambda: self._is_cut,
+            is_paced=self._is_paced,
+        )
+        for key in self._controller.slots.initial:
+            self._load_one(key)
+        # A capture reads slots, so it comes after the copies into them.
+        lane.follow(self._engines[0].lane.moment)
+        self._captured: Captured | None = None
+        self._dense: DenseGraphs | None = None
+        if self._uses_graphs:
+            self._captured = captured_of(
+                self._runtime, lane, self.homes.arena, self.slots, self._work_of, self._top_k
+            )
+            self._dense = DenseGraphs(self._runtime, lane, self._work_of)
+        self._times = Times(self._runtime, lane, Events(self._runtime, TIMED_EVENTS, timed=True))
+        self._warm_up()
+        for engine in self._engines:
+            engine.lane.follow(lane.moment)
+            engine.lane.finish()
+        lane.finish()
+        self.slots.seal()
+
+    def _load_one(self, key: int) -> None:
+        engine, slot = self._engines[0], self.slots.place(key)
+        engine.begin(slot, is_paced=False)
+        feed = engine.copy(slot, self.homes.of(key, 0), 0, self._bytes_of(key))
+        while feed is not None and not feed.advance():
+            if not self.take_results():
+                engine.lane.ask()
+        self.slots.end_write(slot, engine.lane)
 
     def _warm_up(self) -> None:
         """Make each kind of call once before the run, which must not pay for first calls.
@@ -142,14 +205,14 @@ class CudaDevice(ThreadedDevice):
         """
         for rows in (1, 2):
             for key in self._controller.slots.initial[:1]:
-                self._compute_expert(key, rows)
-            if not self._is_padded:
+                self._give(((key, rows, 0),), 0)
+            if not self.is_padded:
                 for site in (0, -1):
-                    self._runtime.run(self.stream, partial(self._work_of.run_dense, site, rows))
-        if self._is_paced or self._is_padded:
+                    self._compute_dense(site, rows)
+        if self._is_paced or self.is_padded:
             for due_ns in (0, 1, 3):
-                self._runtime.stamp(self._clock, self.stream)
-                self._runtime.spin_until(self._clock, due_ns, self.stream)
+                self._runtime.stamp(self._clock, self._lane.stream)
+                self._spin(due_ns)
 
     def close(self) -> None:
         """End the run. Raise DeviceError if a replay has allocated memory on the device in it."""
@@ -159,154 +222,43 @@ class CudaDevice(ThreadedDevice):
                 self.slots.check_budget()
         finally:
             self._runtime.make_current(self._stream_before)
-            self._finish(self.stream)
-            for engine in self._engines:
-                engine.finish()
-            # Dropped here: the garbage collector would take its time, and a next run needs the
-            # room.
-            self._captured = None
-            self.slots.release()
-            self.homes.close()
+            self._release()
 
-    def _put_behind(self, later: Stream, stream: Stream) -> None:
-        """Let ``later``'s work from now on wait for what ``stream`` has been given so far."""
-        event = self._runtime.event()
-        self._runtime.record(event, stream)
-        self._runtime.wait(later, event)
-
-    def _finish(self, stream: Stream) -> None:
-        end = self._runtime.event()
-        self._runtime.record(end, stream)
-        self._runtime.synchronize(end)
+    def _release(self) -> None:
+        """Give everything back once all that was given to the device is over."""
+        self.dismiss()
+        for lane in (self._lane, *(engine.lane for engine in self._engines)):
+            lane.finish()
+        # Dropped here: the garbage collector would take its time, and a next run needs the room.
+        self._captured, self._dense = None, None
+        self.slots.release()
+        self.homes.close()
 
     # ---- what moves
 
-    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
-        if self._feeder is not None and link == 0:
-            current = self._seats[0][0].service
-            assert current is not None, "something is announced behind nothing"
-            self._feeder.announce(number, key, moved_bytes, current.number)
-
-    def _own_works(self) -> dict[str, Callable[[], None]]:
-        """A feeder, where services are never cut, paced or partial, on one link with one engine."""
-        loader, is_alone = self._controller.loader, self._controller.route.engines == (1,)
-        if (
-            loader.in_flight < 2
-            or loader.chunk_bytes
-            or self._is_paced
-            or self._is_partial
-            or not is_alone
-        ):
-            return {}
-        self._feeder = Feeder(
-            self._runtime,
-            self.slots,
-            self._engines[0],
-            partial(self.homes.of, engine=0),
-            self._news,
-            lambda: self._is_closed or self._stop.is_set(),
-        )
-        return {"feeder": self._feeder.loop}
-
     def serve(self, service: Service) -> None:
-        self._base[service.row] = self._moved.setdefault(
-            (service.link, service.number), service.there_bytes
-        )
-        if self._is_partial:
-            self.arrivals.begin(
-                service.key, service.number, service.there_bytes, service.moved_bytes
-            )
-        if service.link == 0:
-            self.slots.place(service.key)
-        elif self.homes.ram is not None:
-            self.homes.ram.place(service.key)
-        super().serve(service)
+        self._traffic.serve(service)
 
-    def _copy_paced(self, seat: Seat, service: Service) -> None:
-        """Link 0: copy a whole service at once, or chunk by chunk where it may be cut.
+    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
+        self._traffic.announce(link, number, key, moved_bytes)
 
-        The host serves the other links.
-        """
-        if service.link:
-            super()._copy_paced(seat, service)
-            return
-        if self._feeder is not None and self._feeder.await_end(service.number, self._patience_s):
-            return
-        engine, slot = self._engines[service.engine], self.slots.of(service.key)
-        base, step = self._base[service.row], service.chunk_bytes or service.moved_bytes
-        engine.begin(slot, self._is_paced)
-        lag_ns = self.now_ns() - service.start_ns
-        due_ns: Callable[[int], int] | None = None
-        if self._is_paced:
-            due_ns = partial(_due_ns, service, lag_ns)
-        for done in range(0, service.moved_bytes, step):
-            count = min(step, service.moved_bytes - done)
-            engine.copy(
-                slot, self._source(service, base + done + count), base + done, count, due_ns, done
-            )
-            with self.lock:
-                self._moved[0, service.number] = base + done + count
-            if done + count < service.moved_bytes:
-                engine.finish()
-                with self.lock:
-                    if seat.is_asked:
-                        self._hand_over(partial(self._listener.on_chunk, service, done + count))
-                        return
-        self._end(engine, service)
+    def ask_cut(self, service: Service, is_wanted: bool) -> None:
+        self._traffic.ask_cut(service, is_wanted)
 
-    def _copy(self, service: Service, done: int, count: int) -> None:
-        """Copy bytes of an outer link's service into the RAM tier or its transit buffer.
+    def stop(self, service: Service) -> None:
+        self._traffic.stop(service)
 
-        Link 0 comes here only where several engines serve it: then a whole service, unpaced.
-        """
-        if service.link == 0:
-            engine, slot = self._engines[service.engine], self.slots.of(service.key)
-            engine.begin(slot, is_paced=False)
-            begin = self._base[service.row] + done
-            engine.copy(slot, self._source(service, begin + count), begin, count)
-            self._end(engine, service)
-            return
-        begin = self._base[service.row] + done
-        if self.homes.ram is not None:
-            targets = list(self.homes.ram.pieces(service.key, begin, count))
-            for target in targets:
-                self._runtime.host_writes(torch.from_numpy(target))
-        else:
-            targets = [self._transit.of(service.number)[begin : begin + count].numpy()]
-        self.homes.bring(service.key, begin, targets)
-        with self.lock:
-            self._moved[service.link, service.number] = begin + count
-            self._news.notify_all()
+    def _ask(self) -> bool:
+        return self._traffic.ask()
 
-    def _end(self, engine: CopyEngine, service: Service) -> None:
-        end = self.slots.end_write(self.slots.of(service.key), engine.stream)
-        if self._feeder is not None:
-            self._feeder.was_issued(service.number)
-        self._runtime.synchronize(end)
-        self._transit.give_back(service.number)
+    def _is_asking(self) -> bool:
+        return self._lane.is_busy or any(engine.lane.is_busy for engine in self._engines)
 
-    def _source(self, service: Service, until: int) -> Source:
-        """Where link 0 finds a variant; its first ``until`` bytes are there on return."""
-        if self._controller.route.links == 1:
-            return self.homes.of(service.key, service.engine)
-        ram = self.homes.ram
-        with self.lock:
-            # What was in the RAM tier already has no service on link 1.
-            is_coming = ram is None or (1, service.number) in self._moved
-            while (
-                is_coming
-                and self._moved.get((1, service.number), 0) < until
-                and not self._stop.is_set()
-            ):
-                if not self._news.wait(self._patience_s):
-                    raise RuntimeError(
-                        f"link 1 has not brought {until} B of transfer {service.number}: nothing"
-                        " happens"
-                    )
-            if ram is not None:
-                held = ram.pieces(service.key, 0, self._bytes_of(service.key))
-                return Pinned(tuple(torch.from_numpy(piece) for piece in held))
-        return Pinned((self._transit.of(service.number),))
+    def _is_serving(self) -> bool:
+        return self._traffic.is_serving
+
+    def _idle_turn(self) -> None:
+        self._times.read_one()
 
     def _bytes_of(self, key: int) -> int:
         return self._controller.geometry.bytes_of(key)
@@ -325,103 +277,123 @@ class CudaDevice(ThreadedDevice):
 
     def end_site(self) -> Tensor:
         """Live runs: the sum [T, H] of the site's experts."""
-        self._runtime.run(self.stream, self._work_of.join)
-        return self._runtime.run(self.stream, self._work_of.end_site)
+        self._runtime.run(self._lane.stream, self._work_of.join)
+        return self._runtime.run(self._lane.stream, self._work_of.end_site)
 
     def up_of(self, site: int, expert: int) -> Tensor:
         """Live runs of experts stored by neuron: an expert's up projection [I, H]."""
         return self._work_of.up_of(site, expert)
 
+    def begin(self, works: Sequence[Work]) -> None:
+        done = 0
+        while done < len(works):
+            given_ns = self.now_ns()
+            count = self._give(works, done)
+            self._times.note(given_ns, count)
+            done += count
+
+    def settle(self) -> None:
+        mark = self._times.last
+        if mark is None:
+            return
+        last_ns = time.monotonic_ns()
+        while not self._lane.has_passed(mark):
+            if self.poll():
+                last_ns = time.monotonic_ns()
+            else:
+                self._check_patience(last_ns, lambda: "the GPU computes")
+                self._rest()
+        self._times.read_out(self.now_ns())
+        # What has ended by now is handed over before the host goes on.
+        self.poll()
+
+    def spans(self) -> list[tuple[int, int]]:
+        return self._times.spans()
+
     def compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        start_ns, g = self.now_ns(), self._controller.geometry
-        if self._is_padded:
-            self._runtime.stamp(self._clock, self.stream)
-        if key != TAIL and g.expert_of(key) < g.experts:
+        """Compute one work and wait for its end; padded, it lasts for its nominal time."""
+        start_ns = self.now_ns()
+        if self.is_padded:
+            self._runtime.stamp(self._clock, self._lane.stream)
+        self._give(((key, rows, nominal_ns),), 0)
+        if self.is_padded:
+            self._spin(nominal_ns - (self.now_ns() - start_ns))
+        self._times.note(start_ns, 1)
+        self.settle()
+
+    def _spin(self, due_ns: int) -> None:
+        self._runtime.spin_until(self._clock, due_ns, self._lane.stream)
+        self._lane.note()
+
+    def _give(self, works: Sequence[Work], first: int) -> int:
+        """Give works to the stream from the first on, in one launch; return how many they are."""
+        key, rows, _ = works[first]
+        kind = self._kind_of[key]
+        if kind == NO_EXPERT:
+            if not self._is_live and not self.is_padded:
+                site = -1 if key == TAIL else self._controller.geometry.site_of(key)
+                self._compute_dense(site, rows)
+            # In a live run the model has given its own work to this stream.
+            self._lane.note()
+            return 1
+        captured = self._captured
+        if captured is None or rows != 1 or self._is_live:
             self._compute_expert(key, rows)
-        elif not self._is_live and not self._is_padded:
-            self._runtime.run(
-                self.stream,
-                partial(self._work_of.run_dense, -1 if key == TAIL else g.site_of(key), rows),
-            )
-        if self._is_padded:
-            self._runtime.spin_until(
-                self._clock, nominal_ns - (self.now_ns() - start_ns), self.stream
-            )
-        self._finish(self.stream)
-        self._raise_failure()
+            return 1
+        keys, slots = [key], [self.slots.of(key)]
+        if slots[0].at >= 0:
+            # Precision by precision, and none that lies in pieces beside others.
+            for other, rows, _ in works[first + 1 : first + captured.most_needs]:
+                if rows != 1 or self._kind_of[other] != kind:
+                    break
+                if (slot := self.slots.of(other)).at < 0:
+                    break
+                keys.append(other)
+                slots.append(slot)
+        self._launch(captured, keys, slots)
+        return len(keys)
+
+    def _compute_dense(self, site: int, rows: int) -> None:
+        if self._dense is not None and rows == 1:
+            self._dense.launch(site)
+        else:
+            self._runtime.run(self._lane.stream, partial(self._work_of.run_dense, site, rows))
+            self._lane.note()
+
+    def _launch(self, captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> Tensor:
+        """Compute some experts for one row, in one launch; return their outputs [J, H]."""
+        lane, held, sizes = self._lane, self.arrivals.held, self._controller.slots.key_bytes
+        for slot in slots:
+            self.slots.begin_read(slot, lane)
+        needs = [(key, slot, sizes[key], held(key)) for key, slot in zip(keys, slots, strict=True)]
+        outputs_JH = captured.launch(self._kind_of[keys[0]], needs)
+        self.slots.end_read(slots, lane)
+        return outputs_JH
 
     def _compute_expert(self, key: int, rows: int) -> None:
+        """Compute an expert as the model does, of any form and for any number of rows."""
         slot, work = self.slots.of(key), self._work_of
-        self.slots.begin_read(slot, self.stream)
+        self.slots.begin_read(slot, self._lane)
         neurons = self.arrivals.held(key)
-        if self._captured is not None and rows == 1 and not self._is_live:
-            self._captured.run(key, slot, self._bytes_of(key), neurons)
-        else:
-            pieces = list(slot.parts(0, self._bytes_of(key)))
+        pieces = list(slot.parts(0, self._bytes_of(key)))
 
-            def run() -> None:
-                blob = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-                work.run(key, blob, work.rows(key, rows), neurons)
+        def run() -> None:
+            blob = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            work.run(key, blob, work.rows(key, rows), neurons)
 
-            self._runtime.run(self.stream, run, reads=pieces)
-        self.slots.end_read(slot, self.stream)
+        self._runtime.run(self._lane.stream, run, reads=pieces)
+        self._lane.note()
+        self.slots.end_read((slot,), self._lane)
 
     def compute_on_cpu(self, key: int, tokens: int, nominal_ns: int) -> None:
         # This copy to the host waits for the compute stream only.
-        self._cpu_inputs[key] = self._runtime.run(
-            self.stream, lambda: self._work_of.rows(key, tokens).to("cpu")
+        rows = self._runtime.run(
+            self._lane.stream, partial(self._work_of.rows_at_home, key, tokens)
         )
-        super().compute_on_cpu(key, tokens, nominal_ns)
-
-    def _perform(self, worker: Worker, job: Job) -> None:
-        if worker is self._cpu:
-            with self.lock:
-                rows = self._cpu_inputs.pop(job.number)
-            self._work_of.run_on_cpu(job.number, self.homes.blob(job.number), rows)
-
-    # ---- time
-
-    def sleep_until(self, time_ns: int, turn: Turn) -> None:
-        # Nominal host time passes on padded machines only; a free one has its own host's time.
-        if self._is_padded or turn == Turn.ARRIVALS:
-            super().sleep_until(time_ns, turn)
-
-    def _pace_job(self, until_ns: int) -> None:
-        if self._is_padded:
-            sleep_until(self._opened_ns + until_ns, self._stop)
-
-
-def _due_ns(service: Service, lag_ns: int, done: int) -> int:
-    """When ``done`` bytes are due after the stamp, ``lag_ns`` after the service's beginning."""
-    return max(0, service.due_ns(done) - lag_ns)
-
-
-def _check(controller: Controller, store: Store, engine: Engine) -> None:
-    """Raise ValueError for what this device does not do."""
-    loader, name = controller.loader, type(controller.payload).__name__
-    is_partial = controller.payload.active_share < 1
-    refused = {
-        f"{controller.route.links} links": controller.route.links > 2,
-        f"loader.dense_slots={loader.dense_slots} (streamed dense blocks)": loader.dense_slots > 0,
-        f"payload {name} (more than one expert)": not controller.payload.whole and not is_partial,
-        f"payload {name} of {', '.join(controller.geometry.precisions)} (parts of experts move with precision=floe)": (
-            is_partial and store.header.resident is None
-        ),
-        f"payload {name} on {controller.route.links} links": (
-            is_partial and controller.route.links > 1
-        ),
-        f"engine.gather=zero_copy with engine.source={engine.source} (the whole store must rest in pinned memory)": (
-            is_partial and engine.gather == "zero_copy" and engine.source != "ram"
-        ),
-        "loader.copies=free (no copy takes no time)": loader.copies == "free",
-        "loader.write_back (weights are never copied back)": loader.write_back,
-        "engine.source=mmap (page faults)": engine.source == "mmap",
-    }
-    if wrong := [what for what, is_asked in refused.items() if is_asked]:
-        raise ValueError(
-            f"device=cuda does not run {' nor '.join(wrong)}; choose device=null, or another system"
+        work: Callable[[], None] = lambda: self._work_of.run_on_cpu(  # noqa: E731
+            key, self.homes.blob(key), rows
         )
-    store.check_shape(controller.geometry)
+        self.on_cpu(key, work, nominal_ns)
 
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
@@ -440,5 +412,10 @@ def _make(
     if weights is None:
         raise ValueError(f"device={name} computes experts: it needs a store")
     return CudaDevice(
-        run.controller, weights, engine, runtime(), overflow_bytes=run.ledger.overflow_bytes
+        run.controller,
+        weights,
+        engine,
+        runtime(),
+        top_k=run.model.top_k,
+        overflow_bytes=run.ledger.overflow_bytes,
     )

@@ -7,16 +7,16 @@ links.
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Condition, Lock, local
+from threading import local
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
-from real.cuda.copies import Elsewhere, Pinned, Scattered, Source
+from real.cuda.copies import Crewed, Elsewhere, Pinned, RowGatherer, Scattered, Source, Submit
 from real.cuda.runtime import Runtime
-from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
+from real.cuda.zero_copy import gatherer_bytes, gatherer_of
 from real.driver.settings import Engine
 from real.store.neurons import Arrivals
 from real.store.reading import BufferedReader, Bytes, DirectReader, Reader
@@ -29,38 +29,24 @@ STAGING_BUFFERS = 3
 
 
 class Transit:
-    """Pinned buffers between two links, one for each transfer between them.
+    """Pinned buffers between two links, one for each transfer between them."""
 
-    ``lock`` is the device's.
-    """
-
-    def __init__(
-        self, runtime: Runtime, lock: Lock, is_over: Callable[[], bool], patience_s: float
-    ) -> None:
-        self._runtime, self._is_over, self._patience_s = runtime, is_over, patience_s
-        self._given_back = Condition(lock)
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._of: dict[int, Tensor] = {}  # by transfer
         self.free: list[Tensor] = []
 
-    def of(self, number: int) -> Tensor:
-        """A transfer's buffer. The first link that asks takes one, and waits until one is free."""
-        with self._given_back:
-            while number not in self._of and not self._is_over():
-                if self.free:
-                    self._of[number] = self.free.pop()
-                    self._runtime.host_writes(self._of[number])
-                elif not self._given_back.wait(self._patience_s):
-                    raise RuntimeError(
-                        f"no transit buffer has become free for {self._patience_s:g} s"
-                    )
-            return self._of[number]
+    def of(self, number: int) -> Tensor | None:
+        """A transfer's buffer. The first link that asks takes one; None while none is free."""
+        if number not in self._of and self.free:
+            self._of[number] = self.free.pop()
+            self._runtime.host_writes(self._of[number])
+        return self._of.get(number)
 
     def give_back(self, number: int) -> None:
         """Take back the buffer of a transfer that is over, if it had one."""
-        with self._given_back:
-            if (buffer := self._of.pop(number, None)) is not None:
-                self.free.append(buffer)
-                self._given_back.notify_all()
+        if (buffer := self._of.pop(number, None)) is not None:
+            self.free.append(buffer)
 
     def close(self) -> None:
         self._of.clear()
@@ -71,11 +57,9 @@ class Homes:
     """The host's side of a run. All memory is pinned by ``pin``, none before and none after it.
 
     With ``source=ram`` memory holds the whole store; else each engine of link 0 has staging
-    buffers. ``arrivals`` knows which neurons of an expert are asked for. ``piece_bytes`` is how
-    much is read at once.
+    buffers. ``arrivals`` knows which neurons of an expert are asked for. ``submit(name, count)``
+    gives work to so many threads of that name. ``piece_bytes`` is how much is read at once.
     """
-
-    arena: PinnedArena
 
     def __init__(
         self,
@@ -84,7 +68,7 @@ class Homes:
         store: Store,
         engine: Engine,
         arrivals: Arrivals,
-        transit: Transit,
+        submit: Callable[[str, int], Submit],
         piece_bytes: int,
     ) -> None:
         self._runtime, self._controller, self._store, self._engine = (
@@ -94,13 +78,23 @@ class Homes:
             engine,
         )
         self._arrivals, self._piece_bytes = arrivals, piece_bytes
-        self.transit = transit
+        self.transit = Transit(runtime)
+        self._submit = submit
         self.ram: SlotMemory | None = None
         self._content: Tensor | None = None
-        self._rings: list[StagingRing] = []
+        self._crewed: list[Crewed] = []
+        self._sources: dict[int, Source] = {}
+        """By key: where a variant rests for good. To cut a tensor costs more than to copy it."""
         self._gatherers: list[RowGatherer] = []
+        self._arena: PinnedArena | None = None
         self._own = local()
         self._readers: list[Reader] = []
+
+    @property
+    def arena(self) -> PinnedArena:
+        """All that is pinned for the run."""
+        assert self._arena is not None
+        return self._arena
 
     def pin(self, engines: tuple[int, ...], beside_bytes: int) -> None:
         """Take one arena for all that is pinned, with ``beside_bytes`` for others, and fill it.
@@ -122,7 +116,7 @@ class Homes:
         neurons, pair_bytes = self._store.header.neurons, self._arrivals.pair_bytes(0)
         if is_home and is_partial:
             staging = engines[0] * gatherer_bytes(self._engine, neurons, pair_bytes)
-        self.arena = PinnedArena(
+        self._arena = PinnedArena(
             self._runtime,
             ring_bytes(in_transit, largest)
             + staging
@@ -133,16 +127,20 @@ class Homes:
         if is_home:
             self._content = self.arena.take(size)
             self._reader().read(0, self._content.numpy())
+            self._sources = self._whole_sources(self._content)
             if is_partial:
+                gather = self._submit("gatherers", self._engine.gather_threads)
                 self._gatherers = [
-                    gatherer_of(self._runtime, self.arena, self._engine, neurons, pair_bytes)
+                    gatherer_of(
+                        self._runtime, self.arena, self._engine, gather, neurons, pair_bytes
+                    )
                     for _ in range(engines[0])
                 ]
         else:
-            self._rings = [
-                StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes)
-                for _ in range(engines[0])
-            ]
+            for number in range(engines[0]):
+                ring = StagingRing(self._runtime, self.arena, STAGING_BUFFERS, self._piece_bytes)
+                read = self._submit(f"reader of engine {number} of link 0", 1)
+                self._crewed.append(Crewed(ring, read))
         if tier is not None:
             self.ram = SlotMemory(tier, take=lambda count: self.arena.take(count).numpy())
             for key in tier.initial:
@@ -150,25 +148,41 @@ class Homes:
                 self.bring(key, 0, list(self.ram.pieces(key, 0, self._bytes_of(key))))
         self.transit.free = [self.arena.take(largest) for _ in range(in_transit)]
 
+    def _whole_sources(self, content: Tensor) -> dict[int, Source]:
+        g = self._controller.geometry
+        keys = (
+            g.key(precision, site, expert)
+            for precision in range(len(g.precisions))
+            for site in range(g.sites)
+            for expert in range(g.experts)
+        )
+        return {
+            key: Pinned((content[(at := self.offset(key)) : at + self._bytes_of(key)],))
+            for key in keys
+        }
+
     def close(self) -> None:
         """Unpin all memory. Copies from it must be over."""
-        for gatherer in self._gatherers:
-            gatherer.close()
         # Dropped here: the garbage collector would take its time, and a next run needs the room.
-        self._content, self._rings, self._gatherers, self.ram = None, [], [], None
+        self._content, self._crewed, self._gatherers, self.ram = None, [], [], None
+        self._sources = {}
         self.transit.close()
-        self.arena.close()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
         for reader in self._readers:
             reader.close()
+        self._readers.clear()
 
     def of(self, key: int, engine: int) -> Source:
         """A variant where it rests for good, as a source for an engine of link 0."""
-        offset, size = self.offset(key), self._bytes_of(key)
         kept = self._arrivals.held(key)
+        if kept is None and (found := self._sources.get(key)) is not None:
+            return found
+        offset, size = self.offset(key), self._bytes_of(key)
         if self._content is not None:
             whole = self._content[offset : offset + size]
-            if kept is None:
-                return Pinned((whole,))
+            assert kept is not None
             pairs = whole.view(-1, self._arrivals.pair_bytes(key))
             return Scattered(self._gatherers[engine], pairs, torch.from_numpy(kept))
 
@@ -179,7 +193,7 @@ class Homes:
                 self._reader().read(offset + at, into[done : done + count].numpy())
                 done += count
 
-        return Elsewhere(read, self._rings[engine])
+        return Elsewhere(read, self._crewed[engine])
 
     def bring(self, key: int, begin: int, targets: list[Bytes]) -> None:
         """Fill host memory with a variant's bytes from ``begin`` on, from where they rest."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from real.driver.machine import available_bytes, memory_bytes
 
 T = TypeVar("T")
+Uses = Sequence[Tensor] | Callable[[], Sequence[Tensor]]
 
 
 @dataclass(eq=False)
@@ -51,6 +52,9 @@ class HostRuntime:
         event.time_ns = time.perf_counter_ns()
 
     def wait(self, stream: Any, event: HostEvent) -> None: ...
+
+    def query(self, event: HostEvent) -> bool:
+        return True
 
     def synchronize(self, event: HostEvent) -> None: ...
 
@@ -115,8 +119,8 @@ class HostRuntime:
         graph: Callable[[], Any],
         stream: Any,
         *,
-        reads: Sequence[Tensor] = (),
-        writes: Sequence[Tensor] = (),
+        reads: Uses = (),
+        writes: Uses = (),
     ) -> None:
         graph()
 

@@ -7,6 +7,8 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
@@ -14,9 +16,12 @@ import torch
 from torch import Tensor
 
 from real.cuda.arena import ALIGNMENT, PinnedArena, ring_bytes
+from real.cuda.copies import RowGatherer
+from real.cuda.lanes import Events, Lane
 from real.cuda.runtime import Runtime
-from real.cuda.zero_copy import RowGatherer, gatherer_bytes, gatherer_of
+from real.cuda.zero_copy import gatherer_bytes, gatherer_of
 from real.driver.machine import processor
+from real.driver.polled import Crew
 from real.driver.settings import Engine
 from real.driver.timers import sharpen_timers
 from sim.values.units import part_of
@@ -109,9 +114,21 @@ def gathers(
     target = runtime.allocate(len(kept) * row_bytes).view(len(kept), row_bytes)
     rows = []
     for form, number, engine in _gather_forms(columns, threads):
-        gatherer = gatherer_of(runtime, arena, engine, pairs, row_bytes)
-        taken = [_gather_ns(runtime, gatherer, source, kept, target) for _ in range(REPEATS)]
-        gatherer.close()
+        results: SimpleQueue[partial[object]] = SimpleQueue()
+        crew = Crew("gatherers", results, number)
+        gatherer = gatherer_of(runtime, arena, engine, crew.submit, pairs, row_bytes)
+        lane = Lane(runtime, "gather", Events(runtime, 8))
+
+        def gather(gatherer: RowGatherer = gatherer, lane: Lane = lane) -> None:
+            feed = gatherer.gather(source, kept, target, lane)
+            while feed is not None and not feed.advance():
+                while not results.empty():  # noqa: B023
+                    results.get()()  # noqa: B023
+                lane.ask()
+            lane.finish()
+
+        taken = [_host_ns(gather) for _ in range(REPEATS)]
+        crew.dismiss()
         told = quantiles(taken[2:])
         rows.append(
             {
@@ -134,15 +151,6 @@ def _gather_forms(
             yield "staged", number, Engine(gather_threads=number, gather_columns=group)
     for group in columns:
         yield "zero_copy", 1, Engine(gather="zero_copy", gather_columns=group)
-
-
-def _gather_ns(
-    runtime: Runtime, gatherer: RowGatherer, source: Tensor, kept: Tensor, target: Tensor
-) -> int:
-    begin_ns = time.perf_counter_ns()
-    for end in gatherer.gather(source, kept, target):
-        runtime.synchronize(end)
-    return time.perf_counter_ns() - begin_ns
 
 
 def gathers_bytes(
@@ -192,10 +200,16 @@ def host_costs(runtime: Runtime, arena: PinnedArena) -> dict[str, dict[str, floa
         "round_trip": wait_for_all,
         "routing_read_out": read_out,
     }
-    return {name: quantiles(_host_ns(call, wait_for_all)) for name, call in calls.items()}
+    return {name: quantiles(_repeated_ns(call, wait_for_all)) for name, call in calls.items()}
 
 
-def _host_ns(
+def _host_ns(call: Callable[[], object]) -> float:
+    begin_ns = time.perf_counter_ns()
+    call()
+    return float(time.perf_counter_ns() - begin_ns)
+
+
+def _repeated_ns(
     call: Callable[[], object], wait_for_all: Callable[[], object], count: int = 300
 ) -> list[float]:
     for _ in range(20):
@@ -203,9 +217,7 @@ def _host_ns(
     wait_for_all()
     taken = []
     for number in range(count):
-        begin_ns = time.perf_counter_ns()
-        call()
-        taken.append(float(time.perf_counter_ns() - begin_ns))
+        taken.append(_host_ns(call))
         # A full queue would make the host wait in a call.
         if number % 50 == 49:
             wait_for_all()

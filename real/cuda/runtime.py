@@ -11,6 +11,8 @@ up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -22,6 +24,10 @@ Stream = Any
 Event = Any
 Graph = Any
 T = TypeVar("T")
+Uses = Sequence[Tensor] | Callable[[], Sequence[Tensor]]
+"""Memory that a piece of work uses; a function is called only where that is looked at."""
+CALLS = "cuda.bindings.runtime"
+"""The module of raw calls, of the package cuda-bindings. torch's own cost 20 us, these 1 to 5."""
 
 
 class DeviceError(ValueError):
@@ -53,6 +59,9 @@ class Runtime(Protocol):
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let what the stream is given from now on come after the event. The host does not wait."""
+
+    def query(self, event: Event) -> bool:
+        """Whether the event has ended. What this thread gives to streams then comes after it."""
 
     def synchronize(self, event: Event) -> None:
         """Wait until the event has ended."""
@@ -125,8 +134,8 @@ class Runtime(Protocol):
         graph: Graph,
         stream: Stream,
         *,
-        reads: Sequence[Tensor] = (),
-        writes: Sequence[Tensor] = (),
+        reads: Uses = (),
+        writes: Uses = (),
     ) -> None:
         """Launch a graph; its tables may point to other memory than at its capture."""
 
@@ -134,8 +143,39 @@ class Runtime(Protocol):
         """Called before the host writes pinned memory that copies may still read."""
 
 
+@dataclass(frozen=True, eq=False)
+class CudaStream:
+    """A stream as torch has it, and as the raw calls take it."""
+
+    torch: Any
+    raw: Any
+
+
+@dataclass(frozen=True, eq=False)
+class CudaGraph:
+    """A captured graph, and its executable form as the raw calls take it."""
+
+    torch: Any
+    raw: Any
+
+
+def raw_calls() -> Any:
+    """The module of raw calls. Raise DeviceError where it is not to be had."""
+    try:
+        return import_module(CALLS)
+    except ImportError as error:
+        raise DeviceError(
+            f"the package cuda-bindings is missing ({CALLS} cannot be imported: {error}); install"
+            " it (python -m pip install cuda-bindings, in the version of torch.version.cuda), or"
+            " choose device=cpu"
+        ) from None
+
+
 class CudaRuntime:
-    """The first CUDA device, by way of torch. Raise DeviceError where there is none."""
+    """The first CUDA device. torch allocates and captures; all that a run repeats are raw calls.
+
+    Raise DeviceError where there is no device, or where the package of raw calls is missing.
+    """
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -146,29 +186,68 @@ class CudaRuntime:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name(self.device)
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._use(raw_calls())
 
-    def stream(self, name: str) -> Stream:
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+    def _use(self, calls: Any) -> None:
+        """Keep what is called over and over."""
+        self._calls = calls
+        self._not_ready = calls.cudaError_t.cudaErrorNotReady
+        self._any_kind = calls.cudaMemcpyKind.cudaMemcpyDefault
+        self._record, self._query = calls.cudaEventRecord, calls.cudaEventQuery
+        self._wait, self._copy = calls.cudaStreamWaitEvent, calls.cudaMemcpyAsync
+        self._launch = calls.cudaGraphLaunch
 
-    def make_current(self, stream: Stream) -> Stream:
+    def _check(self, code: Any, what: str) -> None:
+        """Raise DeviceError for an error code; nothing that follows it can be trusted."""
+        if code:
+            _, name = self._calls.cudaGetErrorName(code)
+            told = name.decode() if isinstance(name, bytes) else str(name)
+            raise DeviceError(
+                f"{what} failed on {self.name} with {told}; what the device did before may be the"
+                " cause, and nothing can be run on it in this process any more"
+            )
+
+    def stream(self, name: str) -> CudaStream:
+        made = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return CudaStream(made, self._calls.cudaStream_t(made.cuda_stream))
+
+    def make_current(self, stream: Stream) -> Any:
         before = torch.cuda.current_stream(self.device)
-        torch.cuda.set_stream(stream)
+        torch.cuda.set_stream(stream.torch if isinstance(stream, CudaStream) else stream)
         return before
 
     def event(self, *, timed: bool = False) -> Event:
-        return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+        flags = 0 if timed else self._calls.cudaEventDisableTiming
+        code, event = self._calls.cudaEventCreateWithFlags(flags)
+        self._check(code, "making an event (cudaEventCreateWithFlags)")
+        return event
 
-    def record(self, event: Event, stream: Stream) -> None:
-        event.record(stream)
+    def record(self, event: Event, stream: CudaStream) -> None:
+        (code,) = self._record(event, stream.raw)
+        if code:
+            self._check(code, "recording an event (cudaEventRecord)")
 
-    def wait(self, stream: Stream, event: Event) -> None:
-        stream.wait_event(event)
+    def wait(self, stream: CudaStream, event: Event) -> None:
+        (code,) = self._wait(stream.raw, event, 0)
+        if code:
+            self._check(code, "ordering a stream behind an event (cudaStreamWaitEvent)")
+
+    def query(self, event: Event) -> bool:
+        (code,) = self._query(event)
+        if not code:
+            return True
+        if code != self._not_ready:
+            self._check(code, "asking an event (cudaEventQuery)")
+        return False
 
     def synchronize(self, event: Event) -> None:
-        event.synchronize()
+        (code,) = self._calls.cudaEventSynchronize(event)
+        self._check(code, "waiting for an event (cudaEventSynchronize)")
 
     def elapsed_ns(self, first: Event, last: Event) -> int:
-        return int(first.elapsed_time(last) * 1e6)
+        code, elapsed_ms = self._calls.cudaEventElapsedTime(first, last)
+        self._check(code, "reading two events (cudaEventElapsedTime)")
+        return int(elapsed_ms * 1e6)
 
     def allocate(self, num_bytes: int) -> Tensor:
         try:
@@ -184,7 +263,7 @@ class CudaRuntime:
         return int(torch.cuda.memory_stats(self.device).get("allocated_bytes.all.current", 0))
 
     def memory(self) -> tuple[int, int]:
-        stream: Any = self.stream("workspaces")
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         before = torch.cuda.memory_allocated(self.device)
         with torch.cuda.stream(stream):
             x = torch.ones(64, 64, dtype=torch.float16, device=self.device)
@@ -217,60 +296,72 @@ class CudaRuntime:
             )
         return memory
 
-    def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
+    def copy(self, target: Tensor, source: Tensor, stream: CudaStream) -> None:
+        if source.nbytes != target.nbytes or not (
+            source.is_contiguous() and target.is_contiguous()
+        ):
+            raise ValueError(
+                f"a copy of {source.nbytes} B in shape {list(source.shape)} into {target.nbytes} B"
+                f" in shape {list(target.shape)}: both must be contiguous and equally large"
+            )
+        (code,) = self._copy(
+            target.data_ptr(), source.data_ptr(), source.nbytes, self._any_kind, stream.raw
+        )
+        if code:
+            self._check(code, f"a copy of {source.nbytes} B (cudaMemcpyAsync)")
 
     def run(
         self,
-        stream: Stream,
+        stream: CudaStream,
         work: Callable[[], T],
         *,
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
     ) -> T:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream.torch):
             return work()
 
-    def stamp(self, clock: Tensor, stream: Stream) -> None:
+    def stamp(self, clock: Tensor, stream: CudaStream) -> None:
         from real.kernels.pacing import stamp
 
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream.torch):
             stamp(clock)
 
-    def spin_until(self, clock: Tensor, due_ns: int, stream: Stream) -> None:
+    def spin_until(self, clock: Tensor, due_ns: int, stream: CudaStream) -> None:
         from real.kernels.pacing import spin_until
 
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream.torch):
             spin_until(clock, due_ns)
 
     def capture(
         self,
-        stream: Stream,
+        stream: CudaStream,
         work: Callable[[], Any],
         *,
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
-    ) -> Graph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
+    ) -> CudaGraph:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.stream(stream.torch):
             # A first call compiles kernels and takes workspaces, which a capture must not see.
             work()
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
+            stream.torch.synchronize()
+            with torch.cuda.graph(graph, stream=stream.torch):
                 work()
-        return graph
+        graph.instantiate()
+        return CudaGraph(graph, self._calls.cudaGraphExec_t(graph.raw_cuda_graph_exec()))
 
     def replay(
         self,
-        graph: Graph,
-        stream: Stream,
+        graph: CudaGraph,
+        stream: CudaStream,
         *,
-        reads: Sequence[Tensor] = (),
-        writes: Sequence[Tensor] = (),
+        reads: Uses = (),
+        writes: Uses = (),
     ) -> None:
-        with torch.cuda.stream(stream):
-            graph.replay()
+        (code,) = self._launch(graph.raw, stream.raw)
+        if code:
+            self._check(code, "launching a graph (cudaGraphLaunch)")
 
     def host_writes(self, memory: Tensor) -> None: ...
 

@@ -1,34 +1,39 @@
-"""A layer's experts as CUDA graphs, which cost the host one launch where kernels cost one each.
+"""A gate's experts as CUDA graphs, which cost the host one launch where kernels cost one each.
 
-A graph keeps the addresses of its capture. So it finds its experts through a table in device
-memory, which says where each lies and, of an expert that has come in part, which neurons those are.
-Its input and its outputs lie in buffers of its own. One graph for each precision and number of
-needs thus serves every layer, every pool and every slot.
+A graph keeps the addresses of its capture. So it finds its experts through a table, which says
+where each lies and, of an expert that has come in part, which neurons those are. The host writes
+the table into pinned memory, and the graph begins by copying it to the device: a launch needs no
+other call. A graph for each precision and number of needs thus serves every layer and every slot.
+There are as many of each as one gate may launch, so that no table is written while it is read.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
-from real.cuda.runtime import Graph, Runtime, Stream
+from real.cuda.arena import PinnedArena, ring_bytes
+from real.cuda.lanes import Lane
+from real.cuda.runtime import Graph, Runtime
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.experts import dense_expert, partial_expert
 from real.kernels.slot_matrices import SlotMatrices
 from real.store.neurons import Numbers
 
+Table = NDArray[np.int32]
 Compute = Callable[[Tensor, Tensor], Tensor]
 """``compute(x [1, H], table int32 [W, J]) -> [J, H]``.
 
 It launches kernels of fixed shapes only, and looks at no value.
 """
-TABLES = 4
-"""How many tables may be on their way while the host fills another one."""
 SLOT, UP, COUNT, FIRST_NEURON = range(4)
 """Rows of a table. Whole experts use the first one only.
 
@@ -36,8 +41,7 @@ Experts that have come in part use all of them, and one more for each neuron.
 """
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """An expert that is to be computed; ``slot`` is its place in the pool.
 
     Of a sparse expert ``up`` is the number of its resident up projection, and ``neurons`` are those
@@ -48,15 +52,19 @@ class Need:
     up: int = 0
     neurons: Numbers | None = None
 
-    def write(self, table_W: Tensor) -> None:
-        """Write its column of a table; what lies behind its last neuron stays as it is."""
-        table_W[SLOT] = self.slot
-        if len(table_W) > 1:
-            assert self.neurons is not None
-            table_W[UP], table_W[COUNT] = self.up, len(self.neurons)
-            table_W[FIRST_NEURON : FIRST_NEURON + len(self.neurons)] = torch.from_numpy(
-                self.neurons
-            )
+
+def write(needs: Sequence[Need], table_WJ: Table) -> None:
+    """Write the needs into a table, column by column.
+
+    What lies behind the last neuron of one stays as it is.
+    """
+    table_WJ[SLOT] = [need.slot for need in needs]
+    if len(table_WJ) == 1:
+        return
+    for number, need in enumerate(needs):
+        assert need.neurons is not None
+        table_WJ[UP, number], table_WJ[COUNT, number] = need.up, len(need.neurons)
+        table_WJ[FIRST_NEURON : FIRST_NEURON + len(need.neurons), number] = need.neurons
 
 
 @dataclass(frozen=True)
@@ -113,124 +121,105 @@ def sparse_expert_in_part(up: SlotMatrices, pairs: Tensor) -> Compute:
 
 
 class Segment:
-    """The graph of one kind of expert for a number of needs, with its input, table and outputs."""
+    """A graph of one kind of expert for a number of needs, with its tables and outputs."""
 
     def __init__(
-        self, runtime: Runtime, stream: Stream, kind: Kind, x_1H: Tensor, num_needs: int
+        self, runtime: Runtime, lane: Lane, arena: PinnedArena, kind: Kind, x_1H: Tensor, needs: int
     ) -> None:
-        self._runtime, self._stream, self._kind = runtime, stream, kind
-        self.x_1H = x_1H
-        rows = kind.table_rows
-        self.table_WJ = (
-            runtime.allocate(4 * rows * num_needs).view(torch.int32).view(rows, num_needs)
-        )
-        self.outputs_JH = (
-            runtime.allocate(4 * num_needs * x_1H.shape[1]).view(torch.float32).view(num_needs, -1)
-        )
+        self._runtime, self._lane, self._kind, self._x_1H = runtime, lane, kind, x_1H
+        shape = kind.table_rows, needs
+        self._pinned = arena.take(4 * shape[0] * needs).view(torch.int32).view(shape)
         # At first of no neurons. Zeros, because a number behind the count names a neuron, too.
-        runtime.run(stream, lambda: self.table_WJ.zero_(), writes=[self.table_WJ])
-        self._graph: Graph = runtime.capture(
-            stream,
-            lambda: self.outputs_JH.copy_(kind.compute(self.x_1H, self.table_WJ)),
-            reads=[self.x_1H, self.table_WJ, *kind.reads([Need(0)])],
-            writes=[self.outputs_JH],
+        self._table_WJ: Table = self._pinned.zero_().numpy()
+        held_WJ = runtime.allocate(4 * shape[0] * needs).view(torch.int32).view(shape)
+        self.outputs_JH = (
+            runtime.allocate(4 * needs * x_1H.shape[1]).view(torch.float32).view(needs, -1)
         )
+        self._writes = (held_WJ, self.outputs_JH)
 
-    def replay(self, needs: Sequence[Need]) -> Tensor:
-        """The outputs, fp32 [J, H], which the next replay overwrites.
+        def work() -> None:
+            held_WJ.copy_(self._pinned, non_blocking=True)
+            self.outputs_JH.copy_(kind.compute(x_1H, held_WJ))
 
-        What the graph reads must have been ordered before it on the stream.
+        self._graph: Graph = runtime.capture(
+            lane.stream, work, reads=self._reads([Need(0)]), writes=self._writes
+        )
+        lane.note()
+        self.last = lane.moment
+        """The moment of its last launch; the capture is one."""
+
+    def _reads(self, needs: Sequence[Need]) -> list[Tensor]:
+        return [self._x_1H, self._pinned, *self._kind.reads(needs)]
+
+    def launch(self, needs: Sequence[Need]) -> Tensor:
+        """The outputs, fp32 [J, H], which the next launch overwrites; the last one must be over.
+
+        What the graph reads must have been ordered before it on the lane.
         """
-        reads = [self.x_1H, self.table_WJ, *self._kind.reads(needs)]
-        self._runtime.replay(self._graph, self._stream, reads=reads, writes=[self.outputs_JH])
+        self._runtime.host_writes(self._pinned)
+        write(needs, self._table_WJ)
+        reads = partial(self._reads, needs)
+        self._runtime.replay(self._graph, self._lane.stream, reads=reads, writes=self._writes)
+        self._lane.note()
+        self.last = self._lane.moment
         return self.outputs_JH
 
 
 class Segments:
-    """Segments by kind of expert and number of needs, each captured when it is first asked for.
+    """Segments by kind of expert and number of needs, all captured before the run.
 
-    ``prepare`` captures them before a run. ``hidden`` and ``dtype`` are the input's.
+    A capture in a run would take long, and memory beyond the budget. Each capture computes once,
+    with what lies in the first slot of its pool. All compute the input ``x_1H``.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        stream: Stream,
+        lane: Lane,
         arena: PinnedArena,
         kinds: Sequence[Kind],
-        hidden: int,
-        dtype: torch.dtype,
+        x_1H: Tensor,
         most_needs: int,
     ) -> None:
-        self._runtime, self._stream, self._kinds, self._most_needs = (
-            runtime,
-            stream,
-            kinds,
-            most_needs,
-        )
-        self._x_1H = runtime.allocate(hidden * dtype.itemsize).view(dtype).view(1, hidden)
-        runtime.run(stream, lambda: self._x_1H.zero_(), writes=[self._x_1H])
-        rows = max(kind.table_rows for kind in kinds)
-        self._tables = StagingRing(runtime, arena, TABLES, 4 * rows * most_needs)
-        self._segments: dict[tuple[int, int], Segment] = {}
+        self._lane, self.most_needs = lane, most_needs
+        self._segments = {
+            (number, needs): deque(
+                Segment(runtime, lane, arena, kind, x_1H, needs) for _ in range(count)
+            )
+            for number, kind in enumerate(kinds)
+            for needs, count in copies_of(most_needs).items()
+        }
 
-    def prepare(self) -> None:
-        """Capture everything that a run may ask for.
+    def launch(self, kind: int, needs: Sequence[Need]) -> Tensor:
+        """The outputs of these experts: fp32 [J, H].
 
-        During a run a capture would take long, and memory beyond the budget. Each capture computes
-        once, with what lies in the first slot of each pool.
+        A later launch of as many needs overwrites them. The experts' slots must have been ordered
+        before on the lane.
         """
-        for kind in range(len(self._kinds)):
-            for num_needs in range(1, self._most_needs + 1):
-                self._segment(kind, num_needs)
-
-    def _segment(self, kind: int, num_needs: int) -> Segment:
-        if not 1 <= num_needs <= self._most_needs:
-            raise ValueError(f"a segment of {num_needs} needs, of 1 to {self._most_needs}")
-        found = self._segments.get((kind, num_needs))
-        if found is None:
-            found = Segment(self._runtime, self._stream, self._kinds[kind], self._x_1H, num_needs)
-            self._segments[kind, num_needs] = found
-        return found
-
-    def run(self, kind: int, x_1H: Tensor, needs: Sequence[Need]) -> Tensor:
-        """The outputs of these experts for one input on the device: fp32 [J, H].
-
-        The next run of as many needs overwrites them. The experts' slots must have been ordered
-        before on the stream.
-        """
-        segment = self._segment(kind, len(needs))
-        # Rows behind the longest list of neurons are not sent.
-        rows = min(
-            segment.table_WJ.shape[0], FIRST_NEURON + max(_count(need.neurons) for need in needs)
-        )
-        buffer = self._tables.take()
-        held = buffer[: 4 * rows * len(needs)]
-        table_WJ = held.view(torch.int32).view(rows, len(needs))
-        table_WJ[FIRST_NEURON:] = 0
-        for number, need in enumerate(needs):
-            need.write(table_WJ[:, number])
-        self._runtime.copy(segment.table_WJ[:rows], table_WJ, self._stream)
-        copied = self._runtime.event()
-        self._runtime.record(copied, self._stream)
-        self._tables.give_back(buffer, copied)
-        self._runtime.run(
-            self._stream, lambda: self._x_1H.copy_(x_1H), reads=[x_1H], writes=[self._x_1H]
-        )
-        return segment.replay(needs)
+        segments = self._segments.get((kind, len(needs)))
+        if segments is None:
+            raise ValueError(f"a segment of {len(needs)} needs, of 1 to {self.most_needs}")
+        segment = segments[0]
+        segments.rotate(-1)
+        if not segment.last.has_passed:
+            # Rare: as many launches as one gate has lie between two of the same segment.
+            self._lane.finish()
+        return segment.launch(needs)
 
 
-def _count(neurons: Numbers | None) -> int:
-    return 0 if neurons is None else len(neurons)
+def copies_of(most_needs: int) -> dict[int, int]:
+    """By number of needs: how many launches of that many the needs of one gate can make."""
+    return {needs: most_needs // needs for needs in range(1, most_needs + 1)}
 
 
-def tables_bytes(most_needs: int, neurons: int = 1) -> int:
+def tables_bytes(most_needs: int, neurons: int = 1, kinds: int = 1) -> int:
     """How many bytes of a pinned arena the tables take.
 
     ``neurons``: how many an expert that may come in part has; 1 for any other.
     """
     rows = FIRST_NEURON + neurons if neurons > 1 else 1
-    return ring_bytes(TABLES, 4 * rows * most_needs)
+    copies = copies_of(most_needs).items()
+    return kinds * sum(ring_bytes(count, 4 * rows * needs) for needs, count in copies)
 
 
 def all_neurons(count: int) -> Numbers:

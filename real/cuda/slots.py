@@ -5,13 +5,13 @@ is cut into slots of its largest variant, or shared out by bytes where it mixes 
 taken before the run and nothing after it (``check_budget``). Kernels find a variant by the place
 where it begins, in units that divide all beginnings (``windows``).
 
-Compute streams read a slot behind the event that its copy recorded. Copy streams overwrite it
-behind the events that its readers have recorded since. Neither makes the host wait.
+Compute lanes read a slot behind the moment of its copy. Copy lanes overwrite it behind the moments
+of its readers. Neither makes the host wait (`real.cuda.lanes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from real.cuda.runtime import DeviceError, Event, Runtime, Stream
+from real.cuda.lanes import Lane, Moment
+from real.cuda.runtime import DeviceError, Runtime
 from real.store.room import ALIGNMENT as ROOM_ALIGNMENT
 from real.store.room import Extent, Room
 from sim.core.slots import IN_FLIGHT, Slots
@@ -30,7 +31,7 @@ SLOT_ALIGNMENT = 256
 
 @dataclass(eq=False)
 class Slot:
-    """Room for one variant: its ``pieces`` in order, and the events that guard it.
+    """Room for one variant: its ``pieces`` in order, and the moments that guard it.
 
     ``at`` is the byte of the slots' memory at which it begins; -1 if it lies in several pieces. It
     may be read behind ``ready``, and overwritten behind ``readers``.
@@ -40,8 +41,10 @@ class Slot:
     pool: int
     at: int = -1
     key: int = -1
-    ready: Event | None = None
-    readers: list[Event] = field(default_factory=list)
+    ready: Moment | None = None
+    readers: list[Moment] = field(default_factory=list)
+    _fronts: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    """Parts that begin the slot, by bytes. To cut a tensor costs more than to copy it."""
 
     @property
     def memory(self) -> Tensor:
@@ -51,13 +54,23 @@ class Slot:
 
     def parts(self, begin: int, count: int) -> Iterator[Tensor]:
         """The memory of bytes ``begin .. begin + count``, in order."""
-        return parts_of(self.pieces, begin, count)
+        return parts_of(self.pieces, begin, count) if begin else iter(self.front(count))
+
+    def front(self, count: int) -> tuple[Tensor, ...]:
+        """The memory of the first ``count`` bytes."""
+        found = self._fronts.get(count)
+        if found is None:
+            found = self._fronts[count] = tuple(parts_of(self.pieces, 0, count))
+        return found
 
 
 def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tensor]:
     """Bytes ``begin .. begin + count`` of memory that lies in pieces, in order."""
     for piece in pieces:
-        if count > 0 and begin < len(piece):
+        if not begin and count >= piece.numel():
+            yield piece
+            count -= piece.numel()
+        elif count > 0 and begin < piece.numel():
             part = piece[begin : begin + count]
             yield part
             count -= len(part)
@@ -85,19 +98,25 @@ class Grid:
         self._count = count
         self.of: dict[int, Slot] = {}
 
-    def place(self, key: int, num_bytes: int) -> Slot | None:
-        """A slot for a key; None where there is none."""
+    def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
+        """A slot for a key; None where there is none. ``likely``: keys that may be gone."""
         if not self._free:
-            for gone in [held for held in self.of if self._is_gone(held)]:
-                slot = self.of.pop(gone)
-                slot.key = -1
-                # It must not be written before its readers end.
-                self._free.append(slot)
+            self._free_those(key for key in likely if key in self.of)
+        if not self._free:
+            self._free_those(list(self.of))
         if not self._free:
             return None
         slot = self.of[key] = self._free.pop()
         slot.key = key
         return slot
+
+    def _free_those(self, keys: Iterable[int]) -> None:
+        """Take back the slots of keys that are gone. None is written before its readers end."""
+        for key in keys:
+            if self._is_gone(key):
+                slot = self.of.pop(key)
+                slot.key = -1
+                self._free.append(slot)
 
     def check(self) -> None:
         places = [slot.at for slot in (*self.of.values(), *self._free)]
@@ -107,8 +126,8 @@ class Grid:
 class Mixed:
     """A pool of variants of several sizes: each takes its own bytes, in several pieces if need be.
 
-    A variant placed over bytes that others have left is written behind the others' events. The pool
-    begins at byte ``begin`` of ``memory``.
+    A variant placed over bytes that others have left is written behind the others' moments. The
+    pool begins at byte ``begin`` of ``memory``.
     """
 
     def __init__(
@@ -122,10 +141,11 @@ class Mixed:
         self._pool, self._begin, self._room = pool, begin, Room(sizes, is_gone, self._leave)
         self._memory = memory[begin : begin + self._room.end]
         self.of: dict[int, Slot] = {}
-        self._left: list[tuple[Extent, list[Event]]] = []
-        """Bytes that variants have left, with the events that must end before they are written."""
+        self._left: list[tuple[Extent, list[Moment]]] = []
+        """Bytes that variants have left, with the moments that must pass before they are written.
+        """
 
-    def place(self, key: int, num_bytes: int) -> Slot | None:
+    def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
         """Room for a key; None where there is none."""
         if not self._room.place(key, num_bytes, 0):
             return None
@@ -134,19 +154,19 @@ class Mixed:
         slot = Slot(
             tuple(self._memory[at : at + length] for at, length in extents), self._pool, begin, key
         )
-        for left, events in self._left:
+        for left, moments in self._left:
             if any(_overlap(left, extent) for extent in extents):
-                slot.readers += events
+                slot.readers = [*slot.readers, *moments]
         self._left = [
-            (left, events) for left, events in self._left if not _is_inside(left, extents)
+            (left, moments) for left, moments in self._left if not _is_inside(left, extents)
         ]
         self.of[key] = slot
         return slot
 
     def _leave(self, key: int, extents: list[Extent]) -> None:
         slot = self.of.pop(key)
-        events = [*slot.readers, *([] if slot.ready is None else [slot.ready])]
-        self._left += [(extent, events) for extent in extents]
+        moments = [*slot.readers, *([] if slot.ready is None else [slot.ready])]
+        self._left += [(extent, moments) for extent in extents]
 
     def check(self) -> None:
         self._room.check()
@@ -265,8 +285,8 @@ class DeviceSlots:
         count = (len(self._memory) - num_bytes) // self.unit + 1
         return self._memory.as_strided((max(0, count), num_bytes), (self.unit, 1))
 
-    def place_of(self, slot: Slot, num_bytes: int, stream: Stream) -> int:
-        """The place, in units, of a variant that the stream reads next.
+    def place_of(self, slot: Slot, num_bytes: int, lane: Lane) -> int:
+        """The place, in units, of a variant that the lane reads next.
 
         A variant of several pieces is put together first, in room that the next such variant takes.
         """
@@ -276,8 +296,9 @@ class DeviceSlots:
         assert self._mending is not None
         whole, pieces = self._mending[:num_bytes], list(slot.parts(0, num_bytes))
         self._runtime.run(
-            stream, lambda: torch.cat(pieces, out=whole), reads=pieces, writes=[whole]
+            lane.stream, lambda: torch.cat(pieces, out=whole), reads=pieces, writes=[whole]
         )
+        lane.note()
         return (len(self._memory) - len(self._mending)) // self.unit
 
     @property
@@ -294,10 +315,13 @@ class DeviceSlots:
 
     # ---- which slot
 
-    def place(self, key: int) -> Slot:
-        """The slot of a key, which the controller has claimed; its bytes are still to come."""
+    def place(self, key: int, victims: Sequence[int] = ()) -> Slot:
+        """The slot of a key, which the controller has claimed; its bytes are still to come.
+
+        ``victims`` were evicted for it. To know them saves a search for slots that are free.
+        """
         pool = self.pools[self._slots.pool_of[key]]
-        slot = pool.of.get(key) or pool.place(key, self._slots.key_bytes[key])
+        slot = pool.of.get(key) or pool.place(key, self._slots.key_bytes[key], victims)
         if slot is None:
             name = self._slots.geometry.name_of(key)
             raise RuntimeError(f"pool {self._slots.pool_of[key]} has no slot for {name}")
@@ -308,36 +332,35 @@ class DeviceSlots:
 
     # ---- when
 
-    def begin_write(self, slot: Slot, stream: Stream) -> None:
-        """Let the stream overwrite the slot only after its readers and its last copy."""
+    def begin_write(self, slot: Slot, lane: Lane) -> None:
+        """Let the lane overwrite the slot only after its readers and its last copy."""
         for reader in slot.readers:
-            self._runtime.wait(stream, reader)
+            lane.follow(reader)
         if slot.ready is not None:
-            self._runtime.wait(stream, slot.ready)
-        slot.readers.clear()
+            lane.follow(slot.ready)
+        slot.readers = []
         slot.ready = None
 
-    def end_write(self, slot: Slot, stream: Stream) -> Event:
-        """Let readers of the slot wait for what the stream has been given so far."""
-        slot.ready = self._runtime.event()
-        self._runtime.record(slot.ready, stream)
-        return slot.ready
+    def end_write(self, slot: Slot, lane: Lane) -> None:
+        """Let readers of the slot come behind what the lane has been given so far."""
+        slot.ready = lane.moment
 
-    def begin_read(self, slot: Slot, stream: Stream) -> None:
-        """Let the stream read the slot only after its copy."""
+    def begin_read(self, slot: Slot, lane: Lane) -> None:
+        """Let the lane read the slot only after its copy."""
         if slot.ready is None:
             raise RuntimeError(
                 f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been"
                 " issued"
             )
-        self._runtime.wait(stream, slot.ready)
+        if slot.ready.place > slot.ready.lane.over:
+            lane.follow(slot.ready)
 
-    def end_read(self, slot: Slot, stream: Stream) -> None:
-        """Let writers of the slot wait for what the stream has been given so far."""
-        reader = self._runtime.event()
-        self._runtime.record(reader, stream)
-        # Experts are read by one stream, whose later events cover its earlier ones.
-        slot.readers[:] = [reader]
+    def end_read(self, slots: Iterable[Slot], lane: Lane) -> None:
+        """Let writers of the slots come behind what the lane has been given so far."""
+        # Experts are read by one lane, whose later moments cover its earlier ones.
+        readers = [lane.moment]
+        for slot in slots:
+            slot.readers = readers
 
     def seal(self) -> None:
         """Note what is allocated on the device: the run may have no more.

@@ -8,13 +8,15 @@ move neuron by neuron.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from real.cuda.arena import PinnedArena
-from real.cuda.runtime import Runtime, Stream
+from real.cuda.lanes import Lane
+from real.cuda.runtime import Graph, Runtime
 from real.cuda.segments import (
     Kind,
     Need,
@@ -47,6 +49,7 @@ class DeviceWork(ExpertWork):
         # Its first call draws the stand-in weights.
         self.run_dense(-1, 1)
         assert self._dense is not None
+        self._noise_at_home = self._noise
         self._dense, self._noise = self._dense.to(like.device), self._noise.to(like.device)
         self._resident_at_home = self.resident
         self.resident = None if self.resident is None else self.resident.to(like.device)
@@ -60,6 +63,12 @@ class DeviceWork(ExpertWork):
     def noise(self) -> Tensor:
         """The input [1, H] of a replay's experts."""
         return self._noise
+
+    def rows_at_home(self, key: int, count: int) -> Tensor:
+        """The rows that an expert on the CPU is to compute, in host memory."""
+        if self._inputs is None:
+            return self._noise_at_home.expand(count, -1)
+        return self.rows(key, count).to("cpu")
 
     @torch.no_grad()
     def run_on_cpu(self, key: int, blob: Tensor, rows: Tensor) -> None:
@@ -78,7 +87,12 @@ class DeviceWork(ExpertWork):
 
 
 def captured_of(
-    runtime: Runtime, stream: Stream, arena: PinnedArena, slots: DeviceSlots, work: DeviceWork
+    runtime: Runtime,
+    lane: Lane,
+    arena: PinnedArena,
+    slots: DeviceSlots,
+    work: DeviceWork,
+    most_needs: int,
 ) -> Captured | None:
     """Graphs of one row for each precision; None where one of the forms has no graph."""
     weights, header = work.weights, work.weights.store.header
@@ -95,33 +109,61 @@ def captured_of(
         if kind is None:
             return None
         kinds.append(kind)
-    segments = Segments(runtime, stream, arena, kinds, weights.hidden, weights.dtype, 1)
-    return Captured(segments, slots, work, stream)
+    segments = Segments(runtime, lane, arena, kinds, work.noise, most_needs)
+    return Captured(segments, slots, work, lane)
 
 
 class Captured:
     """The experts of a replay, one row of each, computed by captured kernels."""
 
     def __init__(
-        self, segments: Segments, slots: DeviceSlots, work: DeviceWork, stream: Stream
+        self, segments: Segments, slots: DeviceSlots, work: DeviceWork, lane: Lane
     ) -> None:
-        self._segments, self._slots, self._work, self._stream = segments, slots, work, stream
+        self._segments, self._slots, self._work, self._lane = segments, slots, work, lane
         header = work.weights.store.header
         self._whole = all_neurons(header.neurons) if header.resident else None
-        segments.prepare()
+        self.most_needs = segments.most_needs
 
-    def run(self, key: int, slot: Slot, num_bytes: int, neurons: Numbers | None) -> Tensor:
-        """The output of an expert, or of these ``neurons`` of it, for a row of noise: fp32 [1, H].
+    def launch(self, kind: int, needs: Sequence[tuple[int, Slot, int, Numbers | None]]) -> Tensor:
+        """The outputs of some experts of precision ``kind`` for a row of noise: fp32 [J, H].
 
-        The next run overwrites it. The slot must have been ordered before on the stream.
+        Of each: its key, slot, bytes, and the ``neurons`` that have come. Only a single need may
+        lie in several pieces. The slots must have been ordered before on the lane.
         """
+        place_of, lane = self._slots.place_of, self._lane
+        if self._whole is None:
+            listed = [Need(place_of(slot, size, lane)) for _, slot, size, _ in needs]
+        else:
+            listed = [
+                self._in_part(key, place_of(slot, size, lane), neurons)
+                for key, slot, size, neurons in needs
+            ]
+        return self._segments.launch(kind, listed)
+
+    def _in_part(self, key: int, place: int, neurons: Numbers | None) -> Need:
         g, header = self._work.geometry, self._work.weights.store.header
-        place = self._slots.place_of(slot, num_bytes, self._stream)
-        need = Need(place)
-        if self._whole is not None:
-            up = header.number(g.site_of(key), g.expert_of(key))
-            need = Need(place, up, self._whole if neurons is None else neurons)
-        return self._segments.run(g.precision_of(key), self._work.noise, [need])
+        up = header.number(g.site_of(key), g.expert_of(key))
+        return Need(place, up, self._whole if neurons is None else neurons)
+
+
+class DenseGraphs:
+    """The dense work of a replay's single rows as graphs, one for each size."""
+
+    def __init__(self, runtime: Runtime, lane: Lane, work: DeviceWork) -> None:
+        self._runtime, self._lane = runtime, lane
+        self._of: dict[int, Graph] = {}
+        sizes: dict[int, Graph] = {}
+        for site, params in enumerate(work.weights.dense_params):
+            if params not in sizes:
+                sizes[params] = runtime.capture(lane.stream, partial(work.run_dense, site, 1))
+                lane.note()
+            self._of[site] = sizes[params]
+
+    def launch(self, site: int) -> None:
+        """Do the dense work of a site, or of the head (-1)."""
+        graph = self._of[site if site >= 0 else len(self._of) - 1]
+        self._runtime.replay(graph, self._lane.stream)
+        self._lane.note()
 
 
 def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | None:

@@ -8,16 +8,16 @@ link when they could compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
+from real.cuda.copies import RowGatherer, Submit
 from real.cuda.gather import Gatherer, arena_bytes, check_rows
-from real.cuda.runtime import Event, Runtime
+from real.cuda.lanes import Lane
+from real.cuda.runtime import Runtime
 from real.driver.settings import Engine
 from real.kernels.gather_rows import gather_rows
 
@@ -25,22 +25,8 @@ TABLES = 2
 """How many lists of rows: the host writes one while the kernel reads the other."""
 
 
-class RowGatherer(Protocol):
-    """Brings chosen rows of an expert to the device; `real.cuda.gather.Gatherer` does it staged."""
-
-    def gather(
-        self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
-    ) -> list[Event]:
-        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``; return the end events.
-
-        The rows are written behind the events ``after``.
-        """
-
-    def close(self) -> None: ...
-
-
 class ZeroCopyGatherer:
-    """One stream of kernels, which bring ``columns`` rows in each program.
+    """Gives the lane a kernel that brings ``columns`` rows in each program.
 
     A gather has at most ``neurons`` rows of ``row_bytes``.
     """
@@ -53,7 +39,6 @@ class ZeroCopyGatherer:
                 raise ValueError(f"{name}={value} must be at least 1")
         self._runtime, self._columns, self._row_bytes = runtime, columns, row_bytes
         self._neurons = neurons
-        self._stream = runtime.stream("zero-copy gather")
         self._tables = StagingRing(runtime, arena, TABLES, 4 * neurons)
         self._warm_up()
 
@@ -63,55 +48,53 @@ class ZeroCopyGatherer:
         It is compiled at its first call with each kind of number (1, multiples of 16, others).
         These calls copy from device memory to device memory: the compiled code is the same.
         """
+        stream = self._runtime.stream("warm-up")
         memory = self._runtime.allocate(17 * self._row_bytes).view(17, self._row_bytes)
         table = self._runtime.allocate(4 * 16).view(torch.int32)
-        self._runtime.run(self._stream, table.zero_, writes=[table])
+        self._runtime.run(stream, table.zero_, writes=[table])
         for count in (1, 2, 16):
             bring = partial(gather_rows, memory[16:], table[:count], memory[:16], self._columns)
-            self._runtime.run(self._stream, bring, reads=[memory[16:], table], writes=[memory[:16]])
+            self._runtime.run(stream, bring, reads=[memory[16:], table], writes=[memory[:16]])
         end = self._runtime.event()
-        self._runtime.record(end, self._stream)
+        self._runtime.record(end, stream)
         # The memory is given back on return.
         self._runtime.synchronize(end)
 
-    def gather(
-        self, pairs: Tensor, kept: Tensor, target: Tensor, after: Sequence[Event] = ()
-    ) -> list[Event]:
-        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``, behind the events
-        ``after``.
+    def gather(self, pairs: Tensor, kept: Tensor, target: Tensor, lane: Lane) -> None:
+        """Bring rows ``kept`` of ``pairs`` to the first rows of ``target``, in the lane's order.
 
         ``kept`` is int64 on the host, ``pairs`` uint8 [I, row bytes] in pinned memory, ``target``
-        uint8 [C, row bytes] on the device. Return when the stream has been given that work. Raise
+        uint8 [C, row bytes] on the device. Return when the lane has been given that work. Raise
         ValueError for rows that are not there and for more rows than ``target`` holds, DeviceError
         for pairs that the device does not see.
         """
         check_rows(pairs, kept, target, self._row_bytes)
         if len(kept) > self._neurons:
             raise ValueError(f"{len(kept)} rows are kept, but their list holds {self._neurons}")
-        runtime, stream, count = self._runtime, self._stream, len(kept)
+        runtime, count = self._runtime, len(kept)
         source = runtime.mapped(pairs)
-        for event in after:
-            runtime.wait(stream, event)
-        end = runtime.event()
-        buffer = self._tables.take()
+        while (buffer := self._tables.take()) is None:
+            lane.finish()
         table = buffer[: 4 * count].view(torch.int32)
         table.copy_(kept)
         bring = partial(gather_rows, source, runtime.mapped(table), target[:count], self._columns)
-        runtime.run(stream, bring, reads=[pairs, table], writes=[target[:count]])
-        runtime.record(end, stream)
-        self._tables.give_back(buffer, end)
-        return [end]
-
-    def close(self) -> None: ...
+        runtime.run(lane.stream, bring, reads=[pairs, table], writes=[target[:count]])
+        lane.note()
+        self._tables.give_back(buffer, lane.moment)
 
 
 def gatherer_of(
-    runtime: Runtime, arena: PinnedArena, engine: Engine, neurons: int, row_bytes: int
+    runtime: Runtime,
+    arena: PinnedArena,
+    engine: Engine,
+    submit: Submit,
+    neurons: int,
+    row_bytes: int,
 ) -> RowGatherer:
-    """The gatherer that ``engine.gather`` names."""
+    """The gatherer that ``engine.gather`` names; ``submit`` gives work to its threads."""
     if engine.gather == "zero_copy":
         return ZeroCopyGatherer(runtime, arena, neurons, engine.gather_columns, row_bytes)
-    return Gatherer(runtime, arena, engine.gather_threads, engine.gather_columns, row_bytes)
+    return Gatherer(runtime, arena, submit, engine.gather_threads, engine.gather_columns, row_bytes)
 
 
 def gatherer_bytes(engine: Engine, neurons: int, row_bytes: int) -> int:

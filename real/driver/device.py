@@ -11,7 +11,7 @@ This module never imports simpy, torch or hydra.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,6 +22,10 @@ from real.driver.sharing import Sharing
 
 TAIL = -1
 """The key of the work after the last site (final norm and LM head): no expert's, no layer's."""
+
+
+Work = tuple[int, int, int]
+"""A piece of work of the compute stream: its key, for how many tokens, and its nominal ns."""
 
 
 class Turn(IntEnum):
@@ -114,6 +118,13 @@ class Device(Protocol):
         the work that follows, and so catches up.
         """
 
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the stream is given work ahead of its time (``begin``, ``settle``, ``spans``).
+
+        Such a device is not padded. Others end each work in ``compute``.
+        """
+
     def open(self, listener: Listener, engines: tuple[int, ...]) -> None:
         """Begin a run with the clock at 0; link i has ``engines[i]`` engines."""
 
@@ -157,6 +168,22 @@ class Device(Protocol):
         returns.
         """
 
+    def begin(self, works: Sequence[Work]) -> None:
+        """Give some works to the stream, to be done in this order, and return at once.
+
+        Nothing may overwrite what they read before ``settle`` has returned. Only deferred devices
+        have this method and the next two.
+        """
+
+    def settle(self) -> None:
+        """Return when all that was begun has ended; hand over what ends meanwhile."""
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Start and end in ns of all that was begun, in order. Called when the run is over.
+
+        No work begins before it was given or before the one before it has ended.
+        """
+
     def wait(self, is_over: Callable[[], bool], what: Callable[[], str]) -> None:
         """Return as soon as ``is_over()`` is true.
 
@@ -183,7 +210,22 @@ Place = tuple[int, int, int, int]
 Event = tuple[Place, Callable[[], None]]
 
 
-class NullDevice:
+class Prompt:
+    """A device that ends every work in ``compute``."""
+
+    is_deferred = False
+
+    def begin(self, works: Sequence[Work]) -> None:
+        raise NotImplementedError(f"{type(self).__name__} ends its work in compute()")
+
+    def settle(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} ends its work in compute()")
+
+    def spans(self) -> list[tuple[int, int]]:
+        raise NotImplementedError(f"{type(self).__name__} ends its work in compute()")
+
+
+class NullDevice(Prompt):
     """A device on a virtual clock: nothing is moved or computed, all work takes its nominal time.
 
     It has one thread. Time passes only inside the main thread's methods, and ``wait`` returns

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from real.driver.device import TAIL, Device, Service, Turn
+from real.driver.device import TAIL, Device, Service, Turn, Work
 from real.driver.links import Links
 from real.driver.needs import Needs
-from real.driver.timers import WAKE_NS
+from real.driver.stream import stream_of
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.machine.costs import Durations
-from sim.values.record import HOST_TIME, NO_REQUEST, Record
+from sim.values.record import NO_REQUEST, Record
 from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Schedule, Workload
 
@@ -56,10 +56,7 @@ class Driver:
         self._links = Links(controller, durations, device, self.record, self._stamp)
         self._needs = Needs(controller.loader.wait)
         self._gate = workload.gate()
-        self._free_ns = 0
-        """When the stream finished its last piece of work."""
-        self._behind_ns = 0
-        """How late that was by nominal times; on a padded device the next work catches it up."""
+        self.stream = stream_of(device, self.record, durations.host.wake_ns)
         self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
         self._num_taken = 0
         """Needs of the current gate that have been admitted, skips included."""
@@ -87,7 +84,7 @@ class Driver:
         while step is not None:
             if isinstance(step, int):
                 self.device.sleep_until(step, Turn.ARRIVALS)
-                self._stand_idle(step, NO_REQUEST)
+                self.stream.stand_idle(step, NO_REQUEST)
                 step = self._go_on(None, schedule)
             else:
                 self._run_step(step)
@@ -95,6 +92,7 @@ class Driver:
 
     def finish(self) -> Record:
         """Complete the record and return it."""
+        self.stream.finish()
         self.record.makespan_ns = self.record.step_end_ns[-1]
         self.controller.finish()
         return self.record
@@ -104,10 +102,11 @@ class Driver:
 
         Return the next step, or the time until which to wait for one, or None at the run's end.
         """
-        self.device.sleep_until(self._free_ns, Turn.SEQUENCE_END)
+        self.stream.read_out()
+        self.device.sleep_until(self.stream.free_ns, Turn.SEQUENCE_END)
         with self.device.lock:
             now = self.device.now_ns()
-            self._host_until(now)
+            self.stream.host_until(now)
             if ended is not None:
                 self.record.step_end_ns.append(now)
                 for sequence in ended.ends:
@@ -140,23 +139,20 @@ class Driver:
         if self.controller.loader.dense_slots:
             self._await_dense(block)
         self._compute(block, step.rows, dense_ns)
-        due_ns = self._free_ns - self._behind_ns + host.sync_ns
-        self.device.sleep_until(due_ns, Turn.GATE)
+        due_ns = self.stream.approach_gate(host.sync_ns)
         gate.visit(site)
         with self.device.lock:
-            self._host_until(self._stamp())
-            self._fall_behind(due_ns)
-            self.record.gate_ns.append(self._free_ns)
+            self.stream.reach_gate(self._stamp(), due_ns)
             self._dense.pop(block, None)
             self._num_taken = 0
             if self.controller.predicts_later:
                 self.device.predict(gate.tick, self.durations.prediction_ns)
             self._start(*self.controller.gate(gate))
-        self._pass_host_time(host.issue_ns)
+        self.stream.pass_host_time(host.issue_ns)
         while self._compute_next():
             pass
-        self._pass_host_time(host.post_ns)
-        self.record.end_ns.append(self._free_ns)
+        self.stream.pass_host_time(host.post_ns)
+        self.stream.end_site()
 
     # ---- needs
 
@@ -199,25 +195,39 @@ class Driver:
 
     def _compute_next(self) -> bool:
         """Wait for the next batch of needs and compute it; return False if the site has no more."""
-        self.device.wait(
-            lambda: self._is_done() or self._needs.may_go_on(self._free_ns), self._what_is_missing
-        )
+        self.device.wait(self._may_go_on, self._what_is_missing)
         with self.device.lock:
             is_done = self._is_done()
-            ready_ns, cause, batch = self._needs.take(self._free_ns)
-        self._stand_idle(ready_ns, cause)
+            ready_ns, cause, batch = self._needs.take(self.stream.free_ns)
+        self.stream.stand_idle(ready_ns, cause)
         if batch is None:
-            return not is_done or self._needs.last_result_ns > self._free_ns
-        for key, tokens in batch.needs:
-            precision = self.controller.geometry.precision_of(key)
-            self._compute(key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens))
+            return not is_done or self._needs.last_result_ns > self.stream.free_ns
+        if self.stream.is_deferred and not self.controller.waiting:
+            # No need's end is told, so all that is there is given to the stream at once.
+            works = [(key, tokens, 0) for key, tokens in batch.needs]
+            while (along := self._needs.take_along()) is not None:
+                self.stream.stand_idle(along.ready_ns, along.cause)
+                works += [(key, tokens, 0) for key, tokens in along.needs]
+            self.stream.compute(works)
+            return True
+        for need in batch.needs:
+            self.stream.compute((self._work(*need),))
+            if self.controller.waiting:
+                self.stream.read_out()
             with self.device.lock:
                 # A CPU result may just have let the last waiting needs in.
                 if self.controller.waiting:
                     now = self.device.now_ns()
-                    self._host_until(now)
-                    self._end_need(key, now)
+                    self.stream.host_until(now)
+                    self._end_need(need[0], now)
         return True
+
+    def _work(self, key: int, tokens: int) -> Work:
+        precision = self.controller.geometry.precision_of(key)
+        return key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens)
+
+    def _may_go_on(self) -> bool:
+        return self._is_done() or self._needs.may_go_on(self.stream.free_ns)
 
     def _end_need(self, key: int, now_ns: int) -> None:
         """End a need of a union served in waves, and let the next needs in. The lock is held."""
@@ -230,7 +240,7 @@ class Driver:
 
     def _await_dense(self, block: int) -> None:
         self.device.wait(lambda: block in self._dense, self._what_is_missing)
-        self._stand_idle(*self._dense[block])
+        self.stream.stand_idle(*self._dense[block])
 
     def _what_is_missing(self) -> str:
         """What the stream waits for, for messages. The lock is held."""
@@ -246,22 +256,6 @@ class Driver:
             " budget.resident_share or slots_gib"
         )
 
-    # ---- the stream's time
-
-    def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        now, left_ns, due_ns = (
-            self.device.now_ns(),
-            nominal_ns,
-            self._free_ns - self._behind_ns + nominal_ns,
-        )
-        if self.device.is_padded:
-            left_ns = max(0, due_ns - now)
-        elif not self._is_under_way(key):
-            self._host_until(now)
-        self.device.compute(key, rows, left_ns)
-        self._free_ns = self.device.now_ns()
-        self._fall_behind(due_ns)
-
     def _is_under_way(self, key: int) -> bool:
         """Whether the time since the stream was free was spent on ``key``, and not by the host.
 
@@ -269,41 +263,8 @@ class Driver:
         """
         return False
 
-    def _pass_host_time(self, nominal_ns: int) -> None:
-        if nominal_ns:
-            due_ns = self._free_ns - self._behind_ns + nominal_ns
-            self.device.sleep_until(due_ns, Turn.NEED_DONE)
-            self._host_until(self.device.now_ns())
-            self._fall_behind(due_ns)
-
-    def _fall_behind(self, due_ns: int) -> None:
-        """Note how late the stream is for ``due_ns``, to catch up.
-
-        Lateness of more than WAKE_NS is not caught up: this machine is too slow for it.
-        """
-        late_ns = self._free_ns - due_ns
-        self._behind_ns = late_ns if self.device.is_padded and 0 <= late_ns <= WAKE_NS else 0
-
-    def _host_until(self, now_ns: int) -> None:
-        """Count the time since the stream was free as the host's own."""
-        self._add_idle(now_ns, HOST_TIME)
-
-    def _stand_idle(self, ready_ns: int, cause: int) -> None:
-        """Count the time until ``ready_ns`` as idle, if the stream was free before."""
-        if cause >= 0:
-            # The stream would have waited from ``ready_ns`` on, so only what is older is caught up.
-            self._behind_ns = max(0, min(self._behind_ns, self._free_ns - ready_ns))
-        if ready_ns > self._free_ns:
-            self._behind_ns = 0
-            self._add_idle(ready_ns, cause)
-            self._pass_host_time(self.durations.host.wake_ns)
-
-    def _add_idle(self, end_ns: int, cause: int) -> None:
-        if end_ns > self._free_ns:
-            self.record.idle_start_ns.append(self._free_ns)
-            self.record.idle_end_ns.append(end_ns)
-            self.record.idle_cause.append(cause)
-            self._free_ns = end_ns
+    def _compute(self, key: int, rows: int, nominal_ns: int) -> None:
+        self.stream.compute(((key, rows, nominal_ns),), is_under_way=self._is_under_way(key))
 
     # ---- what the device hands over, with its lock held
 

@@ -103,3 +103,9 @@ class Needs:
             return self.last_result_ns, CPU_RESULT, None
         self._line.popleft()
         return batch.ready_ns, batch.cause, batch
+
+    def take_along(self) -> Batch | None:
+        """The next needs if all of them are there, to be computed with those just taken."""
+        if self._line and not self._line[0].pending:
+            return self._line.popleft()
+        return None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from real.driver.device import Device
-from real.driver.loop import drive
+from real.driver.loop import Driver
 from sim.core.controller import Controller
 from sim.machine.costs import Durations
 from sim.results.calls import Call, RecordedController, RecordedWorkload
@@ -31,7 +31,7 @@ Service = tuple[int, int, int]
 class Recording:
     """A run on a device, written down.
 
-    ``computed``: key, start and end in ns of all that the main thread computed.
+    ``computed``: key, start and end in ns of all that the compute stream did.
     """
 
     calls: list[Call]
@@ -41,33 +41,16 @@ class Recording:
     computed: list[tuple[int, int, int]]
 
 
-class WatchedDevice:
-    """A device that also lists what is computed on it."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.computed: list[tuple[int, int, int]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def compute(self, key: int, rows: int, nominal_ns: int) -> None:
-        """Compute as the device does, and note when."""
-        start_ns = self._device.now_ns()
-        self._device.compute(key, rows, nominal_ns)
-        self.computed.append((key, start_ns, self._device.now_ns()))
-
-
 def record_run(
     controller: Controller, workload: Workload, durations: Durations, device: Device
 ) -> Recording:
     """Drive a run on ``device`` and record it."""
-    recorded, watched = RecordedController(controller), WatchedDevice(device)
-    steps = RecordedWorkload(workload)
-    record = drive(
-        cast(Controller, recorded), cast(Workload, steps), durations, cast(Device, watched)
+    recorded, steps = RecordedController(controller), RecordedWorkload(workload)
+    driver = Driver(cast(Controller, recorded), cast(Workload, steps), durations, device)
+    record = driver.drive()
+    return Recording(
+        recorded.log, record, steps.asked_ns, list(workload.steps), driver.stream.computed
     )
-    return Recording(recorded.log, record, steps.asked_ns, list(workload.steps), watched.computed)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Event, Lock, Thread
 
-from real.driver.device import Listener, Service, Turn
+from real.driver.device import Listener, Prompt, Service, Turn
 from real.driver.sharing import Sharing
 from real.driver.timers import WAKE_NS, sharpen_timers, sleep_until
 
@@ -67,7 +67,7 @@ class Worker:
         self.jobs: deque[Job] = deque()
 
 
-class ThreadedDevice:
+class ThreadedDevice(Prompt):
     """A device on the real clock; ``is_paced`` links keep to the run's nominal times.
 
     ``piece_bytes`` is what a loader moves at once. ``patience_s`` is how long a wait may last

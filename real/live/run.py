@@ -20,7 +20,6 @@ from real.live.channels import LiveChannels
 from real.live.foresight import Eyes, read_thresholds
 from real.live.live import LiveDriver, LiveModel
 from real.live.workload import LivePrompt, LiveWorkload, blank_trace
-from real.setup.execute import watched
 from real.setup.prepare import Advance, Prepared, Request, prepare_live, settings_of, weights_folder
 from real.store.weightless import Weightless
 from sim.policies.payloads import ActiveShare
@@ -144,7 +143,7 @@ def live_driver(
     steps = _composed(run, prompts)
     check_batches(prepared.weightless.model, steps)
     check_run_memory(run.model, run.hardware, steps.limits, run.controller)
-    device: Any = watched(prepared.device)
+    device: Any = prepared.device
     thresholds = None
     if isinstance(payload, ActiveShare) and payload.requires.active_shares:
         directory = trace_directory(str(run.config["trace"]["path"]))

@@ -11,10 +11,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from real.driver.device import Device, NullDevice
+from real.driver.device import NullDevice
 from real.driver.loop import Driver
 from real.driver.machine import processor
-from real.driver.recording import WatchedDevice
 from real.driver.settings import Engine
 from real.driver.timers import WAKE_NS
 from real.host.cpu import CpuDevice
@@ -64,19 +63,11 @@ class CountedWorkload:
         return step
 
 
-def watched(device: Device) -> Device:
-    """A device that also lists what it computes; the null device stays as it is.
-
-    The null device's times are nominal, so nothing is to be learnt from them.
-    """
-    return device if isinstance(device, NullDevice) else cast(Device, WatchedDevice(device))
-
-
 def replay_driver(prepared: Prepared, advance: Advance = lambda done: None) -> Driver:
     """A driver for a run whose routing is a trace's."""
     run = prepared.run
     workload = cast(Workload, CountedWorkload(run.workload, advance))
-    return Driver(run.controller, workload, run.durations, watched(prepared.device))
+    return Driver(run.controller, workload, run.durations, prepared.device)
 
 
 def measure(
@@ -87,7 +78,8 @@ def measure(
     ``bounds`` says how the lower bound is found (``sim.bounds.bounds.lower_bounds``). Where links
     or compute run free there is none, for it bounds nominal times.
     """
-    computed = driver.device.computed if isinstance(driver.device, WatchedDevice) else None
+    # The null device's times are nominal, so nothing is to be learnt from them.
+    computed = None if isinstance(driver.device, NullDevice) else driver.stream.computed
     frames = Frames(
         run.controller, run.workload, run.durations, record, run.hardware.link_names, computed
     )

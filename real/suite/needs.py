@@ -18,6 +18,7 @@ NEEDED = {
     "torch": "torch",
     "numpy": "numpy",
     "triton": "triton",
+    "cuda.bindings.runtime": "cuda-bindings",
     "transformers": "transformers",
     "safetensors": "safetensors",
     "tokenizers": "tokenizers",
@@ -33,7 +34,7 @@ NEEDED = {
 """Modules, each with the package that brings it."""
 PARTS = {"polars": ("polars", "_polars_runtime_32")}
 """Modules that need others beside them, with all of these."""
-ONLY_FOR_GPU = ("triton",)
+ONLY_FOR_GPU = ("triton", "cuda.bindings.runtime")
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,22 @@ and a wait takes that over. Before memory is read, its last writes must be order
 Before memory is written, all its reads and writes must be ordered before the write. What is in
 order only by luck of timing is refused.
 
-On a ``strict`` runtime, waits of the host order only what the host itself writes: between streams
-every dependency must be an edge between streams.
+On a ``strict`` runtime, what a thread of the host has seen to be over comes before what that very
+thread gives to streams later, and before what the host writes. It comes before nothing that another
+thread gives: that would be luck. An event is over when it has been asked ``late`` times in vain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from real.cuda.runtime import DeviceError
+from real.cuda.runtime import DeviceError, Uses
 
 T = TypeVar("T")
 Clock = dict[int, int]
@@ -41,6 +42,8 @@ class FakeStream:
 class FakeEvent:
     clock: Clock | None = None
     time_ns: int = 0
+    left: int = 0
+    """How often it will be asked in vain."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,12 @@ class FakeRuntime:
     name = "a runtime without a GPU"
     device = torch.device("cpu")
 
-    def __init__(self, capacity_bytes: int = 1 << 30, *, strict: bool = False) -> None:
-        self._strict, self._capacity_bytes = strict, capacity_bytes
+    def __init__(
+        self, capacity_bytes: int = 1 << 30, *, strict: bool = False, late: int = 0
+    ) -> None:
+        self._strict, self._capacity_bytes, self._late = strict, capacity_bytes, late
+        self._seen: dict[int, Clock] = {}
+        """By thread of the host: what it has seen to be over."""
         self._streams: list[FakeStream] = []
         self._host: Clock = {}
         self._host_steps = 0
@@ -95,16 +102,25 @@ class FakeRuntime:
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
         with self._lock:
             self._check_stream(stream)
-            event.clock, event.time_ns = dict(stream.clock), self.time_ns
+            event.clock, event.time_ns, event.left = dict(stream.clock), self.time_ns, self._late
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         with self._lock:
             self._check_stream(stream)
             join(stream.clock, recorded(event))
 
+    def query(self, event: FakeEvent) -> bool:
+        with self._lock:
+            recorded(event)
+            event.left -= 1
+            if event.left < 0:
+                self.synchronize(event)
+            return event.left < 0
+
     def synchronize(self, event: FakeEvent) -> None:
         with self._lock:
             join(self._host, recorded(event))
+            join(self._seen.setdefault(get_ident(), {}), recorded(event))
 
     def elapsed_ns(self, first: FakeEvent, last: FakeEvent) -> int:
         return last.time_ns - first.time_ns
@@ -196,7 +212,7 @@ class FakeRuntime:
     ) -> T:
         with self._lock:
             self._check_stream(stream)
-            own = {-1: self._host_steps}
+            own = {**self._seen.get(get_ident(), {}), -1: self._host_steps}
             join(stream.clock, own if self._strict else self._host)
             stream.clock[stream.number] = nth = stream.clock.get(stream.number, 0) + 1
             for memory, is_write in [*((m, False) for m in reads), *((m, True) for m in writes)]:
@@ -262,9 +278,10 @@ class FakeRuntime:
         graph: Any,
         stream: FakeStream,
         *,
-        reads: Sequence[Tensor] = (),
-        writes: Sequence[Tensor] = (),
+        reads: Uses = (),
+        writes: Uses = (),
     ) -> None:
+        reads, writes = (uses() if callable(uses) else uses for uses in (reads, writes))
         self.run(stream, graph, reads=reads, writes=writes)
 
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from helpers.fake_runtime import FakeRuntime, OrderError
+from helpers.lanes import at_once, give_whole, lane_of
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
-from real.cuda.copies import CopyEngine, Elsewhere, Pinned
+from real.cuda.copies import CopyEngine, Crewed, Elsewhere, Pinned
+from real.cuda.lanes import Lane
 from real.cuda.runtime import DeviceError
 from real.cuda.slots import DeviceSlots
 from sim.core.slots import ABSENT, RESIDENT, Slots
@@ -65,7 +67,7 @@ def bench(*, strict: bool = True, piece_bytes: int = 300) -> Bench:
         runtime,
         state,
         slots,
-        CopyEngine(runtime, slots, "copies", piece_bytes),
+        CopyEngine(runtime, slots, lane_of(runtime, "copies"), piece_bytes),
         PinnedArena(runtime, 1 << 16),
     )
 
@@ -86,25 +88,26 @@ def load(b: Bench, key: int, source: Any = None) -> Tensor:
     b.held.state[key] = RESIDENT
     slot = b.slots.place(key)
     b.engine.begin(slot, is_paced=False)
-    b.engine.copy(slot, source, 0, SIZE)
+    give_whole(b.engine.copy(slot, source, 0, SIZE), b.engine.lane)
     b.engine.end(slot)
     return want
 
 
-def read(b: Bench, key: int, stream: Any, *, waits: bool = True, tells: bool = True) -> Tensor:
+def read(b: Bench, key: int, lane: Lane, *, waits: bool = True, tells: bool = True) -> Tensor:
     """Compute with a key, which here is to look at its bytes."""
     slot = b.slots.of(key)
     if waits:
-        b.slots.begin_read(slot, stream)
-    seen = b.runtime.run(stream, lambda: slot.memory[:SIZE].clone(), reads=[slot.memory])
+        b.slots.begin_read(slot, lane)
+    seen = b.runtime.run(lane.stream, lambda: slot.memory[:SIZE].clone(), reads=[slot.memory])
+    lane.note()
     if tells:
-        b.slots.end_read(slot, stream)
+        b.slots.end_read((slot,), lane)
     return seen
 
 
 def test_what_is_copied_is_read_and_its_slot_used_again_behind_its_reader() -> None:
     b = bench()
-    compute = b.runtime.stream("compute")
+    compute = lane_of(b.runtime, "compute")
     b.slots.seal()
     for key in (0, 1, 3, 4, 0, 3):
         for other in [other for other in (0, 1, 3, 4) if b.held.state[other] == RESIDENT][:-1]:
@@ -112,7 +115,7 @@ def test_what_is_copied_is_read_and_its_slot_used_again_behind_its_reader() -> N
         want = load(b, key)
         assert torch.equal(read(b, key, compute), want)
         b.slots.check()
-    assert b.engine.num_copies == 6 * 4
+    assert b.engine.num_copies == 6, "one copy a variant"
     b.slots.check_budget()
 
 
@@ -121,13 +124,13 @@ def test_a_slot_that_is_read_before_its_copy_is_ordered_is_found() -> None:
     b = bench()
     load(b, 0)
     with pytest.raises(OrderError, match="compute reads memory that stream 1 may still be writing"):
-        read(b, 0, b.runtime.stream("compute"), waits=False)
+        read(b, 0, lane_of(b.runtime, "compute"), waits=False)
 
 
 # Contracts: C124
 def test_a_slot_that_is_overwritten_before_its_readers_event_is_found() -> None:
     b = bench()
-    compute = b.runtime.stream("compute")
+    compute = lane_of(b.runtime, "compute")
     load(b, 0)
     load(b, 1)
     read(b, 0, compute, tells=False)
@@ -140,14 +143,14 @@ def test_a_slot_that_is_overwritten_before_its_readers_event_is_found() -> None:
 def test_a_slot_whose_copy_has_not_been_issued_is_not_read() -> None:
     b = bench()
     with pytest.raises(RuntimeError, match="is read, but its copy has not been issued"):
-        b.slots.begin_read(b.slots.place(0), b.runtime.stream("compute"))
+        b.slots.begin_read(b.slots.place(0), lane_of(b.runtime, "compute"))
 
 
 def test_work_on_the_legacy_stream_is_found() -> None:
     b = bench()
     load(b, 0)
     with pytest.raises(OrderError, match="stream legacy is not one of the runtime's own"):
-        read(b, 0, b.runtime.legacy)
+        b.runtime.run(b.runtime.legacy, lambda: None)
 
 
 def test_memory_that_is_not_pinned_is_found() -> None:
@@ -175,22 +178,35 @@ class File:
 def test_what_rests_elsewhere_goes_through_buffers_that_are_filled_again_when_copied(
     buffers: int,
 ) -> None:
-    b = bench(strict=False)
+    b = bench()
     ring = StagingRing(b.runtime, b.arena, buffers, 300)
     file = File(content(0))
-    want = load(b, 0, Elsewhere(file.read, ring))
-    assert torch.equal(read(b, 0, b.runtime.stream("compute")), want)
+    want = load(b, 0, Elsewhere(file.read, Crewed(ring, at_once)))
+    assert torch.equal(read(b, 0, lane_of(b.runtime, "compute")), want)
     assert file.reads == [(0, 300), (300, 300), (600, 300), (900, 100)]
 
 
+def test_a_ring_gives_no_buffer_out_before_the_host_has_seen_its_copy_over() -> None:
+    b = bench()
+    ring, lane = StagingRing(b.runtime, b.arena, 1, 300), b.engine.lane
+    buffer = ring.take()
+    assert buffer is not None
+    assert ring.take() is None
+    lane.note()
+    ring.give_back(buffer, lane.moment)
+    assert ring.take() is None
+    lane.finish()
+    assert ring.take() is buffer
+
+
 def test_a_buffer_that_is_filled_before_it_has_been_copied_is_found() -> None:
-    b = bench(strict=False)
+    b = bench()
     ring = StagingRing(b.runtime, b.arena, 1, 300)
     forgetful = cast(StagingRing, Forgetful(ring, b.runtime))
     with pytest.raises(
         OrderError, match="the host writes memory that stream 1 may still be reading"
     ):
-        load(b, 0, Elsewhere(File(content(0)).read, forgetful))
+        load(b, 0, Elsewhere(File(content(0)).read, Crewed(forgetful, at_once)))
 
 
 class Forgetful:
@@ -200,6 +216,7 @@ class Forgetful:
         self._buffer, self._runtime = ring.take(), runtime
 
     def take(self) -> Tensor:
+        assert self._buffer is not None
         self._runtime.host_writes(self._buffer)
         return self._buffer
 
@@ -215,7 +232,7 @@ def test_a_paced_service_is_held_until_each_piece_is_due_on_an_absolute_schedule
     b.runtime.time_ns = 7_000
     b.engine.begin(slot, is_paced=True)
     b.engine.copy(slot, Pinned((memory,)), 0, 600, lambda count: 50 + 2 * count)
-    b.engine.finish()
+    b.engine.lane.finish()
     assert b.runtime.time_ns == 7_000 + 50 + 2 * 600
     b.engine.copy(slot, Pinned((memory,)), 600, 400, lambda count: 50 + 2 * count, done=600)
     b.engine.end(slot)
@@ -259,7 +276,8 @@ def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_w
     slots = DeviceSlots(runtime, cast(Slots, mixed))
     slots.allocate()
     assert runtime.allocated == slots.num_bytes == 2 * SIZE
-    engine, compute = CopyEngine(runtime, slots, "copies", 300), runtime.stream("compute")
+    engine = CopyEngine(runtime, slots, lane_of(runtime, "copies"), 300)
+    compute = lane_of(runtime, "compute")
     arena = PinnedArena(runtime, 1 << 16)
 
     def load(key: int) -> Tensor:
@@ -275,8 +293,9 @@ def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_w
     def read(key: int, stored: Tensor) -> None:
         slot = slots.of(key)
         slots.begin_read(slot, compute)
-        seen = runtime.run(compute, lambda: torch.cat(slot.pieces), reads=slot.pieces)
-        slots.end_read(slot, compute)
+        seen = runtime.run(compute.stream, lambda: torch.cat(slot.pieces), reads=slot.pieces)
+        compute.note()
+        slots.end_read((slot,), compute)
         assert torch.equal(seen, stored)
 
     homes = {key: load(key) for key in (1, 0, 3)}
@@ -301,7 +320,8 @@ def test_what_kernels_find_by_its_place_is_what_was_brought_even_in_pieces() -> 
     slots = DeviceSlots(runtime, cast(Slots, mixed))
     slots.allocate(mends=True)
     assert slots.unit == 16
-    engine, compute = CopyEngine(runtime, slots, "copies", 300), runtime.stream("compute")
+    engine = CopyEngine(runtime, slots, lane_of(runtime, "copies"), 300)
+    compute = lane_of(runtime, "compute")
     arena, stored = PinnedArena(runtime, 1 << 16), dict[int, Tensor]()
 
     def bring(key: int) -> None:
@@ -316,8 +336,9 @@ def test_what_kernels_find_by_its_place_is_what_was_brought_even_in_pieces() -> 
         slot, size = slots.of(key), mixed.key_bytes[key]
         slots.begin_read(slot, compute)
         window = slots.windows(size)[slots.place_of(slot, size, compute)]
-        found = runtime.run(compute, window.clone, reads=[window])
-        slots.end_read(slot, compute)
+        found = runtime.run(compute.stream, window.clone, reads=[window])
+        compute.note()
+        slots.end_read((slot,), compute)
         return found
 
     for key in (1, 0, 3):
@@ -337,7 +358,7 @@ def test_pieces_that_are_put_together_before_they_have_come_are_found() -> None:
     mixed.key_bytes = [992, 400, 0, 400, 992, 0]
     slots = DeviceSlots(runtime, cast(Slots, mixed))
     slots.allocate(mends=True)
-    copies, compute = runtime.stream("copies"), runtime.stream("compute")
+    copies, compute = runtime.stream("copies"), lane_of(runtime, "compute")
     for key in (1, 0, 3):
         mixed.state[key] = RESIDENT
         slots.place(key)
@@ -355,7 +376,8 @@ def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_fou
     mixed.key_bytes[1] = 400
     slots = DeviceSlots(runtime, cast(Slots, mixed))
     slots.allocate()
-    engine, compute = CopyEngine(runtime, slots, "copies", 300), runtime.stream("compute")
+    engine = CopyEngine(runtime, slots, lane_of(runtime, "copies"), 300)
+    compute = lane_of(runtime, "compute")
     memory = PinnedArena(runtime, 1 << 16).take(SIZE)
     for key in (0, 4):
         mixed.state[key] = RESIDENT
@@ -364,12 +386,13 @@ def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_fou
         engine.copy(slot, Pinned((memory,)), 0, SIZE)
         engine.end(slot)
         slots.begin_read(slot, compute)
-        runtime.run(compute, lambda slot=slot: None, reads=slot.pieces)  # type: ignore[misc]
-        slots.end_read(slot, compute)
+        runtime.run(compute.stream, lambda slot=slot: None, reads=slot.pieces)  # type: ignore[misc]
+        compute.note()
+        slots.end_read((slot,), compute)
         mixed.state[key] = ABSENT
     mixed.state[1] = RESIDENT
     slot = slots.place(1)
-    slot.readers.clear()
+    slot.readers = []
     engine.begin(slot, is_paced=False)
     with pytest.raises(OrderError, match="writes memory that stream 2 may still be reading"):
         engine.copy(slot, Pinned((memory[:400],)), 0, 400)

@@ -7,7 +7,7 @@ own bytes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -17,8 +17,11 @@ from hydra import compose, initialize_config_dir
 
 import real.cuda.device
 from helpers.fake_runtime import FakeRuntime
+from real.calibration.bench import DeviceBench
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
+from real.cuda.slots import Slot
+from real.cuda.work import Captured
 from real.live.run import live_driver, prepare
 from real.setup.execute import measure, replay_driver
 from real.setup.prepare import Prepared, prepare_replay, read_request
@@ -50,7 +53,7 @@ def runtimes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRuntime]:
     made: list[FakeRuntime] = []
 
     def make() -> FakeRuntime:
-        made.append(FakeRuntime(strict=True))
+        made.append(FakeRuntime(strict=True, late=2))
         return made[-1]
 
     monkeypatch.setattr(real.cuda.device, "CudaRuntime", make)
@@ -83,16 +86,42 @@ def prepared(stores: Path, bundled_trace: Trace, runtimes: list[FakeRuntime]) ->
     return make
 
 
+Look = Callable[[int, torch.Tensor | None], None]
+
+
+def look_at(device: CudaDevice, before: Look, after: Look = lambda key, output: None) -> None:
+    """Call ``before(key, None)`` when an expert is given to the stream, ``after`` behind that.
+
+    ``after`` gets its output where a graph computes it.
+    """
+    launch, compute = device._launch, device._compute_expert
+
+    def launched(captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> torch.Tensor:
+        for key in keys:
+            before(key, None)
+        outputs_JH = launch(captured, keys, slots)
+        for key, output_H in zip(keys, outputs_JH, strict=True):
+            after(key, output_H)
+        return outputs_JH
+
+    def computed(key: int, rows: int) -> None:
+        before(key, None)
+        compute(key, rows)
+        after(key, None)
+
+    device._launch = launched  # type: ignore[method-assign]
+    device._compute_expert = computed  # type: ignore[method-assign]
+
+
 def watch(device: CudaDevice) -> list[int]:
     """Compare a slot's bytes with the store's before each expert is computed from it.
 
     Return a list that gets the keys computed.
     """
     seen: list[int] = []
-    compute = device._compute_expert
     whole = device._weights.store.path.read_bytes()
 
-    def look(key: int, rows: int) -> None:
+    def look(key: int, _: torch.Tensor | None) -> None:
         size, offset = device._bytes_of(key), device.homes.offset(key)
         stored = whole[offset : offset + size]
         held = device.arrivals.held(key)
@@ -106,11 +135,9 @@ def watch(device: CudaDevice) -> list[int]:
         if device.homes.ram is not None and len(seen) % 8 == 0:
             check_ram(device, whole)
         seen.append(key)
-        compute(key, rows)
-        with device.lock:
-            device.slots.check()
+        device.slots.check()
 
-    device._compute_expert = look  # type: ignore[method-assign]
+    look_at(device, look)
     return seen
 
 
@@ -119,15 +146,14 @@ def check_ram(device: CudaDevice, whole: bytes) -> None:
     tier = device._controller.ram
     assert device.homes.ram is not None
     assert tier is not None
-    with device.lock:
-        held = [key for key, state in enumerate(tier.state) if state <= UNUSED]
-        assert len(held) > 20
-        for key in held:
-            offset = device.homes.offset(key)
-            stored = whole[offset : offset + device._bytes_of(key)]
-            assert device.homes.ram.blob(key).numpy().tobytes() == stored, (
-                f"{key} holds other bytes in RAM"
-            )
+    held = [key for key, state in enumerate(tier.state) if state <= UNUSED]
+    assert len(held) > 20
+    for key in held:
+        offset = device.homes.offset(key)
+        stored = whole[offset : offset + device._bytes_of(key)]
+        assert device.homes.ram.blob(key).numpy().tobytes() == stored, (
+            f"{key} holds other bytes in RAM"
+        )
 
 
 def compare(device: CudaDevice) -> list[int]:
@@ -136,24 +162,19 @@ def compare(device: CudaDevice) -> list[int]:
     Return a list that gets the keys compared.
     """
     seen: list[int] = []
-    compute = device._compute_expert
 
-    def look(key: int, rows: int) -> None:
-        compute(key, rows)
-        if device._captured is not None and rows == 1:
-            segment = device._captured._segments._segments[
-                device._controller.geometry.precision_of(key), 1
-            ]
+    def look(key: int, output_H: torch.Tensor | None) -> None:
+        if output_H is not None:
             pieces = list(device.slots.of(key).parts(0, device._bytes_of(key)))
             own = device._work_of.output(
                 key, torch.cat(pieces), device._work_of.noise, device.arrivals.held(key)
             )
-            off = float((segment.outputs_JH - own).norm())
+            off = float((output_H - own).norm())
             # Both sum in fp32, in different orders. An expert without active neurons must give 0.
             assert off <= 1e-5 * float(own.norm()), f"{key} is off by {off}"
             seen.append(key)
 
-    device._compute_expert = look  # type: ignore[method-assign]
+    look_at(device, lambda key, _: None, look)
     return seen
 
 
@@ -221,7 +242,7 @@ def test_a_live_run_gives_the_cpu_devices_bits(system: str, prepared: Prepare) -
 def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     overrides: tuple[str, ...], prepared: Prepare, runtimes: list[FakeRuntime]
 ) -> None:
-    """The host's waits order nothing on this runtime: all order is between streams."""
+    """Events end late on this runtime, and nothing is over that the host has not seen so."""
     run = prepared("device=cuda", "trace.max_sequences=1", "+workload.decode_tokens=14", *overrides)
     record, seen = replay(run)
     assert len(seen) > 100
@@ -229,7 +250,6 @@ def test_every_expert_is_computed_from_its_own_bytes_in_legal_order(
     assert loads > 10
     device = cast(CudaDevice, run.device)
     assert sum(engine.num_copies for engine in device._engines) >= loads
-    assert (device._feeder is not None) == ("loader.in_flight=2" in overrides)
     assert runtimes[-1].current is runtimes[-1].legacy, "the caller's stream is its own again"
     assert not runtimes[-1]._pinned, "the arena is unpinned when the run has ended"
     assert not device.slots.pools, "the slots are given back when the run has ended"
@@ -259,13 +279,10 @@ def test_graphs_compute_what_torch_does_of_whole_experts_and_of_ones_in_part(
     run = prepared("device=cuda", "trace.max_sequences=1", "+workload.decode_tokens=6", *overrides)
     device = cast(CudaDevice, run.device)
     seen, kinds = compare(device), set[str]()
-    compute = device._compute_expert
-
-    def look(key: int, rows: int) -> None:
-        kinds.add("whole" if device.arrivals.held(key) is None else "in part")
-        compute(key, rows)
-
-    device._compute_expert = look  # type: ignore[method-assign]
+    look_at(
+        device,
+        lambda key, _: kinds.add("whole" if device.arrivals.held(key) is None else "in part"),
+    )
     replay_driver(run).drive()
     assert len(seen) > 100
     assert ("in part" in kinds) == ("system=floe" in overrides)
@@ -365,3 +382,39 @@ def test_without_a_gpu_it_says_so(stores: Path, bundled_trace: Trace) -> None:
         ValueError, match=r"there is no CUDA device here .* choose device=cpu or device=null"
     ):
         prepare_replay(request, bundled_trace)
+
+
+# Contracts: C124
+def test_what_is_issued_behind_a_copy_is_given_to_the_stream_before_that_copy_has_ended(
+    prepared: Prepare, runtimes: list[FakeRuntime]
+) -> None:
+    """Two transfers in flight: the second one's bytes follow the first one's at once."""
+    run = prepared(
+        "device=cuda",
+        "system=load_on_demand",
+        "loader.in_flight=2",
+        "trace.max_sequences=1",
+        "+workload.decode_tokens=3",
+    )
+    device = cast(CudaDevice, run.device)
+    announce, early = device.announce, list[bool]()
+
+    def watched(link: int, number: int, key: int, moved_bytes: int) -> None:
+        copies = sum("copies" in line for line in runtimes[-1].log)
+        is_new = number not in device._traffic._ahead
+        announce(link, number, key, moved_bytes)
+        if is_new:
+            early.append(sum("copies" in line for line in runtimes[-1].log) > copies)
+
+    device.announce = watched  # type: ignore[method-assign]
+    replay_driver(run).drive()
+    assert len(early) > 10
+    assert all(early)
+
+
+def test_computing_hands_over_what_has_ended(prepared: Prepare) -> None:
+    """Experts are computed until a load has ended, and nothing else asks for its end."""
+    bench = DeviceBench(prepared("device=host", "system=lru"))
+    with bench.opened():
+        took_ns, _ = bench.overlapped_ns(bench.geometry.bytes_of(bench.key), bench.other)
+    assert took_ns > 0

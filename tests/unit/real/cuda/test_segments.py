@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.fake_runtime import FakeRuntime, OrderError
+from helpers.lanes import lane_of
 from real.cuda.arena import PinnedArena
 from real.cuda.segments import (
     Kind,
@@ -27,7 +28,8 @@ HIDDEN, INNER, SLOTS = 32, 48, 4
 class Bench:
     def __init__(self, *, is_gated: bool = True, strict: bool = False) -> None:
         self.runtime = FakeRuntime(strict=strict)
-        self.stream = self.runtime.stream("compute")
+        self.lane = lane_of(self.runtime, "compute")
+        self.x_1H = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
         rows = 2 * INNER if is_gated else INNER
         made = torch.Generator().manual_seed(0)
         first = [
@@ -47,13 +49,16 @@ class Bench:
         self.is_gated = is_gated
         self.segments = Segments(
             self.runtime,
-            self.stream,
+            self.lane,
             PinnedArena(self.runtime, tables_bytes(3)),
             [Kind(fused_expert(self.first, self.down, is_gated=is_gated), self.pool)],
-            HIDDEN,
-            torch.bfloat16,
+            self.x_1H,
             3,
         )
+
+    def launch(self, x_1H: Tensor, needs: list[Need]) -> Tensor:
+        self.x_1H.copy_(x_1H)
+        return self.segments.launch(0, needs)
 
     def wanted(self, x_1H: Tensor, slots: list[int]) -> Tensor:
         """The outputs in fp64, matrix by matrix."""
@@ -72,11 +77,10 @@ class Bench:
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_one_graph_serves_every_slot(is_gated: bool) -> None:
     bench = Bench(is_gated=is_gated)
-    bench.segments.prepare()
     before = bench.runtime.allocated
     for number, slots in enumerate([[0], [3], [1, 2], [2, 2, 0], [0, 1], [3], [1], [0]]):
         x_1H = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(number)).bfloat16()
-        got = bench.segments.run(0, x_1H, [Need(slot) for slot in slots])
+        got = bench.launch(x_1H, [Need(slot) for slot in slots])
         want = bench.wanted(x_1H, slots)
         assert float((got.double() - want).norm() / want.norm()) < 1e-5, slots
     assert bench.runtime.allocated == before, "nothing may be allocated in a run"
@@ -85,21 +89,38 @@ def test_one_graph_serves_every_slot(is_gated: bool) -> None:
 def test_a_slot_whose_copy_is_not_ordered_before_the_replay_is_found() -> None:
     bench = Bench(strict=True)
     copies = bench.runtime.stream("copies")
-    bench.segments.prepare()
     # The captures read the slots; the copy must come after that.
-    captured = bench.runtime.event()
-    bench.runtime.record(captured, bench.stream)
-    bench.runtime.wait(copies, captured)
+    bench.lane.finish()
     bench.runtime.run(copies, lambda: None, writes=[bench.pool[2]])
     with pytest.raises(OrderError, match="compute reads memory that stream 2 may still be writing"):
-        bench.segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(2)])
+        bench.segments.launch(0, [Need(2)])
 
 
 def test_a_number_of_needs_that_was_not_told_is_refused() -> None:
     with pytest.raises(ValueError, match="a segment of 4 needs, of 1 to 3"):
-        Bench().segments.run(
-            0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(slot) for slot in range(4)]
-        )
+        Bench().segments.launch(0, [Need(slot) for slot in range(4)])
+
+
+def test_a_gate_launches_each_of_its_needs_alone_without_a_wait_and_the_next_gate_may_again() -> (
+    None
+):
+    """Three needs, so three graphs of one need. The fourth's table may be in use until a wait."""
+    bench = Bench(strict=True)
+    bench.lane.finish()
+    for _ in range(3):
+        for _ in range(3):
+            bench.segments.launch(0, [Need(1)])
+        assert bench.lane.over == bench.lane.place - 3, "a launch has waited"
+        bench.lane.finish()
+
+
+def test_a_table_that_is_written_while_its_graph_may_read_it_is_found() -> None:
+    bench = Bench(strict=True)
+    bench.lane.finish()
+    segment = bench.segments._segments[0, 3][0]
+    segment.launch([Need(0)] * 3)
+    with pytest.raises(OrderError, match="the host writes memory that stream 1 may still be read"):
+        segment.launch([Need(0)] * 3)
 
 
 NEURONS, EXPERTS = 37, 5
@@ -110,7 +131,8 @@ class Sparse:
 
     def __init__(self, *, strict: bool = False, most_needs: int = 3) -> None:
         self.runtime = FakeRuntime(strict=strict)
-        self.stream = self.runtime.stream("compute")
+        self.lane = lane_of(self.runtime, "compute")
+        self.x_1H = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
         made = torch.Generator().manual_seed(0)
         self.stored = [
             quantise(torch.randn(NEURONS, HIDDEN, generator=made) * 0.1, 2, 16)
@@ -127,11 +149,10 @@ class Sparse:
         compute = sparse_expert_in_part(self.up, self.pairs)
         self.segments = Segments(
             self.runtime,
-            self.stream,
+            self.lane,
             PinnedArena(self.runtime, tables_bytes(most_needs, NEURONS)),
             [Kind(compute, self.pool, ups, NEURONS)],
-            HIDDEN,
-            torch.bfloat16,
+            self.x_1H,
             most_needs,
         )
 
@@ -141,6 +162,8 @@ class Sparse:
         self.pairs[slot] = torch.nan
         self.pairs[slot, :count] = (torch.randn(count, 2 * HIDDEN, generator=made) * 0.1).bfloat16()
         return torch.randperm(NEURONS, generator=made)[:count]
+
+    launch = Bench.launch  # type: ignore[assignment]
 
     def wanted(self, x_1H: Tensor, need: Need) -> Tensor:
         """The output in fp64, neuron by neuron."""
@@ -157,7 +180,6 @@ class Sparse:
 def test_one_graph_serves_experts_in_part_of_any_neurons() -> None:
     """Longer lists come before shorter ones: what they leave in the table must not be looked at."""
     bench = Sparse()
-    bench.segments.prepare()
     before = bench.runtime.allocated
     for seed, counts in enumerate([[5], [NEURONS], [1], [0], [NEURONS, 3], [2, 0, 11], [7]]):
         x_1H = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(seed)).bfloat16()
@@ -169,7 +191,7 @@ def test_one_graph_serves_experts_in_part_of_any_neurons() -> None:
             )
             for j, count in enumerate(counts)
         ]
-        got = bench.segments.run(0, x_1H, needs)
+        got = bench.launch(x_1H, needs)
         for need, row in zip(needs, got, strict=True):
             want = bench.wanted(x_1H, need)
             assert float((row.double() - want).norm()) <= 1e-5 * float(want.norm()), counts
@@ -179,15 +201,12 @@ def test_one_graph_serves_experts_in_part_of_any_neurons() -> None:
 def test_pairs_that_are_still_on_their_way_are_found() -> None:
     bench = Sparse(strict=True)
     copies = bench.runtime.stream("copies")
-    bench.segments.prepare()
     neurons = bench.bring(1, 4, 0).numpy()
-    captured = bench.runtime.event()
-    bench.runtime.record(captured, bench.stream)
-    bench.runtime.wait(copies, captured)
+    bench.lane.finish()
     bench.runtime.run(copies, lambda: None, writes=[bench.pool[1]])
     with pytest.raises(OrderError, match="compute reads memory that stream 2 may still be writing"):
-        bench.segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(1, 0, neurons)])
+        bench.segments.launch(0, [Need(1, 0, neurons)])
     ended = bench.runtime.event()
     bench.runtime.record(ended, copies)
-    bench.runtime.wait(bench.stream, ended)
-    bench.segments.run(0, torch.zeros(1, HIDDEN, dtype=torch.bfloat16), [Need(1, 0, neurons)])
+    bench.runtime.wait(bench.lane.stream, ended)
+    bench.segments.launch(0, [Need(1, 0, neurons)])

@@ -6,12 +6,14 @@ Each rule is broken once, and the test sees it fail.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from helpers.fake_runtime import FakeRuntime, OrderError
+from helpers.lanes import at_once, give_whole, lane_of
 from real.cuda.arena import PinnedArena
 from real.cuda.gather import Gatherer
 from real.cuda.zero_copy import ZeroCopyGatherer, gatherer_bytes, gatherer_of
@@ -28,16 +30,24 @@ class Bench:
         engine = Engine(gather=form, gather_columns=columns, gather_threads=2)
         size = gatherer_bytes(engine, NEURONS, ROW_BYTES)
         self.arena = PinnedArena(self.runtime, size + (1 << 14))
-        self.worker = gatherer_of(self.runtime, self.arena, engine, NEURONS, ROW_BYTES)
+        self.worker = gatherer_of(self.runtime, self.arena, engine, at_once, NEURONS, ROW_BYTES)
+        self.lane = lane_of(self.runtime, "copies")
         self.pairs = self.arena.take(NEURONS * ROW_BYTES).view(NEURONS, ROW_BYTES)
         self.pairs.random_(0, 256, generator=torch.Generator().manual_seed(0))
         self.target = self.runtime.allocate(120 * ROW_BYTES).view(120, ROW_BYTES)
-        self.compute = self.runtime.stream("compute")
+        self.compute = lane_of(self.runtime, "compute")
+
+    def gather(self, kept: Tensor, target: Tensor | None = None) -> None:
+        target = self.target if target is None else target
+        give_whole(self.worker.gather(self.pairs, kept, target, self.lane), self.lane)
 
     def read(self, count: int) -> Tensor:
-        return self.runtime.run(
-            self.compute, lambda: self.target[:count].clone(), reads=[self.target[:count]]
-        )
+        return self.look(self.target[:count])
+
+    def look(self, rows: Tensor) -> Tensor:
+        seen = self.runtime.run(self.compute.stream, rows.clone, reads=[rows])
+        self.compute.note()
+        return seen
 
 
 @pytest.mark.parametrize("form", ["zero_copy", "staged"])
@@ -50,16 +60,15 @@ def test_both_forms_bring_the_kept_rows_in_their_order(columns: int, form: str) 
             .sort()
             .values
         )
-        for end in b.worker.gather(b.pairs, kept, b.target):
-            b.runtime.wait(b.compute, end)
+        b.gather(kept)
+        b.compute.follow(b.lane.moment)
         assert torch.equal(b.read(count), b.pairs[kept])
         assert bool((b.target[count:] == 0xFF).all()), "written past the kept rows"
-        b.worker.close()
 
 
 def test_no_row_is_copied_by_the_host() -> None:
     b = Bench()
-    b.worker.gather(b.pairs, torch.arange(0, NEURONS, 3), b.target)
+    b.gather(torch.arange(0, NEURONS, 3))
     assert not b.runtime.log, "a copy was issued"
 
 
@@ -67,14 +76,12 @@ def test_many_gathers_reuse_the_lists_of_rows_behind_the_kernels_that_read_them(
     b = Bench()
     for seed in range(6):
         kept = torch.randperm(NEURONS, generator=torch.Generator().manual_seed(seed))[:20]
-        for end in b.worker.gather(b.pairs, kept, b.target[20 * (seed % 5) :]):
-            b.runtime.wait(b.compute, end)
-        seen = b.target[20 * (seed % 5) :][:20]
-        assert torch.equal(b.runtime.run(b.compute, seen.clone, reads=[seen]), b.pairs[kept])
+        place = b.target[20 * (seed % 5) :][:20]
+        b.gather(kept, place)
+        b.compute.follow(b.lane.moment)
+        assert torch.equal(b.look(place), b.pairs[kept])
         # The next gather overwrites these rows, and must come behind their reader.
-        done = b.runtime.event()
-        b.runtime.record(done, b.compute)
-        b.runtime.wait(b.worker._stream, done)  # type: ignore[attr-defined]
+        b.lane.follow(b.compute.moment)
 
 
 def test_a_list_that_is_written_while_a_kernel_reads_it_is_found(
@@ -84,39 +91,40 @@ def test_a_list_that_is_written_while_a_kernel_reads_it_is_found(
     assert isinstance(b.worker, ZeroCopyGatherer)
     monkeypatch.setattr(b.runtime, "synchronize", lambda event: None)
     for _ in range(2):
-        b.worker.gather(b.pairs, torch.arange(5), b.target)
+        b.gather(torch.arange(5))
     with pytest.raises(
-        OrderError, match="the host writes memory that stream 1 may still be reading"
+        OrderError, match=r"the host writes memory that stream \d may still be reading"
     ):
-        b.worker.gather(b.pairs, torch.arange(5), b.target)
+        b.gather(torch.arange(5))
 
 
 def test_rows_that_are_read_before_the_kernel_has_ended_are_found() -> None:
     b = Bench()
-    b.worker.gather(b.pairs, torch.arange(10), b.target)
-    with pytest.raises(OrderError, match="compute reads memory that stream 1 may still be writing"):
+    b.gather(torch.arange(10))
+    with pytest.raises(
+        OrderError, match=r"compute reads memory that stream \d may still be writing"
+    ):
         b.read(10)
 
 
-def test_a_target_is_overwritten_behind_the_events_that_are_named() -> None:
+def test_a_target_is_overwritten_behind_what_its_lane_follows() -> None:
     b = Bench()
     b.read(10)
-    last = b.runtime.event()
-    b.runtime.record(last, b.compute)
-    with pytest.raises(OrderError, match="writes memory that stream 2 may still be reading"):
-        b.worker.gather(b.pairs, torch.arange(10), b.target)
-    b.worker.gather(b.pairs, torch.arange(10), b.target, after=[last])
+    with pytest.raises(OrderError, match=r"writes memory that stream \d may still be reading"):
+        b.gather(torch.arange(10))
+    b.lane.follow(b.compute.moment)
+    b.gather(torch.arange(10))
 
 
 def test_an_expert_that_rests_in_memory_which_is_not_pinned_is_found() -> None:
     b = Bench()
     with pytest.raises(OrderError, match="a kernel is to read host memory that is not pinned"):
-        b.worker.gather(b.pairs.clone(), torch.arange(10), b.target)
+        b.worker.gather(b.pairs.clone(), torch.arange(10), b.target, b.lane)
 
 
 def test_what_does_not_fit_is_refused_before_anything_moves() -> None:
     b = Bench()
-    gather: Callable[..., object] = b.worker.gather
+    gather: Callable[..., object] = partial(b.worker.gather, lane=b.lane)
     with pytest.raises(ValueError, match="rows 0 to 100 are kept of 100"):
         gather(b.pairs, torch.tensor([0, 100]), b.target)
     with pytest.raises(ValueError, match="11 rows are kept, but the buffer holds 10"):

@@ -20,7 +20,6 @@ from capture.recording.prompts import Passage
 from capture.recording.run import decoder_of
 from capture.tiny.model import load_model
 from helpers.live_runs import cached_skeleton, recorded
-from real.driver.recording import WatchedDevice
 from real.host.cpu import CpuDevice
 from real.live.live import LiveDriver
 from real.live.run import live_driver, prepare
@@ -139,7 +138,7 @@ def test_as_ready_really_computes_in_another_order_than_the_model_adds(live: Pre
     prepared = live("system=lru", "loader=as_ready", "engine.compute=free", model="tiny_qwen2moe")
     driver, _ = driven(prepared)
     g = prepared.run.controller.geometry
-    computed = [key for key, _, _ in cast(WatchedDevice, driver.device).computed if key >= 0]
+    computed = [key for key, _, _ in driver.stream.computed if key >= 0]
     sites = [g.site_of(key) for key in computed if g.expert_of(key) < g.experts]
     experts = [g.expert_of(key) for key in computed if g.expert_of(key) < g.experts]
     descents = sum(

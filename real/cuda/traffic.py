@@ -1,0 +1,232 @@
+"""What moves over the links to a GPU: every service under way, and copies given ahead of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from real.cuda.copies import CopyEngine, Pinned, Source, Submit
+from real.cuda.homes import Homes
+from real.cuda.moves import Bringing, Copying, Move, Stop
+from real.cuda.runtime import Runtime
+from real.cuda.slots import DeviceSlots, Slot
+from real.driver.device import Listener, Service
+from real.driver.sharing import Sharing
+from real.driver.timers import WAKE_NS
+from real.store.neurons import Arrivals
+from sim.core.controller import Controller
+
+
+class Traffic:
+    """The services of one run, asked by one thread.
+
+    - ``engines``: those of link 0. ``bringers``: by outer link and engine, what gives work to its
+      thread; the first is link 0's, and empty.
+    - ``now_ns()`` tells the time since the run began; ``is_over()``, whether nothing may be handed
+      over any more.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        controller: Controller,
+        slots: DeviceSlots,
+        homes: Homes,
+        arrivals: Arrivals,
+        engines: Sequence[CopyEngine],
+        bringers: Sequence[Sequence[Submit]],
+        piece_bytes: int,
+        now_ns: Callable[[], int],
+        is_over: Callable[[], bool],
+        *,
+        is_paced: bool,
+    ) -> None:
+        self._runtime, self._controller, self._slots = runtime, controller, slots
+        self._homes, self._arrivals = homes, arrivals
+        self._engines, self._bringers, self._piece_bytes = engines, bringers, piece_bytes
+        self._now_ns, self._is_over, self._is_paced = now_ns, is_over, is_paced
+        self._is_partial = controller.payload.active_share < 1
+        counts = controller.route.engines
+        self._sharing = [Sharing(count) for count in counts]
+        self._is_shared = [is_paced and count > 1 for count in counts]
+        self._flying: dict[tuple[int, int], tuple[Move, Service]] = {}  # by link and engine
+        self._ahead: dict[int, Copying] = {}  # by transfer: copies given ahead of their services
+        self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
+        self._was_due_ns: int | None = None
+        """While the end of an outer link's paced service is handed over: when it was due."""
+
+    def open(self, listener: Listener) -> None:
+        self._listener = listener
+
+    @property
+    def is_serving(self) -> bool:
+        return bool(self._flying)
+
+    def serve(self, service: Service) -> None:
+        link, number = service.link, service.number
+        base = self._moved.setdefault((link, number), service.there_bytes)
+        if self._is_partial:
+            self._arrivals.begin(service.key, number, service.there_bytes, service.moved_bytes)
+        if self._is_shared[link]:
+            work_ns = service.due_ns(service.moved_bytes) - service.latency_ns
+            self._sharing[link].begin(service.engine, self._now_ns(), service.latency_ns, work_ns)
+        move = self._bring(service, base) if link else self._copy(service, base)
+        if self._is_shared[link] or self._controller.route.links > 1:
+            move.may_end = partial(self._may_end, service)
+        self._flying[link, service.engine] = move, service
+
+    def _copy(self, service: Service, base: int) -> Copying:
+        """Give a service of link 0 to its engine's lane, as far as that can be done now."""
+        move = self._ahead.pop(service.number, None)
+        if move is None:
+            move = Copying(
+                self._engines[service.engine],
+                self._slots,
+                self._place(service.number, service.key),
+                base,
+                service.moved_bytes,
+                service.chunk_bytes,
+                partial(self._source, service),
+            )
+        if not move.has_begun:
+            is_paced = self._is_paced and not self._is_shared[0]
+            lag_ns = self._now_ns() - service.start_ns
+            move.begin(partial(_due_ns, service, lag_ns) if is_paced else None)
+            move.give()
+        return move
+
+    def _bring(self, service: Service, base: int) -> Bringing:
+        """Let a thread begin a service of an outer link."""
+        link, number = service.link, service.number
+        if self._homes.ram is not None:
+            self._homes.ram.place(service.key)
+
+        def note(through: int) -> None:
+            self._moved[link, number] = through
+
+        move = Bringing(
+            self._runtime,
+            self._homes,
+            service,
+            base,
+            self._piece_bytes,
+            self._is_paced and not self._is_shared[link],
+            self._bringers[link][service.engine],
+            self._now_ns,
+            note,
+        )
+        behind_ns = 0 if self._was_due_ns is None else service.start_ns - self._was_due_ns
+        move.begin_ns -= behind_ns if 0 <= behind_ns <= WAKE_NS else 0
+        return move
+
+    def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
+        """Give a copy to the lane behind the one under way, where nothing can come between."""
+        loader = self._controller.loader
+        if (
+            number in self._ahead
+            or self._controller.route.engines != (1,)
+            or loader.chunk_bytes
+            or self._is_paced
+            or self._is_partial
+        ):
+            return
+        home = partial(self._homes.of, key, 0)
+        self._ahead[number] = Copying(
+            self._engines[0],
+            self._slots,
+            self._place(number, key),
+            0,
+            moved_bytes,
+            0,
+            lambda until: home(),
+        )
+        self._give_ahead()
+
+    def _give_ahead(self) -> None:
+        """Give what was announced to the lane as soon as it has all that comes before."""
+        current = self._flying.get((0, 0))
+        before = None if current is None else current[0]
+        for move in self._ahead.values():
+            if not (isinstance(before, Copying) and before.is_given):
+                return
+            if not move.has_begun:
+                move.begin(None)
+            move.give()
+            before = move
+
+    def ask_cut(self, service: Service, is_wanted: bool) -> None:
+        self._flying[service.link, service.engine][0].is_asked = is_wanted
+
+    def stop(self, service: Service) -> None:
+        del self._flying[service.link, service.engine]
+        if self._is_shared[service.link]:
+            self._sharing[service.link].end(service.engine, self._now_ns())
+
+    def _may_end(self, service: Service) -> bool:
+        """Whether the link's other engines, and the link outside it, let a service end."""
+        if self._is_shared[service.link]:
+            now, sharing = self._now_ns(), self._sharing[service.link]
+            sharing.settle(now)
+            if sharing.end_ns(service.engine) > now:
+                return False
+        others = (other for _, other in self._flying.values())
+        return not any(o.number == service.number and o.link > service.link for o in others)
+
+    def _source(self, service: Service, until: int) -> Source | None:
+        """Where link 0 finds a variant; None if its first ``until`` bytes are not there yet."""
+        if self._controller.route.links == 1:
+            return self._homes.of(service.key, service.engine)
+        ram = self._homes.ram
+        # What was in the RAM tier already has no service on link 1.
+        is_coming = ram is None or (1, service.number) in self._moved
+        if is_coming and self._moved.get((1, service.number), 0) < until:
+            return None
+        if ram is not None:
+            held = ram.pieces(service.key, 0, self._controller.geometry.bytes_of(service.key))
+            return Pinned(tuple(torch.from_numpy(piece) for piece in held))
+        buffer = self._homes.transit.of(service.number)
+        return None if buffer is None else Pinned((buffer,))
+
+    def _place(self, number: int, key: int) -> Slot:
+        issued = self._controller.issued
+        return self._slots.place(key, issued[number].victims if number < len(issued) else ())
+
+    def ask(self) -> bool:
+        """Ask what is under way, and hand over what has ended; return whether anything has."""
+        found = False
+        for move, service in list(self._flying.values()):
+            while (stop := move.advance()) is not None and not self._is_over():
+                found = True
+                self._tell(stop, move, service)
+                if stop is not Stop.HEAD:
+                    break
+        if self._ahead:
+            self._give_ahead()
+        return found
+
+    def _tell(self, stop: Stop, move: Move, service: Service) -> None:
+        """Hand over what has happened to a service."""
+        if stop is Stop.HEAD:
+            self._listener.on_head(service)
+            return
+        number = service.number
+        if service.link == 0:
+            self._moved[0, number] += move.through
+        if stop is Stop.CHUNK:
+            self._listener.on_chunk(service, move.through)
+            return
+        self.stop(service)
+        if service.link == 0:
+            self._homes.transit.give_back(number)
+            self._moved.pop((0, number))
+            self._moved.pop((1, number), None)
+        self._was_due_ns = move.due_ns if isinstance(move, Bringing) and self._is_paced else None
+        self._listener.on_service_end(service)
+        self._was_due_ns = None
+
+
+def _due_ns(service: Service, lag_ns: int, done: int) -> int:
+    """When ``done`` bytes are due after the stamp, ``lag_ns`` after the service's beginning."""
+    return max(0, service.due_ns(done) - lag_ns)

@@ -1,0 +1,205 @@
+"""Measures what the GPU's engine costs its host: the Python of a decode gate, beside the controller's.
+
+The runtime counts calls and does nothing, so every event is over at once and no work takes time.
+Routing is synthetic, in the shape of Qwen3-30B: 48 sites of 128 experts, of which 8 are chosen. It
+prints microseconds of CPU time a gate, the controller's own apart, and calls a gate. A turn of
+Python's empty loop stands beside them: it tells how fast this machine is just now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+
+import real.cuda.device
+from real.cuda.host import HostEvent, HostRuntime
+from real.setup.execute import replay_driver
+from real.setup.prepare import prepare_replay
+from real.validation.cases import request_of
+from sim.core.controller import Controller
+from sim.traces.synthesis import PRESETS, synthesize
+
+CALLS = (
+    "gate",
+    "poll",
+    "transfer_done",
+    "need_done",
+    "cpu_done",
+    "prediction_ready",
+    "begin_sequence",
+    "end_sequence",
+)
+SMALL = (64, 32)
+"""Hidden size and neurons of experts: no byte is moved, so none need be there."""
+
+
+class NullRuntime(HostRuntime):
+    """Counts calls; from the beginning of the run on it does nothing else."""
+
+    made: NullRuntime
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.has_begun = False
+        NullRuntime.made = self
+
+    def make_current(self, stream: Any) -> Any:
+        self.has_begun = not self.has_begun
+        return super().make_current(stream)
+
+    def record(self, event: HostEvent, stream: Any) -> None:
+        self.calls["record"] += 1
+
+    def wait(self, stream: Any, event: HostEvent) -> None:
+        self.calls["wait"] += 1
+
+    def query(self, event: HostEvent) -> bool:
+        self.calls["query"] += 1
+        return True
+
+    def elapsed_ns(self, first: HostEvent, last: HostEvent) -> int:
+        self.calls["elapsed"] += 1
+        return 0
+
+    def synchronize(self, event: HostEvent) -> None:
+        self.calls["synchronize"] += 1
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        self.calls["copy"] += 1
+
+    def run(self, stream: Any, work: Callable[[], Any], **uses: Any) -> Any:
+        self.calls["run"] += 1
+        return None if self.has_begun else work()
+
+    def replay(self, graph: Any, stream: Any, **uses: Any) -> None:
+        self.calls["launch"] += 1
+
+
+class Timer:
+    """The time inside some calls, of which one may make another.
+
+    ``ns`` takes every call of a kind to be as long as their median, for another process may have
+    had the processor during some of them.
+    """
+
+    def __init__(self) -> None:
+        self._took: dict[str, list[int]] = {}
+        self._depth = 0
+
+    @property
+    def ns(self) -> float:
+        return sum(median(took) * len(took) for took in self._took.values() if took)
+
+    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        took = self._took.setdefault(name, [])
+
+        def timed(*values: Any, **named: Any) -> Any:
+            if self._depth:
+                return call(*values, **named)
+            self._depth = 1
+            began_ns = time.perf_counter_ns()
+            try:
+                return call(*values, **named)
+            finally:
+                took.append(time.perf_counter_ns() - began_ns)
+                self._depth = 0
+
+        return timed
+
+
+def measure(share: float, tokens: int, folder: str, profile: bool) -> dict[str, Any]:
+    shape = replace(PRESETS["qwen3_30b"], hidden=SMALL[0], expert_intermediate=SMALL[1])
+    trace = synthesize(shape, tokens=tokens, skew=1.2)
+    request = request_of(
+        (
+            "model=qwen3_30b_a3b",
+            f"model.hidden={SMALL[0]}",
+            f"model.expert_intermediate={SMALL[1]}",
+            "model.vocab=1024",
+            "device=cuda",
+            "engine.weights=stand_in",
+            "engine.stand_in_gib=0.01",
+            f"engine.store_dir={folder}",
+            "engine.links=free",
+            "engine.compute=free",
+            "hardware=rtx4090_pcie4",
+            "trace.split=all",
+        ),
+        "lru",
+        share,
+    )
+    prepared = prepare_replay(request, trace)
+    driver = replay_driver(prepared)
+    timer = Timer()
+    own = {name: getattr(Controller, name) for name in CALLS}
+    for name, call in own.items():
+        setattr(Controller, name, timer.around(name, call))
+    took_ns = 0
+    run = driver.run
+
+    def timed_run() -> None:
+        nonlocal took_ns
+        NullRuntime.made.calls.clear()
+        gc.collect()
+        gc.disable()
+        began_ns = time.process_time_ns()
+        if profile:
+            import cProfile
+            import pstats
+
+            with cProfile.Profile() as found:
+                run()
+            pstats.Stats(found).sort_stats("tottime").print_stats(35)
+        else:
+            run()
+        took_ns = time.process_time_ns() - began_ns
+        gc.enable()
+
+    driver.run = timed_run  # type: ignore[method-assign]
+    try:
+        record = driver.drive()
+    finally:
+        for name, call in own.items():
+            setattr(Controller, name, call)
+    gates = len(record.gate_ns)
+    began_ns = time.thread_time_ns()
+    for _ in range(1_000_000):
+        pass
+    loop_ns = time.thread_time_ns() - began_ns
+    return {
+        "resident_share": share,
+        "gates": gates,
+        "misses_a_gate": round(len(record.service_number) / gates, 3),
+        "us_a_gate": round((took_ns - timer.ns) / gates / 1e3, 2),
+        "controller_us_a_gate": round(timer.ns / gates / 1e3, 2),
+        "ns_of_an_empty_loop": round(loop_ns / 1e6, 1),
+        "calls_a_gate": {
+            name: round(count / gates, 2) for name, count in sorted(NullRuntime.made.calls.items())
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    given = parser.parse_args()
+    real.cuda.device.CudaRuntime = NullRuntime  # type: ignore[misc, assignment]
+    with tempfile.TemporaryDirectory() as folder:
+        for share in (0.25, 0.5):
+            print(json.dumps(measure(share, given.tokens, folder, given.profile)))
+
+
+if __name__ == "__main__":
+    main()
