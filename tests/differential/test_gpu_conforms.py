@@ -42,16 +42,16 @@ class Clocked(FakeRuntime):
     "words",
     [
         ("system=lru",),
-        ("system=hobbit",),
+        pytest.param(("system=hobbit",), marks=pytest.mark.thorough),
         ("system=fiddler",),
-        ("system=load_on_demand", "loader.in_flight=2"),
+        pytest.param(("system=load_on_demand", "loader.in_flight=2"), marks=pytest.mark.thorough),
         ("system=moe_infinity", "loader.chunk_bytes=20000"),
         pytest.param(("system=lru", "loader=as_ready"), marks=pytest.mark.thorough),
-        ("system=moe_infinity", *NVME),
+        pytest.param(("system=moe_infinity", *NVME), marks=pytest.mark.thorough),
         pytest.param(
             ("system=moe_infinity", *NVME, "engine.source=direct"), marks=pytest.mark.thorough
         ),
-        ("system=lru", "workload=static_4"),
+        pytest.param(("system=lru", "workload=static_4"), marks=pytest.mark.thorough),
     ],
     ids=" ".join,
 )
