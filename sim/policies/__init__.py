@@ -6,7 +6,7 @@ The names exported here are public: configurations use them.
 
 | kind | modules |
 |---|---|
-| caches | recency, frequency, scores, adaptive (ARC), popular, belady |
+| caches | recency, frequency, frequency_classes, scores, adaptive (ARC), popular, belady |
 | of caches | pools (their base class, `Pooled`), quotas (how a budget is shared among sites) |
 | predictors | lookahead, learned, paths, matching, importance, token_routes, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
@@ -20,6 +20,7 @@ A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks 
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
+from sim.policies.frequency_classes import ClassLRU
 from sim.policies.importance import RecentImportance
 from sim.policies.learned import LearnedPerSite
 from sim.policies.lookahead import ConfidentLookahead, GateLookahead
@@ -54,6 +55,7 @@ __all__ = [
     "ActivationRatio",
     "ActiveShare",
     "Belady",
+    "ClassLRU",
     "ConfidentLookahead",
     "CostAwareBelady",
     "CpuByCost",

@@ -93,6 +93,25 @@ def lfu_decayed(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> in
     return min((count(key), last(stream, now, key), key) for key, _ in held)[2]
 
 
+def class_lru(
+    stream: Stream, now: int, held: Sequence[tuple[int, int]], half_life: int = 16, classes: int = 8
+) -> int:
+    """A half-life of 16 steps, so that short streams see several."""
+
+    def count(key: int) -> int:
+        uses = [stream.step(when) // half_life for when in past(stream, now, key)]
+        total = 0
+        for lives in range(stream.step(now) // half_life + 1):
+            total = total // 2 + uses.count(lives)
+        return total
+
+    def rank(key: int) -> tuple[Fraction, int]:
+        top = max((c for c in range(classes) if 2**c <= count(key)), default=0)
+        return Fraction(last(stream, now, key) - now, 2**top), last(stream, now, key)
+
+    return min((rank(key), key) for key, _ in held)[1]
+
+
 def least_stale(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
     step = stream.step(now)
     return min((stream.step(last(stream, now, key)) == step, came, key) for key, came in held)[2]

@@ -26,6 +26,7 @@ from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
+from sim.policies.frequency_classes import ClassLRU
 from sim.policies.popular import Popular
 from sim.policies.profile import Profile
 from sim.policies.recency import LeastStale
@@ -47,6 +48,8 @@ MADE: dict[str, tuple[Callable[[], CachePolicy], plain.Victim]] = {
     "lfu_model": (partial(LFU, "model", **COLD), plain.lfu_model),
     "lfu_sequence": (partial(LFU, "sequence", **COLD), plain.lfu_sequence),
     "lfu_decayed": (partial(DecayedLFU, 0.98, **COLD), plain.lfu_decayed),
+    "class_lru": (partial(ClassLRU, 16, **COLD), plain.class_lru),
+    "few_classes": (partial(ClassLRU, 16, 2, **COLD), partial(plain.class_lru, classes=2)),
     "least_stale": (partial(LeastStale, **COLD), plain.least_stale),
     "visit_count": (partial(VisitCount, **COLD), plain.visit_count),
     "frequency_over_distance": (
@@ -86,7 +89,7 @@ def hits_of(
     return run(chosen, experts, capacity, policy, Loader(**switches))[0]
 
 
-# Contracts: C47
+# Contracts: C47, C143
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_a_victim_chosen_from_the_whole_history(shape, seed, name):

@@ -105,6 +105,18 @@ DEFECTS = {
         "self.decay",
         "policies.test_caches_scores:test_a_count_halves_with_each_step",
     ),
+    "classes without halving": Defect(
+        "frequency_classes",
+        "self._count >>= min(halvings - self._halvings, 63)",
+        "pass",
+        "policies.test_caches_classes:test_counts_are_halved_every_half_life_and_rounded_down",
+    ),
+    "classes that eviction forgets": Defect(
+        "frequency_classes",
+        "self._has_place[key] = 0",
+        "self._has_place[key] = self._count[key] = 0",
+        "policies.test_caches_classes:test_counts_outlive_evictions_and_sequences",
+    ),
     "lots drawn once": Defect(
         "scores",
         "self._generator.random(out=self._draws)",
