@@ -7,7 +7,7 @@ The names exported here are public: configurations use them.
 | kind | modules |
 |---|---|
 | caches | recency, frequency, frequency_classes, scores, adaptive (ARC), popular, belady |
-| of caches | pools (their base class, `Pooled`), quotas (how a budget is shared among sites) |
+| of caches | pools (their base class, `Pooled`), quotas and tensor_overrides (shares of sites), large_gates |
 | predictors | lookahead, learned, paths, matching, importance, token_routes, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
 | precision selectors | precisions, reroutes, profile (what one is fitted with) |
@@ -22,12 +22,13 @@ from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
 from sim.policies.frequency_classes import ClassLRU
 from sim.policies.importance import RecentImportance
+from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.learned import LearnedPerSite
 from sim.policies.lookahead import ConfidentLookahead, GateLookahead
 from sim.policies.matching import ActivationMatching
 from sim.policies.paths import ExpertPaths, NextSiteConditional
 from sim.policies.payloads import ActiveShare, ReusedChannels, Whole, WholeLayer
-from sim.policies.placements import AbsentOnCpu, CpuByCost, Load, SkipAbsent
+from sim.policies.placements import AbsentOnCpu, CpuByCost, CpuForSmallBatches, Load, SkipAbsent
 from sim.policies.popular import Popular
 from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
 from sim.policies.predictors import NoPrediction
@@ -43,6 +44,7 @@ from sim.policies.scores import (
     VisitCount,
     WeightedScore,
 )
+from sim.policies.tensor_overrides import TensorOverrides
 from sim.policies.token_routes import TokenRoutes
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "ConfidentLookahead",
     "CostAwareBelady",
     "CpuByCost",
+    "CpuForSmallBatches",
     "DecayedLFU",
     "ExpectedLoads",
     "ExpertPaths",
@@ -67,6 +70,7 @@ __all__ = [
     "Foreseen",
     "FrequencyOverDistance",
     "GateLookahead",
+    "LargeGatesOnlyRead",
     "LearnedPerSite",
     "LeastStale",
     "Load",
@@ -85,6 +89,7 @@ __all__ = [
     "SkipAbsent",
     "SkipLight",
     "StatedAccuracy",
+    "TensorOverrides",
     "TokenRoutes",
     "Transient",
     "VisitCount",

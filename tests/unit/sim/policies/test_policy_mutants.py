@@ -117,6 +117,18 @@ DEFECTS = {
         "self._has_place[key] = self._count[key] = 0",
         "policies.test_caches_classes:test_counts_outlive_evictions_and_sequences",
     ),
+    "large gates are heard": Defect(
+        "large_gates",
+        "> self.up_to_rows",
+        "< 0",
+        "policies.test_large_gates:test_a_gate_of_more_rows_changes_no_order_and_brings_nothing_in",
+    ),
+    "the last pattern counts": Defect(
+        "tensor_overrides",
+        "for pattern, buffer in self.overrides",
+        "for pattern, buffer in self.overrides[::-1]",
+        "policies.test_tensor_overrides:test_patterns_are_searched_in_order",
+    ),
     "lots drawn once": Defect(
         "scores",
         "self._generator.random(out=self._draws)",
