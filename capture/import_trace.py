@@ -10,6 +10,8 @@ says what the files look like and what they lack.
     expert cache held.
 ``gpt_oss_fingerprint``, ``npz``
     The published decode routing of gpt-oss-20b, as its recorder's JSON or in four arrays.
+``llama_moe_trace``
+    The CSV of ``llama-moe-trace``: decoded tokens of a fork of llama.cpp.
 ``colibri``
     The ``ROUTE_TRACE`` stream of colibri.
 ``vllm``
@@ -47,6 +49,7 @@ from capture.importers import (
     flame,
     gpt_oss_fingerprint,
     ktransformers,
+    llama_moe_trace,
     moe_cache_eval,
     npz,
     sglang,
@@ -77,6 +80,7 @@ FORMATS: Mapping[str, Format] = {
         gpt_oss_fingerprint.KEYS, gpt_oss_fingerprint.read, gpt_oss_fingerprint.check
     ),
     "npz": Format(npz.KEYS, npz.read, npz.check),
+    "llama_moe_trace": Format(llama_moe_trace.KEYS, llama_moe_trace.read, llama_moe_trace.check),
     "colibri": Format(colibri.KEYS, colibri.read, colibri.check),
     "vllm": Format(vllm.KEYS, vllm.read, vllm.check),
     "sglang": Format(sglang.KEYS, sglang.read, sglang.check),

@@ -20,6 +20,7 @@ NAMES = (
     "bigmoe",
     "gpt_oss_fingerprint",
     "npz",
+    "llama_moe_trace",
     "colibri",
     "vllm",
     "sglang",
