@@ -21,6 +21,8 @@ says what the files look like and what they lack.
     ``per_token``. In KTransformers the experts must run on the GPU.
 ``moe_cache_eval``
     An event directory of moe-cache-eval, as tensors or as ``events.csv``.
+``megatron_router_trace``
+    What Megatron-core's ``RouterTracer`` wrote, with what its routers read and their logits.
 ``flame``
     A capture of FLAME-MoE-Traces.
 ``csv``, ``jsonl``
@@ -50,6 +52,7 @@ from capture.importers import (
     gpt_oss_fingerprint,
     ktransformers,
     llama_moe_trace,
+    megatron_router_trace,
     moe_cache_eval,
     npz,
     sglang,
@@ -86,6 +89,9 @@ FORMATS: Mapping[str, Format] = {
     "sglang": Format(sglang.KEYS, sglang.read, sglang.check),
     "ktransformers": Format(ktransformers.KEYS, ktransformers.read, ktransformers.check),
     "moe_cache_eval": Format(moe_cache_eval.KEYS, moe_cache_eval.read),
+    "megatron_router_trace": Format(
+        megatron_router_trace.KEYS, megatron_router_trace.read, megatron_router_trace.check
+    ),
     "flame": Format(flame.KEYS, flame.read, flame.check),
     "csv": Format(table.KEYS, table.read_csv, table.check),
     "jsonl": Format(table.KEYS, table.read_jsonl, table.check),

@@ -26,6 +26,7 @@ NAMES = (
     "sglang",
     "ktransformers",
     "moe_cache_eval",
+    "megatron_router_trace",
     "flame",
     "csv",
     "jsonl",
