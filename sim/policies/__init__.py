@@ -6,7 +6,7 @@ The names exported here are public: configurations use them.
 
 | kind | modules |
 |---|---|
-| caches | recency, frequency, frequency_classes, scores, adaptive (ARC), popular, belady |
+| caches | recency, frequency, frequency_classes, queues, scores, adaptive (ARC), popular, belady |
 | of caches | pools (their base class, `Pooled`), quotas and tensor_overrides (shares of sites), large_gates |
 | predictors | lookahead, learned, paths, matching, importance, token_routes, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
@@ -20,7 +20,7 @@ A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks 
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
-from sim.policies.frequency_classes import ClassLRU
+from sim.policies.frequency_classes import LFRU, ClassLRU
 from sim.policies.importance import RecentImportance
 from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.learned import LearnedPerSite
@@ -32,6 +32,7 @@ from sim.policies.placements import AbsentOnCpu, CpuByCost, CpuForSmallBatches, 
 from sim.policies.popular import Popular
 from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
 from sim.policies.predictors import NoPrediction
+from sim.policies.queues import S3FIFO, Sieve, WTinyLFU
 from sim.policies.quotas import ExpectedLoads, MeasuredLoads, ShallowFirst
 from sim.policies.recency import FIFO, LRU, LeastStale, Transient
 from sim.policies.references import Foreseen, StatedAccuracy
@@ -50,8 +51,10 @@ from sim.policies.token_routes import TokenRoutes
 __all__ = [
     "ARC",
     "FIFO",
+    "LFRU",
     "LFU",
     "LRU",
+    "S3FIFO",
     "AbsentOnCpu",
     "ActivationMatching",
     "ActivationRatio",
@@ -86,6 +89,7 @@ __all__ = [
     "ReusedChannels",
     "ScoreThreshold",
     "ShallowFirst",
+    "Sieve",
     "SkipAbsent",
     "SkipLight",
     "StatedAccuracy",
@@ -93,6 +97,7 @@ __all__ = [
     "TokenRoutes",
     "Transient",
     "VisitCount",
+    "WTinyLFU",
     "WeightedScore",
     "Whole",
     "WholeLayer",

@@ -123,6 +123,10 @@ class History:
             "lfu_model": lambda key: (self.count[key], self.recency[key]),
             "weighted": lambda key: (self.score(key), self.scenario.pack(key)),
             "class_lru": lambda key: (-self.aged(key), self.recency[key]),
+            "lfru": lambda key: (
+                len(self.steps_asked.get(key, ())) / max(self.age(key), 1),
+                self.scenario.pack(key),
+            ),
             "belady": lambda key: (-self.next_request(key), -self.scenario.pack(key)),
         }
         return sorted(keys, key=orders[self.cache.name])
@@ -137,18 +141,20 @@ class History:
             (cache.w_lru * r + cache.w_lfu * f) + cache.w_lhu * h
         ) / self.token + cache.w_fld * near
 
-    def aged(self, key: Key) -> Fraction:
-        """ClassLRU's age / 2^class, from all touches and requests so far."""
+    def age(self, key: Key) -> int:
+        """How often the key's pool was touched since the key was."""
         tier = self.scenario.ram if self.is_ram else self.scenario
         assert tier is not None
         pool = next(pool for pool in tier.pools if pool.covers(key))
-        pools_touches = [other for other in self.touches if pool.covers(other)]
-        age = pools_touches[::-1].index(key)
+        return [other for other in self.touches[::-1] if pool.covers(other)].index(key)
+
+    def aged(self, key: Key) -> Fraction:
+        """ClassLRU's age / 2^class, from all touches and requests so far."""
         count = 0
         for life in range(self.step // self.cache.half_life + 1):
             asked = self.steps_asked.get(key, ())
             count = count // 2 + sum(step // self.cache.half_life == life for step in asked)
-        return Fraction(age, 2 ** min(7, max(count, 1).bit_length() - 1))
+        return Fraction(self.age(key), 2 ** min(7, max(count, 1).bit_length() - 1))
 
     def next_request(self, key: Key) -> float:
         return next(

@@ -18,7 +18,15 @@ Key: TypeAlias = tuple[int, int, int]
 CACHES = ("lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady")
 """What a random scenario draws from."""
 CacheName: TypeAlias = Literal[
-    "lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady", "class_lru"
+    "lru",
+    "fifo",
+    "lfu_resident",
+    "lfu_sequence",
+    "lfu_model",
+    "weighted",
+    "belady",
+    "class_lru",
+    "lfru",
 ]
 LAYOUTS = ("global", "per_precision", "per_site")
 

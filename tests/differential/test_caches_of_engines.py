@@ -19,9 +19,10 @@ from differential.test_engine_against_reference import MIXTURE, PLAIN, first_dif
 
 CACHES = {
     "class_lru": Cache("class_lru", half_life=4),
+    "lfru": Cache("lfru"),
 }
 KINDS = (PLAIN, MIXTURE, *(name for name in FEATURES if name != "recency_rows"))
-SEEDS = dict.fromkeys(KINDS, 1) | {PLAIN: 10, MIXTURE: 3}
+SEEDS = dict.fromkeys(KINDS, 1) | {PLAIN: 8, MIXTURE: 3}
 
 
 def with_cache(scenario: Scenario, cache: Cache) -> Scenario:
@@ -29,7 +30,7 @@ def with_cache(scenario: Scenario, cache: Cache) -> Scenario:
     return replace(scenario, cache=cache, ram=ram)
 
 
-# Contracts: C143
+# Contracts: C143, C147
 @pytest.mark.parametrize("name", CACHES)
 def test_the_engine_does_what_the_reference_does_with_caches_of_engines(name: str) -> None:
     differs_from_lru: Counter[bool] = Counter()

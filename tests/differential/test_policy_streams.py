@@ -29,13 +29,14 @@ from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
-from sim.policies.frequency_classes import ClassLRU
+from sim.policies.frequency_classes import LFRU, ClassLRU
 from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.placements import Load
 from sim.policies.popular import Popular
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
+from sim.policies.queues import S3FIFO, Sieve, WTinyLFU
 from sim.policies.recency import LRU, LeastStale
 from sim.policies.scores import (
     ActivationRatio,
@@ -59,6 +60,7 @@ MADE: dict[str, tuple[Callable[[], CachePolicy], plain.Victim]] = {
     "lfu_model": (partial(LFU, "model", **COLD), plain.lfu_model),
     "lfu_sequence": (partial(LFU, "sequence", **COLD), plain.lfu_sequence),
     "lfu_decayed": (partial(DecayedLFU, 0.98, **COLD), plain.lfu_decayed),
+    "lfru": (partial(LFRU, **COLD), plain.lfru),
     "class_lru": (partial(ClassLRU, 16, **COLD), plain.class_lru),
     "few_classes": (partial(ClassLRU, 16, 2, **COLD), partial(plain.class_lru, classes=2)),
     "least_stale": (partial(LeastStale, **COLD), plain.least_stale),
@@ -100,7 +102,7 @@ def hits_of(
     return run(chosen, experts, capacity, policy, Loader(**switches))[0]
 
 
-# Contracts: C47, C143
+# Contracts: C47, C143, C147
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_a_victim_chosen_from_the_whole_history(shape, seed, name):
@@ -163,6 +165,48 @@ def test_arc_a_site_has_the_hits_of_as_many_caches(shape, seed):
         hits = hits_of(ARC("site", **COLD), chosen, experts, slots * sites)
         expected = by_site(lambda requests, slots=slots: plain.arc(requests, slots), chosen)
         assert_same(hits, expected, keys_of(chosen, experts))
+
+
+# ---- queues
+
+
+QUEUES: dict[str, tuple[Callable[[], CachePolicy], Callable[[list[int], int], list[int]]]] = {
+    "sieve": (partial(Sieve, **COLD), plain.sieve),
+    "s3_fifo": (partial(S3FIFO, **COLD), plain.s3_fifo),
+    "w_tiny_lfu": (partial(WTinyLFU, **COLD), plain.w_tiny_lfu),
+}
+
+
+# Contracts: C148, C149, C150
+@pytest.mark.parametrize("name", QUEUES)
+@pytest.mark.parametrize(
+    ("shape", "seed"), [(shape, seed) for shape in SHAPES for seed in range(3)]
+)
+def test_queues_have_the_hits_of_their_papers_algorithms(shape, seed, name):
+    chosen = routing(shape, seed)
+    requests = keys_of(chosen, shape[1])
+    make, theirs = QUEUES[name]
+    for capacity in capacities(shape):
+        hits = hits_of(make(), chosen, shape[1], capacity)
+        assert_same(hits, theirs(requests, capacity), requests)
+
+
+@pytest.mark.parametrize("name", ["sieve", "s3_fifo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_queues_have_the_hits_of_libcachesim(seed, name):
+    """Its S3-FIFO takes no key whose size is that of the small queue: 20 slots or more."""
+    chosen = routing((6, 20, 150), seed)
+    requests = keys_of(chosen, 20)
+    for capacity in (20, 30, 60, 100):
+        hits = hits_of(QUEUES[name][0](), chosen, 20, capacity)
+        assert_same(hits, library_hits(requests, capacity, name), requests)
+
+
+def test_the_streams_tell_queues_apart():
+    shape = SHAPES[2]
+    chosen = routing(shape, 0)
+    hits = {tuple(hits_of(make(), chosen, shape[1], 25)) for make, _ in QUEUES.values()}
+    assert len(hits) == len(QUEUES)
 
 
 # ---- the future

@@ -1,4 +1,4 @@
-"""ClassLRU: frequency classes slow ages down. Values by hand."""
+"""LFRU divides by age, ClassLRU slows ages down by frequency. Values by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.asking import FOUR_SITES, ask, begin, gate, order
-from sim.policies.frequency_classes import ClassLRU
+from sim.policies.frequency_classes import LFRU, ClassLRU
 from sim.values.types import Cause
 
 COLD = {"initial": "empty"}
@@ -117,3 +117,28 @@ def test_ages_are_counted_in_each_pool_by_itself() -> None:
 def test_a_number_that_is_no_whole_one_from_1_on_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"cache.{name}={value!r} must be"):
         ClassLRU(**{name: value})
+
+
+# Contracts: C147
+def test_lfru_divides_requests_by_age() -> None:
+    """Counts of 0 to 2 are 3, 1 and 1, ages 2, 1 and 1 at least: 3 / 2, 1 / 1, 1 / 1.
+
+    Of equal ones the lowest key goes first. After two touches more: 3 / 4, 1 / 3, 1 / 2.
+    """
+    policy = begin(LFRU(**COLD), 2, 1, 0)
+    asked(policy, "00012")
+    assert order(policy) == [1, 2, 0]
+    asked(policy, "34")
+    assert order(policy) == [1, 2, 0]
+    asked(policy, "1345345")
+    # 0: 3 / 11; 1: 2 / 6; 2: 1 / 9.
+    assert order(policy) == [2, 0, 1]
+
+
+def test_lfru_forgets_no_count() -> None:
+    policy = asked(begin(LFRU(**COLD), 0, 1), "0000111")
+    policy.on_evict(0)
+    policy.on_sequence(1, True)
+    policy.on_insert(0, Cause.PREFETCH)
+    # 4 / 1 (at least 1), 3 / 1.
+    assert order(policy) == [1, 0]

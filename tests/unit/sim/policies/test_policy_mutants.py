@@ -129,6 +129,30 @@ DEFECTS = {
         "for pattern, buffer in self.overrides[::-1]",
         "policies.test_tensor_overrides:test_patterns_are_searched_in_order",
     ),
+    "a hand that stays": Defect(
+        "queues",
+        "self._hands[pool] = -1 if is_newest else around[newer % len(around)]",
+        "self._hands[pool] = -1",
+        "policies.test_caches_queues:test_sieves_hand_goes_on_from_where_it_was",
+    ),
+    "no ghosts": Defect(
+        "queues",
+        "self._returning.add(key)",
+        "pass",
+        "policies.test_caches_queues:test_a_ghost_comes_back_into_the_main_queue",
+    ),
+    "newcomers win": Defect(
+        "queues",
+        "self._count[new] <= self._count[old]",
+        "False",
+        "policies.test_caches_queues:test_what_leaves_the_window_stays_only_if_it_was_asked_for_more",
+    ),
+    "an age in seconds": Defect(
+        "frequency_classes",
+        "self._count[within] / np.maximum(self._ages(within), 1)",
+        "self._count[within].astype(float)",
+        "policies.test_caches_classes:test_lfru_divides_requests_by_age",
+    ),
     "lots drawn once": Defect(
         "scores",
         "self._generator.random(out=self._draws)",
