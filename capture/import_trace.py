@@ -10,6 +10,8 @@ says what the files look like and what they lack.
     expert cache held.
 ``gpt_oss_fingerprint``, ``npz``
     The published decode routing of gpt-oss-20b, as its recorder's JSON or in four arrays.
+``llama_moe_trace``
+    The CSV of ``llama-moe-trace``: decoded tokens of a fork of llama.cpp.
 ``colibri``
     The ``ROUTE_TRACE`` stream of colibri.
 ``vllm``
@@ -19,6 +21,8 @@ says what the files look like and what they lack.
     ``per_token``. In KTransformers the experts must run on the GPU.
 ``moe_cache_eval``
     An event directory of moe-cache-eval, as tensors or as ``events.csv``.
+``megatron_router_trace``
+    What Megatron-core's ``RouterTracer`` wrote, with what its routers read and their logits.
 ``flame``
     A capture of FLAME-MoE-Traces.
 ``csv``, ``jsonl``
@@ -47,6 +51,8 @@ from capture.importers import (
     flame,
     gpt_oss_fingerprint,
     ktransformers,
+    llama_moe_trace,
+    megatron_router_trace,
     moe_cache_eval,
     npz,
     sglang,
@@ -77,11 +83,15 @@ FORMATS: Mapping[str, Format] = {
         gpt_oss_fingerprint.KEYS, gpt_oss_fingerprint.read, gpt_oss_fingerprint.check
     ),
     "npz": Format(npz.KEYS, npz.read, npz.check),
+    "llama_moe_trace": Format(llama_moe_trace.KEYS, llama_moe_trace.read, llama_moe_trace.check),
     "colibri": Format(colibri.KEYS, colibri.read, colibri.check),
     "vllm": Format(vllm.KEYS, vllm.read, vllm.check),
     "sglang": Format(sglang.KEYS, sglang.read, sglang.check),
     "ktransformers": Format(ktransformers.KEYS, ktransformers.read, ktransformers.check),
     "moe_cache_eval": Format(moe_cache_eval.KEYS, moe_cache_eval.read),
+    "megatron_router_trace": Format(
+        megatron_router_trace.KEYS, megatron_router_trace.read, megatron_router_trace.check
+    ),
     "flame": Format(flame.KEYS, flame.read, flame.check),
     "csv": Format(table.KEYS, table.read_csv, table.check),
     "jsonl": Format(table.KEYS, table.read_jsonl, table.check),

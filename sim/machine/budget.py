@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import accumulate, chain, product
 from math import ceil
 from types import MappingProxyType
 
@@ -116,6 +116,7 @@ def make_geometry(
         missing=keys,
         null_experts=model.null_experts,
         held_bytes=held,
+        layers=tuple(total - 1 for total in accumulate(map(model.layers_at, range(model.sites)))),
     )
 
 

@@ -6,8 +6,8 @@ The names exported here are public: configurations use them.
 
 | kind | modules |
 |---|---|
-| caches | recency, frequency, scores, adaptive (ARC), popular, belady |
-| of caches | pools (their base class, `Pooled`), quotas (how a budget is shared among sites) |
+| caches | recency, frequency, frequency_classes, queues, scores, adaptive (ARC), popular, belady |
+| of caches | pools (their base class, `Pooled`), quotas and tensor_overrides (shares of sites), large_gates |
 | predictors | lookahead, learned, paths, matching, importance, token_routes, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
 | precision selectors | precisions, reroutes, profile (what one is fitted with) |
@@ -20,16 +20,19 @@ A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks 
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
+from sim.policies.frequency_classes import LFRU, ClassLRU
 from sim.policies.importance import RecentImportance
+from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.learned import LearnedPerSite
 from sim.policies.lookahead import ConfidentLookahead, GateLookahead
 from sim.policies.matching import ActivationMatching
 from sim.policies.paths import ExpertPaths, NextSiteConditional
 from sim.policies.payloads import ActiveShare, ReusedChannels, Whole, WholeLayer
-from sim.policies.placements import AbsentOnCpu, CpuByCost, Load, SkipAbsent
+from sim.policies.placements import AbsentOnCpu, CpuByCost, CpuForSmallBatches, Load, SkipAbsent
 from sim.policies.popular import Popular
 from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
 from sim.policies.predictors import NoPrediction
+from sim.policies.queues import S3FIFO, Sieve, WTinyLFU
 from sim.policies.quotas import ExpectedLoads, MeasuredLoads, ShallowFirst
 from sim.policies.recency import FIFO, LRU, LeastStale, Transient
 from sim.policies.references import Foreseen, StatedAccuracy
@@ -42,21 +45,26 @@ from sim.policies.scores import (
     VisitCount,
     WeightedScore,
 )
+from sim.policies.tensor_overrides import TensorOverrides
 from sim.policies.token_routes import TokenRoutes
 
 __all__ = [
     "ARC",
     "FIFO",
+    "LFRU",
     "LFU",
     "LRU",
+    "S3FIFO",
     "AbsentOnCpu",
     "ActivationMatching",
     "ActivationRatio",
     "ActiveShare",
     "Belady",
+    "ClassLRU",
     "ConfidentLookahead",
     "CostAwareBelady",
     "CpuByCost",
+    "CpuForSmallBatches",
     "DecayedLFU",
     "ExpectedLoads",
     "ExpertPaths",
@@ -65,6 +73,7 @@ __all__ = [
     "Foreseen",
     "FrequencyOverDistance",
     "GateLookahead",
+    "LargeGatesOnlyRead",
     "LearnedPerSite",
     "LeastStale",
     "Load",
@@ -80,12 +89,15 @@ __all__ = [
     "ReusedChannels",
     "ScoreThreshold",
     "ShallowFirst",
+    "Sieve",
     "SkipAbsent",
     "SkipLight",
     "StatedAccuracy",
+    "TensorOverrides",
     "TokenRoutes",
     "Transient",
     "VisitCount",
+    "WTinyLFU",
     "WeightedScore",
     "Whole",
     "WholeLayer",

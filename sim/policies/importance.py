@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import FittedPredictor
+from sim.policies.placements import DECODE
 from sim.policies.requires import Arrays, Shape
-from sim.values.units import require_number
+from sim.values.units import require_flag, require_range
 
 
 class RecentImportance(FittedPredictor):
@@ -18,8 +19,9 @@ class RecentImportance(FittedPredictor):
     most weight recently.
 
     An expert's importance is the sum of the gate weights that rows gave it, this gate's included.
-    At each further gate of the site a weight is worth ``decay`` times as much. The router's own
-    choices count, whichever expert serves them. Nothing is fitted beforehand, and nothing is
+    At each further gate of the site a weight is worth ``decay`` times as much; with 0 only this
+    gate's count. Without ``prompts`` nothing is forecast in a step that has rows of prompts. The
+    router's own choices count, whichever expert serves them. Nothing is fitted beforehand, and nothing is
     forgotten between sequences.
 
     Source: Kong et al., SwapMoE, arXiv:2308.15030: the experts in memory follow importance, beside
@@ -28,12 +30,13 @@ class RecentImportance(FittedPredictor):
 
     kind = "importance"
 
-    def __init__(self, decay: float = 0.98, experts: str | int = "top_k") -> None:
+    def __init__(
+        self, decay: float = 0.98, experts: str | int = "top_k", prompts: bool = True
+    ) -> None:
         super().__init__(experts)
-        require_number("predictor.decay", decay)
-        if not 0 < decay <= 1:
-            raise ValueError(f"predictor.decay={decay} must be above 0 and at most 1")
-        self.decay = decay
+        require_range("predictor.decay", decay, 0.0, 1.0, "a share")
+        require_flag("predictor.prompts", prompts)
+        self.decay, self.prompts = decay, prompts
 
     @property
     def needs_artefact(self) -> bool:
@@ -54,6 +57,8 @@ class RecentImportance(FittedPredictor):
         return found
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
+        if not self.prompts and (gate.row_phase != DECODE).any():
+            return ()
         return self._forecast(gate.site, shape, self._with(gate)[None])
 
     def observe(self, gate: Gate) -> None:

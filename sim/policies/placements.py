@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.policies.base import Gate, Placement, Queued, Resident
+from sim.policies.requires import Given
 from sim.values.types import Place
 from sim.values.units import require_number
 
@@ -12,6 +13,7 @@ LONGEST_DECISION_US = 3600e6
 """A longer decision after every gate is taken for a slip of a setting."""
 OBJECTIVES = ("sum", "max")
 WHEN = ("always", "decode")
+SCALES = ("none", "experts")
 DECODE = 1
 """The phase of a decoded row. It equals `sim.traces.trace.DECODE`, which this layer may not
 import.
@@ -58,6 +60,37 @@ class AbsentOnCpu(Placement):
             Place.CPU if tokens[resident.expert_of(key)] <= self.up_to_tokens else Place.LOAD
             for key in keys
         ]
+
+
+class CpuForSmallBatches(Placement):
+    """An absent expert is computed on the CPU in gates of fewer than ``min_rows`` rows, else loaded
+    (contract C146).
+
+    ``scale: experts`` multiplies ``min_rows`` by the experts of a layer over those that a token
+    chooses. An expert of such a gate has ``min_rows`` rows on average.
+
+    Source: ggml-org/llama.cpp, ``ggml_backend_cuda_device_offload_op`` (``GGML_OP_OFFLOAD_MIN_BATCH``,
+    32 rows); scaled in ikawrakow/ik_llama.cpp, pull request 520.
+    """
+
+    uses_cpu = True
+
+    def __init__(self, min_rows: int = 32, scale: str = "none") -> None:
+        require_number("placement.min_rows", min_rows, whole=True)
+        if scale not in SCALES:
+            raise ValueError(f"unknown placement.scale={scale}; known: {', '.join(SCALES)}")
+        self.min_rows, self.scale = min_rows, scale
+        self._experts = self._top_k = 1
+
+    def prepare(self, given: Given) -> None:
+        if self.scale == "experts":
+            self._experts, self._top_k = given.shape.experts, given.shape.top_k
+
+    def place(
+        self, gate: Gate, keys: Sequence[int], resident: Resident, queued: Queued
+    ) -> Sequence[int]:
+        is_small = len(gate.experts) * self._top_k < self.min_rows * self._experts
+        return [Place.CPU if is_small else Place.LOAD] * len(keys)
 
 
 class CpuByCost(Placement):

@@ -15,7 +15,7 @@ from sim.policies.requires import Given, Requires
 from sim.values.types import Geometry, PoolPlan
 from sim.values.units import as_written, part_of
 
-SCOPES = ("global", "precision", "site")
+SCOPES = ("global", "precision", "site", "layout")
 INITIALS = ("ascending", "popular", "empty")
 
 
@@ -29,6 +29,10 @@ class Pooled(CachePolicy):
       sites), or as many as ``quotas`` say: a list of slots by site, or a `Quotas`.
     - ``precision``: one pool a precision, the bytes divided by ``shares``, highest precision first.
       Shares of precisions that are not in play are left out, and the others scaled up.
+    - ``layout``: one pool for each size of slot, whatever the site (contract C145). They share the
+      bytes in the proportion of all their experts. Sites to which ``quotas`` give slots have pools
+      of their own beside them; one that holds all experts of its site is full at the start,
+      whatever ``initial`` says.
 
     ``initial`` fills the pools at the start:
 
@@ -92,11 +96,10 @@ class Pooled(CachePolicy):
                 "this cache needs the trace's fit sequences; call profile(...) before the run"
             )
         capacities, pool_of = self._divide(geometry)
-        initial = (
-            ()
-            if self.initial == "empty"
-            else tuple(_filled(geometry, capacities, pool_of, self._fill(geometry)))
-        )
+        order = [] if self.initial == "empty" else list(self._fill(geometry))
+        if self.scope == "layout":
+            order = list(dict.fromkeys([*self._whole(geometry), *order]))
+        initial = tuple(_filled(geometry, capacities, pool_of, order))
         return self.adopt(geometry, PoolPlan(capacities, pool_of, initial))
 
     def adopt(self, geometry: Geometry, plan: PoolPlan) -> PoolPlan:
@@ -113,19 +116,29 @@ class Pooled(CachePolicy):
             return (geometry.capacity_bytes,), [0] * geometry.num_keys
         if self.scope == "precision":
             return _by_precision(geometry, self.shares)
+        quotas = self._quotas_by_site(geometry)
+        if self.scope == "layout":
+            return _by_layout(geometry, quotas)
         slot_bytes = max(geometry.slot_sizes)
-        slots = geometry.capacity_bytes // slot_bytes
-        if isinstance(self.quotas, Sequence):
-            quotas = (
-                given_quotas(self.quotas, geometry, slots)
-                if self.quotas
-                else spread(slots, geometry.sites)
-            )
-        else:
-            quotas = list(self.quotas.divide(geometry, slots, self._profile))
         return tuple(quota * slot_bytes for quota in quotas), [
             geometry.site_of(k) for k in range(geometry.num_keys)
         ]
+
+    def _quotas_by_site(self, geometry: Geometry) -> Sequence[int]:
+        """Slots of each site's own pool; with ``scope: layout`` 0 where it has none."""
+        slots = geometry.capacity_bytes // max(geometry.slot_sizes)
+        if not isinstance(self.quotas, Sequence):
+            return self.quotas.divide(geometry, slots, self._profile)
+        if self.quotas:
+            return given_quotas(self.quotas, geometry, slots)
+        return [0] * geometry.sites if self.scope == "layout" else spread(slots, geometry.sites)
+
+    def _whole(self, geometry: Geometry) -> Iterator[tuple[int, int]]:
+        """(site, expert) of the sites whose own pools hold all of their experts."""
+        stored = geometry.experts - geometry.null_experts
+        for site, quota in enumerate(self._quotas_by_site(geometry)):
+            if quota >= stored:
+                yield from ((site, expert) for expert in range(stored))
 
     def _fill(self, geometry: Geometry) -> Iterable[tuple[int, int]]:
         """Every (site, expert) in the order in which pools are filled at the start."""
@@ -145,8 +158,8 @@ def _checked(quotas: Quotas | Sequence[int], scope: str) -> Quotas | tuple[int, 
                 f"cache.quotas={list(quotas)} must be whole numbers of slots, 0 or more, one a site"
             )
         quotas = tuple(quotas)
-    if quotas and scope != "site":
-        raise ValueError(f"cache.quotas go with scope=site, got scope={scope}")
+    if quotas and scope not in ("site", "layout"):
+        raise ValueError(f"cache.quotas go with scope=site or layout, got scope={scope}")
     return quotas
 
 
@@ -162,6 +175,26 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
     capacities = [part_of(whole, part / total) for part in parts[:-1]]
     return (*capacities, whole - sum(capacities)), [
         key // geometry.plane for key in range(geometry.num_keys)
+    ]
+
+
+def _by_layout(geometry: Geometry, quotas: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    """First the pools of sites with a quota, then one for each size of slot, largest first."""
+    own = [site for site, quota in enumerate(quotas) if quota]
+    capacities = [quotas[site] * geometry.slot_bytes[geometry.key(0, site, 0)] for site in own]
+    pool_of_site = {site: pool for pool, site in enumerate(own)}
+    slot_bytes = [
+        geometry.slot_bytes[key] if geometry.site_of(key) not in pool_of_site else 0
+        for key in range(geometry.num_keys)
+    ]
+    sizes = sorted({*slot_bytes} - {0}, reverse=True)
+    everything = [size * slot_bytes.count(size) for size in sizes]
+    left, shared = geometry.capacity_bytes - sum(capacities), sum(everything)
+    parts = [left * part // shared for part in everything]
+    pool_of_size = {size: len(own) + place for place, size in enumerate(sizes)}
+    return (*capacities, *parts), [
+        pool_of_site.get(geometry.site_of(key), pool_of_size.get(size, 0))
+        for key, size in enumerate(slot_bytes)
     ]
 
 

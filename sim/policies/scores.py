@@ -36,7 +36,7 @@ class Scored(Pooled):
         self._absent = np.full(geometry.num_keys, np.inf)
         pool_of = np.asarray(plan.pool_of)
         self._keys = [np.flatnonzero(pool_of == pool) for pool in range(len(plan.capacity_bytes))]
-        self._within = [_as_slice(keys) for keys in self._keys]
+        self._within = [as_slice(keys) for keys in self._keys]
         return super().adopt(geometry, plan)
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
@@ -71,7 +71,7 @@ class Scored(Pooled):
         return None
 
 
-def _as_slice(keys: NDArray[np.intp]) -> Within:
+def as_slice(keys: NDArray[np.intp]) -> Within:
     if not len(keys):
         return keys
     first, last = int(keys[0]), int(keys[-1]) + 1

@@ -98,6 +98,8 @@ class Geometry:
     - ``null_experts``: how many of a site's last experts have no weights.
     - ``keeps_copies``: whether a tier begins with lower copies, too, of what it holds at a higher
       precision.
+    - ``layers``: by site, the number of its layer in the model, layers without experts counted; ()
+      where every layer is a site.
     """
 
     sites: int
@@ -112,6 +114,7 @@ class Geometry:
     null_experts: int = 0
     held_bytes: tuple[int, ...] = ()
     keeps_copies: bool = False
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.held_bytes and any(
@@ -175,6 +178,9 @@ class Geometry:
 
     def expert_of(self, key: int) -> int:
         return key % self.units
+
+    def layer_of(self, site: int) -> int:
+        return self.layers[site] if self.layers else site
 
     def name_of(self, key: int) -> str:
         """``site 3 expert 5 fp16``, for messages."""

@@ -93,6 +93,31 @@ def lfu_decayed(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> in
     return min((count(key), last(stream, now, key), key) for key, _ in held)[2]
 
 
+def lfru(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
+    return min(
+        (len(past(stream, now, key)) / (now - last(stream, now, key)), key) for key, _ in held
+    )[1]
+
+
+def class_lru(
+    stream: Stream, now: int, held: Sequence[tuple[int, int]], half_life: int = 16, classes: int = 8
+) -> int:
+    """A half-life of 16 steps, so that short streams see several."""
+
+    def count(key: int) -> int:
+        uses = [stream.step(when) // half_life for when in past(stream, now, key)]
+        total = 0
+        for lives in range(stream.step(now) // half_life + 1):
+            total = total // 2 + uses.count(lives)
+        return total
+
+    def rank(key: int) -> tuple[Fraction, int]:
+        top = max((c for c in range(classes) if 2**c <= count(key)), default=0)
+        return Fraction(last(stream, now, key) - now, 2**top), last(stream, now, key)
+
+    return min((rank(key), key) for key, _ in held)[1]
+
+
 def least_stale(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
     step = stream.step(now)
     return min((stream.step(last(stream, now, key)) == step, came, key) for key, came in held)[2]
@@ -219,4 +244,110 @@ def belady_bypass(requests: Sequence[int], again: Sequence[int], capacity: int) 
         held[key] = following
         if len(held) > capacity:
             del held[max(held, key=lambda other: (held[other], other))]
+    return hits
+
+
+def sieve(requests: Sequence[int], c: int) -> list[int]:
+    """Algorithm 1 of its paper; the queue is oldest first."""
+    queue: list[int] = []
+    visited: dict[int, bool] = {}
+    hand = 0
+    hits = []
+    for x in requests:
+        hits.append(int(x in queue))
+        if x in queue:
+            visited[x] = True
+            continue
+        if len(queue) == c:
+            while visited[queue[hand]]:
+                visited[queue[hand]] = False
+                hand = (hand + 1) % len(queue)
+            del queue[hand]
+            # Behind the newest comes the oldest.
+            hand = hand if hand < len(queue) else 0
+        queue.append(x)
+        visited[x] = False
+    return hits
+
+
+def s3_fifo(requests: Sequence[int], c: int) -> list[int]:
+    """As its authors' simulator has it, with the small queue's share 0.1 and the ghosts' 0.9."""
+    small_slots, ghost_slots = max(1, c // 10), c * 9 // 10
+    small: list[int] = []
+    main: list[int] = []
+    ghosts: list[int] = []
+    freq: dict[int, int] = {}
+    has_evicted = False
+    hits = []
+    for x in requests:
+        hits.append(int(x in freq))
+        if x in freq:
+            freq[x] = min(3, freq[x] + 1)
+            continue
+        was_ghost = x in ghosts
+        if was_ghost:
+            ghosts.remove(x)
+        while len(freq) == c:
+            has_evicted = True
+            if len(main) > c - small_slots or not small:
+                t = main.pop(0)
+                if freq[t] > 0:
+                    freq[t] -= 1
+                    main.append(t)
+                else:
+                    del freq[t]
+                continue
+            while small:
+                t = small.pop(0)
+                if freq[t] < 2:
+                    del freq[t]
+                    ghosts = [*ghosts, t][-ghost_slots:] if ghost_slots else []
+                    break
+                main.append(t)
+                freq[t] = 0
+        starts = not has_evicted and len(small) >= small_slots
+        (main if was_ghost or starts else small).append(x)
+        freq[x] = 0
+    return hits
+
+
+def w_tiny_lfu(requests: Sequence[int], c: int) -> list[int]:
+    """The newcomer enters first; then what the window loses and the main part's victim compete."""
+    window_slots = max(1, c // 100)
+    protected_slots = (c - window_slots) * 4 // 5
+    window: list[int] = []
+    probation: list[int] = []
+    protected: list[int] = []
+
+    def count(key: int, now: int) -> int:
+        total = 0
+        for before in range(now + 1):
+            total += requests[before] == key
+            if (before + 1) % (10 * c) == 0:
+                total //= 2
+        return total
+
+    hits = []
+    for now, x in enumerate(requests):
+        hits.append(int(x in window or x in probation or x in protected))
+        if x in window:
+            window.remove(x)
+            window.append(x)
+        elif hits[-1]:
+            (probation if x in probation else protected).remove(x)
+            protected.append(x)
+            if len(protected) > protected_slots:
+                probation.append(protected.pop(0))
+        else:
+            window.append(x)
+            if len(window) <= window_slots:
+                continue
+            candidate = window.pop(0)
+            if len(window) + len(probation) + len(protected) + 1 <= c:
+                probation.append(candidate)
+                continue
+            others = probation or protected
+            if others and count(candidate, now) > count(others[0], now):
+                others.pop(0)
+                probation.append(candidate)
     return hits

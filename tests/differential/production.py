@@ -32,6 +32,7 @@ from sim.policies import base as policies
 from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
 from sim.policies.belady import Belady
 from sim.policies.frequency import LFU
+from sim.policies.frequency_classes import LFRU, ClassLRU
 from sim.policies.placements import Load
 from sim.policies.pools import Pooled
 from sim.policies.precisions import ScoreThreshold
@@ -417,6 +418,10 @@ def _cache(scenario: Scenario, cache: Cache) -> Pooled:
             ]
         )
         return policy
+    if cache.name == "class_lru":
+        return ClassLRU(cache.half_life)
+    if cache.name == "lfru":
+        return LFRU()
     if cache.name.startswith("lfu"):
         return LFU(counts=cache.name.removeprefix("lfu_"))
     return FIFO() if cache.name == "fifo" else LRU(recency=cache.recency)

@@ -38,7 +38,10 @@ class Control(Moves):
         history = History(scenario, cache, future(scenario) if cache.name == "belady" else ())
         device = Tier(scenario, scenario.pools, history, scenario.slot)
         ram = scenario.ram and Tier(
-            scenario, scenario.ram.pools, History(scenario, scenario.ram.cache), scenario.size
+            scenario,
+            scenario.ram.pools,
+            History(scenario, scenario.ram.cache, is_ram=True),
+            scenario.size,
         )
         super().__init__(scenario, clock, device, ram, Staging(scenario.loader.staging_slots))
         self.serves_from_staging = scenario.refuses or scenario.moves_partially
@@ -50,6 +53,8 @@ class Control(Moves):
         self.instead: dict[int, int] = {}
         """By expert that the gate's router chose, who serves."""
         self.tick, self.site = -1, 0
+        self.number = -1
+        """Of the step, from 0 on."""
         self.last_gate: dict[int, int] = {}
         self.predictions: dict[int, tuple[int, list[tuple[int, Prediction]]]] = {}
         self.lookups: list[Asked] = []
@@ -71,6 +76,7 @@ class Control(Moves):
     def gate(self, step: Step, site: int) -> list[Asked]:
         """The steps of contract C15. Answers the needs that were admitted, the skipped ones,
         too."""
+        self.number += step is not getattr(self, "step", None)
         self.tick, self.step, self.site = self.tick + 1, step, site
         self.last_gate[site] = self.tick
         self.clock.say("gate", self.tick)
@@ -308,9 +314,9 @@ class Control(Moves):
                 [self.instead.get(expert, expert) for expert in row]
                 for row in self.step.ranks[self.site]
             ]
-        self.device.history.requested(asked, self.step.token, self.site, ranks)
+        self.device.history.requested(asked, self.step.token, self.site, ranks, self.number)
         if self.ram:
-            self.ram.history.asked_for(told)
+            self.ram.history.asked_for(told, self.number)
         for key in staged:
             self.exchange(key)
 
@@ -421,7 +427,7 @@ class Control(Moves):
                 self.queue(key, "prefetch", self.scenario.moved_bytes(key, one))
                 told.append(key)
         if self.ram:
-            self.ram.history.asked_for(told)
+            self.ram.history.asked_for(told, self.number)
         return len(told)
 
     def foreseen(self, site: int, forecast: Iterable[Forecast]) -> list[tuple[Key, Forecast]]:

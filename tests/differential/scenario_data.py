@@ -16,8 +16,17 @@ Key: TypeAlias = tuple[int, int, int]
 """A variant in words: (precision, site, expert)."""
 
 CACHES = ("lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady")
+"""What a random scenario draws from."""
 CacheName: TypeAlias = Literal[
-    "lru", "fifo", "lfu_resident", "lfu_sequence", "lfu_model", "weighted", "belady"
+    "lru",
+    "fifo",
+    "lfu_resident",
+    "lfu_sequence",
+    "lfu_model",
+    "weighted",
+    "belady",
+    "class_lru",
+    "lfru",
 ]
 LAYOUTS = ("global", "per_precision", "per_site")
 
@@ -46,6 +55,7 @@ class Cache:
     them.
 
     `recency`: how LRU orders the needs of a gate of several rows, by need order or by `Step.ranks`.
+    `half_life`: in steps, of `class_lru`.
     """
 
     name: CacheName = "lru"
@@ -54,6 +64,7 @@ class Cache:
     w_lhu: float = 0.0
     w_fld: float = 0.0
     recency: Literal["needs", "rows"] = "needs"
+    half_life: int = 128
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,23 @@ from differential.test_request_streams import (
     routing,
     run,
 )
+from sim.core.controller import Controller
 from sim.core.loader import Loader
+from sim.engine.simulate import simulate
+from sim.machine.costs import FixedDurations
 from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
+from sim.policies.frequency_classes import LFRU, ClassLRU
+from sim.policies.large_gates import LargeGatesOnlyRead
+from sim.policies.placements import Load
 from sim.policies.popular import Popular
+from sim.policies.precisions import Fixed
+from sim.policies.predictors import NoPrediction
 from sim.policies.profile import Profile
-from sim.policies.recency import LeastStale
+from sim.policies.queues import S3FIFO, Sieve, WTinyLFU
+from sim.policies.recency import LRU, LeastStale
 from sim.policies.scores import (
     ActivationRatio,
     DecayedLFU,
@@ -37,6 +46,10 @@ from sim.policies.scores import (
     VisitCount,
     WeightedScore,
 )
+from sim.traces.synthesis import synthesize
+from sim.traces.trace import ModelShape
+from sim.values.types import Geometry, Outcome
+from sim.workload.steps import Workload
 
 SHAPES = ((1, 8, 400), (3, 6, 120), (5, 10, 60))
 """Sites, experts, steps."""
@@ -47,6 +60,9 @@ MADE: dict[str, tuple[Callable[[], CachePolicy], plain.Victim]] = {
     "lfu_model": (partial(LFU, "model", **COLD), plain.lfu_model),
     "lfu_sequence": (partial(LFU, "sequence", **COLD), plain.lfu_sequence),
     "lfu_decayed": (partial(DecayedLFU, 0.98, **COLD), plain.lfu_decayed),
+    "lfru": (partial(LFRU, **COLD), plain.lfru),
+    "class_lru": (partial(ClassLRU, 16, **COLD), plain.class_lru),
+    "few_classes": (partial(ClassLRU, 16, 2, **COLD), partial(plain.class_lru, classes=2)),
     "least_stale": (partial(LeastStale, **COLD), plain.least_stale),
     "visit_count": (partial(VisitCount, **COLD), plain.visit_count),
     "frequency_over_distance": (
@@ -86,7 +102,7 @@ def hits_of(
     return run(chosen, experts, capacity, policy, Loader(**switches))[0]
 
 
-# Contracts: C47
+# Contracts: C47, C143, C147
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_a_victim_chosen_from_the_whole_history(shape, seed, name):
@@ -149,6 +165,48 @@ def test_arc_a_site_has_the_hits_of_as_many_caches(shape, seed):
         hits = hits_of(ARC("site", **COLD), chosen, experts, slots * sites)
         expected = by_site(lambda requests, slots=slots: plain.arc(requests, slots), chosen)
         assert_same(hits, expected, keys_of(chosen, experts))
+
+
+# ---- queues
+
+
+QUEUES: dict[str, tuple[Callable[[], CachePolicy], Callable[[list[int], int], list[int]]]] = {
+    "sieve": (partial(Sieve, **COLD), plain.sieve),
+    "s3_fifo": (partial(S3FIFO, **COLD), plain.s3_fifo),
+    "w_tiny_lfu": (partial(WTinyLFU, **COLD), plain.w_tiny_lfu),
+}
+
+
+# Contracts: C148, C149, C150
+@pytest.mark.parametrize("name", QUEUES)
+@pytest.mark.parametrize(
+    ("shape", "seed"), [(shape, seed) for shape in SHAPES for seed in range(3)]
+)
+def test_queues_have_the_hits_of_their_papers_algorithms(shape, seed, name):
+    chosen = routing(shape, seed)
+    requests = keys_of(chosen, shape[1])
+    make, theirs = QUEUES[name]
+    for capacity in capacities(shape):
+        hits = hits_of(make(), chosen, shape[1], capacity)
+        assert_same(hits, theirs(requests, capacity), requests)
+
+
+@pytest.mark.parametrize("name", ["sieve", "s3_fifo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_queues_have_the_hits_of_libcachesim(seed, name):
+    """Its S3-FIFO takes no key whose size is that of the small queue: 20 slots or more."""
+    chosen = routing((6, 20, 150), seed)
+    requests = keys_of(chosen, 20)
+    for capacity in (20, 30, 60, 100):
+        hits = hits_of(QUEUES[name][0](), chosen, 20, capacity)
+        assert_same(hits, library_hits(requests, capacity, name), requests)
+
+
+def test_the_streams_tell_queues_apart():
+    shape = SHAPES[2]
+    chosen = routing(shape, 0)
+    hits = {tuple(hits_of(make(), chosen, shape[1], 25)) for make, _ in QUEUES.values()}
+    assert len(hits) == len(QUEUES)
 
 
 # ---- the future
@@ -221,3 +279,56 @@ def test_random_on_a_loop_hits_where_lru_never_does():
     assert 0.5 < np.mean(hits) < 0.9
     assert hits != hits_of(Random(seed=2, **COLD), chosen, 5, 4)
     assert hits == hits_of(Random(seed=1, **COLD), chosen, 5, 4)
+
+
+# ---- gates of many rows
+
+
+def read_by_prompts(
+    workload: Workload, capacity: int, up_to_rows: int, units: int
+) -> list[tuple[int, bool]]:
+    """Each need with what it finds, in a plain LRU that gates of more rows leave as it is.
+
+    What a small gate misses comes in when the gate is over, in need order.
+    """
+    held: list[int] = []  # least recent first
+    found = []
+    gate = workload.gate()
+    for step in workload.steps:
+        gate.open(step)
+        for site in step.sites:
+            gate.visit(site)
+            asked = [site * units + expert for expert in gate.needs]
+            found += [(key, key in held) for key in asked]
+            if step.rows > up_to_rows:
+                continue
+            held = [key for key in held if key not in asked] + [k for k in asked if k in held]
+            missed = [key for key, hit in found[-len(asked) :] if not hit]
+            # In need order hits and misses mix, so recency is that of the needs.
+            for key in missed:
+                del held[: max(0, len(held) + 1 - capacity)]
+                later = [other for other in asked[asked.index(key) :] if other in held]
+                held.insert(len(held) - len(later), key)
+    return found
+
+
+# Contracts: C144
+@pytest.mark.parametrize("up_to_rows", [0, 1, 4, 32])
+@pytest.mark.parametrize("seed", range(3))
+def test_gates_of_many_rows_find_what_is_there_and_change_nothing(seed, up_to_rows):
+    shape = ModelShape("read", "none", 3, 8, 2, 4, 4)
+    workload = Workload(
+        synthesize(shape, tokens=30, sequences=4, prompt_tokens=4 + seed, seed=seed, skew=1.0),
+        split="all",
+        batching="sequential",
+    )
+    for capacity in (2, 6, 12, 23):
+        geometry = Geometry(3, 8, 2, ("fp16",), (16.0,), (1000,), capacity * 1000)
+        cache = LargeGatesOnlyRead(LRU(scope="layout", **COLD), up_to_rows)
+        loader = Loader(staging_slots=8)
+        controller = Controller(geometry, NoPrediction(), cache, Fixed("fp16"), Load(), loader)
+        simulate(controller, workload, FixedDurations([5] * 3, 3, [2], [{1000: 11}]))
+        controller.check()
+        expected = read_by_prompts(workload, capacity, up_to_rows, geometry.units)
+        hits = [outcome == Outcome.HIT for outcome in controller.lookup_outcomes]
+        assert list(zip(controller.lookup_keys, hits, strict=True)) == expected

@@ -243,6 +243,8 @@ def library_hits(requests: Sequence[int], capacity: int, name: str) -> list[int]
         "fifo": library.FIFO,
         "belady": library.Belady,
         "arc": library.ARC,
+        "sieve": library.Sieve,
+        "s3_fifo": library.S3FIFO,
     }[name](capacity)
     request = library.Request(obj_size=1)
     again = next_uses(requests)

@@ -44,6 +44,12 @@ class Ran:
         )
 
     @property
+    def first_decoded(self) -> set[str]:
+        """The outcomes of the first decoded step."""
+        decoded = self.lookups.filter(pl.col("phase") == "decode")
+        return set(decoded.filter(pl.col("step") == decoded["step"].min())["outcome"])
+
+    @property
     def moved(self) -> set[int]:
         return {
             transfer.moved_bytes for transfer in self.run.controller.issued if not transfer.dense
@@ -204,6 +210,27 @@ CLAIMS = {
         "first layers stay on the device, others are the CPU's",
         lambda ran: stays(ran) and not ran.moved,
         "placement=load",
+    ),
+    "llama_cpp_cache": Claim(
+        "a prompt of more than 32 tokens only reads the cache, which is cold at first",
+        lambda ran: ran.first_decoded == {"miss"} and "hit" in ran.decode,
+        "cache.up_to_rows=4096",
+    ),
+    "llama_cpp_cache_cpu": Claim(
+        "the CPU computes what decoding misses, and it is uploaded behind that",
+        lambda ran: (
+            "cpu" in ran.decode
+            and "miss" not in ran.decode
+            and {n for ahead in ran.ahead().values() for n in ahead} == {0}
+        ),
+        "predictor=none",
+    ),
+    "llama_cpp_n_cpu_moe": Claim(
+        "all experts of the last layers are on the device, of the first layers none",
+        lambda ran: (
+            ran.pools == (0,) * 8 + (8,) * 8 and "cpu" in ran.decode and len(ran.moved) == 1
+        ),
+        "placement=ik_llama_cpp_offload",
     ),
     "fiddler": Claim(
         "popular experts stay, a token's others are the CPU's", stays, "placement=load"

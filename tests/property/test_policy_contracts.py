@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property.contracts import CONF, GEOMETRY, GROUPS, PROFILE, Make, discover, each, unchanged
+from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.recency import LRU
 from sim.values.types import Cause, Outcome
 
@@ -199,6 +200,12 @@ def cache_contract(make_policy: Make, history: Sequence[Visit]) -> None:
 def test_recency_by_rows_keeps_the_contract_too(history: list[Visit]) -> None:
     """This is a value of a switch, so it has no file of its own."""
     cache_contract(partial(LRU, recency="rows"), history)
+
+
+@settings(max_examples=40, deadline=None)
+@given(history=st.lists(visits(), min_size=1, max_size=8))
+def test_a_cache_that_every_gate_only_reads_keeps_the_contract_too(history: list[Visit]) -> None:
+    cache_contract(lambda: LargeGatesOnlyRead(LRU(), up_to_rows=0), history)
 
 
 @settings(max_examples=40, deadline=None)

@@ -261,6 +261,8 @@ def refused_together(cfg: DictConfig) -> str | None:
     if not cfg.loader.staging_slots:
         if not make_object(cfg.cache).admits_all:
             return r"the cache policy refuses variants: set loader\.staging_slots >= 1"
+        if "n_cpu_moe" in (cfg.cache.get("quotas") or ()):
+            return r"serve such pools from staging: loader\.staging_slots="
         if payload != "Whole":
             return r"partial moves land in staging: set loader\.staging_slots >= 1"
     elif several and payload not in ("Whole", "WholeLayer"):

@@ -8,7 +8,8 @@ import pytest
 
 from sim.answers.comparison import check_comparable, conditions_of
 from sim.answers.whatif_questions import QUESTIONS
-from sim.machine.budget import Budget
+from sim.machine.budget import Budget, make_geometry
+from sim.machine.model import Model
 from sim.study.trials import prepared
 from sim.values.types import CapacityError
 
@@ -95,3 +96,33 @@ def test_what_if_a_share_were_another_holds_for_a_run_that_was_given_gib(name: s
     other = prepared([*base, *words])
     assert other.config["budget"]["slots_gib"] is None
     assert other.resident_share != run.resident_share
+
+
+# Contracts: C145
+@pytest.mark.parametrize(
+    ("dense", "layers"),
+    [
+        ({}, (0, 1, 2)),
+        ({"leading_dense_layers": 2}, (2, 3, 4)),
+        ({"dense_layers_per_site": 1}, (1, 3, 5)),
+    ],
+)
+def test_a_geometry_knows_the_numbers_of_its_layers(
+    dense: dict[str, int], layers: tuple[int, ...]
+) -> None:
+    """Layers without experts stand before those with them."""
+    sizes = {"hidden": 8, "expert_intermediate": 4, "heads": 2, "kv_heads": 1, "head_dim": 4}
+    model = Model(
+        "layered",
+        sites=3,
+        experts=4,
+        top_k=2,
+        vocab=10,
+        source="paper",
+        dense_intermediate=8 if dense else 0,
+        **sizes,
+        **dense,
+    )
+    geometry = make_geometry(model, ("fp16",), Budget(1.0))
+    assert geometry.layers == layers
+    assert tuple(map(geometry.layer_of, range(3))) == layers

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.policies import placements
-from sim.policies.placements import AbsentOnCpu, CpuByCost, Load, SkipAbsent
+from sim.policies.placements import AbsentOnCpu, CpuByCost, CpuForSmallBatches, Load, SkipAbsent
+from sim.policies.requires import Given, Shape
 from sim.traces.trace import CHUNK, DECODE, PREFILL
 from sim.values.types import Place
 
@@ -73,6 +74,47 @@ def test_prompts_are_the_gpus_where_only_decoding_may_use_the_cpu(
     gate: Any = SimpleNamespace(needs=[4], tokens=[1], row_phase=np.array(phases))
     assert list(AbsentOnCpu(when="decode").place(gate, [14], DEVICE, QUEUED)) == [Place[place]]
     assert list(AbsentOnCpu(when="always").place(gate, [14], DEVICE, QUEUED)) == [Place.CPU]
+
+
+# Contracts: C146
+@pytest.mark.parametrize(
+    ("rows", "options", "place"),
+    [
+        (31, {}, "CPU"),
+        (32, {}, "LOAD"),
+        (3, {"min_rows": 3}, "LOAD"),
+        (1, {"min_rows": 0}, "LOAD"),
+        # 128 experts of which a token chooses 8: 32 * 16 rows; 3 of 100: 32 * 33.33.
+        (511, {"scale": "experts"}, "CPU"),
+        (512, {"scale": "experts"}, "LOAD"),
+        (1066, {"scale": "experts", "experts": 100, "top_k": 3}, "CPU"),
+        (1067, {"scale": "experts", "experts": 100, "top_k": 3}, "LOAD"),
+    ],
+)
+def test_batches_from_a_number_of_rows_on_are_the_gpus(
+    rows: int, options: dict[str, Any], place: str
+) -> None:
+    """Whatever the phase, and however few of the rows chose the expert."""
+    options = {"experts": 128, "top_k": 8} | options
+    shape = Shape(1, options.pop("experts"), options.pop("top_k"))
+    placement = CpuForSmallBatches(**options)
+    placement.prepare(Given(shape))
+    gate: Any = SimpleNamespace(needs=[4], tokens=[1], experts=np.zeros((rows, 1), int))
+    assert list(placement.place(gate, [14], DEVICE, QUEUED)) == [Place[place]]
+    assert placement.uses_cpu
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_rows": -1}, r"placement\.min_rows=-1"),
+        ({"min_rows": 1.5}, r"placement\.min_rows=1\.5"),
+        ({"scale": "rows"}, r"unknown placement\.scale=rows; known: none, experts"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CpuForSmallBatches(**options)
 
 
 def test_a_decoded_row_is_called_as_in_traces() -> None:

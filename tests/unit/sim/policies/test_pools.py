@@ -103,6 +103,33 @@ def test_too_few_shares_are_refused_with_the_precisions_in_play() -> None:
         plan(100, scope="precision", shares=(0.8,))
 
 
+# Contracts: C145
+def test_a_layout_is_a_size_of_slot_and_gets_its_part_of_the_bytes() -> None:
+    """Sites 0 and 2 have slots of 4 B, site 1 of 2 B; so 8 : 2 of 20 B, rounded down."""
+    sizes = ((4, 2, 4),)
+    one = {"sites": 3, "variant_bytes": (4,), "site_bytes": sizes, "scope": "layout"}
+    divided = plan(22, **one)
+    assert list(divided.pool_of) == [0, 0, 0, 1, 1, 1, 0, 0, 0]
+    assert divided.capacity_bytes == (17, 4), "22 * 8 / 10 and 22 * 2 / 10"
+    assert divided.initial == (0, 1, 3, 4, 6, 7)
+    assert plan(20, scope="layout").capacity_bytes == (16, 4), "two precisions, 4 B and 1 B"
+    assert plan(20, scope="layout", variant_bytes=(4,)).capacity_bytes == (20,)
+
+
+# Contracts: C145
+def test_sites_with_a_quota_have_pools_of_their_own_beside_the_shared_ones() -> None:
+    """Site 1 is whole: 2 slots of 4 B. Sites 0 and 2 share the other 12 B."""
+    shape = geometry(20, variant_bytes=(4,), sites=3)
+    divided = LRU("layout", quotas=[0, 2, 0], initial="empty").pools(shape)
+    assert divided.capacity_bytes == (8, 12)
+    assert list(divided.pool_of) == [1, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert divided.initial == (3, 4), "what is whole is there, though the cache is cold"
+    assert LRU("layout", quotas=[0, 2, 0]).pools(shape).initial == (3, 4, 0, 1, 6)
+    assert LRU("layout", quotas=[0, 1, 0], initial="empty").pools(shape).initial == ()
+    every = LRU("layout", quotas=[2, 2, 1]).pools(shape)
+    assert every.capacity_bytes == (8, 8, 4)
+
+
 # Contracts: C85
 @pytest.mark.parametrize(
     ("capacity_bytes", "initial"),

@@ -47,7 +47,24 @@ def test_every_rows_weights_add_up_and_dropped_choices_give_none() -> None:
     assert forecast.weights[0].tolist() == [0.75, 0.5]
 
 
-@pytest.mark.parametrize("decay", [0, 1.01, -0.5, "x"])
+def test_with_a_decay_of_0_the_gates_own_choices_are_forecast_alone() -> None:
+    predictor = ready(decay=0.0)
+    predictor.observe(gate(0, [[2, 3]], [[0.9, 0.1]]))
+    assert told(predictor.predict(gate(0, [[0, 1]], [[0.4, 0.6]]))) == [(0, [1, 0])]
+
+
+def test_prompts_are_left_out_where_that_is_asked_for() -> None:
+    predictor = ready(decay=0.0, prompts=False)
+    prompt = gate(0, [[0, 1]], [[0.4, 0.6]])
+    prompt.row_phase = np.array([0])
+    assert told(predictor.predict(prompt)) == []
+    prompt.row_phase = np.array([1])
+    assert told(predictor.predict(prompt)) == [(0, [1, 0])]
+    with pytest.raises(ValueError, match=r"predictor\.prompts="):
+        RecentImportance(prompts=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("decay", [True, 1.01, -0.5, "x"])
 def test_a_decay_outside_0_to_1_is_refused_by_the_predictor(decay: Any) -> None:
     with pytest.raises(ValueError, match=r"predictor\.decay="):
         RecentImportance(decay=decay)

@@ -168,7 +168,10 @@ def test_quotas_below_one_tokens_needs_are_refused_with_the_way_out() -> None:
             lambda: ExpectedLoads([0.5, 0.5]).divide(geometry(9), 9, None),
             "lists 2 values, the model has 4 sites",
         ),
-        (lambda: LRU("global", quotas=[1]), "cache.quotas go with scope=site, got scope=global"),
+        (
+            lambda: LRU("global", quotas=[1]),
+            "cache.quotas go with scope=site or layout, got scope=global",
+        ),
         (
             lambda: LRU("site", quotas=[1, -1]),
             r"cache.quotas=\[1, -1\] must be whole numbers of slots, 0 or more",
