@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
-from sim.traces.header import ModelShape
 from sim.values.units import require_flag, require_number
+
+if TYPE_CHECKING:  # numpy comes with it, which a list of models does not need
+    from sim.traces.header import ModelShape
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ ONE = ("trace.max_sequences=1", "workload.decode_tokens=4")
 
 NO_RUNS = {
     "sim.moelab": "what other commands tell",
+    "sim.list": "the files of conf",
     "sim.audit.__main__": "keys that differ from a run's own summary, which has the labels",
     "sim.check": "an engine's own log, which nobody here made",
     "sim.calibrate": "a machine's constants, from a log",
@@ -163,8 +164,7 @@ def ask_demo(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> 
     configure, load_trace = demo.configure, demo.load_trace
     patch.setattr(demo, "configure", lambda *words: configure(*words, *FEW))
     patch.setattr(demo, "load_trace", lambda _, **options: load_trace(str(trace), **options))
-    patch.setattr(sys, "argv", ["demo", "--output-dir", str(out)])
-    demo.main()
+    assert demo.main([f"output_dir={out}"]) == 0
 
 
 class Here(ThreadPoolExecutor):
