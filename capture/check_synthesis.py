@@ -37,13 +37,13 @@ from capture.synthetic.comparisons import (
     previous_token_recall,
     transition_recall,
 )
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Fit, Preset, Target
-from capture.synthetic.synthesis import Request, synthesize_like
 from capture.synthetic.targets import STATISTICS, Gates, forecast_recall, quarter, synthetic_gates
 from sim.results.latency import decode_time_and_tokens
 from sim.setup.build import build
 from sim.setup.execute import execute
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import Fit, Preset, Target
+from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS, CONF
 from sim.verbs.table import verb_of

@@ -12,9 +12,9 @@ import pytest
 
 from capture.calibrate import main, parse, stack_of
 from capture.synthetic.calibration import FIT_SEEDS, FRESH_SEEDS, Stack, calibrate, measure
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Target, load_fit, load_preset, preset_names
 from capture.synthetic.targets import STATISTICS
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import Target, load_fit, load_preset, preset_names
 from sim.traces.routing import RoutingRule
 
 RULE = RoutingRule(score="softmax", weight="norm")

@@ -12,10 +12,10 @@ import pytest
 
 from capture.check_synthesis import Row, main, parse, shuffled, speeds, targets_of
 from capture.synthetic.cases import cut, load_case
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Fit, load_preset
-from capture.synthetic.synthesis import Request, synthesize_like
 from capture.synthetic.targets import Gates
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import Fit, load_preset
+from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import DECODE, PREFILL, write_trace
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from capture.synthesize import KEYS, hidden_files, main, parse
-from capture.synthetic.gate_walk import Walk, gate_inputs, make_routers
-from capture.synthetic.preset import Fit, FitRow, Preset, Target
-from capture.synthetic.synthesis import Request, Synthetic, synthesize_like
+from sim.synthetic.gate_walk import Walk, gate_inputs, make_routers
+from sim.synthetic.preset import Fit, FitRow, Preset, Target
+from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import SCORE_STEP
@@ -220,6 +220,8 @@ def test_a_wrong_argument_is_refused_by_name(given, told, capsys):
 
 
 def test_arguments_become_a_request():
-    request, place = parse(["like=olmoe", "tokens=9", "output_dir=d", "seed=4", "lookahead=0"])
-    assert request == Request("olmoe", 9, seed=4, lookahead=0)
+    request, place = parse(
+        ["like=olmoe_1b_7b", "tokens=9", "output_dir=d", "seed=4", "lookahead=0"]
+    )
+    assert request == Request("olmoe_1b_7b", 9, seed=4, lookahead=0)
     assert str(place) == "d"
