@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from capture.synthetic.calibration import FRESH_SEEDS, Stack, calibrate, measure
-from sim.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names, write_fits
+from capture.synthetic.calibration import Stack, calibrate
+from sim.synthetic.preset import Fit, Preset, load_preset, preset_names, write_fits
 from sim.values.places import IS_CHECKOUT, PRESETS
 
 
@@ -33,16 +33,6 @@ def stack_of(preset: Preset) -> Stack:
     An encoder, if there is one, gets the same knobs: nobody publishes statistics of the two apart.
     """
     return Stack(preset.rule, len(preset.layers[-1]), preset.shape.experts, preset.shape.top_k)
-
-
-def fit_of(preset: Preset, reading: str, advance: Callable[[str], None]) -> Fit:
-    """The fit of a preset; of one that takes its knobs from another only what they achieve."""
-    stack, targets = stack_of(preset), preset.targets_of(reading)
-    if not preset.knobs_of:
-        return calibrate(stack, preset.start, targets, advance)
-    walk = load_fit(load_preset(preset.knobs_of), reading).walk
-    advance(f"what the knobs of {preset.knobs_of} achieve")
-    return Fit(walk, measure(stack, walk, targets, FRESH_SEEDS), stack.sequences, stack.tokens)
 
 
 def fit_table(title: str, fit: Fit) -> Table:
@@ -112,7 +102,12 @@ def main(arguments: Sequence[str]) -> int:
         begun = time.monotonic()
         with console.status(preset.name) as status:
             name = preset.name
-            fit = fit_of(preset, reading, lambda text: status.update(f"{name}: {text}"))  # noqa: B023
+            fit = calibrate(
+                stack_of(preset),
+                preset.start,
+                preset.targets_of(reading),
+                lambda text, name=name, status=status: status.update(f"{name}: {text}"),  # type: ignore[misc]
+            )
         path = write_fits(preset, {reading: fit})
         console.print(
             fit_table(f"{preset.name}, reading={reading} ({preset.readings[reading]})", fit)

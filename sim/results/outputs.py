@@ -288,7 +288,7 @@ def answer(summary: Summary) -> str:
             " fast"
         )
     )
-    labels, lost = labels_in(summary), _lost(summary)
+    labels, lost = labels_in(summary), lost_of(summary)
     lossy = f"; {labels.lossy}{f': {lost}' if lost else ''}" if labels.lossy else ""
     share, best = summary["budget"]["resident_share"], _best_precision(summary)
     at = "" if best in AS_STORED else f" at {best}"
@@ -309,7 +309,7 @@ def _prompts(summary: Summary) -> str:
 
 def served(summary: Mapping[str, Any]) -> str:
     """In words: the highest precision at which needs were served, and what was lost."""
-    lost, lossy = _lost(summary), " (lossy)" if labels_in(summary).lossy else ""
+    lost, lossy = lost_of(summary), " (lossy)" if labels_in(summary).lossy else ""
     return f"at {_best_precision(summary)}{f', {lost}' if lost else ''}{lossy}"
 
 
@@ -317,7 +317,7 @@ def _best_precision(summary: Mapping[str, Any]) -> str:
     return str(next(iter(summary["budget"]["slots"])))
 
 
-def _lost(summary: Mapping[str, Any]) -> str:
+def lost_of(summary: Mapping[str, Any]) -> str:
     """In words: the shares of needs served at low precision, skipped, or by other experts.
 
     Empty for a run that lost nothing.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from omegaconf import DictConfig
@@ -131,17 +132,23 @@ def fitting_budget(
             _prepare(parts, ("cache", "ram_cache"), workload, geometry)
             controller = make_controller(geometry, parts)
             check_run_memory(parts.model, parts.hardware, workload.limits, controller)
-        except CapacityError:
-            return None  # less than the parts need, and no question of the device's memory
         except ValueError as error:
             return error
         return None
 
+    # Too few bytes for the parts, then shares that fit, then too many for the memory.
     steps = range(1, SHARES + 1)
-    place = bisect_left(steps, True, key=lambda step: refusal(step / SHARES) is not None)
-    if place == 0:
-        raise ValueError(f"budget=fit: nothing fits: {refusal(steps[0] / SHARES)}")
-    return Budget(steps[place - 1] / SHARES)
+    above = bisect_left(
+        steps,
+        True,
+        key=lambda step: not isinstance(refusal(step / SHARES), CapacityError | NoneType),
+    )
+    share = steps[above - 1] / SHARES
+    if above == 0 or refusal(share) is not None:
+        raise ValueError(
+            f"budget=fit: nothing fits: {refusal(steps[min(above, SHARES - 1)] / SHARES)}"
+        )
+    return Budget(share)
 
 
 def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:

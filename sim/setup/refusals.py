@@ -49,7 +49,7 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
-    given = {} if config["budget"] == FIT else config["budget"] or {}
+    given = config["budget"] if isinstance(config["budget"], dict) else {}
     if unknown := [f"budget.{name}" for name in given if name not in BUDGET]:
         raise ValueError(
             f"unknown settings {', '.join(unknown)}; known: budget.{', budget.'.join(BUDGET)}"

@@ -119,8 +119,8 @@ class Preset:
     - ``layers``: the numbers of its MoE layers in each stack, an encoder's first.
     - ``readings``: what each reading of the published numbers means; the first is the default.
     - ``assumed``: values of knobs before the fit; a knob that no target moves keeps its value.
-    - ``knobs_of``: the preset whose fitted knobs and targets this one takes, as they are; empty for
-      one of its own.
+    - ``nearest``: the preset whose targets this one borrows, and from whose knobs its fit starts;
+      empty for one with targets of its own.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Preset:
     readings: Mapping[str, str]
     targets: tuple[Target, ...]
     note: str = ""
-    knobs_of: str = ""
+    nearest: str = ""
 
     def __post_init__(self) -> None:
         for target in self.targets:
@@ -204,8 +204,8 @@ def load_preset(name: str) -> Preset:
     text |= {key: value for key, value in (members[name] or {}).items() if key != "targets"}
     text["targets"] = [*text.get("targets", []), *(members[name] or {}).get("targets", [])]
     try:
-        if "knobs_of" in text:
-            return _like_nearest(name, text, load_preset(text["knobs_of"]))
+        if "nearest" in text:
+            return _like_nearest(name, text, load_preset(text["nearest"]))
         return _preset(name, text)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{files[name]}: preset {name}: {error!r}; correct the file") from error
@@ -235,10 +235,13 @@ def _like_nearest(name: str, text: Mapping[str, Any], nearest: Preset) -> Preset
         replace(target, borrowed=target.borrowed or nearest.name, readings=())
         for target in nearest.targets_of(reading)
     )
-    own = {"readings": {reading: f"{nearest.name}: {nearest.readings[reading]}"}}
-    own["assumed"] = dict(nearest.assumed)  # type: ignore[arg-type]
-    made = _preset(name, {**text, **own, "targets": []})
-    return replace(made, targets=targets, knobs_of=nearest.name)
+    walk = load_fit(nearest, reading).walk
+    own: dict[str, Any] = {
+        "readings": {reading: f"{nearest.name}: {nearest.readings[reading]}"},
+        "assumed": {knob: getattr(walk, knob) for knob in KNOBS},
+        "targets": [],
+    }
+    return replace(_preset(name, {**text, **own}), targets=targets, nearest=nearest.name)
 
 
 def _tuples(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,39 @@ LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
 QUESTIONS = ("memory", "link", "predictor", "cpu", "bits")
 VERBS = (
     Verb(
+        "ask",
+        ASK,
+        "sim.ask",
+        "Say whether a model fits a machine, which system is fastest on it, and what would change that.",
+        (
+            Option("model", "whose experts", Kind.NAME, "", ("model",), is_needed=True),
+            Option("machine", "on what", Kind.NAME, "", ("hardware",), is_needed=True),
+            Option("target", "tokens a second: also what is needed for them", Kind.NUMBER),
+            Option(
+                "precisions",
+                "of systems that change none, with commas",
+                Kind.NAMES,
+                "stored,q4_k_m",
+                ("precision",),
+            ),
+            Option("context", "tokens whose keys and values get room (tokens)", Kind.WHOLE, "4096"),
+            Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
+            Option("sequences", "of synthetic gates: half of them count", Kind.WHOLE, "8", least=4),
+            Option("prompt_tokens", "of each (tokens)", Kind.WHOLE, "48", least=1),
+            Option("tokens", "decoded of each (tokens)", Kind.WHOLE, "24", least=1),
+            *out("outputs/ask_MODEL_MACHINE"),
+        ),
+        (
+            "ask model=qwen3_30b_a3b machine=rtx4090_pcie4",
+            "ask model=qwen3_30b_a3b machine=rtx3060_pcie4 target=10",
+            "ask model=tiny_gates_half_mixtral machine=rtx4090_pcie4 trace.max_sequences=4",
+        ),
+        "docs/ask.md",
+        config="config",
+        refused=("system", "hardware", "budget."),
+        taken=("model",),
+    ),
+    Verb(
         "run",
         ASK,
         "sim",

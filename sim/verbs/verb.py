@@ -58,7 +58,8 @@ class Verb:
       ``most_places`` say how many there may be.
     - ``place_group``: the folder of ``conf/`` whose names a place may be, unless it is a path.
     - ``config``: the file of ``conf/`` whose values are options, too; "" for none.
-    - ``refused``: sections of that file that this verb sets itself.
+    - ``refused``: keys of that file that this verb sets itself; with a point at the end all below.
+    - ``taken``: keys of that file that the verb reads itself, as options of its own.
     - ``is_open``: further options depend on others, and the command itself checks them.
     - ``is_hydra``: words that begin with ``-`` are Hydra's.
     - ``examples`` run as printed, ``moelab`` in front.
@@ -79,6 +80,7 @@ class Verb:
     place_group: str = ""
     config: str = ""
     refused: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
     is_open: bool = False
     is_hydra: bool = False
     sweeps: bool = False

@@ -97,9 +97,9 @@ def way_to_help(verb: Verb) -> str:
 
 def _is_own(verb: Verb, key: str) -> bool:
     """Whether a key is the verb's and no value of the configuration."""
-    return verb.option(key) is not None and not (
-        verb.config and key.partition(".")[0] in sections(verb.config) and key != "output_dir"
-    )
+    if verb.option(key) is None or not verb.config:
+        return verb.option(key) is not None
+    return key in (*verb.taken, "output_dir") or key.partition(".")[0] not in sections(verb.config)
 
 
 def _check_places(verb: Verb, places: Sequence[str]) -> None:
@@ -190,8 +190,8 @@ def _check_override(verb: Verb, word: str, given: Mapping[str, str], searched: b
             return
         raise ValueError(f"{word!r}: {key} is no option{nearest(key, known)}; {way_to_help(verb)}")
     known = [*sections(verb.config), *(one.key for one in verb.options if "." not in one.key)]
-    if top in verb.refused:
-        raise ValueError(f"{word}: {top} is not given so here; {way_to_help(verb)}")
+    if bare in verb.refused or f"{top}." in verb.refused:
+        raise ValueError(f"{word}: {bare} is not given so here; {way_to_help(verb)}")
     if top in OUTSIDE or key.startswith(("+", "~")) or searched:
         return
     if top not in known:

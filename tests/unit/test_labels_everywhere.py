@@ -371,6 +371,16 @@ def ask_closed_loop(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPat
     )
 
 
+def ask_ask(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    from sim import ask
+    from sim.answers import ask as answers
+
+    patch.setattr(ask, "ProcessPoolExecutor", Here)
+    patch.setattr(answers, "systems_at", lambda *_: [("system=lru",)])
+    words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", f"trace.path={trace}", *FEW]
+    return ask.main([*words, f"output_dir={out}"])
+
+
 def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     pytest.importorskip("transformers")
     from real.quality_front import main
@@ -381,6 +391,7 @@ def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyP
 
 PRINTERS: dict[str, Asking] = {
     "sim.__main__": ask_sim,
+    "sim.ask": ask_ask,
     "sim.demo": ask_demo,
     "sim.whatif": ask_whatif,
     "sim.compare": ask_compare,
@@ -400,6 +411,7 @@ PRINTERS: dict[str, Asking] = {
     "real.quality_front": ask_quality_front,
 }
 DRAW = {
+    "sim.ask",
     "sim.demo",
     "sim.whatif",
     "sim.pareto",

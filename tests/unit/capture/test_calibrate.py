@@ -104,7 +104,7 @@ def test_most_fitted_targets_are_reached(name, reading):
 def test_the_command_names_what_it_does_not_know(capsys):
     for given, told in (
         ([], "missing like=..."),
-        (["like=gpt5"], "unknown like=gpt5; known: deepseek_v2_lite"),
+        (["like=gpt5"], "unknown like=gpt5; known: deepseek_moe_16b"),
         (
             ["like=mixtral_8x7b", "reading=upside_down"],
             "unknown reading=upside_down of mixtral_8x7b; known: used (",

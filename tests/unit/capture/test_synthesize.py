@@ -203,7 +203,7 @@ def test_the_command_writes_a_trace_and_tells_how_good_the_fit_is(tmp_path, caps
             ["tokens=1"],
             (
                 "missing like=... and output_dir=...; they have no default (known like:"
-                " deepseek_v2_lite"
+                " deepseek_moe_16b"
             ),
         ),
         (["like=gpt5", "tokens=1", "output_dir=d"], "unknown like=gpt5"),

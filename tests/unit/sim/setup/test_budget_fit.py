@@ -27,8 +27,9 @@ def test_all_experts_are_the_most_that_fits() -> None:
 
 
 def test_what_leaves_no_room_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="budget=fit: nothing fits: the device holds 1 GiB"):
-        prepared(["system=lru", "budget=fit", "hardware.memory_gib=1", *FEW])
+    for memory in ("0.9", "1.5"):
+        with pytest.raises(ValueError, match=f"nothing fits: the device holds {memory} GiB, but"):
+            prepared(["system=lru", "budget=fit", f"hardware.memory_gib={memory}", *FEW])
 
 
 def test_another_word_for_the_budget_is_refused() -> None:

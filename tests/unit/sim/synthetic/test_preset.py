@@ -189,9 +189,11 @@ def test_every_model_of_conf_has_a_preset_of_its_name_and_shape_or_recorded_gate
         assert encoder == sizes.get("encoder_sites", 0), name
 
 
-def test_knobs_of_the_nearest_model_are_taken_as_they_are_and_said_to_be_borrowed():
+def test_a_model_without_statistics_borrows_targets_and_starts_from_the_nearest_fit():
     own, nearest = load_preset("mixtral_8x22b"), load_preset("mixtral_8x7b")
-    assert own.knobs_of == "mixtral_8x7b"
-    assert load_fit(own, "used").walk == load_fit(nearest, "used").walk
+    assert own.nearest == "mixtral_8x7b"
+    assert own.start == load_fit(nearest, "used").walk
+    values = [target.value for target in nearest.targets_of("used")]
+    assert [target.value for target in own.targets] == values
     assert all(target.borrowed for target in own.targets)
     assert "nearest" in own.note
