@@ -115,7 +115,8 @@ def _ask(words: Words, place: Path) -> Found:
     ):
         task = bar.add_task("asking every system", total=None)
         try:
-            bench = Bench(common, pool, lambda: bar.advance(task))
+            patience = float(own.get("patience", "10"))
+            bench = Bench(common, pool, lambda: bar.advance(task), patience)
             return answer(run, gates.told, precisions, target, bench, mean)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -4,6 +4,8 @@ change that.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -198,18 +200,45 @@ def _pair(interval: Sequence[float] | None) -> tuple[float, float] | None:
     return None if interval is None else (interval[0], interval[1])
 
 
-class Bench:
-    """Runs trials of one question in a pool, each once. ``tell`` is called after each."""
+def trial_within(words: Sequence[str], seconds: float) -> Trial:
+    """A trial that may compute for so many seconds. Raise ValueError for one that takes longer.
 
-    def __init__(self, common: Sequence[str], pool: Executor, tell: Callable[[], None]) -> None:
+    A system whose code asks for thousands of prefetches a step would else hold up all others.
+    """
+
+    def late(*_: object) -> None:
+        raise ValueError(f"more than {seconds:g} s of computing; patience=N gives it more")
+
+    if threading.current_thread() is not threading.main_thread():
+        return trial(words)  # where no signal can be heard
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        return trial(words)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+class Bench:
+    """Runs trials of one question in a pool, each once and for ``patience`` seconds at most.
+    ``tell`` is called after each.
+    """
+
+    def __init__(
+        self, common: Sequence[str], pool: Executor, tell: Callable[[], None], patience: float
+    ) -> None:
         self._common, self._pool, self._tell = tuple(common), pool, tell
+        self._patience = patience
         self._known: dict[tuple[str, ...], Future[Trial]] = {}
 
     def ask(self, words: Sequence[str]) -> Future[Trial]:
         """The trial of these words, begun if it is new."""
         key = tuple(words)
         if key not in self._known:
-            self._known[key] = self._pool.submit(trial, (*self._common, *key))
+            self._known[key] = self._pool.submit(
+                trial_within, (*self._common, *key), self._patience
+            )
             self._known[key].add_done_callback(lambda _: self._tell())
         return self._known[key]
 

@@ -40,6 +40,7 @@ VERBS = (
             ),
             Option("context", "tokens whose keys and values get room (tokens)", Kind.WHOLE, "4096"),
             Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
+            Option("patience", "how long one run may compute (s)", Kind.NUMBER, "10", least=1),
             Option("sequences", "of synthetic gates: half of them count", Kind.WHOLE, "8", least=4),
             Option("prompt_tokens", "of each (tokens)", Kind.WHOLE, "48", least=1),
             Option("tokens", "decoded of each (tokens)", Kind.WHOLE, "24", least=1),

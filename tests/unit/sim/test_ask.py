@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,13 +11,23 @@ import pytest
 
 from sim import ask
 from sim.answers import ask as answers
-from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Row, _least, alike, fits_of, systems_at
+from sim.answers.ask import (
+    BOUND,
+    LOSSLESS,
+    LOSSY,
+    Row,
+    _least,
+    alike,
+    fits_of,
+    systems_at,
+    trial_within,
+)
 from sim.answers.ask_gates import choose, preset_of, recorded
 from sim.results.labels import Labels
 from sim.setup.configure import configure
 from sim.setup.parts import make_model
 from sim.setup.refusals import checked_settings
-from sim.study.trials import prepared, trial
+from sim.study.trials import Trial, prepared, trial
 from sim.synthetic.synthesis import Request
 from sim.traces.trace import read_header
 from sim.values.units import GIB
@@ -146,6 +157,18 @@ def test_gates_are_recorded_ones_of_the_shape_or_synthetic_ones_of_the_name(tmp_
         choose(odd, [], request, tmp_path / "c")
 
 
+def test_a_run_that_computes_for_too_long_is_given_up_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def endless(words: Sequence[str]) -> Trial:
+        while True:
+            pass
+
+    monkeypatch.setattr(answers, "trial", endless)
+    with pytest.raises(ValueError, match=r"more than 0\.05 s of computing; patience=N gives it"):
+        trial_within(["system=lru"], 0.05)
+
+
 def test_the_least_value_is_found_to_three_percent() -> None:
     for least in (1.0, 3.3, 60.0):
         found = _least(lambda value, at=least: value / at, 1.0, 1.0, 64.0)
@@ -180,7 +203,7 @@ def test_systems_that_show_the_same_share_a_line() -> None:
         ),
         (["model=mixtral_8x7b", "machine=rtx4090_pcie4", "model.experts=9"], "there are no gates"),
         (
-            ["model=tiny_mixtral", "machine=rtx4090_pcie4", "hardware.memory_gib=0.51"],
+            ["model=tiny_mixtral", "machine=rtx4090_pcie4", "hardware.memory_gib=0.52"],
             "nothing fits",
         ),
     ],
