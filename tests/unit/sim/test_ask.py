@@ -203,8 +203,8 @@ def test_systems_that_show_the_same_share_a_line() -> None:
         ),
         (["model=mixtral_8x7b", "machine=rtx4090_pcie4", "model.experts=9"], "there are no gates"),
         (
-            ["model=tiny_mixtral", "machine=rtx4090_pcie4", "hardware.memory_gib=0.52"],
-            "nothing fits",
+            ["model=tiny_mixtral", "machine=rtx4090_pcie4", "hardware.memory_gib=0.4"],
+            "hardware.reserved_gib=0.5 exceeds hardware.memory_gib=0.4",
         ),
     ],
 )
