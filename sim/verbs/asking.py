@@ -99,7 +99,12 @@ VERBS = (
             Option("values", "the points, separated by commas (in the question's unit)"),
             *RUN,
             PARTS,
-            *out("outputs/whatif_QUESTION"),
+            Option(
+                "output_dir",
+                "folder of the answer; without the word a new one, or that of an interrupted call",
+                default="outputs/whatif_QUESTION",
+            ),
+            Option("overwrite", "whether an older answer there is removed", Kind.YES, "no"),
         ),
         (
             "whatif link system=lru trace.max_sequences=2",

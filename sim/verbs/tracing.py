@@ -94,7 +94,7 @@ VERBS = (
         (
             Option("format", "who wrote it", Kind.ONE, values=FORMATS, is_needed=True),
             Option("path", "the file or folder", Kind.PLACE, is_needed=True),
-            *out("", "folder of the trace"),
+            *out("", "folder of the trace")[:1],
             Option("KEY", "options of the format; a wrong one is told which it has"),
         ),
         (
@@ -116,7 +116,7 @@ VERBS = (
             Option(
                 "tokens", "decoded tokens of each sequence", Kind.WHOLE, least=1, is_needed=True
             ),
-            *out("", "folder of the trace"),
+            *out("", "folder of the trace")[:1],
             Option("reading", "which reading of the published numbers", default="the first"),
             Option("sequences", "how many", Kind.WHOLE, "8", least=1),
             Option("prompt_tokens", "of each sequence", Kind.WHOLE, "32"),
@@ -159,7 +159,7 @@ VERBS = (
             Option("exclude", "leave out sequences with one of these flags"),
             Option("only", "only these statistics, with commas"),
             Option("seed", "of the shuffled control of paths", Kind.WHOLE, "0"),
-            *out("", "folder of tables and figures; without the word none is written"),
+            *out("", "folder of tables and figures; without the word none is written")[:1],
         ),
         (
             f"stats {BUNDLED}",

@@ -84,10 +84,9 @@ def _check_folder(verb: Verb, own: Mapping[str, str], overrides: Sequence[str]) 
         return
     place = given.get("output_dir")
     if place and not is_free(Path(place)):
-        raise ValueError(
-            f"output_dir={place} is not empty; choose another one, leave the word out for a new"
-            " one, or add overwrite=yes"
-        )
+        also = ", or add overwrite=yes" if verb.option("overwrite") else ""
+        new = ", leave the word out for a new one" if option.default else ""
+        raise ValueError(f"output_dir={place} is not empty; choose another one{new}{also}")
 
 
 def way_to_help(verb: Verb) -> str:
