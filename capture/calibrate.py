@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from capture.synthetic.calibration import Stack, calibrate
-from capture.synthetic.preset import Fit, Preset, load_preset, preset_names, write_fits
+from sim.synthetic.preset import Fit, Preset, load_preset, preset_names, write_fits
 from sim.values.places import IS_CHECKOUT, PRESETS
 
 

@@ -37,16 +37,17 @@ from capture.synthetic.comparisons import (
     previous_token_recall,
     transition_recall,
 )
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Fit, Preset, Target
-from capture.synthetic.synthesis import Request, synthesize_like
 from capture.synthetic.targets import STATISTICS, Gates, forecast_recall, quarter, synthetic_gates
-from sim.process.words import words_of
 from sim.results.latency import decode_time_and_tokens
 from sim.setup.build import build
 from sim.setup.execute import execute
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import Fit, Preset, Target
+from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS, CONF
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 BUNDLED = ASSETS / "traces" / "tiny_mixtral"
 SEEDS = (201, 202, 203)
@@ -388,18 +389,8 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], int, int]:
     Raise ValueError for the first argument that is wrong.
     """
     given = {"traces": str(BUNDLED), "sequences": "32", "tokens": "64"}
-    given |= words_of(
-        arguments, given, f"is not one of the known key=value; known keys: {', '.join(given)}"
-    )
-    counts = []
-    for key in ("sequences", "tokens"):
-        if not given[key].isdigit() or int(given[key]) < 2:
-            raise ValueError(f"{key}={given[key]!r} must be a whole number >= 2")
-        counts.append(int(given[key]))
-    if counts[1] < 48:
-        raise ValueError(
-            f"tokens={counts[1]} must be 48 or more: reuse is compared after 32 tokens"
-        )
+    given |= read(verb_of("capture check_synthesis"), arguments).own
+    counts = [int(given[key]) for key in ("sequences", "tokens")]
     return [Path(text) for text in given["traces"].split(",")], counts[0], counts[1]
 
 

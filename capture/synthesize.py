@@ -3,7 +3,7 @@
 ``python -m capture.synthesize like=NAME tokens=128 output_dir=DIR [key=value ...]``
 
 The trace comes from a generative model that is fitted to published statistics of the model NAME.
-`capture.synthetic.gate_walk` draws the inputs of the gates, with the knobs that ``python -m
+`sim.synthetic.gate_walk` draws the inputs of the gates, with the knobs that ``python -m
 capture.calibrate`` fitted. Synthetic routers choose experts from these inputs. Lookahead scores are
 what later routers make of the same inputs.
 
@@ -37,8 +37,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from capture.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names
-from capture.synthetic.synthesis import Request, Synthetic, synthesize_like
+from sim.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names
+from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.trace import DECODE, trace_sha256, write_trace
 
 ROUTERS_FILE = "routers.safetensors"

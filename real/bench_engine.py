@@ -35,7 +35,7 @@ SKEW = 1.2
 def compare(device: str, size: str, tokens: int, share: float, folder: str) -> dict[str, Any]:
     """Run both; times are in ms a token, of the second half of the tokens."""
     hidden, neurons = SIZES[size]
-    shape = replace(PRESETS["qwen3_30b"], hidden=hidden, expert_intermediate=neurons)
+    shape = replace(PRESETS["qwen3_30b_a3b"], hidden=hidden, expert_intermediate=neurons)
     trace = synthesize(shape, tokens=tokens, skew=SKEW)
     words = (
         "model=qwen3_30b_a3b",

@@ -35,7 +35,7 @@ from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
-from sim.results.outputs import own_folder
+from sim.results.outputs import folder_for, own_folder
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
 OUTPUT_DIR = "outputs/closed_loop"
@@ -64,7 +64,9 @@ def own_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], R
     if not systems:
         raise ValueError("systems= names none; give systems=hobbit,lru or the like")
     if not any(word.startswith("output_dir=") for word in left):
-        left.append(f"output_dir={OUTPUT_DIR}")
+        left.append(
+            f"output_dir={folder_for(dict(word.split('=', 1) for word in left if '=' in word), Path(OUTPUT_DIR))}"
+        )
     return systems, modes, request_of(left)
 
 
@@ -211,7 +213,7 @@ def main(words: Sequence[str]) -> int:
     try:
         systems, modes, request = own_words(words)
         place = request.output_dir
-        with own_folder(place):
+        with own_folder(place, overwrite=request.overwrite):
             shifts, assessment = measure(systems, modes, request, Console(stderr=True))
             write(place, shifts, assessment, request)
     except WRONG_INPUT as error:

@@ -1,6 +1,6 @@
 """Measures what this machine's link to its GPU, its host calls and its kernels take.
 
-    python -m real.probe [--output FILE]
+    python -m real.probe [output=FILE]
 
 It writes facts for the machine model as JSON:
 
@@ -16,15 +16,17 @@ Nothing is fitted here.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from real.cuda.probing import links_and_host
 from real.cuda.runtime import CudaRuntime, DeviceError, Runtime
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 
 def probe(runtime: Runtime) -> dict[str, Any]:
@@ -41,28 +43,23 @@ def probe(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m real.probe", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("facts.json"), help="where the facts go (facts.json)"
-    )
-    options = parser.parse_args()
+def main(arguments: Sequence[str]) -> int:
     try:
-        if not options.output.parent.is_dir():
+        words = read(verb_of("real probe"), arguments).own
+        output = Path(words.get("output", "facts.json"))
+        if not output.parent.is_dir():
             raise DeviceError(
-                f"{options.output.parent} is no folder: create it first, or choose another --output"
+                f"{output.parent} is no folder: create it first, or choose another output=FILE"
             )
         facts = probe(CudaRuntime())
-        options.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    except (DeviceError, OSError) as error:
+        output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    except (DeviceError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     best = max(row["bytes_per_s"] for row in facts["copies"] if row["memory"] == "pinned")
-    print(f"{facts['gpu']}: {best / 1e9:.1f} GB/s from pinned memory; facts: {options.output}")
+    print(f"{facts['gpu']}: {best / 1e9:.1f} GB/s from pinned memory; facts: {output}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -187,7 +187,7 @@ def main(words: Sequence[str]) -> int:
                 )
             )
             return 0
-        with own_folder(request.output_dir):
+        with own_folder(request.output_dir, overwrite=request.overwrite):
             loops, what, assessment = assess(request, console)
             write(request.output_dir, loops, what, assessment)
     except WRONG_INPUT as error:

@@ -37,7 +37,7 @@ from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, write_on
 from sim.results.latency import decode_time_and_tokens
-from sim.results.outputs import own_folder
+from sim.results.outputs import folder_for, own_folder
 from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
 from sim.study.rows import AXIS, DONE
@@ -361,9 +361,10 @@ def main(words: Sequence[str]) -> int:
                 "name a study's folder first: python -m real.quality_front"
                 " outputs/studies/hobbit_front"
             )
+        own = dict(word.split("=", 1) for word in words[1:] if "=" in word)
         defaults = [
             word
-            for word in (f"output_dir={OUTPUT_DIR}", "loop=closed")
+            for word in (f"output_dir={folder_for(own, Path(OUTPUT_DIR))}", "loop=closed")
             if not any(given.startswith(word.partition("=")[0] + "=") for given in words[1:])
         ]
         request = request_of([*words[1:], *defaults])
@@ -373,7 +374,7 @@ def main(words: Sequence[str]) -> int:
                 " prompts, tasks"
             )
         place = request.output_dir
-        with own_folder(place):
+        with own_folder(place, overwrite=request.overwrite):
             points, assessment = measure(Path(words[0]), request, Console(stderr=True))
             write(place, points, assessment, request)
     except WRONG_INPUT as error:

@@ -27,15 +27,15 @@ from real.validation.cases import Plan
 from real.validation.closed import read_modes
 from real.validation.validation import Asked, _words, validate
 from sim.process.interrupts import Terminated, code_of, terminate
-from sim.results.outputs import own_folder
+from sim.results.outputs import folder_for, own_folder
 
-OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir")
+OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir", "overwrite")
 
 
 def parse(arguments: Sequence[str]) -> Asked:
     """What the words ask for. Raise ValueError for the first word that is wrong."""
     given = dict.fromkeys(OWN, "")
-    given |= {"repeats": "3", "seed": "0", "output_dir": "outputs/validation"}
+    given |= {"repeats": "3", "seed": "0"}
     words = []
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -69,7 +69,8 @@ def parse(arguments: Sequence[str]) -> Asked:
     return Asked(
         Plan(systems, shares, int(given["repeats"]), int(given["seed"]), tuple(words)),
         read_modes(given["closed_loop"]),
-        Path(given["output_dir"]),
+        folder_for({key: text for key, text in given.items() if text}, Path("outputs/validation")),
+        given["overwrite"] == "yes",
     )
 
 
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(stderr=True)
     try:
         asked = parse(arguments)
-        with own_folder(asked.output_dir):
+        with own_folder(asked.output_dir, overwrite=asked.overwrite):
             found = validate(asked, console)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,10 +1,15 @@
 """The simulator of expert offloading, and the policies that decide it. Never imports torch."""
 
+import sys
 from importlib import import_module
 
 from sim.process.interrupts import end_commands_quietly
 
 end_commands_quietly()
+# A command's help, and a word that it does not take, are answered before it is loaded. While Python
+# looks for the command, argv[0] is "-m".
+if sys.argv[:1] == ["-m"]:
+    import_module("sim.verbs.begin").begin()
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,6 @@
 """``python -m sim system=hobbit ...``: simulate one run, write its files, print the answer.
 
-``python -m sim list systems|models|machines|traces|workloads`` prints what there is to choose from.
+``python -m sim list KIND`` is ``python -m sim.list KIND`` (`sim.verbs.begin`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from rich.console import Console
 
 from sim.bounds.bounds import MAX, RELAXATION
 from sim.results.outputs import own_folder, print_summary, write_outputs
-from sim.setup import catalogue
 from sim.setup.build import build
-from sim.setup.command import changed, forget_made, output_folder, system_name
+from sim.setup.command import changed, forget_made, output_folder, overwrites, system_name
 from sim.setup.execute import execute
 from sim.values.places import CONF
 
 REFUSED: list[str] = []
 """The runs of a multirun that were refused, with the reason."""
+OVERWRITE: list[bool] = []
+"""Has an item if a run may empty its folder: hydra hands on no words but those of its own."""
 
 
 class Interrupted(Exception):
@@ -65,7 +66,7 @@ def main(cfg: DictConfig) -> None:
 def _run(cfg: DictConfig, output_dir: Path) -> None:
     started = time.perf_counter()
     run = build(cfg, system_name(), changed=changed())
-    with own_folder(output_dir):
+    with own_folder(output_dir, overwrite=any(OVERWRITE)):
         full = cfg.outputs == "all"
         result = execute(run, progress=Console(stderr=True), bounds=RELAXATION if full else MAX)
         wall_s = time.perf_counter() - started - result.bounds_wall_s
@@ -96,8 +97,7 @@ def _tell_refused() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["list"]:
-        sys.exit(catalogue.main(sys.argv[2:]))
     signal.signal(signal.SIGTERM, _on_signal)
+    OVERWRITE.append(overwrites())
     main()
     sys.exit(_tell_refused())

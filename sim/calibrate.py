@@ -38,26 +38,14 @@ from omegaconf import OmegaConf
 from sim.machine.costs import Roofline
 from sim.machine.hardware import Hardware
 from sim.machine.model import PRECISIONS, Model
-from sim.process.words import words_of
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.values.places import machine_file
 from sim.values.types import Step
 from sim.values.units import GB, NS_PER_MS
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
-WORDS = (
-    "log",
-    "columns",
-    "base",
-    "name",
-    "link",
-    "model",
-    "precision",
-    "context",
-    "rows",
-    "output",
-)
-NEEDED = ("log", "columns", "base", "name")
 UNITS = {
     "bytes": ("bytes", 1.0),
     "mb": ("bytes", 1e6),
@@ -120,11 +108,7 @@ class LinkFit:
 
 def parse(arguments: Sequence[str]) -> Request:
     """The request on the command line; raise ValueError for the first word that is wrong."""
-    given = words_of(arguments, WORDS, f"is no key=value of: {', '.join(WORDS)}")
-    if missing := [key for key in NEEDED if key not in given]:
-        raise ValueError(
-            f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default"
-        )
+    given = read(verb_of("calibrate"), arguments).own
     columns: dict[str, str] = {}
     for pair in given["columns"].split(","):
         kind, colon, column = pair.partition(":")
@@ -152,9 +136,6 @@ def parse(arguments: Sequence[str]) -> Request:
     precision = given.get("precision", "fp16")
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision} is unknown; known: {', '.join(PRECISIONS)}")
-    for key in ("rows", "context"):
-        if not given.get(key, "1").isdigit() or given.get(key) == "0":
-            raise ValueError(f"{key}={given[key]} must be a whole number from 1")
     return Request(
         Path(given["log"]),
         columns,

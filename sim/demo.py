@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from rich.table import Table
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told, write_on
 from sim.results.latency import decode_time_and_tokens
+from sim.results.outputs import folder_for, own_folder
 from sim.results.paired import Paired, paired
 from sim.results.timeline import trace_events
 from sim.setup.build import build, load_trace
 from sim.setup.configure import changes, configure
 from sim.setup.execute import Result, execute
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 SYSTEMS = ("load_on_demand", "lru", "mixtral_offloading", "hobbit", "oracle")
 SHARES = (0.25, 0.50, 0.75)
@@ -38,17 +42,23 @@ class Cell:
     tokens: NDArray[np.float64]
 
 
-def main() -> None:
-    """Run the comparison; files go to ``--output-dir``."""
-    parser = argparse.ArgumentParser(prog="python -m sim.demo", description=__doc__)
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs/demo"))
-    parser.add_argument("--sequences", type=int, help="only so many of the trace, 2 or more")
-    args = parser.parse_args()
-    if args.sequences is not None and args.sequences < 2:
-        parser.error(f"--sequences {args.sequences}: an interval needs 2 sequences or more")
-    few = [] if args.sequences is None else [f"trace.max_sequences={args.sequences}"]
+def main(arguments: Sequence[str]) -> int:
+    """Run the comparison. Exit status: 0, or 2 with one message on stderr."""
+    try:
+        words = read(verb_of("demo"), arguments).own
+        output_dir = folder_for(words, Path("outputs/demo"))
+        with own_folder(output_dir, overwrite=words.get("overwrite") == "yes"):
+            _compare(output_dir, words.get("sequences"))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _compare(output_dir: Path, sequences: str | None) -> None:
+    """Simulate and tell; files go to ``output_dir``. ``sequences``: only so many; None: all."""
+    few = [] if sequences is None else [f"trace.max_sequences={sequences}"]
     console = Console()
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     cells: dict[tuple[str, float], Cell] = {}
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
@@ -66,11 +76,11 @@ def main() -> None:
         result = execute(run)
         cells[system, share] = Cell(result.summary, *decode_time_and_tokens(result.frames))
         if (system, share) == (LOSSY, 0.50):
-            _write_timeline(args.output_dir / "timeline.json", result, run.controller.loader.wait)
+            _write_timeline(output_dir / "timeline.json", result, run.controller.loader.wait)
     report = _table(cells)
     console.print(report)
     console.print(_answer(cells), soft_wrap=True)
-    (args.output_dir / "table.json").write_text(
+    (output_dir / "table.json").write_text(
         json.dumps(
             [
                 {**cell.summary, f"speedup_over_{BASELINE}": asdict(_speedup(cells, *where))}
@@ -81,9 +91,9 @@ def main() -> None:
         + "\n",
         encoding="utf-8",
     )
-    _draw(args.output_dir / "comparison.png", cells)
+    _draw(output_dir / "comparison.png", cells)
     console.print(
-        f"files: {args.output_dir}/comparison.png, table.json, timeline.json (open it in"
+        f"files: {output_dir}/comparison.png, table.json, timeline.json (open it in"
         " ui.perfetto.dev)"
     )
 
@@ -230,4 +240,4 @@ def _draw_stalls(axis: Any, cells: dict[tuple[str, float], Cell]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -18,10 +18,9 @@ from rich.table import Table
 
 from sim.machine.model import PRECISIONS, Model
 from sim.machine.model_config import config_text, model_from_config, read_config
-from sim.process.words import words_of
 from sim.values.units import GIB
-
-WORDS = ("from", "name", "output")
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 
 def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
@@ -29,12 +28,7 @@ def request_of(arguments: Sequence[str]) -> tuple[Path, str, Path | None]:
 
     Raise ValueError for the first word that is wrong.
     """
-    given = words_of(arguments, WORDS, "is none of from=config.json, name=NAME, output=FILE")
-    if "from" not in given:
-        raise ValueError(
-            "missing from=config.json (of a transformers model); python -m sim list models has the"
-            " others"
-        )
+    given = read(verb_of("models"), arguments).own
     path = Path(given["from"])
     path = path / "config.json" if path.is_dir() else path
     name = given.get("name") or _slug(

@@ -1,109 +1,124 @@
-"""``moelab COMMAND ...``: every command of the project under one name.
+"""``moelab VERB ...``: every command of the project under one name.
 
-``moelab run system=lru`` is ``python -m sim system=lru``, and so on down the table. A command runs
-as ``python -m`` runs it: it is not imported before it is asked for, and what it needs besides the
-core (torch, say) is missed only then.
+``moelab run system=lru`` is ``python -m sim system=lru``, and so on down the table of verbs
+(`sim.verbs.table`). A command runs as ``python -m`` runs it: it is not imported before its words
+were checked, and what it needs besides the core (torch, say) is missed only then. click finds the
+verb, and completes words in a shell.
 """
 
 from __future__ import annotations
 
-import ast
+import os
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
-from pathlib import Path
-from textwrap import shorten
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
 
 from sim.process.interrupts import code_of
+from sim.verbs.begin import HELP, WRONG_WORDS, answered
+from sim.verbs.complete import ends_of, values_of
+from sim.verbs.page import print_index
+from sim.verbs.table import VERBS, by_words
+from sim.verbs.verb import Verb
 
-COMMANDS = {
-    "run": "sim",
-    "compare": "sim.compare",
-    "explain": "sim.explain",
-    "audit": "sim.audit",
-    "audit_time": "sim.audit_time",
-    "report": "sim.report",
-    "whatif": "sim.whatif",
-    "study": "sim.study",
-    "versus": "sim.versus",
-    "pareto": "sim.pareto",
-    "screen": "sim.screen",
-    "fit": "sim.fit",
-    "models": "sim.models",
-    "calibrate": "sim.calibrate",
-    "check": "sim.check",
-    "reproduce": "sim.reproduce",
-    "demo": "sim.demo",
-    "capture": "capture",
-    "capture import_trace": "capture.import_trace",
-    "capture synthesize": "capture.synthesize",
-    "capture lint": "capture.lint",
-    "capture stats": "capture.stats",
-    "capture fit": "capture.fit",
-    "capture channels": "capture.channels",
-    "capture repack": "capture.repack",
-    "capture check_synthesis": "capture.check_synthesis",
-    "real": "real",
-    "real calibrate": "real.calibrate",
-    "real validate": "real.validate",
-    "real suite": "real.suite",
-    "real predict": "real.predict",
-    "real probe": "real.probe",
-    "real quality": "real.quality",
-    "real quality_front": "real.quality_front",
-    "real quality_fit": "real.quality_fit",
-    "real quality_figures": "real.quality_figures",
-    "real closed_loop": "real.closed_loop",
-}
-"""What is typed, and the module that ``python -m`` would run."""
-USAGE = "usage: moelab COMMAND [...]; moelab COMMAND --help, or the docs, say what a command takes"
-CALL = "``python -m "
 OWN = ("sim", "capture", "real")
 DISTRIBUTION = "moe-offload-lab"
 
 
-def chosen(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command that ``words`` begin with, and the words that are for it. The longest counts:
-    ``capture lint TRACE`` is not ``capture`` of a word ``lint``. Raise ValueError for none.
+class WordType(click.ParamType[str]):
+    """A word of a verb, which the shell completes by the verb's declaration."""
+
+    name = "word"
+
+    def __init__(self, verb: Verb) -> None:
+        self.verb = verb
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Keys with their ``=``, or values behind one, whichever way the shell cuts words."""
+        before = list(ctx.params.get("words") or ())
+        if before[-1:] == ["="]:
+            return [*map(CompletionItem, values_of(self.verb, before[-2], incomplete))]
+        if before and not incomplete and self.verb.option(before[-1]):
+            return [*map(CompletionItem, values_of(self.verb, before[-1], ""))]
+        below = [name.split()[1] for name in by_words() if name.startswith(f"{self.verb.name} ")]
+        nested = [] if before else [name for name in below if name.startswith(incomplete)]
+        return [*map(CompletionItem, [*nested, *ends_of(self.verb, incomplete)])]
+
+
+class Verbs(click.Group):
+    """All verbs; each is made when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [verb.name for verb in VERBS if " " not in verb.name]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = by_words().get(cmd_name)
+        if verb is None:
+            return None
+        return click.Command(
+            cmd_name,
+            callback=lambda words: run(verb, list(words)),
+            params=[click.Argument(["words"], nargs=-1, type=WordType(verb))],
+            context_settings={"ignore_unknown_options": True, "help_option_names": []},
+            add_help_option=False,
+            short_help=verb.about,
+        )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The longest name counts: ``capture lint TRACE`` is not ``capture`` of a word ``lint``."""
+        known = by_words()
+        for length in (2, 1):
+            if (name := " ".join(args[:length])) in known:
+                self._check_nested(name, args[length:])
+                return name, self.get_command(ctx, name), args[length:]
+        near = get_close_matches(" ".join(args[:2]), known, 1) or get_close_matches(
+            args[0], known, 1
+        )
+        like = f"did you mean {near[0]}? " if near else ""
+        raise click.UsageError(f"{args[0]!r} is no verb; {like}moelab --help lists them")
+
+    @staticmethod
+    def _check_nested(name: str, rest: Sequence[str]) -> None:
+        """Refuse a word that is nearly a verb below ``name``: ``capture lnt``."""
+        below = [known.split()[1] for known in by_words() if known.startswith(f"{name} ")]
+        for word in rest[:1]:
+            if "=" not in word and (near := get_close_matches(word, below, 1)):
+                raise click.UsageError(
+                    f"{name} {word!r} is no verb; did you mean {name} {near[0]}?"
+                )
+
+
+def run(verb: Verb, words: Sequence[str]) -> int:
+    """Run a verb as ``python -m`` would; return its exit status, 2 where a word is wrong or a
+    package is missing.
     """
-    for length in (2, 1):
-        if (name := " ".join(words[:length])) in COMMANDS:
-            return name, list(words[length:])
-    raise ValueError(f"{words[0]!r} is no command; moelab --help lists them")
-
-
-def summary(module: str) -> str:
-    """What a command does: the first sentence of its docstring, without the way to call it. The
-    module is read, not imported.
-    """
-    spec = find_spec(f"{module}.__main__" if _is_package(module) else module)
-    assert spec is not None, module
-    assert spec.origin is not None, module
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) or ""
-    told = [" ".join(part.split()) for part in text.split("\n\n")]
-    # "``python -m sim.x A B``: what it does.", or how to call it alone, and then what it does.
-    told = [part.rpartition("``: ")[2] if part.startswith(CALL) else part for part in told]
-    first = next(part for part in told if not part.startswith(CALL)).split(". ")[0].rstrip(".:")
-    return shorten(first[:1].upper() + first[1:], 96, placeholder=" ...")
-
-
-def _is_package(module: str) -> bool:
-    spec = find_spec(module)
-    return spec is not None and spec.submodule_search_locations is not None
-
-
-def help_lines() -> Iterator[str]:
-    yield USAGE
-    yield ""
-    width = max(map(len, COMMANDS))
-    for name, module in COMMANDS.items():
-        yield f"  {name:{width}}  {summary(module)}"
-    if find_spec("torch") is None:
-        yield ""
-        yield f"Most of capture and real needs torch, which is not installed{way_to('torch')}."
+    if (status := answered(verb, words)) is not None:
+        return status
+    sys.argv = [sys.argv[0], *verb.lead, *words]
+    try:
+        runpy.run_module(verb.module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package in OWN:
+            raise
+        told = f"error: moelab {verb.name} needs {package}, which is not installed{way_to(package)}"
+        print(told, file=sys.stderr)
+        return WRONG_WORDS
+    except KeyboardInterrupt as stop:
+        print("interrupted", file=sys.stderr)
+        return code_of(stop)
+    return 0
 
 
 def way_to(package: str) -> str:
@@ -122,33 +137,24 @@ def way_to(package: str) -> str:
     return f": pip install '{DISTRIBUTION}[{best}]'" if best else ""
 
 
+GROUP = Verbs("moelab", add_help_option=False, context_settings={"ignore_unknown_options": True})
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: the command's own; 2 for a word that is no command, and where a package is
+    """Exit status: the command's own; 2 for a word that is no verb, and where a package is
     missing.
     """
-    words = sys.argv[1:] if words is None else words
-    if not words or words[0] in ("-h", "--help"):
-        print(*help_lines(), sep="\n")
-        return 0 if words else 2
+    given = list(sys.argv[1:] if words is None else words)
+    if (not given and "_MOELAB_COMPLETE" not in os.environ) or given[:1] in [[h] for h in HELP]:
+        missing = f"Most of capture and real needs torch, which is not installed{way_to('torch')}."
+        print_index(missing if find_spec("torch") is None else "")
+        return 0 if given else WRONG_WORDS
     try:
-        name, rest = chosen(words)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    sys.argv = [sys.argv[0], *rest]
-    try:
-        runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if not package or package in OWN:
-            raise
-        told = f"error: moelab {name} needs {package}, which is not installed{way_to(package)}"
-        print(told, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stop:
-        print("interrupted", file=sys.stderr)
-        return code_of(stop)
-    return 0
+        status: Any = GROUP.main(given, prog_name="moelab", standalone_mode=False)
+    except click.ClickException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        return WRONG_WORDS
+    return int(status or 0)
 
 
 if __name__ == "__main__":

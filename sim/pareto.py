@@ -31,13 +31,15 @@ from rich.table import Table
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, from_row, labels_in, told, write_on
+from sim.results.outputs import own_folder
+from sim.verbs.table import verb_of
+from sim.verbs.words import read as read_words
 
 MEASURES = {"divergence": "KL, nats a token", "increase": "increase of perplexity"}
 LOSSLESS, LOSSY, UNMEASURED = "lossless", "lossy", "lossy, not measured"
 Key = tuple[str, str, str, str, float]
 """System, trace, model, machine and resident share: equal for a run and its quality."""
 WIDTH = 118
-OWN = ("measure", "output_dir")
 
 
 @dataclass(frozen=True)
@@ -328,19 +330,10 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message on stderr."""
-    own = {
-        key: text
-        for word in words
-        for key, equals, text in [word.partition("=")]
-        if equals and key in OWN
-    }
-    paths = [Path(word) for word in words if word.partition("=")[0] not in OWN]
-    measure = own.get("measure", "divergence")
     try:
-        if not paths:
-            raise ValueError(
-                "name at least one run, study or quality: python -m sim.pareto outputs/quality ..."
-            )
+        given = read_words(verb_of("pareto"), words)
+        paths, own = [Path(word) for word in given.places], given.own
+        measure = own.get("measure", "divergence")
         summaries, qualities = read(paths)
         points = join(summaries, qualities, measure)
         if not points:
@@ -352,8 +345,12 @@ def main(words: Sequence[str]) -> int:
     print_points(points, measure, console)
     if "output_dir" in own:
         directory = Path(own["output_dir"])
-        directory.mkdir(parents=True, exist_ok=True)
-        files = draw(points, measure, directory)
+        try:
+            with own_folder(directory, overwrite=own.get("overwrite") == "yes"):
+                files = draw(points, measure, directory)
+        except OSError as error:
+            print(f"pareto: {error}", file=sys.stderr)
+            return 2
         console.print(f"files: {' '.join(map(str, files))}", soft_wrap=True)
     return 0
 

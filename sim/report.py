@@ -18,7 +18,9 @@ from sim.reporting.figures import FIGURES
 from sim.reporting.runs import ReportedRun, read_runs
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
-from sim.results.outputs import own_folder
+from sim.results.outputs import folder_for, own_folder
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
@@ -173,16 +175,11 @@ def _told(value: float | str | None) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message."""
-    outputs = [word.removeprefix("output_dir=") for word in words if word.startswith("output_dir=")]
-    directories = [Path(word) for word in words if not word.startswith("output_dir=")]
-    output_dir = Path(outputs[-1] if outputs else "outputs/report")
     try:
-        if not directories:
-            raise ValueError(
-                "which runs? python -m sim.report RUN... (folders that python -m sim wrote)"
-            )
-        runs = read_runs(directories)
-        with own_folder(output_dir):
+        given = read(verb_of("report"), words)
+        output_dir = folder_for(given.own, Path("outputs/report"))
+        runs = read_runs([Path(word) for word in given.places])
+        with own_folder(output_dir, overwrite=given.own.get("overwrite") == "yes"):
             place = make_report(runs, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

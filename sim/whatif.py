@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 
 from rich.console import Console
@@ -33,18 +34,10 @@ from sim.results.outputs import check_writable, locked
 from sim.results.paired import paired
 from sim.results.run import Run
 from sim.study.trials import Trial, kept_trial, prepared
+from sim.values.places import is_free
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
-USAGE = """usage: python -m sim.whatif memory | link | predictor | cpu | bits [key=value ...]
-
-memory     decode tokens/s against the share of the expert bytes that is resident
-link       against the bandwidth of the link that ends at the device
-predictor  the precision at which a prefetch begins to pay (predictor=stated_accuracy), against loading on demand
-cpu        against the bandwidth of the host's memory, where the CPU computes what is absent, and where it is loaded
-bits       against the precision of the experts, in the same bytes
-
-The overrides are those of python -m sim (system=, model=, hardware=, trace=, budget., ...); values=A,B,... replaces the
-points, output_dir=DIR the folder of table.csv, answer.json, figure.png and figure.svg (outputs/whatif_QUESTION). Runs
-that are done are kept there until the answer is: ask again with the same words to go on after an interruption."""
 WORKERS = 2
 KEPT = "trials"
 """The folder in which finished runs are kept until there is an answer."""
@@ -229,15 +222,17 @@ def main(arguments: Sequence[str]) -> int:
 
     A question that cannot be asked ends with one line and exit code 2, and nothing is written.
     """
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0 if arguments else 2
-    name, *words = arguments
     try:
-        output_dir, values, words = _settings(name, words)
+        read(verb_of("whatif"), arguments)
+        name, *words = arguments
+        overwrite = "overwrite=yes" in words
+        words = [word for word in words if not word.startswith("overwrite=")]
+        output_dir, values, words = _settings(name, words, overwrite)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
         system = prepared(base).system
         with locked(output_dir):
+            if overwrite:
+                _clear(output_dir)
             _check_output(output_dir)
             signal.signal(signal.SIGTERM, _on_signal)
             try:
@@ -281,10 +276,29 @@ def _on_signal(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _settings(name: str, words: Sequence[str]) -> tuple[Path, tuple[float, ...], list[str]]:
+def _clear(directory: Path) -> None:
+    """Remove an older answer, and no other file."""
+    for name in FILES:
+        (directory / name).unlink(missing_ok=True)
+
+
+def _default_folder(name: str, overwrite: bool) -> Path:
+    """The first folder of this question that is free, or has what an interrupted call left."""
+    first = Path("outputs") / f"whatif_{name}"
+    later = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(
+        place
+        for place in chain([first], later)
+        if overwrite or is_free(place) or (place / KEPT).is_dir()
+    )
+
+
+def _settings(
+    name: str, words: Sequence[str], overwrite: bool
+) -> tuple[Path, tuple[float, ...], list[str]]:
     if name not in QUESTIONS:
         raise ValueError(f"unknown question {name!r}; known: {', '.join(QUESTIONS)}")
-    output_dir, values, rest = Path("outputs") / f"whatif_{name}", QUESTIONS[name].values, []
+    output_dir, values, rest = _default_folder(name, overwrite), QUESTIONS[name].values, []
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:

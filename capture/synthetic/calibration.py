@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Fit, FitRow, Target
 from capture.synthetic.targets import STATISTICS, Gates, synthetic_gates
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import Fit, FitRow, Target
 from sim.traces.routing import RoutingRule
 
 FIT_SEEDS = (0, 1)

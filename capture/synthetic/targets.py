@@ -30,7 +30,7 @@ from capture.statistics.gating_stats import (
     top1_prediction_accuracy,
     weight_output_correlation,
 )
-from capture.synthetic.gate_walk import Float32s, Walk, gate_inputs, logits_of, make_routers
+from sim.synthetic.gate_walk import Walk, gate_inputs, logits_of, make_routers, output_norms
 from sim.traces.routing import RoutingRule
 
 
@@ -102,14 +102,6 @@ def synthetic_gates(
         inputs.transpose(0, 2, 1, 3),
         norms,
         np.stack([ids for _, ids in parts]),
-    )
-
-
-def output_norms(walk: Walk, seed: int, sequence: int, shape: tuple[int, ...]) -> Float32s:
-    """Norms of experts' outputs before weighting, around 1, from a random stream of their own."""
-    rng = np.random.default_rng([seed, 1 + sequence, 1 << 20])
-    return np.asarray(
-        np.exp(np.float32(walk.norm_spread) * rng.standard_normal(shape, dtype=np.float32))
     )
 
 

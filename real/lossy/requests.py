@@ -16,6 +16,7 @@ from real.lossy.harness import Tasks
 from real.lossy.variants import Scheme
 from real.store.experts import SwapError
 from sim.results.labels import labels_in, told
+from sim.results.outputs import folder_for
 from sim.traces.trace import TraceError
 
 OWN = (
@@ -28,6 +29,7 @@ OWN = (
     "device",
     "threads",
     "output_dir",
+    "overwrite",
     "tasks",
     "task_dir",
     "limit",
@@ -56,6 +58,7 @@ class Request:
     prompts: str | None
     output_dir: Path
     tasks: Tasks | None
+    overwrite: bool = False
 
 
 def request_of(words: Sequence[str]) -> Request:
@@ -94,8 +97,9 @@ def request_of(words: Sequence[str]) -> Request:
         scheme,
         LOOPS if loop == "both" else (loop,),
         own.get("prompts"),
-        Path(own.get("output_dir", OUTPUT_DIR)),
+        folder_for(own, Path(OUTPUT_DIR)),
         _tasks(own),
+        own.get("overwrite") == "yes",
     )
 
 

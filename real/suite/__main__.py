@@ -30,7 +30,8 @@ from types import FrameType
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
-from sim.process.words import words_of
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
 
 DEVICES, SIZE_NAMES = ("cuda", "host"), ("full", "small", "tiny")
 RESULTS = Path("real/results")
@@ -98,7 +99,13 @@ def _size_of(given: Mapping[str, str], device: str) -> str:
 
 
 def _words_of(arguments: Sequence[str], *known: str) -> dict[str, str]:
-    return words_of(arguments, known, f"is no KEY=VALUE of {', '.join(known)}")
+    """The options given. Raise ValueError for one that this piece of the suite does not have."""
+    given = dict(read(verb_of("suite"), arguments).own)
+    if foreign := [key for key in given if key not in known]:
+        raise ValueError(
+            f"{foreign[0]}={given[foreign[0]]!r} is no KEY=VALUE of {', '.join(known)}"
+        )
+    return given
 
 
 def folder_of(device: str) -> Path:

@@ -37,6 +37,7 @@ class Asked:
     plan: Plan
     modes: tuple[str, ...]
     output_dir: Path
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)

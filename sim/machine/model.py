@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
-from sim.traces.header import ModelShape
 from sim.values.units import require_flag, require_number
+
+if TYPE_CHECKING:  # numpy comes with it, which a list of models does not need
+    from sim.traces.header import ModelShape
 
 
 @dataclass(frozen=True)
@@ -426,8 +429,8 @@ class Model:
         if ours != theirs:
             raise ValueError(
                 f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model"
-                f" {self.name} {_shape(ours)}; choose a model of that shape, or override"
-                " model.sites, model.experts and model.top_k"
+                f" {self.name} {_shape(ours)}; moelab ask model={self.name} finds gates of its"
+                f" shape, moelab synthesize like={self.name} makes some for trace.path=DIR"
             )
         if null_experts != self.null_experts:
             raise ValueError(

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sim.results.frames import Frames
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.timeline import trace_events
+from sim.values.places import is_free
 
 Summary = Mapping[str, Any]
 
@@ -79,20 +81,65 @@ def _take(directory: Path) -> int | None:
     return None
 
 
+def folder_for(words: Mapping[str, str], default: Path) -> Path:
+    """The folder of a command's results: ``output_dir`` of its words, else ``default``, or the
+    first of ``default-2``, ``default-3`` .. that is absent or empty.
+    """
+    if "output_dir" in words:
+        return Path(words["output_dir"])
+    if words.get("overwrite") == "yes":
+        return default
+    later = (default.with_name(f"{default.name}-{number}") for number in count(2))
+    return next(place for place in chain([default], later) if is_free(place))
+
+
 @contextmanager
-def own_folder(directory: Path) -> Iterator[None]:
+def own_folder(directory: Path, overwrite: bool = False) -> Iterator[None]:
     """Lock an empty ``directory`` and empty it again if the block raises.
 
-    Raise OSError as ``locked`` and ``check_writable`` do.
+    With ``overwrite`` the folder need not be empty: what is in it goes aside first, and comes back
+    if the block raises. Raise OSError as ``locked`` and ``check_writable`` do.
     """
     with locked(directory):
+        aside = _put_aside(directory) if overwrite else None
         check_writable(directory)
         try:
             yield
         except BaseException:
             for path in directory.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                _remove(path)
+            if aside is not None:
+                _move_all(aside, directory)
             raise
+        finally:
+            if aside is not None:
+                shutil.rmtree(aside)
+
+
+def _put_aside(directory: Path) -> Path:
+    """Move what is in ``directory`` to a hidden folder beside it, which is returned.
+
+    Raise OSError for a folder that is more than a command's results.
+    """
+    if Path.cwd().is_relative_to(directory.absolute()):
+        raise OSError(f"output_dir={directory} has the working directory in it; choose another one")
+    if hidden := [path.name for path in directory.iterdir() if path.name.startswith(".")]:
+        raise OSError(
+            f"output_dir={directory} has {hidden[0]}, which no command here leaves; empty it"
+            " yourself, or choose another one"
+        )
+    aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.absolute().parent))
+    _move_all(directory, aside)
+    return aside
+
+
+def _move_all(source: Path, target: Path) -> None:
+    for path in list(source.iterdir()):
+        path.rename(target / path.name)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def forget(folder: Path) -> None:
@@ -241,7 +288,7 @@ def answer(summary: Summary) -> str:
             " fast"
         )
     )
-    labels, lost = labels_in(summary), _lost(summary)
+    labels, lost = labels_in(summary), lost_of(summary)
     lossy = f"; {labels.lossy}{f': {lost}' if lost else ''}" if labels.lossy else ""
     share, best = summary["budget"]["resident_share"], _best_precision(summary)
     at = "" if best in AS_STORED else f" at {best}"
@@ -262,7 +309,7 @@ def _prompts(summary: Summary) -> str:
 
 def served(summary: Mapping[str, Any]) -> str:
     """In words: the highest precision at which needs were served, and what was lost."""
-    lost, lossy = _lost(summary), " (lossy)" if labels_in(summary).lossy else ""
+    lost, lossy = lost_of(summary), " (lossy)" if labels_in(summary).lossy else ""
     return f"at {_best_precision(summary)}{f', {lost}' if lost else ''}{lossy}"
 
 
@@ -270,7 +317,7 @@ def _best_precision(summary: Mapping[str, Any]) -> str:
     return str(next(iter(summary["budget"]["slots"])))
 
 
-def _lost(summary: Mapping[str, Any]) -> str:
+def lost_of(summary: Mapping[str, Any]) -> str:
     """In words: the shares of needs served at low precision, skipped, or by other experts.
 
     Empty for a run that lost nothing.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from omegaconf import DictConfig
@@ -23,13 +24,16 @@ from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
 from sim.setup.parts import Parts, make_parts
-from sim.setup.refusals import check_parts, check_recorded, checked_settings
+from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings
 from sim.traces.trace import Trace, read_header, read_trace
 from sim.values.places import ROOT
 from sim.values.types import CapacityError, Geometry
 from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
 from sim.workload.steps import Limits, Workload
+
+SHARES = 10_000
+"""Budgets that a search tries are shares of the experts in so many steps."""
 
 
 def build(
@@ -59,16 +63,28 @@ def build(
     workload = _shared_workload(parts, trace, shared)
     check_parts(parts, workload)
     check_recorded(config, selector.constant, workload)
-    budget = Budget(**config["budget"])
+    fits = config["budget"] == FIT
+    budget = Budget(1.0) if fits else Budget(**config["budget"])
     # The selector comes first: it decides which variants there are, and so the geometry.
     _prepare(parts, ("precision",), workload)
     held = 0.0 if stored_bytes else held_bits(selector.held, hardware)
     directory = trace_directory(parts.trace.path)
     recorded = None if stored_bytes else recorded_bytes(directory, trace.header, model)
     sizes = recorded.sizes() if recorded else {}
-    geometry = make_geometry(
-        model, selector.precisions, budget, selector.missing(), stored_bytes, held, sizes
+    geometry_of = partial(
+        make_geometry,
+        model,
+        selector.precisions,
+        missing=selector.missing(),
+        stored_bytes=stored_bytes,
+        held_bits=held,
+        recorded=sizes,
     )
+    geometry = geometry_of(budget=budget)
+    if fits:
+        budget = fitting_budget(config, geometry_of, workload)
+        config["budget"] = {"resident_share": budget.resident_share, "slots_gib": None}
+        geometry = geometry_of(budget=budget)
     others = ("predictor", "placement", "payload", "cache", "ram_cache")
     fitted_on = _prepare(parts, others, workload, geometry)["predictor"]
     durations = _durations(parts, geometry, held)
@@ -98,6 +114,41 @@ def build(
         tuple(changed),
         recorded,
     )
+
+
+def fitting_budget(
+    config: Mapping[str, Any], geometry_of: Callable[..., Geometry], workload: Workload
+) -> Budget:
+    """The largest share of the experts, to four decimals, that the run's device holds beside all
+    else that the run takes.
+
+    Raise ValueError where not even the smallest share that the parts can work with fits.
+    """
+
+    def refusal(share: float) -> ValueError | None:
+        try:
+            parts = make_parts(config)
+            geometry = geometry_of(budget=Budget(share))
+            _prepare(parts, ("cache", "ram_cache"), workload, geometry)
+            controller = make_controller(geometry, parts)
+            check_run_memory(parts.model, parts.hardware, workload.limits, controller)
+        except ValueError as error:
+            return error
+        return None
+
+    # Too few bytes for the parts, then shares that fit, then too many for the memory.
+    steps = range(1, SHARES + 1)
+    above = bisect_left(
+        steps,
+        True,
+        key=lambda step: not isinstance(refusal(step / SHARES), CapacityError | NoneType),
+    )
+    share = steps[above - 1] / SHARES
+    if above == 0 or refusal(share) is not None:
+        raise ValueError(
+            f"budget=fit: nothing fits: {refusal(steps[min(above, SHARES - 1)] / SHARES)}"
+        )
+    return Budget(share)
 
 
 def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
@@ -260,11 +311,11 @@ def _smallest_budget(
             return False
         return True
 
-    steps = range(1, 10_001)
-    place = bisect_left(steps, True, key=lambda step: works(step / 10_000))
+    steps = range(1, SHARES + 1)
+    place = bisect_left(steps, True, key=lambda step: works(step / SHARES))
     if place == len(steps):
         return ""
-    share = steps[place] / 10_000
+    share = steps[place] / SHARES
     if config["budget"].get("slots_gib") is None:
         return f"; the smallest budget.resident_share that works is {share:g}"
     return f"; budget.slots_gib={ceil(share * everything / GIB * 10_000) / 10_000:g} works"

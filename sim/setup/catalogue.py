@@ -1,52 +1,57 @@
-"""``python -m sim list systems|models|machines|traces|workloads``: a table of the files in
-``conf/``, one line each.
+"""The lists of what there is to choose from: a table of the files in ``conf/``, one line each.
+
+Files are read as they stand and not composed. Each kind of line imports what it needs itself, so
+that a list is there in half a second.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
-from sim.machine.hardware import Hardware
-from sim.machine.model import Model
-from sim.setup.build import trace_directory
-from sim.setup.choices import WorkloadChoice
-from sim.setup.parts import with_whole
-from sim.setup.sections import make_object
-from sim.traces.header import parse_header
-from sim.values.places import CONF
+from sim.values.fields import HEADER_FILE
+from sim.values.places import CONF, ROOT
 from sim.values.units import GIB
+from sim.verbs.names import names, nearest, of_file, read
 
 Row = tuple[str, ...]
+Section = Mapping[str, Any]
+MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
+GIVEN = "???"
+"""A value that the command line must give."""
 
 
-def machine_row(name: str, config: DictConfig, about: str) -> Row:
-    if OmegaConf.missing_keys(config):
+def machine_row(name: str, config: Section, about: str) -> Row:
+    if GIVEN in repr(config):
         return (
             name,
             "given",
             "given",
             "given",
-            str(config.preset),
-            str(config.validated),
-            str(config.source),
+            str(config["preset"]),
+            str(config["validated"]),
+            str(config["source"]),
         )
-    machine: Hardware = make_object(config)
+    from sim.machine.hardware import Hardware
+    from sim.setup.sections import make_object
+
+    machine: Hardware = make_object(dict(config))
     links = " <- ".join(f"{link.name} {link.bytes_per_s / 1e9:.3g}" for link in machine.links)
     memory = f"{machine.memory_gib:g}"
     bandwidth = f"{machine.compute.memory_gb_per_s * machine.compute.memory_efficiency:.4g}"
     return (name, memory, bandwidth, links, machine.preset, machine.validated, machine.source)
 
 
-def model_row(name: str, config: DictConfig, about: str) -> Row:
-    model: Model = with_whole(make_object(config))
+def model_row(name: str, config: Section, about: str) -> Row:
+    from sim.machine.model import Model
+    from sim.setup.sections import make_object
+    from sim.setup.whole import with_whole
+
+    model: Model = with_whole(make_object(dict(config)))
     shape = f"{model.sites} x {model.experts}, top-{model.top_k}"
     experts = model.sites * model.stored_experts * model.expert_bytes("fp16") / GIB
     label = f" ({model.transplant})" if model.transplant else ""
@@ -61,36 +66,35 @@ def model_row(name: str, config: DictConfig, about: str) -> Row:
     )
 
 
-def workload_row(name: str, config: DictConfig, about: str) -> Row:
-    steps: WorkloadChoice = make_object(config)
+def workload_row(name: str, config: Section, about: str) -> Row:
     lengths = " / ".join(
-        "as recorded" if n is None else str(n) for n in (steps.prompt_tokens, steps.decode_tokens)
+        "as recorded" if config.get(key) is None else str(config[key])
+        for key in ("prompt_tokens", "decode_tokens")
     )
-    together = (
-        f"{steps.batching}, {steps.together} at once" if steps.together > 1 else steps.batching
-    )
-    return (name, together, lengths, about, steps.source)
+    batching, together = config["batching"], config["together"]
+    at_once = f"{batching}, {together} at once" if together > 1 else batching
+    return (name, at_once, lengths, about, str(config["source"]))
 
 
-def trace_row(name: str, config: DictConfig, about: str) -> Row:
-    directory = trace_directory(str(config.path))
-    header = parse_header((directory / "header.json").read_text(encoding="utf-8"))
-    tokens = sum(s.prompt_tokens + s.decode_tokens for s in header.sequences)
-    shape = header.model
+def trace_row(name: str, config: Section, about: str) -> Row:
+    # A trace's own reader checks all of a header, with packages that a list does without.
+    header = json.loads((ROOT / config["path"] / HEADER_FILE).read_text(encoding="utf-8"))
+    tokens = sum(one["prompt_tokens"] + one["decode_tokens"] for one in header["sequences"])
+    shape = header["model"]
     return (
         name,
-        f"{shape.name}: {shape.sites} x {shape.experts}, top-{shape.top_k}",
-        str(len(header.sequences)),
+        f"{shape['name']}: {shape['sites']} x {shape['experts']}, top-{shape['top_k']}",
+        str(len(header["sequences"])),
         f"{tokens:,}",
         about,
-        f"{header.source}; {header.licence}",
+        f"{header['source']}; {header['licence']}",
     )
 
 
-def system_row(name: str, config: DictConfig, about: str) -> Row:
+def system_row(name: str, config: Section, about: str) -> Row:
     chosen: dict[str, str] = {}
-    for choice in config.defaults:
-        if OmegaConf.is_dict(choice):
+    for choice in config.get("defaults", ()):
+        if isinstance(choice, dict):
             chosen |= {str(key).rpartition("/")[2]: str(value) for key, value in choice.items()}
     return (
         name,
@@ -99,7 +103,12 @@ def system_row(name: str, config: DictConfig, about: str) -> Row:
     )
 
 
-KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[str, DictConfig, str], Row]]] = {
+def policy_row(name: str, config: Section, about: str) -> Row:
+    target = str(config.get("_target_", "")).rpartition(".")[2]
+    return (name, target, about)
+
+
+KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[str, Section, str], Row]]] = {
     "systems": (
         "system",
         ("predictor", "cache", "precision", "loader", "what it is, and its source"),
@@ -125,6 +134,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[str, DictConfig, str], Ro
 """By the word of the command: the group of conf/, the columns after the name, and the function that
 makes a line.
 """
+POLICIES = "policies"
 
 
 def table(kind: str) -> Table:
@@ -132,30 +142,43 @@ def table(kind: str) -> Table:
 
     Raise ValueError for an unknown kind, and for a broken file.
     """
+    if kind == POLICIES:
+        lines = Table("part", "name", "class", "what it is", title=kind)
+        for part in MECHANISMS:
+            for row in _rows(part, policy_row):
+                lines.add_row(part, *row)
+            lines.add_section()
+        return lines
     if kind not in KINDS:
-        raise ValueError(f"there is no list of {kind!r}; choose one of {', '.join(KINDS)}")
-    group, columns, row = KINDS[kind]
+        known = (*KINDS, POLICIES)
+        raise ValueError(
+            f"there is no list of {kind!r}; choose one of {', '.join(known)}{nearest(kind, known)}"
+        )
+    group, columns, row_of = KINDS[kind]
     lines = Table(group, *columns, title=kind, row_styles=("", "dim"))
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for place in sorted((CONF / group).glob("*.yaml")):
-            # A system is read as it stands: composing it would change the rest of a run.
-            config = (
-                OmegaConf.load(place)
-                if group == "system"
-                else compose(f"{group}/{place.stem}")[group]
-            )
-            assert isinstance(config, DictConfig)
-            try:
-                lines.add_row(*row(place.stem, config, first_sentence(place)))
-            # A class may refuse what its file says by any exception.
-            except Exception as error:
-                raise ValueError(f"{place}: {error}") from error
+    for row in _rows(group, row_of):
+        lines.add_row(*row)
     return lines
 
 
-def first_sentence(place: Path) -> str:
+def _rows(group: str, row_of: Callable[[str, Section, str], Row]) -> list[Row]:
+    """The lines of a group. Raise ValueError, naming the file, for one that is broken."""
+    rows = []
+    for name in names(group):
+        place = CONF / group / f"{name}.yaml"
+        # A system is read as it stands: what it begins from would change the rest of a run.
+        config = read(place) if group == "system" else of_file(group, name)
+        try:
+            rows.append(row_of(name, config, first_sentence(group, name)))
+        # A class may refuse what its file says by any exception.
+        except Exception as error:
+            raise ValueError(f"{place}: {error}") from error
+    return rows
+
+
+def first_sentence(group: str, name: str) -> str:
     """The first sentence of the comment at the head of a file of conf/."""
-    text = place.read_text(encoding="utf-8")
+    text = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
     comment = " ".join(
         line[1:].strip()
         for line in text.split("\n_")[0].split("\ndefaults")[0].splitlines()
@@ -163,16 +186,3 @@ def first_sentence(place: Path) -> str:
     )
     # A sentence ends where a capital follows; so the point of an abbreviation or number ends none.
     return re.split(r"(?<=[.:])\s+(?=[A-Z])", comment, maxsplit=1)[0].rstrip(".:")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0, or 2 with one message on stderr."""
-    try:
-        if len(arguments) != 1:
-            raise ValueError(f"say what to list: python -m sim list {'|'.join(KINDS)}")
-        # A terminal wraps lines at its width; a pipe or a file gets whole lines.
-        Console(width=None if sys.stdout.isatty() else 250).print(table(arguments[0]))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0

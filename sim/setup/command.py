@@ -4,6 +4,7 @@ changed, and its folder.
 
 from __future__ import annotations
 
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def system_name() -> str:
 def changed() -> list[str]:
     """The overrides of the command line that change machine, model, trace or workload."""
     return configure.changes(HydraConfig.get().overrides.task)
+
+
+def overwrites() -> bool:
+    """Whether the words say ``overwrite=yes``, which is no value of a configuration: it is taken
+    out of them, before Hydra reads them.
+    """
+    given = [word for word in sys.argv[1:] if word.startswith("overwrite=")]
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in given]
+    return given[-1:] == ["overwrite=yes"]
 
 
 def fresh_folder(path: str) -> str:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from sim.core.loader import Loader
 from sim.machine.hardware import Hardware
@@ -25,6 +21,7 @@ from sim.policies.requires import Requires
 from sim.process.shared import Shared
 from sim.setup.choices import TraceChoice, WorkloadChoice
 from sim.setup.sections import make_object
+from sim.setup.whole import with_whole
 from sim.values.places import CONF, name_of
 
 _LASTING = Shared(64)
@@ -118,28 +115,3 @@ def _source(name: str, section: Mapping[str, Any]) -> str:
     """The group of a section, with its file in ``conf/`` where the section's ``name`` tells it."""
     file = CONF / name / f"{section.get('name')}.yaml"
     return f"{name} ({name_of(file)})" if file.is_file() else name
-
-
-def with_whole(model: Model) -> Model:
-    """``model`` with ``whole`` filled in: sites, experts and top-k of the published model.
-
-    They stand in the file of ``conf/model`` whose sizes the model has.
-    """
-    if model.whole is not None:
-        return model
-    return replace(model, whole=_whole_shape(model.sizes_of or model.name))
-
-
-@cache
-def _whole_shape(name: str) -> tuple[int, int, int] | None:
-    """Sites, experts and top-k in ``conf/model/NAME.yaml``; None without such a file."""
-    place = CONF / "model" / f"{Path(name).name}.yaml"
-    if not place.is_file():
-        return None
-    found = OmegaConf.load(place)
-    assert isinstance(found, DictConfig), place
-    if found.get("sizes_of") is not None:
-        return _whole_shape(str(found.sizes_of))
-    # A file that takes its values from another one has none of these keys.
-    shape = [found.get(key) for key in ("sites", "experts", "top_k")]
-    return None if None in shape else (shape[0], shape[1], shape[2])

@@ -19,6 +19,8 @@ from sim.workload.steps import Workload
 BUDGET = ("resident_share", "slots_gib")
 SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
+FIT = "fit"
+"""The budget that takes as many bytes for experts as the device's memory leaves."""
 MISSING = "???"
 """The value in a file of ``conf/`` that the command line must give."""
 
@@ -47,11 +49,14 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
-    if unknown := [f"budget.{name}" for name in config["budget"] or () if name not in BUDGET]:
+    given = config["budget"] if isinstance(config["budget"], dict) else {}
+    if unknown := [f"budget.{name}" for name in given if name not in BUDGET]:
         raise ValueError(
             f"unknown settings {', '.join(unknown)}; known: budget.{', budget.'.join(BUDGET)}"
         )
     for name in (*PARTS, "budget"):
+        if name == "budget" and config["budget"] == FIT:
+            continue
         if not isinstance(config.get(name), dict):
             raise ValueError(
                 f"{name}={config.get(name)} must be a section of values, as in conf/; leave it or"

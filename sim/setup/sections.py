@@ -11,7 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+PLAIN = (dict, list, str, int, float, type(None))
+"""What a section's values are after they were resolved."""
 
 
 def make_object(node: Any, place: str = "") -> Any:
@@ -30,8 +31,12 @@ def make_object(node: Any, place: str = "") -> Any:
     get, and for a target that does not exist; OmegaConf's errors for a value that is not set or
     cannot be resolved. What a target itself raises goes through.
     """
-    if isinstance(node, DictConfig):
-        node = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    if not isinstance(node, PLAIN):
+        # Late: who has plain values needs no OmegaConf, whose import takes longer than a list.
+        from omegaconf import DictConfig, OmegaConf
+
+        if isinstance(node, DictConfig):
+            node = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     if isinstance(node, list):
         return [make_object(item, f"{place}.{number}") for number, item in enumerate(node)]
     if not isinstance(node, dict):

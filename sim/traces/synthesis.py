@@ -36,8 +36,8 @@ MOST_SKEW = 8.0
 
 PRESETS: Mapping[str, ModelShape] = {
     "mixtral_8x7b": ModelShape("synthetic_mixtral_8x7b", "none", 32, 8, 2, 4096, 14336),
-    "qwen15_moe": ModelShape("synthetic_qwen15_moe", "none", 24, 60, 4, 2048, 1408),
-    "qwen3_30b": ModelShape("synthetic_qwen3_30b", "none", 48, 128, 8, 2048, 768),
+    "qwen1_5_moe_a2_7b": ModelShape("synthetic_qwen1_5_moe_a2_7b", "none", 24, 60, 4, 2048, 1408),
+    "qwen3_30b_a3b": ModelShape("synthetic_qwen3_30b_a3b", "none", 48, 128, 8, 2048, 768),
 }
 """Shapes of known models. Only the shape is theirs; the load is synthetic, as the names say."""
 

@@ -37,3 +37,8 @@ def machine_file(name: str) -> Path:
     of a checkout, else ``hardware`` of the working directory, which ``--config-dir=.`` brings in.
     """
     return (CONF if IS_CHECKOUT else Path()) / "hardware" / f"{name}.yaml"
+
+
+def is_free(directory: Path) -> bool:
+    """Whether results can go there without touching others: it is absent, or an empty folder."""
+    return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))

@@ -119,7 +119,7 @@ class Timer:
 
 
 def measure(share: float, tokens: int, folder: str, profile: bool) -> dict[str, Any]:
-    shape = replace(PRESETS["qwen3_30b"], hidden=SMALL[0], expert_intermediate=SMALL[1])
+    shape = replace(PRESETS["qwen3_30b_a3b"], hidden=SMALL[0], expert_intermediate=SMALL[1])
     trace = synthesize(shape, tokens=tokens, skew=1.2)
     request = request_of(
         (

@@ -43,10 +43,10 @@ from sim.workload.steps import Workload
 # us a transfer.
 TIMES = {
     "mixtral_8x7b": (352.0, 0.7, 0.4),
-    "qwen15_moe": (17.3, 0.35, 0.05),
-    "qwen3_30b": (9.4, 0.25, 0.03),
+    "qwen1_5_moe_a2_7b": (17.3, 0.35, 0.05),
+    "qwen3_30b_a3b": (9.4, 0.25, 0.03),
 }
-GATES = {"mixtral_8x7b": 0.11, "qwen15_moe": 0.075, "qwen3_30b": 0.045}
+GATES = {"mixtral_8x7b": 0.11, "qwen1_5_moe_a2_7b": 0.075, "qwen3_30b_a3b": 0.045}
 EQ3 = {"lru": 0.3, "lfu": 0.2, "lhu": 0.4, "fld": 0.1}
 TOKENS = 300
 CACHES: dict[str, Callable[[], CachePolicy]] = {

@@ -133,7 +133,7 @@ def main() -> None:
         default=sorted(p.stem for p in (ROOT / "conf" / "cache").glob("*.yaml")),
     )
     arguments = parser.parse_args()
-    trace = synthesize(PRESETS["qwen3_30b"], tokens=arguments.tokens, skew=1.2)
+    trace = synthesize(PRESETS["qwen3_30b_a3b"], tokens=arguments.tokens, skew=1.2)
     results = dict[str, float]()
     print(f"{'':34}timeouts  kind   may take")
     for name in arguments.caches:

@@ -41,7 +41,7 @@ LONG_S = 0.5
 def drawn_trace(folder: Path, tokens: int) -> Trace:
     """Four sequences, written to ``folder`` for the commands that fit."""
     trace = synthesize(
-        PRESETS["qwen3_30b"],
+        PRESETS["qwen3_30b_a3b"],
         tokens=tokens,
         sequences=4,
         prompt_tokens=1,

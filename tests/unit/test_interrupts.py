@@ -60,7 +60,7 @@ def test_another_error_is_told_as_python_tells_it(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise RuntimeError('broken')\n", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(
-        [sys.executable, "-m", "capture.import_trace"],
+        [sys.executable, "-m", "capture.import_trace", "format=csv", "path=.", "output_dir=out"],
         capture_output=True,
         text=True,
         env=environment,

@@ -36,6 +36,7 @@ ONE = ("trace.max_sequences=1", "workload.decode_tokens=4")
 
 NO_RUNS = {
     "sim.moelab": "what other commands tell",
+    "sim.list": "the files of conf",
     "sim.audit.__main__": "keys that differ from a run's own summary, which has the labels",
     "sim.check": "an engine's own log, which nobody here made",
     "sim.calibrate": "a machine's constants, from a log",
@@ -164,8 +165,7 @@ def ask_demo(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> 
     configure, load_trace = demo.configure, demo.load_trace
     patch.setattr(demo, "configure", lambda *words: configure(*words, *FEW))
     patch.setattr(demo, "load_trace", lambda _, **options: load_trace(str(trace), **options))
-    patch.setattr(sys, "argv", ["demo", "--output-dir", str(out)])
-    demo.main()
+    assert demo.main([f"output_dir={out}"]) == 0
 
 
 class Here(ThreadPoolExecutor):
@@ -378,6 +378,16 @@ def ask_closed_loop(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPat
     )
 
 
+def ask_ask(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    from sim import ask
+    from sim.answers import ask as answers
+
+    patch.setattr(ask, "ProcessPoolExecutor", Here)
+    patch.setattr(answers, "systems_at", lambda *_: [("system=lru",)])
+    words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", f"trace.path={trace}", *FEW]
+    return ask.main([*words, f"output_dir={out}"])
+
+
 def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     pytest.importorskip("transformers")
     from real.quality_front import main
@@ -388,6 +398,7 @@ def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyP
 
 PRINTERS: dict[str, Asking] = {
     "sim.__main__": ask_sim,
+    "sim.ask": ask_ask,
     "sim.demo": ask_demo,
     "sim.whatif": ask_whatif,
     "sim.compare": ask_compare,
@@ -408,6 +419,7 @@ PRINTERS: dict[str, Asking] = {
     "real.quality_front": ask_quality_front,
 }
 DRAW = {
+    "sim.ask",
     "sim.demo",
     "sim.audit_time",
     "sim.whatif",

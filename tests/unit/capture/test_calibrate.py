@@ -12,9 +12,9 @@ import pytest
 
 from capture.calibrate import main, parse, stack_of
 from capture.synthetic.calibration import FIT_SEEDS, FRESH_SEEDS, Stack, calibrate, measure
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Target, load_fit, load_preset, preset_names
 from capture.synthetic.targets import STATISTICS
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import Target, load_fit, load_preset, preset_names
 from sim.traces.routing import RoutingRule
 
 RULE = RoutingRule(score="softmax", weight="norm")
@@ -104,7 +104,7 @@ def test_most_fitted_targets_are_reached(name, reading):
 def test_the_command_names_what_it_does_not_know(capsys):
     for given, told in (
         ([], "missing like=..."),
-        (["like=gpt5"], "unknown like=gpt5; known: deepseek_v2_lite"),
+        (["like=gpt5"], "unknown like=gpt5; known: deepseek_moe_16b"),
         (
             ["like=mixtral_8x7b", "reading=upside_down"],
             "unknown reading=upside_down of mixtral_8x7b; known: used (",

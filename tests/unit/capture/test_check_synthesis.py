@@ -12,10 +12,10 @@ import pytest
 
 from capture.check_synthesis import Row, main, parse, shuffled, speeds, targets_of
 from capture.synthetic.cases import cut, load_case
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import Fit, load_preset
-from capture.synthetic.synthesis import Request, synthesize_like
 from capture.synthetic.targets import Gates
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import Fit, load_preset
+from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import DECODE, PREFILL, write_trace
 
 
@@ -107,9 +107,9 @@ def test_speeds_are_those_of_the_systems_on_the_eval_half(trace):
 
 def test_a_wrong_argument_is_refused_by_name(capsys, tmp_path):
     for given, told in (
-        (["speed=1"], "known keys: traces, sequences, tokens"),
-        (["tokens=x"], "tokens='x' must be a whole number >= 2"),
-        (["tokens=20"], "tokens=20 must be 48 or more"),
+        (["speed=1"], "speed is no option"),
+        (["tokens=x"], "tokens=x must be a whole number from 48 on"),
+        (["tokens=20"], "tokens=20 must be a whole number from 48 on"),
         ([f"traces={tmp_path / 'none'}"], "name the directory of a trace"),
     ):
         assert main(given) == 2

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from capture.synthesize import KEYS, hidden_files, main, parse
-from capture.synthetic.gate_walk import Walk, gate_inputs, make_routers
-from capture.synthetic.preset import Fit, FitRow, Preset, Target
-from capture.synthetic.synthesis import Request, Synthetic, synthesize_like
+from sim.synthetic.gate_walk import Walk, gate_inputs, make_routers
+from sim.synthetic.preset import Fit, FitRow, Preset, Target
+from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
 from sim.traces.synthesis import SCORE_STEP
@@ -203,7 +203,7 @@ def test_the_command_writes_a_trace_and_tells_how_good_the_fit_is(tmp_path, caps
             ["tokens=1"],
             (
                 "missing like=... and output_dir=...; they have no default (known like:"
-                " deepseek_v2_lite"
+                " deepseek_moe_16b"
             ),
         ),
         (["like=gpt5", "tokens=1", "output_dir=d"], "unknown like=gpt5"),
@@ -220,6 +220,8 @@ def test_a_wrong_argument_is_refused_by_name(given, told, capsys):
 
 
 def test_arguments_become_a_request():
-    request, place = parse(["like=olmoe", "tokens=9", "output_dir=d", "seed=4", "lookahead=0"])
-    assert request == Request("olmoe", 9, seed=4, lookahead=0)
+    request, place = parse(
+        ["like=olmoe_1b_7b", "tokens=9", "output_dir=d", "seed=4", "lookahead=0"]
+    )
+    assert request == Request("olmoe_1b_7b", 9, seed=4, lookahead=0)
     assert str(place) == "d"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -75,12 +74,8 @@ def test_without_a_gpu_or_a_folder_it_says_so(
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    monkeypatch.setattr(sys, "argv", ["probe", "--output", str(tmp_path / "facts.json")])
-    assert main() == 2
+    assert main([f"output={tmp_path / 'facts.json'}"]) == 2
     assert "there is no CUDA device here" in capsys.readouterr().err
-    monkeypatch.setattr(
-        sys, "argv", ["probe", "--output", str(tmp_path / "nowhere" / "facts.json")]
-    )
-    assert main() == 2
+    assert main([f"output={tmp_path / 'nowhere' / 'facts.json'}"]) == 2
     assert "is no folder" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

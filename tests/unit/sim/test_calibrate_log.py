@@ -150,7 +150,7 @@ def test_compute_times_go_into_the_file(tmp_path: Path) -> None:
             ["columns=bytes:moved,loads:n,io_ms:io"],
             "has no column n; it has token, moved, loads, io, compute",
         ),
-        ([COLUMNS, "log=nowhere.csv"], "log=nowhere.csv must be a csv file"),
+        ([COLUMNS, "log=nowhere.csv"], "log=nowhere.csv: there is no such file"),
         ([COLUMNS, "base=nonesuch"], "nonesuch"),
     ],
 )

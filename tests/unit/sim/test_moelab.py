@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 
-from sim.moelab import COMMANDS, chosen, help_lines, main, summary, way_to
+from sim import moelab as console_script
+from sim.moelab import GROUP, main, way_to
 from sim.values.places import ROOT
+from sim.verbs.table import VERBS, by_words
+from sim.verbs.verb import Verb
 
 OF_DEVELOPERS = {
     "capture.calibrate",
@@ -32,30 +38,83 @@ def commands() -> set[str]:
     return {name.removesuffix(".__main__") for name in names if not name.endswith("__init__")}
 
 
-def test_every_command_for_users_is_listed_and_everything_listed_is_a_command() -> None:
-    assert set(COMMANDS.values()) == commands() - OF_DEVELOPERS
+def test_every_command_for_users_is_a_verb_and_every_verb_is_a_command() -> None:
+    assert {verb.module for verb in VERBS} == commands() - OF_DEVELOPERS
+    assert len(by_words()) == sum(1 + len(verb.aliases) for verb in VERBS)
 
 
-@pytest.mark.parametrize("module", COMMANDS.values())
-def test_every_command_says_what_it_does_in_words_that_are_no_usage(module: str) -> None:
-    told = summary(module)
-    assert len(told.split()) > 3
-    assert "python -m" not in told
+def resolved(*words: str) -> tuple[str | None, list[str]]:
+    name, _, rest = GROUP.resolve_command(click.Context(GROUP), list(words))
+    return name, rest
 
 
-def test_the_longest_name_is_the_command_and_the_rest_are_its_words() -> None:
-    assert chosen(["capture", "lint", "TRACE"]) == ("capture lint", ["TRACE"])
-    assert chosen(["capture", "model=x"]) == ("capture", ["model=x"])
-    assert chosen(["run", "list", "systems"]) == ("run", ["list", "systems"])
+def test_the_longest_name_is_the_verb_and_the_rest_are_its_words() -> None:
+    assert resolved("capture", "lint", "TRACE") == ("capture lint", ["TRACE"])
+    assert resolved("capture", "model=x") == ("capture", ["model=x"])
+    assert resolved("lint", "TRACE") == ("lint", ["TRACE"])
 
 
-def test_a_word_that_is_no_command_is_refused_with_the_way_out(
+def test_a_word_that_is_no_verb_is_refused_with_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["rum", "system=lru"]) == 2
-    assert capsys.readouterr().err == "error: 'rum' is no command; moelab --help lists them\n"
+    for words, told in (
+        (["rum", "system=lru"], "'rum' is no verb; did you mean run? moelab --help lists them"),
+        (["capture", "lnt", "x"], "capture 'lnt' is no verb; did you mean capture lint?"),
+        (["zzz"], "'zzz' is no verb; moelab --help lists them"),
+    ):
+        assert main(words) == 2
+        assert capsys.readouterr().err == f"error: {told}\n"
+
+
+def test_without_a_word_and_with_help_all_verbs_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().out.splitlines() == list(help_lines())
+    without = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == without
+    for verb in VERBS:
+        assert re.search(rf"^ *{verb.name}  ", without, re.M), verb.name
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_the_help_of_a_verb_has_every_option_and_example(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*verb.name.split(), "--help"]) == 0
+    told = capsys.readouterr().out
+    assert verb.about in " ".join(told.split())
+    for option in verb.options:
+        assert option.key in told
+    for example in verb.examples:
+        assert f"  moelab {example}\n" in told
+    assert verb.docs in told
+
+
+@pytest.mark.parametrize(
+    ("words", "cursor", "offered"),
+    [
+        ("moelab re", 1, ["report", "reproduce", "real"]),
+        ("moelab run system = hob", 4, ["hobbit", "hobbit_cpu"]),
+        ("moelab run system=hob", 2, ["system=hobbit", "system=hobbit_cpu"]),
+        ("moelab list m", 2, ["machines", "models"]),
+        ("moelab capture li", 2, ["lint"]),
+    ],
+)
+def test_the_shell_completes_verbs_keys_and_names_however_it_cuts_words(
+    words: str,
+    cursor: int,
+    offered: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(cursor))
+    monkeypatch.setenv("_MOELAB_COMPLETE", "bash_complete")
+    with pytest.raises(SystemExit):
+        main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("plain,") for line in lines] == offered
 
 
 @pytest.fixture
@@ -65,7 +124,8 @@ def study_that_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     def put(name: str) -> None:
         (tmp_path / f"wants_{name.replace('.', '_')}.py").write_text(f"import {name}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setitem(COMMANDS, "study", f"wants_{name.replace('.', '_')}")
+        wants = replace(by_words()["study"], module=f"wants_{name.replace('.', '_')}")
+        monkeypatch.setattr(console_script, "by_words", lambda: {"study": wants})
         monkeypatch.setitem(sys.modules, name, None)
 
     return put
@@ -75,7 +135,7 @@ def test_a_command_whose_package_is_missing_is_refused_in_one_line(
     study_that_imports: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     study_that_imports("optuna")
-    assert main(["study"]) == 2
+    assert main(["study", "name=budgets"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: moelab study needs optuna, which is not installed")
     assert len(told.splitlines()) == 1
@@ -86,7 +146,7 @@ def test_a_module_of_the_project_that_is_missing_is_no_missing_package(
 ) -> None:
     study_that_imports("sim.lost")
     with pytest.raises(ModuleNotFoundError, match=r"sim\.lost"):
-        main(["study"])
+        main(["study", "name=budgets"])
 
 
 def test_ctrl_c_ends_a_command_with_one_line_and_130(

@@ -188,9 +188,9 @@ def test_runs_studies_and_qualities_are_read_from_where_they_lie(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "name at least one run"),
+        ([], "missing PATH"),
         (["nowhere"], "has no quality.json"),
-        (["measure=taste", "RUN"], "unknown measure=taste"),
+        (["measure=taste", "RUN"], "measure=taste: taste is none of divergence"),
     ],
 )
 def test_wrong_input_is_one_message(

@@ -217,7 +217,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     first, second, third = capsys.readouterr().err.splitlines()
     assert "holds no run" in first
     assert "it lacks system, hardware" in second
-    assert "which runs?" in third
+    assert "missing RUN..." in third
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")

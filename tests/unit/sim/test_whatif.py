@@ -15,7 +15,7 @@ import pytest
 from sim import whatif
 from sim.answers.breakeven import crossing
 from sim.study import trials
-from sim.whatif import QUESTIONS, answer, main, sentence
+from sim.whatif import QUESTIONS, _default_folder, answer, main, sentence
 
 SHORT = ["trace.max_sequences=1", "hardware.memory_gib=96"]
 SHORTER = [*SHORT, "workload.prompt_tokens=4", "workload.decode_tokens=4"]
@@ -159,11 +159,11 @@ def test_a_kept_run_is_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["weather"], "unknown question 'weather'; known: memory, link, predictor, cpu, bits"),
-        (["memory", "lru"], "'lru' is no key=value"),
+        (["weather"], "'weather' is none of memory, link, predictor, cpu, bits"),
+        (["memory", "lru"], "'lru' is no KEY=VALUE"),
         (["memory", "values=a"], "values=a must be numbers"),
         (["memory", "values=0,1"], "values=0,1 must be above 0"),
-        (["memory", "system=nosuch"], "Could not find 'system/nosuch'"),
+        (["memory", "system=nosuch"], "there is no system 'nosuch'"),
         (["memory", "hardware.memory_gib=1"], "the device holds 1 GiB"),
     ],
 )
@@ -173,3 +173,17 @@ def test_what_cannot_be_asked_is_refused_and_nothing_written(
     assert main([*words, f"output_dir={tmp_path / 'a'}"]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_without_a_folder_an_answer_goes_to_a_free_one_or_to_that_of_an_interrupted_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = Path("outputs/whatif_link")
+    assert _default_folder("link", False) == first
+    first.mkdir(parents=True)
+    (first / "answer.json").write_text("{}")
+    assert _default_folder("link", False) == first.with_name("whatif_link-2")
+    assert _default_folder("link", True) == first
+    (first / "trials").mkdir()
+    assert _default_folder("link", False) == first

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from capture.statistics.gating_stats import recall_at
-from capture.synthetic.gate_walk import Walk, gate_inputs, make_routers
 from capture.synthetic.targets import (
     STATISTICS,
     Gates,
@@ -22,6 +21,7 @@ from capture.synthetic.targets import (
     synthetic_gates,
     used_within,
 )
+from sim.synthetic.gate_walk import Walk, gate_inputs, make_routers
 from sim.traces.routing import RoutingRule
 
 SEQUENCES, TOKENS, LAYERS, EXPERTS, TOP_K = 3, 70, 5, 8, 2

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.setup.catalogue import KINDS, first_sentence, main, table
+from sim.list import main
+from sim.setup import catalogue
+from sim.setup.catalogue import KINDS, MECHANISMS, first_sentence, table
 from sim.values.places import ROOT
 
 
@@ -34,19 +36,34 @@ def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
     assert line("workloads", "hobbit_16_128")[1:3] == ["sequential", "16 / 128"]
 
 
-def test_what_an_option_is_stands_in_its_first_sentence(tmp_path: Path) -> None:
-    place = tmp_path / "x.yaml"
+def test_the_list_of_policies_has_every_file_of_every_mechanism() -> None:
+    parts, told, *_ = ([str(cell) for cell in column.cells] for column in table("policies").columns)
+    files = [(p, f.stem) for p in MECHANISMS for f in sorted((ROOT / "conf" / p).glob("*.yaml"))]
+    assert list(zip(parts, told, strict=True)) == files
+
+
+def test_what_an_option_is_stands_in_its_first_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "CONF", tmp_path)
+    (tmp_path / "box").mkdir()
+    place = tmp_path / "box" / "x.yaml"
     place.write_text(
         "# @package _global_\n# A box, Tang et al. 2024 (sec. 3.4): fast\n# and small. It is"
         " red.\nx: 1\n"
     )
-    assert first_sentence(place) == "A box, Tang et al. 2024 (sec. 3.4): fast and small"
+    assert first_sentence("box", "x") == "A box, Tang et al. 2024 (sec. 3.4): fast and small"
 
 
-@pytest.mark.parametrize("words", [(), ("gpus",), ("models", "machines")])
+@pytest.mark.parametrize("words", [(), ("gpus",)])
 def test_what_is_no_list_is_refused_with_those_that_are(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
     assert all(kind in error for kind in KINDS)
+
+
+def test_two_lists_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("models", "machines")) == 2
+    assert "'machines' is no KEY=VALUE" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_the_same_arguments_give_the_same_arrays():
 def test_another_process_gives_the_same_arrays():
     code = (
         "import hashlib; from sim.traces.synthesis import PRESETS, synthesize; trace ="
-        " synthesize(PRESETS['qwen15_moe'], tokens=5, seed=3);"
+        " synthesize(PRESETS['qwen1_5_moe_a2_7b'], tokens=5, seed=3);"
         " print(hashlib.sha256(trace.logits.tobytes() +"
         " trace.lookahead['raw'].tobytes()).hexdigest())"
     )
@@ -248,7 +248,11 @@ def test_a_trace_may_have_no_lookahead(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("mixtral_8x7b", (32, 8, 2)), ("qwen15_moe", (24, 60, 4)), ("qwen3_30b", (48, 128, 8))],
+    [
+        ("mixtral_8x7b", (32, 8, 2)),
+        ("qwen1_5_moe_a2_7b", (24, 60, 4)),
+        ("qwen3_30b_a3b", (48, 128, 8)),
+    ],
 )
 def test_presets_have_the_shape_of_their_model_and_say_that_the_load_is_synthetic(name, shape):
     preset = PRESETS[name]

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from capture.synthetic.gate_walk import (
+from capture.synthetic.targets import STATISTICS, synthetic_gates
+from sim.synthetic.gate_walk import (
     BLIND_CHANNELS,
     Walk,
     carries,
@@ -17,7 +18,6 @@ from capture.synthetic.gate_walk import (
     make_routers,
     memory_shares,
 )
-from capture.synthetic.targets import STATISTICS, synthetic_gates
 from sim.traces.routing import RoutingRule
 
 RULE = RoutingRule(score="softmax", weight="norm")

@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capture.synthetic.gate_walk import Float32s, Routers, gate_inputs, logits_of, make_routers
-from capture.synthetic.preset import KNOBS, Fit, Preset
-from capture.synthetic.targets import output_norms
+from sim.synthetic.gate_walk import (
+    Float32s,
+    Routers,
+    gate_inputs,
+    logits_of,
+    make_routers,
+    output_norms,
+)
+from sim.synthetic.preset import KNOBS, Fit, Preset
 from sim.traces.header import Header, Lookahead, Scalar, Site, TraceSequence
 from sim.traces.synthesis import SCORE_STEP, UNDATED, rounded, sequence_rows
 from sim.traces.trace import DECODE, Trace

@@ -272,3 +272,11 @@ def logits_of(inputs: Float32s, routers: Routers, ahead: int = 0) -> Float32s:
     return np.asarray(
         inputs[: len(inputs) - ahead] @ routers.weight[ahead:].swapaxes(1, 2), dtype=np.float32
     )
+
+
+def output_norms(walk: Walk, seed: int, sequence: int, shape: tuple[int, ...]) -> Float32s:
+    """Norms of experts' outputs before weighting, around 1, from a random stream of their own."""
+    rng = np.random.default_rng([seed, 1 + sequence, 1 << 20])
+    return np.asarray(
+        np.exp(np.float32(walk.norm_spread) * rng.standard_normal(shape, dtype=np.float32))
+    )

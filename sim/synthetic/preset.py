@@ -15,8 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.targets import STATISTICS
+from sim.synthetic.gate_walk import Walk
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
 from sim.values.places import PRESETS
@@ -24,6 +23,43 @@ from sim.values.units import require_number
 
 FOLDER = PRESETS
 FITTED = FOLDER / "fitted"
+STATISTICS = (
+    "used_1",
+    "used_1_deep",
+    "used_1_first",
+    "used_far",
+    "equal_1",
+    "equal_far",
+    "recall_1",
+    "recall_2",
+    "recall_3",
+    "recall_quarter",
+    "cosine",
+    "any_first",
+    "any_middle",
+    "any_last",
+    "repeat_first",
+    "repeat_middle",
+    "repeat_last",
+    "repeat",
+    "overlap_first",
+    "overlap",
+    "overlap_last",
+    "overlap_8",
+    "kept_8",
+    "kept_32",
+    "kept_64",
+    "within_8",
+    "gini",
+    "top_fifth",
+    "score_high",
+    "score_low",
+    "first_weight",
+    "weight_output",
+    "paths_2",
+    "same_token",
+)
+"""The statistics that a target may be of; `capture.synthetic.targets` computes them."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +119,8 @@ class Preset:
     - ``layers``: the numbers of its MoE layers in each stack, an encoder's first.
     - ``readings``: what each reading of the published numbers means; the first is the default.
     - ``assumed``: values of knobs before the fit; a knob that no target moves keeps its value.
+    - ``nearest``: the preset whose targets this one borrows, and from whose knobs its fit starts;
+      empty for one with targets of its own.
     """
 
     name: str
@@ -93,6 +131,7 @@ class Preset:
     readings: Mapping[str, str]
     targets: tuple[Target, ...]
     note: str = ""
+    nearest: str = ""
 
     def __post_init__(self) -> None:
         for target in self.targets:
@@ -163,8 +202,10 @@ def load_preset(name: str) -> Preset:
     text = dict(_plain(files[name]))
     members = text.pop("members", {name: {}})
     text |= {key: value for key, value in (members[name] or {}).items() if key != "targets"}
-    text["targets"] = [*text["targets"], *(members[name] or {}).get("targets", [])]
+    text["targets"] = [*text.get("targets", []), *(members[name] or {}).get("targets", [])]
     try:
+        if "nearest" in text:
+            return _like_nearest(name, text, load_preset(text["nearest"]))
         return _preset(name, text)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{files[name]}: preset {name}: {error!r}; correct the file") from error
@@ -185,6 +226,22 @@ def _preset(name: str, text: Mapping[str, Any]) -> Preset:
         tuple(targets),
         text.get("note", ""),
     )
+
+
+def _like_nearest(name: str, text: Mapping[str, Any], nearest: Preset) -> Preset:
+    """A preset with a shape of its own, and the targets of ``nearest`` by its first reading."""
+    reading = nearest.reading(None)
+    targets = tuple(
+        replace(target, borrowed=target.borrowed or nearest.name, readings=())
+        for target in nearest.targets_of(reading)
+    )
+    walk = load_fit(nearest, reading).walk
+    own: dict[str, Any] = {
+        "readings": {reading: f"{nearest.name}: {nearest.readings[reading]}"},
+        "assumed": {knob: getattr(walk, knob) for knob in KNOBS},
+        "targets": [],
+    }
+    return replace(_preset(name, {**text, **own}), targets=targets, nearest=nearest.name)
 
 
 def _tuples(item: Mapping[str, Any]) -> dict[str, Any]:

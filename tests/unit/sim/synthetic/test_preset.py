@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from capture.synthetic import preset as module
-from capture.synthetic.gate_walk import Walk
-from capture.synthetic.preset import (
+from sim.synthetic import preset as module
+from sim.synthetic.gate_walk import Walk
+from sim.synthetic.preset import (
     Fit,
     FitRow,
     Preset,
@@ -21,22 +21,30 @@ from capture.synthetic.preset import (
 )
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
+from sim.verbs.names import names, of_file
 
 SHAPES = {
     "mixtral_8x7b": (32, 8, 2),
-    "phi35_moe": (32, 16, 2),
-    "qwen15_moe": (24, 60, 4),
+    "phi_3_5_moe": (32, 16, 2),
+    "qwen1_5_moe_a2_7b": (24, 60, 4),
     "qwen3_30b_a3b": (48, 128, 8),
-    "deepseekmoe_16b": (27, 64, 6),
+    "deepseek_moe_16b": (27, 64, 6),
     "deepseek_v2_lite": (26, 64, 6),
     "gpt_oss_20b": (24, 32, 4),
-    "olmoe": (16, 64, 8),
+    "olmoe_1b_7b": (16, 64, 8),
     "switch_base_8": (12, 8, 1),
     "switch_base_16": (12, 16, 1),
     "switch_base_32": (12, 32, 1),
     "switch_base_64": (12, 64, 1),
     "switch_base_128": (12, 128, 1),
     "switch_large_128": (24, 128, 1),
+    "mixtral_8x22b": (56, 8, 2),
+    "qwen3_235b_a22b": (94, 128, 8),
+    "gpt_oss_120b": (36, 128, 4),
+    "deepseek_v2": (59, 160, 6),
+    "deepseek_v3": (58, 256, 8),
+    "gptsan_japanese": (10, 16, 1),
+    "nllb_moe_54b": (12, 128, 2),
 }
 TARGET = Target("gini", 0.3, 0.05, "a paper, table 1", "popularity", (0.0, 1.0))
 SHAPE = ModelShape("synthetic_some", "none", 3, 4, 2, 8, 8)
@@ -78,7 +86,7 @@ def test_every_target_has_a_source_and_none_is_the_chance_of_two_of_eight(name):
 
 def test_a_switch_model_has_two_stacks_of_every_second_layer():
     assert load_preset("switch_base_8").layers == ((1, 3, 5, 7, 9, 11), (1, 3, 5, 7, 9, 11))
-    assert load_preset("deepseekmoe_16b").layers == (tuple(range(1, 28)),)
+    assert load_preset("deepseek_moe_16b").layers == (tuple(range(1, 28)),)
 
 
 def test_readings_choose_targets_and_the_first_is_the_default():
@@ -127,7 +135,7 @@ def test_a_preset_that_makes_no_sense_is_refused():
         some(targets=(replace(TARGET, readings=("odd",)),))
     with pytest.raises(ValueError, match="top_k"):
         some(shape=replace(SHAPE, top_k=5))
-    with pytest.raises(ValueError, match="unknown like=gpt5; known: deepseek_v2_lite, "):
+    with pytest.raises(ValueError, match="unknown like=gpt5; known: deepseek_moe_16b, "):
         load_preset("gpt5")
 
 
@@ -165,3 +173,27 @@ def test_fits_survive_writing_and_go_stale_with_their_targets(tmp_path, monkeypa
 def test_reached_is_within_the_uncertainty_and_the_deviation():
     assert FitRow(TARGET, 0.355, 0.01).is_reached
     assert not FitRow(TARGET, 0.365, 0.01).is_reached
+
+
+def test_every_model_of_conf_has_a_preset_of_its_name_and_shape_or_recorded_gates():
+    recorded = set(names("trace"))
+    for name in names("model"):
+        sizes = of_file("model", name)
+        if {name, sizes["gates_of"]} & recorded:
+            continue
+        preset = load_preset(name)
+        shape = preset.shape
+        for key in ("sites", "experts", "top_k", "hidden", "expert_intermediate"):
+            assert getattr(shape, key) == sizes[key], (name, key)
+        encoder = len(preset.layers[0]) if len(preset.layers) > 1 else 0
+        assert encoder == sizes.get("encoder_sites", 0), name
+
+
+def test_a_model_without_statistics_borrows_targets_and_starts_from_the_nearest_fit():
+    own, nearest = load_preset("mixtral_8x22b"), load_preset("mixtral_8x7b")
+    assert own.nearest == "mixtral_8x7b"
+    assert own.start == load_fit(nearest, "used").walk
+    values = [target.value for target in nearest.targets_of("used")]
+    assert [target.value for target in own.targets] == values
+    assert all(target.borrowed for target in own.targets)
+    assert "nearest" in own.note

@@ -1,0 +1,403 @@
+"""One question about a model on a machine: which systems there are, how fast, and what would
+change that.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sim.machine.budget import Budget, all_slot_bytes, make_geometry
+from sim.machine.model import PRECISION_BITS
+from sim.results.labels import Labels, labels_in
+from sim.results.latency import decode_time_and_tokens
+from sim.results.outputs import lost_of
+from sim.results.paired import Paired, paired
+from sim.results.run import Run
+from sim.study.trials import Trial, trial
+from sim.values.places import CONF
+from sim.values.units import GIB
+from sim.verbs.names import names, read
+
+LOSSLESS, LOSSY, BOUND = "lossless", "lossy", "bound"
+KINDS = (LOSSLESS, LOSSY, BOUND)
+PLAIN = "fp16"
+"""The precision of systems that change none: they are asked at each of the precisions."""
+RESIDENT = "lru"
+"""The system that is asked where all experts fit."""
+FULL = 1.0
+LADDER = ("fp16", "fp8", "int8", "q4_k_m", "int4", "int2")
+"""Precisions at which the answer says whether everything fits, best first."""
+MORE_GIB = 8
+FACTORS = (1.0, 64.0)
+CLOSE = 0.03
+"""A search for what a target needs ends at this share of its answer."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system at one precision. ``interval`` and ``first_interval`` are of 95 %, None where too
+    few sequences stand behind one. ``lost``: what was lost, in words.
+    """
+
+    system: str
+    precision: str
+    words: tuple[str, ...]
+    kind: str
+    share: float
+    tokens_per_s: float
+    interval: tuple[float, float] | None
+    first_s: float
+    first_interval: tuple[float, float] | None
+    waiting: float
+    lost: str
+    labels: Labels
+
+    @property
+    def name(self) -> str:
+        return f"{self.system} at {self.precision}"
+
+    @property
+    def why(self) -> str:
+        """Why no system can do this; empty for one that can."""
+        return "; ".join(filter(None, (self.labels.knows_future, self.labels.reference)))
+
+    @property
+    def is_all_resident(self) -> bool:
+        """Whether nothing was offloaded, by a system that moves nothing else either."""
+        return self.kind != BOUND and self.share >= 1 and self.waiting == 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether all experts fit at a precision: the GiB that the model needs, and its verdict."""
+
+    precision: str
+    needs_gib: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a change of the machine or the precision makes of the row ``of``."""
+
+    what: str
+    of: str
+    tokens_per_s: float
+    faster: Paired
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the target needs of one thing. ``told`` is a sentence; ``value`` None: no amount does."""
+
+    what: str
+    value: float | None
+    told: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The whole answer."""
+
+    model: str
+    machine: str
+    memory_gib: float
+    gates: str
+    prompt_tokens: float
+    rows: tuple[Row, ...]
+    refused: tuple[tuple[str, str], ...]
+    fits: tuple[Fit, ...]
+    changes: tuple[Change, ...]
+    needs: tuple[Need, ...]
+    target: float | None
+    preset: str
+    validated: str
+
+    def of(self, kind: str) -> list[Row]:
+        """The rows of a kind, fastest first."""
+        chosen = [row for row in self.rows if row.kind == kind]
+        return sorted(chosen, key=lambda row: (-row.tokens_per_s, row.first_s, row.name))
+
+    def plain(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON."""
+        rows = [{**asdict(row), "labels": row.labels.row()} for row in self.rows]
+        return {**asdict(self), "rows": rows}
+
+
+def fits_of(run: Run) -> tuple[Fit, ...]:
+    """At which precisions all experts fit beside all else that ``run`` takes."""
+    model, ledger = run.model, run.ledger
+    fixed = ledger.total_bytes - ledger.slot_bytes
+    ladder = [model.stored, *LADDER] if model.stored else list(LADDER)
+    best = PRECISION_BITS[str(model.stored)] if model.stored else max(PRECISION_BITS.values())
+    found = []
+    for name in dict.fromkeys(map(str, ladder)):
+        if PRECISION_BITS[name] > best:
+            continue
+        needs = fixed + all_slot_bytes(make_geometry(model, (name,), Budget(FULL)))
+        found.append(Fit(name, needs / GIB, needs <= run.hardware.memory_bytes))
+    return tuple(found)
+
+
+def systems_at(precisions: Sequence[str], whole: Sequence[str] = ()) -> list[tuple[str, ...]]:
+    """The words of every system: those that change no precision at each of ``precisions``.
+
+    At the precisions of ``whole`` everything fits, and nobody offloads: there `RESIDENT` alone is
+    asked.
+    """
+    found: list[tuple[str, ...]] = [
+        (f"system={RESIDENT}", f"precision={precision}") for precision in whole
+    ]
+    for name in names("system"):
+        if _precision_of(name) != PLAIN:
+            found.append((f"system={name}",))
+            continue
+        for precision in precisions:
+            if precision not in whole:
+                found.append((f"system={name}", f"precision={precision}"))
+    return found
+
+
+def _precision_of(system: str) -> str:
+    """The precision that a system's file chooses."""
+    for one in read(CONF / "system" / f"{system}.yaml").get("defaults", ()):
+        if isinstance(one, dict) and "override /precision" in one:
+            return str(one["override /precision"])
+    return PLAIN
+
+
+def row_of(words: Sequence[str], found: Trial) -> Row:
+    """The row of a trial."""
+    summary, labels = found.summary, labels_in(found.summary)
+    kind = BOUND if not labels.is_system else LOSSY if labels.lossy else LOSSLESS
+    slots = summary["budget"]["slots"]
+    lost = lost_of(summary)
+    budget = summary["budget"]
+    # What a system's pools take of the bytes that it may have: some keep nothing.
+    share = budget["resident_share"] * budget["device_bytes"] / budget["allowed_bytes"]
+    return Row(
+        words[0].partition("=")[2],
+        str(next(iter(slots))),
+        tuple(words),
+        kind,
+        share,
+        float(summary["decode_tokens_per_s"]),
+        _pair(summary["ci95"]["decode_tokens_per_s"]),
+        float(summary["ttft_s"]["mean"]),
+        _pair(summary["ci95"]["ttft_s"]),
+        sum(summary["stall_s"].values()) / summary["makespan_s"],
+        lost or (labels.lossy or "nothing").removeprefix("lossy (").removesuffix(")"),
+        labels,
+    )
+
+
+def _pair(interval: Sequence[float] | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval[0], interval[1])
+
+
+def trial_within(words: Sequence[str], seconds: float) -> Trial:
+    """A trial that may compute for so many seconds. Raise ValueError for one that takes longer.
+
+    A system whose code asks for thousands of prefetches a step would else hold up all others.
+    """
+
+    def late(*_: object) -> None:
+        raise ValueError(f"more than {seconds:g} s of computing; patience=N gives it more")
+
+    if threading.current_thread() is not threading.main_thread():
+        return trial(words)  # where no signal can be heard
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        return trial(words)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+class Bench:
+    """Runs trials of one question in a pool, each once and for ``patience`` seconds at most.
+    ``tell`` is called after each.
+    """
+
+    def __init__(
+        self, common: Sequence[str], pool: Executor, tell: Callable[[], None], patience: float
+    ) -> None:
+        self._common, self._pool, self._tell = tuple(common), pool, tell
+        self._patience = patience
+        self._known: dict[tuple[str, ...], Future[Trial]] = {}
+
+    def ask(self, words: Sequence[str]) -> Future[Trial]:
+        """The trial of these words, begun if it is new."""
+        key = tuple(words)
+        if key not in self._known:
+            self._known[key] = self._pool.submit(
+                trial_within, (*self._common, *key), self._patience
+            )
+            self._known[key].add_done_callback(lambda _: self._tell())
+        return self._known[key]
+
+    def all(
+        self, wanted: Iterable[tuple[str, ...]]
+    ) -> tuple[dict[tuple[str, ...], Trial], list[tuple[str, str]]]:
+        """The trials of many words, and for each that was refused its words and the reason."""
+        asked = {self.ask(words): words for words in wanted}
+        found, refused = {}, []
+        for future in as_completed(asked):
+            try:
+                found[asked[future]] = future.result()
+            except (ValueError, OSError) as error:
+                refused.append((" ".join(asked[future]), " ".join(str(error).split())))
+        return found, sorted(refused)
+
+
+def answer(
+    run: Run,
+    gates: str,
+    precisions: Sequence[str],
+    target: float | None,
+    bench: Bench,
+    prompt_tokens: float,
+) -> Found:
+    """Ask every system, then what would change the answer of the fastest ones.
+
+    ``run`` is any run of the question, not simulated. Raise ValueError where no system can run.
+    """
+    fits = fits_of(run)
+    fitting = [one.precision for one in fits if one.fits]
+    whole = [name for name in fitting if name in (*precisions, *fitting[:1])]
+    trials, refused = bench.all(systems_at(precisions, whole))
+    if not trials:
+        raise ValueError(f"no system can run: {refused[0][0]}: {refused[0][1]}")
+    rows = tuple(row_of(words, found) for words, found in sorted(trials.items()))
+    machine = run.hardware
+    found = Found(
+        run.model.name,
+        machine.name,
+        machine.memory_gib,
+        gates,
+        prompt_tokens,
+        rows,
+        tuple(refused),
+        fits,
+        (),
+        (),
+        target,
+        machine.preset,
+        machine.validated,
+    )
+    best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.of(kind))]
+    with ThreadPoolExecutor(2 * len(best) or 1) as threads:
+        changed = [threads.submit(_changes, row, run, bench) for row in best]
+        needed = (
+            [threads.submit(one, best[0], run, bench, target) for one in (_link, _memory)]
+            if target is not None and best
+            else []
+        )
+        return replace(
+            found,
+            changes=tuple(change for one in changed for change in one.result()),
+            needs=tuple(need.result() for need in needed),
+        )
+
+
+def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
+    """Twice the link, more memory and INT4, each alone."""
+    wanted = {
+        "twice the link's bandwidth": (*row.words, _link_word(run, 2.0)),
+        f"{MORE_GIB} GiB more memory": (*row.words, _memory_word(run, MORE_GIB)),
+    }
+    if run.hardware.cpu is not None:
+        rate = run.hardware.cpu.memory_gb_per_s * 2
+        wanted["twice the host memory's bandwidth"] = (
+            *row.words,
+            f"hardware.cpu.memory_gb_per_s={rate:.6g}",
+        )
+    if any(word.startswith("precision=") for word in row.words):
+        four = [word for word in row.words if not word.startswith("precision=")]
+        wanted["experts at int4"] = (*four, "precision=int4")
+    trials, _ = bench.all([row.words, *wanted.values()])
+    before = decode_time_and_tokens(trials[row.words])[0]
+    return [
+        Change(
+            what,
+            row.name,
+            float(trials[words].summary["decode_tokens_per_s"]),
+            paired(decode_time_and_tokens(trials[words])[0], before),
+        )
+        for what, words in wanted.items()
+        if words in trials and words != row.words
+    ]
+
+
+def _link_word(run: Run, factor: float) -> str:
+    link = run.hardware.links[0]
+    return f"hardware.links.{link.name}.peak_gb_per_s={link.peak_gb_per_s * factor:.6g}"
+
+
+def _memory_word(run: Run, more_gib: float) -> str:
+    return f"hardware.memory_gib={run.hardware.memory_gib + more_gib:.6g}"
+
+
+def _link(row: Row, run: Run, bench: Bench, target: float) -> Need:
+    """The bandwidth of the link to the device at which ``row`` reaches the target."""
+
+    def speed(factor: float) -> float:
+        words = (*row.words, _link_word(run, factor))
+        return float(bench.ask(words).result().summary["decode_tokens_per_s"])
+
+    low, high = FACTORS
+    factor = _least(speed, target, low, high)
+    peak = run.hardware.links[0].peak_gb_per_s
+    if factor is None:
+        told = f"no link does, not even of {peak * high:.4g} GB/s"
+    else:
+        told = f"a link of {peak * factor:.3g} GB/s does ({factor:.2g}x this one)"
+    return Need("link", None if factor is None else peak * factor, told)
+
+
+def _memory(row: Row, run: Run, bench: Bench, target: float) -> Need:
+    """The device memory at which ``row`` reaches the target."""
+    memory = run.hardware.memory_gib
+    needs = next((one.needs_gib for one in fits_of(run) if one.precision == row.precision), None)
+
+    def speed(size_gib: float) -> float:
+        words = (*row.words, _memory_word(run, size_gib - memory))
+        return float(bench.ask(words).result().summary["decode_tokens_per_s"])
+
+    high = max(memory, (needs or memory) * 1.05)
+    size = _least(speed, target, memory, high)
+    if size is None:
+        told = f"no memory does, not even of {high:.3g} GiB, which holds all experts"
+    else:
+        told = f"{size:.3g} GiB of memory do"
+    return Need("memory", size, told)
+
+
+def _least(speed: Callable[[float], float], target: float, low: float, high: float) -> float | None:
+    """The least value at which ``speed`` reaches the target, to `CLOSE`; None if none does."""
+    if speed(low) >= target:
+        return low
+    if speed(high) < target:
+        return None
+    while high / low > 1 + CLOSE:
+        middle = (low * high) ** 0.5
+        if speed(middle) >= target:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def alike(rows: Sequence[Row]) -> Mapping[tuple[object, ...], list[Row]]:
+    """Rows that show the same numbers, together, in the order of the first of each."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = (row.precision, round(row.share, 3), f"{row.tokens_per_s:.4g}", f"{row.first_s:.3g}")
+        groups.setdefault((*key, row.lost), []).append(row)
+    return groups

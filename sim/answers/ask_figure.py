@@ -1,0 +1,77 @@
+"""Draws the answer to one question: the speed of every system, by what it serves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sim.answers.ask import BOUND, KINDS, LOSSLESS, LOSSY, Found, alike
+from sim.answers.ask_words import names_of
+from sim.results.labels import write_on
+
+COLOURS = {LOSSLESS: "#2a6f97", LOSSY: "#c1752f", BOUND: "0.7"}
+MOST = {LOSSLESS: 10, LOSSY: 12, BOUND: 4}
+"""The most lines of a kind; the table has the others."""
+
+
+def draw(directory: Path, found: Found) -> None:
+    """Write ``figure.png`` and ``figure.svg`` into ``directory``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    bars = [
+        (kind, group)
+        for kind in KINDS
+        for group in list(alike(found.of(kind)).values())[: MOST[kind]]
+    ]
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ask"}):
+        figure, axis = plt.subplots(figsize=(9, 1.9 + 0.24 * len(bars)), layout="constrained")
+        for place, (kind, group) in enumerate(bars):
+            row = group[0]
+            low, high = row.interval or (row.tokens_per_s, row.tokens_per_s)
+            axis.errorbar(
+                row.tokens_per_s,
+                place,
+                xerr=[[max(0.0, row.tokens_per_s - low)], [max(0.0, high - row.tokens_per_s)]],
+                fmt="o",
+                color=COLOURS[kind],
+                markersize=6,
+                capsize=2,
+            )
+            axis.annotate(
+                f"{row.tokens_per_s:.3g}, {row.share:.0%} resident",
+                (max(high, row.tokens_per_s), place),
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=6.5,
+            )
+        labels = [f"{names_of(group)} ({group[0].precision})" for _, group in bars]
+        axis.set_yticks(range(len(bars)), labels, fontsize=7)
+        axis.invert_yaxis()
+        # Systems differ by a factor of a hundred: on a logarithmic axis a ratio is a length.
+        axis.set_xscale("log")
+        least, most = axis.get_xlim()
+        axis.set_xlim(least, most * (most / least) ** 0.22)
+        axis.xaxis.set_major_formatter("{x:g}")
+        if found.target is not None:
+            axis.axvline(found.target, color="0.2", linestyle="--", linewidth=1)
+            axis.annotate(f"target {found.target:g}", (found.target, -0.9), fontsize=7, ha="center")
+        axis.set_xlabel("decode (tokens/s), 95 % intervals over the trace's sequences")
+        handles = [
+            plt.Line2D([], [], marker="o", linestyle="", color=COLOURS[kind]) for kind in KINDS
+        ]
+        axis.legend(handles, KINDS, frameon=False, fontsize=8, loc="lower right")
+        axis.grid(axis="x", alpha=0.25)
+        figure.suptitle(f"{found.model} on {found.machine}, {found.memory_gib:g} GiB", fontsize=9)
+        shared = [
+            (row.system, replace(row.labels, lossy=None, knows_future=None, reference=None))
+            for row in found.rows
+        ]
+        write_on(figure, shared)
+        for kind in ("png", "svg"):
+            dated = {"Date": None} if kind == "svg" else None
+            figure.savefig(directory / f"figure.{kind}", dpi=150, metadata=dated)
+        plt.close(figure)

@@ -1,0 +1,181 @@
+"""The answer to one question as a table, a paragraph, and lines of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.markup import escape
+from rich.table import Table
+
+from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Found, Row, alike
+from sim.results.intervals import OVER
+from sim.results.labels import Labels, told
+
+HEADINGS = {
+    LOSSLESS: "LOSSLESS: the model as it is published",
+    LOSSY: "LOSSY: what it costs in quality was not measured here (moelab quality)",
+    BOUND: "BOUNDS: they know what is to come, or do what no machine can",
+}
+SHOWN = 3
+"""How many names of systems that show the same are told."""
+
+
+def names_of(rows: Sequence[Row]) -> str:
+    """The systems of rows, ``and 5 more`` after the first."""
+    some = [row.system for row in rows]
+    rest = f" and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
+    return ", ".join(some[:SHOWN]) + rest
+
+
+def tables_of(found: Found) -> list[Table]:
+    """Every system, a table for each kind, fastest first; those that show the same in one line."""
+    tables = []
+    for kind, heading in HEADINGS.items():
+        if rows := found.of(kind):
+            table = Table(
+                "system",
+                "experts at",
+                "resident",
+                "tokens/s [95 %]",
+                "first token (s)",
+                "waits",
+                "why it is a bound" if kind == BOUND else "lost",
+                title=heading,
+                title_justify="left",
+            )
+            for group in alike(rows).values():
+                table.add_row(*cells(group))
+            tables.append(table)
+    return tables
+
+
+def told_of(found: Found) -> list[str]:
+    """What a reader must know of all rows."""
+    return [*told((row.system, _common(row)) for row in found.rows), OVER]
+
+
+def _common(row: Row) -> Labels:
+    # What is lost, and which rows are bounds, stands in the table beside each row.
+    return replace(row.labels, lossy=None, knows_future=None, reference=None)
+
+
+def cells(group: Sequence[Row]) -> tuple[str, ...]:
+    """A line of the table."""
+    row = group[0]
+    return (
+        escape(names_of(group)),
+        row.precision,
+        f"{row.share:.0%}",
+        f"{row.tokens_per_s:.3g}{between(row.interval)}",
+        f"{row.first_s:.3g}{between(row.first_interval)}",
+        f"{row.waiting:.0%}",
+        escape(row.why if row.kind == BOUND else row.lost),
+    )
+
+
+def between(interval: tuple[float, float] | None) -> str:
+    """`` [low, high]``, empty without an interval."""
+    return "" if interval is None else f" [{interval[0]:.3g}, {interval[1]:.3g}]"
+
+
+def paragraph(found: Found) -> str:
+    """The whole answer in sentences."""
+    return " ".join(_sentences(found))
+
+
+def _sentences(found: Found) -> Iterator[str]:
+    yield _fit(found)
+    for kind in (LOSSLESS, LOSSY):
+        if rows := found.of(kind):
+            yield _fastest(kind, rows)
+        else:
+            yield f"No {kind} system can run here."
+    yield from _resident(found)
+    yield from _target(found)
+    if found.changes:
+        of: dict[str, list[str]] = {}
+        for change in found.changes:
+            faster = f"{change.what} makes it {change.faster.speedup:.2f}x as fast"
+            of.setdefault(change.of, []).append(f"{faster} ({change.tokens_per_s:.3g} tokens/s)")
+        for name, texts in of.items():
+            yield f"What would change {name}: {'; '.join(texts)}."
+    yield _surely(found)
+
+
+def _fit(found: Found) -> str:
+    """Does it fit without offloading?"""
+    fitting = next((one for one in found.fits if one.fits), None)
+    first = found.fits[0]
+    who = f"{found.model} on {found.machine} ({found.memory_gib:g} GiB)"
+    if fitting is None:
+        low = found.fits[-1]
+        return (
+            f"{who} does not fit without offloading, not even at {low.precision}"
+            f" ({low.needs_gib:.3g} GiB); at {first.precision} it needs {first.needs_gib:.3g} GiB."
+        )
+    if fitting is first:
+        return f"{who} fits without offloading at {first.precision} ({first.needs_gib:.3g} GiB)."
+    return (
+        f"{who} does not fit without offloading at {first.precision} ({first.needs_gib:.3g} GiB);"
+        f" the best precision at which it does is {fitting.precision} ({fitting.needs_gib:.3g}"
+        " GiB)."
+    )
+
+
+def _fastest(kind: str, rows: Sequence[Row]) -> str:
+    """The fastest of a kind, and those whose intervals reach into its own."""
+    best = rows[0]
+    low = best.tokens_per_s if best.interval is None else best.interval[0]
+    near = [row for row in rows[1:] if (row.interval or (0, row.tokens_per_s))[1] >= low]
+    others = list(dict.fromkeys(row.system for row in near if row.system != best.system))
+    rest = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+    also = f" (intervals overlap with {', '.join(others[:SHOWN])}{rest})" if others else ""
+    lost = "" if kind == LOSSLESS else f"; lost: {best.lost}"
+    return (
+        f"The fastest {kind} system is {best.name}{also}: {best.tokens_per_s:.3g}"
+        f" tokens/s{between(best.interval)} with {best.share:.0%} of the expert bytes resident, the"
+        f" first token after {best.first_s:.3g} s{lost}."
+    )
+
+
+def _resident(found: Found) -> Iterator[str]:
+    """How fast the model is at the precisions at which nothing is offloaded."""
+    told = []
+    for fit in found.fits:
+        rows = [row for row in found.rows if row.precision == fit.precision and row.is_all_resident]
+        best = max(rows, key=lambda row: row.tokens_per_s, default=None)
+        if fit.fits and best is not None:
+            told.append(f"{best.tokens_per_s:.3g} tokens/s at {fit.precision}")
+    if told:
+        yield f"Where nothing is offloaded: {', '.join(told)}."
+
+
+def _target(found: Found) -> Iterator[str]:
+    """Who reaches the target, and what the fastest would need for it."""
+    if found.target is None:
+        return
+    for kind in (LOSSLESS, LOSSY):
+        rows = [row for row in found.of(kind) if row.tokens_per_s >= found.target]
+        systems = list(dict.fromkeys(row.name for row in rows))
+        who = f"{', '.join(systems[:SHOWN])}" if systems else f"no {kind} system"
+        more = f" and {len(systems) - SHOWN} more" if len(systems) > SHOWN else ""
+        yield f"{found.target:g} tokens/s {kind}: {who}{more} here."
+    if found.needs:
+        best = next(group[0] for kind in (LOSSLESS, LOSSY) if (group := found.of(kind)))
+        needs = "; ".join(need.told for need in found.needs)
+        yield f"For {found.target:g} tokens/s with {best.name}, one thing at a time: {needs}."
+
+
+def _surely(found: Found) -> str:
+    """How sure all of this is."""
+    seen = (
+        "no time of this machine was ever compared with a real one's"
+        if found.validated == "none"
+        else f"the machine's times were compared with a real one's ({found.validated})"
+    )
+    kind = "measured" if found.preset == "measured" else "from data sheets and stated efficiencies"
+    return (
+        f"How sure: {found.gates}; the machine is {kind}, and {seen}; prompts have"
+        f" {found.prompt_tokens:.3g} tokens."
+    )

@@ -1,0 +1,152 @@
+"""``python -m sim.ask model=NAME machine=NAME``: does a model fit, which system is fastest on the
+machine, how fast, and what would change that.
+
+Every system of ``conf/system`` is simulated with the budget that fits, at its own precision; those
+that change no precision at each of ``precisions``. Gates are recorded ones of the model's shape
+where there are any, else synthetic ones. ``docs/ask.md`` says how to read the answer.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from sim.answers.ask import Bench, Found, answer
+from sim.answers.ask_figure import draw
+from sim.answers.ask_gates import Gates, choose
+from sim.answers.ask_words import paragraph, tables_of, told_of
+from sim.process.interrupts import Terminated, code_of, terminate
+from sim.process.orphans import leave_with_parent
+from sim.results.outputs import folder_for, own_folder
+from sim.results.run import Run
+from sim.setup.configure import configure
+from sim.setup.parts import make_hardware, make_model
+from sim.setup.refusals import checked_settings
+from sim.study.trials import prepared
+from sim.synthetic.synthesis import Request
+from sim.values.units import GIB
+from sim.verbs.table import verb_of
+from sim.verbs.words import Words, read
+
+WORKERS = 2
+GATES = "gates"
+"""The folder of synthetic gates inside that of the answer."""
+WIDTH = 150
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0; 2 with one message where the question cannot be asked, and nothing left."""
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        words = read(verb_of("ask"), arguments)
+        own = words.own
+        place = folder_for(own, Path("outputs") / f"ask_{_name(words)}")
+        with own_folder(place, overwrite=own.get("overwrite") == "yes"):
+            found = _ask(words, place)
+            text = paragraph(found)
+            _write(place, found, text)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, Terminated) as stop:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return code_of(stop)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(f"{found.model} on {found.machine}, {found.memory_gib:g} GiB", style="bold")
+    for table in tables_of(found):
+        console.print(table)
+    for label in told_of(found):
+        console.print(label, soft_wrap=True, markup=False, highlight=False)
+    for system, why in found.refused:
+        console.print(f"left out {system}: {why}", soft_wrap=True, markup=False)
+    console.print(text, soft_wrap=True, markup=False)
+    console.print(f"files: {place}", soft_wrap=True)
+    return 0
+
+
+def _name(words: Words) -> str:
+    return f"{words.own['model']}_{words.own['machine']}"
+
+
+def _ask(words: Words, place: Path) -> Found:
+    """Choose the gates, run every system, and find what would change the answer."""
+    own = words.own
+    trace = [word for word in words.overrides if word.startswith(("trace=", "trace.path="))]
+    common = [
+        f"model={own['model']}",
+        f"hardware={own['machine']}",
+        "budget=fit",
+        *(word for word in words.overrides if word not in trace),
+    ]
+    # With any trace: none is read yet.
+    config = checked_settings(configure(*common, "outputs=summary")[0])
+    model = make_model(config)
+    make_hardware(config)
+    request = Request(
+        "",
+        int(own.get("tokens", "24")),
+        sequences=int(own.get("sequences", "8")),
+        prompt_tokens=int(own.get("prompt_tokens", "48")),
+    )
+    gates: Gates = choose(model, trace, request, place / GATES)
+    common += gates.words
+    stored = str(model.stored or "fp16")
+    precisions = own.get("precisions", f"{stored},q4_k_m").split(",")
+    run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
+    common += _room_for(int(own.get("context", "4096")), run)
+    run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
+    lengths = [one.prompt_tokens for one in run.trace.header.sequences]
+    mean = sum(lengths) / len(lengths)
+    context = multiprocessing.get_context("spawn")
+    target = float(own["target"]) if "target" in own else None
+    with (
+        ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
+        Progress(console=Console(stderr=True), transient=True) as bar,
+    ):
+        task = bar.add_task("asking every system", total=None)
+        try:
+            patience = float(own.get("patience", "10"))
+            bench = Bench(common, pool, lambda: bar.advance(task), patience)
+            return answer(run, gates.told, precisions, target, bench, mean)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _room_for(tokens: int, run: Run) -> list[str]:
+    """Keep memory for a context of so many tokens, which the gates' sequences do not reach."""
+    more = max(0, tokens - run.workload.limits.tokens) * run.model.kv_bytes_per_token / GIB
+    return [f"hardware.reserved_gib={run.hardware.reserved_gib + more:.4g}"] if more else []
+
+
+def _write(place: Path, found: Found, text: str) -> None:
+    """Write ``answer.json``, ``answer.txt``, ``table.csv`` and the figure."""
+    content = {"answer": text, **found.plain(), "labels": told_of(found)}
+    (place / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (place / "answer.txt").write_text(text + "\n", encoding="utf-8")
+    with (place / "table.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = [
+            {
+                **{k: v for k, v in asdict(row).items() if k != "labels"},
+                "words": " ".join(row.words),
+            }
+            for row in found.rows
+        ]
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(place, found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""``python -m sim.list KIND``: print what there is to choose from, one line each, with sources.
+
+KIND is systems, machines, models, traces, workloads or policies. ``python -m sim list KIND`` is the
+same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from sim.setup.catalogue import table
+from sim.verbs.table import verb_of
+from sim.verbs.words import read
+
+WIDTH = 250
+"""The width of lines that go to no terminal, in which nothing is wrapped."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0, or 2 with one message on stderr."""
+    try:
+        (kind,) = read(verb_of("list"), arguments).places
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(table(kind))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

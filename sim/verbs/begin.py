@@ -1,0 +1,60 @@
+"""What happens to the words of ``python -m MODULE`` before the module is loaded.
+
+A command's imports take up to twenty seconds. Its help, and a word that it does not take, need none
+of them. Python imports the package around a command before the command itself, and the package
+calls `begin`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from runpy import run_module
+
+from sim.verbs.table import of_module, verb_of
+from sim.verbs.verb import Verb
+from sim.verbs.words import read
+
+HELP = ("-h", "--help")
+SWEEPS = ("-m", "--multirun")
+WRONG_WORDS = 2
+"""The exit status for words that a verb does not take."""
+
+
+def begin() -> None:
+    """Answer for the help of a command that ``python -m`` is about to run, or for wrong words, and
+    leave; return where the command should go on.
+    """
+    words = sys.argv[1:]
+    # argv is ["-m", WORDS..] by now; what Python was called with has the module's name before them.
+    module = sys.orig_argv[-len(sys.argv)]
+    verb = of_module(module)
+    is_list = module == "sim" and words[:1] == ["list"]
+    if is_list:
+        verb, words = verb_of("list"), words[1:]
+    if verb is not None and (status := answered(verb, words)) is not None:
+        sys.exit(status)
+    if is_list:
+        # A run's command loads the simulator, which takes longer than the list.
+        sys.argv = ["sim.list", *words]
+        run_module("sim.list", run_name="__main__")
+
+
+def answered(verb: Verb, words: Sequence[str]) -> int | None:
+    """The exit status where the help was asked for or a word is wrong, after telling so; None
+    where the command should go on.
+    """
+    if set(HELP) & set(words):
+        from sim.verbs.page import print_page
+
+        print_page(verb)
+        return 0
+    if set(SWEEPS) & set(words):
+        verb = replace(verb, sweeps=True)
+    try:
+        read(verb, words)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG_WORDS
+    return None

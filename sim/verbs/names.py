@@ -1,0 +1,131 @@
+"""What there is to choose from in ``conf/``, and the name nearest to a wrong one.
+
+The files are read as they lie there, without composing them: that takes milliseconds, and a refusal
+needs no more. What passes here is composed, and checked, by Hydra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sim.values.places import CONF
+
+WHOLE = ("system", "experiment")
+"""Groups whose files have values of other sections."""
+
+
+def names(group: str) -> tuple[str, ...]:
+    """The names of a group of ``conf/``, in order; () where there is no such group."""
+    return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``; did you mean X?``, empty where nothing is near."""
+    found = get_close_matches(word, list(known), 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def sections(config: str) -> dict[str, Any]:
+    """The top level of a configuration: its groups (None), and its own values."""
+    text = read(CONF / f"{config}.yaml")
+    found: dict[str, Any] = {}
+    for one in text.get("defaults", ()):
+        if isinstance(one, str) and one != "_self_":
+            found |= sections(one)
+        for key in one if isinstance(one, dict) else ():
+            if not str(key).startswith("override "):
+                found.setdefault(str(key), None)
+    return found | {key: value for key, value in text.items() if key not in ("defaults", "hydra")}
+
+
+def section(config: str, group: str, chosen: str | None) -> Any:
+    """The values of a section as nested dictionaries: those of the file ``chosen``, else those of
+    all files of the group together, and what systems and experiments put into it.
+    """
+    own = sections(config).get(group)
+    found = dict(own) if isinstance(own, dict) else {}
+    if not (CONF / group).is_dir():
+        return found
+    for name in [chosen] if chosen in names(group) else names(group):
+        found = merged(found, of_file(group, str(name)))
+    for whole in WHOLE:
+        for name in names(whole):
+            found = merged(found, read(CONF / whole / f"{name}.yaml").get(group) or {})
+    return found
+
+
+def of_file(group: str, name: str) -> dict[str, Any]:
+    """The values of one file of a group, with those of the files that it begins from."""
+    text = read(CONF / group / f"{name}.yaml")
+    found: dict[str, Any] = {}
+    for one in text.get("defaults", ()):
+        if isinstance(one, str) and one != "_self_":
+            found = merged(found, of_file(group, one))
+    return merged(found, {key: value for key, value in text.items() if key != "defaults"})
+
+
+def chosen(config: str, group: str, words: Mapping[str, str]) -> str | None:
+    """The file of a group that a command line chooses, or the configuration's own choice. None
+    where a system may have chosen.
+    """
+    if group in words:
+        return words[group]
+    for name in (config, "config"):
+        for one in read(CONF / f"{name}.yaml").get("defaults", ()):
+            if isinstance(one, dict):
+                for key in (group, f"override {group}"):
+                    if key in one:
+                        systems = (read(CONF / "system" / f"{of}.yaml") for of in names("system"))
+                        if any({f"override /{group}": None}.keys() & _keys(of) for of in systems):
+                            return None
+                        return str(one[key])
+    return None
+
+
+def _keys(text: Mapping[str, Any]) -> set[str]:
+    return {key for one in text.get("defaults", ()) if isinstance(one, dict) for key in one}
+
+
+def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested dictionaries; a section stays one where the other has null."""
+    found = dict(base)
+    for key, value in over.items():
+        old = found.get(key)
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            found[key] = merged(old, value)
+        elif not isinstance(old, dict):
+            found[key] = value
+    return found
+
+
+def lost(key: str, values: Any) -> tuple[str, Sequence[str]] | None:
+    """The part of a dotted key that is not there, and what is there instead; None if all is.
+
+    Below a value that is no section anything may stand: what composes the configuration judges.
+    """
+    node = values
+    for part in key.split("."):
+        if not isinstance(node, dict):
+            return None
+        if part not in node:
+            return part, [str(name) for name in node if not str(name).startswith("_")]
+        node = node[part]
+    return None
+
+
+@cache
+def read(path: Path) -> dict[str, Any]:
+    """A file of ``conf/`` as it stands; {} for one that cannot be read."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        found = yaml.load(
+            path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,210 @@
+"""Reads and checks a command's words against its declaration, before anything else is done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sim.values.places import is_free
+from sim.verbs.names import chosen, lost, names, nearest, section, sections
+from sim.verbs.verb import Kind, Option, Verb
+
+PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
+"""One name, or several with commas; other texts are of Hydra's grammar, which Hydra reads."""
+OUTSIDE = ("hydra",)
+"""Sections that no file of ``conf/`` has to name."""
+SEARCHES = (
+    "--config-dir",
+    "-cd",
+    "--config-path",
+    "-cp",
+    "hydra.searchpath",
+    "--config-name",
+    "-cn",
+)
+"""Words after which names may lie in folders that only Hydra knows."""
+YES = ("yes", "no")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a command line gave: ``own`` options by key, with their defaults; ``overrides`` for the
+    configuration, in order; ``places``, the words without ``=``; ``flags``, which begin with -.
+    """
+
+    own: Mapping[str, str]
+    overrides: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    flags: tuple[str, ...] = field(default=())
+
+
+def read(verb: Verb, arguments: Iterable[str]) -> Words:
+    """The words of a command line. Of several for one key the last counts.
+
+    Raise ValueError, with the nearest name, for the first word that the verb does not take.
+    """
+    own: dict[str, str] = {}
+    overrides, places, flags = [], [], []
+    for word in arguments:
+        key, equals, text = word.partition("=")
+        if word.startswith("-") and verb.is_hydra:
+            flags.append(word)
+        elif word.startswith("~") and verb.config:
+            overrides.append(word)
+        elif not equals or "/" in key or " " in key:
+            places.append(word)
+        elif _is_own(verb, key):
+            own[key] = text
+        else:
+            overrides.append(word)
+    if flags and not flags[-1].startswith("--") and places:
+        places.pop()  # the value of a flag: -cd DIR
+    _check_places(verb, places)
+    given = {word.partition("=")[0].lstrip("+~"): word.partition("=")[2] for word in overrides}
+    searched = any(word.startswith(SEARCHES) for word in (*flags, *overrides))
+    for key, text in own.items():
+        _check_own(verb, key, text)
+    for word in overrides:
+        _check_override(verb, word, given, searched)
+    _check_folder(verb, own, overrides)
+    if missing := [one.key for one in verb.options if one.is_needed and one.key not in own]:
+        raise ValueError(
+            f"missing {' and '.join(f'{key}=...' for key in missing)}; {way_to_help(verb)}"
+        )
+    return Words(own, tuple(overrides), tuple(places), tuple(flags))
+
+
+def _check_folder(verb: Verb, own: Mapping[str, str], overrides: Sequence[str]) -> None:
+    """Raise ValueError for a folder of results that has something in it."""
+    given = {**{word.partition("=")[0]: word.partition("=")[2] for word in overrides}, **own}
+    option = verb.option("output_dir")
+    if option is None or option.kind is not Kind.FOLDER or given.get("overwrite") == "yes":
+        return
+    place = given.get("output_dir")
+    if place and not is_free(Path(place)):
+        also = ", or add overwrite=yes" if verb.option("overwrite") else ""
+        new = ", leave the word out for a new one" if option.default else ""
+        raise ValueError(f"output_dir={place} is not empty; choose another one{new}{also}")
+
+
+def way_to_help(verb: Verb) -> str:
+    """Where the options of a verb are told."""
+    return f"moelab {verb.name} --help tells the options"
+
+
+def _is_own(verb: Verb, key: str) -> bool:
+    """Whether a key is the verb's and no value of the configuration."""
+    if verb.option(key) is None or not verb.config:
+        return verb.option(key) is not None
+    return key in (*verb.taken, "output_dir") or key.partition(".")[0] not in sections(verb.config)
+
+
+def _check_places(verb: Verb, places: Sequence[str]) -> None:
+    if len(places) > verb.most_places:
+        word = places[verb.most_places]
+        known = [one.key for one in verb.options]
+        raise ValueError(f"{word!r} is no KEY=VALUE{nearest(word, known)}; {way_to_help(verb)}")
+    if len(places) < verb.least_places:
+        raise ValueError(f"missing {verb.places}: {verb.usage}")
+    for place in places if verb.place_group else ():
+        system = place.split()[0] if place.split() else ""
+        if not Path(place).exists() and "=" not in system and "/" not in system:
+            check_names(verb.place_group, system, verb.place_group, False)
+    if "|" in verb.places and places:
+        allowed = verb.places.strip("[]").split("|")
+        if places[0] not in allowed:
+            raise ValueError(
+                f"{places[0]!r} is none of {', '.join(allowed)}{nearest(places[0], allowed)}"
+            )
+
+
+def _check_own(verb: Verb, key: str, text: str) -> None:
+    option = verb.option(key)
+    assert option is not None
+    if not text:
+        raise ValueError(f"{key}= is empty; give a value, or leave it out")
+    check_value(option, text)
+
+
+def check_value(option: Option, text: str) -> None:
+    """Raise ValueError unless ``text`` is a value that the option may have."""
+    key, kind = option.key, option.kind
+    if kind in (Kind.WHOLE, Kind.NUMBER):
+        _check_number(option, text)
+    elif kind is Kind.YES:
+        _check_one(key, text, YES, text)
+    elif kind in (Kind.ONE, Kind.SOME):
+        for name in text.split(",") if kind is Kind.SOME else [text]:
+            _check_one(key, text, option.values, name)
+    elif kind in (Kind.NAME, Kind.NAMES):
+        check_names(key, text, option.values[0], kind is Kind.NAMES)
+    elif kind is Kind.PLACE and not Path(text).exists():
+        raise ValueError(f"{key}={text}: there is no such file or folder")
+
+
+def _check_one(key: str, text: str, allowed: Sequence[str], name: str) -> None:
+    if name not in allowed:
+        raise ValueError(
+            f"{key}={text}: {name or 'nothing'} is none of {', '.join(allowed)}"
+            f"{nearest(name, allowed)}"
+        )
+
+
+def _check_number(option: Option, text: str) -> None:
+    whole = option.kind is Kind.WHOLE
+    try:
+        value = float(int(text) if whole else float(text))
+    except ValueError:
+        value = float("nan")
+    if not value >= option.least:
+        raise ValueError(
+            f"{option.key}={text} must be a {'whole ' if whole else ''}number from"
+            f" {option.least:g} on"
+        )
+
+
+def check_names(key: str, text: str, group: str, several: bool) -> None:
+    """Raise ValueError, with the nearest name, for a name that is no file of a group."""
+    if text == "null" or (text and not PLAIN.fullmatch(text)):
+        return
+    known = names(group)
+    for name in text.split(","):
+        if name not in known:
+            near = nearest(name, known) or f"; moelab list, or conf/{group}, has them"
+            raise ValueError(f"{key}={text}: there is no {group} {name!r}{near}")
+    if "," in text and not several:
+        raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")
+
+
+def _check_override(verb: Verb, word: str, given: Mapping[str, str], searched: bool) -> None:
+    """Raise ValueError for a word whose key or name no file of ``conf/`` has."""
+    key, _, text = word.partition("=")
+    bare = key.lstrip("+~").partition("@")[0]
+    top = bare.split(".")[0].split("/")[0]
+    if not verb.config:
+        known = [one.key for one in verb.options]
+        if verb.is_open:
+            return
+        raise ValueError(f"{word!r}: {key} is no option{nearest(key, known)}; {way_to_help(verb)}")
+    known = [*sections(verb.config), *(one.key for one in verb.options if "." not in one.key)]
+    if bare in verb.refused or f"{top}." in verb.refused:
+        raise ValueError(f"{word}: {bare} is not given so here; {way_to_help(verb)}")
+    if top in OUTSIDE or key.startswith(("+", "~")) or searched:
+        return
+    if top not in known:
+        raise ValueError(f"{word!r}: {top} is no option{nearest(top, known)}; {way_to_help(verb)}")
+    option = verb.option(top) if bare == top else None
+    if bare == top and names(top):
+        check_names(top, text, top, verb.sweeps)
+    elif bare == top and option is not None and PLAIN.fullmatch(text):
+        check_value(option, text)
+    elif "." in bare:
+        found = lost(bare, {top: section(verb.config, top, chosen(verb.config, top, given))})
+        if found is not None:
+            part, there = found
+            near = nearest(part, there) or f"; it has {', '.join(there)}"
+            raise ValueError(
+                f"{word}: there is no {part} in {bare.rpartition('.' + part)[0]}{near}"
+            )

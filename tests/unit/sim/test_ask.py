@@ -1,0 +1,234 @@
+"""The answer to one question: which gates, who is lossless, what fits, and what would change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sim import ask
+from sim.answers import ask as answers
+from sim.answers.ask import (
+    BOUND,
+    LOSSLESS,
+    LOSSY,
+    Row,
+    _least,
+    alike,
+    fits_of,
+    systems_at,
+    trial_within,
+)
+from sim.answers.ask_gates import choose, preset_of, recorded
+from sim.results.labels import Labels
+from sim.setup.configure import configure
+from sim.setup.parts import make_model
+from sim.setup.refusals import checked_settings
+from sim.study.trials import Trial, prepared, trial
+from sim.synthetic.synthesis import Request
+from sim.traces.trace import read_header
+from sim.values.units import GIB
+from sim.verbs.names import names
+
+SYSTEMS = ("hobbit", "infinite_link", "lru")
+FEW = ("trace.max_sequences=2", "workload.decode_tokens=4")
+
+
+class Here(ThreadPoolExecutor):
+    """A pool of processes that is this one."""
+
+    def __init__(self, workers: int, context: object, initializer: object) -> None:
+        super().__init__(1)
+
+
+@pytest.fixture
+def few_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(
+        answers, "names", lambda group: SYSTEMS if group == "system" else names(group)
+    )
+
+
+def model_of(*words: str):
+    return make_model(checked_settings(configure(*words, "outputs=summary")[0]))
+
+
+WORDS = ("model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW)
+PLACE = Path("outputs/ask_tiny_gates_half_mixtral_rtx4090_pcie4")
+
+
+@pytest.mark.usefixtures("few_systems")
+def test_the_answer_tells_kinds_fits_and_changes_and_a_second_call_has_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ask.main(WORDS) == 0
+    told = capsys.readouterr().out
+    files = {"answer.json", "answer.txt", "table.csv", "figure.png", "figure.svg"}
+    assert {path.name for path in PLACE.iterdir()} == files
+    found = json.loads((PLACE / "answer.json").read_text(encoding="utf-8"))
+    rows = {(row["system"], row["precision"]): row for row in found["rows"]}
+    kinds = {name: row["kind"] for name, row in rows.items()}
+    assert kinds["lru", "fp16"] == LOSSLESS
+    assert kinds["lru", "q4_k_m"] == kinds["hobbit", "fp16"] == LOSSY
+    assert kinds["infinite_link", "fp16"] == BOUND
+    assert 0.4 < rows["lru", "fp16"]["share"] < 0.6
+    assert rows["lru", "fp16"]["lost"] == "nothing"
+    assert "at low precision" in rows["hobbit", "fp16"]["lost"]
+    assert rows["lru", "q4_k_m"]["waiting"] == 0
+    for text in (
+        "does not fit without offloading at fp16",
+        "The fastest lossless system is lru at fp16",
+        "Where nothing is offloaded: ",
+        "twice the link's bandwidth makes it",
+        "gates recorded from tiny_mixtral",
+        "no time of this machine was ever compared",
+    ):
+        assert text in found["answer"], text
+    assert found["answer"] in told
+    monkeypatch.setattr(answers, "systems_at", lambda *_: [("system=lru", "precision=fp16")])
+    assert ask.main(WORDS) == 0
+    assert Path(f"{PLACE}-2").is_dir()
+    capsys.readouterr()
+    assert ask.main([*WORDS, f"output_dir={PLACE}"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("few_systems")
+def test_what_a_target_needs_is_enough_and_not_much_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(answers, "systems_at", lambda *_: [("system=lru", "precision=fp16")])
+    assert ask.main([*WORDS, "target=9", "context=1"]) == 0
+    found = json.loads((PLACE / "answer.json").read_text(encoding="utf-8"))
+    needs = {need["what"]: need["value"] for need in found["needs"]}
+    assert "For 9 tokens/s with lru at fp16, one thing at a time: a link of " in found["answer"]
+    common = ["model=tiny_gates_half_mixtral", "budget=fit", "system=lru", *FEW]
+    for key, what in (("links.pcie.peak_gb_per_s", "link"), ("memory_gib", "memory")):
+        for share, reaches in ((1.0, True), (0.95, False)):
+            words = [*common, f"hardware.{key}={needs[what] * share:.6g}"]
+            speed = trial(words).summary["decode_tokens_per_s"]
+            assert (speed >= 9) == reaches, (key, share)
+
+
+def test_all_experts_fit_where_their_bytes_and_the_rest_do() -> None:
+    """16 x 8 experts of 176.16 M parameters: 42 GiB at 16 bits, 21 at 8, 10.5 at 4."""
+    run = prepared(["system=load_on_demand", "budget=fit", *FEW])
+    rest = run.ledger.total_bytes - run.ledger.slot_bytes
+    found = {one.precision: one for one in fits_of(run)}
+    for precision, size in (("fp16", 42.0), ("int8", 21.0), ("int4", 10.5)):
+        assert found[precision].needs_gib == pytest.approx(size + rest / GIB, abs=1e-6)
+        assert found[precision].fits == (size + rest / GIB <= 24)
+    assert not found["fp16"].fits
+    assert found["int8"].fits
+
+
+def test_systems_that_change_no_precision_are_asked_at_each_and_others_once() -> None:
+    words = systems_at(["fp16", "int4"])
+    assert ("system=lru", "precision=fp16") in words
+    assert ("system=lru", "precision=int4") in words
+    assert ("system=hobbit",) in words
+    assert {one[0].partition("=")[2] for one in words} == set(names("system"))
+    # Where everything fits nobody offloads.
+    fitting = [one for one in systems_at(["fp16", "int4"], ["int4"]) if "precision=int4" in one]
+    assert fitting == [("system=lru", "precision=int4")]
+
+
+def test_gates_are_recorded_ones_of_the_shape_or_synthetic_ones_of_the_name(tmp_path: Path) -> None:
+    request = Request("", 2, sequences=4, prompt_tokens=3, lookahead=3)
+    mixtral = model_of("model=tiny_gates_half_mixtral")
+    assert recorded(mixtral) == "tiny_mixtral"
+    assert choose(mixtral, [], request, tmp_path / "a").words == ("trace=tiny_mixtral",)
+    assert choose(mixtral, ["trace.path=x"], request, tmp_path / "a").words == ("trace.path=x",)
+    assert not (tmp_path / "a").exists()
+    switch = choose(model_of("model=switch_base_8"), [], request, tmp_path / "b")
+    assert "SYNTHETIC" in switch.told
+    assert read_header(tmp_path / "b").name == "synthetic_switch_base_8"
+    near = preset_of(model_of("model=mixtral_8x22b"))
+    assert near is not None
+    assert near.name == "mixtral_8x22b"
+    odd = model_of("model=mixtral_8x7b", "model.experts=9")
+    with pytest.raises(ValueError, match=r"no gates of 32 x 9 top-2 for model mixtral_8x7b"):
+        choose(odd, [], request, tmp_path / "c")
+
+
+def test_a_run_that_computes_for_too_long_is_given_up_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def endless(words: Sequence[str]) -> Trial:
+        while True:
+            pass
+
+    monkeypatch.setattr(answers, "trial", endless)
+    with pytest.raises(ValueError, match=r"more than 0\.05 s of computing; patience=N gives it"):
+        trial_within(["system=lru"], 0.05)
+
+
+def test_the_least_value_is_found_to_three_percent() -> None:
+    for least in (1.0, 3.3, 60.0):
+        found = _least(lambda value, at=least: value / at, 1.0, 1.0, 64.0)
+        assert found is not None
+        assert least <= found <= least * 1.04
+    assert _least(lambda value: value, 100.0, 1.0, 64.0) is None
+
+
+def row(system: str, speed: float, precision: str = "fp16") -> Row:
+    return Row(
+        system, precision, (), LOSSLESS, 0.5, speed, None, 1.0, None, 0.5, "nothing", Labels()
+    )
+
+
+def test_systems_that_show_the_same_share_a_line() -> None:
+    groups = list(
+        alike([row("a", 5.0), row("b", 5.00001), row("c", 4.0), row("d", 5.0, "int4")]).values()
+    )
+    assert [[one.system for one in group] for group in groups] == [["a", "b"], ["c"], ["d"]]
+
+
+@pytest.mark.usefixtures("few_systems")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model=tiny_mixtral", "machine=rtx4090_pcie"], "did you mean rtx4090_pcie4?"),
+        (["model=tiny_mixtral", "machine=paced_cpu", "system=lru"], "system is not given so here"),
+        (["model=tiny_mixtral", "machine=paced_cpu", "budget.slots_gib=1"], "not given so here"),
+        (
+            ["model=tiny_mixtral", "machine=paced_cpu", "target=fast"],
+            "target=fast must be a number",
+        ),
+        (["model=mixtral_8x7b", "machine=rtx4090_pcie4", "model.experts=9"], "there are no gates"),
+        (
+            ["model=tiny_mixtral", "machine=rtx4090_pcie4", "hardware.memory_gib=0.4"],
+            "hardware.reserved_gib=0.5 exceeds hardware.memory_gib=0.4",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line_and_leaves_nothing(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ask.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ask, "answer", pressed)
+    assert ask.main(["model=tiny_mixtral", "machine=rtx4090_pcie4"]) == 130
+    assert list(tmp_path.iterdir()) == []

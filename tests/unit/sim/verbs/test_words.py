@@ -1,0 +1,196 @@
+"""Words are checked against their verb's declaration, by names that files of conf/ have."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.wrong_words import WRONG
+from sim.values.places import CONF, ROOT
+from sim.verbs.begin import answered
+from sim.verbs.complete import ends_of, values_of
+from sim.verbs.names import lost, names, section, sections
+from sim.verbs.table import VERBS, by_words, verb_of
+from sim.verbs.verb import Kind, Option, Verb
+from sim.verbs.words import check_value, read
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_the_examples_of_a_verb_are_three_and_every_word_of_them_is_known(
+    verb: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert len(verb.examples) == 3
+    for example in verb.examples:
+        words = shlex.split(example)
+        length = 2 if " ".join(words[:2]) in by_words() else 1
+        called = verb_of(" ".join(words[:length]))
+        # Files of a user's own, and what an earlier example makes.
+        own = {"qwen.route.csv", "gpt_oss_20b", "routes.csv", "tokens.csv"}
+        rest = [
+            f"{k}=." if v in own else w for w in words[length:] for k, _, v in [w.partition("=")]
+        ]
+        read(called, rest)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_the_options_of_a_verb_have_a_meaning_and_defaults_that_are_allowed(verb: Verb) -> None:
+    keys = [option.key for option in verb.options]
+    assert len(keys) == len(set(keys))
+    assert verb.about.endswith(".")
+    for option in verb.options:
+        assert option.meaning
+        assert not (option.is_needed and option.default)
+        if option.kind in (Kind.NAME, Kind.NAMES):
+            assert names(option.values[0])
+        if option.kind is Kind.ONE and option.default:
+            check_value(option, option.default)
+
+
+@pytest.mark.parametrize(("line", "told"), WRONG.items(), ids=list(WRONG))
+def test_a_wrong_word_is_one_line_with_the_way_out(
+    line: str,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line)
+    length = 2 if " ".join(words[:2]) in by_words() else 1
+    assert answered(verb_of(" ".join(words[:length])), words[length:]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (error,) = printed.err.splitlines()
+    assert error.startswith("error: ")
+    assert told in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_are_a_hundred_wrong_lines_and_one_of_every_verb() -> None:
+    assert len(WRONG) >= 100
+    missing = {verb.name for verb in VERBS} - {
+        next(n for n in (" ".join(line.split()[:2]), line.split()[0]) if n in by_words())
+        for line in WRONG
+    }
+    assert not missing
+
+
+def test_what_hydra_takes_is_not_refused() -> None:
+    for line in (
+        "system=hobbit cache.shares=[0.5,0.5]",
+        "+model.kv_bits=8",
+        "~cache.shares",
+        "hardware=rtx4090_nvme hardware.links.nvme.peak_gb_per_s=7",
+        "hydra.run.dir=out",
+        "--config-dir=. hardware=mine",
+        "hydra.searchpath=[file:///x] system=mine",
+        "experiment=more_memory",
+        "-m system=lru,hobbit",
+        "'system=glob(*)' -m",
+        "trace.exclude=[1,2]",
+        "budget.slots_gib=12 budget={slots_gib:3}",
+        "hardware.ram=null",
+    ):
+        assert answered(verb_of("run"), shlex.split(line)) is None, line
+
+
+def test_every_key_of_every_machine_and_model_is_known_to_be_there() -> None:
+    def leaves(node: object, place: str) -> list[str]:
+        if not isinstance(node, dict) or not node:
+            return [place]
+        return [leaf for key, value in node.items() for leaf in leaves(value, f"{place}.{key}")]
+
+    for group in ("hardware", "model", "workload"):
+        for name in names(group):
+            values = section("config", group, name)
+            for key in leaves(values, group):
+                if "_target_" not in key:
+                    assert answered(verb_of("run"), [f"{group}={name}", f"{key}=1"]) is None, key
+
+
+def test_sections_are_those_of_the_configuration_and_of_what_it_begins_from() -> None:
+    assert {"model", "hardware", "budget", "seed"} <= set(sections("config"))
+    assert {"engine", "live", "hardware", "budget"} <= set(sections("real"))
+    assert "hydra" not in sections("config")
+    assert lost("a.b.c", {"a": {"b": None}}) is None
+    assert lost("a.x", {"a": {"b": 1, "_target_": 2}}) == ("x", ["b"])
+
+
+def test_the_folder_of_results_must_be_free_unless_it_may_be_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    word = f"output_dir={tmp_path}"
+    with pytest.raises(ValueError, match="is not empty; choose another one"):
+        read(verb_of("run"), [word])
+    read(verb_of("run"), [word, "overwrite=yes"])
+
+
+def test_a_shell_is_offered_keys_names_and_machine_keys() -> None:
+    run, sweep, whatif = verb_of("run"), verb_of("sweep"), verb_of("whatif")
+    assert "system=" in ends_of(run, "sys")
+    assert ends_of(run, "system=hob") == ["system=hobbit", "system=hobbit_cpu"]
+    assert "hardware.memory_gib=" in ends_of(run, "hardware.mem")
+    assert "link" in ends_of(whatif, "li")
+    assert values_of(sweep, "system", "lru,hob") == ["lru,hobbit", "lru,hobbit_cpu"]
+    assert values_of(run, "system", "lru,hob") == []
+    assert values_of(verb_of("report"), "overwrite", "") == ["yes", "no"]
+
+
+def test_a_number_is_checked_by_its_least() -> None:
+    option = Option("n", "n", Kind.WHOLE, least=2)
+    check_value(option, "2")
+    for text in ("1", "2.5", "nan", "x", "-1"):
+        with pytest.raises(ValueError, match=f"n={text} must be a whole number from 2 on"):
+            check_value(option, text)
+
+
+def test_python_m_prints_the_same_help_and_refuses_before_it_imports(tmp_path: Path) -> None:
+    """A module that cannot be imported stands in for the slow imports of the command."""
+    (tmp_path / "polars.py").write_text("raise RuntimeError('imported')\n", encoding="utf-8")
+    for module, name in (("sim.compare", "compare"), ("real.validate", "validate")):
+        helps = [
+            subprocess.run(
+                [sys.executable, "-m", *words],
+                cwd=tmp_path,
+                env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            for words in (
+                [module, "--help"],
+                ["sim.moelab", name, "--help"],
+                [module, "sistem=lru", "x"],
+            )
+        ]
+        assert helps[0].returncode == helps[1].returncode == 0
+        assert helps[0].stdout == helps[1].stdout
+        assert f"usage: moelab {name}" in helps[0].stdout
+        assert helps[2].returncode == 2
+        assert len(helps[2].stderr.splitlines()) == 1
+
+
+def test_groups_of_conf_that_a_verb_names_are_there() -> None:
+    for verb in VERBS:
+        if verb.config:
+            assert (CONF / f"{verb.config}.yaml").is_file()
+
+
+def test_python_m_sim_list_is_the_list_and_loads_no_hydra(tmp_path: Path) -> None:
+    (tmp_path / "hydra.py").write_text("raise RuntimeError('imported')\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", "list", "systems"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hobbit_cpu" in done.stdout
