@@ -23,6 +23,8 @@ says what the files look like and what they lack.
     An event directory of moe-cache-eval, as tensors or as ``events.csv``.
 ``megatron_router_trace``
     What Megatron-core's ``RouterTracer`` wrote, with what its routers read and their logits.
+``commitmoe``
+    Decode routing of Qwen3.5-35B-A3B with all logits, as a data set of Hugging Face.
 ``flame``
     A capture of FLAME-MoE-Traces.
 ``csv``, ``jsonl``
@@ -48,6 +50,7 @@ from rich.progress import Progress
 from capture.importers import (
     bigmoe,
     colibri,
+    commitmoe,
     flame,
     gpt_oss_fingerprint,
     ktransformers,
@@ -92,6 +95,7 @@ FORMATS: Mapping[str, Format] = {
     "megatron_router_trace": Format(
         megatron_router_trace.KEYS, megatron_router_trace.read, megatron_router_trace.check
     ),
+    "commitmoe": Format(commitmoe.KEYS, commitmoe.read, commitmoe.check),
     "flame": Format(flame.KEYS, flame.read, flame.check),
     "csv": Format(table.KEYS, table.read_csv, table.check),
     "jsonl": Format(table.KEYS, table.read_jsonl, table.check),

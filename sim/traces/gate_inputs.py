@@ -20,7 +20,17 @@ from sim.traces.rows import Trace
 from sim.values.fields import TraceError, load_object
 
 FOLDER = "hidden"
-DTYPES = {"I8": np.int8, "U8": np.uint8, "I32": np.int32, "F16": np.float16, "F32": np.float32}
+DTYPES = {
+    "I8": np.int8,
+    "U8": np.uint8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "BF16": np.uint16,
+    "F16": np.float16,
+    "F32": np.float32,
+}
+"""What a tensor is read as. BF16 then becomes single precision, exactly."""
 LARGEST_HEADER_BYTES = 1 << 20
 LARGEST_FILE_BYTES = 1 << 32
 
@@ -177,4 +187,5 @@ def _tensor(path: Path, name: str, entry: object, start: int, size: int) -> NDAr
     count = math.prod(shape)
     if span[1] - span[0] != count * np.dtype(dtype).itemsize or start + span[1] > size:
         raise TraceError(path.name, name, span, f"must span {count} values inside the file")
-    return np.fromfile(path, dtype, count, offset=start + span[0]).reshape(shape)
+    found = np.fromfile(path, dtype, count, offset=start + span[0]).reshape(shape)
+    return (found.astype("<u4") << 16).view("<f4") if facts["dtype"] == "BF16" else found

@@ -27,6 +27,7 @@ NAMES = (
     "ktransformers",
     "moe_cache_eval",
     "megatron_router_trace",
+    "commitmoe",
     "flame",
     "csv",
     "jsonl",
