@@ -8,7 +8,7 @@ print ``told`` of their labels; code that draws numbers must call ``write_on``.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,6 +20,8 @@ from sim.traces.header import Header
 Named = Iterable[tuple[str, "Labels"]]
 """Pairs of a name (of a system, a run, ..) and its labels; a name may come several times."""
 POINTS_A_LETTER = 0.5
+MOST_NAMES = 6
+"""Of more runs than these a caption names the others, or says how many they are."""
 """The width of a letter in a figure, as a share of the font size."""
 
 
@@ -145,7 +147,8 @@ def from_row(row: Mapping[str, Any]) -> Labels:
 def told(named: Named) -> list[str]:
     """What must be said of these runs, each text once.
 
-    Texts that hold for all of them come first, then those of only some, with their names. A name
+    Texts that hold for all of them come first, then those of only some, with their names (of many
+    runs: with the others' names, or with how many they are). A name
     may come several times, with settings that the reader sees anyway. Of its ``changed`` words only
     those that all of its runs share are said.
     """
@@ -175,7 +178,17 @@ def told(named: Named) -> list[str]:
     of_all = [text for text, of in having.items() if len(of) == len(names)]
     of_some = [(text, of) for text, of in (having | own).items() if text not in of_all]
     with_all = [f"with {' '.join(common)}"] if common else []
-    return [*of_all, *with_all, *(f"{', '.join(of)}: {text}" for text, of in of_some)]
+    return [*of_all, *with_all, *(f"{_who(of, names)}: {text}" for text, of in of_some)]
+
+
+def _who(some: Sequence[str], names: Sequence[str]) -> str:
+    """Names in a list that a reader finishes: all of them, or who is left out, or how many."""
+    others = [name for name in names if name not in some]
+    if len(some) <= MOST_NAMES:
+        return ", ".join(some)
+    if len(others) <= MOST_NAMES:
+        return f"all but {', '.join(others)}"
+    return f"{len(some)} of {len(names)}"
 
 
 def caption(named: Named) -> str:

@@ -95,6 +95,20 @@ def test_what_all_have_is_said_once_and_what_some_have_by_their_names() -> None:
     assert told([]) == []
 
 
+def test_of_many_runs_the_others_are_named_or_they_are_counted() -> None:
+    """A front of 83 points names nobody 82 times."""
+    lossy, exact = Labels(lossy="lossy"), Labels()
+
+    def of(count: int, others: int) -> list[str]:
+        named = [(f"a{n}", lossy) for n in range(count)] + [(f"b{n}", exact) for n in range(others)]
+        return told(named)
+
+    assert of(6, 1) == ["a0, a1, a2, a3, a4, a5: lossy"]
+    assert of(7, 2) == ["all but b0, b1: lossy"]
+    assert of(7, 7) == ["7 of 14: lossy"]
+    assert of(7, 0) == ["lossy"]
+
+
 def test_changes_that_all_runs_share_are_said_and_what_is_varied_is_not() -> None:
     at = [
         Labels(changed=("trace.max_sequences=2", f"hardware.memory_gib={gib}")) for gib in (24, 48)
