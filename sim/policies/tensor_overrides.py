@@ -43,6 +43,7 @@ class TensorOverrides:
         """By site all its experts, or 0. Raise CapacityError where ``slots`` are too few."""
         each = geometry.experts - geometry.null_experts
         layers = [geometry.layer_of(site) for site in range(geometry.sites)]
+        self._check_found(layers)
         if isinstance(self.n_cpu_moe, int):
             tried: Sequence[int] = (self.n_cpu_moe,)
         else:
@@ -56,6 +57,17 @@ class TensorOverrides:
             f" the device, which take {sum(quotas)} slots, but the budget holds {slots}; raise"
             f" cache.quotas.n_cpu_moe (it is {self.n_cpu_moe}) or change cache.quotas.overrides"
         )
+
+    def _check_found(self, layers: Sequence[int]) -> None:
+        """Raise ValueError for a pattern that finds no expert tensor of these layers."""
+        names = [f"blk.{layer}.{name}.weight" for layer in layers for name in TENSORS]
+        for pattern, buffer in self.overrides:
+            if not any(map(pattern.search, names)):
+                raise ValueError(
+                    f"cache.quotas.overrides: {pattern.pattern}={buffer} finds no tensor of experts"
+                    f" ({names[0]} to {names[-1]}); mend it, or leave it out if it is of other"
+                    " tensors"
+                )
 
     def _on_host(self, layer: int, first: int) -> bool:
         """Whether the layer's experts rest on the CPU. Raise ValueError where only some do."""

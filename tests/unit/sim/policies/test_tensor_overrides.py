@@ -79,7 +79,6 @@ def test_experts_without_weights_take_no_slot() -> None:
         ([r"blk\.3\.=CUDA0", "exps=CPU"], [0, 0, 0, 3]),
         (["exps=CPU", r"blk\.3\.=CUDA0"], [0, 0, 0, 0]),
         # Only the first = divides; a search, so no anchor is needed.
-        (["^attn=CPU"], [3, 3, 3, 3]),
         ([r"_exps\.weight$=CPU"], [0, 0, 0, 0]),
     ],
 )
@@ -97,6 +96,13 @@ def test_experts_that_are_split_are_refused_by_name() -> None:
         match=r"split the experts of layer 2: ffn_gate_exps on the device, ffn_up_exps on the CPU",
     ):
         quotas(n_cpu_moe=0, overrides=[r"blk\.2\.ffn_up_exps=CPU"])
+
+
+@pytest.mark.parametrize("regex", ["^attn", r"blk\\\\.1\\\\.ffn", r"blk\.9\."])
+def test_a_pattern_that_finds_no_experts_is_refused(regex: str) -> None:
+    """It is of other tensors, of a layer that there is not, or escaped once too often."""
+    with pytest.raises(ValueError, match="finds no tensor of experts"):
+        quotas(n_cpu_moe=0, overrides=[f"{regex}=CPU"])
 
 
 def test_too_few_slots_are_refused_with_the_numbers_and_the_way_out() -> None:
