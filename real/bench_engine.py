@@ -66,6 +66,7 @@ def compare(device: str, size: str, tokens: int, share: float, folder: str) -> d
     engine_ns = median(took[len(took) // 2 :])
     return {
         "device": device,
+        "routing": "synthetic",
         "expert_bytes": loop.expert_bytes,
         "resident_share": share,
         "engine_ms": round(engine_ns / 1e6, 3),

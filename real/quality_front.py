@@ -332,7 +332,8 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
             f"{surroundings(loop)}. Square: the system as it stands; coloured: the measured front"
         )
         figure.suptitle(title)
-        write_on(figure, [(told(point.varied), point.labels) for point in points])
+        # Points go by their numbers here, as in the table.
+        write_on(figure, [(f"point {point.number}", point.labels) for point in points])
         files = [place / f"quality_front{ending}" for ending in (".png", ".svg")]
         for file in files:
             figure.savefig(file)

@@ -41,6 +41,7 @@ NO_RUNS = {
     "sim.check": "an engine's own log, which nobody here made",
     "sim.calibrate": "a machine's constants, from a log",
     "sim.models": "sizes of a model",
+    "real.bench_engine": "a machine's own times; its one line says that the routing is synthetic",
     "real.calibrate": "a machine's constants, measured",
     "real.predict": "how far times are from recorded ones, whose runs have their own labels",
     "real.probe": "a machine's constants, measured",
