@@ -151,7 +151,9 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
         model=SimpleNamespace(
             name="tiny", transplant=None, part=None, keeps=lambda precision: True
         ),
-        hardware=SimpleNamespace(name="machine", preset="none", validated="none", link_names=links),
+        hardware=SimpleNamespace(
+            name="machine", preset="none", validated="none", link_names=links, measured=None
+        ),
         trace=SimpleNamespace(header=HEADER),
         workload=workload,
         controller=controller,

@@ -130,7 +130,7 @@ def test_a_study_takes_it_from_the_same_folder(folder: Path) -> None:
 
 
 def test_a_run_on_what_it_was_fitted_on_is_refused(folder: Path) -> None:
-    with pytest.raises(AssertionError, match="policy of predictor was fitted on 1 of the seq"):
+    with pytest.raises(AssertionError, match="the predictor was fitted on 1 of the seq"):
         command(
             folder,
             "sim",
