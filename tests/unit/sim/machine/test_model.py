@@ -145,7 +145,9 @@ def test_a_trace_of_the_models_own_gates_is_taken() -> None:
 def test_a_trace_of_another_shape_is_refused_with_both_shapes(changes: dict[str, int]) -> None:
     theirs = {"sites": 3, "experts": 4, "top_k": 2} | changes
     named = f"{theirs['sites']} x {theirs['experts']} top-{theirs['top_k']}"
-    with pytest.raises(ValueError, match=rf"trace t .*{named}.*model small .*3 x 4 top-2; moelab ask model="):
+    with pytest.raises(
+        ValueError, match=rf"trace t .*{named}.*model small .*3 x 4 top-2; moelab ask model="
+    ):
         small().check_trace(shape(**changes), "t")
 
 

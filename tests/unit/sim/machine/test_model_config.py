@@ -224,7 +224,10 @@ def test_the_command_writes_a_file_that_is_the_same_model(
     [
         ((), "missing from=...; moelab models --help tells the options"),
         (("model=x",), "'model=x': model is no option"),
-        (("from=/nowhere/config.json",), "from=/nowhere/config.json: there is no such file or folder"),
+        (
+            ("from=/nowhere/config.json",),
+            "from=/nowhere/config.json: there is no such file or folder",
+        ),
         (("from=FILE", "name=Two Words"), "name='Two Words' must be lower-case letters"),
         (("from=FILE", "output=FILE"), "exists; remove it"),
         (("from=FILE", "output=/nowhere/x.yaml"), "there is no folder /nowhere"),
