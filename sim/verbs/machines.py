@@ -6,6 +6,7 @@ from sim.verbs.options import (
     DEVICE,
     MACHINE,
     MODEL,
+    NEW_FOLDER,
     QUALITY,
     RUN,
     SEQUENCES,
@@ -99,7 +100,7 @@ VERBS = (
                 ("replay", "live"),
             ),
             Option("engine.links", "paced as the machine's, or free", Kind.TEXT, "paced"),
-            *out("outputs/DATE/TIME"),
+            Option("output_dir", NEW_FOLDER, Kind.FOLDER, "outputs/DATE/TIME"),
         ),
         (
             "real system=lru trace.max_sequences=1",

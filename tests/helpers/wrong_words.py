@@ -121,6 +121,7 @@ WRONG = {
     "calibrate log=. columns=a base=oneplus name=x": "did you mean oneplus_15r?",
     "models": "missing from=...",
     "models from=nowhere.json": "there is no such file or folder",
+    "real system=lru overwrite=yes": "overwrite is no option",
     "real device=gpu": "gpu is none of null, cpu, cuda, host",
     "real input=lve": "did you mean live?",
     "real engine.source=ram engine.gathr=staged": "did you mean gather?",
