@@ -125,8 +125,8 @@ DEFECTS = {
     ),
     "the last pattern counts": Defect(
         "tensor_overrides",
-        "for pattern, buffer in self.overrides",
-        "for pattern, buffer in self.overrides[::-1]",
+        "in self.overrides:\n            if pattern.search(tensor)",
+        "in self.overrides[::-1]:\n            if pattern.search(tensor)",
         "policies.test_tensor_overrides:test_patterns_are_searched_in_order",
     ),
     "a hand that stays": Defect(
