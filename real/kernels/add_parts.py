@@ -22,9 +22,15 @@ def add_parts_ref(part_P: Tensor) -> Tensor:
 
 @jit
 def _add_parts_kernel(
-    part_ptr, y_ptr, TOTAL, PARTS: tl.constexpr, BP: tl.constexpr, BH: tl.constexpr,
-    WAIT: tl.constexpr, TRIGGER: tl.constexpr,
-):  # fmt: skip
+    part_ptr,
+    y_ptr,
+    TOTAL,
+    PARTS: tl.constexpr,
+    BP: tl.constexpr,
+    BH: tl.constexpr,
+    WAIT: tl.constexpr,
+    TRIGGER: tl.constexpr,
+):
     if TRIGGER:
         gdc_launch_dependents()
     column = tl.program_id(0) * BH + tl.arange(0, BH)

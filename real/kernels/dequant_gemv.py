@@ -101,16 +101,34 @@ def multiply(
     if integers:
         words, about = fixed_point(x_JK, behind=behind)
         integer_dots_kernel[grid](
-            words, about, int(many), slot_J, **matrices.arguments(), y_ptr=y_PJN, **shape,
-            **constants, WAIT=pdl, num_warps=tile.warps, **chained(pdl),
-        )  # fmt: skip
+            words,
+            about,
+            int(many),
+            slot_J,
+            **matrices.arguments(),
+            y_ptr=y_PJN,
+            **shape,
+            **constants,
+            WAIT=pdl,
+            num_warps=tile.warps,
+            **chained(pdl),
+        )
     else:
         wait = pdl and behind
         row_dots_kernel[grid](
-            x_JK, K if many else 0, slot_J, **matrices.arguments(), y_ptr=y_PJN, ROWS=rows, **shape,
-            **constants, C=8 if matrices.bits == 16 else CHUNK, WAIT=wait, num_warps=tile.warps,
+            x_JK,
+            K if many else 0,
+            slot_J,
+            **matrices.arguments(),
+            y_ptr=y_PJN,
+            ROWS=rows,
+            **shape,
+            **constants,
+            C=8 if matrices.bits == 16 else CHUNK,
+            WAIT=wait,
+            num_warps=tile.warps,
             **chained(wait),
-        )  # fmt: skip
+        )
     return y_PJN[0] if tile.parts == 1 else add_parts(y_PJN)
 
 

@@ -164,9 +164,19 @@ def block_sums(x_PTK: Tensor, block: int, *, behind: bool) -> Tensor:
     B, pdl = blocks(K, block), chains(x_PTK)
     sums = torch.empty(T, B, dtype=torch.float32, device=x_PTK.device)
     block_sums_kernel[(T, blocks(B, 16))](
-        x_PTK, T * K, sums, K, B, PLANES=P, BK=block, BB=16, WAIT=pdl and behind, TRIGGER=pdl,
-        num_warps=2, **chained(pdl and behind),
-    )  # fmt: skip
+        x_PTK,
+        T * K,
+        sums,
+        K,
+        B,
+        PLANES=P,
+        BK=block,
+        BB=16,
+        WAIT=pdl and behind,
+        TRIGGER=pdl,
+        num_warps=2,
+        **chained(pdl and behind),
+    )
     return sums
 
 
@@ -208,13 +218,40 @@ def multiply_rows(
     sums = block_sums(x_PTK, block, behind=behind) if quantised else x_PTK
     wait = pdl and (behind or quantised)
     tensor_dots_kernel[(len(batch.table), blocks(rows, tile.rows), tile.parts)](
-        x_PTK, T * K, sums, batch.table, slot_E, **matrices.arguments(), y_ptr=y, y_plane=T * out,
-        part_stride=T * out, N=N, K=K, R=matrices.held_rows, G=G, B=B, ROWS=rows, OUT=out, **form,
-        GATED=gated, PLANES=P, Y_PLANES=planes, BM=batch.inputs, BN=tile.rows, BK=block,
-        STEPS=steps, STAGES=tile.stages, U=2 if pairs else 1, EVEN=K % block == 0,
-        COMPILED=is_compiled(), WAIT=wait, TRIGGER=pdl, num_warps=tile.warps,
-        num_stages=tile.stages, **chained(wait),
-    )  # fmt: skip
+        x_PTK,
+        T * K,
+        sums,
+        batch.table,
+        slot_E,
+        **matrices.arguments(),
+        y_ptr=y,
+        y_plane=T * out,
+        part_stride=T * out,
+        N=N,
+        K=K,
+        R=matrices.held_rows,
+        G=G,
+        B=B,
+        ROWS=rows,
+        OUT=out,
+        **form,
+        GATED=gated,
+        PLANES=P,
+        Y_PLANES=planes,
+        BM=batch.inputs,
+        BN=tile.rows,
+        BK=block,
+        STEPS=steps,
+        STAGES=tile.stages,
+        U=2 if pairs else 1,
+        EVEN=K % block == 0,
+        COMPILED=is_compiled(),
+        WAIT=wait,
+        TRIGGER=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **chained(wait),
+    )
     if gated:
         return y
     return y[0] if tile.parts == 1 else add_parts(y)

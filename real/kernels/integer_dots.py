@@ -68,13 +68,27 @@ def _dots_of(
             ASM,
             CONSTRAINTS,
             [
-                words[0], words[1], words[2], words[3], high[0], high[1], high[2], high[3],
-                middle[0], middle[1], middle[2], middle[3], low[0], low[1], low[2], low[3],
+                words[0],
+                words[1],
+                words[2],
+                words[3],
+                high[0],
+                high[1],
+                high[2],
+                high[3],
+                middle[0],
+                middle[1],
+                middle[2],
+                middle[3],
+                low[0],
+                low[1],
+                low[2],
+                low[3],
             ],
             (tl.int32, tl.int32),
             True,
             1,
-        )  # fmt: skip
+        )
         return top.to(tl.float32) * 65536.0 + rest.to(tl.float32)
 
 
@@ -102,9 +116,21 @@ def _plane(at, w, K, BN: tl.constexpr, BC: tl.constexpr):
 
 @jit
 def _load_tile(
-    weight, scale, zero, r, k0, N, K, R, G, SLABS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_ZERO: tl.constexpr, BK: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
+    weight,
+    scale,
+    zero,
+    r,
+    k0,
+    N,
+    K,
+    R,
+    G,
+    SLABS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    BK: tl.constexpr,
+    MASK: tl.constexpr,
+):
     w = k0 // 4 + tl.arange(0, BK // 4)
     at = weight + r[:, None] * (K // 4) + w[None, :]
     if MASK:
@@ -119,12 +145,35 @@ def _load_tile(
 
 @jit
 def integer_dots_kernel(
-    words_ptr, about_ptr, x_one, slot_ptr, weight_ptr, weight_at, weight_stride, meta_ptr, scale_at,
-    zero_at, meta_stride, y_ptr, N, K, R, G, OUT,
-    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, GATED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, MASK: tl.constexpr,
-    COMPILED: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
-):  # fmt: skip
+    words_ptr,
+    about_ptr,
+    x_one,
+    slot_ptr,
+    weight_ptr,
+    weight_at,
+    weight_stride,
+    meta_ptr,
+    scale_at,
+    zero_at,
+    meta_stride,
+    y_ptr,
+    N,
+    K,
+    R,
+    G,
+    OUT,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    GATED: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STEPS: tl.constexpr,
+    MASK: tl.constexpr,
+    COMPILED: tl.constexpr,
+    WAIT: tl.constexpr,
+    TRIGGER: tl.constexpr,
+):
     """Program (rows of bytes, need, part of K)."""
     SLABS: tl.constexpr = 8 // BITS
     BC: tl.constexpr = BK // 16
@@ -155,8 +204,22 @@ def integer_dots_kernel(
         x_sum = tl.load(about_at + C + ch, mask=ch < C, other=0.0)
         held, scales, zeros = tile
         if step + 1 < STEPS:
-            tile = _load_tile(weight, scale, zero, r, begin + (step + 1) * BK, N, K, R, G, SLABS,
-                              GROUP, HAS_ZERO, BK, MASK)  # fmt: skip
+            tile = _load_tile(
+                weight,
+                scale,
+                zero,
+                r,
+                begin + (step + 1) * BK,
+                N,
+                K,
+                R,
+                G,
+                SLABS,
+                GROUP,
+                HAS_ZERO,
+                BK,
+                MASK,
+            )
         quarters = _quarters(held, BN, BC)
         added = ()
         for slab in tl.static_range(SLABS):

@@ -103,10 +103,23 @@ def load_metas(base, r, g, N, R, G, SLABS: tl.constexpr, ON: tl.constexpr, MASK:
 
 @jit
 def _load_tile(
-    weight, scale, zero, r, k0, N, K, R, G, SLABS: tl.constexpr, GROUP: tl.constexpr,
-    C: tl.constexpr, HAS_ZERO: tl.constexpr, META: tl.constexpr, BK: tl.constexpr,
+    weight,
+    scale,
+    zero,
+    r,
+    k0,
+    N,
+    K,
+    R,
+    G,
+    SLABS: tl.constexpr,
+    GROUP: tl.constexpr,
+    C: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    META: tl.constexpr,
+    BK: tl.constexpr,
     MASK: tl.constexpr,
-):  # fmt: skip
+):
     """All that a tile needs, asked for at once: weights, scales and zeros of its slabs."""
     k = k0 + tl.arange(0, BK)
     if MASK:
@@ -123,9 +136,17 @@ def _load_tile(
 
 @jit
 def _add_tile(
-    accs, tile, x, SLABS: tl.constexpr, BITS: tl.constexpr, C: tl.constexpr,
-    HAS_ZERO: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
+    accs,
+    tile,
+    x,
+    SLABS: tl.constexpr,
+    BITS: tl.constexpr,
+    C: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
     """Add a tile's dots to its slabs' sums [BN, BK / C], each lane its own part."""
     held, scales, zeros = tile
     x_sum = tl.sum(tl.reshape(x, (BK // C, C)), axis=1)
@@ -167,12 +188,36 @@ def store_rows(y, accs, r, ROWS, R, OUT, COUNT: tl.constexpr, GATED: tl.constexp
 
 @jit
 def row_dots_kernel(
-    x_ptr, x_stride, slot_ptr, weight_ptr, weight_at, weight_stride, meta_ptr, scale_at, zero_at,
-    meta_stride, y_ptr, N, K, R, G, ROWS, OUT,
-    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, GATED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, MASK: tl.constexpr,
-    COMPILED: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    x_stride,
+    slot_ptr,
+    weight_ptr,
+    weight_at,
+    weight_stride,
+    meta_ptr,
+    scale_at,
+    zero_at,
+    meta_stride,
+    y_ptr,
+    N,
+    K,
+    R,
+    G,
+    ROWS,
+    OUT,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    GATED: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    STEPS: tl.constexpr,
+    MASK: tl.constexpr,
+    COMPILED: tl.constexpr,
+    WAIT: tl.constexpr,
+    TRIGGER: tl.constexpr,
+):
     """Program (rows of bytes, need, part of K).
 
     ROWS: rows of bytes shared out to programs, half of them where gate and up are two rows. OUT:
@@ -190,12 +235,29 @@ def row_dots_kernel(
     weight = weight_ptr + slot * weight_stride + weight_at
     scale = meta_ptr + slot * meta_stride + scale_at
     zero = meta_ptr + slot * meta_stride + zero_at
-    first = _load_tile(weight, scale, zero, r, begin, N, K, R, G, SLABS, GROUP, C, HAS_ZERO, META,
-                       BK, MASK)  # fmt: skip
+    first = _load_tile(
+        weight, scale, zero, r, begin, N, K, R, G, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK
+    )
     second = first
     if SETS == 2:
-        second = _load_tile(weight, scale, zero, ROWS + r, begin, N, K, R, G, SLABS, GROUP, C,
-                            HAS_ZERO, META, BK, MASK)  # fmt: skip
+        second = _load_tile(
+            weight,
+            scale,
+            zero,
+            ROWS + r,
+            begin,
+            N,
+            K,
+            R,
+            G,
+            SLABS,
+            GROUP,
+            C,
+            HAS_ZERO,
+            META,
+            BK,
+            MASK,
+        )
     if WAIT:
         gdc_wait()
     accs = zeros_of(SLABS, BN, BK // C)
@@ -206,11 +268,28 @@ def row_dots_kernel(
         held, held_second = first, second
         if step + 1 < STEPS:
             k0 = begin + (step + 1) * BK
-            first = _load_tile(weight, scale, zero, r, k0, N, K, R, G, SLABS, GROUP, C, HAS_ZERO,
-                               META, BK, MASK)  # fmt: skip
+            first = _load_tile(
+                weight, scale, zero, r, k0, N, K, R, G, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK
+            )
             if SETS == 2:
-                second = _load_tile(weight, scale, zero, ROWS + r, k0, N, K, R, G, SLABS, GROUP, C,
-                                    HAS_ZERO, META, BK, MASK)  # fmt: skip
+                second = _load_tile(
+                    weight,
+                    scale,
+                    zero,
+                    ROWS + r,
+                    k0,
+                    N,
+                    K,
+                    R,
+                    G,
+                    SLABS,
+                    GROUP,
+                    C,
+                    HAS_ZERO,
+                    META,
+                    BK,
+                    MASK,
+                )
         accs = _add_tile(accs, held, x, SLABS, BITS, C, HAS_ZERO, BN, BK, COMPILED)
         if SETS == 2:
             others = _add_tile(others, held_second, x, SLABS, BITS, C, HAS_ZERO, BN, BK, COMPILED)

@@ -106,10 +106,27 @@ def _list_run(v_base, threshold, own, N, p, P, NC: tl.constexpr, BV: tl.constexp
 
 @jit
 def _sparse_expert_kernel(
-    x_ptr, pairs_ptr, pairs_stride, slot_ptr, v_ptr, threshold_ptr, count_ptr, list_ptr, part_ptr,
-    N, H, ROWS, FORM: tl.constexpr, CAP: tl.constexpr, NC: tl.constexpr, BV: tl.constexpr,
-    BT: tl.constexpr, BH: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    pairs_ptr,
+    pairs_stride,
+    slot_ptr,
+    v_ptr,
+    threshold_ptr,
+    count_ptr,
+    list_ptr,
+    part_ptr,
+    N,
+    H,
+    ROWS,
+    FORM: tl.constexpr,
+    CAP: tl.constexpr,
+    NC: tl.constexpr,
+    BV: tl.constexpr,
+    BT: tl.constexpr,
+    BH: tl.constexpr,
+    WAIT: tl.constexpr,
+    TRIGGER: tl.constexpr,
+):
     """Program (run of kept neurons, need). ROWS: the most that a count may be."""
     p = tl.program_id(0)
     j = tl.program_id(1)
@@ -299,9 +316,27 @@ def _launch(
     rows = min(int(pairs.shape[1]), len(listed)) if form == LISTED else N
     part_PJH = torch.empty(P, J, H, dtype=torch.float32, device=x_H.device)
     _sparse_expert_kernel[(P, J)](
-        x_H, pairs, pairs.stride(0), slot_J, v, threshold_J, count_J, listed, part_PJH, N, H, rows,
-        FORM=form, CAP=cap, NC=power_of_two(-(-N // piece)), BV=piece, BT=tile.neurons,
-        BH=power_of_two(H), WAIT=pdl and behind, TRIGGER=pdl, num_warps=tile.warps,
+        x_H,
+        pairs,
+        pairs.stride(0),
+        slot_J,
+        v,
+        threshold_J,
+        count_J,
+        listed,
+        part_PJH,
+        N,
+        H,
+        rows,
+        FORM=form,
+        CAP=cap,
+        NC=power_of_two(-(-N // piece)),
+        BV=piece,
+        BT=tile.neurons,
+        BH=power_of_two(H),
+        WAIT=pdl and behind,
+        TRIGGER=pdl,
+        num_warps=tile.warps,
         **chained(pdl and behind),
-    )  # fmt: skip
+    )
     return add_parts(part_PJH)

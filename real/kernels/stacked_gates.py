@@ -57,9 +57,19 @@ def _choose(score_ptr, expert_ptr, share_ptr, out, E, K: tl.constexpr, BE: tl.co
 
 @jit
 def _stacked_gates_kernel(
-    x_ptr, weight_ptr, score_ptr, expert_ptr, share_ptr, counter_ptr, E, H,
-    K: tl.constexpr, BB: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    score_ptr,
+    expert_ptr,
+    share_ptr,
+    counter_ptr,
+    E,
+    H,
+    K: tl.constexpr,
+    BB: tl.constexpr,
+    BE: tl.constexpr,
+    BH: tl.constexpr,
+):
     """Program (experts, layer, token)."""
     p = tl.program_id(1)
     out = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + p

@@ -122,13 +122,45 @@ def _store(at, value, mask, plane, PLANES: tl.constexpr, COMPILED: tl.constexpr)
 
 @jit
 def tensor_dots_kernel(
-    x_ptr, plane, sum_ptr, tile_ptr, slot_ptr, weight_ptr, weight_at, weight_stride, meta_ptr,
-    scale_at, zero_at, meta_stride, y_ptr, y_plane, part_stride, N, K, R, G, B, ROWS, OUT,
-    BITS: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, GATED: tl.constexpr,
-    PLANES: tl.constexpr, Y_PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, U: tl.constexpr,
-    EVEN: tl.constexpr, COMPILED: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    plane,
+    sum_ptr,
+    tile_ptr,
+    slot_ptr,
+    weight_ptr,
+    weight_at,
+    weight_stride,
+    meta_ptr,
+    scale_at,
+    zero_at,
+    meta_stride,
+    y_ptr,
+    y_plane,
+    part_stride,
+    N,
+    K,
+    R,
+    G,
+    B,
+    ROWS,
+    OUT,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    GATED: tl.constexpr,
+    PLANES: tl.constexpr,
+    Y_PLANES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    U: tl.constexpr,
+    EVEN: tl.constexpr,
+    COMPILED: tl.constexpr,
+    WAIT: tl.constexpr,
+    TRIGGER: tl.constexpr,
+):
     """Program (tile of rows of one expert, block of rows of bytes, part of K).
 
     B: blocks of BK inputs; STEPS of them are a part's, U are taken at once. With 2 their scales
@@ -196,9 +228,17 @@ def tensor_dots_kernel(
 
 @jit
 def block_sums_kernel(
-    x_ptr, plane, sum_ptr, K, B, PLANES: tl.constexpr, BK: tl.constexpr, BB: tl.constexpr,
-    WAIT: tl.constexpr, TRIGGER: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    plane,
+    sum_ptr,
+    K,
+    B,
+    PLANES: tl.constexpr,
+    BK: tl.constexpr,
+    BB: tl.constexpr,
+    WAIT: tl.constexpr,
+    TRIGGER: tl.constexpr,
+):
     """The sum of each row's blocks of BK inputs, over all planes."""
     if TRIGGER:
         gdc_launch_dependents()

@@ -199,3 +199,17 @@ def loaded_by(statement: str) -> set[str]:
 )
 def test_a_fresh_interpreter_loads_no_more_than_it_must(statement: str, never: set[str]) -> None:
     assert loaded_by(statement).isdisjoint(never)
+
+
+def test_the_formatter_decides_everywhere() -> None:
+    """No file asks it to look away; the words are put together so that this one does not, either."""
+    asked = tuple(f"fmt: {word}" for word in ("skip", "off"))
+    folders = (*PACKAGES, "tests", "notebooks")
+    files = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix in (".py", ".ipynb")]
+    assert len(files) > 500
+    told = [
+        str(path.relative_to(ROOT))
+        for path in files
+        if any(words in path.read_text(encoding="utf-8") for words in asked)
+    ]
+    assert not told
