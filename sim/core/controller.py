@@ -69,6 +69,7 @@ class Controller(Prefetches):
         "_common_size",
         "_experts",
         "_extras",
+        "_forecasts",
         "_has_extras",
         "_looking_up",
         "_trims",
@@ -110,7 +111,7 @@ class Controller(Prefetches):
         )
         self.placement = placement
         self._loads_all = placement.constant == Place.LOAD
-        self._learns = predictor.learns
+        self._learns, self._forecasts = predictor.learns, not predictor.silent
         self._reroutes = selector.reroutes
         if selector.reroutes and not payload.whole:
             raise ValueError(
@@ -209,7 +210,7 @@ class Controller(Prefetches):
             outcomes, waits = self._gate_in_full(gate)
         if self._has_extras:
             self._do_extras(gate, site)
-        else:
+        elif self._forecasts:
             self._forecast(self.predictor.predict(gate), gate)
         return outcomes, waits
 
@@ -480,7 +481,7 @@ class Controller(Prefetches):
             self._stream_dense(site)
         if predicts_later:
             self._keep_forecasts(gate)
-        else:
+        elif self._forecasts:
             self._forecast(self.predictor.predict(gate), gate)
         if learns:
             self.predictor.observe(gate)

@@ -151,7 +151,7 @@ class Engine(Stream):
             self.settle(now)
         self._gate.open(step)
         self._is_simple_step = self._is_simple and step.rows == 1
-        self._is_common_step = self._is_simple_step and self._is_as_ready
+        self._is_common_step = self._is_simple_step and (self._is_as_ready or self._is_wait_all)
         dense_ns = self.durations.dense_ns(step)
         self._walk = iter([(site, dense_ns[site] + self._sync_ns) for site in step.sites])
         self._site, self._lead_ns = next(self._walk)
@@ -258,17 +258,21 @@ class Engine(Stream):
         outcomes, waits = controller.gate(gate)
         count = len(outcomes)
         self._row = first + count
-        if self._is_simple_step and (waits is None or self._is_as_ready):
-            # The short way: needs that are there are computed at once, one after another.
+        if self._is_common_step or (waits is None and self._is_simple_step):
+            # The short way: needs that are there are computed at once, one after another, or once
+            # all are there.
             if waits is not None:
-                count -= len(waits)
+                if self._is_wait_all:
+                    self._batch, count = count, 0
+                else:
+                    count -= len(waits)
                 for key in waits:
                     self.awaited[key] = first + controller.admitted.index(key)
             free = self._free_ns = now + count * self._one_token_ns[self._site]
             link = self._only_link
             if link is None:
                 self.settle(now)
-            elif len(link.issued) < link.room:
+            elif (link.demands or link.prefetches) and len(link.issued) < link.room:
                 link.fill(now)
             if waits is None:
                 self._pass_on(free, now)
@@ -310,11 +314,16 @@ class Engine(Stream):
         row = self.awaited.pop(key)
         self._arrivals.append((row, now))
         if self._is_common_step:
+            count = 1
+            if self._is_wait_all:
+                if self.awaited:
+                    return
+                count = self._batch
             free = self._free_ns
             if now > free:
                 self._idles += (free, now, number)
                 free = now
-            free = self._free_ns = free + self._one_token_ns[self._site]
+            free = self._free_ns = free + count * self._one_token_ns[self._site]
             if not self.awaited:
                 self._pass_on(free, now)
             return

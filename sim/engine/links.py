@@ -80,7 +80,7 @@ class Link:
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
         self.room = loader.in_flight
-        self.queues = self.controller.queues[index]
+        self.queues = self.demands, self.prefetches = self.controller.queues[index]
         self.issued: deque[Transfer] = deque()
         self._alarm = Alarm(self._env, self._on_end)
         self._hop_ns: dict[int, int] = {}

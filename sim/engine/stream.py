@@ -49,12 +49,14 @@ class Stream:
     __slots__ = (
         "__dict__",
         "_arrivals",
+        "_batch",
         "_free_ns",
         "_gate",
         "_gates",
         "_groups",
         "_idles",
         "_is_as_ready",
+        "_is_wait_all",
         "_later_lookups",
         "_one_token_ns",
         "_releases",
@@ -76,8 +78,9 @@ class Stream:
         self._notes = record.notes
         self.other_calls = self._notes.other_ns
         self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
-        self._wait = controller.loader.wait
-        self._is_as_ready = self._wait == "as_ready"
+        self._is_as_ready = controller.loader.wait == "as_ready"
+        self._is_wait_all = controller.loader.wait == "wait_all"
+        self._batch = 0  # wait_all, the short way: the needs that are computed together
         self._wake_ns = durations.host.wake_ns
         self._reroutes = controller.selector.reroutes
         geometry = controller.geometry
@@ -174,7 +177,7 @@ class Stream:
             for key, of in zip(keys, rows, strict=True):
                 if key not in waits:
                     self._compute(key, of)
-        elif self._wait == "wait_all":
+        elif self._is_wait_all:
             self._groups.append(Group(keys, rows, set(waits)))
         else:
             self._groups += [

@@ -146,7 +146,7 @@ class Predictor(Policy, Protocol):
     learns: bool = False
     """``observe`` does something; otherwise it is never called."""
     silent: bool = False
-    """It never forecasts: no prediction is waited for, and no number measures one."""
+    """It never forecasts: ``predict`` is never called, and no number measures a forecast."""
     prompts: bool = True
     """It forecasts gates that have rows of prompts, too."""
     as_routed: bool = False

@@ -32,6 +32,8 @@ class Asks(LRU):
 class Foresees(NoPrediction):
     """Forecasts key 2 at the gates of site 1."""
 
+    silent = False
+
     def predict(self, gate: Gate) -> Iterator[Choice]:
         if gate.site == 1:
             choice: Any = SimpleNamespace(site=0, needs=[2], keys=[2], tokens=[1], scores=[0.0])

@@ -26,7 +26,7 @@ class Says:
     """A predictor that names the same experts at the same sites, whatever the gate."""
 
     lookahead_sites = 0
-    learns = False
+    learns = silent = False
 
     def __init__(self, **by_site: dict[int, float]) -> None:
         self.by_site = {int(name[1:]): likely for name, likely in by_site.items()}
