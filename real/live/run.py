@@ -66,6 +66,9 @@ def _check(prepared: Prepared) -> None:
         "workload.prompt_tokens or decode_tokens (its lengths are live.prompt_tokens and live.new_tokens)": bool(
             workload.lengths.asked
         ),
+        f"workload.draft_tokens={workload.speculation.tokens} (no token is drafted)": (
+            workload.speculation.tokens > 0
+        ),
         "a selector that lets other experts serve": controller.selector.reroutes,
         "lookahead from another place than the gate's input": (
             depth > 0 and lookahead is not None and lookahead.position != "gate_in"

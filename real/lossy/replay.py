@@ -197,6 +197,11 @@ def check_steps(run: Run) -> None:
             f"workload.{' and workload.'.join(lengths)}: a text is read as long as it was recorded;"
             " leave lengths out, and choose fewer texts with trace.max_sequences"
         )
+    if workload.speculation.tokens:
+        raise ValueError(
+            f"workload.draft_tokens={workload.speculation.tokens}: a text is read token by token;"
+            " set workload.draft_tokens=0"
+        )
     if workload.batching != "sequential" or workload.prefill_chunk is not None or workload.is_timed:
         raise ValueError(
             f"workload.batching={workload.batching}: a text is read by itself, its prompt in one"

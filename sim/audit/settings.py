@@ -115,6 +115,9 @@ def _steps(run: RunFiles) -> Iterator[Rule | Left]:
     workload = run.config["workload"]
     for name in ("batching", "together", "prefill_chunk"):
         yield Rule(f"contracts.{name}", workload.get(name), f"workload.{name}")
+    for name, unset in (("tokens", 0), ("accepted", 1.0), ("seed", 0), ("layers", 0)):
+        told = workload.get(f"draft_{name}", unset)
+        yield Rule(f"contracts.draft_{name}", told, f"workload.draft_{name}")
     yield from _arrivals(run, workload)
     cache = run.config["cache"]
     if "initial" in cache:

@@ -19,6 +19,7 @@ def rules(run: RunFiles) -> Iterator[Rule | Left]:
     yield Rule("makespan_s", run.makespan_ns / NS_PER_S, "end of the last token - first arrival")
     yield from _requests(run)
     yield from _rates(run)
+    yield from _drafts(run)
     yield from _waiting(run)
 
 
@@ -38,7 +39,9 @@ def after_the_first(run: RunFiles) -> pl.DataFrame:
 
 def counts_after_the_first(run: RunFiles) -> dict[int, int]:
     """The number of each sequence's tokens after the first, in the order of ``sequences``."""
-    counted = dict(after_the_first(run)["sequence"].value_counts().iter_rows())
+    counted: dict[int, int] = {}
+    for row in after_the_first(run).iter_rows(named=True):
+        counted[row["sequence"]] = counted.get(row["sequence"], 0) + row.get("new_tokens", 1)
     return {sequence: counted.get(sequence, 0) for sequence in run.sequences["sequence"].to_list()}
 
 
@@ -93,13 +96,25 @@ def _rates(run: RunFiles) -> Iterator[Rule]:
         ),
         (
             "decode_tokens_per_s",
-            len(after),
+            sum(counts_after_the_first(run).values()),
             after,
             "tokens after the first / time of the steps that gave them",
         ),
     ):
         time_ns = step_time_ns(rows)
         yield Rule(key, count * NS_PER_S / time_ns if count and time_ns else None, text)
+
+
+def _drafts(run: RunFiles) -> Iterator[Rule]:
+    """What became of drafted tokens, from the columns that only such runs have."""
+    if "drafts" not in run.tokens.columns:
+        yield Rule("drafts", None, "no token is drafted")
+        return
+    rows = [row for row in run.tokens.iter_rows(named=True) if row["phase"] == "decode"]
+    given = sum(row["new_tokens"] for row in rows)
+    yield Rule("drafts.checked", sum(row["drafts"] for row in rows), "drafts of decoded rows")
+    yield Rule("drafts.kept", given - len(rows), "new tokens beyond one a row")
+    yield Rule("drafts.tokens_per_step", given / len(rows), "new tokens / decoded rows")
 
 
 def between_steps_ns(run: RunFiles) -> int:

@@ -132,7 +132,7 @@ class Roofline:
 
     - A step of several sequences is charged attention as if each had an equal share of the rows and
       the longest context of them all. Prefill's causal attention reads half its own rows on
-      average. The LM head runs for the last row of each sequence.
+      average. The LM head runs for the last row of each sequence, and for every decoded row.
     - ``site_bytes[precision][site]`` is given where a variant's bytes differ between sites; its
       work is then in proportion to them.
     - ``active_share`` is the share of an expert's moved weights that one token reads (FloE's sparse
@@ -144,6 +144,8 @@ class Roofline:
     - ``held_bits`` is the least bits a weight that slots hold.
     - With ``moves_in_part`` experts may move in part: what is not as large as a whole variant comes
       from scattered rows, where link 0 says what that takes.
+    - ``draft_layers`` is through how many layers like the last one a draft runs. A step drafts its
+      tokens one after another, before its first site.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class Roofline:
         forecast_sites: int = 0,
         held_bits: float = 0.0,
         moves_in_part: bool = False,
+        draft_layers: int = 0,
     ) -> None:
         self.model, self.hardware = model, hardware
         costs = hardware.host.costs
@@ -193,6 +196,7 @@ class Roofline:
         self._kinds = sorted(alike.index(kind) for kind in set(alike))
         self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
         self._dense: dict[tuple[int, int, int, int], int] = {}
+        self._draft_layers = draft_layers
 
     def dense_ns(self, step: Step) -> Sequence[int]:
         rows, sequences, context = step.rows, len(step.sequences), step.token
@@ -202,8 +206,20 @@ class Roofline:
             if at not in self._dense:
                 self._dense[at] = self._layers_ns(*at)
             times.append(self._dense[at])
-        return (
+        by_site = (
             times * self.model.sites if len(times) == 1 else [times[kind] for kind in self._kind_of]
+        )
+        if step.drafts and self._draft_layers:
+            by_site[step.sites[0]] += step.drafts * self._draft_ns(sequences, context)
+        return by_site
+
+    def _draft_ns(self, sequences: int, context: int) -> int:
+        """The time in which each sequence gets one draft more (contract C151)."""
+        last, model = self.model.sites - 1, self.model
+        layer_ns = self._layers_ns(last, sequences, sequences, context)
+        experts_ns = sequences * model.top_k * self.expert_ns(0, last, 1)
+        return self._draft_layers * (layer_ns + experts_ns) + self._tail_ns(
+            sequences, model.head_params
         )
 
     def _forecasting(self, sites: int) -> tuple[int, int]:
@@ -250,13 +266,17 @@ class Roofline:
         After an encoder has read a prompt it is the time to make the decoder's keys and values of
         the prompt instead.
         """
-        m, compute = self.model, self.hardware.compute
-        rows, params = len(step.sequences), m.head_params
+        m = self.model
+        rows, params = step.rows if step.decode else len(step.sequences), m.head_params
         if m.encoder_sites and not step.decode:
             layers = sum(m.layers_at(site) for site in range(m.encoder_sites, m.sites))
             rows, params = step.rows, layers * m.cross_kv_params
+        return self._tail_ns(rows, params)
+
+    def _tail_ns(self, rows: int, params: int) -> int:
+        compute = self.hardware.compute
         return compute.operation_ns(
-            2 * rows * params, params * m.dense_bits / 8, compute.tail_launches
+            2 * rows * params, params * self.model.dense_bits / 8, compute.tail_launches
         )
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
@@ -362,6 +382,7 @@ class Ledger:
     - ``overflow_bytes``: what pools may hold over their capacity (``retention: after_batch``).
     - ``parts_bytes``: what of every expert stays on the device whatever the slots hold (FloE's up
       projections).
+    - ``draft_bytes``: the layers that draft tokens, with all their experts.
     """
 
     dense_bytes: int
@@ -372,6 +393,7 @@ class Ledger:
     overflow_bytes: int
     reserved_bytes: int
     parts_bytes: int = 0
+    draft_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -387,6 +409,7 @@ def check_memory(
     staging_bytes: int = 0,
     overflow_bytes: int = 0,
     parts_bytes: int = 0,
+    draft_bytes: int = 0,
     dense_slots: int = 0,
 ) -> Ledger:
     """The most device memory that a run takes, part by part.
@@ -407,6 +430,7 @@ def check_memory(
         overflow_bytes=overflow_bytes,
         reserved_bytes=gib(hardware.reserved_gib),
         parts_bytes=parts_bytes,
+        draft_bytes=draft_bytes,
     )
     over = ledger.total_bytes - hardware.memory_bytes
     if over > 0:

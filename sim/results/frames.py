@@ -165,7 +165,9 @@ class Frames:
         """One row for each token that a sequence got, and for each of its prefill steps.
 
         A step of several sequences gives each of them a row. ``phase`` is ``prefill`` where the
-        sequence's last row in the step belongs to its prompt.
+        sequence's last row in the step belongs to its prompt. Where tokens are drafted, a decoded
+        row stands for all tokens that the step gave its sequence: ``new_tokens`` of them, up to
+        ``position``, when it had checked so many ``drafts``.
         """
         record = self.record
         require_equal_lengths(
@@ -197,10 +199,15 @@ class Frames:
             pl.Series("stall_ns", stall[at]),
             pl.Series("hits", hits[at]),
             pl.Series("misses", misses[at]),
+            *last.select(pl.col("^new_tokens|drafts$")).get_columns(),
         )
 
     def _last_rows(self) -> pl.DataFrame:
-        """The last row of each sequence in each step, in order: step, sequence, position, phase."""
+        """The last row of each sequence in each step, in order: step, sequence, position, phase.
+
+        Where tokens are drafted it is the last row that was kept; ``new_tokens`` and ``drafts``
+        follow.
+        """
         steps, trace, row = self.workload.steps, self.workload.trace, self.workload.row
         rows = pl.DataFrame(
             {
@@ -210,7 +217,21 @@ class Frames:
                 "phase": self.workload.phase[row].astype(np.int64),
             }
         )
-        return rows.group_by("step", "sequence", maintain_order=True).last()
+        by_sequence = rows.group_by("step", "sequence", maintain_order=True)
+        if not self.workload.speculation.tokens:
+            return by_sequence.last()
+        # A step's sequences stand in the order of its rows.
+        kept = pl.Series([count for step in steps for count in step.kept], dtype=pl.Int64)
+        last = by_sequence.agg(pl.col("position", "phase"), rows=pl.len())
+        return last.with_columns(
+            pl.col("position", "phase").list.get(pl.lit(kept) - 1), new_tokens=kept
+        ).select(
+            pl.exclude("rows", "new_tokens"),
+            pl.when(pl.col("phase") == DECODE).then("new_tokens").otherwise(0).alias("new_tokens"),
+            drafts=pl.when(pl.col("phase") == DECODE)
+            .then(pl.col("rows").cast(pl.Int64) - 1)
+            .otherwise(0),
+        )
 
     def _stall_by_step(self, start: Ints, end: Ints) -> Ints:
         """The idle time inside each step; idle time between steps belongs to none."""

@@ -53,16 +53,19 @@ def request_times(frames: Frames) -> dict[str, Any]:
         "prefill_tokens_per_s": _rate(
             int(sequences["prompt_tokens"].sum()), _time_of_steps(prompts)
         ),
-        "decode_tokens_per_s": _rate(len(after), _time_of_steps(after)),
+        "decode_tokens_per_s": _rate(int(after["new_tokens"].sum()), _time_of_steps(after)),
     }
 
 
 def tokens_after_the_first(frames: Tables) -> pl.DataFrame:
     """The rows of ``frames.tokens`` that are a sequence's second token or a later one.
 
-    Its added column ``since_last_ns`` is the time since the sequence's previous token.
+    Its added column ``since_last_ns`` is the time since the sequence's previous row. A row is one
+    token, or ``new_tokens`` where tokens are drafted.
     """
-    rows = frames.tokens.with_columns(
+    table = frames.tokens
+    rows = table.with_columns(
+        **({} if "new_tokens" in table.columns else {"new_tokens": pl.lit(1, pl.Int64)}),
         since_last_ns=pl.col("end_ns") - pl.col("end_ns").shift(1).over("sequence"),
         is_first=pl.col("step") == pl.col("step").min().over("sequence"),
     )
@@ -105,7 +108,8 @@ def _shared_time(frames: Tables, rows: pl.DataFrame) -> Floats:
 
 
 def _count_by_sequence(frames: Tables, rows: pl.DataFrame) -> Floats:
-    return _by_sequence(frames, rows.group_by("sequence").len(), "len")
+    counts = rows.group_by("sequence").agg(pl.col("new_tokens").sum())
+    return _by_sequence(frames, counts, "new_tokens")
 
 
 def _by_sequence(frames: Tables, found: pl.DataFrame, column: str) -> Floats:

@@ -26,6 +26,8 @@ from sim.values.units import seconds
 from sim.values.version import VERSION
 
 SCHEMA = 1
+NO_DRAFTING = {"draft_tokens": 0, "draft_accepted": 1.0, "draft_seed": 0, "draft_layers": 0}
+"""What a run's contracts say where its configuration is older than drafts."""
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "storage_bytes": _all_bytes(geometry),
         "load_s": seconds(_load_ns(run)),
         **request_times(frames),
+        "drafts": _drafts(frames),
         "compute_busy_s": seconds(busy),
         "stall_s": {part: seconds(ns) for part, ns in stalls.items()},
         "slowed_s": _slowed(run, frames),
@@ -99,6 +102,22 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         },
         "contracts": _contracts(run),
         "ci95": _intervals(run, frames),
+    }
+
+
+def _drafts(frames: Frames) -> dict[str, float] | None:
+    """The drafts that were checked and kept, and the tokens that a step of a sequence gave.
+
+    None where no token is drafted.
+    """
+    if not frames.workload.speculation.tokens:
+        return None
+    decoded = frames.tokens.filter(pl.col("phase") == "decode")
+    given = int(decoded["new_tokens"].sum())
+    return {
+        "checked": int(decoded["drafts"].sum()),
+        "kept": given - len(decoded),
+        "tokens_per_step": given / len(decoded),
     }
 
 
@@ -320,6 +339,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "together": workload.together,
         "prefill_chunk": workload.prefill_chunk,
         "arrivals": _arrivals(told) if workload.is_timed else None,
+        **{name: told.get(name, unset) for name, unset in NO_DRAFTING.items()},
         "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
         "loop": "open",
         "initial_cache": controller.cache.initial,

@@ -96,7 +96,9 @@ def build(
     except CapacityError as error:
         smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
-    ledger = check_run_memory(model, hardware, workload.limits, controller)
+    ledger = check_run_memory(
+        model, hardware, workload.limits, controller, parts.workload.speculation.layers_in_use
+    )
     share = budget.share_of(all_slot_bytes(geometry))
     return Run(
         system,
@@ -131,7 +133,13 @@ def fitting_budget(
             geometry = geometry_of(budget=Budget(share))
             _prepare(parts, ("cache", "ram_cache"), workload, geometry)
             controller = make_controller(geometry, parts)
-            check_run_memory(parts.model, parts.hardware, workload.limits, controller)
+            check_run_memory(
+                parts.model,
+                parts.hardware,
+                workload.limits,
+                controller,
+                parts.workload.speculation.layers_in_use,
+            )
         except ValueError as error:
             return error
         return None
@@ -169,6 +177,7 @@ def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
         forecast_sites=parts.of_trace().lookahead_sites,
         held_bits=held,
         moves_in_part=parts.payload.partial,
+        draft_layers=parts.workload.speculation.layers_in_use,
     )
 
 
@@ -225,6 +234,7 @@ def _shared_workload(parts: Parts, trace: Trace, shared: Shared) -> Workload:
         exclude=tuple(choice.exclude),
         max_sequences=choice.max_sequences,
         lengths=steps.lengths,
+        speculation=steps.speculation,
     )
     if is_timed(steps.arrivals_per_s, steps.arrivals_ns):
         return make()
@@ -322,7 +332,11 @@ def _smallest_budget(
 
 
 def check_run_memory(
-    model: Model, hardware: Hardware, limits: Limits, controller: Controller
+    model: Model,
+    hardware: Hardware,
+    limits: Limits,
+    controller: Controller,
+    draft_layers: int = 0,
 ) -> Ledger:
     """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
     memory.
@@ -345,6 +359,8 @@ def check_run_memory(
         parts_bytes=model.sites
         * model.stored_experts
         * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
+        draft_bytes=draft_layers
+        * (model.block_bytes(model.sites - 1) + model.stored_experts * largest),
     )
 
 

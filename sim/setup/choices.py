@@ -11,6 +11,7 @@ from functools import cached_property
 from sim.values.units import require_number
 from sim.workload.batching import given_arrivals
 from sim.workload.lengths import Lengths
+from sim.workload.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class WorkloadChoice:
     """How sequences become steps, how long they are, when they arrive, and which lookahead scores
     are used.
 
-    The fields are arguments of `sim.workload.steps.Workload` and `sim.workload.lengths.Lengths`,
-    which explain them. ``arrivals_s``: seconds, in a list or a file of that name. ``source``: where
-    the figures come from, "" if nowhere.
+    The fields are arguments of `sim.workload.steps.Workload`, `sim.workload.lengths.Lengths` and
+    `sim.workload.speculation.Speculation`, which explain them. ``arrivals_s``: seconds, in a list
+    or a file of that name. ``source``: where the figures come from, "" if nowhere.
     """
 
     batching: str
@@ -57,16 +58,31 @@ class WorkloadChoice:
     arrivals_per_s: float | None = None
     arrivals_s: Sequence[float] | str | None = None
     arrival_seed: int = 0
+    draft_tokens: int = 0
+    draft_accepted: float | Sequence[float] = 1.0
+    draft_seed: int = 0
+    draft_layers: int = 0
     source: str = ""
 
     def __post_init__(self) -> None:
         # A file of arrivals is read here, so that its errors come before the trace is read.
         _ = self.arrivals_ns
+        _ = self.speculation
 
     @cached_property
     def arrivals_ns(self) -> tuple[int, ...] | None:
         """The arrivals of ``arrivals_s`` in ns; None where it is None."""
         return None if self.arrivals_s is None else given_arrivals(self.arrivals_s)
+
+    @cached_property
+    def speculation(self) -> Speculation:
+        accepted = self.draft_accepted
+        return Speculation(
+            self.draft_tokens,
+            accepted if isinstance(accepted, int | float | str) else tuple(accepted),
+            self.draft_seed,
+            self.draft_layers,
+        )
 
     @property
     def lengths(self) -> Lengths:

@@ -211,6 +211,10 @@ class Step:
     sequences it is the largest. ``begins`` and ``ends`` are the sequences whose first and last step
     this is. ``decode`` is true where every row is a decoded one. ``sites`` are those that the step
     visits, ascending.
+
+    Where tokens are drafted (contract C151), ``drafts`` is the most that the step checks for one
+    sequence, and ``kept`` has the number of rows that each of its sequences goes on after. It is
+    empty where that is all rows.
     """
 
     index: int
@@ -222,6 +226,8 @@ class Step:
     begins: tuple[int, ...]
     ends: tuple[int, ...]
     sites: tuple[int, ...] = ()
+    drafts: int = 0
+    kept: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:

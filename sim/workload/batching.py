@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sim.values.units import NS_PER_S, require_number
+from sim.workload.speculation import NO_DRAFTS, Speculation
 
 COMPOSED = ("static", "continuous")
 SLOWEST_PER_S = 1e-6
@@ -30,7 +31,8 @@ FROM_FIRST = "count seconds from the first request (subtract the first time of a
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to run: ``prompt_rows`` token-rows, then ``decode_rows`` of one step each.
+    """One sequence to run: ``prompt_rows`` token-rows, then ``decode_rows``, each of which is a
+    token that the sequence gets.
 
     One of the two may be 0, but not both. ``arrival_ns`` counts from the start of the run.
     """
@@ -56,13 +58,15 @@ class Part:
     """A request's part in a step: its rows ``first .. first + count``.
 
     Rows are counted from the request's first prompt row. With ``decode`` the part is one decoded
-    row, else it is rows of the prompt.
+    row and the drafts after it, else it is rows of the prompt. The request goes on after the first
+    ``kept`` rows: a draft that was wrong is read again.
     """
 
     request: Request
     first: int
     count: int
     decode: bool
+    kept: int
 
     @property
     def begins(self) -> bool:
@@ -70,25 +74,40 @@ class Part:
 
     @property
     def ends(self) -> bool:
-        return self.first + self.count == self.request.rows
+        return self.first + self.kept == self.request.rows
 
 
 class _Turn:
-    """A running request and how many of its rows have been given out."""
+    """A running request and how many of its rows are done."""
 
-    __slots__ = ("done", "request")
+    __slots__ = ("_draws", "_speculation", "done", "request")
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, speculation: Speculation) -> None:
+        self.request, self._speculation = request, speculation
+        self._draws = (
+            speculation.outcomes(request.sequence, request.decode_rows)
+            if speculation.tokens
+            else ()
+        )
         self.done = 0
 
     @property
     def prompt_left(self) -> int:
         return self.request.prompt_rows - self.done
 
-    def take(self, count: int, decode: bool) -> Part:
-        part = Part(self.request, self.done, count, decode)
-        self.done += count
+    def read(self, count: int) -> Part:
+        """So many rows of the prompt."""
+        return self._take(count, False, count)
+
+    def decode(self) -> Part:
+        """The next token, and the drafts after it."""
+        first = self.done - self.request.prompt_rows + 1
+        draws = self._draws[first : first + self._speculation.tokens]
+        return self._take(1 + len(draws), True, 1 + self._speculation.kept(draws))
+
+    def _take(self, count: int, decode: bool, kept: int) -> Part:
+        part = Part(self.request, self.done, count, decode, kept)
+        self.done += kept
         return part
 
 
@@ -104,7 +123,7 @@ class Batcher:
     ``continuous`` it also takes one row of each request that decodes. Requests take their turns by
     arrival, then by number, and the parts of a step stand in that order. ``separate_prompts`` says
     that prompts and decoded rows visit different sites (encoder-decoder models), so that a prompt
-    must be read whole.
+    must be read whole. With ``speculation`` a decoded row has drafts after it.
 
     Raise ValueError for an unknown ``batching``, a number out of range, a request given twice, or
     ``prefill_chunk`` with ``separate_prompts``.
@@ -117,6 +136,7 @@ class Batcher:
         together: int = 1,
         prefill_chunk: int | None = None,
         separate_prompts: bool = False,
+        speculation: Speculation = NO_DRAFTS,
     ) -> None:
         if batching not in COMPOSED:
             raise ValueError(f"unknown batching={batching}; allowed: {', '.join(COMPOSED)}")
@@ -137,6 +157,7 @@ class Batcher:
                 f"sequence {twice[0]} is requested twice; give every request a number of its own"
             )
         self.batching, self.together, self.prefill_chunk = batching, together, prefill_chunk
+        self.speculation = speculation
         self._waiting = deque(self.requests)
         self._running: list[_Turn] = []
 
@@ -145,11 +166,11 @@ class Batcher:
         """An upper bound on the rows of a step, whenever the requests arrive."""
         prompts = sorted((request.prompt_rows for request in self.requests), reverse=True)
         decoding = min(self.together, sum(request.decode_rows > 0 for request in self.requests))
-        prefill = sum(prompts[: self.together])
+        prefill, rows = sum(prompts[: self.together]), 1 + self.speculation.tokens
         if self.prefill_chunk is None:
-            return max(prefill, decoding)
+            return max(prefill, decoding * rows)
         beside = min(decoding, self.together - 1) if self.batching == "continuous" else 0
-        return max(min(prefill, self.prefill_chunk) + beside, decoding)
+        return max(min(prefill, self.prefill_chunk) + beside * rows, decoding * rows)
 
     def next(self, now_ns: int) -> tuple[Part, ...] | int | None:
         """The parts of the step that begins at ``now_ns``, in the order of their rows.
@@ -161,12 +182,12 @@ class Batcher:
         if not running or self.batching == "continuous":
             waiting = self._waiting
             while waiting and len(running) < self.together and waiting[0].arrival_ns <= now_ns:
-                running.append(_Turn(waiting.popleft()))
+                running.append(_Turn(waiting.popleft(), self.speculation))
         if not running:
             return self._waiting[0].arrival_ns if self._waiting else None
         if any(turn.prompt_left > 0 for turn in running):
             return tuple(self._prefill(running))
-        return tuple([turn.take(1, True) for turn in running])
+        return tuple([turn.decode() for turn in running])
 
     def _prefill(self, running: Sequence[_Turn]) -> Iterable[Part]:
         """The parts of a step that has prompt rows."""
@@ -176,10 +197,10 @@ class Batcher:
         for turn in running:
             if turn.prompt_left > 0:
                 if count := int(min(room, turn.prompt_left)):
-                    yield turn.take(count, False)
+                    yield turn.read(count)
                     room -= count
             elif decodes:
-                yield turn.take(1, True)
+                yield turn.decode()
 
 
 def is_timed(per_s: float | None, given: object) -> bool:

@@ -22,6 +22,7 @@ def check_batching(
     arrivals_per_s: float | None,
     arrivals: Sequence[int] | None,
     lengths: Lengths,
+    draft_tokens: int = 0,
 ) -> None:
     """Raise ValueError for an unknown ``batching``, or for options that do not go with it."""
     if batching not in BATCHINGS:
@@ -42,6 +43,7 @@ def check_batching(
         "arrivals_s": arrivals_s,
         "prompt_tokens": lengths.prompt_tokens,
         "decode_tokens": lengths.decode_tokens,
+        "draft_tokens": draft_tokens or None,
     }
     for name, value in given.items():
         if value is not None:

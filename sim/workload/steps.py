@@ -25,6 +25,7 @@ from sim.workload.choices import Choices, Needs, Rows
 from sim.workload.gates import RoutedChoice, StepGate
 from sim.workload.lengths import Lengths, cut_rows
 from sim.workload.selection import check_batching, check_lookahead, chosen_sequences
+from sim.workload.speculation import NO_DRAFTS, Speculation
 
 __all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
 
@@ -92,6 +93,7 @@ class Workload:
       ``arrivals_per_s`` drawn from ``arrival_seed``; or at ``arrivals`` (ns).
     - ``lengths`` cut every sequence to given numbers of prompt and decoded tokens
       (`sim.workload.lengths`).
+    - ``speculation``: tokens are drafted, and checked together (`sim.workload.speculation`).
     - Up to ``lookahead`` sites ahead are forecast, with ``norm`` (``raw`` or ``renormed``).
     - The attribute ``gate_inputs`` may be set, for predictors that read them.
 
@@ -119,6 +121,7 @@ class Workload:
         exclude: Sequence[str] = (),
         max_sequences: int | None = None,
         lengths: Lengths | None = None,
+        speculation: Speculation = NO_DRAFTS,
     ) -> None:
         self.trace = trace
         self.sites, self.experts, self.top_k = (
@@ -129,8 +132,16 @@ class Workload:
         self.split, self.batching, self.depth, self.norm = split, batching, lookahead, norm
         self.together, self.prefill_chunk = together, prefill_chunk
         self.gate_inputs: GateInputs | None = None
-        self.lengths = lengths or Lengths()
-        check_batching(batching, together, prefill_chunk, arrivals_per_s, arrivals, self.lengths)
+        self.lengths, self.speculation = lengths or Lengths(), speculation
+        check_batching(
+            batching,
+            together,
+            prefill_chunk,
+            arrivals_per_s,
+            arrivals,
+            self.lengths,
+            speculation.tokens,
+        )
         check_lookahead(trace, lookahead, norm)
         # Padding belongs to a recorded step; steps composed from sequences have none.
         takes_part = trace.valid | (batching == "recorded")
@@ -255,7 +266,14 @@ class Workload:
     def _batcher(self) -> Batcher:
         continuous = "continuous" if self.batching == "continuous" else "static"
         separate = self.trace.header.encoder_sites > 0
-        return Batcher(self._requests, continuous, self.together, self.prefill_chunk, separate)
+        return Batcher(
+            self._requests,
+            continuous,
+            self.together,
+            self.prefill_chunk,
+            separate,
+            self.speculation,
+        )
 
     def add_step(self, schedule: Schedule, parts: Sequence[Part]) -> Step:
         """Append a step of a timed run, composed of ``parts`` by the latest ``schedule``."""
@@ -284,6 +302,8 @@ class Workload:
             tuple(sorted(part.request.sequence for part in parts if part.begins)),
             tuple(sorted(part.request.sequence for part in parts if part.ends)),
             self._sites_by_decode[decode],
+            max(part.count - 1 if part.decode else 0 for part in parts),
+            tuple([part.kept for part in parts]) if self.speculation.tokens else (),
         )
         self.steps.append(step)
         return step

@@ -25,7 +25,7 @@ from differential.scenario import (
     union,
 )
 
-COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals"}
+COMPOSED = {"static", "continuous", "prefill_chunk", "arrivals", "drafts"}
 """Features in which steps are composed of requests."""
 
 
@@ -105,6 +105,14 @@ class Draw:
             dense_row_ns=self.below(2, 50),
             tail_ns=first.tail_ns,
         )
+        if "drafts" in names:
+            shares = sorted((self.between(0, 10) / 10 for _ in range(3)), reverse=True)
+            batching = replace(
+                batching,
+                drafts=self.between(1, 3),
+                accepted=tuple(shares),
+                draft_seed=self.between(0, 5),
+            )
         return replace(scenario, steps=(), requests=tuple(requests), batching=batching)
 
     def record(

@@ -138,11 +138,9 @@ def chunks_for_each_prompt(patch: Patch) -> None:
     def mutant(self: Batcher, running: Sequence[Any]) -> Iterator[Part]:
         for turn in running:
             if turn.prompt_left > 0:
-                yield turn.take(
-                    min(self.prefill_chunk or turn.prompt_left, turn.prompt_left), False
-                )
+                yield turn.read(min(self.prefill_chunk or turn.prompt_left, turn.prompt_left))
             elif self.prefill_chunk is not None and self.batching == "continuous":
-                yield turn.take(1, True)
+                yield turn.decode()
 
     patch.setattr(Batcher, "_prefill", mutant)
 

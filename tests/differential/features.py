@@ -61,6 +61,7 @@ FEATURES = (
     "own_site",
     "short_pools",
     "held_bytes",
+    "drafts",
 )
 RIVALS = "rivals"
 """Parties that hold each other up. Only the simulator is told of it: a device's own do so by
@@ -128,7 +129,7 @@ def random_mixture(seed: int, ties: bool, rivals: bool = False) -> Scenario:
 def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenario:
     names = set(chosen)
     rng = np.random.default_rng([seed, int(ties), 100 + salt])
-    if names & {"prefill_chunk", "arrivals"} and not names & {"static", "continuous"}:
+    if names & {"prefill_chunk", "arrivals", "drafts"} and not names & {"static", "continuous"}:
         names.add("static" if rng.random() < 0.5 else "continuous")
     if {"prefill_chunk", "encoder_decoder"} <= names:
         names.discard("encoder_decoder")

@@ -54,7 +54,14 @@ def batched(**choices: Any) -> Plant:
 
     def plant(patch: Patch) -> None:
         init: Callable[..., None] = Batcher.__init__
-        names = ("requests", "batching", "together", "prefill_chunk", "separate_prompts")
+        names = (
+            "requests",
+            "batching",
+            "together",
+            "prefill_chunk",
+            "separate_prompts",
+            "speculation",
+        )
 
         def mutant(self: Batcher, *parts: Any) -> None:
             init(self, **dict(zip(names, parts, strict=True)) | choices)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from differential.scenario import (
+    Batching,
     Cache,
     Fixed,
     Forecast,
@@ -44,6 +45,7 @@ from sim.values.record import Record
 from sim.values.types import REROUTE, Geometry, HostCosts, Place, PoolPlan, Route, rerouted
 from sim.values.types import Step as RunStep
 from sim.workload.batching import Batcher, Request
+from sim.workload.speculation import Speculation
 
 Driver = Callable[[Controller, "ScenarioWorkload", Durations], Record]
 NONE = np.zeros((0, 0))
@@ -165,6 +167,10 @@ class ScenarioWorkload:
         return Schedule(self)
 
 
+def speculation_of(batching: Batching) -> Speculation:
+    return Speculation(batching.drafts, batching.accepted, batching.draft_seed)
+
+
 class Schedule:
     """``next(now_ns)``: the next step, the time to wait for, or None."""
 
@@ -184,6 +190,7 @@ class Schedule:
                 batching.size,
                 batching.prefill_chunk or None,
                 batching.encoder_sites > 0,
+                speculation_of(batching),
             )
 
     def next(self, now_ns: int) -> RunStep | int | None:
@@ -245,6 +252,8 @@ class Schedule:
             tuple(sorted(p.request.sequence for p in parts if p.begins)),
             tuple(sorted(p.request.sequence for p in parts if p.ends)),
             sites,
+            max(p.count - 1 if p.decode else 0 for p in parts),
+            tuple(p.kept for p in parts) if batching.drafts else (),
         )
         workload.told.append(told)
         workload.steps.append(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class Composed:
         chunk = self.batching.prefill_chunk
         reading = [s for s in self.running if self.prompt_left(s)]
         if not reading:
-            return dict.fromkeys(self.running, 1)
+            return {s: self.checked(s) for s in self.running}
         if not chunk:
             return {s: self.prompt_left(s) for s in reading}
         shares = {}
@@ -108,22 +109,42 @@ class Composed:
                 shares[s] = min(chunk, self.prompt_left(s))
                 chunk -= shares[s]
             elif self.batching.kind == "continuous":
-                shares[s] = 1
+                shares[s] = self.checked(s)
         return {s: rows for s, rows in shares.items() if rows}
+
+    def checked(self, sequence: int) -> int:
+        """The rows of a sequence that decodes: its next token, and drafts while it has tokens."""
+        return min(1 + self.batching.drafts, self.length(sequence) - self.done[sequence])
+
+    def kept(self, sequence: int, count: int) -> int:
+        """After how many of the rows just read the sequence goes on."""
+        if self.prompt_left(sequence) or not self.batching.drafts:
+            return count
+        dice = random.Random(f"{self.batching.draft_seed} {sequence}")
+        luck = [dice.random() for _ in self.requests[sequence].decode]
+        token = self.done[sequence] - len(self.requests[sequence].prompt)
+        before = 1.0
+        for place in range(1, count):
+            share = self.batching.accepted[place - 1]
+            if not before or luck[token + place] >= share / before:
+                return place
+            before = share
+        return count
 
     def compose(self, shares: dict[int, int]) -> Planned:
         begins = tuple(sorted(s for s in shares if self.done[s] == 0))
         rows: list[Row] = []
-        decoding = True
+        decoding, token = True, 0
         for s, count in shares.items():
             request = self.requests[s]
             decoding = self.prompt_left(s) == 0
             rows += (request.prompt + request.decode)[self.done[s] : self.done[s] + count]
-            self.done[s] += count
+            token = max(token, self.done[s] + count)
+            self.done[s] += self.kept(s, count)
         ends = tuple(sorted(s for s in shares if self.done[s] == self.length(s)))
-        return Planned(self.step(tuple(shares), rows, decoding), begins, ends)
+        return Planned(self.step(tuple(shares), rows, decoding, token), begins, ends)
 
-    def step(self, members: tuple[int, ...], rows: list[Row], decoding: bool) -> Step:
+    def step(self, members: tuple[int, ...], rows: list[Row], decoding: bool, token: int) -> Step:
         sites = range(self.scenario.sites)
         encoder = self.batching.encoder_sites
         visits = (sites[encoder:] if decoding else sites[:encoder]) if encoder else sites
@@ -133,7 +154,7 @@ class Composed:
             begins=False,
             ends=False,
             rows=len(rows),
-            token=max(self.done[s] for s in members),
+            token=token,
             dense_ns=tuple(self.batching.dense_work_ns(site, len(rows)) for site in sites),
             tail_ns=self.batching.tail_ns,
             needs=tuple(

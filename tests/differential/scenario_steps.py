@@ -107,6 +107,9 @@ class Batching:
 
     A gate's `token` is the largest token count (prompt rows and this step's rows included) of the
     step's sequences.
+
+    At most `drafts` tokens are drafted in a step, and `accepted[i]` is the share of steps that keep
+    the draft of place i (contract C151).
     """
 
     kind: Literal["static", "continuous"]
@@ -116,6 +119,9 @@ class Batching:
     dense_ns: tuple[int, ...] = ()
     dense_row_ns: int = 0
     tail_ns: int = 0
+    drafts: int = 0
+    accepted: tuple[float, ...] = ()
+    draft_seed: int = 0
 
     def dense_work_ns(self, site: int, rows: int) -> int:
         return self.dense_ns[site] + self.dense_row_ns * rows

@@ -11,7 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from differential.production import ScenarioDurations, ScenarioWorkload, Schedule, controller_for
+from differential.production import (
+    ScenarioDurations,
+    ScenarioWorkload,
+    Schedule,
+    controller_for,
+    speculation_of,
+)
 from differential.scenario import Scenario, Step
 from sim.audit.files import RunFiles
 from sim.bounds.bounds import Bounds
@@ -24,6 +30,7 @@ from sim.traces.synthesis import synthesize
 from sim.traces.trace import DECODE, PREFILL, ModelShape, TraceSequence
 from sim.values.types import Step as RunStep
 from sim.workload.choices import Needs
+from sim.workload.speculation import NO_DRAFTS
 
 GIB = 2**30
 HEADER = synthesize(ModelShape("tiny", "none", 1, 2, 1, 8, 8), tokens=1, lookahead=0).header
@@ -45,6 +52,7 @@ class MeasuredWorkload(ScenarioWorkload):
         self.batching = batching.kind if batching is not None else "recorded"
         self.together = batching.size if batching is not None else 1
         self.prefill_chunk = (batching.prefill_chunk or None) if batching is not None else None
+        self.speculation = speculation_of(batching) if batching is not None else NO_DRAFTS
 
     def _tell(self, steps: Sequence[Step]) -> None:
         """A prompt of one token is a prompt where its sites say so: an encoder's."""
@@ -89,21 +97,21 @@ class MeasuredWorkload(ScenarioWorkload):
     def settle(self) -> None:
         """The run is over: what its steps were made of."""
         rows = [row for index in range(len(self.steps)) for row in self._rows_of(index)]
-        seen: Counter[int] = Counter()
-        positions = []
-        for number, _ in rows:
-            positions.append(seen[number])
-            seen[number] += 1
+        positions = self._positions(rows)
         self.trace = SimpleNamespace(
             sequence=np.array([number for number, _ in rows]), position=np.array(positions)
         )
         self.row, self.phase = np.arange(len(rows)), np.array([phase for _, phase in rows])
-        of_phase = Counter(rows)
+        # A draft that was wrong is read again, and is one token.
+        of_phase = Counter(
+            (number, phase)
+            for number, phase, _ in {(*r, p) for r, p in zip(rows, positions, strict=True)}
+        )
         self.sequences = [
             TraceSequence(
                 number, "eval", "none", of_phase[number, PREFILL], of_phase[number, DECODE]
             )
-            for number in sorted(seen)
+            for number in sorted({number for number, _ in rows})
         ]
         gates = [(step.index, site) for step in self.steps for site in step.sites]
         self.num_gates = len(gates)
@@ -122,6 +130,21 @@ class MeasuredWorkload(ScenarioWorkload):
             np.array([need.tokens * (1.25 - need.score) for _, need in needs]),
             np.array([need.score for _, need in needs]),
         )
+
+    def _positions(self, rows: Sequence[tuple[int, int]]) -> list[int]:
+        if self.parts:
+            return [
+                part.first + place
+                for parts in self.parts
+                for part in parts
+                for place in range(part.count)
+            ]
+        seen: Counter[int] = Counter()
+        positions = []
+        for number, _ in rows:
+            positions.append(seen[number])
+            seen[number] += 1
+        return positions
 
     def _rows_of(self, index: int) -> list[tuple[int, int]]:
         """Sequence and phase of the rows of a step."""
@@ -214,6 +237,10 @@ def _config(
             "batching": workload.batching,
             "together": workload.together,
             "prefill_chunk": workload.prefill_chunk,
+            "draft_tokens": workload.speculation.tokens,
+            "draft_accepted": workload.speculation.accepted,
+            "draft_seed": workload.speculation.seed,
+            "draft_layers": 0,
             "arrivals_per_s": None,
             "arrivals_s": [request.arrival_ns / 1e9 for request in scenario.requests] or None,
         },

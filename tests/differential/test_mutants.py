@@ -28,10 +28,12 @@ from sim.engine.contest import Contest
 from sim.engine.links import SharedLink
 from sim.policies.recency import LRU
 from sim.values.types import Geometry
+from sim.workload.speculation import Speculation
 
 LIMIT = 120
 """Random scenarios in which a defect must show."""
 EARLY = TRANSFER_END >> 1
+KEPT = Speculation.kept
 """Before everything else of an instant."""
 
 
@@ -159,6 +161,15 @@ MUTANTS = {
     "a group filled up": Mutant(batched(batching="continuous"), "static"),  # 1
     "batches that wait for the last": Mutant(batched(batching="static"), "continuous"),  # 4
     "chunks for each prompt": Mutant(engine_mutants.chunks_for_each_prompt, "prefill_chunk"),  # 1
+    "every draft kept": Mutant(
+        replaced(Speculation, "kept", lambda drafting, draws: len(draws)), "drafts"
+    ),  # 1
+    "the wrong draft kept": Mutant(
+        replaced(
+            Speculation, "kept", lambda drafting, draws: min(len(draws), KEPT(drafting, draws) + 1)
+        ),
+        "drafts",
+    ),  # 1
     "arrivals after composing": Mutant(
         engine_mutants.arrivals_after_composing, "arrivals", change=arriving_at_ends
     ),  # 2

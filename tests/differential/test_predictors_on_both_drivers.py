@@ -32,6 +32,8 @@ TOGETHER = (
 )
 
 
+LACKS = {"chosen_again": ("placement=absent_on_cpu",)}
+"""What leaves something absent for a predictor of what has just been chosen: else it is there."""
 USUAL = ("activation_matrix", "expert_paths", "gate_percentile", "learned")
 """One of each kind; the others run where time is no matter (``make thorough``)."""
 CASES = [
@@ -54,6 +56,7 @@ def test_a_predictor_does_the_same_on_both_drivers(
 ) -> None:
     def fresh() -> Run:
         words = ("system=lru", f"predictor={predictor}", "budget.resident_share=0.25", *overrides)
+        words += LACKS.get(predictor, ())
         return build(configure(*words), predictor, bundled_trace)
 
     tables = check_both_drivers(fresh)

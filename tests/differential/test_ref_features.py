@@ -88,6 +88,9 @@ SHOWS: dict[str, Shows] = {
     )(scenario, timeline),
     "short_pools": lambda scenario, timeline: any(map(scenario.is_short, scenario.pools)),
     "held_bytes": without(held_bytes=()),
+    "drafts": lambda scenario, timeline: without(batching=replace(scenario.batching, drafts=0))(
+        scenario, timeline
+    ),
     "spared_forecasts": without(demand_evicts="masked_last"),
     "rivals": without(rivalry=None),
 }

@@ -92,6 +92,18 @@ def test_every_system_meets_the_same_arrivals(configure: Configure, bundled_trac
             "workload=recorded workload.arrivals_per_s=1",
             r"arrivals_per_s=1 does not go with workload\.batching=recorded",
         ),
+        (
+            "workload=recorded workload.draft_tokens=2",
+            r"draft_tokens=2 does not go with workload\.batching=recorded",
+        ),
+        (
+            "workload=mtp_4 workload.draft_tokens=5",
+            r"workload\.draft_accepted has 4 shares for workload\.draft_tokens=5; give the share",
+        ),
+        (
+            "workload.draft_accepted=often",
+            r"workload\.draft_accepted='often' must be a number",
+        ),
         ("workload.together=2", r"together=2 does not go with workload\.batching=sequential"),
         (
             "workload=static_4 workload.together=0",
@@ -136,3 +148,31 @@ def test_what_does_not_go_together_is_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run_of(configure, bundled_trace, *words.split())
+
+
+# Contracts: C151
+def test_a_layer_that_drafts_takes_its_room_from_the_slots_while_tokens_are_drafted(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    words = "workload=mtp_4", "hardware.memory_gib=48"
+    drafting = run_of(configure, bundled_trace, *words)
+    model = drafting.model
+    layer = model.block_bytes(model.sites - 1) + model.experts * model.expert_bytes("fp16")
+    assert drafting.ledger.draft_bytes == layer
+    without = run_of(configure, bundled_trace, *words, "workload.draft_tokens=0")
+    assert without.ledger.draft_bytes == 0
+
+
+# Contracts: C151
+def test_every_system_meets_the_same_drafts_and_none_changes_nothing(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    words = *BUILT_ON, "workload=mtp_4", "workload.draft_layers=0"
+    steps = [
+        build(configure(*words, f"system={name}"), name, bundled_trace).workload.steps
+        for name in ("lru", "hobbit")
+    ]
+    assert steps[0] == steps[1]
+    assert any(step.kept[0] < step.rows for step in steps[0] if step.decode)
+    none = run_of(configure, bundled_trace, "workload=mtp_4", "workload.draft_tokens=0").workload
+    assert none.steps == run_of(configure, bundled_trace, "workload=sequential").workload.steps

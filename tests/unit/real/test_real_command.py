@@ -144,6 +144,10 @@ def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path
     [
         (("system=sida", "engine.links=free"), "error: device=cpu does not run loader.write_back"),
         (("system=oracle", "input=live"), "error: input=live does not go with"),
+        (
+            ("workload.draft_tokens=2", "input=live"),
+            "error: input=live does not go with workload.draft_tokens=2 (no token is drafted)",
+        ),
     ],
 )
 def test_what_cannot_run_ends_with_one_line_and_nothing_written(

@@ -15,7 +15,7 @@ from sim.values.types import Step
 LAUNCH = 1_000
 
 
-def durations(**changes: Any) -> Roofline:
+def durations(draft_layers: int = 0, **changes: Any) -> Roofline:
     """Durations with a launch of 1 us: two for the layer's dense work, one for an expert.
 
     A layer has 240 parameters.
@@ -39,7 +39,7 @@ def durations(**changes: Any) -> Roofline:
         "vocab": 10,
         "source": "a test",
     }
-    return Roofline(Model(**(values | changes)), machine, ("fp16",))
+    return Roofline(Model(**(values | changes)), machine, ("fp16",), draft_layers=draft_layers)
 
 
 def step(rows: int, token: int, decode: bool, sequences: tuple[int, ...] = (0,)) -> Step:
@@ -78,6 +78,34 @@ def test_compressed_keys_and_values_are_what_is_read_of_the_context() -> None:
         list(durations(latent=latent, head_dim=10).dense_ns(step(1, 10_000, True)))
         == [3_211 + 2 * LAUNCH] * 3
     )
+
+
+# Contracts: C151
+def test_drafts_take_a_layer_its_experts_and_the_head_one_after_another_before_the_first_site() -> (
+    None
+):
+    """A draft at token 1001: a layer of 165 ns, two experts of 768 B (8 ns) and a head of 160 B
+    (2 ns), with 2, 1, 1 and 1 launches: 183 ns and 5 launches.
+
+    Checking two drafts reads what one token reads, so that each site takes its 165 ns.
+    """
+    checking = Step(0, 0, 3, (0,), 1001, True, (), (), (0, 1, 2), drafts=2)
+    drafting = durations(draft_layers=1)
+    assert list(drafting.dense_ns(checking)) == [
+        165 + 2 * LAUNCH + 2 * (183 + 5 * LAUNCH),
+        165 + 2 * LAUNCH,
+        165 + 2 * LAUNCH,
+    ]
+    assert list(durations().dense_ns(checking)) == [165 + 2 * LAUNCH] * 3
+    assert list(drafting.dense_ns(step(1, 1001, True))) == [165 + 2 * LAUNCH] * 3
+
+
+def test_the_head_runs_for_every_decoded_row_and_for_the_last_of_a_prompt() -> None:
+    """10,000 x 8 parameters: 1,600 ns of bytes; with 40 rows 6,400 ns of work."""
+    wide = durations(vocab=10_000)
+    assert wide.tail_ns(step(1, 9, True)) == 1_600 + LAUNCH
+    assert wide.tail_ns(step(40, 48, True)) == 6_400 + LAUNCH
+    assert wide.tail_ns(step(40, 40, False)) == 1_600 + LAUNCH
 
 
 def encoder_decoder() -> Roofline:

@@ -59,6 +59,11 @@ RUNS = {
     "chunks of prompts": f"system=hobbit {TOGETHER} workload.prefill_chunk=8",
     "arrivals": f"system=lru {TOGETHER} workload.arrivals_per_s=0.05 {HOST}",
     "a burst": f"system=lru {TOGETHER} workload.arrivals_s=[0,0]",
+    "drafts": "system=lru workload=mtp_4 hardware.memory_gib=48",
+    "drafts of several": (
+        f"system=hobbit {TOGETHER} workload.prefill_chunk=8 workload.draft_tokens=2"
+        " workload.draft_accepted=0.6"
+    ),
     "groups": "system=hobbit workload.batching=static workload.together=2",
 }
 

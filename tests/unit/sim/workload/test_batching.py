@@ -236,7 +236,7 @@ def test_the_bound_on_rows_is_the_largest_prompts_together_or_a_chunk_beside_dec
 
 def test_a_part_knows_whether_its_request_begins_or_ends_with_it() -> None:
     request = Request(0, 2, 1)
-    whole, last = Part(request, 0, 2, False), Part(request, 2, 1, True)
+    whole, last = Part(request, 0, 2, False, 2), Part(request, 2, 1, True, 1)
     assert (whole.begins, whole.ends, last.begins, last.ends) == (True, False, False, True)
 
 
