@@ -55,7 +55,8 @@ class Transfer:
 
     ``key``: the variant. ``prefetch``: it is a prefetch, and no demand. ``moved_bytes``: what it
     moves over link 0; ``left_bytes``: what its hop on ``link`` has still to move. ``call``: the
-    controller call that queued it. ``victims``: the keys evicted on the device for it;
+    controller call that queued it. ``is_needed``: a need waits for it; it is a demand, or an urgent
+    prefetch. ``victims``: the keys evicted on the device for it;
     ``write_back``: those of them whose bytes go back over the link. ``outcome``: of a prefetch that
     has started, a ``PrefetchOutcome``. ``staged``: it lands in staging. ``dense``: it is a dense
     block. ``partial``: it moves less than the variant. ``parent``: the number of the partial
@@ -70,6 +71,7 @@ class Transfer:
         "cancelled",
         "claimed",
         "feeds",
+        "is_needed",
         "key",
         "left_bytes",
         "link",
@@ -77,7 +79,6 @@ class Transfer:
         "number",
         "outcome",
         "prefetch",
-        "urgent",
         "victims",
         "waits",
         "write_back",
@@ -97,16 +98,17 @@ class Transfer:
         self.outcome = UNUSED_AT_END
         self.feeds = 0
         self.waits = True
-        self.urgent = self.cancelled = self.claimed = False
+        self.is_needed = not prefetch
+        self.cancelled = self.claimed = False
         self.victims: Sequence[int] = ()
         self.write_back: Sequence[int] = ()
         if link:
             self.first_link = link
 
     @property
-    def is_needed(self) -> bool:
-        """A need waits for it: it is a demand, or an urgent prefetch."""
-        return self.urgent or not self.prefetch
+    def urgent(self) -> bool:
+        """It is a prefetch that a need waits for."""
+        return self.prefetch and self.is_needed
 
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:

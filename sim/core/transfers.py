@@ -136,7 +136,7 @@ class Transfers(Claims):
         if self._moves_simply:
             key = transfer.key
             if transfer.prefetch:
-                self.state[key] = RESIDENT if transfer.urgent else UNUSED
+                self.state[key] = RESIDENT if transfer.is_needed else UNUSED
                 self.cache.on_insert(key, PREFETCH)
             else:
                 self.state[key] = RESIDENT
@@ -239,7 +239,7 @@ class Transfers(Claims):
         now on.
         """
         if not transfer.is_needed:
-            transfer.urgent = True
+            transfer.is_needed = True
             transfer.outcome = LATE
             if transfer.waits and self.loader.demand_first:
                 self._prefetches[transfer.link].remove(transfer)
@@ -250,7 +250,7 @@ class Transfers(Claims):
         """A need asks for a prefetch that has never started: the demand that serves it."""
         self._never_issued[PROMOTED] += 1
         if not self.loader.demand_first:
-            transfer.prefetch = False
+            transfer.prefetch, transfer.is_needed = False, True
             transfer.call = self.calls
             return transfer
         transfer.cancelled = True

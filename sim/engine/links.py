@@ -122,7 +122,7 @@ class Link:
             number,
             self.index,
             engine,
-            0 if transfer.prefetch and not transfer.urgent else 1,
+            1 if transfer.is_needed else 0,
             now,
             size,
         )

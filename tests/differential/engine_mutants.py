@@ -79,9 +79,9 @@ def late_prefetches_give_way(patch: Patch) -> None:
 
     def mutant(self: Controller, link: int) -> bool:
         serving = self._on_link[link][0] if self._on_link[link] else Transfer(-1, False, 0, 0)
-        urgent, serving.urgent = serving.urgent, False
+        needed, serving.is_needed = serving.is_needed, not serving.prefetch
         answer = cut(self, link)
-        serving.urgent = urgent
+        serving.is_needed = needed
         return answer
 
     patch.setattr(Controller, "cut", mutant)

@@ -159,10 +159,18 @@ def promotion_lost(patch: Patch) -> None:
     """A need that finds a prefetch waiting waits for it in its place among the prefetches."""
 
     def mutant(self: Controller, transfer: Transfer) -> Transfer:
-        transfer.urgent = True
+        transfer.is_needed = True
         return transfer
 
     patch.setattr(Controller, "_promote", mutant)
+
+
+def is_demand(transfer: Transfer) -> bool:
+    return not transfer.prefetch
+
+
+def forget(transfer: Transfer, value: bool) -> None:
+    """What is written is lost."""
 
 
 def ram_pins_ignored(patch: Patch) -> None:

@@ -245,7 +245,7 @@ class AsTold:
     """Forecasts what the gate says."""
 
     lookahead_sites = 0
-    learns = False
+    learns = silent = False
 
     def predict(self, gate: Any) -> Sequence[Any]:
         return gate.ahead  # type: ignore[no-any-return]

@@ -116,7 +116,9 @@ MUTANTS = {
     "forecasts evicted by demands": Mutant(
         switched(demand_evicts="masked_last"), "spared_forecasts"
     ),  # 1
-    "urgency lost on the way": Mutant(replaced(Transfer, "urgent", always(False)), "two_hops"),  # 5
+    "urgency lost on the way": Mutant(
+        replaced(Transfer, "is_needed", property(mutants.is_demand, mutants.forget)), "two_hops"
+    ),  # 5
     "hops behind prefetches": Mutant(engine_mutants.hops_behind_prefetches, "three_hops"),  # 37
     "cut-through stores and forwards": Mutant(
         engine_mutants.stored_and_forwarded, "cut_through"

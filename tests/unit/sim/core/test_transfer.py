@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from sim.core.transfer import Transfer
 from sim.values.types import PrefetchOutcome
 
@@ -27,13 +25,9 @@ def test_a_transfer_remembers_which_call_queued_it_on_which_link() -> None:
     assert transfer.hops == ((2, 3), (1, 8))
 
 
-@pytest.mark.parametrize(
-    ("prefetch", "urgent", "is_needed"),
-    [(False, False, True), (True, False, False), (True, True, True)],
-)
-def test_a_demand_is_needed_and_a_prefetch_once_it_is_urgent(
-    prefetch: bool, urgent: bool, is_needed: bool
-) -> None:
-    transfer = Transfer(7, prefetch, 100, 3)
-    transfer.urgent = urgent
-    assert transfer.is_needed == is_needed
+def test_a_demand_is_needed_and_a_prefetch_is_urgent_once_it_is_needed() -> None:
+    demand, prefetch = Transfer(7, False, 100, 3), Transfer(7, True, 100, 3)
+    assert (demand.is_needed, demand.urgent) == (True, False)
+    assert (prefetch.is_needed, prefetch.urgent) == (False, False)
+    prefetch.is_needed = True
+    assert prefetch.urgent
