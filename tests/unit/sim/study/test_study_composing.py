@@ -14,12 +14,12 @@ from sim.study.composing import compose_plainly
 from sim.values.places import CONF
 
 ONLY_HYDRAS = ("study", "experiment")
-SETS_THE_BUDGET = "mixtral_gpu"
-"""The one system whose file is more than choices, so that hydra composes it."""
+SET_A_BUDGET = ("edgemoe", "mixtral_gpu")
+"""The systems whose files are more than choices, so that hydra composes them."""
 FILES = sorted(
     f"{path.parent.name}={path.stem}"
     for path in CONF.glob("*/*.yaml")
-    if path.parent.name not in ONLY_HYDRAS and path.stem != SETS_THE_BUDGET
+    if path.parent.name not in ONLY_HYDRAS and path.stem not in SET_A_BUDGET
 )
 
 
@@ -63,7 +63,7 @@ def test_no_choice_is_the_default_and_of_two_the_word_holds_against_the_system()
     [
         "+experiment=more_memory",
         "experiment=more_memory",
-        f"system={SETS_THE_BUDGET}",
+        *(f"system={name}" for name in SET_A_BUDGET),
         "system=none_such",
         "cache=[lru]",
         "seed=1",
