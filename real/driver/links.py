@@ -52,8 +52,13 @@ class Links:
         self._in_flight = controller.loader.in_flight
         self._chunk_bytes = controller.loader.chunk_bytes or 0
         self._lines = [Line(engines) for engines in self._route.engines]
+        self._hop_ns = [partial(durations.hop_ns, link) for link in range(len(self._lines))]
         self._served: dict[int, tuple[Service, Transfer]] = {}
         """By row of the record: the services under way, and their transfers."""
+        self._begun: list[tuple[int, int, int, int, int, int]] = []
+        """By row: a service's values for the record's columns, without its end."""
+        self._ended: dict[int, tuple[int, int]] = {}
+        """By row of what has ended: when, and the bytes that it moved."""
         self._has_issued = False
         """Whether the last end or cut of a service issued another transfer on its link."""
 
@@ -86,8 +91,7 @@ class Links:
     def _leave(self, service: Service, moved_bytes: int) -> tuple[Transfer, int]:
         _, transfer = self._served.pop(service.row)
         now = self._stamp()
-        self._record.service_end_ns[service.row] = now
-        self._record.service_bytes[service.row] = moved_bytes
+        self._ended[service.row] = now, moved_bytes
         heapq.heappush(self._lines[service.link].free, service.engine)
         return transfer, now
 
@@ -114,8 +118,8 @@ class Links:
         controller, given_up = self._controller, -1
         while given_up < controller.given_up:
             given_up = controller.given_up
-            for link in range(len(self._lines)):
-                if link != without:
+            for link, queues in enumerate(controller.queues):
+                if link != without and any(queues):
                     self._fill_one(link)
             if not self._has_issued:
                 without = -1
@@ -125,9 +129,9 @@ class Links:
                     self._device.ask_cut(service, controller.cut(service.link))
 
     def _fill_one(self, link: int) -> None:
-        controller, line = self._controller, self._lines[link]
+        controller, line, call_ns = self._controller, self._lines[link], self._record.call_ns
         while any(controller.queues[link]) and line.num_issued < line.engines * self._in_flight:
-            self._record.call_ns.append(self._record.call_ns[-1])
+            call_ns.append(call_ns[-1])
             transfer = controller.poll(link)
             if transfer is None:
                 return
@@ -135,48 +139,49 @@ class Links:
 
     def _begin(self, link: int, transfer: Transfer) -> None:
         """Give the issued transfer that has waited longest to the free engine."""
-        engine, moved_bytes, record = (
-            heapq.heappop(self._lines[link].free),
+        engine = heapq.heappop(self._lines[link].free)
+        number, moved_bytes, start_ns = (
+            transfer.number,
             transfer.left_bytes,
-            self._record,
+            self._record.call_ns[-1],
         )
-        row = len(record.service_number)
-        record.service_number.append(transfer.number)
-        record.service_link.append(link)
-        record.service_engine.append(engine)
-        record.service_urgent.append(int(transfer.urgent or not transfer.prefetch))
-        record.service_start_ns.append(record.call_ns[-1])
-        record.service_end_ns.append(-1)
-        record.service_bytes.append(moved_bytes)
+        row = len(self._begun)
+        is_urgent = int(transfer.urgent or not transfer.prefetch)
+        self._begun.append((number, link, engine, is_urgent, start_ns, moved_bytes))
         forwards = self._route.head_bytes[link] > 0
         service = Service(
             row,
             link,
             engine,
-            transfer.number,
+            number,
             transfer.key,
             moved_bytes,
-            record.call_ns[-1],
-            self._pace(link, transfer),
-            latency_ns=self._durations.latency_ns(link),
-            head_ns=self._head_ns(link, transfer) if forwards else -1,
-            chunk_bytes=0 if forwards else self._chunk_bytes,
-            there_bytes=0
-            if transfer.parent < 0
-            else self._controller.issued[transfer.parent].moved_bytes,
+            start_ns,
+            self._hop_ns[link] if link or not transfer.write_back else self._writing(transfer),
+            self._durations.latency_ns(link),
+            self._head_ns(link, transfer) if forwards else -1,
+            0 if forwards else self._chunk_bytes,
+            0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
         )
         self._served[row] = (service, transfer)
         self._device.serve(service)
 
-    def _pace(self, link: int, transfer: Transfer) -> Callable[[int], int]:
-        """When so many bytes of a service are through, counted from its beginning.
+    def tell_services(self) -> None:
+        """Write all services into the record. Called once, when the run is over."""
+        record = self._record
+        for row, (number, link, engine, is_urgent, start_ns, moved_bytes) in enumerate(self._begun):
+            end_ns, moved_bytes = self._ended.get(row, (-1, moved_bytes))
+            record.service_number.append(number)
+            record.service_link.append(link)
+            record.service_engine.append(engine)
+            record.service_urgent.append(is_urgent)
+            record.service_start_ns.append(start_ns)
+            record.service_end_ns.append(end_ns)
+            record.service_bytes.append(moved_bytes)
 
-        Victims that are written back go before the transfer's own bytes.
-        """
-        hop_ns = partial(self._durations.hop_ns, link)
-        if link or not transfer.write_back:
-            return hop_ns
-        geometry = self._controller.geometry
+    def _writing(self, transfer: Transfer) -> Callable[[int], int]:
+        """When so many bytes are through on link 0 behind the victims that are written back."""
+        hop_ns, geometry = self._hop_ns[0], self._controller.geometry
         back_ns = sum(hop_ns(geometry.bytes_of(victim)) for victim in transfer.write_back)
         return lambda moved_bytes: back_ns + hop_ns(moved_bytes)
 
