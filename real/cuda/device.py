@@ -25,6 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ from real.cuda.lanes import Events, Lane
 from real.cuda.refusals import check
 from real.cuda.runtime import CudaRuntime, Runtime
 from real.cuda.segments import tables_bytes
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.cuda.times import Times
 from real.cuda.traffic import Traffic
 from real.cuda.work import Captured, DenseGraphs, DeviceWork, captured_of
@@ -177,7 +178,13 @@ class CudaDevice(PolledDevice):
         self._dense: DenseGraphs | None = None
         if self._uses_graphs:
             self._captured = captured_of(
-                self._runtime, lane, self.homes.arena, self.slots, self._work_of, self._top_k
+                self._runtime,
+                lane,
+                self.homes.arena,
+                self.slots,
+                self._work_of,
+                self.arrivals,
+                self._top_k,
             )
             self._dense = DenseGraphs(self._runtime, lane, self._work_of)
         self._times = Times(self._runtime, lane, Events(self._runtime, TIMED_EVENTS, timed=True))
@@ -336,22 +343,20 @@ class CudaDevice(PolledDevice):
             # In a live run the model has given its own work to this stream.
             self._lane.note()
             return 1
-        captured = self._captured
-        if captured is None or rows != 1 or self._is_live:
+        if self._captured is None or rows != 1 or self._is_live:
             self._compute_expert(key, rows)
             return 1
-        keys, slots = [key], [self.slots.of(key)]
-        if slots[0].at >= 0:
-            # Precision by precision, and none that lies in pieces beside others.
-            for other, rows, _ in works[first + 1 : first + captured.most_needs]:
-                if rows != 1 or self._kind_of[other] != kind:
-                    break
-                if (slot := self.slots.of(other)).at < 0:
-                    break
-                keys.append(other)
-                slots.append(slot)
-        self._launch(captured, keys, slots)
-        return len(keys)
+        # Precision by precision.
+        kind_of = self._kind_of
+        alike = [other for other, rows, _ in works[first:] if rows == 1 and kind_of[other] == kind]
+        if len(alike) < len(works) - first:
+            alike = [
+                other
+                for other, _, _ in takewhile(
+                    lambda work: work[1] == 1 and kind_of[work[0]] == kind, works[first:]
+                )
+            ]
+        return len(self._launch(self._captured, kind, alike))
 
     def _compute_dense(self, site: int, rows: int) -> None:
         if self._dense is not None and rows == 1:
@@ -360,15 +365,8 @@ class CudaDevice(PolledDevice):
             self._runtime.run(self._lane.stream, partial(self._work_of.run_dense, site, rows))
             self._lane.note()
 
-    def _launch(self, captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> Tensor:
-        """Compute some experts for one row, in one launch; return their outputs [J, H]."""
-        lane, held, sizes = self._lane, self.arrivals.held, self._controller.slots.key_bytes
-        for slot in slots:
-            self.slots.begin_read(slot, lane)
-        needs = [(key, slot, sizes[key], held(key)) for key, slot in zip(keys, slots, strict=True)]
-        outputs_JH = captured.launch(self._kind_of[keys[0]], needs)
-        self.slots.end_read(slots, lane)
-        return outputs_JH
+    def _launch(self, captured: Captured, kind: int, keys: Sequence[int]) -> Tensor:
+        return captured.launch(kind, keys)
 
     def _compute_expert(self, key: int, rows: int) -> None:
         """Compute an expert as the model does, of any form and for any number of rows."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from real.cuda.lanes import Lane, Moment
+from real.cuda.lanes import Lane, Moment, is_over
 from real.cuda.runtime import DeviceError, Runtime
 from real.store.room import ALIGNMENT as ROOM_ALIGNMENT
 from real.store.room import Extent, Room
@@ -101,7 +101,7 @@ class Grid:
     def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
         """A slot for a key; None where there is none. ``likely``: keys that may be gone."""
         if not self._free:
-            self._free_those(key for key in likely if key in self.of)
+            self._free_those(likely)
         if not self._free:
             self._free_those(list(self.of))
         if not self._free:
@@ -113,8 +113,9 @@ class Grid:
     def _free_those(self, keys: Iterable[int]) -> None:
         """Take back the slots of keys that are gone. None is written before its readers end."""
         for key in keys:
-            if self._is_gone(key):
-                slot = self.of.pop(key)
+            slot = self.of.get(key)
+            if slot is not None and self._is_gone(key):
+                del self.of[key]
                 slot.key = -1
                 self._free.append(slot)
 
@@ -334,16 +335,16 @@ class DeviceSlots:
 
     def begin_write(self, slot: Slot, lane: Lane) -> None:
         """Let the lane overwrite the slot only after its readers and its last copy."""
-        for reader in slot.readers:
-            lane.follow(reader)
-        if slot.ready is not None:
+        for lane_of_reader, place in slot.readers:
+            if place > lane_of_reader.over:
+                lane.follow((lane_of_reader, place))
+        if slot.ready is not None and not is_over(slot.ready):
             lane.follow(slot.ready)
-        slot.readers = []
-        slot.ready = None
+        slot.readers, slot.ready = [], None
 
     def end_write(self, slot: Slot, lane: Lane) -> None:
         """Let readers of the slot come behind what the lane has been given so far."""
-        slot.ready = lane.moment
+        slot.ready = lane, lane.place
 
     def begin_read(self, slot: Slot, lane: Lane) -> None:
         """Let the lane read the slot only after its copy."""
@@ -352,13 +353,25 @@ class DeviceSlots:
                 f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been"
                 " issued"
             )
-        if slot.ready.place > slot.ready.lane.over:
+        copies, place = slot.ready
+        if place > copies.over:
             lane.follow(slot.ready)
+
+    def begin_reads(self, keys: Iterable[int], lane: Lane) -> list[Slot]:
+        """The slots of some keys, of which the lane is let read each only after its copy."""
+        pools, pool_of, found = self.pools, self._slots.pool_of, []
+        for key in keys:
+            slot = pools[pool_of[key]].of[key]
+            # Most copies have been seen to be over.
+            if slot.ready is None or slot.ready[1] > slot.ready[0].over:
+                self.begin_read(slot, lane)
+            found.append(slot)
+        return found
 
     def end_read(self, slots: Iterable[Slot], lane: Lane) -> None:
         """Let writers of the slots come behind what the lane has been given so far."""
         # Experts are read by one lane, whose later moments cover its earlier ones.
-        readers = [lane.moment]
+        readers: list[Moment] = [(lane, lane.place)]
         for slot in slots:
             slot.readers = readers
 

@@ -19,16 +19,16 @@ from real.cuda.lanes import Lane
 from real.cuda.runtime import Graph, Runtime
 from real.cuda.segments import (
     Kind,
-    Need,
+    Part,
     Segments,
     all_neurons,
     fused_expert,
     sparse_expert_in_part,
 )
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
 from real.store.experts import Tensors
-from real.store.neurons import UP, Numbers, of_neurons
+from real.store.neurons import UP, Arrivals, of_neurons
 from real.store.store import RAW, StoredTensor, Variant
 from real.store.work import ExpertWork, Weights
 from sim.values.types import Geometry
@@ -92,6 +92,7 @@ def captured_of(
     arena: PinnedArena,
     slots: DeviceSlots,
     work: DeviceWork,
+    arrivals: Arrivals,
     most_needs: int,
 ) -> Captured | None:
     """Graphs of one row for each precision; None where one of the forms has no graph."""
@@ -110,40 +111,58 @@ def captured_of(
             return None
         kinds.append(kind)
     segments = Segments(runtime, lane, arena, kinds, work.noise, most_needs)
-    return Captured(segments, slots, work, lane)
+    return Captured(segments, slots, work, lane, arrivals)
 
 
 class Captured:
-    """The experts of a replay, one row of each, computed by captured kernels."""
+    """The experts of a replay, one row of each, computed by captured kernels.
+
+    ``arrivals`` knows which neurons have come of experts that move in part.
+    """
 
     def __init__(
-        self, segments: Segments, slots: DeviceSlots, work: DeviceWork, lane: Lane
+        self,
+        segments: Segments,
+        slots: DeviceSlots,
+        work: DeviceWork,
+        lane: Lane,
+        arrivals: Arrivals,
     ) -> None:
         self._segments, self._slots, self._work, self._lane = segments, slots, work, lane
+        self._arrivals = arrivals
         header = work.weights.store.header
         self._whole = all_neurons(header.neurons) if header.resident else None
-        self.most_needs = segments.most_needs
 
-    def launch(self, kind: int, needs: Sequence[tuple[int, Slot, int, Numbers | None]]) -> Tensor:
-        """The outputs of some experts of precision ``kind`` for a row of noise: fp32 [J, H].
+    def launch(self, kind: int, keys: Sequence[int]) -> Tensor:
+        """The outputs of the first of these experts of precision ``kind`` for a row of noise.
 
-        Of each: its key, slot, bytes, and the ``neurons`` that have come. Only a single need may
-        lie in several pieces. The slots must have been ordered before on the lane.
+        fp32 [J, H], of the J experts that one launch can take. What lies in several pieces is put
+        together before, in room for one, and so is computed alone.
         """
-        place_of, lane = self._slots.place_of, self._lane
-        if self._whole is None:
-            listed = [Need(place_of(slot, size, lane)) for _, slot, size, _ in needs]
-        else:
-            listed = [
-                self._in_part(key, place_of(slot, size, lane), neurons)
-                for key, slot, size, neurons in needs
-            ]
-        return self._segments.launch(kind, listed)
+        lane, unit = self._lane, self._slots.unit
+        slots = self._slots.begin_reads(keys[: self._segments.most_needs], lane)
+        places = [slot.at // unit for slot in slots]
+        if min(places) < 0:
+            # One that lies in pieces, or all that come before the first such one.
+            slots = slots[: max(1, next(n for n, place in enumerate(places) if place < 0))]
+            places = places[: len(slots)]
+            if places[0] < 0:
+                num_bytes = self._work.geometry.bytes_of(keys[0])
+                places[0] = self._slots.place_of(slots[0], num_bytes, lane)
+        parts = () if self._whole is None else [self._part(key) for key in keys[: len(slots)]]
+        outputs_JH = self._segments.launch(kind, places, parts)
+        self._slots.end_read(slots, lane)
+        return outputs_JH
 
-    def _in_part(self, key: int, place: int, neurons: Numbers | None) -> Need:
-        g, header = self._work.geometry, self._work.weights.store.header
-        up = header.number(g.site_of(key), g.expert_of(key))
-        return Need(place, up, self._whole if neurons is None else neurons)
+    def _part(self, key: int) -> Part:
+        g, header, held = (
+            self._work.geometry,
+            self._work.weights.store.header,
+            self._arrivals.held(key),
+        )
+        whole = self._whole
+        assert whole is not None
+        return header.number(g.site_of(key), g.expert_of(key)), whole if held is None else held
 
 
 class DenseGraphs:

@@ -20,7 +20,6 @@ from helpers.fake_runtime import FakeRuntime
 from real.calibration.bench import DeviceBench
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
-from real.cuda.slots import Slot
 from real.cuda.work import Captured
 from real.live.run import live_driver, prepare
 from real.setup.execute import measure, replay_driver
@@ -96,11 +95,11 @@ def look_at(device: CudaDevice, before: Look, after: Look = lambda key, output: 
     """
     launch, compute = device._launch, device._compute_expert
 
-    def launched(captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> torch.Tensor:
-        for key in keys:
+    def launched(captured: Captured, kind: int, keys: Sequence[int]) -> torch.Tensor:
+        # Which of them are computed is known behind the launch, and nothing moves before it ends.
+        outputs_JH = launch(captured, kind, keys)
+        for key, output_H in zip(keys, outputs_JH, strict=False):
             before(key, None)
-        outputs_JH = launch(captured, keys, slots)
-        for key, output_H in zip(keys, outputs_JH, strict=True):
             after(key, output_H)
         return outputs_JH
 
