@@ -346,17 +346,13 @@ class CudaDevice(PolledDevice):
         if self._captured is None or rows != 1 or self._is_live:
             self._compute_expert(key, rows)
             return 1
-        # Precision by precision.
-        kind_of = self._kind_of
-        alike = [other for other, rows, _ in works[first:] if rows == 1 and kind_of[other] == kind]
-        if len(alike) < len(works) - first:
-            alike = [
-                other
-                for other, _, _ in takewhile(
-                    lambda work: work[1] == 1 and kind_of[work[0]] == kind, works[first:]
-                )
-            ]
-        return len(self._launch(self._captured, kind, alike))
+        keys, counts, _ = zip(*works[first:], strict=True)
+        kinds = list(map(self._kind_of.__getitem__, keys))
+        if counts.count(1) + kinds.count(kind) < 2 * len(keys):
+            # Precision by precision, and several rows of an expert by themselves.
+            alike = takewhile((kind, 1).__eq__, zip(kinds, counts, strict=True))
+            keys = keys[: len(list(alike))]
+        return len(self._launch(self._captured, kind, keys))
 
     def _compute_dense(self, site: int, rows: int) -> None:
         if self._dense is not None and rows == 1:

@@ -33,8 +33,8 @@ SLOT_ALIGNMENT = 256
 class Slot:
     """Room for one variant: its ``pieces`` in order, and the moments that guard it.
 
-    ``at`` is the byte of the slots' memory at which it begins; -1 if it lies in several pieces. It
-    may be read behind ``ready``, and overwritten behind ``readers``.
+    ``at`` is where it begins in the slots' memory, in units (``DeviceSlots.unit``); -1 if it lies in
+    several pieces. It may be read behind ``ready``, and overwritten behind ``readers``.
     """
 
     pieces: tuple[Tensor, ...]
@@ -91,10 +91,13 @@ class Grid:
         count: int,
         num_bytes: int,
         is_gone: Callable[[int], bool],
+        unit: int,
     ) -> None:
         self._is_gone = is_gone
         places = range(begin, begin + count * num_bytes, num_bytes)
-        self._free = [Slot((memory[at : at + num_bytes],), pool, at) for at in reversed(places)]
+        self._free = [
+            Slot((memory[at : at + num_bytes],), pool, at // unit) for at in reversed(places)
+        ]
         self._count = count
         self.of: dict[int, Slot] = {}
 
@@ -138,8 +141,10 @@ class Mixed:
         begin: int,
         sizes: Sequence[int],
         is_gone: Callable[[int], bool],
+        unit: int,
     ) -> None:
         self._pool, self._begin, self._room = pool, begin, Room(sizes, is_gone, self._leave)
+        self._unit = unit
         self._memory = memory[begin : begin + self._room.end]
         self.of: dict[int, Slot] = {}
         self._left: list[tuple[Extent, list[Moment]]] = []
@@ -151,7 +156,7 @@ class Mixed:
         if not self._room.place(key, num_bytes, 0):
             return None
         extents = self._room.extents[key]
-        begin = self._begin + extents[0][0] if len(extents) == 1 else -1
+        begin = (self._begin + extents[0][0]) // self._unit if len(extents) == 1 else -1
         slot = Slot(
             tuple(self._memory[at : at + length] for at, length in extents), self._pool, begin, key
         )
@@ -269,9 +274,9 @@ class DeviceSlots:
         for pool, (shape, begin) in enumerate(zip(self._shapes, begins, strict=True)):
             if isinstance(shape, Parts):
                 sizes = shape.own_bytes, shape.spare_bytes
-                self.pools.append(Mixed(memory, pool, begin, sizes, is_gone))
+                self.pools.append(Mixed(memory, pool, begin, sizes, is_gone, self.unit))
             else:
-                self.pools.append(Grid(memory, pool, begin, *shape, is_gone))
+                self.pools.append(Grid(memory, pool, begin, *shape, is_gone, self.unit))
 
     def release(self) -> None:
         """Give the memory back now; the garbage collector would take its time."""
@@ -292,7 +297,7 @@ class DeviceSlots:
         A variant of several pieces is put together first, in room that the next such variant takes.
         """
         if slot.at >= 0:
-            return slot.at // self.unit
+            return slot.at
         assert self._memory is not None
         assert self._mending is not None
         whole, pieces = self._mending[:num_bytes], list(slot.parts(0, num_bytes))
@@ -335,9 +340,9 @@ class DeviceSlots:
 
     def begin_write(self, slot: Slot, lane: Lane) -> None:
         """Let the lane overwrite the slot only after its readers and its last copy."""
-        for lane_of_reader, place in slot.readers:
-            if place > lane_of_reader.over:
-                lane.follow((lane_of_reader, place))
+        for reader in slot.readers:
+            if not is_over(reader):
+                lane.follow(reader)
         if slot.ready is not None and not is_over(slot.ready):
             lane.follow(slot.ready)
         slot.readers, slot.ready = [], None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ FIRST = ("gate_up_proj", "up_proj")
 Draw = Callable[..., Tensor]
 FEW = 8
 """How many neurons of an expert are tried out."""
+PLACE = attrgetter("at")
 MOST_PLACES = 2**31 - 1
 """The largest place that a table's int32 can hold."""
 
@@ -139,9 +141,9 @@ class Captured:
         fp32 [J, H], of the J experts that one launch can take. What lies in several pieces is put
         together before, in room for one, and so is computed alone.
         """
-        lane, unit = self._lane, self._slots.unit
+        lane = self._lane
         slots = self._slots.begin_reads(keys[: self._segments.most_needs], lane)
-        places = [slot.at // unit for slot in slots]
+        places = list(map(PLACE, slots))
         if min(places) < 0:
             # One that lies in pieces, or all that come before the first such one.
             slots = slots[: max(1, next(n for n, place in enumerate(places) if place < 0))]

@@ -17,6 +17,7 @@ Theory of operation:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from real.driver.device import TAIL, Device, Service, Turn, Work
 from real.driver.links import Links
@@ -30,6 +31,8 @@ from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Schedule, Workload
 
 CPU, NOT_LOADED = int(Outcome.CPU), (int(Outcome.CPU), int(Outcome.SKIP))
+ELSEWHERE = frozenset({*NOT_LOADED, int(Outcome.REROUTE)})
+"""The outcomes of needs that may have nothing to be computed on the device."""
 
 
 def drive(
@@ -187,19 +190,23 @@ class Driver:
         record.lookup_ns += [now] * count
         record.ready_ns += [now] * count
         needs.open_batch(now)
+        works = list(zip(keys, tokens, repeat(0)))
+        are_loaded = ELSEWHERE.isdisjoint(outcomes)
+        if are_loaded and not waits:
+            needs.add(works)
+            return
         there: list[Work] = []
-        for key, outcome, rows in zip(keys, outcomes, tokens, strict=True):
-            if key == SKIP or outcome in NOT_LOADED:
-                if key != SKIP and outcome == CPU:
-                    self._give_to_cpu(key, rows, row)
-            elif key not in waits:
-                there.append((key, rows, 0))
+        for nth, work in enumerate(works):
+            if not are_loaded and (work[0] == SKIP or outcomes[nth] in NOT_LOADED):
+                if outcomes[nth] == CPU:
+                    self._give_to_cpu(work[0], work[1], row + nth)
+            elif work[0] not in waits:
+                there.append(work)
             else:
                 if there:
                     needs.add(there)
                     there = []
-                needs.await_arrival((key, rows, 0), row)
-            row += 1
+                needs.await_arrival(work, row + nth)
         if there:
             needs.add(there)
 
