@@ -19,8 +19,9 @@ from torch import Tensor
 
 from real.cuda.arena import StagingRing
 from real.cuda.lanes import Lane, Mark
+from real.cuda.pools import Slot, parts_of
 from real.cuda.runtime import Runtime
-from real.cuda.slots import DeviceSlots, Slot, parts_of
+from real.cuda.slots import DeviceSlots
 
 Submit = Callable[[Callable[[], object], Callable[[object], object]], None]
 """``submit(work, then)`` lets a thread do ``work``; ``then`` gets its result on this one."""
@@ -170,10 +171,10 @@ class CopyEngine:
                 self._spin(due_ns(done + min(at + step, begin + count) - begin))
         return None
 
-    def bring(self, slot: Slot, content: Tensor) -> Mark:
+    def bring(self, slot: Slot, content: Tensor, num_bytes: int) -> Mark:
         """Give the lane a whole service that is one copy into a slot of one piece."""
         self._slots.begin_write(slot, self.lane)
-        self._give(slot.front(len(content))[0], content)
+        self._give(slot.front(num_bytes)[0], content)
         return self.end(slot)
 
     def end(self, slot: Slot) -> Mark:

@@ -352,7 +352,7 @@ class CudaDevice(PolledDevice):
             # Precision by precision, and several rows of an expert by themselves.
             alike = takewhile((kind, 1).__eq__, zip(kinds, counts, strict=True))
             keys = keys[: len(list(alike))]
-        return len(self._launch(self._captured, kind, keys))
+        return self._launch(self._captured, kind, keys)[0]
 
     def _compute_dense(self, site: int, rows: int) -> None:
         if self._dense is not None and rows == 1:
@@ -361,7 +361,7 @@ class CudaDevice(PolledDevice):
             self._runtime.run(self._lane.stream, partial(self._work_of.run_dense, site, rows))
             self._lane.note()
 
-    def _launch(self, captured: Captured, kind: int, keys: Sequence[int]) -> Tensor:
+    def _launch(self, captured: Captured, kind: int, keys: Sequence[int]) -> tuple[int, Tensor]:
         return captured.launch(kind, keys)
 
     def _compute_expert(self, key: int, rows: int) -> None:

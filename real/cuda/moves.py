@@ -16,8 +16,9 @@ from torch import Tensor
 from real.cuda.copies import CopyEngine, Feed, Source, Submit
 from real.cuda.homes import Homes
 from real.cuda.lanes import Mark
+from real.cuda.pools import Slot
 from real.cuda.runtime import Runtime
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.driver.device import Service
 
 
@@ -38,9 +39,9 @@ class Whole:
     __slots__ = ("_lane", "_mark", "is_asked", "may_end", "through")
     is_given = has_begun = True
 
-    def __init__(self, engine: CopyEngine, slot: Slot, content: Tensor) -> None:
-        self._lane, self.through = engine.lane, len(content)
-        self._mark = engine.bring(slot, content)
+    def __init__(self, engine: CopyEngine, slot: Slot, content: Tensor, num_bytes: int) -> None:
+        self._lane, self.through = engine.lane, num_bytes
+        self._mark = engine.bring(slot, content, num_bytes)
         self.is_asked = False
         self.may_end: Callable[[], bool] | None = None
 

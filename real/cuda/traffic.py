@@ -10,8 +10,9 @@ import torch
 from real.cuda.copies import CopyEngine, Pinned, Source, Submit
 from real.cuda.homes import Homes
 from real.cuda.moves import Bringing, Copying, Move, Stop, Whole
+from real.cuda.pools import Slot
 from real.cuda.runtime import Runtime
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.driver.device import Listener, Service
 from real.driver.sharing import Sharing
 from real.driver.timers import WAKE_NS
@@ -87,7 +88,7 @@ class Traffic:
         if content is None or self._key_bytes[key] != moved_bytes:
             return None
         slot = self._place(number, key)
-        return Whole(self._engines[engine], slot, content) if slot.at >= 0 else None
+        return Whole(self._engines[engine], slot, content, moved_bytes) if slot.at >= 0 else None
 
     def _in_part(self, service: Service) -> Move:
         """Begin a service of any kind."""

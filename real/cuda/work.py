@@ -135,10 +135,10 @@ class Captured:
         header = work.weights.store.header
         self._whole = all_neurons(header.neurons) if header.resident else None
 
-    def launch(self, kind: int, keys: Sequence[int]) -> Tensor:
-        """The outputs of the first of these experts of precision ``kind`` for a row of noise.
+    def launch(self, kind: int, keys: Sequence[int]) -> tuple[int, Tensor]:
+        """Compute the first of these experts of precision ``kind`` for a row of noise.
 
-        fp32 [J, H], of the J experts that one launch can take. What lies in several pieces is put
+        Return how many, J, one launch can take, and their outputs fp32 [J, H]. What lies in several pieces is put
         together before, in room for one, and so is computed alone.
         """
         lane = self._lane
@@ -154,7 +154,7 @@ class Captured:
         parts = () if self._whole is None else [self._part(key) for key in keys[: len(slots)]]
         outputs_JH = self._segments.launch(kind, places, parts)
         self._slots.end_read(slots, lane)
-        return outputs_JH
+        return len(slots), outputs_JH
 
     def _part(self, key: int) -> Part:
         g, header, held = (

@@ -53,6 +53,7 @@ class Links:
         self._chunk_bytes = controller.loader.chunk_bytes or 0
         self._lines = [Line(engines) for engines in self._route.engines]
         self._hop_ns = [partial(durations.hop_ns, link) for link in range(len(self._lines))]
+        self._latency_ns = [durations.latency_ns(link) for link in range(len(self._lines))]
         self._served: dict[int, tuple[Service, Transfer]] = {}
         """By row of the record: the services under way, and their transfers."""
         self._begun: list[tuple[int, int, int, int, int, int]] = []
@@ -158,7 +159,7 @@ class Links:
             moved_bytes,
             start_ns,
             self._hop_ns[link] if link or not transfer.write_back else self._writing(transfer),
-            self._durations.latency_ns(link),
+            self._latency_ns[link],
             self._head_ns(link, transfer) if forwards else -1,
             0 if forwards else self._chunk_bytes,
             0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,

@@ -248,7 +248,7 @@ class Driver:
         return key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens)
 
     def _may_go_on(self) -> bool:
-        return self._is_done() or self._needs.may_go_on(self.stream.free_ns)
+        return self._needs.may_go_on(self.stream.free_ns) or self._is_done()
 
     def _end_need(self, key: int, now_ns: int) -> None:
         """End a need of a union served in waves, and let the next needs in. The lock is held."""

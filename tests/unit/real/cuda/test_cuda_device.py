@@ -95,13 +95,13 @@ def look_at(device: CudaDevice, before: Look, after: Look = lambda key, output: 
     """
     launch, compute = device._launch, device._compute_expert
 
-    def launched(captured: Captured, kind: int, keys: Sequence[int]) -> torch.Tensor:
+    def launched(captured: Captured, kind: int, keys: Sequence[int]) -> tuple[int, torch.Tensor]:
         # Which of them are computed is known behind the launch, and nothing moves before it ends.
-        outputs_JH = launch(captured, kind, keys)
-        for key, output_H in zip(keys, outputs_JH, strict=False):
+        count, outputs_JH = launch(captured, kind, keys)
+        for key, output_H in zip(keys[:count], outputs_JH, strict=True):
             before(key, None)
             after(key, output_H)
-        return outputs_JH
+        return count, outputs_JH
 
     def computed(key: int, rows: int) -> None:
         before(key, None)
