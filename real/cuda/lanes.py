@@ -28,17 +28,17 @@ class Events:
 
     def __init__(self, runtime: Runtime, count: int, *, timed: bool = False) -> None:
         self._runtime, self._timed = runtime, timed
-        self._free = [runtime.event(timed=timed) for _ in range(count)]
+        self.free = [runtime.event(timed=timed) for _ in range(count)]
 
     def take(self) -> Event:
         """An event that nobody uses; a new one where all are in use."""
-        return self._free.pop() if self._free else self._runtime.event(timed=self._timed)
+        return self.free.pop() if self.free else self._runtime.event(timed=self._timed)
 
     def give_back(self, event: Event) -> None:
-        self._free.append(event)
+        self.free.append(event)
 
     def __len__(self) -> int:
-        return len(self._free)
+        return len(self.free)
 
 
 @dataclass(eq=False, slots=True)

@@ -215,7 +215,7 @@ class DeviceSlots:
 
     def begin_reads(self, keys: Iterable[int], lane: Lane) -> list[Slot]:
         """The slots of some keys, of which the lane is let read each only after its copy."""
-        for key in self._coming.keys() & keys:
+        for key in sorted(self._coming.keys() & keys):
             slot = self._of[key]
             self.begin_read(slot, lane)
             if slot.ready is not None and is_over(slot.ready):

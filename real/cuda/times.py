@@ -32,7 +32,7 @@ class Times:
 
     def note(self, given_ns: int, works: int) -> None:
         """Mark the end of the group that the lane was just given."""
-        if len(self._events) == 0:
+        if not self._events.free:
             self.read_all()
         self._given.append((given_ns, works))
         self._end_ns.append(given_ns)

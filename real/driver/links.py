@@ -52,12 +52,20 @@ class Links:
         self._in_flight = controller.loader.in_flight
         self._chunk_bytes = controller.loader.chunk_bytes or 0
         self._lines = [Line(engines) for engines in self._route.engines]
-        self._hop_ns = [partial(durations.hop_ns, link) for link in range(len(self._lines))]
-        self._latency_ns = [durations.latency_ns(link) for link in range(len(self._lines))]
+        self._kinds = [
+            (
+                partial(durations.hop_ns, link),
+                durations.latency_ns(link),
+                head_bytes > 0,
+                0 if head_bytes > 0 else self._chunk_bytes,
+            )
+            for link, head_bytes in enumerate(self._route.head_bytes[: len(self._lines)])
+        ]
+        """By link what its services have in common: their pace, and how they may be cut."""
         self._served: dict[int, tuple[Service, Transfer]] = {}
         """By row of the record: the services under way, and their transfers."""
-        self._begun: list[tuple[int, int, int, int, int, int]] = []
-        """By row: a service's values for the record's columns, without its end."""
+        self._begun: list[tuple[Service, bool]] = []
+        """By row: all services so far, and whether they were urgent when they began."""
         self._ended: dict[int, tuple[int, int]] = {}
         """By row of what has ended: when, and the bytes that it moved."""
         self._has_issued = False
@@ -117,6 +125,8 @@ class Links:
         there (contracts C11 to C14).
         """
         controller, given_up = self._controller, -1
+        if not (self._chunk_bytes or any(map(any, controller.queues))):
+            return
         while given_up < controller.given_up:
             given_up = controller.given_up
             for link, queues in enumerate(controller.queues):
@@ -140,49 +150,41 @@ class Links:
 
     def _begin(self, link: int, transfer: Transfer) -> None:
         """Give the issued transfer that has waited longest to the free engine."""
-        engine = heapq.heappop(self._lines[link].free)
-        number, moved_bytes, start_ns = (
+        hop_ns, latency_ns, forwards, chunk_bytes = self._kinds[link]
+        service = Service(
+            len(self._begun),
+            link,
+            heapq.heappop(self._lines[link].free),
             transfer.number,
+            transfer.key,
             transfer.left_bytes,
             self._record.call_ns[-1],
-        )
-        row = len(self._begun)
-        is_urgent = int(transfer.urgent or not transfer.prefetch)
-        self._begun.append((number, link, engine, is_urgent, start_ns, moved_bytes))
-        forwards = self._route.head_bytes[link] > 0
-        service = Service(
-            row,
-            link,
-            engine,
-            number,
-            transfer.key,
-            moved_bytes,
-            start_ns,
-            self._hop_ns[link] if link or not transfer.write_back else self._writing(transfer),
-            self._latency_ns[link],
+            hop_ns if link or not transfer.write_back else self._writing(transfer),
+            latency_ns,
             self._head_ns(link, transfer) if forwards else -1,
-            0 if forwards else self._chunk_bytes,
+            chunk_bytes,
             0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
         )
-        self._served[row] = (service, transfer)
+        self._begun.append((service, transfer.urgent or not transfer.prefetch))
+        self._served[service.row] = service, transfer
         self._device.serve(service)
 
     def tell_services(self) -> None:
         """Write all services into the record. Called once, when the run is over."""
         record = self._record
-        for row, (number, link, engine, is_urgent, start_ns, moved_bytes) in enumerate(self._begun):
-            end_ns, moved_bytes = self._ended.get(row, (-1, moved_bytes))
-            record.service_number.append(number)
-            record.service_link.append(link)
-            record.service_engine.append(engine)
-            record.service_urgent.append(is_urgent)
-            record.service_start_ns.append(start_ns)
+        for row, (service, is_urgent) in enumerate(self._begun):
+            end_ns, moved_bytes = self._ended.get(row, (-1, service.moved_bytes))
+            record.service_number.append(service.number)
+            record.service_link.append(service.link)
+            record.service_engine.append(service.engine)
+            record.service_urgent.append(int(is_urgent))
+            record.service_start_ns.append(service.start_ns)
             record.service_end_ns.append(end_ns)
             record.service_bytes.append(moved_bytes)
 
     def _writing(self, transfer: Transfer) -> Callable[[int], int]:
         """When so many bytes are through on link 0 behind the victims that are written back."""
-        hop_ns, geometry = self._hop_ns[0], self._controller.geometry
+        hop_ns, geometry = self._kinds[0][0], self._controller.geometry
         back_ns = sum(hop_ns(geometry.bytes_of(victim)) for victim in transfer.write_back)
         return lambda moved_bytes: back_ns + hop_ns(moved_bytes)
 

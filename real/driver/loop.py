@@ -230,7 +230,9 @@ class Driver:
                 self.stream.stand_idle(along.ready_ns, along.cause)
                 works += along.works
             self.stream.compute(works)
-            return True
+            with self.device.lock:
+                is_done = self._is_done()
+            return not is_done or self._needs.last_result_ns > self.stream.free_ns
         for key, rows, _ in works:
             self.stream.compute((self._work(key, rows),))
             if self.controller.waiting:
