@@ -192,7 +192,7 @@ class Driver:
         needs.open_batch(now)
         works = list(zip(keys, tokens, repeat(0)))
         are_loaded = ELSEWHERE.isdisjoint(outcomes)
-        if are_loaded and not waits:
+        if works and are_loaded and not waits:
             needs.add(works)
             return
         there: list[Work] = []
