@@ -62,8 +62,8 @@ NO_EXPERT = -1
 class CudaDevice(PolledDevice):
     """The GPU of one run; ``controller`` is the run's, whose slots say what is resident.
 
-    ``top_k``: the most needs that one row has. ``uses_graphs``: captured kernels compute a replay,
-    where the experts' form allows it.
+    ``top_k``: the most needs that one row has; ``most_rows``: the most rows of a step.
+    ``uses_graphs``: kernels compute a replay, where the experts' form allows it.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class CudaDevice(PolledDevice):
         runtime: Runtime,
         *,
         top_k: int,
+        most_rows: int = 2,
         overflow_bytes: int = 0,
         uses_graphs: bool = True,
     ) -> None:
@@ -84,7 +85,7 @@ class CudaDevice(PolledDevice):
         largest = max(controller.geometry.variant_bytes)
         spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
         self.slots = DeviceSlots(runtime, controller.slots, spare, controller.keeps_slot)
-        self._weights, self._top_k = weights, top_k
+        self._weights, self._top_k, self._most_rows = weights, top_k, most_rows
         self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
         g = controller.geometry
         # By key the precision of an expert; the last one is that of TAIL.
@@ -365,7 +366,11 @@ class CudaDevice(PolledDevice):
         return captured.launch(kind, keys)
 
     def _compute_expert(self, key: int, rows: int) -> None:
-        """Compute an expert as the model does, of any form and for any number of rows."""
+        """Compute an expert of any form and for any number of rows, live as the model does."""
+        kind, captured = self._kind_of[key], self._captured
+        if captured is not None and not self._is_live and captured.takes_rows(kind):
+            captured.compute_rows(kind, key, rows)
+            return
         slot, work = self.slots.of(key), self._work_of
         self.slots.begin_read(slot, self._lane)
         neurons = self.arrivals.held(key)
@@ -411,5 +416,6 @@ def _make(
         engine,
         runtime(),
         top_k=run.model.top_k,
+        most_rows=run.workload.limits.rows,
         overflow_bytes=run.ledger.overflow_bytes,
     )

@@ -24,6 +24,7 @@ from real.cuda.lanes import Lane
 from real.cuda.runtime import Graph, Runtime
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.experts import dense_expert, partial_expert
+from real.kernels.grouped_gemm import grouped_expert, grouped_gemm
 from real.kernels.slot_matrices import SlotMatrices
 from real.store.neurons import Numbers
 
@@ -34,6 +35,8 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 It launches kernels of fixed shapes only, and looks at no value.
 """
 NO_NEURONS: Numbers = np.zeros(0, np.int64)
+RowsCompute = Callable[[Tensor, Tensor], Tensor]
+"""``compute(x [T, H], slot int32 [1]) -> fp32 [T, H]``: several rows of one expert, as stored."""
 SLOT, UP, COUNT, FIRST_NEURON = range(4)
 """Rows of a table. Whole experts use the first one only.
 
@@ -61,13 +64,15 @@ class Kind:
     """What experts of one precision compute.
 
     ``pool`` [S, bytes] is where their slots lie. Sparse experts have ``neurons``, and their up
-    projections lie in ``ups`` [experts, bytes].
+    projections lie in ``ups`` [experts, bytes]. ``several`` computes several rows of an expert that
+    is stored in few bits; None where torch does that.
     """
 
     compute: Compute
     pool: Tensor
     ups: Tensor | None = None
     neurons: int = 0
+    several: RowsCompute | None = None
 
     @property
     def table_rows(self) -> int:
@@ -91,6 +96,19 @@ def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> 
             return dense_expert(x_1H, first, down, slot_J)
         inner = torch.relu(dequant_gemv(x_1H, first, slot_J))
         return dequant_gemv(inner, down, slot_J)
+
+    return compute
+
+
+def several_rows(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> RowsCompute:
+    """The same for several rows. The bytes of the weights are read once for up to 64 of them."""
+
+    def compute(x_TH: Tensor, slot_1: Tensor) -> Tensor:
+        counts = [len(x_TH)]
+        if is_gated:
+            return grouped_expert(x_TH, first, down, slot_1, counts)
+        inner = torch.relu(grouped_gemm(x_TH, first, slot_1, counts))
+        return grouped_gemm(inner, down, slot_1, counts)
 
     return compute
 

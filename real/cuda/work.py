@@ -1,7 +1,8 @@
 """What experts compute on a CUDA device: eagerly, as the model does, or as a captured graph.
 
 The eager way knows every form of expert, and gives the model's own bits. The graph runs this
-project's kernels on one row of a replay, from slots of any pool. It knows two forms: experts with
+project's kernels on one row of a replay, from slots of any pool. Several rows of a replay go to
+them without a graph where weights are stored in few bits. The kernels know two forms: experts with
 one stored matrix of first projections and a down projection, and nothing else; and experts that
 move neuron by neuron.
 """
@@ -24,10 +25,12 @@ from real.cuda.segments import (
     Segments,
     all_neurons,
     fused_expert,
+    several_rows,
     sparse_expert_in_part,
 )
 from real.cuda.slots import DeviceSlots
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
+from real.kernels.tiles import tiled_counts
 from real.store.experts import Tensors
 from real.store.neurons import UP, Arrivals, of_neurons
 from real.store.store import RAW, StoredTensor, Variant
@@ -113,17 +116,19 @@ def captured_of(
             return None
         kinds.append(kind)
     segments = Segments(runtime, lane, arena, kinds, work.noise, most_needs)
-    return Captured(segments, slots, work, lane, arrivals)
+    return Captured(runtime, kinds, segments, slots, work, lane, arrivals)
 
 
 class Captured:
-    """The experts of a replay, one row of each, computed by captured kernels.
+    """The experts of a replay, computed by kernels: one row of each by captured ones.
 
     ``arrivals`` knows which neurons have come of experts that move in part.
     """
 
     def __init__(
         self,
+        runtime: Runtime,
+        kinds: Sequence[Kind],
         segments: Segments,
         slots: DeviceSlots,
         work: DeviceWork,
@@ -131,7 +136,7 @@ class Captured:
         arrivals: Arrivals,
     ) -> None:
         self._segments, self._slots, self._work, self._lane = segments, slots, work, lane
-        self._arrivals = arrivals
+        self._runtime, self._kinds, self._arrivals = runtime, kinds, arrivals
         header = work.weights.store.header
         self._whole = all_neurons(header.neurons) if header.resident else None
 
@@ -155,6 +160,37 @@ class Captured:
         outputs_JH = self._segments.launch(kind, places, parts)
         self._slots.end_read(slots, lane)
         return len(slots), outputs_JH
+
+    def takes_rows(self, kind: int) -> bool:
+        """Whether several rows of an expert of precision ``kind`` are computed as it is stored."""
+        return self._kinds[kind].several is not None
+
+    def compute_rows(self, kind: int, key: int, count: int) -> Tensor:
+        """An expert's outputs for ``count`` rows of noise: fp32 [T, H]."""
+        (slot,) = slots = self._slots.begin_reads((key,), self._lane)
+        place = self._slots.place_of(slot, self._work.geometry.bytes_of(key), self._lane)
+        outputs_TH = self._rows_at(self._kinds[kind], place, count)
+        self._slots.end_read(slots, self._lane)
+        return outputs_TH
+
+    def warm_up(self, most_rows: int) -> None:
+        """Have the kernels of up to so many rows compiled, with what lies in the first slot."""
+        for kind in self._kinds:
+            for count in tiled_counts(most_rows) if kind.several else ():
+                self._rows_at(kind, 0, count)
+
+    def _rows_at(self, kind: Kind, place: int, count: int) -> Tensor:
+        several, noise_1H = kind.several, self._work.noise
+        assert several is not None
+
+        def run() -> Tensor:
+            slot_1 = torch.full((1,), place, dtype=torch.int32, device=noise_1H.device)
+            return several(noise_1H.expand(count, -1).contiguous(), slot_1)
+
+        reads = [noise_1H, *kind.reads([place], ())]
+        outputs_TH = self._runtime.run(self._lane.stream, run, reads=reads)
+        self._lane.note()
+        return outputs_TH
 
     def _part(self, key: int) -> Part:
         g, header, held = (
@@ -213,12 +249,16 @@ def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | N
 
     if not _is_alike(weights, ours):
         return None
-    compute = fused_expert(
-        matrices_of(windows, variant, first),
-        matrices_of(windows, variant, "down_proj"),
-        is_gated=is_gated,
+    matrices = [matrices_of(windows, variant, name) for name in (first, "down_proj")]
+    return Kind(
+        fused_expert(*matrices, is_gated=is_gated),
+        windows,
+        several=(
+            several_rows(*matrices, is_gated=is_gated)
+            if all(tensor.bits for tensor in variant.tensors)
+            else None
+        ),
     )
-    return Kind(compute, windows)
 
 
 def _sparse_kind(work: DeviceWork, variant: Variant, windows: Tensor) -> Kind | None:
