@@ -177,6 +177,10 @@ def _launch_rows(neurons: int, hidden: int, bits: int, counts: tuple[int, ...]) 
     first, down = _expert(neurons, hidden, bits)
     for rows in counts:
         grouped_expert(_meta(rows, hidden), first, down, _meta(1, dtype=torch.int32), [rows])
+    # An engine that computes in another type gives the kernels such inputs.
+    for dtype in (torch.float16, torch.float32) if bits < 16 else ():
+        x_TH = _meta(counts[0], hidden, dtype=dtype)
+        grouped_expert(x_TH, first, down, _meta(1, dtype=torch.int32), [counts[0]])
 
 
 def _launch_sparse(neurons: int, hidden: int) -> None:
