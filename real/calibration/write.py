@@ -9,6 +9,7 @@ from typing import Any
 from real.calibration.facts import Facts, Points
 from real.calibration.fit import Figures, fixed_ns, surplus_of, tables_us
 from real.calibration.in_run import Surplus
+from sim.machine.link_parts import RATES
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,16 @@ class Gathers:
 def gathers_of(rows: Sequence[Mapping[str, Any]], row_bytes: int) -> Gathers | None:
     """The rates that a probe measured with rows of so many bytes; None where it measured none.
 
-    The default is the engine's: staged, by 4 threads with 50 rows in a piece, or else the first.
+    The default is the engine's: staged, by 4 threads with 50 rows in a piece, or else the first. A
+    rate below all that a machine may have, as a busy computer measures with a few bytes, counts as
+    the least.
     """
     rates = [
         (
             str(row["gather"]),
             int(row["threads"]),
             int(row["columns"]) * row_bytes,
-            round(float(row["bytes_per_s"]) / 1e9, 4),
+            max(RATES[0], round(float(row["bytes_per_s"]) / 1e9, 4)),
         )
         for row in rows
     ]

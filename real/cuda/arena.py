@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from real.cuda.lanes import Moment
+from real.cuda.lanes import Moment, is_over
 from real.cuda.runtime import Runtime
 
 PAGE_BYTES = 1 << 21
@@ -87,7 +87,7 @@ class StagingRing:
         if not self._free:
             return None
         buffer, read = self._free[0]
-        if read is not None and not read.has_passed:
+        if read is not None and not is_over(read):
             return None
         self._free.popleft()
         self._runtime.host_writes(buffer)

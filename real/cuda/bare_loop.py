@@ -18,7 +18,7 @@ import torch
 from real.cuda.arena import PinnedArena, ring_bytes
 from real.cuda.lanes import Events, Lane
 from real.cuda.runtime import Runtime
-from real.cuda.segments import Kind, Need, Segments, fused_expert, tables_bytes
+from real.cuda.segments import Kind, Segments, fused_expert, tables_bytes
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from sim.machine.model import Model
 
@@ -104,10 +104,10 @@ class BareLoop:
             copies.note()
             coming.append((slot, copies.mark(), copies.moment))
         if there:
-            self._segments.launch(0, [Need(self._held[key]) for key in there])
+            self._segments.launch(0, [self._held[key] for key in there])
         for slot, mark, moment in coming:
             while not copies.has_passed(mark):
                 pass
             compute.follow(moment)
-            self._segments.launch(0, [Need(slot)])
+            self._segments.launch(0, [slot])
         return len(coming)

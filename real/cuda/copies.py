@@ -19,8 +19,9 @@ from torch import Tensor
 
 from real.cuda.arena import StagingRing
 from real.cuda.lanes import Lane, Mark
+from real.cuda.pools import Slot, parts_of
 from real.cuda.runtime import Runtime
-from real.cuda.slots import DeviceSlots, Slot, parts_of
+from real.cuda.slots import DeviceSlots
 
 Submit = Callable[[Callable[[], object], Callable[[object], object]], None]
 """``submit(work, then)`` lets a thread do ``work``; ``then`` gets its result on this one."""
@@ -162,11 +163,6 @@ class CopyEngine:
             return self._gather(slot, source, begin, count, due_ns, done + count)
         if isinstance(source, Elsewhere):
             return self._fetch(slot, source, begin, count, due_ns, done)
-        if due_ns is None and not begin and len(source.pieces) == 1:
-            whole, targets = source.pieces[0], slot.front(count)
-            if len(targets) == 1 and whole.numel() == count:
-                self._give(targets[0], whole)
-                return None
         step = count if due_ns is None else self._piece_bytes
         for at in range(begin, begin + count, max(1, step)):
             for target, place in _parts(slot, at, min(step, begin + count - at)):
@@ -174,6 +170,12 @@ class CopyEngine:
             if due_ns is not None:
                 self._spin(due_ns(done + min(at + step, begin + count) - begin))
         return None
+
+    def bring(self, slot: Slot, content: Tensor, num_bytes: int) -> Mark:
+        """Give the lane a whole service that is one copy into a slot of one piece."""
+        self._slots.begin_write(slot, self.lane)
+        self._give(slot.front(num_bytes)[0], content)
+        return self.end(slot)
 
     def end(self, slot: Slot) -> Mark:
         """End a service that has been given as a whole; the slot can be read behind its end."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ from real.cuda.lanes import Events, Lane
 from real.cuda.refusals import check
 from real.cuda.runtime import CudaRuntime, Runtime
 from real.cuda.segments import tables_bytes
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.cuda.times import Times
 from real.cuda.traffic import Traffic
 from real.cuda.work import Captured, DenseGraphs, DeviceWork, captured_of
@@ -61,8 +62,8 @@ NO_EXPERT = -1
 class CudaDevice(PolledDevice):
     """The GPU of one run; ``controller`` is the run's, whose slots say what is resident.
 
-    ``top_k``: the most needs that one row has. ``uses_graphs``: captured kernels compute a replay,
-    where the experts' form allows it.
+    ``top_k``: the most needs that one row has; ``most_rows``: the most rows of a step.
+    ``uses_graphs``: kernels compute a replay, where the experts' form allows it.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class CudaDevice(PolledDevice):
         runtime: Runtime,
         *,
         top_k: int,
+        most_rows: int = 2,
         overflow_bytes: int = 0,
         uses_graphs: bool = True,
     ) -> None:
@@ -83,7 +85,7 @@ class CudaDevice(PolledDevice):
         largest = max(controller.geometry.variant_bytes)
         spare = controller.loader.staging_slots + -(-overflow_bytes // largest)
         self.slots = DeviceSlots(runtime, controller.slots, spare, controller.keeps_slot)
-        self._weights, self._top_k = weights, top_k
+        self._weights, self._top_k, self._most_rows = weights, top_k, most_rows
         self.arrivals = Arrivals(controller.geometry, weights.store.header.neurons)
         g = controller.geometry
         # By key the precision of an expert; the last one is that of TAIL.
@@ -177,7 +179,13 @@ class CudaDevice(PolledDevice):
         self._dense: DenseGraphs | None = None
         if self._uses_graphs:
             self._captured = captured_of(
-                self._runtime, lane, self.homes.arena, self.slots, self._work_of, self._top_k
+                self._runtime,
+                lane,
+                self.homes.arena,
+                self.slots,
+                self._work_of,
+                self.arrivals,
+                self._top_k,
             )
             self._dense = DenseGraphs(self._runtime, lane, self._work_of)
         self._times = Times(self._runtime, lane, Events(self._runtime, TIMED_EVENTS, timed=True))
@@ -336,22 +344,16 @@ class CudaDevice(PolledDevice):
             # In a live run the model has given its own work to this stream.
             self._lane.note()
             return 1
-        captured = self._captured
-        if captured is None or rows != 1 or self._is_live:
+        if self._captured is None or rows != 1 or self._is_live:
             self._compute_expert(key, rows)
             return 1
-        keys, slots = [key], [self.slots.of(key)]
-        if slots[0].at >= 0:
-            # Precision by precision, and none that lies in pieces beside others.
-            for other, rows, _ in works[first + 1 : first + captured.most_needs]:
-                if rows != 1 or self._kind_of[other] != kind:
-                    break
-                if (slot := self.slots.of(other)).at < 0:
-                    break
-                keys.append(other)
-                slots.append(slot)
-        self._launch(captured, keys, slots)
-        return len(keys)
+        keys, counts, _ = zip(*works[first:], strict=True)
+        kinds = list(map(self._kind_of.__getitem__, keys))
+        if counts.count(1) + kinds.count(kind) < 2 * len(keys):
+            # Precision by precision, and several rows of an expert by themselves.
+            alike = takewhile((kind, 1).__eq__, zip(kinds, counts, strict=True))
+            keys = keys[: len(list(alike))]
+        return self._launch(self._captured, kind, keys)[0]
 
     def _compute_dense(self, site: int, rows: int) -> None:
         if self._dense is not None and rows == 1:
@@ -360,18 +362,15 @@ class CudaDevice(PolledDevice):
             self._runtime.run(self._lane.stream, partial(self._work_of.run_dense, site, rows))
             self._lane.note()
 
-    def _launch(self, captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> Tensor:
-        """Compute some experts for one row, in one launch; return their outputs [J, H]."""
-        lane, held, sizes = self._lane, self.arrivals.held, self._controller.slots.key_bytes
-        for slot in slots:
-            self.slots.begin_read(slot, lane)
-        needs = [(key, slot, sizes[key], held(key)) for key, slot in zip(keys, slots, strict=True)]
-        outputs_JH = captured.launch(self._kind_of[keys[0]], needs)
-        self.slots.end_read(slots, lane)
-        return outputs_JH
+    def _launch(self, captured: Captured, kind: int, keys: Sequence[int]) -> tuple[int, Tensor]:
+        return captured.launch(kind, keys)
 
     def _compute_expert(self, key: int, rows: int) -> None:
-        """Compute an expert as the model does, of any form and for any number of rows."""
+        """Compute an expert of any form and for any number of rows, live as the model does."""
+        kind, captured = self._kind_of[key], self._captured
+        if captured is not None and not self._is_live and captured.takes_rows(kind):
+            captured.compute_rows(kind, key, rows)
+            return
         slot, work = self.slots.of(key), self._work_of
         self.slots.begin_read(slot, self._lane)
         neurons = self.arrivals.held(key)
@@ -417,5 +416,6 @@ def _make(
         engine,
         runtime(),
         top_k=run.model.top_k,
+        most_rows=run.workload.limits.rows,
         overflow_bytes=run.ledger.overflow_bytes,
     )

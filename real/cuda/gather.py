@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from real.cuda.arena import PinnedArena, StagingRing, ring_bytes
@@ -95,8 +94,3 @@ def check_rows(pairs: Tensor, kept: Tensor, target: Tensor, row_bytes: int) -> N
         raise ValueError(
             f"rows are of {pairs.shape[1]} and {target.shape[1]} B, not of {row_bytes}"
         )
-
-
-def kept_rows(v: Tensor, threshold: float) -> Tensor:
-    """The neurons with |v| of at least the threshold: int64, ascending, on the host."""
-    return (v.abs() >= threshold).nonzero()[:, 0].to(torch.int64).cpu()

@@ -83,8 +83,8 @@ class Homes:
         self.ram: SlotMemory | None = None
         self._content: Tensor | None = None
         self._crewed: list[Crewed] = []
-        self._sources: dict[int, Source] = {}
-        """By key: where a variant rests for good. To cut a tensor costs more than to copy it."""
+        self.content_of: dict[int, Tensor] = {}
+        """By key: a variant that rests in one piece. To cut a tensor costs more than to copy it."""
         self._gatherers: list[RowGatherer] = []
         self._arena: PinnedArena | None = None
         self._own = local()
@@ -127,7 +127,7 @@ class Homes:
         if is_home:
             self._content = self.arena.take(size)
             self._reader().read(0, self._content.numpy())
-            self._sources = self._whole_sources(self._content)
+            self.content_of = self._variants_of(self._content)
             if is_partial:
                 gather = self._submit("gatherers", self._engine.gather_threads)
                 self._gatherers = [
@@ -148,7 +148,7 @@ class Homes:
                 self.bring(key, 0, list(self.ram.pieces(key, 0, self._bytes_of(key))))
         self.transit.free = [self.arena.take(largest) for _ in range(in_transit)]
 
-    def _whole_sources(self, content: Tensor) -> dict[int, Source]:
+    def _variants_of(self, content: Tensor) -> dict[int, Tensor]:
         g = self._controller.geometry
         keys = (
             g.key(precision, site, expert)
@@ -156,16 +156,13 @@ class Homes:
             for site in range(g.sites)
             for expert in range(g.experts)
         )
-        return {
-            key: Pinned((content[(at := self.offset(key)) : at + self._bytes_of(key)],))
-            for key in keys
-        }
+        return {key: content[(at := self.offset(key)) : at + self._bytes_of(key)] for key in keys}
 
     def close(self) -> None:
         """Unpin all memory. Copies from it must be over."""
         # Dropped here: the garbage collector would take its time, and a next run needs the room.
         self._content, self._crewed, self._gatherers, self.ram = None, [], [], None
-        self._sources = {}
+        self.content_of = {}
         self.transit.close()
         if self._arena is not None:
             self._arena.close()
@@ -177,8 +174,8 @@ class Homes:
     def of(self, key: int, engine: int) -> Source:
         """A variant where it rests for good, as a source for an engine of link 0."""
         kept = self._arrivals.held(key)
-        if kept is None and (found := self._sources.get(key)) is not None:
-            return found
+        if kept is None and (found := self.content_of.get(key)) is not None:
+            return Pinned((found,))
         offset, size = self.offset(key), self._bytes_of(key)
         if self._content is not None:
             whole = self._content[offset : offset + size]

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from real.cuda.runtime import Event, Runtime
 
+Moment = tuple["Lane", int]
+"""What a lane has been given up to a place in its order."""
 
-class Moment(NamedTuple):
-    """What a lane has been given up to a place in its order."""
 
-    lane: Lane
-    place: int
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether the host has seen that all of it is over."""
-        return self.place <= self.lane.over
+def is_over(moment: Moment) -> bool:
+    """Whether the host has seen that all of it is over."""
+    lane, place = moment
+    return place <= lane.over
 
 
 class Events:
@@ -32,17 +28,17 @@ class Events:
 
     def __init__(self, runtime: Runtime, count: int, *, timed: bool = False) -> None:
         self._runtime, self._timed = runtime, timed
-        self._free = [runtime.event(timed=timed) for _ in range(count)]
+        self.free = [runtime.event(timed=timed) for _ in range(count)]
 
     def take(self) -> Event:
         """An event that nobody uses; a new one where all are in use."""
-        return self._free.pop() if self._free else self._runtime.event(timed=self._timed)
+        return self.free.pop() if self.free else self._runtime.event(timed=self._timed)
 
     def give_back(self, event: Event) -> None:
-        self._free.append(event)
+        self.free.append(event)
 
     def __len__(self) -> int:
-        return len(self._free)
+        return len(self.free)
 
 
 @dataclass(eq=False, slots=True)
@@ -73,15 +69,18 @@ class Lane:
 
     @property
     def moment(self) -> Moment:
-        return Moment(self, self.place)
+        return self, self.place
 
     def mark(self, event: Event | None = None) -> Mark:
         """Record an event behind all that was given so far.
 
         An ``event`` of the caller's stays the caller's; others come from the lane's own.
         """
-        found = Mark(self.place, self._events.take() if event is None else event, event is not None)
-        self._runtime.record(found.event, self.stream)
+        is_kept = event is not None
+        if event is None:
+            event = self._events.take()
+        self._runtime.record(event, self.stream)
+        found = Mark(self.place, event, is_kept)
         self._marks.append(found)
         return found
 
@@ -121,8 +120,8 @@ class Lane:
         return bool(self._marks)
 
     def _see(self, place: int) -> None:
-        self.over = max(self.over, place)
-        while self._marks and self._marks[0].place <= place:
-            mark = self._marks.popleft()
+        self.over, marks = place, self._marks
+        while marks and marks[0].place <= place:
+            mark = marks.popleft()
             if not mark.is_kept:
                 self._events.give_back(mark.event)

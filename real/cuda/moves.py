@@ -11,12 +11,14 @@ from enum import Enum, auto
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from real.cuda.copies import CopyEngine, Feed, Source, Submit
 from real.cuda.homes import Homes
 from real.cuda.lanes import Mark
+from real.cuda.pools import Slot
 from real.cuda.runtime import Runtime
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.driver.device import Service
 
 
@@ -28,8 +30,27 @@ class Stop(Enum):
     END = auto()
 
 
+class Whole:
+    """A service of link 0 that is one copy, from one piece of memory to one. Nothing may cut it.
+
+    The lane is given it at once, its end included.
+    """
+
+    __slots__ = ("_lane", "_mark", "is_asked", "may_end", "through")
+    is_given = has_begun = True
+
+    def __init__(self, engine: CopyEngine, slot: Slot, content: Tensor, num_bytes: int) -> None:
+        self._lane, self.through = engine.lane, num_bytes
+        self._mark = engine.bring(slot, content, num_bytes)
+        self.is_asked = False
+        self.may_end: Callable[[], bool] | None = None
+
+    def advance(self) -> Stop | None:
+        return Stop.END if self._lane.has_passed(self._mark) else None
+
+
 class Copying:
-    """A service of link 0, or a copy that is given ahead of its service.
+    """A service of link 0, or a copy that is given ahead of its service, in whatever pieces.
 
     - ``base``: the bytes that earlier services of the transfer have moved.
     - ``source(until)`` is where the variant's first ``until`` bytes are; None while they are not.
@@ -140,6 +161,7 @@ class Bringing:
         self._head_ns = service.head_ns
         self.through = 0
         self._is_out = False
+        self.is_given = False
         self.is_asked = False
         self.may_end: Callable[[], bool] | None = None
 
@@ -202,4 +224,4 @@ class Bringing:
         self._note(self._base + self.through)
 
 
-Move = Copying | Bringing
+Move = Whole | Copying | Bringing

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from real.cuda.lanes import Lane
 from real.cuda.runtime import Graph, Runtime
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.experts import dense_expert, partial_expert
+from real.kernels.grouped_gemm import grouped_expert, grouped_gemm
 from real.kernels.slot_matrices import SlotMatrices
 from real.store.neurons import Numbers
 
@@ -34,6 +34,9 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 
 It launches kernels of fixed shapes only, and looks at no value.
 """
+NO_NEURONS: Numbers = np.zeros(0, np.int64)
+RowsCompute = Callable[[Tensor, Tensor], Tensor]
+"""``compute(x [T, H], slot int32 [1]) -> fp32 [T, H]``: several rows of one expert, as stored."""
 SLOT, UP, COUNT, FIRST_NEURON = range(4)
 """Rows of a table. Whole experts use the first one only.
 
@@ -41,30 +44,19 @@ Experts that have come in part use all of them, and one more for each neuron.
 """
 
 
-class Need(NamedTuple):
-    """An expert that is to be computed; ``slot`` is its place in the pool.
-
-    Of a sparse expert ``up`` is the number of its resident up projection, and ``neurons`` are those
-    that its slot holds, in their order.
-    """
-
-    slot: int
-    up: int = 0
-    neurons: Numbers | None = None
+Part = tuple[int, Numbers]
+"""Of a sparse expert the number of its resident up projection, and the neurons in its slot."""
 
 
-def write(needs: Sequence[Need], table_WJ: Table) -> None:
-    """Write the needs into a table, column by column.
+def write(places: Sequence[int], parts: Sequence[Part], table_WJ: Table) -> None:
+    """Write needs into a table: where each lies in the pool, and of sparse experts their part.
 
     What lies behind the last neuron of one stays as it is.
     """
-    table_WJ[SLOT] = [need.slot for need in needs]
-    if len(table_WJ) == 1:
-        return
-    for number, need in enumerate(needs):
-        assert need.neurons is not None
-        table_WJ[UP, number], table_WJ[COUNT, number] = need.up, len(need.neurons)
-        table_WJ[FIRST_NEURON : FIRST_NEURON + len(need.neurons), number] = need.neurons
+    table_WJ[SLOT] = places
+    for number, (up, neurons) in enumerate(parts):
+        table_WJ[UP, number], table_WJ[COUNT, number] = up, len(neurons)
+        table_WJ[FIRST_NEURON : FIRST_NEURON + len(neurons), number] = neurons
 
 
 @dataclass(frozen=True)
@@ -72,22 +64,24 @@ class Kind:
     """What experts of one precision compute.
 
     ``pool`` [S, bytes] is where their slots lie. Sparse experts have ``neurons``, and their up
-    projections lie in ``ups`` [experts, bytes].
+    projections lie in ``ups`` [experts, bytes]. ``several`` computes several rows of an expert that
+    is stored in few bits; None where torch does that.
     """
 
     compute: Compute
     pool: Tensor
     ups: Tensor | None = None
     neurons: int = 0
+    several: RowsCompute | None = None
 
     @property
     def table_rows(self) -> int:
         return FIRST_NEURON + self.neurons if self.ups is not None else 1
 
-    def reads(self, needs: Sequence[Need]) -> list[Tensor]:
+    def reads(self, places: Sequence[int], parts: Sequence[Part]) -> list[Tensor]:
         """The memory that computing these needs reads."""
-        ups = [] if self.ups is None else [self.ups[need.up] for need in needs]
-        return [*(self.pool[need.slot] for need in needs), *ups]
+        ups = [] if self.ups is None else [self.ups[up] for up, _ in parts]
+        return [*(self.pool[place] for place in places), *ups]
 
 
 def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> Compute:
@@ -102,6 +96,19 @@ def fused_expert(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> 
             return dense_expert(x_1H, first, down, slot_J)
         inner = torch.relu(dequant_gemv(x_1H, first, slot_J))
         return dequant_gemv(inner, down, slot_J)
+
+    return compute
+
+
+def several_rows(first: SlotMatrices, down: SlotMatrices, *, is_gated: bool) -> RowsCompute:
+    """The same for several rows. The bytes of the weights are read once for up to 64 of them."""
+
+    def compute(x_TH: Tensor, slot_1: Tensor) -> Tensor:
+        counts = [len(x_TH)]
+        if is_gated:
+            return grouped_expert(x_TH, first, down, slot_1, counts)
+        inner = torch.relu(grouped_gemm(x_TH, first, slot_1, counts))
+        return grouped_gemm(inner, down, slot_1, counts)
 
     return compute
 
@@ -142,26 +149,27 @@ class Segment:
             self.outputs_JH.copy_(kind.compute(x_1H, held_WJ))
 
         self._graph: Graph = runtime.capture(
-            lane.stream, work, reads=self._reads([Need(0)]), writes=self._writes
+            lane.stream, work, reads=self._reads([0], [(0, NO_NEURONS)]), writes=self._writes
         )
         lane.note()
-        self.last = lane.moment
-        """The moment of its last launch; the capture is one."""
+        self.last = lane.place
+        """The place in the lane's order of its last launch; the capture is one."""
 
-    def _reads(self, needs: Sequence[Need]) -> list[Tensor]:
-        return [self._x_1H, self._pinned, *self._kind.reads(needs)]
+    def _reads(self, places: Sequence[int], parts: Sequence[Part]) -> list[Tensor]:
+        return [self._x_1H, self._pinned, *self._kind.reads(places, parts)]
 
-    def launch(self, needs: Sequence[Need]) -> Tensor:
+    def launch(self, places: Sequence[int], parts: Sequence[Part] = ()) -> Tensor:
         """The outputs, fp32 [J, H], which the next launch overwrites; the last one must be over.
 
         What the graph reads must have been ordered before it on the lane.
         """
-        self._runtime.host_writes(self._pinned)
-        write(needs, self._table_WJ)
-        reads = partial(self._reads, needs)
-        self._runtime.replay(self._graph, self._lane.stream, reads=reads, writes=self._writes)
-        self._lane.note()
-        self.last = self._lane.moment
+        runtime, lane = self._runtime, self._lane
+        runtime.host_writes(self._pinned)
+        write(places, parts, self._table_WJ)
+        reads = partial(self._reads, places, parts)
+        runtime.replay(self._graph, lane.stream, reads=reads, writes=self._writes)
+        lane.note()
+        self.last = lane.place
         return self.outputs_JH
 
 
@@ -190,21 +198,22 @@ class Segments:
             for needs, count in copies_of(most_needs).items()
         }
 
-    def launch(self, kind: int, needs: Sequence[Need]) -> Tensor:
+    def launch(self, kind: int, places: Sequence[int], parts: Sequence[Part] = ()) -> Tensor:
         """The outputs of these experts: fp32 [J, H].
 
-        A later launch of as many needs overwrites them. The experts' slots must have been ordered
-        before on the lane.
+        ``places`` are those of their slots in the pool; sparse experts have ``parts`` as well. A
+        later launch of as many needs overwrites the outputs. The experts' slots must have been
+        ordered before on the lane.
         """
-        segments = self._segments.get((kind, len(needs)))
+        segments = self._segments.get((kind, len(places)))
         if segments is None:
-            raise ValueError(f"a segment of {len(needs)} needs, of 1 to {self.most_needs}")
+            raise ValueError(f"a segment of {len(places)} needs, of 1 to {self.most_needs}")
         segment = segments[0]
         segments.rotate(-1)
-        if not segment.last.has_passed:
+        if segment.last > self._lane.over:
             # Rare: as many launches as one gate has lie between two of the same segment.
             self._lane.finish()
-        return segment.launch(needs)
+        return segment.launch(places, parts)
 
 
 def copies_of(most_needs: int) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """The slots of the device's pools: which variant each holds, when it may be read and overwritten.
 
-The controller decides what is resident, and counts bytes. Here all pools are one allocation. A pool
-is cut into slots of its largest variant, or shared out by bytes where it mixes sizes. All memory is
+The controller decides what is resident, and counts bytes. Here all pools are one allocation
+(`real.cuda.pools` says where in them a variant lies). All memory is
 taken before the run and nothing after it (``check_budget``). Kernels find a variant by the place
 where it begins, in units that divide all beginnings (``windows``).
 
@@ -11,173 +11,22 @@ of its readers. Neither makes the host wait (`real.cuda.lanes`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from math import gcd
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from real.cuda.lanes import Lane, Moment
+from real.cuda.lanes import Lane, Moment, is_over
+from real.cuda.pools import Grid, Mixed, Slot
 from real.cuda.runtime import DeviceError, Runtime
 from real.store.room import ALIGNMENT as ROOM_ALIGNMENT
-from real.store.room import Extent, Room
+from real.store.room import Room
 from sim.core.slots import IN_FLIGHT, Slots
 
 SLOT_ALIGNMENT = 256
 """A multiple, several times over, of what a GPU loads from memory at once."""
-
-
-@dataclass(eq=False)
-class Slot:
-    """Room for one variant: its ``pieces`` in order, and the moments that guard it.
-
-    ``at`` is the byte of the slots' memory at which it begins; -1 if it lies in several pieces. It
-    may be read behind ``ready``, and overwritten behind ``readers``.
-    """
-
-    pieces: tuple[Tensor, ...]
-    pool: int
-    at: int = -1
-    key: int = -1
-    ready: Moment | None = None
-    readers: list[Moment] = field(default_factory=list)
-    _fronts: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-    """Parts that begin the slot, by bytes. To cut a tensor costs more than to copy it."""
-
-    @property
-    def memory(self) -> Tensor:
-        """All of the slot, which must lie in one piece."""
-        (memory,) = self.pieces
-        return memory
-
-    def parts(self, begin: int, count: int) -> Iterator[Tensor]:
-        """The memory of bytes ``begin .. begin + count``, in order."""
-        return parts_of(self.pieces, begin, count) if begin else iter(self.front(count))
-
-    def front(self, count: int) -> tuple[Tensor, ...]:
-        """The memory of the first ``count`` bytes."""
-        found = self._fronts.get(count)
-        if found is None:
-            found = self._fronts[count] = tuple(parts_of(self.pieces, 0, count))
-        return found
-
-
-def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tensor]:
-    """Bytes ``begin .. begin + count`` of memory that lies in pieces, in order."""
-    for piece in pieces:
-        if not begin and count >= piece.numel():
-            yield piece
-            count -= piece.numel()
-        elif count > 0 and begin < piece.numel():
-            part = piece[begin : begin + count]
-            yield part
-            count -= len(part)
-        begin = max(0, begin - len(piece))
-
-
-class Grid:
-    """A pool whose slots are all as large as its largest variant.
-
-    It begins at byte ``begin`` of ``memory``.
-    """
-
-    def __init__(
-        self,
-        memory: Tensor,
-        pool: int,
-        begin: int,
-        count: int,
-        num_bytes: int,
-        is_gone: Callable[[int], bool],
-    ) -> None:
-        self._is_gone = is_gone
-        places = range(begin, begin + count * num_bytes, num_bytes)
-        self._free = [Slot((memory[at : at + num_bytes],), pool, at) for at in reversed(places)]
-        self._count = count
-        self.of: dict[int, Slot] = {}
-
-    def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
-        """A slot for a key; None where there is none. ``likely``: keys that may be gone."""
-        if not self._free:
-            self._free_those(key for key in likely if key in self.of)
-        if not self._free:
-            self._free_those(list(self.of))
-        if not self._free:
-            return None
-        slot = self.of[key] = self._free.pop()
-        slot.key = key
-        return slot
-
-    def _free_those(self, keys: Iterable[int]) -> None:
-        """Take back the slots of keys that are gone. None is written before its readers end."""
-        for key in keys:
-            if self._is_gone(key):
-                slot = self.of.pop(key)
-                slot.key = -1
-                self._free.append(slot)
-
-    def check(self) -> None:
-        places = [slot.at for slot in (*self.of.values(), *self._free)]
-        assert len(places) == len(set(places)) == self._count
-
-
-class Mixed:
-    """A pool of variants of several sizes: each takes its own bytes, in several pieces if need be.
-
-    A variant placed over bytes that others have left is written behind the others' moments. The
-    pool begins at byte ``begin`` of ``memory``.
-    """
-
-    def __init__(
-        self,
-        memory: Tensor,
-        pool: int,
-        begin: int,
-        sizes: Sequence[int],
-        is_gone: Callable[[int], bool],
-    ) -> None:
-        self._pool, self._begin, self._room = pool, begin, Room(sizes, is_gone, self._leave)
-        self._memory = memory[begin : begin + self._room.end]
-        self.of: dict[int, Slot] = {}
-        self._left: list[tuple[Extent, list[Moment]]] = []
-        """Bytes that variants have left, with the moments that must pass before they are written.
-        """
-
-    def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
-        """Room for a key; None where there is none."""
-        if not self._room.place(key, num_bytes, 0):
-            return None
-        extents = self._room.extents[key]
-        begin = self._begin + extents[0][0] if len(extents) == 1 else -1
-        slot = Slot(
-            tuple(self._memory[at : at + length] for at, length in extents), self._pool, begin, key
-        )
-        for left, moments in self._left:
-            if any(_overlap(left, extent) for extent in extents):
-                slot.readers = [*slot.readers, *moments]
-        self._left = [
-            (left, moments) for left, moments in self._left if not _is_inside(left, extents)
-        ]
-        self.of[key] = slot
-        return slot
-
-    def _leave(self, key: int, extents: list[Extent]) -> None:
-        slot = self.of.pop(key)
-        moments = [*slot.readers, *([] if slot.ready is None else [slot.ready])]
-        self._left += [(extent, moments) for extent in extents]
-
-    def check(self) -> None:
-        self._room.check()
-
-
-def _overlap(one: Extent, other: Extent) -> bool:
-    return one[0] < sum(other) and other[0] < sum(one)
-
-
-def _is_inside(one: Extent, others: Sequence[Extent]) -> bool:
-    return any(at <= one[0] and sum(one) <= at + length for at, length in others)
 
 
 class Parts(NamedTuple):
@@ -221,6 +70,9 @@ class DeviceSlots:
             for pool, capacity in enumerate(slots.capacity_bytes)
         ]
         self.pools: list[Grid | Mixed] = []
+        self._of: dict[int, Slot] = {}
+        self._coming: dict[int, Slot] = {}
+        """By key: slots whose copy the host may not have seen over; those of keys gone since, too."""
         self._memory: Tensor | None = None
         self._mending: Tensor | None = None
         self._sealed_bytes: int | None = None
@@ -268,13 +120,15 @@ class DeviceSlots:
         for pool, (shape, begin) in enumerate(zip(self._shapes, begins, strict=True)):
             if isinstance(shape, Parts):
                 sizes = shape.own_bytes, shape.spare_bytes
-                self.pools.append(Mixed(memory, pool, begin, sizes, is_gone))
+                self.pools.append(Mixed(memory, pool, begin, sizes, is_gone, self.unit, self._of))
             else:
-                self.pools.append(Grid(memory, pool, begin, *shape, is_gone))
+                self.pools.append(Grid(memory, pool, begin, *shape, is_gone, self.unit, self._of))
 
     def release(self) -> None:
         """Give the memory back now; the garbage collector would take its time."""
         self.pools, self._memory, self._mending = [], None, None
+        self._of.clear()
+        self._coming.clear()
 
     def windows(self, num_bytes: int) -> Tensor:
         """What lies at each multiple of ``unit``, uint8 [places, num_bytes]; windows overlap.
@@ -291,7 +145,7 @@ class DeviceSlots:
         A variant of several pieces is put together first, in room that the next such variant takes.
         """
         if slot.at >= 0:
-            return slot.at // self.unit
+            return slot.at
         assert self._memory is not None
         assert self._mending is not None
         whole, pieces = self._mending[:num_bytes], list(slot.parts(0, num_bytes))
@@ -320,30 +174,33 @@ class DeviceSlots:
 
         ``victims`` were evicted for it. To know them saves a search for slots that are free.
         """
-        pool = self.pools[self._slots.pool_of[key]]
-        slot = pool.of.get(key) or pool.place(key, self._slots.key_bytes[key], victims)
+        if (slot := self._of.get(key)) is not None:
+            return slot
+        number = self._slots.pool_of[key]
+        slot = self.pools[number].place(key, self._slots.key_bytes[key], victims)
         if slot is None:
-            name = self._slots.geometry.name_of(key)
-            raise RuntimeError(f"pool {self._slots.pool_of[key]} has no slot for {name}")
+            raise RuntimeError(f"pool {number} has no slot for {self._slots.geometry.name_of(key)}")
+        self._coming[key] = slot
         return slot
 
     def of(self, key: int) -> Slot:
-        return self.pools[self._slots.pool_of[key]].of[key]
+        return self._of[key]
 
     # ---- when
 
     def begin_write(self, slot: Slot, lane: Lane) -> None:
         """Let the lane overwrite the slot only after its readers and its last copy."""
         for reader in slot.readers:
-            lane.follow(reader)
-        if slot.ready is not None:
+            if not is_over(reader):
+                lane.follow(reader)
+        if slot.ready is not None and not is_over(slot.ready):
             lane.follow(slot.ready)
-        slot.readers = []
-        slot.ready = None
+        slot.readers, slot.ready = [], None
+        self._coming[slot.key] = slot
 
     def end_write(self, slot: Slot, lane: Lane) -> None:
         """Let readers of the slot come behind what the lane has been given so far."""
-        slot.ready = lane.moment
+        slot.ready = lane, lane.place
 
     def begin_read(self, slot: Slot, lane: Lane) -> None:
         """Let the lane read the slot only after its copy."""
@@ -352,13 +209,23 @@ class DeviceSlots:
                 f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been"
                 " issued"
             )
-        if slot.ready.place > slot.ready.lane.over:
+        copies, place = slot.ready
+        if place > copies.over:
             lane.follow(slot.ready)
+
+    def begin_reads(self, keys: Iterable[int], lane: Lane) -> list[Slot]:
+        """The slots of some keys, of which the lane is let read each only after its copy."""
+        for key in sorted(self._coming.keys() & keys):
+            slot = self._of[key]
+            self.begin_read(slot, lane)
+            if slot.ready is not None and is_over(slot.ready):
+                del self._coming[key]
+        return list(map(self._of.__getitem__, keys))
 
     def end_read(self, slots: Iterable[Slot], lane: Lane) -> None:
         """Let writers of the slots come behind what the lane has been given so far."""
         # Experts are read by one lane, whose later moments cover its earlier ones.
-        readers = [lane.moment]
+        readers: list[Moment] = [(lane, lane.place)]
         for slot in slots:
             slot.readers = readers
 
@@ -382,7 +249,7 @@ class DeviceSlots:
         """Assert that every slot is in one place. For tests."""
         for pool in self.pools:
             pool.check()
-            assert all(slot.key == key for key, slot in pool.of.items())
+        assert all(slot.key == key for key, slot in self._of.items())
 
 
 def _length(shape: Equal | Parts) -> int:

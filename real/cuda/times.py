@@ -7,22 +7,15 @@ whose end the host has seen: the host's time then, less what passed between the 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 from real.cuda.lanes import Events, Lane, Mark
 from real.cuda.runtime import Event, Runtime
 
+Unread = tuple[int, Event, Event, int]
+"""A group's number and event, that of the read-out behind it, and when the host saw that over.
 
-class Unread(NamedTuple):
-    """The event of group ``number``, and that of the read-out which was seen over at ``seen_ns``.
-
-    The read-out itself has no other event.
-    """
-
-    number: int
-    event: Event
-    read_out: Event | None
-    seen_ns: int
+The last group before a read-out has its event.
+"""
 
 
 class Times:
@@ -39,7 +32,7 @@ class Times:
 
     def note(self, given_ns: int, works: int) -> None:
         """Mark the end of the group that the lane was just given."""
-        if len(self._events) == 0:
+        if not self._events.free:
             self.read_all()
         self._given.append((given_ns, works))
         self._end_ns.append(given_ns)
@@ -52,12 +45,11 @@ class Times:
 
     def read_out(self, seen_ns: int) -> None:
         """Note that the host has seen ``last`` over at this time."""
-        marks, first = self._open, len(self._given) - len(self._open)
-        self._unread += [
-            Unread(first + nth, mark.event, marks[-1].event, seen_ns)
-            for nth, mark in enumerate(marks[:-1])
-        ]
-        self._unread.append(Unread(len(self._given) - 1, marks[-1].event, None, seen_ns))
+        marks, number = self._open, len(self._given) - len(self._open)
+        read_out = marks[-1].event
+        for mark in marks:
+            self._unread.append((number, mark.event, read_out, seen_ns))
+            number += 1
         self._open = []
 
     def read_one(self) -> bool:
@@ -65,7 +57,7 @@ class Times:
         if not self._unread:
             return False
         number, event, read_out, seen_ns = self._unread.popleft()
-        before_ns = 0 if read_out is None else self._runtime.elapsed_ns(event, read_out)
+        before_ns = 0 if event is read_out else self._runtime.elapsed_ns(event, read_out)
         self._end_ns[number] = seen_ns - before_ns
         self._events.give_back(event)
         return True

@@ -9,9 +9,10 @@ import torch
 
 from real.cuda.copies import CopyEngine, Pinned, Source, Submit
 from real.cuda.homes import Homes
-from real.cuda.moves import Bringing, Copying, Move, Stop
+from real.cuda.moves import Bringing, Copying, Move, Stop, Whole
+from real.cuda.pools import Slot
 from real.cuda.runtime import Runtime
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.driver.device import Listener, Service
 from real.driver.sharing import Sharing
 from real.driver.timers import WAKE_NS
@@ -48,11 +49,18 @@ class Traffic:
         self._engines, self._bringers, self._piece_bytes = engines, bringers, piece_bytes
         self._now_ns, self._is_over, self._is_paced = now_ns, is_over, is_paced
         self._is_partial = controller.payload.active_share < 1
-        counts = controller.route.engines
+        counts, loader = controller.route.engines, controller.loader
+        is_free = not (is_paced or loader.chunk_bytes or self._is_partial or len(counts) > 1)
+        self._gives_ahead = is_free and counts == (1,)
+        self._key_bytes = controller.geometry.key_bytes
+        self._content_of = homes.content_of if is_free else {}
+        """By key: what a service may copy in one piece, for nothing else has to do with it."""
         self._sharing = [Sharing(count) for count in counts]
         self._is_shared = [is_paced and count > 1 for count in counts]
         self._flying: dict[tuple[int, int], tuple[Move, Service]] = {}  # by link and engine
-        self._ahead: dict[int, Copying] = {}  # by transfer: copies given ahead of their services
+        self._ahead: dict[
+            int, Whole | Copying
+        ] = {}  # by transfer: copies given ahead of their services
         self._moved: dict[tuple[int, int], int] = {}  # bytes that are through, by link and transfer
         self._was_due_ns: int | None = None
         """While the end of an outer link's paced service is handed over: when it was due."""
@@ -65,6 +73,25 @@ class Traffic:
         return bool(self._flying)
 
     def serve(self, service: Service) -> None:
+        number = service.number
+        move = self._ahead.pop(number, None) if self._ahead else None
+        if move is None:
+            move = self._whole(service.engine, number, service.key, service.moved_bytes)
+        elif not move.has_begun:
+            move.begin(None)
+            move.give()
+        self._flying[service.link, service.engine] = move or self._in_part(service), service
+
+    def _whole(self, engine: int, number: int, key: int, moved_bytes: int) -> Whole | None:
+        """Give a variant to an engine's lane in one copy; None where that cannot be done."""
+        content = self._content_of.get(key)
+        if content is None or self._key_bytes[key] != moved_bytes:
+            return None
+        slot = self._place(number, key)
+        return Whole(self._engines[engine], slot, content, moved_bytes) if slot.at >= 0 else None
+
+    def _in_part(self, service: Service) -> Move:
+        """Begin a service of any kind."""
         link, number = service.link, service.number
         base = self._moved.setdefault((link, number), service.there_bytes)
         if self._is_partial:
@@ -75,26 +102,23 @@ class Traffic:
         move = self._bring(service, base) if link else self._copy(service, base)
         if self._is_shared[link] or self._controller.route.links > 1:
             move.may_end = partial(self._may_end, service)
-        self._flying[link, service.engine] = move, service
+        return move
 
     def _copy(self, service: Service, base: int) -> Copying:
         """Give a service of link 0 to its engine's lane, as far as that can be done now."""
-        move = self._ahead.pop(service.number, None)
-        if move is None:
-            move = Copying(
-                self._engines[service.engine],
-                self._slots,
-                self._place(service.number, service.key),
-                base,
-                service.moved_bytes,
-                service.chunk_bytes,
-                partial(self._source, service),
-            )
-        if not move.has_begun:
-            is_paced = self._is_paced and not self._is_shared[0]
-            lag_ns = self._now_ns() - service.start_ns
-            move.begin(partial(_due_ns, service, lag_ns) if is_paced else None)
-            move.give()
+        move = Copying(
+            self._engines[service.engine],
+            self._slots,
+            self._place(service.number, service.key),
+            base,
+            service.moved_bytes,
+            service.chunk_bytes,
+            partial(self._source, service),
+        )
+        is_paced = self._is_paced and not self._is_shared[0]
+        lag_ns = self._now_ns() - service.start_ns
+        move.begin(partial(_due_ns, service, lag_ns) if is_paced else None)
+        move.give()
         return move
 
     def _bring(self, service: Service, base: int) -> Bringing:
@@ -123,14 +147,10 @@ class Traffic:
 
     def announce(self, link: int, number: int, key: int, moved_bytes: int) -> None:
         """Give a copy to the lane behind the one under way, where nothing can come between."""
-        loader = self._controller.loader
-        if (
-            number in self._ahead
-            or self._controller.route.engines != (1,)
-            or loader.chunk_bytes
-            or self._is_paced
-            or self._is_partial
-        ):
+        if not self._gives_ahead or number in self._ahead:
+            return
+        if (move := self._whole(0, number, key, moved_bytes)) is not None:
+            self._ahead[number] = move
             return
         home = partial(self._homes.of, key, 0)
         self._ahead[number] = Copying(
@@ -149,11 +169,12 @@ class Traffic:
         current = self._flying.get((0, 0))
         before = None if current is None else current[0]
         for move in self._ahead.values():
-            if not (isinstance(before, Copying) and before.is_given):
+            if before is None or not before.is_given:
                 return
             if not move.has_begun:
                 move.begin(None)
-            move.give()
+            if not move.is_given:
+                move.give()
             before = move
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
@@ -195,6 +216,8 @@ class Traffic:
 
     def ask(self) -> bool:
         """Ask what is under way, and hand over what has ended; return whether anything has."""
+        if not self._flying:
+            return False
         found = False
         for move, service in list(self._flying.values()):
             while (stop := move.advance()) is not None and not self._is_over():
@@ -208,21 +231,24 @@ class Traffic:
 
     def _tell(self, stop: Stop, move: Move, service: Service) -> None:
         """Hand over what has happened to a service."""
-        if stop is Stop.HEAD:
+        if stop is Stop.END:
+            self._end(move, service)
+        elif stop is Stop.HEAD:
             self._listener.on_head(service)
-            return
-        number = service.number
-        if service.link == 0:
-            self._moved[0, number] += move.through
-        if stop is Stop.CHUNK:
+        else:
+            if service.link == 0:
+                self._moved[0, service.number] += move.through
             self._listener.on_chunk(service, move.through)
-            return
+
+    def _end(self, move: Move, service: Service) -> None:
         self.stop(service)
-        if service.link == 0:
+        if self._moved and service.link == 0:
+            number = service.number
             self._homes.transit.give_back(number)
-            self._moved.pop((0, number))
+            self._moved.pop((0, number), None)
             self._moved.pop((1, number), None)
-        self._was_due_ns = move.due_ns if isinstance(move, Bringing) and self._is_paced else None
+        if self._is_paced and isinstance(move, Bringing):
+            self._was_due_ns = move.due_ns
         self._listener.on_service_end(service)
         self._was_due_ns = None
 

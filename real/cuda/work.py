@@ -1,7 +1,8 @@
 """What experts compute on a CUDA device: eagerly, as the model does, or as a captured graph.
 
 The eager way knows every form of expert, and gives the model's own bits. The graph runs this
-project's kernels on one row of a replay, from slots of any pool. It knows two forms: experts with
+project's kernels on one row of a replay, from slots of any pool. Several rows of a replay go to
+them without a graph where weights are stored in few bits. The kernels know two forms: experts with
 one stored matrix of first projections and a down projection, and nothing else; and experts that
 move neuron by neuron.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -19,16 +21,18 @@ from real.cuda.lanes import Lane
 from real.cuda.runtime import Graph, Runtime
 from real.cuda.segments import (
     Kind,
-    Need,
+    Part,
     Segments,
     all_neurons,
     fused_expert,
+    several_rows,
     sparse_expert_in_part,
 )
-from real.cuda.slots import DeviceSlots, Slot
+from real.cuda.slots import DeviceSlots
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
+from real.kernels.tiles import tiled_counts
 from real.store.experts import Tensors
-from real.store.neurons import UP, Numbers, of_neurons
+from real.store.neurons import UP, Arrivals, of_neurons
 from real.store.store import RAW, StoredTensor, Variant
 from real.store.work import ExpertWork, Weights
 from sim.values.types import Geometry
@@ -37,6 +41,7 @@ FIRST = ("gate_up_proj", "up_proj")
 Draw = Callable[..., Tensor]
 FEW = 8
 """How many neurons of an expert are tried out."""
+PLACE = attrgetter("at")
 MOST_PLACES = 2**31 - 1
 """The largest place that a table's int32 can hold."""
 
@@ -92,6 +97,7 @@ def captured_of(
     arena: PinnedArena,
     slots: DeviceSlots,
     work: DeviceWork,
+    arrivals: Arrivals,
     most_needs: int,
 ) -> Captured | None:
     """Graphs of one row for each precision; None where one of the forms has no graph."""
@@ -110,40 +116,91 @@ def captured_of(
             return None
         kinds.append(kind)
     segments = Segments(runtime, lane, arena, kinds, work.noise, most_needs)
-    return Captured(segments, slots, work, lane)
+    return Captured(runtime, kinds, segments, slots, work, lane, arrivals)
 
 
 class Captured:
-    """The experts of a replay, one row of each, computed by captured kernels."""
+    """The experts of a replay, computed by kernels: one row of each by captured ones.
+
+    ``arrivals`` knows which neurons have come of experts that move in part.
+    """
 
     def __init__(
-        self, segments: Segments, slots: DeviceSlots, work: DeviceWork, lane: Lane
+        self,
+        runtime: Runtime,
+        kinds: Sequence[Kind],
+        segments: Segments,
+        slots: DeviceSlots,
+        work: DeviceWork,
+        lane: Lane,
+        arrivals: Arrivals,
     ) -> None:
         self._segments, self._slots, self._work, self._lane = segments, slots, work, lane
+        self._runtime, self._kinds, self._arrivals = runtime, kinds, arrivals
         header = work.weights.store.header
         self._whole = all_neurons(header.neurons) if header.resident else None
-        self.most_needs = segments.most_needs
 
-    def launch(self, kind: int, needs: Sequence[tuple[int, Slot, int, Numbers | None]]) -> Tensor:
-        """The outputs of some experts of precision ``kind`` for a row of noise: fp32 [J, H].
+    def launch(self, kind: int, keys: Sequence[int]) -> tuple[int, Tensor]:
+        """Compute the first of these experts of precision ``kind`` for a row of noise.
 
-        Of each: its key, slot, bytes, and the ``neurons`` that have come. Only a single need may
-        lie in several pieces. The slots must have been ordered before on the lane.
+        Return how many, J, one launch can take, and their outputs fp32 [J, H]. What lies in several pieces is put
+        together before, in room for one, and so is computed alone.
         """
-        place_of, lane = self._slots.place_of, self._lane
-        if self._whole is None:
-            listed = [Need(place_of(slot, size, lane)) for _, slot, size, _ in needs]
-        else:
-            listed = [
-                self._in_part(key, place_of(slot, size, lane), neurons)
-                for key, slot, size, neurons in needs
-            ]
-        return self._segments.launch(kind, listed)
+        lane = self._lane
+        slots = self._slots.begin_reads(keys[: self._segments.most_needs], lane)
+        places = list(map(PLACE, slots))
+        if min(places) < 0:
+            # One that lies in pieces, or all that come before the first such one.
+            slots = slots[: max(1, next(n for n, place in enumerate(places) if place < 0))]
+            places = places[: len(slots)]
+            if places[0] < 0:
+                num_bytes = self._work.geometry.bytes_of(keys[0])
+                places[0] = self._slots.place_of(slots[0], num_bytes, lane)
+        parts = () if self._whole is None else [self._part(key) for key in keys[: len(slots)]]
+        outputs_JH = self._segments.launch(kind, places, parts)
+        self._slots.end_read(slots, lane)
+        return len(slots), outputs_JH
 
-    def _in_part(self, key: int, place: int, neurons: Numbers | None) -> Need:
-        g, header = self._work.geometry, self._work.weights.store.header
-        up = header.number(g.site_of(key), g.expert_of(key))
-        return Need(place, up, self._whole if neurons is None else neurons)
+    def takes_rows(self, kind: int) -> bool:
+        """Whether several rows of an expert of precision ``kind`` are computed as it is stored."""
+        return self._kinds[kind].several is not None
+
+    def compute_rows(self, kind: int, key: int, count: int) -> Tensor:
+        """An expert's outputs for ``count`` rows of noise: fp32 [T, H]."""
+        (slot,) = slots = self._slots.begin_reads((key,), self._lane)
+        place = self._slots.place_of(slot, self._work.geometry.bytes_of(key), self._lane)
+        outputs_TH = self._rows_at(self._kinds[kind], place, count)
+        self._slots.end_read(slots, self._lane)
+        return outputs_TH
+
+    def warm_up(self, most_rows: int) -> None:
+        """Have the kernels of up to so many rows compiled, with what lies in the first slot."""
+        for kind in self._kinds:
+            for count in tiled_counts(most_rows) if kind.several else ():
+                self._rows_at(kind, 0, count)
+
+    def _rows_at(self, kind: Kind, place: int, count: int) -> Tensor:
+        several, noise_1H = kind.several, self._work.noise
+        assert several is not None
+
+        def run() -> Tensor:
+            slot_1 = torch.full((1,), place, dtype=torch.int32, device=noise_1H.device)
+            return several(noise_1H.expand(count, -1).contiguous(), slot_1)
+
+        reads = [noise_1H, *kind.reads([place], ())]
+        outputs_TH = self._runtime.run(self._lane.stream, run, reads=reads)
+        self._lane.note()
+        return outputs_TH
+
+    def _part(self, key: int) -> Part:
+        g, header, held = (
+            self._work.geometry,
+            self._work.weights.store.header,
+            self._arrivals.held(key),
+        )
+        whole = self._whole
+        assert whole is not None
+        return header.number(g.site_of(key), g.expert_of(key)), whole if held is None else held
 
 
 class DenseGraphs:
@@ -192,12 +249,16 @@ def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | N
 
     if not _is_alike(weights, ours):
         return None
-    compute = fused_expert(
-        matrices_of(windows, variant, first),
-        matrices_of(windows, variant, "down_proj"),
-        is_gated=is_gated,
+    matrices = [matrices_of(windows, variant, name) for name in (first, "down_proj")]
+    return Kind(
+        fused_expert(*matrices, is_gated=is_gated),
+        windows,
+        several=(
+            several_rows(*matrices, is_gated=is_gated)
+            if all(tensor.bits for tensor in variant.tensors)
+            else None
+        ),
     )
-    return Kind(compute, windows)
 
 
 def _sparse_kind(work: DeviceWork, variant: Variant, windows: Tensor) -> Kind | None:

@@ -41,7 +41,7 @@ class Turn(IntEnum):
     """The arrivals of requests, and the beginnings of sequences."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Service:
     """One service: an engine of a link moves bytes of one transfer. Times are in ns.
 

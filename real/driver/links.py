@@ -52,8 +52,22 @@ class Links:
         self._in_flight = controller.loader.in_flight
         self._chunk_bytes = controller.loader.chunk_bytes or 0
         self._lines = [Line(engines) for engines in self._route.engines]
+        self._kinds = [
+            (
+                partial(durations.hop_ns, link),
+                durations.latency_ns(link),
+                head_bytes > 0,
+                0 if head_bytes > 0 else self._chunk_bytes,
+            )
+            for link, head_bytes in enumerate(self._route.head_bytes[: len(self._lines)])
+        ]
+        """By link what its services have in common: their pace, and how they may be cut."""
         self._served: dict[int, tuple[Service, Transfer]] = {}
         """By row of the record: the services under way, and their transfers."""
+        self._begun: list[tuple[Service, bool]] = []
+        """By row: all services so far, and whether they were urgent when they began."""
+        self._ended: dict[int, tuple[int, int]] = {}
+        """By row of what has ended: when, and the bytes that it moved."""
         self._has_issued = False
         """Whether the last end or cut of a service issued another transfer on its link."""
 
@@ -86,8 +100,7 @@ class Links:
     def _leave(self, service: Service, moved_bytes: int) -> tuple[Transfer, int]:
         _, transfer = self._served.pop(service.row)
         now = self._stamp()
-        self._record.service_end_ns[service.row] = now
-        self._record.service_bytes[service.row] = moved_bytes
+        self._ended[service.row] = now, moved_bytes
         heapq.heappush(self._lines[service.link].free, service.engine)
         return transfer, now
 
@@ -112,10 +125,12 @@ class Links:
         there (contracts C11 to C14).
         """
         controller, given_up = self._controller, -1
+        if not (self._chunk_bytes or any(map(any, controller.queues))):
+            return
         while given_up < controller.given_up:
             given_up = controller.given_up
-            for link in range(len(self._lines)):
-                if link != without:
+            for link, queues in enumerate(controller.queues):
+                if link != without and any(queues):
                     self._fill_one(link)
             if not self._has_issued:
                 without = -1
@@ -125,9 +140,9 @@ class Links:
                     self._device.ask_cut(service, controller.cut(service.link))
 
     def _fill_one(self, link: int) -> None:
-        controller, line = self._controller, self._lines[link]
+        controller, line, call_ns = self._controller, self._lines[link], self._record.call_ns
         while any(controller.queues[link]) and line.num_issued < line.engines * self._in_flight:
-            self._record.call_ns.append(self._record.call_ns[-1])
+            call_ns.append(call_ns[-1])
             transfer = controller.poll(link)
             if transfer is None:
                 return
@@ -135,48 +150,41 @@ class Links:
 
     def _begin(self, link: int, transfer: Transfer) -> None:
         """Give the issued transfer that has waited longest to the free engine."""
-        engine, moved_bytes, record = (
-            heapq.heappop(self._lines[link].free),
-            transfer.left_bytes,
-            self._record,
-        )
-        row = len(record.service_number)
-        record.service_number.append(transfer.number)
-        record.service_link.append(link)
-        record.service_engine.append(engine)
-        record.service_urgent.append(int(transfer.urgent or not transfer.prefetch))
-        record.service_start_ns.append(record.call_ns[-1])
-        record.service_end_ns.append(-1)
-        record.service_bytes.append(moved_bytes)
-        forwards = self._route.head_bytes[link] > 0
+        hop_ns, latency_ns, forwards, chunk_bytes = self._kinds[link]
         service = Service(
-            row,
+            len(self._begun),
             link,
-            engine,
+            heapq.heappop(self._lines[link].free),
             transfer.number,
             transfer.key,
-            moved_bytes,
-            record.call_ns[-1],
-            self._pace(link, transfer),
-            latency_ns=self._durations.latency_ns(link),
-            head_ns=self._head_ns(link, transfer) if forwards else -1,
-            chunk_bytes=0 if forwards else self._chunk_bytes,
-            there_bytes=0
-            if transfer.parent < 0
-            else self._controller.issued[transfer.parent].moved_bytes,
+            transfer.left_bytes,
+            self._record.call_ns[-1],
+            hop_ns if link or not transfer.write_back else self._writing(transfer),
+            latency_ns,
+            self._head_ns(link, transfer) if forwards else -1,
+            chunk_bytes,
+            0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
         )
-        self._served[row] = (service, transfer)
+        self._begun.append((service, transfer.urgent or not transfer.prefetch))
+        self._served[service.row] = service, transfer
         self._device.serve(service)
 
-    def _pace(self, link: int, transfer: Transfer) -> Callable[[int], int]:
-        """When so many bytes of a service are through, counted from its beginning.
+    def tell_services(self) -> None:
+        """Write all services into the record. Called once, when the run is over."""
+        record = self._record
+        for row, (service, is_urgent) in enumerate(self._begun):
+            end_ns, moved_bytes = self._ended.get(row, (-1, service.moved_bytes))
+            record.service_number.append(service.number)
+            record.service_link.append(service.link)
+            record.service_engine.append(service.engine)
+            record.service_urgent.append(int(is_urgent))
+            record.service_start_ns.append(service.start_ns)
+            record.service_end_ns.append(end_ns)
+            record.service_bytes.append(moved_bytes)
 
-        Victims that are written back go before the transfer's own bytes.
-        """
-        hop_ns = partial(self._durations.hop_ns, link)
-        if link or not transfer.write_back:
-            return hop_ns
-        geometry = self._controller.geometry
+    def _writing(self, transfer: Transfer) -> Callable[[int], int]:
+        """When so many bytes are through on link 0 behind the victims that are written back."""
+        hop_ns, geometry = self._kinds[0][0], self._controller.geometry
         back_ns = sum(hop_ns(geometry.bytes_of(victim)) for victim in transfer.write_back)
         return lambda moved_bytes: back_ns + hop_ns(moved_bytes)
 

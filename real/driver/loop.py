@@ -17,6 +17,7 @@ Theory of operation:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from real.driver.device import TAIL, Device, Service, Turn, Work
 from real.driver.links import Links
@@ -28,6 +29,10 @@ from sim.machine.costs import Durations
 from sim.values.record import NO_REQUEST, Record
 from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Schedule, Workload
+
+CPU, NOT_LOADED = int(Outcome.CPU), (int(Outcome.CPU), int(Outcome.SKIP))
+ELSEWHERE = frozenset({*NOT_LOADED, int(Outcome.REROUTE)})
+"""The outcomes of needs that may have nothing to be computed on the device."""
 
 
 def drive(
@@ -74,7 +79,10 @@ class Driver:
         try:
             self.run()
         finally:
-            self.device.close()
+            try:
+                self.device.close()
+            finally:
+                self._links.tell_services()
         return self.finish()
 
     def run(self) -> None:
@@ -162,56 +170,71 @@ class Driver:
         Needs that the placement skips have ended at once.
         """
         keys, now = self.controller.admitted, self.record.call_ns[-1]
-        self._take(keys, outcomes, waits)
+        self._take(keys, outcomes, waits or {}, now)
         self._links.fill()
-        for key, outcome in zip(keys, outcomes, strict=True):
-            if outcome == Outcome.SKIP and key != SKIP and self.controller.waiting:
-                self._end_need(key, now)
+        if self.controller.waiting:
+            for key, outcome in zip(keys, outcomes, strict=True):
+                if outcome == Outcome.SKIP and key != SKIP and self.controller.waiting:
+                    self._end_need(key, now)
 
     def _take(
-        self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None
+        self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer], now: int
     ) -> None:
         """Line up the admitted needs for the stream, arrived or not, and give the CPU its own."""
-        record, tokens, now = self.record, self._gate.tokens, self.record.call_ns[-1]
+        record, needs, count = self.record, self._needs, len(keys)
+        row, first = len(record.lookup_ns), self._num_taken
         # Tokens of the run's lookups, kept where other experts may serve a need.
         served = self.controller.lookup_tokens
-        self._needs.open_batch(now)
-        for key, outcome in zip(keys, outcomes, strict=True):
-            row = len(record.lookup_ns)
-            count = served[row] if served else tokens[self._num_taken]
-            self._num_taken += 1
-            record.lookup_ns.append(now)
-            record.ready_ns.append(now)
-            if key == SKIP or outcome == Outcome.SKIP:
-                continue
-            if outcome == Outcome.CPU:
-                self._on_cpu[key] = row
-                site, precision = self._gate.site, self.controller.geometry.precision_of(key)
-                self.device.compute_on_cpu(
-                    key, count, self.durations.cpu_ns(precision, site, count)
-                )
+        tokens = served[row : row + count] if served else self._gate.tokens[first : first + count]
+        self._num_taken += count
+        record.lookup_ns += [now] * count
+        record.ready_ns += [now] * count
+        needs.open_batch(now)
+        works = list(zip(keys, tokens, repeat(0)))
+        are_loaded = ELSEWHERE.isdisjoint(outcomes)
+        if works and are_loaded and not waits:
+            needs.add(works)
+            return
+        there: list[Work] = []
+        for nth, work in enumerate(works):
+            if not are_loaded and (work[0] == SKIP or outcomes[nth] in NOT_LOADED):
+                if outcomes[nth] == CPU:
+                    self._give_to_cpu(work[0], work[1], row + nth)
+            elif work[0] not in waits:
+                there.append(work)
             else:
-                self._needs.add(key, count, row, waits is not None and key in waits)
+                if there:
+                    needs.add(there)
+                    there = []
+                needs.await_arrival(work, row + nth)
+        if there:
+            needs.add(there)
+
+    def _give_to_cpu(self, key: int, rows: int, row: int) -> None:
+        self._on_cpu[key] = row
+        site, precision = self._gate.site, self.controller.geometry.precision_of(key)
+        self.device.compute_on_cpu(key, rows, self.durations.cpu_ns(precision, site, rows))
 
     def _compute_next(self) -> bool:
-        """Wait for the next batch of needs and compute it; return False if the site has no more."""
+        """Wait for the next needs and compute them; return False if the site has no more."""
         self.device.wait(self._may_go_on, self._what_is_missing)
         with self.device.lock:
             is_done = self._is_done()
-            ready_ns, cause, batch = self._needs.take(self.stream.free_ns)
+            ready_ns, cause, works = self._needs.take(self.stream.free_ns)
         self.stream.stand_idle(ready_ns, cause)
-        if batch is None:
+        if not works:
             return not is_done or self._needs.last_result_ns > self.stream.free_ns
         if self.stream.is_deferred and not self.controller.waiting:
             # No need's end is told, so all that is there is given to the stream at once.
-            works = [(key, tokens, 0) for key, tokens in batch.needs]
             while (along := self._needs.take_along()) is not None:
                 self.stream.stand_idle(along.ready_ns, along.cause)
-                works += [(key, tokens, 0) for key, tokens in along.needs]
+                works += along.works
             self.stream.compute(works)
-            return True
-        for need in batch.needs:
-            self.stream.compute((self._work(*need),))
+            with self.device.lock:
+                is_done = self._is_done()
+            return not is_done or self._needs.last_result_ns > self.stream.free_ns
+        for key, rows, _ in works:
+            self.stream.compute((self._work(key, rows),))
             if self.controller.waiting:
                 self.stream.read_out()
             with self.device.lock:
@@ -219,7 +242,7 @@ class Driver:
                 if self.controller.waiting:
                     now = self.device.now_ns()
                     self.stream.host_until(now)
-                    self._end_need(need[0], now)
+                    self._end_need(key, now)
         return True
 
     def _work(self, key: int, tokens: int) -> Work:
@@ -227,7 +250,7 @@ class Driver:
         return key, tokens, self.durations.expert_ns(precision, self._gate.site, tokens)
 
     def _may_go_on(self) -> bool:
-        return self._is_done() or self._needs.may_go_on(self.stream.free_ns)
+        return self._needs.may_go_on(self.stream.free_ns) or self._is_done()
 
     def _end_need(self, key: int, now_ns: int) -> None:
         """End a need of a union served in waves, and let the next needs in. The lock is held."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 
+from real.driver.device import Work
 from sim.values.record import CPU_RESULT
 
 
 class Batch:
-    """Needs that are computed one after another, once all of them have arrived."""
+    """Needs that became ready together, or will: all of them are there once none is pending."""
 
-    __slots__ = ("cause", "needs", "pending", "ready_ns")
+    __slots__ = ("cause", "pending", "ready_ns", "works")
 
     def __init__(self, now_ns: int) -> None:
-        self.needs: list[tuple[int, int]] = []
-        """Of each need its key and how many tokens it has."""
+        self.works: list[Work] = []
+        """Of each need its key and how many tokens it has; its nominal time is not known here."""
         self.pending = 0
         self.ready_ns, self.cause = now_ns, CPU_RESULT
         """When, and by which transfer, the last of them arrived.
@@ -27,16 +28,17 @@ class Batch:
 class Needs:
     """The line of needs for the compute stream, in the order of the loader's switch ``wait``.
 
-    With ``wait_all`` a batch is all that one call admitted, else a single need. A batch joins the
-    line at its admission; with ``as_ready`` it joins when it is ready (contract C68).
-    Needs that the CPU computes are not in the line.
+    With ``wait_all`` all that one call admitted is computed together, else one need at a time. Needs
+    join the line at their admission; with ``as_ready`` those that have to arrive join then (contract
+    C68). Neighbours in the line that were ready at once share a batch. Needs that the CPU computes
+    are not in the line.
     """
 
     def __init__(self, wait: str) -> None:
         self._together, self._joins_when_ready = wait == "wait_all", wait == "as_ready"
         self._line: deque[Batch] = deque()
         self._now_ns = 0
-        self._admitted = Batch(0)
+        self._admitted: Batch | None = None
         self.awaited: dict[int, tuple[int, Batch]] = {}
         """By key that has not arrived: the row of its lookup, and the batch that waits for it."""
         self._wave_results_ns: list[int] = []
@@ -47,20 +49,29 @@ class Needs:
 
     def open_batch(self, now_ns: int) -> None:
         """Begin a call that admits needs; with ``wait_all`` these form one batch."""
-        self._now_ns = now_ns
+        self._now_ns, self._admitted = now_ns, None
         if self._together:
             self._admitted = Batch(now_ns)
             self._line.append(self._admitted)
 
-    def add(self, key: int, tokens: int, row: int, is_awaited: bool) -> None:
-        """Line up an admitted need; ``row`` is that of its lookup."""
-        batch = self._admitted if self._together else Batch(self._now_ns)
-        batch.needs.append((key, tokens))
-        if is_awaited:
-            batch.pending += 1
-            self.awaited[key] = (row, batch)
-        if not (self._together or (is_awaited and self._joins_when_ready)):
-            self._line.append(batch)
+    def add(self, works: list[Work]) -> None:
+        """Line up admitted needs that are there."""
+        if self._admitted is None:
+            self._admitted = Batch(self._now_ns)
+            self._line.append(self._admitted)
+        self._admitted.works += works
+
+    def await_arrival(self, work: Work, row: int) -> None:
+        """Line up an admitted need that is to arrive; ``row`` is that of its lookup."""
+        batch = self._admitted
+        if not self._together or batch is None:
+            batch = Batch(self._now_ns)
+            if not self._joins_when_ready:
+                self._line.append(batch)
+                self._admitted = None
+        batch.works.append(work)
+        batch.pending += 1
+        self.awaited[work[0]] = row, batch
 
     def arrive(self, key: int, now_ns: int, number: int) -> int:
         """Note that transfer ``number`` has brought an awaited key; return its lookup's row."""
@@ -85,27 +96,31 @@ class Needs:
 
     def may_go_on(self, free_ns: int) -> bool:
         """Whether a stream that has been free since ``free_ns`` has something to do."""
-        is_ready = bool(self._line) and not self._line[0].pending
-        return is_ready or any(result_ns > free_ns for result_ns in self._wave_results_ns)
+        if self._line and not self._line[0].pending:
+            return True
+        return any(result_ns > free_ns for result_ns in self._wave_results_ns)
 
-    def take(self, free_ns: int) -> tuple[int, int, Batch | None]:
+    def take(self, free_ns: int) -> tuple[int, int, list[Work]]:
         """What the stream does next: (since when it is ready, what made it ready, the needs).
 
-        The needs are None where a CPU result counts instead: it has let other needs in, or no needs
+        There are no needs where a CPU result counts instead: it has let other needs in, or no needs
         are left and the stream waits for the last result only.
         """
-        results_ns = [result_ns for result_ns in self._wave_results_ns if result_ns > free_ns]
-        self._wave_results_ns.clear()
-        batch = self._line[0] if self._line and not self._line[0].pending else None
-        if results_ns and (batch is None or results_ns[0] <= batch.ready_ns):
-            return results_ns[0], CPU_RESULT, None
-        if batch is None:
-            return self.last_result_ns, CPU_RESULT, None
-        self._line.popleft()
-        return batch.ready_ns, batch.cause, batch
+        first = self._line[0] if self._line and not self._line[0].pending else None
+        if self._wave_results_ns:
+            results_ns = [result_ns for result_ns in self._wave_results_ns if result_ns > free_ns]
+            self._wave_results_ns.clear()
+            if results_ns and (first is None or results_ns[0] <= first.ready_ns):
+                return results_ns[0], CPU_RESULT, []
+        if first is None:
+            return self.last_result_ns, CPU_RESULT, []
+        if self._together or len(first.works) == 1:
+            self._line.popleft()
+            return first.ready_ns, first.cause, first.works
+        return first.ready_ns, first.cause, [first.works.pop(0)]
 
     def take_along(self) -> Batch | None:
-        """The next needs if all of them are there, to be computed with those just taken."""
+        """The next batch if all of it is there, to be computed with what was just taken."""
         if self._line and not self._line[0].pending:
             return self._line.popleft()
         return None

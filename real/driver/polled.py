@@ -208,7 +208,7 @@ class PolledDevice:
         """Hand over what has ended; return whether anything has."""
         if self._is_cut:
             return False
-        found = self.take_results()
+        found = self._num_jobs > 0 and self.take_results()
         while self._due and self._due[0][0] <= self.now_ns() and not self._is_cut:
             heapq.heappop(self._due)[2]()
             found = True

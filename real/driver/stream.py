@@ -13,7 +13,7 @@ from real.driver.timers import WAKE_NS
 from sim.values.record import HOST_TIME, Record
 
 IDLE, HOST, WORK, GATE, SITE = range(5)
-Entry = tuple[int, int, int]
+Entry = tuple[int, int, int] | tuple[int, Sequence[Work], int]
 
 
 class Stream:
@@ -132,7 +132,7 @@ class DeferredStream(Stream):
 
     def compute(self, works: Sequence[Work], *, is_under_way: bool = False) -> None:
         self._device.begin(works)
-        self._entries += [(WORK, key, int(is_under_way)) for key, _, _ in works]
+        self._entries.append((WORK, works, is_under_way))
 
     def read_out(self) -> None:
         self._device.settle()
@@ -166,12 +166,13 @@ class DeferredStream(Stream):
         spans = iter(self._device.spans())
         self.free_ns = 0
         for kind, argument, other in self._entries:
-            if kind == WORK:
-                start_ns, end_ns = next(spans)
-                if not other:
-                    super().host_until(start_ns)
-                self.computed.append((argument, max(start_ns, self.free_ns), end_ns))
-                self.free_ns = max(self.free_ns, end_ns)
+            if not isinstance(argument, int):
+                for key, _, _ in argument:
+                    start_ns, end_ns = next(spans)
+                    if not other:
+                        super().host_until(start_ns)
+                    self.computed.append((key, max(start_ns, self.free_ns), end_ns))
+                    self.free_ns = max(self.free_ns, end_ns)
             elif kind == SITE:
                 super().end_site()
             else:

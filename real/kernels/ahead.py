@@ -1,6 +1,6 @@
 """Compiles every kernel for GPUs that are not here, and checks registers and shared memory.
 
-    python -m real.kernels.ahead [--targets 80 89 90 120] [--few]
+    python -m real.kernels.ahead [--targets 80 89 90 120] [--few] [--jobs 4]
 
 It fails where a kernel spills, or takes more shared memory than the GPU has. What is compiled is
 what the launchers launch: they are called with tensors without data, and the types, alignments and
@@ -16,12 +16,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +63,7 @@ MOST_PROGRAMS = {80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}
 REGISTERS, REGISTER_UNIT, RESERVED_BYTES = 65536, 256, 1024
 """Registers of a multiprocessor, the unit in which a warp gets them, and shared bytes a program."""
 TARGETS = (80, 89, 90, 120)
+TOLD_EVERY_S = 10.0
 MIXTRAL, QWEN3, PRIMES = (14336, 4096), (768, 2048), (131, 257)
 """Neurons and hidden size of an expert; primes leave no alignment to compile for."""
 TYPES = {
@@ -170,6 +177,10 @@ def _launch_rows(neurons: int, hidden: int, bits: int, counts: tuple[int, ...]) 
     first, down = _expert(neurons, hidden, bits)
     for rows in counts:
         grouped_expert(_meta(rows, hidden), first, down, _meta(1, dtype=torch.int32), [rows])
+    # An engine that computes in another type gives the kernels such inputs.
+    for dtype in (torch.float16, torch.float32) if bits < 16 else ():
+        x_TH = _meta(counts[0], hidden, dtype=dtype)
+        grouped_expert(x_TH, first, down, _meta(1, dtype=torch.int32), [counts[0]])
 
 
 def _launch_sparse(neurons: int, hidden: int) -> None:
@@ -276,6 +287,40 @@ def _told(one: Compiled) -> str:
     )
 
 
+@cache
+def _calls(few: bool, target: int) -> list[Call]:
+    return list(launches(few, target))
+
+
+def _compile_one(asked: tuple[bool, int, int]) -> Compiled:
+    """Compile a launch by its number, in whichever process: calls cannot be sent to another one."""
+    few, target, number = asked
+    return compile_for(_calls(few, target)[number], target)
+
+
+def compiled(few: bool, targets: Sequence[int], jobs: int) -> Iterator[tuple[int, Compiled]]:
+    """How many kernels there are to compile, with each in order, by ``jobs`` processes.
+
+    Triton keeps what it has compiled in its cache, by source, arguments and target. So a call that
+    was killed goes on where it was.
+    """
+    asked = [(few, t, number) for t in targets for number in range(len(_calls(few, t)))]
+    if jobs == 1:
+        yield from ((len(asked), _compile_one(one)) for one in asked)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield from ((len(asked), one) for one in pool.map(_compile_one, asked))
+
+
+def summary(found: Sequence[Compiled]) -> str:
+    """One line about kernels that have no fault: how few warps a multiprocessor has of any."""
+    least = min(found, key=lambda one: (one.programs * one.warps, one.kernel, one.target))
+    return (
+        f"{len(found)} kernels compiled; none spills, all fit; the fewest warps of a multiprocessor"
+        f" are {least.programs * least.warps}, of {least.kernel.strip('_')} on sm_{least.target}"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m real.kernels.ahead", description=(__doc__ or "").split("\n")[0]
@@ -285,25 +330,32 @@ def main() -> int:
     )
     parser.add_argument("--few", action="store_true", help="one launch of each kernel")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="how many processes compile"
+    )
     options = parser.parse_args()
-    faults, count = [], 0
+    found: list[Compiled] = []
+    told_s = time.monotonic()
     try:
-        calls = {target: list(launches(options.few, target)) for target in options.targets}
+        for count, done in compiled(options.few, options.targets, max(1, options.jobs)):
+            found.append(done)
+            facts = {**asdict(done), "programs": done.programs, "flight": done.flight_bytes}
+            print(json.dumps(facts) if options.json else _told(done), flush=True)
+            if time.monotonic() - told_s >= TOLD_EVERY_S:
+                told_s = time.monotonic()
+                print(f"{len(found)} of {count} kernels", file=sys.stderr, flush=True)
+    except BrokenProcessPool:
+        print(
+            f"error: a process ended behind kernel {len(found)}, perhaps for want of memory; give"
+            f" fewer than --jobs {options.jobs}: what has been compiled is kept and not done again",
+            file=sys.stderr,
+        )
+        return 2
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for target in options.targets:
-        for call in calls[target]:
-            done = compile_for(call, target)
-            faults += done.faults()
-            count += 1
-            line = (
-                json.dumps({**asdict(done), "programs": done.programs, "flight": done.flight_bytes})
-                if options.json
-                else _told(done)
-            )
-            print(line, flush=True)
-    print("\n".join(faults) or f"{count} kernels compiled; none spills, all fit", file=sys.stderr)
+    faults = [fault for one in found for fault in one.faults()]
+    print("\n".join(faults) or summary(found), file=sys.stderr)
     return 1 if faults else 0
 
 

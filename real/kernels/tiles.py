@@ -158,6 +158,11 @@ def batch_tile(
     return BatchTile(64, 64, 4, 2, 1)
 
 
+def tiled_counts(most: int) -> list[int]:
+    """Counts of rows from 2 on, up to ``most``, that between them get every tile of `batch_tile`."""
+    return sorted({min(most, count) for count in (8, 16, 32, 64, most)} - {0, 1})
+
+
 def pairs_scales(bits: int, inputs: int, capability: int) -> bool:
     """Whether a tile of so many inputs takes two blocks' scales at once."""
     most = MOST_PAIRED.get(bits, 0)

@@ -97,6 +97,12 @@ def verify(device: torch.device, *, real: bool) -> Iterator[Check]:
                         f"{expert}, {rows} rows",
                         partial(_expert, device, expert, bits, rows),
                     )
+                for dtype in (torch.float16, torch.float32) if bits < 16 else ():
+                    yield _checked(
+                        f"expert {bits} bits",
+                        f"{expert}, 3 rows, {str(dtype).removeprefix('torch.')}",
+                        partial(_expert, device, expert, bits, 3, dtype),
+                    )
             for listed in (False, True):
                 yield _checked(
                     "partial_expert" if listed else "masked_expert",
@@ -226,14 +232,20 @@ def _gated(device: torch.device, shape: tuple[int, int, int], bits: int) -> floa
     return _error(got, torch.stack(want))
 
 
-def _expert(device: torch.device, shape: tuple[int, int], bits: int, rows: int) -> float:
-    """One expert whole, made and multiplied in fp64 on the device."""
+def _expert(
+    device: torch.device,
+    shape: tuple[int, int],
+    bits: int,
+    rows: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> float:
+    """One expert whole, made and multiplied in fp64 on the device; ``dtype`` is its input's."""
     neurons, hidden = shape
     first, down = (
         _stored(device, (2 * neurons, hidden), bits),
         _stored(device, (hidden, neurons), bits),
     )
-    x_TH = _random(rows, hidden, seed=1, dtype=torch.bfloat16).to(device)
+    x_TH = _random(rows, hidden, seed=1, dtype=dtype).to(device)
     slots = torch.zeros(1, dtype=torch.int32, device=device)
     got = _twice(
         lambda: (

@@ -50,6 +50,7 @@ class Outcome:
 class Suite:
     """A run of the suite. ``seconds`` are for all pieces together.
 
+    Each piece has its own limit ``patience`` times over.
     ``archive``: a file that gets all results after each piece; None: no such file.
     ``command(piece, seconds)`` gives the command of a piece's process.
     """
@@ -61,6 +62,7 @@ class Suite:
     archive: Path | None = None
     say: Callable[[str], None] = print
     command: Callable[[Piece, float], Sequence[str]] | None = None
+    patience: float = 1.0
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,7 +93,7 @@ class Suite:
             if piece.name in again:
                 # Cells in an old file would count as tried.
                 (self.folder / f"{piece.name}.json").unlink(missing_ok=True)
-            self._note(piece, self._conduct(piece, min(piece.seconds, left_s)))
+            self._note(piece, self._conduct(piece, min(self.patience * piece.seconds, left_s)))
         self._note(REPORT, self._conduct(REPORT, max(REPORT.seconds, end - time.monotonic())))
         return all(self._is_done(piece) for piece in (*pieces, REPORT))
 

@@ -155,7 +155,7 @@ VERBS = (
             Option("archive", "a file of all that came out"),
             Option("pieces", "only these, with commas"),
             Option("again", "these anew, with commas"),
-            Option("minutes", "that it may take", Kind.NUMBER, "8"),
+            Option("minutes", "that it may take; a rehearsal 60", Kind.NUMBER, "8"),
             Option("modules", "of pack and bundle: which, with commas"),
             Option("most_mib", "of bundle: the largest file (MiB)", Kind.WHOLE, "64"),
         ),

@@ -3,7 +3,8 @@
 The runtime counts calls and does nothing, so every event is over at once and no work takes time.
 Routing is synthetic, in the shape of Qwen3-30B: 48 sites of 128 experts, of which 8 are chosen. It
 prints microseconds of CPU time a gate, the controller's own apart, and calls a gate. A turn of
-Python's empty loop stands beside them: it tells how fast this machine is just now.
+Python's empty loop stands beside them: it tells how fast this machine is just now. ``--count`` counts
+what Python does instead, which no other process on the machine changes.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
+from types import FrameType
 from typing import Any
 
 import torch
@@ -118,7 +121,49 @@ class Timer:
         return timed
 
 
-def measure(share: float, tokens: int, folder: str, profile: bool) -> dict[str, Any]:
+class Count:
+    """Counts Python's calls, those of C, and opcodes, but for what is inside the controller."""
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+        self._controllers = {getattr(Controller, name).__code__ for name in CALLS}
+        self._depth = 0
+
+    def run(self, work: Callable[[], None]) -> None:
+        sys.settrace(self._enter)
+        sys.setprofile(self._see)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_lines = False
+        if frame.f_code in self._controllers:
+            self._depth += 1
+            return self._leave
+        if self._depth:
+            return None
+        self.found["python"] += 1
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
+        self.found["opcodes"] += event == "opcode"
+        return self._step
+
+    def _leave(self, frame: FrameType, event: str, argument: Any) -> Any:
+        self._depth -= event == "return"
+        return self._leave
+
+    def _see(self, frame: FrameType, event: str, argument: Any) -> None:
+        self.found["c"] += event == "c_call" and not self._depth
+
+
+def measure(
+    share: float, tokens: int, folder: str, profile: bool, count: Count | None = None
+) -> dict[str, Any]:
     shape = replace(PRESETS["qwen3_30b_a3b"], hidden=SMALL[0], expert_intermediate=SMALL[1])
     trace = synthesize(shape, tokens=tokens, skew=1.2)
     request = request_of(
@@ -142,7 +187,7 @@ def measure(share: float, tokens: int, folder: str, profile: bool) -> dict[str, 
     prepared = prepare_replay(request, trace)
     driver = replay_driver(prepared)
     timer = Timer()
-    own = {name: getattr(Controller, name) for name in CALLS}
+    own = {name: getattr(Controller, name) for name in CALLS} if count is None else {}
     for name, call in own.items():
         setattr(Controller, name, timer.around(name, call))
     took_ns = 0
@@ -154,7 +199,9 @@ def measure(share: float, tokens: int, folder: str, profile: bool) -> dict[str, 
         gc.collect()
         gc.disable()
         began_ns = time.process_time_ns()
-        if profile:
+        if count is not None:
+            count.run(run)
+        elif profile:
             import cProfile
             import pstats
 
@@ -173,6 +220,12 @@ def measure(share: float, tokens: int, folder: str, profile: bool) -> dict[str, 
         for name, call in own.items():
             setattr(Controller, name, call)
     gates = len(record.gate_ns)
+    if count is not None:
+        return {
+            "resident_share": share,
+            "misses_a_gate": round(len(record.service_number) / gates, 3),
+            **{f"{what}_a_gate": round(n / gates, 1) for what, n in sorted(count.found.items())},
+        }
     began_ns = time.thread_time_ns()
     for _ in range(1_000_000):
         pass
@@ -193,12 +246,14 @@ def measure(share: float, tokens: int, folder: str, profile: bool) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--count", action="store_true", help="Python's calls and opcodes instead")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     given = parser.parse_args()
     real.cuda.device.CudaRuntime = NullRuntime  # type: ignore[misc, assignment]
     with tempfile.TemporaryDirectory() as folder:
         for share in (0.25, 0.5):
-            print(json.dumps(measure(share, given.tokens, folder, given.profile)))
+            count = Count() if given.count else None
+            print(json.dumps(measure(share, given.tokens, folder, given.profile, count)))
 
 
 if __name__ == "__main__":

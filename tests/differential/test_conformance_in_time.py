@@ -25,7 +25,7 @@ from differential.production import ScenarioWorkload, controller_for
 from differential.scenario import Host, Link, Loader, Placement, Scenario, random_scenario
 from helpers.restless import Restless
 from helpers.slowed import Slowed, slowed
-from real.driver.device import Device, NullDevice
+from real.driver.device import Device, NullDevice, Work
 from real.driver.links import Links
 from real.driver.loop import Driver
 from real.driver.needs import Batch, Needs
@@ -113,9 +113,10 @@ def serve_the_last(self: Links, link: int, following: Transfer | None) -> None:
         self._begin(link, line.waiting.pop())
 
 
-def compute_the_last(self: Needs, free_ns: int) -> tuple[int, int, Batch | None]:
+def compute_the_last(self: Needs, free_ns: int) -> tuple[int, int, list[Work]]:
     if self._line and not self._line[-1].pending:
         self._line = deque([self._line.pop(), *self._line])
+        self._line[0].works.reverse()
     return take(self, free_ns)
 
 

@@ -183,6 +183,13 @@ def test_the_probes_gathers_go_into_the_link(tmp_path: Path) -> None:
     assert gathers_of([], 100) is None
 
 
+def test_a_gather_slower_than_any_machines_makes_a_file_that_can_be_read(tmp_path: Path) -> None:
+    """A thread that wakes late for 400 bytes: 18 kB a second, which is 0.0 GB/s when rounded."""
+    rows = [{"gather": "staged", "threads": 1, "columns": 1, "bytes_per_s": 17922.0}]
+    link = written(tmp_path, gathers=gathers_of(rows, 64)).links[0]
+    assert link.scattered.bytes_per_s == 1e6
+
+
 def test_a_rehearsal_validates_nothing(tmp_path: Path) -> None:
     assert written(tmp_path, replace(MACHINE, device="host")).validated == "none"
 

@@ -20,8 +20,7 @@ from helpers.fake_runtime import FakeRuntime
 from real.calibration.bench import DeviceBench
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
-from real.cuda.slots import Slot
-from real.cuda.work import Captured
+from real.cuda.work import Captured, DeviceWork
 from real.live.run import live_driver, prepare
 from real.setup.execute import measure, replay_driver
 from real.setup.prepare import Prepared, prepare_replay, read_request
@@ -96,13 +95,13 @@ def look_at(device: CudaDevice, before: Look, after: Look = lambda key, output: 
     """
     launch, compute = device._launch, device._compute_expert
 
-    def launched(captured: Captured, keys: Sequence[int], slots: Sequence[Slot]) -> torch.Tensor:
-        for key in keys:
+    def launched(captured: Captured, kind: int, keys: Sequence[int]) -> tuple[int, torch.Tensor]:
+        # Which of them are computed is known behind the launch, and nothing moves before it ends.
+        count, outputs_JH = launch(captured, kind, keys)
+        for key, output_H in zip(keys[:count], outputs_JH, strict=True):
             before(key, None)
-        outputs_JH = launch(captured, keys, slots)
-        for key, output_H in zip(keys, outputs_JH, strict=True):
             after(key, output_H)
-        return outputs_JH
+        return count, outputs_JH
 
     def computed(key: int, rows: int) -> None:
         before(key, None)
@@ -176,6 +175,35 @@ def compare(device: CudaDevice) -> list[int]:
 
     look_at(device, lambda key, _: None, look)
     return seen
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "int2"])
+def test_several_rows_of_an_expert_in_few_bits_are_computed_as_it_is_stored(
+    precision: str, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt's needs have several rows; no weight is written out in 16 bits for them."""
+    run = prepared("device=cuda", "system=lru", f"precision={precision}", "trace.max_sequences=1")
+    seen: list[int] = []
+    rows = Captured.compute_rows
+
+    def looked_at(self: Captured, kind: int, key: int, count: int) -> torch.Tensor:
+        got = rows(self, kind, key, count)
+        device = cast(CudaDevice, run.device)
+        pieces = list(device.slots.of(key).parts(0, device._bytes_of(key)))
+        own = device._work_of.output(key, torch.cat(pieces), device._work_of.rows(key, count))
+        # What lies between the products is right to 2^-17 of a number.
+        assert float((got - own).norm()) <= 1e-5 * float(own.norm())
+        assert torch.equal(got, rows(self, kind, key, count)), "same call, same bits"
+        seen.append(count)
+        return got
+
+    def refused(*_: object) -> None:
+        raise AssertionError("an expert was computed by torch")
+
+    monkeypatch.setattr(Captured, "compute_rows", looked_at)
+    monkeypatch.setattr(DeviceWork, "run", refused)
+    replay_driver(run).drive()
+    assert max(seen) > 2
 
 
 def replay(run: Prepared) -> tuple[Record, list[int]]:

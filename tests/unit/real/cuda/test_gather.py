@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from helpers.fake_runtime import FakeRuntime, OrderError
 from helpers.lanes import Threads, at_once, give_whole, lane_of
 from real.cuda.arena import PinnedArena
 from real.cuda.copies import Submit
-from real.cuda.gather import Gatherer, arena_bytes, kept_rows
+from real.cuda.gather import Gatherer, arena_bytes
 
 ROW_BYTES = 24
 
@@ -87,9 +85,3 @@ def test_what_does_not_fit_is_refused_before_anything_moves() -> None:
     with pytest.raises(ValueError, match="columns=0 must be at least 1"):
         gatherer(runtime, 1, 0)
     assert not runtime.log
-
-
-def test_the_kept_neurons_are_those_at_least_as_large_as_the_threshold() -> None:
-    v = torch.tensor([0.5, -2.0, 1.0, -1.0, 0.0])
-    assert kept_rows(v, 1.0).tolist() == [1, 2, 3]
-    assert all(a < b for a, b in pairwise(kept_rows(torch.randn(50), 0.3).tolist()))

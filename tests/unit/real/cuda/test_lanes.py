@@ -31,7 +31,7 @@ def test_a_lane_waits_once_for_all_that_one_mark_covers() -> None:
     memory = [runtime.allocate(8) for _ in range(2)]
     for one in memory:
         worked(runtime, first, one)
-    moments = [first.moment._replace(place=place) for place in (1, 2)]
+    moments = [(first, place) for place in (1, 2)]
     second.follow(moments[1])
     second.follow(moments[0])
     assert runtime.waits == 1

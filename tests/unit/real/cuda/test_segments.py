@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from helpers.lanes import lane_of
 from real.cuda.arena import PinnedArena
 from real.cuda.segments import (
     Kind,
-    Need,
+    Part,
     Segments,
     fused_expert,
     sparse_expert_in_part,
@@ -56,9 +57,9 @@ class Bench:
             3,
         )
 
-    def launch(self, x_1H: Tensor, needs: list[Need]) -> Tensor:
+    def launch(self, x_1H: Tensor, places: list[int], parts: Sequence[Part] = ()) -> Tensor:
         self.x_1H.copy_(x_1H)
-        return self.segments.launch(0, needs)
+        return self.segments.launch(0, places, parts)
 
     def wanted(self, x_1H: Tensor, slots: list[int]) -> Tensor:
         """The outputs in fp64, matrix by matrix."""
@@ -80,7 +81,7 @@ def test_one_graph_serves_every_slot(is_gated: bool) -> None:
     before = bench.runtime.allocated
     for number, slots in enumerate([[0], [3], [1, 2], [2, 2, 0], [0, 1], [3], [1], [0]]):
         x_1H = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(number)).bfloat16()
-        got = bench.launch(x_1H, [Need(slot) for slot in slots])
+        got = bench.launch(x_1H, slots)
         want = bench.wanted(x_1H, slots)
         assert float((got.double() - want).norm() / want.norm()) < 1e-5, slots
     assert bench.runtime.allocated == before, "nothing may be allocated in a run"
@@ -93,12 +94,12 @@ def test_a_slot_whose_copy_is_not_ordered_before_the_replay_is_found() -> None:
     bench.lane.finish()
     bench.runtime.run(copies, lambda: None, writes=[bench.pool[2]])
     with pytest.raises(OrderError, match="compute reads memory that stream 2 may still be writing"):
-        bench.segments.launch(0, [Need(2)])
+        bench.segments.launch(0, [2])
 
 
 def test_a_number_of_needs_that_was_not_told_is_refused() -> None:
     with pytest.raises(ValueError, match="a segment of 4 needs, of 1 to 3"):
-        Bench().segments.launch(0, [Need(slot) for slot in range(4)])
+        Bench().segments.launch(0, list(range(4)))
 
 
 def test_a_gate_launches_each_of_its_needs_alone_without_a_wait_and_the_next_gate_may_again() -> (
@@ -109,7 +110,7 @@ def test_a_gate_launches_each_of_its_needs_alone_without_a_wait_and_the_next_gat
     bench.lane.finish()
     for _ in range(3):
         for _ in range(3):
-            bench.segments.launch(0, [Need(1)])
+            bench.segments.launch(0, [1])
         assert bench.lane.over == bench.lane.place - 3, "a launch has waited"
         bench.lane.finish()
 
@@ -118,9 +119,9 @@ def test_a_table_that_is_written_while_its_graph_may_read_it_is_found() -> None:
     bench = Bench(strict=True)
     bench.lane.finish()
     segment = bench.segments._segments[0, 3][0]
-    segment.launch([Need(0)] * 3)
+    segment.launch([0] * 3)
     with pytest.raises(OrderError, match="the host writes memory that stream 1 may still be read"):
-        segment.launch([Need(0)] * 3)
+        segment.launch([0] * 3)
 
 
 NEURONS, EXPERTS = 37, 5
@@ -165,13 +166,13 @@ class Sparse:
 
     launch = Bench.launch  # type: ignore[assignment]
 
-    def wanted(self, x_1H: Tensor, need: Need) -> Tensor:
+    def wanted(self, x_1H: Tensor, slot: int, part: Part) -> Tensor:
         """The output in fp64, neuron by neuron."""
-        weight = self.up.weight(need.up).double()
+        up, neurons = part
+        weight = self.up.weight(up).double()
         total, x_H = torch.zeros(HIDDEN, dtype=torch.float64), x_1H[0].double()
-        assert need.neurons is not None
-        for place, neuron in enumerate(need.neurons.tolist()):
-            gate_H, down_H = self.pairs[need.slot, place].double().chunk(2)
+        for place, neuron in enumerate(neurons.tolist()):
+            gate_H, down_H = self.pairs[slot, place].double().chunk(2)
             gate = float(gate_H @ x_H)
             total += gate / (1 + math.exp(-gate)) * float(weight[neuron] @ x_H) * down_H
         return total
@@ -183,17 +184,14 @@ def test_one_graph_serves_experts_in_part_of_any_neurons() -> None:
     before = bench.runtime.allocated
     for seed, counts in enumerate([[5], [NEURONS], [1], [0], [NEURONS, 3], [2, 0, 11], [7]]):
         x_1H = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(seed)).bfloat16()
-        needs = [
-            Need(
-                (seed + j) % SLOTS,
-                (seed * 2 + j) % EXPERTS,
-                bench.bring((seed + j) % SLOTS, count, 10 * seed + j).numpy(),
-            )
+        slots = [(seed + j) % SLOTS for j in range(len(counts))]
+        parts = [
+            ((seed * 2 + j) % EXPERTS, bench.bring(slots[j], count, 10 * seed + j).numpy())
             for j, count in enumerate(counts)
         ]
-        got = bench.launch(x_1H, needs)
-        for need, row in zip(needs, got, strict=True):
-            want = bench.wanted(x_1H, need)
+        got = bench.launch(x_1H, slots, parts)
+        for slot, part, row in zip(slots, parts, got, strict=True):
+            want = bench.wanted(x_1H, slot, part)
             assert float((row.double() - want).norm()) <= 1e-5 * float(want.norm()), counts
     assert bench.runtime.allocated == before, "nothing may be allocated in a run"
 
@@ -205,8 +203,8 @@ def test_pairs_that_are_still_on_their_way_are_found() -> None:
     bench.lane.finish()
     bench.runtime.run(copies, lambda: None, writes=[bench.pool[1]])
     with pytest.raises(OrderError, match="compute reads memory that stream 2 may still be writing"):
-        bench.segments.launch(0, [Need(1, 0, neurons)])
+        bench.segments.launch(0, [1], [(0, neurons)])
     ended = bench.runtime.event()
     bench.runtime.record(ended, copies)
     bench.runtime.wait(bench.lane.stream, ended)
-    bench.segments.launch(0, [Need(1, 0, neurons)])
+    bench.segments.launch(0, [1], [(0, neurons)])

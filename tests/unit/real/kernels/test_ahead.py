@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from real.kernels.ahead import SHARED_BYTES, TARGETS, Compiled, main
+from real.kernels import ahead
+from real.kernels.ahead import SHARED_BYTES, TARGETS, Compiled, main, summary
 from sim.values.places import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -111,6 +112,34 @@ def test_programs_of_a_multiprocessor_are_limited_by_what_they_use_most_of() -> 
     assert Compiled("k", 90, {}, 32, 0, 0, 0, warps=1).programs == 32
     assert Compiled("k", 89, {}, 32, 0, 0, 0, warps=8).programs == 6
     assert Compiled("k", 90, {}, 128, 0, 0, 0, warps=2, tile_bytes=8192).flight_bytes == 65536
+
+
+def test_the_summary_names_the_kernel_that_fills_a_multiprocessor_least() -> None:
+    most = Compiled("full", 90, {}, 32, 0, 0, 0, warps=4)
+    least = Compiled("_empty", 120, {}, 200, 0, 0, 0, warps=8)
+    assert summary([most, least]).endswith(
+        "the fewest warps of a multiprocessor are 8, of empty on sm_120"
+    )
+    assert summary([most, least]).startswith("2 kernels compiled; none spills")
+
+
+def test_kernels_are_told_in_order_and_how_many_there_are_every_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ahead, "_calls", lambda few, target: [None] * 3)
+    monkeypatch.setattr(
+        ahead, "_compile_one", lambda one: Compiled(f"k{one[2]}", one[1], {}, 32, 0, 8 * one[2], 0)
+    )
+    monkeypatch.setattr(ahead, "TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(sys, "argv", ["ahead", "--targets", "80", "90", "--jobs", "1", "--json"])
+    assert main() == 1
+    told = capsys.readouterr()
+    lines = [json.loads(line) for line in told.out.splitlines()]
+    assert [(line["kernel"], line["target"]) for line in lines] == [
+        (f"k{number}", target) for target in (80, 90) for number in range(3)
+    ]
+    assert told.err.splitlines()[:2] == ["1 of 6 kernels", "2 of 6 kernels"]
+    assert "k2 {} for sm_90 spills 16 bytes a thread" in told.err
 
 
 def test_where_kernels_are_interpreted_compiling_is_refused(

@@ -77,6 +77,16 @@ def test_memory_that_begins_anywhere_is_moved_in_words_that_fit(device: str) -> 
         check(target, matrix.cpu(), row_C)
 
 
+@pytest.mark.parametrize("columns", [1, 4, 50])
+def test_what_lies_behind_the_list_of_rows_is_not_read(columns: int, device: str) -> None:
+    """Rows that do not exist stand behind the list: a GPU would fault at them."""
+    matrix, row_C = source(13, 26), torch.full((64,), 2**31 - 1, dtype=torch.int32)
+    row_C[:5] = chosen(13, 5)
+    target = nan_filled(9, 26, device)
+    gather_rows(resting(matrix, device), resting(row_C, device)[:5], target, columns)
+    check(target, matrix, row_C[:5])
+
+
 def test_the_reference_is_right_too() -> None:
     matrix, row_C = source(67, 26), chosen(67, 31)
     target = nan_filled(40, 26, "cpu")

@@ -57,6 +57,24 @@ def test_a_vector_in_fixed_point(
     check(shape, bits, dtype, device, TILE, integers=True)
 
 
+@pytest.mark.parametrize(("bits", "integers"), [(16, False), (8, False), (4, True), (2, True)])
+def test_what_lies_behind_the_list_of_slots_is_not_read(
+    bits: int, integers: bool, device: str
+) -> None:
+    """Slots that do not exist stand behind the list: a GPU would fault at them."""
+    (matrices,) = in_slots(20, 48, bits, 16, device=device)
+    slots = torch.full((8,), 2**31 - 1, dtype=torch.int32)
+    slots[:2] = SLOTS
+    x_1K = random(1, 48, seed=1)
+    for product in (dequant_gemv, gated_gemv):
+        got = product(x_1K.to(device), matrices, slots.to(device)[:2], integers=integers)
+        want = torch.stack([exact(matrices, slot) @ x_1K[0].double() for slot in SLOTS.tolist()])
+        if product is gated_gemv:
+            gate, up = want.chunk(2, dim=1)
+            want = gate / (1 + (-gate).exp()) * up
+        error(f"{bits} bits", got, want)
+
+
 @pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize(
     "tile", [RowTile(16, 64, 1, 5), RowTile(16, 128, 1, 1, 3), RowTile(16, 64, 1, 2, 3)], ids=str

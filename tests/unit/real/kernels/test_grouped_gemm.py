@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers.oracles import error, exact, in_slots, random
+from real.cuda.segments import several_rows
 from real.kernels.grouped_gemm import (
     Batch,
     batch_of,
@@ -15,6 +16,7 @@ from real.kernels.grouped_gemm import (
     planes_of,
     tiles_of,
 )
+from real.kernels.quantise import dequantise, layout_of, quantise
 from real.kernels.slot_matrices import SlotMatrices
 from real.kernels.tiles import BatchTile
 
@@ -103,6 +105,60 @@ def test_whole_experts_of_few_rows(shape: tuple[int, int], bits: int, device: st
         x_TK.to(device), first, down, SLOTS[:2].to(device), batch, tile=BatchTile(8, 64, 4)
     )
     error(f"{bits} bits of {shape}", got, whole(first, down, x_TK, counts))
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_an_engines_expert_of_several_rows(
+    bits: int, is_gated: bool, dtype: torch.dtype, device: str
+) -> None:
+    """Found by its place in overlapping windows, at odd sizes, with and without a gate."""
+    neurons, hidden, place = 37, 50, 3
+    first_rows = 2 * neurons if is_gated else neurons
+    draw = [random(first_rows, hidden, seed=1, scale=0.1), random(hidden, neurons, seed=2)]
+    stored = [quantise(weight, bits, 32) for weight in draw]
+    layouts = [layout_of(matrix) for matrix in stored]
+    begin = layouts[0].stored_bytes
+    size = begin + layouts[1].stored_bytes
+    memory = torch.full((16 * place + size + 16,), 0xFF, dtype=torch.uint8, device=device)
+    for layout, matrix, at in zip(layouts, stored, (0, begin), strict=True):
+        layout.write(matrix, memory[16 * place + at :][: layout.stored_bytes])
+    windows = memory.as_strided((place + 2, size), (16, 1))
+    first, down = (
+        SlotMatrices(windows, layout, at) for layout, at in zip(layouts, (0, begin), strict=True)
+    )
+    x_TH = random(5, hidden, seed=3, dtype=dtype)
+    slot_1 = torch.tensor([place], dtype=torch.int32, device=device)
+    compute = several_rows(first, down, is_gated=is_gated)
+    got = compute(x_TH.to(device), slot_1)
+    inner = x_TH.double() @ dequantise(stored[0]).double().T
+    if is_gated:
+        gate, up = inner.chunk(2, dim=1)
+        inner = gate / (1 + (-gate).exp()) * up
+    else:
+        inner = inner.clamp(min=0)
+    error(f"{bits} bits", got, inner @ dequantise(stored[1]).double().T)
+    assert torch.equal(got, compute(x_TH.to(device), slot_1)), "same call, same bits"
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 16])
+def test_what_lies_behind_the_lists_of_experts_and_tiles_is_not_read(
+    bits: int, device: str
+) -> None:
+    """Slots and tiles that do not exist stand behind both lists: a GPU would fault at them."""
+    dtype = torch.bfloat16 if bits == 16 else torch.float16
+    (matrices,) = in_slots(20, 64, bits, 32, device=device, dtype=dtype)
+    slots = torch.full((8,), 2**31 - 1, dtype=torch.int32)
+    slots[:3] = SLOTS
+    made = batch_of(COUNTS, device, bits, 8)
+    table = torch.full((len(made.table) + 8, 3), 2**31 - 1, dtype=torch.int32)
+    table[: len(made.table)] = made.table.cpu()
+    batch = Batch(made.counts, made.inputs, table.to(device)[: len(made.table)])
+    x_TK = random(sum(COUNTS), 64, seed=1, dtype=torch.bfloat16)
+    got = grouped_gemm(x_TK.to(device), matrices, slots.to(device)[:3], batch)
+    parts = zip(x_TK.double().split(COUNTS), SLOTS.tolist(), strict=True)
+    error(f"{bits} bits", got, torch.cat([part @ exact(matrices, slot).T for part, slot in parts]))
 
 
 def test_one_plane_between_the_products_is_a_models_own_precision(device: str) -> None:

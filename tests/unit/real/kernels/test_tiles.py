@@ -14,6 +14,7 @@ from real.kernels.tiles import (
     pairs_scales,
     row_tile,
     takes_integers,
+    tiled_counts,
 )
 
 
@@ -76,3 +77,14 @@ def test_parts_divide_the_blocks_of_a_row() -> None:
     assert batch_tile(2, 300, 1, parts=False).inputs == 32
     assert [batch_tile(b, 300, 1, parts=False, capability=89).inputs for b in (8, 2)] == [32, 16]
     assert [pairs_scales(4, 32, capability) for capability in (90, 120)] == [True, False]
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 16, 40, 500])
+@pytest.mark.parametrize(("bits", "capability"), [(8, 90), (4, 89), (2, 90)])
+def test_a_few_counts_of_rows_get_every_tile(most: int, bits: int, capability: int) -> None:
+    def tile(count: int) -> object:
+        return batch_tile(bits, count, 8, parts=True, capability=capability)
+
+    counts = tiled_counts(most)
+    assert {tile(count) for count in counts} == {tile(count) for count in range(2, most + 1)}
+    assert len(counts) <= 5

@@ -141,6 +141,24 @@ def test_a_piece_that_is_asked_for_again_forgets_its_results(suite: Make) -> Non
     assert not (one.folder / "first.json").exists()
 
 
+def test_a_rehearsal_gives_a_piece_more_than_its_limit(suite: Make, tmp_path: Path) -> None:
+    """A busy computer must not end it: what it shows is that everything runs."""
+    given: dict[float, float] = {}
+    for patience in (1.0, 8.0):
+        one = suite()
+        make = one.command
+        assert make is not None
+
+        def command(piece: Piece, seconds: float, patience: float = patience) -> Sequence[str]:
+            given.setdefault(patience, seconds)
+            return make(piece, seconds)  # noqa: B023
+
+        one.command, one.patience = command, patience
+        one.run([piece("first", seconds=5.0)], again=["first"])
+    assert 0 < given[1.0] < 5.0
+    assert 5.0 < given[8.0] < 40.0
+
+
 def test_without_time_pieces_are_left_out_and_the_report_is_made_all_the_same(suite: Make) -> None:
     one = suite(seconds=10.05)
     assert one.run([piece("first", least_s=5.0)]) is False

@@ -39,6 +39,7 @@ def test_pieces_come_in_the_order_asked_for() -> None:
     asked = parse(["device=host", "pieces=replay,probe", "again=probe", "minutes=2.5"])
     assert [piece.name for piece in asked.pieces] == ["replay", "probe"]
     assert (asked.size, asked.again, asked.minutes) == ("small", ("probe",), 2.5)
+    assert parse(["device=host"]).minutes > parse(["device=cuda"]).minutes == 8
 
 
 def test_what_is_missing_is_told_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
