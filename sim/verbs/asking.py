@@ -152,7 +152,7 @@ VERBS = (
             "explain outputs/why layer=4 expert=4 step=57",
             "explain outputs/why site=4 expert=4 step=57",
         ),
-        "README.md",
+        "docs/explain.md",
         places="RUN",
         least_places=1,
         most_places=1,
@@ -238,6 +238,6 @@ VERBS = (
             *out("outputs/demo"),
         ),
         ("demo", "demo sequences=2", "demo sequences=4 output_dir=outputs/demo overwrite=yes"),
-        "README.md",
+        "docs/tutorial.md",
     ),
 )

@@ -66,7 +66,12 @@ VERBS = (
                 "counts",
                 ("counts", "rows", "no"),
             ),
-            Option("sparsities", "of the activation shares", default=AUTO),
+            Option(
+                "sparsities",
+                "of the activation shares; empty: none",
+                default=AUTO,
+                can_be_empty=True,
+            ),
             Option("hidden_sequences", "of each split, that keep gate inputs", Kind.WHOLE, "4"),
             Option("hidden_share", "of their decode rows (share)", Kind.NUMBER, "1"),
             Option("hidden_dtype", "of gate inputs", Kind.TEXT, "int8"),
