@@ -40,7 +40,7 @@ def verdict(found: Set) -> str:
     ]
     also = f" (not told apart from {', '.join(near)})" if near else ""
     if any(line.ahead and line.ahead.verdict == TOO_FEW for line in others):
-        also = f" (by {TOO_FEW.removeprefix('cannot tell: ')}, so it cannot be told)"
+        also = f" (not sure: {TOO_FEW.removeprefix('cannot tell: ')})"
     parts = [
         f"{where} {best.name}{also} is the fastest {best.kind} system, {best.tokens_per_s:.3g}"
         " tokens/s"

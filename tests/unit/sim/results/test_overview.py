@@ -75,7 +75,7 @@ def test_what_cannot_be_told_apart_is_said() -> None:
     (found,) = overview([run("a", 2), blurred]).sets
     assert "a (not told apart from b) is the fastest" in verdict(found)
     few = [Done(one.summary, (), one.decode_ns[:2]) for one in (run("a", 2), blurred)]  # type: ignore[index]
-    assert "fewer than 4 sequences, so it cannot be told" in verdict(overview(few).sets[0])
+    assert "not sure: fewer than 4 sequences" in verdict(overview(few).sets[0])
 
 
 def test_runs_of_other_work_machines_or_bytes_are_in_other_sets() -> None:
