@@ -97,6 +97,7 @@ VERBS = (
         "Say how speed depends on memory, link, predictor, cpu or bits, and where that turns.",
         (
             Option("values", "the points, separated by commas (in the question's unit)"),
+            Option("target", "tokens a second: also what is needed for them", Kind.NUMBER),
             *RUN,
             PARTS,
             Option(
@@ -104,7 +105,7 @@ VERBS = (
                 "folder of the answer; without the word a new one, or that of an interrupted call",
                 default="outputs/whatif_QUESTION",
             ),
-            Option("overwrite", "whether an older answer there is removed", Kind.YES, "no"),
+            Option("overwrite", "whether an older answer there is replaced", Kind.YES, "no"),
         ),
         (
             "whatif link system=lru trace.max_sequences=2",
@@ -125,7 +126,7 @@ VERBS = (
         (
             *RUN,
             Option("hardware.KEY", "values with commas: every combination is a machine"),
-            Option("output", "a parquet file for the rows"),
+            *out("", "folder of the tables; without the word none is written"),
         ),
         (
             "screen system=lru hardware.links.pcie.peak_gb_per_s=8,16,31.5 trace.max_sequences=4",
