@@ -115,6 +115,25 @@ VERBS = (
         is_open=True,
     ),
     Verb(
+        "get",
+        TRACES,
+        "capture.get",
+        "Download, check and import published gates of a real model; without a name list them.",
+        (
+            Option("cache", "folder of what was downloaded", default="outputs/downloads"),
+            *out("outputs/traces/NAME", "folder of the trace; without the word a new one"),
+        ),
+        (
+            "get",
+            "get phone_qwen3_30b",
+            "get phone_qwen3_30b output_dir=phone cache=downloads",
+        ),
+        "docs/traces.md",
+        places="[NAME]",
+        least_places=0,
+        most_places=1,
+    ),
+    Verb(
         "synthesize",
         TRACES,
         "capture.synthesize",
