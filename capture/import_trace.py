@@ -40,12 +40,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from rich.console import Console
 from rich.progress import Progress
 
 from capture.importers.formats import import_into, parse, summary
 from capture.importers.source import ImportFailure
+from sim.results.outputs import own_folder
 from sim.traces.trace import TraceError, trace_sha256
 
 
@@ -53,20 +55,30 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when an argument or a file is wrong."""
     console = Console()
     try:
-        name, request, output_dir = parse(arguments)
-        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        overwrite = "overwrite=yes" in arguments
+        own = [word for word in arguments if word not in ("overwrite=yes", "overwrite=no")]
+        name, request, output_dir = parse(own)
+        if (
+            not overwrite
+            and output_dir.exists()
+            and (not output_dir.is_dir() or any(output_dir.iterdir()))
+        ):
             raise ImportFailure(
-                f"output_dir={output_dir} is not empty; choose another one, or remove it"
+                f"output_dir={output_dir} is not empty; choose another one, or remove it, or add"
+                " overwrite=yes"
             )
         begun = time.monotonic()
-        with Progress(console=console, transient=True) as progress:
+        with (
+            own_folder(output_dir, overwrite) if overwrite else nullcontext(),
+            Progress(console=console, transient=True) as progress,
+        ):
             header = import_into(
                 name,
                 request,
                 output_dir,
                 lambda items, text: progress.track(items, description=text),
             )
-    except (ImportFailure, TraceError) as error:
+    except (ImportFailure, TraceError, OSError) as error:
         print(f"import: {error}", file=sys.stderr)
         return 2
     console.print(

@@ -18,7 +18,6 @@ from itertools import chain, count
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from sim.answers.breakeven import Crossing, crossing, knee
 from sim.answers.whatif import Answer, BreakEven, Row
@@ -26,6 +25,7 @@ from sim.answers.whatif_figure import draw
 from sim.answers.whatif_questions import QUESTIONS, Question, held_bits
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.orphans import leave_with_parent
+from sim.process.progress import Shown
 from sim.results.labels import labels_in, told
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import check_writable, forget, locked
@@ -348,7 +348,7 @@ def _with_progress(
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
-        Progress(console=Console(stderr=True), transient=True) as bar,
+        Shown(console=Console(stderr=True)) as bar,
     ):
         task = bar.add_task(f"what if: {name}", total=None)
         try:

@@ -102,7 +102,7 @@ VERBS = (
         (
             Option("format", "who wrote it", Kind.ONE, values=FORMATS, is_needed=True),
             Option("path", "the file or folder", Kind.PLACE, is_needed=True),
-            *out("", "folder of the trace")[:1],
+            *out("", "folder of the trace"),
             Option("KEY", "options of the format; a wrong one is told which it has"),
         ),
         (
@@ -143,7 +143,7 @@ VERBS = (
             Option(
                 "tokens", "decoded tokens of each sequence", Kind.WHOLE, least=1, is_needed=True
             ),
-            *out("", "folder of the trace")[:1],
+            *out("", "folder of the trace"),
             Option("reading", "which reading of the published numbers", default="the first"),
             Option("sequences", "how many", Kind.WHOLE, "8", least=1),
             Option("prompt_tokens", "of each sequence", Kind.WHOLE, "32"),

@@ -130,3 +130,32 @@ def test_files_that_are_here_are_those_of_the_catalogue(name: str) -> None:
         pytest.skip("the published files are not here")
     for file in entry(name).files:
         assert catalogue._is(file, SHARED / name / file.name)
+
+
+@pytest.mark.parametrize("command", ["import", "synthesize"])
+def test_a_trace_is_replaced_only_where_that_is_said_and_only_by_a_whole_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from capture import import_trace, synthesize
+
+    place = tmp_path / "trace"
+    if command == "import":
+        (tmp_path / "routes.csv").write_text(TABLE, encoding="utf-8")
+        facts = [f"{key}={text}" for key, text in FACTS.items()]
+        main, given = import_trace.main, ["format=csv", f"path={tmp_path / 'routes.csv'}", *facts]
+    else:
+        main, given = synthesize.main, ["like=mixtral_8x7b", "tokens=2", "sequences=2"]
+    given.append(f"output_dir={place}")
+    assert main(given) == 0
+    before = (place / "header.json").stat().st_ino
+    (place / "old").touch()
+    assert main(given) == 2
+    assert "add overwrite=yes" in capsys.readouterr().err
+    assert (place / "header.json").stat().st_ino == before
+    assert main([*given, "overwrite=yes"]) == 0
+    assert not (place / "old").exists()
+    kept = (place / "header.json").read_bytes()
+    if command == "import":
+        (tmp_path / "routes.csv").write_text("broken", encoding="utf-8")
+        assert main([*given, "overwrite=yes"]) == 2
+        assert (place / "header.json").read_bytes() == kept
