@@ -2,7 +2,7 @@
 
 ``python -m capture.import_trace format=FORMAT path=FILE output_dir=DIR [key=value ...]``
 
-A format is one line of ``FORMATS`` and one module of `capture.importers`. The module's docstring
+A format is one line of `capture.importers.formats` and one module beside it. The module's docstring
 says what the files look like and what they lack.
 
 ``bigmoe``
@@ -39,140 +39,46 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from rich.console import Console
 from rich.progress import Progress
 
-from capture.importers import (
-    bigmoe,
-    colibri,
-    commitmoe,
-    flame,
-    gpt_oss_fingerprint,
-    ktransformers,
-    llama_moe_trace,
-    megatron_router_trace,
-    moe_cache_eval,
-    npz,
-    sglang,
-    table,
-    vllm,
-)
-from capture.importers.parts import Request, make_request
-from capture.importers.source import Imported, ImportFailure, Track
-from sim.traces.trace import Header, TraceError, trace_sha256, write_trace
-
-
-@dataclass(frozen=True)
-class Format:
-    """An importer.
-
-    ``keys`` are the arguments that the format knows beside the three of ``REQUIRED``. ``check``
-    refuses wrong arguments before any file is read; ``read`` reads the files.
-    """
-
-    keys: tuple[str, ...]
-    read: Callable[[Request, Track[Any]], Imported]
-    check: Callable[[Request], None] = lambda request: None
-
-
-FORMATS: Mapping[str, Format] = {
-    "bigmoe": Format(bigmoe.KEYS, bigmoe.read),
-    "gpt_oss_fingerprint": Format(
-        gpt_oss_fingerprint.KEYS, gpt_oss_fingerprint.read, gpt_oss_fingerprint.check
-    ),
-    "npz": Format(npz.KEYS, npz.read, npz.check),
-    "llama_moe_trace": Format(llama_moe_trace.KEYS, llama_moe_trace.read, llama_moe_trace.check),
-    "colibri": Format(colibri.KEYS, colibri.read, colibri.check),
-    "vllm": Format(vllm.KEYS, vllm.read, vllm.check),
-    "sglang": Format(sglang.KEYS, sglang.read, sglang.check),
-    "ktransformers": Format(ktransformers.KEYS, ktransformers.read, ktransformers.check),
-    "moe_cache_eval": Format(moe_cache_eval.KEYS, moe_cache_eval.read),
-    "megatron_router_trace": Format(
-        megatron_router_trace.KEYS, megatron_router_trace.read, megatron_router_trace.check
-    ),
-    "commitmoe": Format(commitmoe.KEYS, commitmoe.read, commitmoe.check),
-    "flame": Format(flame.KEYS, flame.read, flame.check),
-    "csv": Format(table.KEYS, table.read_csv, table.check),
-    "jsonl": Format(table.KEYS, table.read_jsonl, table.check),
-}
-REQUIRED = ("format", "path", "output_dir")
-KEYS = (*REQUIRED, *dict.fromkeys(key for known in FORMATS.values() for key in known.keys))
-
-
-def parse(arguments: Sequence[str]) -> tuple[str, Request, Path]:
-    """Format, request and output directory.
-
-    Raise `ImportFailure` for the first argument that is wrong.
-    """
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or key not in KEYS:
-            raise ImportFailure(
-                f"{argument!r} is not one of the known key=value; known keys: {', '.join(KEYS)}"
-            )
-        if key in given:
-            raise ImportFailure(f"{key} is given twice; give it once")
-        if not text:
-            raise ImportFailure(f"{key} is empty; give a value, or leave it out")
-        given[key] = text
-    if missing := [key for key in REQUIRED if key not in given]:
-        raise ImportFailure(
-            f"missing {' and '.join(f'{key}=...' for key in missing)}; they have no default"
-        )
-    if given["format"] not in FORMATS:
-        raise ImportFailure(
-            f"unknown format={given['format']}; known formats: {', '.join(FORMATS)}"
-        )
-    chosen = FORMATS[given["format"]]
-    for key, text in given.items():
-        if key not in REQUIRED + chosen.keys:
-            known = ", ".join(REQUIRED + chosen.keys)
-            raise ImportFailure(
-                f"{key}={text} is no key of format={given['format']}; leave it out (known: {known})"
-            )
-    request = make_request(given)
-    chosen.check(request)
-    return given["format"], request, Path(given["output_dir"])
-
-
-def summary(header: Header) -> str:
-    """One line that says what was imported (tokens, sequences, sites) and what the format lacks."""
-    prompt = sum(item.prompt_tokens for item in header.sequences)
-    decode = sum(item.decode_tokens for item in header.sequences)
-    counts = [
-        f"{number} {kind}" for number, kind in ((prompt, "prompt"), (decode, "decode")) if number
-    ]
-    sequences = f"{len(header.sequences)} sequence{'s' if len(header.sequences) > 1 else ''}"
-    lacks = f"; lacks {header.provenance['lacks']}" if header.provenance["lacks"] else ""
-    return (
-        f"{header.name}: {' and '.join(counts)} tokens of {sequences} at {header.model.sites}"
-        f" sites{lacks}"
-    )
+from capture.importers.formats import import_into, parse, summary
+from capture.importers.source import ImportFailure
+from sim.results.outputs import own_folder
+from sim.traces.trace import TraceError, trace_sha256
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when an argument or a file is wrong."""
     console = Console()
     try:
-        name, request, output_dir = parse(arguments)
-        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        overwrite = "overwrite=yes" in arguments
+        own = [word for word in arguments if word not in ("overwrite=yes", "overwrite=no")]
+        name, request, output_dir = parse(own)
+        if (
+            not overwrite
+            and output_dir.exists()
+            and (not output_dir.is_dir() or any(output_dir.iterdir()))
+        ):
             raise ImportFailure(
-                f"output_dir={output_dir} is not empty; choose another one, or remove it"
+                f"output_dir={output_dir} is not empty; choose another one, or remove it, or add"
+                " overwrite=yes"
             )
         begun = time.monotonic()
-        with Progress(console=console, transient=True) as progress:
-            imported = FORMATS[name].read(
-                request, lambda items, text: progress.track(items, description=text)
+        with (
+            own_folder(output_dir, overwrite) if overwrite else nullcontext(),
+            Progress(console=console, transient=True) as progress,
+        ):
+            header = import_into(
+                name,
+                request,
+                output_dir,
+                lambda items, text: progress.track(items, description=text),
             )
-            progress.add_task("writing", total=None)
-            header = write_trace(output_dir, imported.trace, imported.files)
-    except (ImportFailure, TraceError) as error:
+    except (ImportFailure, TraceError, OSError) as error:
         print(f"import: {error}", file=sys.stderr)
         return 2
     console.print(

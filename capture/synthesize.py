@@ -28,6 +28,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from sim.results.outputs import own_folder
 from sim.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names
 from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
 from sim.traces.trace import DECODE, trace_sha256, write_trace
@@ -112,15 +114,22 @@ def main(arguments: Sequence[str]) -> int:
     begun = time.monotonic()
     console = Console()
     try:
-        request, output_dir = parse(arguments)
+        overwrite = "overwrite=yes" in arguments
+        own = [word for word in arguments if word not in ("overwrite=yes", "overwrite=no")]
+        request, output_dir = parse(own)
         preset = load_preset(request.like)
         reading = preset.reading(request.reading or None)
         request = Request(**{**vars(request), "reading": reading})
         fit = load_fit(preset, reading)
         request.check(preset)
-        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        if (
+            not overwrite
+            and output_dir.exists()
+            and (not output_dir.is_dir() or any(output_dir.iterdir()))
+        ):
             raise ValueError(
-                f"output_dir={output_dir} is not empty; choose another one, or remove it"
+                f"output_dir={output_dir} is not empty; choose another one, or remove it, or add"
+                " overwrite=yes"
             )
         synthetic = synthesize_like(
             preset,
@@ -131,8 +140,9 @@ def main(arguments: Sequence[str]) -> int:
                 numbers, "synthesising", console=Console(stderr=True), transient=True
             ),
         )
-        header = write_trace(output_dir, synthetic.trace, hidden_files(synthetic))
-    except ValueError as error:
+        with own_folder(output_dir, overwrite) if overwrite else nullcontext():
+            header = write_trace(output_dir, synthetic.trace, hidden_files(synthetic))
+    except (ValueError, OSError) as error:
         print(f"synthesize: {error}", file=sys.stderr)
         return 2
     console.print(_told(preset, reading, fit), markup=False, soft_wrap=True)

@@ -1,10 +1,13 @@
 """``python -m sim system=hobbit ...``: simulate one run, write its files, print the answer.
 
+``python -m sim -m ...`` simulates every combination. It ends with one table, one figure and one
+sentence for each budget, which lie in its folder, too (`sim.results.overview`).
 ``python -m sim list KIND`` is ``python -m sim.list KIND`` (`sim.verbs.begin`).
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
@@ -17,14 +20,22 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from sim.bounds.bounds import MAX, RELAXATION
+from sim.results.intervals import Floats
+from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import own_folder, print_summary, write_outputs
+from sim.results.overview import Done, Refused, overview
+from sim.results.overview_words import show, write
 from sim.setup.build import build
 from sim.setup.command import changed, forget_made, output_folder, overwrites, system_name
-from sim.setup.execute import execute
+from sim.setup.execute import Result, execute
 from sim.values.places import CONF
 
-REFUSED: list[str] = []
-"""The runs of a multirun that were refused, with the reason."""
+DONE: list[Done] = []
+"""The runs of a multirun that have ended."""
+REFUSED: list[Refused] = []
+"""Those that were refused."""
+FOLDER: list[Path] = []
+"""The folder of a multirun, as soon as it has a run."""
 OVERWRITE: list[bool] = []
 """Has an item if a run may empty its folder: hydra hands on no words but those of its own."""
 
@@ -48,16 +59,17 @@ def main(cfg: DictConfig) -> None:
     try:
         _run(cfg, output_dir)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
         forget_made()
-        if HydraConfig.get().mode != RunMode.MULTIRUN:
+        if not _is_many():
+            print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         if not HydraConfig.get().launcher._target_.endswith(".BasicLauncher"):
             raise  # the run has a process of its own: hydra reports it, and fails, at the end
-        REFUSED.append(f"{HydraConfig.get().job.override_dirname}: {error}")
+        _note(Refused(" ".join(HydraConfig.get().overrides.task), str(error)))
     except (KeyboardInterrupt, Interrupted) as interruption:
         forget_made()
-        print("interrupted; nothing was written", file=sys.stderr)
+        kept = f" of this run; {len(DONE)} are kept in {FOLDER[0]}" if DONE else ""
+        print(f"interrupted; nothing was written{kept}", file=sys.stderr)
         sys.exit(
             128 + (interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT)
         )
@@ -68,7 +80,8 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
     run = build(cfg, system_name(), changed=changed())
     with own_folder(output_dir, overwrite=any(OVERWRITE)):
         full = cfg.outputs == "all"
-        result = execute(run, progress=Console(stderr=True), bounds=RELAXATION if full else MAX)
+        bar = None if _is_many() else Console(stderr=True)
+        result = execute(run, progress=bar, bounds=RELAXATION if full else MAX)
         wall_s = time.perf_counter() - started - result.bounds_wall_s
         summary = {**result.summary, "wall_s": round(wall_s, 3)}
         write_outputs(
@@ -79,25 +92,55 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
             run.controller.loader.wait,
             cfg.timeline_steps,
         )
+    if _is_many():
+        _note(Done(summary, tuple(HydraConfig.get().overrides.task), _decode_ns(result)))
+        return
     console = Console()
     print_summary(summary, console)
     console.print(f"files: {output_dir}", soft_wrap=True)
+
+
+def _is_many() -> bool:
+    """Whether this is one run of a multirun."""
+    return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
+
+
+def _decode_ns(result: Result) -> Floats:
+    return decode_time_and_tokens(result.frames)[0]
+
+
+def _note(run: Done | Refused) -> None:
+    """Keep a run of a multirun for its table, and say that it has ended."""
+    if not FOLDER:
+        FOLDER.append(Path(HydraConfig.get().sweep.dir))
+    if isinstance(run, Done):
+        DONE.append(run)
+        told = f"{' '.join(run.words)}: {run.summary['decode_tokens_per_s']:.3g} tokens/s"
+    else:
+        REFUSED.append(run)
+        told = f"{run.words}: refused"
+    print(f"{len(DONE) + len(REFUSED)}: {told}", file=sys.stderr, flush=True)
 
 
 def _on_signal(number: int, _: object) -> None:
     raise Interrupted(number)
 
 
-def _tell_refused() -> int:
-    """Print the runs that were left out; return the exit status of all runs."""
-    if not REFUSED:
-        return 0
-    print(f"{len(REFUSED)} of the runs were refused:", *REFUSED, sep="\n  ", file=sys.stderr)
-    return 3
+def _tell_all() -> int:
+    """Print and write what the runs of a multirun say together; return its exit status."""
+    if FOLDER:
+        found = overview(DONE, REFUSED)
+        FOLDER[0].mkdir(parents=True, exist_ok=True)
+        write(found, FOLDER[0])
+        show(found, Console())
+        Console().print(f"files: {FOLDER[0]}", soft_wrap=True)
+    return 3 if REFUSED else 0
 
 
 if __name__ == "__main__":
+    # Hydra tells each run of a multirun on stdout, from the second on.
+    logging.getLogger("hydra").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _on_signal)
     OVERWRITE.append(overwrites())
     main()
-    sys.exit(_tell_refused())
+    sys.exit(_tell_all())

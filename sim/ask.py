@@ -19,7 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from sim.answers.ask import Bench, Found, answer
 from sim.answers.ask_figure import draw
@@ -27,6 +26,7 @@ from sim.answers.ask_gates import Gates, choose
 from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.process.orphans import leave_with_parent
+from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
 from sim.results.run import Run
 from sim.setup.configure import configure
@@ -111,7 +111,7 @@ def _ask(words: Words, place: Path) -> Found:
     target = float(own["target"]) if "target" in own else None
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
-        Progress(console=Console(stderr=True), transient=True) as bar,
+        Shown(console=Console(stderr=True)) as bar,
     ):
         task = bar.add_task("asking every system", total=None)
         try:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from sim.process.progress import Shown
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told, write_on
 from sim.results.latency import decode_time_and_tokens
+from sim.results.looks import MARKERS, looks, save
 from sim.results.outputs import folder_for, own_folder
 from sim.results.paired import Paired, paired
 from sim.results.timeline import trace_events
@@ -62,21 +63,22 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
     cells: dict[tuple[str, float], Cell] = {}
     trace = load_trace("capture/assets/traces/tiny_mixtral", lookahead_sites=3)
     pairs = [(system, share) for share in SHARES for system in SYSTEMS]
-    for system, share in track(pairs, "simulating", console=Console(stderr=True), transient=True):
-        # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is
-        # imagined with 48 GiB at every budget alike.
-        words = (
-            f"system={system}",
-            f"budget.resident_share={share}",
-            "experiment=more_memory",
-            *few,
-        )
-        cfg, name = configure(*words)
-        run = build(cfg, name, trace, changed=changes(words))
-        result = execute(run)
-        cells[system, share] = Cell(result.summary, *decode_time_and_tokens(result.frames))
-        if (system, share) == (LOSSY, 0.50):
-            _write_timeline(output_dir / "timeline.json", result, run.controller.loader.wait)
+    with Shown(console=Console(stderr=True)) as bar:
+        for system, share in bar.track(pairs, description="simulating"):
+            # 75 % of the experts of half of Mixtral's layers exceed a real 4090: the machine is
+            # imagined with 48 GiB at every budget alike.
+            words = (
+                f"system={system}",
+                f"budget.resident_share={share}",
+                "experiment=more_memory",
+                *few,
+            )
+            cfg, name = configure(*words)
+            run = build(cfg, name, trace, changed=changes(words))
+            result = execute(run)
+            cells[system, share] = Cell(result.summary, *decode_time_and_tokens(result.frames))
+            if (system, share) == (LOSSY, 0.50):
+                _write_timeline(output_dir / "timeline.json", result, run.controller.loader.wait)
     report = _table(cells)
     console.print(report)
     console.print(_answer(cells), soft_wrap=True)
@@ -93,7 +95,7 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
     )
     _draw(output_dir / "comparison.png", cells)
     console.print(
-        f"files: {output_dir}/comparison.png, table.json, timeline.json (open it in"
+        f"files: {output_dir}/comparison.png, comparison.svg, table.json, timeline.json (open it in"
         " ui.perfetto.dev)"
     )
 
@@ -175,39 +177,39 @@ def _answer(cells: dict[tuple[str, float], Cell]) -> str:
 
 
 def _draw(path: Path, cells: dict[tuple[str, float], Cell]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    for system in SYSTEMS:
-        rate = np.array([cells[system, share].summary["decode_tokens_per_s"] for share in SHARES])
-        interval = np.array(
-            [cells[system, share].summary["ci95"]["decode_tokens_per_s"] for share in SHARES]
-        ).T
-        left.errorbar(
-            [100 * s for s in SHARES],
-            rate,
-            yerr=np.abs(interval - rate),
-            marker="o",
-            capsize=3,
-            label=system,
-            linestyle="--" if system == "oracle" else "-",
+    with looks("comparison") as plt:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+        for system, marker in zip(SYSTEMS, MARKERS, strict=False):
+            rate = np.array(
+                [cells[system, share].summary["decode_tokens_per_s"] for share in SHARES]
+            )
+            interval = np.array(
+                [cells[system, share].summary["ci95"]["decode_tokens_per_s"] for share in SHARES]
+            ).T
+            left.errorbar(
+                [100 * s for s in SHARES],
+                rate,
+                yerr=np.abs(interval - rate),
+                marker=marker,
+                capsize=3,
+                label=system,
+                linestyle="--" if system == "oracle" else "-",
+            )
+        left.set(
+            xlabel="expert bytes resident (%)",
+            ylabel="decode (tokens/s)",
+            xticks=[100 * s for s in SHARES],
+            ylim=(0, None),
         )
-    left.set(
-        xlabel="expert bytes resident (%)",
-        ylabel="decode (tokens/s)",
-        xticks=[100 * s for s in SHARES],
-        ylim=(0, None),
-    )
-    left.legend(frameon=False, fontsize=8)
-    _draw_stalls(right, cells)
-    hardware = cells[BASELINE, SHARES[0]].summary["hardware"]
-    figure.suptitle(f"{hardware}, batch 1, 95 % intervals over the trace's sequences", fontsize=9)
-    write_on(figure, _labels(cells))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+        left.legend()
+        _draw_stalls(right, cells)
+        some = cells[BASELINE, SHARES[0]].summary
+        figure.suptitle(
+            f"{some['model']} on {some['hardware']}, batch 1, 95 % intervals over the trace's"
+            " sequences"
+        )
+        write_on(figure, _labels(cells))
+        save(figure, path.with_suffix(""))
 
 
 def _draw_stalls(axis: Any, cells: dict[tuple[str, float], Cell]) -> None:
@@ -236,7 +238,7 @@ def _draw_stalls(axis: Any, cells: dict[tuple[str, float], Cell]) -> None:
         base += seconds
     axis.invert_yaxis()
     axis.set(xlabel=f"time of the whole run (s), {share:.0%} resident")
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from rich.table import Table
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, from_row, labels_in, told, write_on
+from sim.results.looks import COLOURS, NEUTRAL, looks, save
 from sim.results.outputs import own_folder
 from sim.verbs.table import verb_of
 from sim.verbs.words import read as read_words
@@ -244,17 +245,21 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
     order = sorted(
         range(len(points)),
         key=lambda i: (
+            not points[i].labels.is_system,
             points[i].key[1:4],
             points[i].loss is None,
             points[i].loss or 0,
             -points[i].speed,
         ),
     )
-    for i in order:
+    for at, i in enumerate(order):
         point = points[i]
+        if at and points[order[at - 1]].labels.is_system and not point.labels.is_system:
+            # What knows the future stands apart, below what can be done.
+            table.add_section()
+            table.add_row("", "[i]bounds, no systems:[/i]")
         loss = "?" if point.loss is None else _with_interval(point.loss, point.loss_interval)
         kind = f"{point.quality_class} ({point.loop} loop)" if point.loop else point.quality_class
-        kind += "" if point.labels.is_system else "; no system, a bound"
         table.add_row(
             "*" if marks[i] else "",
             point.key[0],
@@ -279,13 +284,23 @@ def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
 
 def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
     """Draw loss against speed, the front joined by a line: ``pareto.png`` and ``pareto.svg``."""
-    import matplotlib as mpl
+    with looks("pareto") as plt:
+        figure, axis = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
+        _draw_points(axis, points)
+        axis.set_xlabel(f"{MEASURES[measure]} (0: lossless)")
+        axis.set_ylabel("decode (tokens/s)")
+        # A symlog scale has a place for 0 beside losses of very different sizes.
+        axis.set_xscale("symlog", linthresh=1e-4)
+        axis.set_xlim(left=-2e-5)
+        axis.set_title("Circle: on the front; cross: beaten; plus: a bound, no system", fontsize=7)
+        figure.suptitle("Speed and quality: " + "; ".join(_surroundings(points)))
+        write_on(figure, _named(points))
+        return list(save(figure, directory / "pareto"))
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
 
+def _draw_points(axis: Any, points: Sequence[Point]) -> None:
+    """Every point with its name, and a line through each front."""
     marks = mark(points)
-    figure, axis = plt.subplots(figsize=(7.5, 4.6), layout="constrained", dpi=130)
     for group in dict.fromkeys(point.key[1:4] for point in points):
         known = [
             (p, on)
@@ -302,7 +317,11 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
         )
         for point, on in known:
             marker, colour = (
-                ("o", "C0") if on else ("x", "C1") if point.labels.is_system else ("+", "0.5")
+                ("o", COLOURS[0])
+                if on
+                else ("x", COLOURS[1])
+                if point.labels.is_system
+                else ("+", NEUTRAL)
             )
             axis.plot(point.loss, point.speed, marker, color=colour, zorder=2)
             axis.annotate(
@@ -312,20 +331,6 @@ def draw(points: Sequence[Point], measure: str, directory: Path) -> list[Path]:
                 xytext=(4, 3),
                 textcoords="offset points",
             )
-    axis.set_xlabel(f"{MEASURES[measure]} (0: lossless)")
-    axis.set_ylabel("decode tokens/s (simulated)")
-    # A symlog scale has a place for 0 beside losses of very different sizes.
-    axis.set_xscale("symlog", linthresh=1e-4)
-    axis.set_xlim(left=-2e-5)
-    axis.grid(alpha=0.3)
-    axis.set_title("Circle: on the front; cross: beaten; plus: a bound, no system", fontsize=7)
-    figure.suptitle("Speed and quality: " + "; ".join(_surroundings(points)))
-    write_on(figure, _named(points))
-    files = [directory / f"pareto{ending}" for ending in (".png", ".svg")]
-    for file in files:
-        figure.savefig(file)
-    plt.close(figure)
-    return files
 
 
 def main(words: Sequence[str]) -> int:

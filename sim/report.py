@@ -1,8 +1,9 @@
 """``python -m sim.report RUN... [output_dir=DIR]``: write runs as one page with figures.
 
-A RUN is a folder that ``python -m sim`` (or a study with ``outputs=all``) wrote. The page,
-``report.html``, is self-contained: it needs no network and no script. Every figure is also written
-beside it as SVG and PNG.
+A RUN is a folder that a run, a multirun or a study wrote. Runs of different work are chapters of
+their own: no chart has both. The page, ``report.html``, is self-contained: it needs no network and
+no script. It begins with who is fastest, in sentences. Every figure is also written beside it as SVG
+and PNG.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from sim.reporting.figures import FIGURES
-from sim.reporting.runs import ReportedRun, read_runs
+from sim.reporting.runs import ReportedRun, by_work, read_runs
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
+from sim.results.looks import looks
 from sim.results.outputs import folder_for, own_folder
+from sim.results.overview import Done, Line, Overview, Set, overview
+from sim.results.overview_words import verdict
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
 table { border-collapse: collapse; font-size: .9rem; } td, th { padding: .25rem .7rem; text-align: right; }
 th:first-child, td:first-child { text-align: left; } tr + tr { border-top: 1px solid #ddd; }
 figure { margin: 0; } svg { max-width: 100%; height: auto; } .note { color: #555; font-size: .85rem; }
+.answer { font-size: 1.1rem; } .work { border-top: 2px solid #222; padding-top: 1rem; }
 .warning { color: #8a3b12; font-weight: 600; }
 """
 
@@ -38,6 +43,25 @@ def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
     Figures whose table no run has are left out.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
+    chapters = by_work(runs)
+    body = "".join(
+        _chapter(chapter, output_dir, "" if number == 1 else f"_{number}", len(chapters) > 1)
+        for number, chapter in enumerate(chapters, 1)
+    )
+    page = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab:"
+        " report</title><link rel='icon'"
+        f" href='data:,'><style>{STYLE}</style></head><body><h1>{len(runs)}"
+        f" run{'s' * (len(runs) > 1)}</h1>{body}</body></html>\n"
+    )
+    place = output_dir / "report.html"
+    place.write_text(page, encoding="utf-8")
+    return place
+
+
+def _chapter(runs: Sequence[ReportedRun], output_dir: Path, suffix: str, has_others: bool) -> str:
+    """The part of the page about runs of the same work; ``suffix`` ends its figures' names."""
+    found = overview([Done(run.summary, (), run.decode_ns) for run in runs])
     configuration = _configuration(runs)
     sections = []
     for name, (question, draw, table) in FIGURES.items():
@@ -48,27 +72,19 @@ def make_report(runs: Sequence[ReportedRun], output_dir: Path) -> Path:
             note = f"No run here wrote its {table}: run with outputs=all."
             sections.append(f"<h2>{html.escape(question)}</h2><p class='note'>{note}</p>")
             continue
-        svg = _draw(draw, able, configuration, output_dir / name)
-        sections.append(f"<h2>{html.escape(question)}</h2><figure id='{name}'>{svg}</figure>")
-    page = (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>MoE offload lab:"
-        " report</title><link rel='icon'"
-        f" href='data:,'><style>{STYLE}</style></head><body><h1>{len(runs)}"
-        f" run{'s' * (len(runs) > 1)}</h1>{_labels(runs)}<p"
-        f" class='note'>{OVER}</p>{_table(runs)}{''.join(sections)}</body></html>\n"
+        svg = _draw(draw, able, configuration, output_dir / f"{name}{suffix}")
+        figure = f"<figure id='{name}{suffix}'>{svg}</figure>"
+        sections.append(f"<h2>{html.escape(question)}</h2>{figure}")
+    head = f"<h2 class='work'>{html.escape(configuration)}</h2>" if has_others else ""
+    answers = "".join(f"<p class='answer'>{html.escape(verdict(one))}</p>" for one in found.sets)
+    return (
+        f"{head}{answers}{_labels(runs)}<p class='note'>{OVER}</p>{_table(runs, found)}"
+        f"{''.join(sections)}"
     )
-    place = output_dir / "report.html"
-    place.write_text(page, encoding="utf-8")
-    return place
 
 
 def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Path) -> str:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": place.name, "svg.fonttype": "none", "font.size": 9}):
+    with looks(place.name) as plt:
         figure, axis = plt.subplots(figsize=(9, 3.6 + 0.12 * len(runs)), layout="constrained")
         draw(axis, runs)
         axis.set_title(configuration, fontsize=7, color="0.35", wrap=True)
@@ -78,7 +94,7 @@ def _draw(draw: Any, runs: Sequence[ReportedRun], configuration: str, place: Pat
         # looks like a request to a network.
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=none)
-        figure.savefig(place.with_suffix(".png"), dpi=130)
+        figure.savefig(place.with_suffix(".png"))
         plt.close(figure)
     svg = text.getvalue()
     place.with_suffix(".svg").write_text(svg, encoding="utf-8")
@@ -141,7 +157,12 @@ def _count(sequences: int) -> str:
     return f"{sequences} sequence{'s' * (sequences != 1)}"
 
 
-def _table(runs: Sequence[ReportedRun]) -> str:
+def _table(runs: Sequence[ReportedRun], found: Overview) -> str:
+    place = {
+        id(line.summary): at
+        for at, line in enumerate(line for one in found.sets for line in one.lines)
+    }
+    ahead = {id(line.summary): _times(line, one) for one in found.sets for line in one.lines}
     columns: tuple[tuple[str, Callable[[Mapping[str, Any]], float | str | None]], ...] = (
         ("precision at best", lambda s: str(next(iter(s["budget"]["slots"])))),
         ("decode (tokens/s)", lambda s: s["decode_tokens_per_s"]),
@@ -155,12 +176,21 @@ def _table(runs: Sequence[ReportedRun]) -> str:
     )
     head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in columns)
     rows = "".join(
-        f"<tr><td>{html.escape(run.label)}</td>"
+        f"<tr><td>{html.escape(run.label)}</td><td>{ahead[id(run.summary)]}</td>"
         + "".join(f"<td>{_told(of(run.summary))}</td>" for _, of in columns)
         + "</tr>"
-        for run in runs
+        for run in sorted(runs, key=lambda run: place[id(run.summary)])
     )
-    return f"<table><tr><th>run</th>{head}</tr>{rows}</table>"
+    best = "x the best of its budget [95 %]"
+    return f"<table><tr><th>run</th><th>{best}</th>{head}</tr>{rows}</table>"
+
+
+def _times(line: Line, found: Set) -> str:
+    """How many times as fast a run is as the best of its set, paired where that can be told."""
+    if line is found.best:
+        return "best"
+    ratio = f"{line.tokens_per_s / found.best.tokens_per_s:.2f}x (unpaired)"
+    return ratio if line.ahead is None else str(line.ahead)
 
 
 def _told(value: float | str | None) -> str:

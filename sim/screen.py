@@ -1,16 +1,18 @@
 """``python -m sim.screen``: compute one run's times on many machines at once.
 
-    python -m sim.screen [OVERRIDES...] [hardware.KEY=A,B,..] [output=FILE.parquet]
+    python -m sim.screen [OVERRIDES...] [hardware.KEY=A,B,..] [output_dir=DIR]
 
 Values separated by commas make further machines: every combination is one. The caches are walked
 once, and every machine's times follow from what they did. This is exact, bit for bit the times of
 ``python -m sim``, where decisions do not depend on time: without prefetches, on one link
 (docs/studies.md). Other settings are refused, naming the switch that makes decisions depend on
 time. The column ``labels`` has what a reader must know of each row (`sim.results.labels`).
+``output_dir`` gets ``table.parquet``, ``table.csv`` and ``table.json``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +22,7 @@ from typing import Any
 import polars as pl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +31,7 @@ from sim.results.frames import Frames
 from sim.results.hits import hit_ratio
 from sim.results.labels import from_row, labels_of, told
 from sim.results.latency import request_times
+from sim.results.outputs import own_folder
 from sim.results.run import Run
 from sim.screening.moves import ScreenError, first_pass, require_screenable
 from sim.screening.times import Times, second_pass
@@ -110,18 +114,14 @@ def _measured(walked: Run, run: Run, times: Times, machine: int) -> dict[str, An
     return {**found, "labels": labels.row()}
 
 
-def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
-    """The cells, one for each machine, and the file to write (or None).
+def read_words(words: Sequence[str]) -> list[Cell]:
+    """The cells, one for each machine.
 
     Raise ValueError for a word that is no override, or that varies more than the machine.
     """
-    output: Path | None = None
     fixed: list[str] = []
     grid: dict[str, list[Any]] = {}
     for word in words:
-        if word.startswith("output="):
-            output = Path(word.removeprefix("output="))
-            continue
         try:
             override = OverridesParser.create().parse_override(word)
         except HydraException as error:
@@ -136,21 +136,30 @@ def read_words(words: Sequence[str]) -> tuple[list[Cell], Path | None]:
         else:
             grid[override.key_or_group] = list(override.sweep_iterator())
     plan = Plan("screen", base=(*DEFAULTS, *fixed), grids=(grid,))
-    return plan_cells(plan), output
+    return plan_cells(plan)
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message."""
+    own = ("output_dir=", "overwrite=")
+    directory = _value(words, "output_dir")
     try:
-        cells, output = read_words(words)
-        found = screen(cells)
-        if output is not None:
-            found.write_parquet(output)
+        cells = read_words([word for word in words if not word.startswith(own)])
+        if directory is None:
+            found = screen(cells)
+        else:
+            overwrite = _value(words, "overwrite") == "yes"
+            with own_folder(Path(directory), overwrite=overwrite):
+                found = screen(cells)
+                _write(found, cells[0].system, Path(directory))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     axes = list(cells[0].axes)
-    table = Table(*axes, *SHOWN, title=f"{cells[0].system}, {len(cells)} machines")
+    heads = [".".join(key.split(".")[-2:]) for key in axes]
+    title = f"{cells[0].system}, {len(cells)} machine{'s' * (len(cells) != 1)}"
+    shown = ("tokens/s", "TTFT (s)", "TPOT (s)", "makespan (s)", "hits")
+    table = Table(*heads, *shown, title=title, box=SIMPLE_HEAD, pad_edge=False)
     for row in found.iter_rows(named=True):
         table.add_row(
             *(str(row[key]) for key in axes),
@@ -160,7 +169,27 @@ def main(words: Sequence[str]) -> int:
     console.print(table)
     for text in told((cells[0].system, from_row(row)) for row in found["labels"]):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
+    if directory is not None:
+        console.print(f"files: {directory}", soft_wrap=True)
     return 0
+
+
+def _value(words: Sequence[str], key: str) -> str | None:
+    """The last value that is given for a key of the command's own."""
+    found = [word.partition("=")[2] for word in words if word.startswith(f"{key}=")]
+    return found[-1] if found else None
+
+
+def _write(found: pl.DataFrame, system: str, directory: Path) -> None:
+    """Write the rows as ``table.parquet``, ``table.csv`` and ``table.json``."""
+    found.write_parquet(directory / "table.parquet")
+    rows = [
+        {**row, "labels": told([(system, from_row(row["labels"]))])}
+        for row in found.iter_rows(named=True)
+    ]
+    (directory / "table.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    flat = [{**row, "labels": "; ".join(row["labels"])} for row in rows]
+    pl.DataFrame(flat).write_csv(directory / "table.csv")
 
 
 if __name__ == "__main__":

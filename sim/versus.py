@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -32,7 +33,6 @@ from sim.study.dataset import read_cells
 from sim.study.rows import DONE, Row
 
 ALSO = "also="
-WIDTH = 160
 SHOWN = 2
 """How many of the conditions are named in which a cell differs from its nearest."""
 
@@ -185,12 +185,14 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
     for group in found.groups:
         table = Table(
             "system",
-            "decode tokens/s",
-            "hit ratio",
-            f"times as fast as {name}",
+            "tokens/s [95 %]",
+            "hits",
+            f"as fast as {name}",
             "",
             title=group.title,
             title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
         )
         for side in group.sides:
             interval = (
@@ -199,7 +201,7 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
                 else f" [{side.interval[0]:.4g}, {side.interval[1]:.4g}]"
             )
             hits = "" if side.hit_ratio is None else f"{side.hit_ratio:.3f}"
-            ahead = ("", "") if side.ahead is None else (str(side.ahead), side.ahead.verdict)
+            ahead = ("", "") if side.ahead is None else (str(side.ahead), _short(side.ahead))
             marks = [
                 *(["lossy"] if side.labels.lossy else []),
                 *([] if side.labels.is_system else ["a bound"]),
@@ -212,11 +214,33 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
                 *map(escape, ahead),
             )
         console.print(table)
+        console.print(told_of(group, name), highlight=False, markup=False, soft_wrap=True)
     brackets = f"In brackets: 95 % intervals, paired where they are of how many times. {OVER}"
     labels = told((side.system, side.labels) for group in found.groups for side in group.sides)
     alone = [f"Beside no {name}: {one.system} ({one.overrides}): {one.why}." for one in found.alone]
     for line in (*labels, brackets, *alone):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _short(ahead: Paired) -> str:
+    """The verdict in a column: too few sequences are told in the sentence."""
+    return ahead.verdict if ahead.is_decided else "?"
+
+
+def told_of(group: Group, name: str) -> str:
+    """A group in sentences: real systems first, then what no system can do."""
+    against = [side for side in group.sides if side.ahead is not None]
+    parts = [_sentence(side, name) for side in against if side.labels.is_system]
+    parts += [_sentence(side, name) for side in against if not side.labels.is_system]
+    return " ".join(parts)
+
+
+def _sentence(side: Side, name: str) -> str:
+    assert side.ahead is not None
+    mark = "" if side.labels.is_system else ", which is no system,"
+    lost = " and lossy" if side.labels.lossy else ""
+    sure = "" if side.ahead.is_decided else f" ({side.ahead.verdict})"
+    return f"{side.system}{mark} is {side.ahead} as fast as {name}{lost}{sure}."
 
 
 def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
@@ -245,7 +269,7 @@ def main(words: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"versus: {error}", file=sys.stderr)
         return 2
-    print_versus(found, given[1], Console(width=WIDTH))
+    print_versus(found, given[1], Console())
     return 0
 
 

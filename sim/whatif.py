@@ -18,19 +18,17 @@ from itertools import chain, count
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
 
 from sim.answers.breakeven import Crossing, crossing, knee
 from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_figure import draw
 from sim.answers.whatif_questions import QUESTIONS, Question, held_bits
+from sim.answers.whatif_words import sentence, table_of
 from sim.process.orphans import leave_with_parent
-from sim.results.intervals import OVER
-from sim.results.labels import caption, labels_in, told
+from sim.process.progress import Shown
+from sim.results.labels import labels_in, told
 from sim.results.latency import decode_time_and_tokens
-from sim.results.outputs import check_writable, locked
+from sim.results.outputs import check_writable, forget, locked
 from sim.results.paired import paired
 from sim.results.run import Run
 from sim.study.trials import Trial, kept_trial, prepared
@@ -105,8 +103,10 @@ def answer(
     pool: Executor,
     tell: Callable[[], None] = lambda: None,
     directory: Path | None = None,
+    target: float | None = None,
 ) -> Answer:
-    """Simulate every value, and find by bisection where the answer turns.
+    """Simulate every value, and find by bisection where the answer turns, and what ``target``
+    tokens a second need.
 
     Every run is kept in ``directory`` as soon as it is done; runs that are there are not repeated.
     ``tell`` is called after each. Raise ValueError if no value can run.
@@ -141,6 +141,8 @@ def answer(
         tuple(refused),
         labels,
         question.is_log,
+        None if target is None else _needed(question, target, bench, ran, found),
+        f"{run.model.name} on {run.hardware.name}, {run.resident_share:.3g} resident unless varied",
     )
 
 
@@ -191,30 +193,49 @@ def _break_even(
     return BreakEven(question.what, cross.value, cross.low, cross.high, closed, told)
 
 
+def _needed(
+    question: Question,
+    target: float,
+    bench: Bench,
+    ran: Sequence[float],
+    found: Mapping[float, Mapping[str, Trial]],
+) -> BreakEven:
+    """The value at which the first series decodes ``target`` tokens a second."""
+
+    def speed(at: Mapping[str, Trial]) -> float:
+        return float(next(iter(at.values())).summary["decode_tokens_per_s"])
+
+    def over(value: float) -> float:
+        at, refused = bench.at([value])
+        if refused:
+            raise ValueError(refused[0])
+        return speed(at[value]) - target
+
+    low, high = ran[0], ran[-1]
+    if question.difference is None or low == high:
+        # Of precisions there is nothing between two points.
+        enough = [value for value in ran if speed(found[value]) >= target]
+        told = (
+            f"{target:g} tokens/s are reached at {', '.join(f'{value:g}' for value in enough)}"
+            if enough
+            else f"no point reaches {target:g} tokens/s"
+        )
+        return BreakEven("target", enough[-1] if enough else None, low, high, None, told)
+    cross: Crossing = crossing(over, low, high)
+    if cross.value is not None:
+        told = f"{target:g} tokens/s need {cross.value:.3g} ({question.axis})"
+    elif cross.sign > 0:
+        told = f"{target:g} tokens/s are reached from {cross.low:g} on ({question.axis})"
+    else:
+        told = f"nothing up to {cross.high:g} gives {target:g} tokens/s ({question.axis})"
+    return BreakEven("target", cross.value, cross.low, cross.high, None, told)
+
+
 def _all_fit(run: Run, ran: Sequence[float]) -> BreakEven:
     """The most bits a weight at which all experts are resident in the run's bytes for them."""
     bits = run.resident_share * held_bits(run)
     told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
     return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)
-
-
-def sentence(found: Answer, name: str) -> str:
-    """The answer in one line of words."""
-    parts = [f"{name}: {found.break_even.told}"] if found.break_even else []
-    if found.knee is not None:
-        parts.append(
-            f"the knee is at {found.knee:g}: up to there memory pays more than on average, after it"
-            " less"
-        )
-    elif found.question == "memory":
-        parts.append("there is no knee: what comes later pays more than what comes first")
-    if found.question == "bits":
-        best = max(found.rows, key=lambda row: row.tokens_per_s)
-        parts.append(
-            f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g}"
-            " tokens/s"
-        )
-    return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -227,19 +248,19 @@ def main(arguments: Sequence[str]) -> int:
         name, *words = arguments
         overwrite = "overwrite=yes" in words
         words = [word for word in words if not word.startswith("overwrite=")]
-        output_dir, values, words = _settings(name, words, overwrite)
+        output_dir, values, target, words = _settings(name, words, overwrite)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
         system = prepared(base).system
         with locked(output_dir):
-            if overwrite:
-                _clear(output_dir)
-            _check_output(output_dir)
+            _check_output(output_dir, overwrite)
             signal.signal(signal.SIGTERM, _on_signal)
             try:
-                found = _with_progress(name, words, values, output_dir / KEPT)
+                found = _with_progress(name, words, values, output_dir / KEPT, target)
             finally:
+                # An older answer stays until there is a new one.
                 if not any((output_dir / KEPT).iterdir()):
-                    shutil.rmtree(output_dir)
+                    (output_dir / KEPT).rmdir()
+                    forget(output_dir)
             _tell(found, system, output_dir)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -263,23 +284,19 @@ def _tell(found: Answer, system: str, output_dir: Path) -> None:
     console.print(f"files: {output_dir}", soft_wrap=True)
 
 
-def _check_output(directory: Path) -> None:
-    """Raise OSError unless ``directory`` is empty, or only has what an interrupted call left."""
+def _check_output(directory: Path, overwrite: bool) -> None:
+    """Raise OSError unless ``directory`` is empty, or only has what an interrupted call left; with
+    ``overwrite`` it may have an older answer.
+    """
     names = {path.name for path in directory.iterdir()}
-    if KEPT in names and names <= {KEPT, *FILES}:
-        return
-    check_writable(directory)
-    (directory / KEPT).mkdir()
+    is_own = names <= {KEPT, *FILES}
+    if not (is_own and (KEPT in names or overwrite)):
+        check_writable(directory)
+    (directory / KEPT).mkdir(exist_ok=True)
 
 
 def _on_signal(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def _clear(directory: Path) -> None:
-    """Remove an older answer, and no other file."""
-    for name in FILES:
-        (directory / name).unlink(missing_ok=True)
 
 
 def _default_folder(name: str, overwrite: bool) -> Path:
@@ -295,16 +312,19 @@ def _default_folder(name: str, overwrite: bool) -> Path:
 
 def _settings(
     name: str, words: Sequence[str], overwrite: bool
-) -> tuple[Path, tuple[float, ...], list[str]]:
+) -> tuple[Path, tuple[float, ...], float | None, list[str]]:
     if name not in QUESTIONS:
         raise ValueError(f"unknown question {name!r}; known: {', '.join(QUESTIONS)}")
     output_dir, values, rest = _default_folder(name, overwrite), QUESTIONS[name].values, []
+    target: float | None = None
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise ValueError(f"{word!r} is no key=value; try python -m sim.whatif --help")
         if key == "output_dir":
             output_dir = Path(text)
+        elif key == "target":
+            target = float(text)
         elif key == "values":
             try:
                 values = tuple(sorted(float(part) for part in text.split(",")))
@@ -314,56 +334,28 @@ def _settings(
                 raise ValueError(f"values={text} must be above 0")
         else:
             rest.append(word)
-    return output_dir, values, rest
+    return output_dir, values, target, rest
 
 
 def _with_progress(
-    name: str, words: Sequence[str], values: Sequence[float], directory: Path
+    name: str,
+    words: Sequence[str],
+    values: Sequence[float],
+    directory: Path,
+    target: float | None = None,
 ) -> Answer:
     # Spawned, because a process that is forked while other threads run may wait forever.
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
-        Progress(console=Console(stderr=True), transient=True) as bar,
+        Shown(console=Console(stderr=True)) as bar,
     ):
         task = bar.add_task(f"what if: {name}", total=None)
         try:
-            return answer(name, words, values, pool, lambda: bar.advance(task), directory)
+            return answer(name, words, values, pool, lambda: bar.advance(task), directory, target)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def table_of(found: Answer, system: str) -> Table:
-    """The table of the answer, one row for each point."""
-    table = Table(
-        found.axis,
-        "",
-        "decode tokens/s",
-        "95 %",
-        "waits",
-        "hits",
-        "times as fast",
-        title=system,
-        caption=escape("; ".join([*told(found.labels), OVER])),
-    )
-    for row in found.rows:
-        times = "" if row.speedup is None else f"{row.speedup:.2f}{_between(row.speedup_interval)}"
-        hits = "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"
-        table.add_row(
-            f"{row.value:g}",
-            row.series,
-            f"{row.tokens_per_s:.3g}",
-            _between(row.interval).strip(),
-            f"{row.waiting:.0%}",
-            hits,
-            times,
-        )
-    return table
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" {interval[0]:.3g} .. {interval[1]:.3g}"
 
 
 def _write(directory: Path, found: Answer, text: str, system: str) -> None:

@@ -8,25 +8,21 @@ from pathlib import Path
 from sim.answers.ask import BOUND, KINDS, LOSSLESS, LOSSY, Found, alike
 from sim.answers.ask_words import names_of
 from sim.results.labels import write_on
+from sim.results.looks import COLOURS, NEUTRAL, looks, save
 
-COLOURS = {LOSSLESS: "#2a6f97", LOSSY: "#c1752f", BOUND: "0.7"}
+TONES = {LOSSLESS: COLOURS[0], LOSSY: COLOURS[1], BOUND: NEUTRAL}
 MOST = {LOSSLESS: 10, LOSSY: 12, BOUND: 4}
 """The most lines of a kind; the table has the others."""
 
 
 def draw(directory: Path, found: Found) -> None:
     """Write ``figure.png`` and ``figure.svg`` into ``directory``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     bars = [
         (kind, group)
         for kind in KINDS
         for group in list(alike(found.of(kind)).values())[: MOST[kind]]
     ]
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ask"}):
+    with looks("ask") as plt:
         figure, axis = plt.subplots(figsize=(9, 1.9 + 0.24 * len(bars)), layout="constrained")
         for place, (kind, group) in enumerate(bars):
             row = group[0]
@@ -36,7 +32,7 @@ def draw(directory: Path, found: Found) -> None:
                 place,
                 xerr=[[max(0.0, row.tokens_per_s - low)], [max(0.0, high - row.tokens_per_s)]],
                 fmt="o",
-                color=COLOURS[kind],
+                color=TONES[kind],
                 markersize=6,
                 capsize=2,
             )
@@ -61,17 +57,13 @@ def draw(directory: Path, found: Found) -> None:
             axis.annotate(f"target {found.target:g}", (found.target, -0.9), fontsize=7, ha="center")
         axis.set_xlabel("decode (tokens/s), 95 % intervals over the trace's sequences")
         handles = [
-            plt.Line2D([], [], marker="o", linestyle="", color=COLOURS[kind]) for kind in KINDS
+            plt.Line2D([], [], marker="o", linestyle="", color=TONES[kind]) for kind in KINDS
         ]
-        axis.legend(handles, KINDS, frameon=False, fontsize=8, loc="lower right")
-        axis.grid(axis="x", alpha=0.25)
+        axis.legend(handles, KINDS, loc="lower right")
         figure.suptitle(f"{found.model} on {found.machine}, {found.memory_gib:g} GiB", fontsize=9)
         shared = [
             (row.system, replace(row.labels, lossy=None, knows_future=None, reference=None))
             for row in found.rows
         ]
         write_on(figure, shared)
-        for kind in ("png", "svg"):
-            dated = {"Date": None} if kind == "svg" else None
-            figure.savefig(directory / f"figure.{kind}", dpi=150, metadata=dated)
-        plt.close(figure)
+        save(figure, directory / "figure")

@@ -55,3 +55,7 @@ class Answer:
     labels: tuple[tuple[str, Labels], ...]
     """The labels of every point, under the name of its series."""
     is_log: bool
+    target: BreakEven | None = None
+    """What the asked number of tokens a second needs, where one was asked for."""
+    about: str = ""
+    """Model, machine and bytes for experts, of what the question does not vary."""

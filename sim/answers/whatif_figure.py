@@ -6,27 +6,21 @@ from pathlib import Path
 
 from sim.answers.whatif import Answer
 from sim.results.labels import write_on
-
-FORMATS = ("png", "svg")
+from sim.results.looks import MARKERS, looks, save
 
 
 def draw(directory: Path, found: Answer, system: str) -> None:
     """Write ``figure.png`` and ``figure.svg`` into ``directory``."""
-    import matplotlib
+    with looks("whatif") as plt:
+        from matplotlib.ticker import LogLocator
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogLocator
-
-    # Keep text as text, and make the file the same from run to run.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whatif"}):
         figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")
         by_series = {
             row.series: [r for r in found.rows if r.series == row.series] for row in found.rows
         }
         if all(len(rows) == 1 for rows in by_series.values()):
             by_series = {"decode": list(found.rows)}
-        for (name, rows), marker in zip(by_series.items(), "osD^v", strict=False):
+        for (name, rows), marker in zip(by_series.items(), MARKERS, strict=False):
             x, y = [row.value for row in rows], [row.tokens_per_s for row in rows]
             known = [row.interval or (row.tokens_per_s,) * 2 for row in rows]
             below = [max(0.0, speed - low) for speed, (low, _) in zip(y, known, strict=True)]
@@ -48,18 +42,11 @@ def draw(directory: Path, found: Answer, system: str) -> None:
             axis.yaxis.set_minor_formatter("{x:g}")
         else:
             axis.set_ylim(0, None)
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=8)
-        title = f"{system}; 95 % intervals over the trace's sequences"
-        figure.suptitle(title, fontsize=9)
+        axis.legend()
+        about = f"{found.about}; " if found.about else ""
+        figure.suptitle(f"{system}; {about}95 % intervals over the trace's sequences")
         write_on(figure, found.labels)
-        for kind in FORMATS:
-            figure.savefig(
-                directory / f"figure.{kind}",
-                dpi=150,
-                metadata={"Date": None} if kind == "svg" else None,
-            )
-        plt.close(figure)
+        save(figure, directory / "figure")
 
 
 def _turns(found: Answer) -> list[tuple[float, str, str]]:
@@ -68,6 +55,9 @@ def _turns(found: Answer) -> list[tuple[float, str, str]]:
     shown = [row.value for row in found.rows]
     if even is not None and even.value is not None and min(shown) <= even.value <= max(shown):
         lines.append((even.value, even.what, "--"))
+    needed = found.target
+    if needed is not None and needed.value is not None:
+        lines.append((needed.value, "needed", "-."))
     if found.knee is not None:
         lines.append((found.knee, "knee", ":"))
     return lines

@@ -12,6 +12,7 @@ import polars as pl
 from sim.reporting.runs import GIB, ReportedRun
 from sim.results.fronts import front
 from sim.results.hits import asked, is_found
+from sim.results.looks import COLOURS, MARKERS
 
 Runs = Sequence[ReportedRun]
 BINS = 60
@@ -25,14 +26,13 @@ PREFETCH_ENDS = (
     "evicted_unused",
     "unused_at_end",
 )
-MARKERS = "osD^v"
 NAME_POINTS = 9.0
 """The height of a name in a figure, in points."""
 
 
 def systems(axis: Any, runs: Runs) -> None:
     rates = [run.summary["decode_tokens_per_s"] or 0 for run in runs]
-    axis.barh(_names(runs), rates, color="#5b7f95")
+    axis.barh(_names(runs), rates, color=COLOURS[0])
     for place, (run, rate) in enumerate(zip(runs, rates, strict=True)):
         interval = run.summary["ci95"]["decode_tokens_per_s"]
         if interval is not None:
@@ -185,7 +185,7 @@ def pareto(axis: Any, runs: Runs) -> None:
             speed[inside],
             np.where([runs[i].labels.is_system for i in inside], loss[inside], np.nan),
         )
-        colours = ["#b4552d" if is_front else "0.6" for is_front in on_front]
+        colours = [COLOURS[1] if is_front else "0.6" for is_front in on_front]
         axis.scatter(
             loss[inside],
             speed[inside],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,12 @@ import polars as pl
 import yaml  # type: ignore[import-untyped]
 from polars.exceptions import PolarsError
 
+from sim.results.intervals import Floats
 from sim.results.labels import Labels, labels_in
+from sim.results.latency import decode_time_and_tokens
+from sim.results.overview import work_of
+from sim.study.dataset import read_cells
+from sim.study.rows import DONE
 
 SHOWN = (
     "schema",
@@ -32,15 +37,39 @@ SHOWN = (
 )
 """The keys that a summary must have to be shown."""
 GIB = 2**30
+SUMMARY = "summary.json"
+RUNS = "runs"
+"""Where a study with ``outputs=all`` keeps the files of its cells."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class TwoTables:
+    """What a paired comparison needs of a run's files."""
+
+    tokens: pl.DataFrame
+    sequences: pl.DataFrame
+
+
+@dataclass(frozen=True, eq=False)
 class ReportedRun:
     """One run of a report; ``label`` tells it from the others."""
 
     label: str
     directory: Path
     summary: Mapping[str, Any]
+    kept_ns: Floats | None = None
+
+    @property
+    def decode_ns(self) -> Floats | None:
+        """The time of each sequence in decode steps, from a study's row or from the run's tables;
+        None where neither is there.
+        """
+        if self.kept_ns is not None:
+            return self.kept_ns
+        tokens, sequences = self.table("tokens"), self.table("sequences")
+        if tokens is None or sequences is None:
+            return None
+        return decode_time_and_tokens(TwoTables(tokens, sequences))[0]
 
     def table(self, name: str) -> pl.DataFrame | None:
         """A table of the run; None where the run wrote only a summary.
@@ -128,68 +157,71 @@ class ReportedRun:
         return np.append(0, changes["at"].to_numpy()) / 1e9, held / GIB
 
 
-def read_runs(directories: list[Path]) -> list[ReportedRun]:
-    """The runs in ``directories``, labelled.
+def read_runs(directories: Sequence[Path]) -> list[ReportedRun]:
+    """The runs in ``directories``, labelled: each a run's own folder, or one that has runs below it
+    (of a multirun or a study), or a study whose cells are rows alone.
 
-    Raise ValueError for a directory that holds no run, and for runs of different work.
+    Raise ValueError for a directory that holds no run.
     """
-    found = []
-    for directory in directories:
-        place = directory / "summary.json"
-        try:
-            summary = json.loads(place.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{directory} holds no run ({error}); name what python -m sim wrote"
-            ) from None
-        if not isinstance(summary, dict) or (
-            missing := [name for name in SHOWN if name not in summary]
-        ):
-            raise ValueError(
-                f"{place} is no summary: it lacks"
-                f" {', '.join(missing) if isinstance(summary, dict) else 'all'}"
-            )
-        found.append((directory, summary))
-    labels = _labels([summary for _, summary in found])
-    _check_same_work(labels, [summary for _, summary in found])
-    return [ReportedRun(label, *each) for label, each in zip(labels, found, strict=True)]
+    found = [each for directory in directories for each in _found_in(directory)]
+    labels = _labels([summary for _, summary, _ in found])
+    return [
+        ReportedRun(label, place, summary, times)
+        for label, (place, summary, times) in zip(labels, found, strict=True)
+    ]
 
 
-def _check_same_work(names: list[str], summaries: list[Mapping[str, Any]]) -> None:
-    """Raise ValueError unless all runs did the same work, without which they do not compare."""
-    for name, one in zip(names, summaries, strict=True):
-        for (what, ours), theirs in zip(
-            _work(summaries[0]).items(), _work(one).values(), strict=True
-        ):
-            if ours != theirs:
-                raise ValueError(
-                    f"{names[0]} and {name} did not do the same work: {what} {ours} and {theirs};"
-                    " one chart of both would compare sequences, not systems: make a report of"
-                    " each kind"
-                )
+Found = tuple[Path, Mapping[str, Any], Floats | None]
 
 
-def _work(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The work of a run, by name: what must be equal for runs in one chart."""
-    trace, contracts = summary["trace"], summary["contracts"]
-    return {
-        "number of sequences": trace["sequences"],
-        **{
-            name: trace.get(key)
-            for name, key in (
-                ("trace", "name"),
-                ("split", "split"),
-                ("trace sha256", "sha256"),
-                ("sequences", "numbers"),
-                ("prompt tokens", "prefill_tokens"),
-                ("decode tokens", "decode_tokens"),
-            )
-        },
-        **{
-            name: contracts.get(name)
-            for name in ("batching", "together", "prefill_chunk", "arrivals")
-        },
-    }
+def _found_in(directory: Path) -> list[Found]:
+    """The runs of a folder: where they lie, their summaries, and the time of each sequence where a
+    study's row has it.
+    """
+    if (directory / SUMMARY).exists():
+        return [(directory, _summary(directory), None)]
+    rows = {row["key"]: row for row in read_cells(directory).to_dicts() if row["status"] == DONE}
+    places = sorted({path.parent for path in directory.rglob(SUMMARY)}, key=_in_order)
+    found: list[Found] = [
+        (place, _summary(place), None) for place in places if place.name not in rows
+    ]
+    for key, row in rows.items():
+        times = np.array(row["decode_ns"], np.float64) if row["decode_ns"] else None
+        found.append((directory / RUNS / key, json.loads(row["summary"]), times))
+    if not found:
+        raise ValueError(
+            f"{directory} holds no run: no {SUMMARY} in it or below, and no cells of a study;"
+            " name what moelab run, sweep or study wrote"
+        )
+    return found
+
+
+def _in_order(place: Path) -> tuple[Any, ...]:
+    """Numbers in their own order: 2 before 10."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in place.parts)
+
+
+def _summary(directory: Path) -> Mapping[str, Any]:
+    place = directory / SUMMARY
+    try:
+        summary = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{directory} holds no run ({error}); name what python -m sim wrote"
+        ) from None
+    missing = [name for name in SHOWN if not isinstance(summary, dict) or name not in summary]
+    if missing:
+        told = ", ".join(missing) if isinstance(summary, dict) else "all"
+        raise ValueError(f"{place} is no summary: it lacks {told}")
+    return dict(summary)
+
+
+def by_work(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
+    """The runs in groups of the same work, without which they do not compare."""
+    grouped: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        grouped.setdefault(json.dumps(work_of(run.summary), sort_keys=True), []).append(run)
+    return list(grouped.values())
 
 
 def _labels(summaries: list[Mapping[str, Any]]) -> list[str]:

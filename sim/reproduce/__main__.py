@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
+from sim.process.progress import Shown
 from sim.reproduce import report
 from sim.reproduce.arms import ArmError
 from sim.reproduce.checks import phone_lines, worked
@@ -107,7 +107,7 @@ def outcomes_of(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Shown(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{paper.title}: runs", total=len(set(wanted)))
         results = runner.results(
             paper, wanted, lambda done, total: bar.update(task, completed=done, total=total)

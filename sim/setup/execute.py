@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -19,6 +18,7 @@ from rich.progress import (
 
 from sim.bounds.bounds import MAX, lower_bounds
 from sim.engine.simulate import simulate
+from sim.process.progress import Shown
 from sim.results.frames import Frames
 from sim.results.metrics import summarise
 from sim.results.run import Run
@@ -52,7 +52,7 @@ def execute(run: Run, progress: Console | None = None, bounds: str = MAX) -> Res
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=progress, transient=True) as bar:
+        with Shown(*columns, console=progress) as bar:
             task = bar.add_task(f"{run.system}: steps", total=total)
             report: Callable[[int], None] = lambda done: bar.update(task, completed=done)  # noqa: E731
             record = simulate(run.controller, run.workload, run.durations, report)

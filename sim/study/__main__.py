@@ -14,13 +14,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
+from sim.results.overview_words import show, write
 from sim.setup.parts import PARTS
 from sim.setup.refusals import SETTINGS
-from sim.study.cells import plan_cells
+from sim.study.cells import Cell, plan_cells
 from sim.study.conduct import answer, conduct, say
+from sim.study.dataset import read_cells
 from sim.study.launchers import OPTIONS, make_launcher
 from sim.study.plan import nearest, read_plan
-from sim.study.rows import DONE
+from sim.study.rows import DONE, overview_of
 from sim.study.search import run_search, told
 
 OWN = ("name", "launcher", "output_dir", "retry")
@@ -41,17 +45,25 @@ def main(words: Sequence[str]) -> int:
         if plan.search:
             print(told(plan.name, run_search(plan, launcher, output_dir, say)))
             return 0
-        counts = conduct(
-            plan.name, plan_cells(plan), launcher, output_dir, options.get("retry") == "yes", say
-        )
+        cells = plan_cells(plan)
+        counts = conduct(plan.name, cells, launcher, output_dir, options.get("retry") == "yes", say)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; what is finished is recorded, the same words go on", file=sys.stderr)
         return 130
+    _tell(cells, output_dir)
     print(answer(plan.name, counts, output_dir))
     return 0 if counts[DONE] == counts.total() else INCOMPLETE
+
+
+def _tell(cells: Sequence[Cell], output_dir: Path) -> None:
+    """Print and write what the cells say together: a table, a figure, who is best."""
+    keys = {cell.key for cell in cells}
+    found = overview_of(row for row in read_cells(output_dir).to_dicts() if row["key"] in keys)
+    write(found, output_dir)
+    show(found, Console())
 
 
 def sort_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

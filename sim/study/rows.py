@@ -5,12 +5,14 @@ paired comparisons need.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from sim.results.labels import caption, labels_in
+from sim.results.overview import Done, Overview, Refused, overview
 from sim.study.cells import Cell
 from sim.values.version import VERSION
 
@@ -135,6 +137,18 @@ def make_row(
         row |= {name: list(values) for name, values in (by_sequence or {}).items()}
         row |= {"labels": caption([("", labels_in(summary))]), "summary": json.dumps(summary)}
     return row
+
+
+def overview_of(rows: Iterable[Row]) -> Overview:
+    """What the cells of a study say together."""
+    done, refused = [], []
+    for row in rows:
+        if row["status"] != DONE:
+            refused.append(Refused(row["overrides"], f"{row['status']}: {row['error']}"))
+            continue
+        times = np.array(row["decode_ns"], np.float64) if row["decode_ns"] else None
+        done.append(Done(json.loads(row["summary"]), tuple(row["overrides"].split()), times))
+    return overview(done, refused)
 
 
 def _at(summary: Mapping[str, Any], name: str) -> Any:

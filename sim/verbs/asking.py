@@ -97,6 +97,7 @@ VERBS = (
         "Say how speed depends on memory, link, predictor, cpu or bits, and where that turns.",
         (
             Option("values", "the points, separated by commas (in the question's unit)"),
+            Option("target", "tokens a second: also what is needed for them", Kind.NUMBER),
             *RUN,
             PARTS,
             Option(
@@ -104,7 +105,7 @@ VERBS = (
                 "folder of the answer; without the word a new one, or that of an interrupted call",
                 default="outputs/whatif_QUESTION",
             ),
-            Option("overwrite", "whether an older answer there is removed", Kind.YES, "no"),
+            Option("overwrite", "whether an older answer there is replaced", Kind.YES, "no"),
         ),
         (
             "whatif link system=lru trace.max_sequences=2",
@@ -125,7 +126,7 @@ VERBS = (
         (
             *RUN,
             Option("hardware.KEY", "values with commas: every combination is a machine"),
-            Option("output", "a parquet file for the rows"),
+            *out("", "folder of the tables; without the word none is written"),
         ),
         (
             "screen system=lru hardware.links.pcie.peak_gb_per_s=8,16,31.5 trace.max_sequences=4",
@@ -152,7 +153,7 @@ VERBS = (
             "explain outputs/why layer=4 expert=4 step=57",
             "explain outputs/why site=4 expert=4 step=57",
         ),
-        "README.md",
+        "docs/explain.md",
         places="RUN",
         least_places=1,
         most_places=1,
@@ -238,6 +239,6 @@ VERBS = (
             *out("outputs/demo"),
         ),
         ("demo", "demo sequences=2", "demo sequences=4 output_dir=outputs/demo overwrite=yes"),
-        "README.md",
+        "docs/tutorial.md",
     ),
 )

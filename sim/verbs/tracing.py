@@ -66,7 +66,12 @@ VERBS = (
                 "counts",
                 ("counts", "rows", "no"),
             ),
-            Option("sparsities", "of the activation shares", default=AUTO),
+            Option(
+                "sparsities",
+                "of the activation shares; empty: none",
+                default=AUTO,
+                can_be_empty=True,
+            ),
             Option("hidden_sequences", "of each split, that keep gate inputs", Kind.WHOLE, "4"),
             Option("hidden_share", "of their decode rows (share)", Kind.NUMBER, "1"),
             Option("hidden_dtype", "of gate inputs", Kind.TEXT, "int8"),
@@ -97,7 +102,7 @@ VERBS = (
         (
             Option("format", "who wrote it", Kind.ONE, values=FORMATS, is_needed=True),
             Option("path", "the file or folder", Kind.PLACE, is_needed=True),
-            *out("", "folder of the trace")[:1],
+            *out("", "folder of the trace"),
             Option("KEY", "options of the format; a wrong one is told which it has"),
         ),
         (
@@ -110,6 +115,25 @@ VERBS = (
         is_open=True,
     ),
     Verb(
+        "get",
+        TRACES,
+        "capture.get",
+        "Download, check and import published gates of a real model; without a name list them.",
+        (
+            Option("cache", "folder of what was downloaded", default="outputs/downloads"),
+            *out("outputs/traces/NAME", "folder of the trace; without the word a new one"),
+        ),
+        (
+            "get",
+            "get phone_qwen3_30b",
+            "get phone_qwen3_30b output_dir=phone cache=downloads",
+        ),
+        "docs/traces.md",
+        places="[NAME]",
+        least_places=0,
+        most_places=1,
+    ),
+    Verb(
         "synthesize",
         TRACES,
         "capture.synthesize",
@@ -119,7 +143,7 @@ VERBS = (
             Option(
                 "tokens", "decoded tokens of each sequence", Kind.WHOLE, least=1, is_needed=True
             ),
-            *out("", "folder of the trace")[:1],
+            *out("", "folder of the trace"),
             Option("reading", "which reading of the published numbers", default="the first"),
             Option("sequences", "how many", Kind.WHOLE, "8", least=1),
             Option("prompt_tokens", "of each sequence", Kind.WHOLE, "32"),

@@ -30,6 +30,7 @@ class Option:
     - ``values``: what `Kind.ONE` and `Kind.SOME` allow; the folder of ``conf/`` for `Kind.NAME` and
       `Kind.NAMES`.
     - ``least``: the smallest number allowed.
+    - ``can_be_empty``: whether ``KEY=`` means none of them.
 
     A key in capitals stands for several keys, and is only told.
     """
@@ -41,6 +42,7 @@ class Option:
     values: tuple[str, ...] = ()
     least: float = 0.0
     is_needed: bool = False
+    can_be_empty: bool = False
 
     @property
     def is_told_only(self) -> bool:

@@ -123,6 +123,8 @@ def _check_places(verb: Verb, places: Sequence[str]) -> None:
 def _check_own(verb: Verb, key: str, text: str) -> None:
     option = verb.option(key)
     assert option is not None
+    if not text and option.can_be_empty:
+        return
     if not text:
         raise ValueError(f"{key}= is empty; give a value, or leave it out")
     check_value(option, text)

@@ -16,7 +16,7 @@ MACHINES = 64
 
 def main() -> None:
     speeds = ",".join(f"{4 + i / 2:g}" for i in range(MACHINES))
-    cells, _ = read_words(("system=lru", f"hardware.links.pcie.peak_gb_per_s={speeds}"))
+    cells = read_words(("system=lru", f"hardware.links.pcie.peak_gb_per_s={speeds}"))
     shared = Shared()
     runs = [build(cell.config, cell.system, shared=shared) for cell in cells]
     token_layers = sum(step.rows * len(step.sites) for step in runs[0].workload.steps)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capture.import_trace import FORMATS, main
+from capture.import_trace import main
+from capture.importers.formats import FORMATS
 from capture.importers.parts import make_request
 from capture.importers.source import ImportFailure, untracked
 from sim.traces.trace import Trace, TraceError, read_trace

@@ -104,6 +104,8 @@ WRONG = {
     "import format=cvs path=. output_dir=x": "did you mean csv?",
     "import format=csv path=nowhere output_dir=x": "there is no such file or folder",
     "import path=. output_dir=x": "missing format=...",
+    "get phone gpt": "'gpt' is no KEY=VALUE",
+    "get phone cach=x": "did you mean cache?",
     "synthesize tokens=8 output_dir=x": "missing like=...",
     "synthesize like=mixtral_8x7b token=8 output_dir=x": "did you mean tokens?",
     "synthesize like=mixtral_8x7b tokens=0 output_dir=x": "tokens=0 must be a whole number",

@@ -53,7 +53,8 @@ NO_RUNS = {
     ),
     "real.quality_fit": "losses of a model on texts; nothing is simulated",
     "sim.study.__main__": (
-        "how many cells there are; a search's answer is asked below as sim.study.search"
+        "its table is asked below as sim.results.overview_words, a search's answer as"
+        " sim.study.search"
     ),
     "sim.reproduce.__main__": "its tables and figures are asked below as sim.reproduce.report",
 }
@@ -197,6 +198,23 @@ def ask_screen(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
     return main(
         ["system=lru", f"trace.path={trace}", *FEW, "hardware.links.pcie.peak_gb_per_s=8,16"]
     )
+
+
+def ask_overview(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> None:
+    """What a sweep and a study end with, printed and in each file."""
+    from rich.console import Console
+
+    from sim.results.overview_words import show, write
+    from sim.study.dataset import read_cells
+    from sim.study.rows import overview_of
+
+    found = overview_of(read_cells(study).to_dicts())
+    show(found, Console())
+    out.mkdir()
+    for place in write(found, out):
+        if place.suffix != ".png":
+            text = flat(place.read_text(encoding="utf-8"))
+            assert all(label in text for label in LABELS), place.name
 
 
 def ask_versus(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
@@ -405,6 +423,7 @@ PRINTERS: dict[str, Asking] = {
     "sim.compare": ask_compare,
     "sim.screen": ask_screen,
     "sim.versus": ask_versus,
+    "sim.results.overview_words": ask_overview,
     "sim.pareto": ask_pareto,
     "sim.report": ask_report,
     "sim.explain": ask_explain,
@@ -427,6 +446,7 @@ DRAW = {
     "sim.pareto",
     "sim.report",
     "sim.reproduce.report",
+    "sim.results.overview_words",
     "real.validate",
     "real.closed_loop",
     "real.quality_front",
@@ -480,7 +500,7 @@ def drawers() -> Iterator[str]:
     """Modules that save a figure."""
     for package in ("sim", "real"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            if "savefig(" in path.read_text(encoding="utf-8"):
+            if re.search(r"savefig\(|\bsave\(figure", path.read_text(encoding="utf-8")):
                 yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
@@ -495,13 +515,13 @@ def test_every_command_is_asked_or_tells_no_numbers_of_runs() -> None:
 
 # Contracts: C114
 def test_every_module_that_draws_puts_labels_on_its_figures() -> None:
-    """Those of a model's own losses have no runs."""
+    """Those of a model's own losses have no runs; `looks` saves what others have drawn."""
     bare = {
         name
         for name in drawers()
         if "write_on(" not in (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
     }
-    assert bare == {"real.lossy.drawing"}
+    assert bare == {"real.lossy.drawing", "sim.results.looks"}
 
 
 def test_timelines_carry_the_labels_of_their_run(study: Path) -> None:

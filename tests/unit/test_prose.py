@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from helpers.site import site_reference
 from sim.values.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -81,4 +82,5 @@ def test_long_sentences_are_found_in_paragraphs_and_lists_and_not_in_code_and_ta
 def test_every_page_is_in_the_navigation_once() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    pages |= {"contributing.md", *site_reference.PAGES}
     assert Counter(in_navigation(site["nav"])) == Counter(pages)

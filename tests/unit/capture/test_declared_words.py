@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from capture.fit import Training
-from capture.import_trace import FORMATS
+from capture.importers.formats import FORMATS
 from capture.recording.settings import Settings
 from sim.study.launchers import OPTIONS
 from sim.synthetic.synthesis import Request

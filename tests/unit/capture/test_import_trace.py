@@ -10,7 +10,8 @@ import pytest
 
 import capture.import_trace
 import sim.traces.trace
-from capture.import_trace import FORMATS, KEYS, REQUIRED, main, parse
+from capture.import_trace import main
+from capture.importers.formats import FORMATS, KEYS, REQUIRED, parse
 from capture.importers.parts import FACTS as FACT_KEYS
 from capture.importers.parts import LACKS
 from capture.importers.source import ImportFailure

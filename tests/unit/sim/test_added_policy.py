@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from itertools import product
@@ -17,10 +16,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from helpers.pages import files_of
 from sim.traces.trace import DECODE, Trace
 from sim.values.places import ROOT
 
-NAMED = re.compile(r"^`mine/([\w./]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SEARCH = "hydra.searchpath=[mine]"
 SITES, EXPERTS, TOP_K = 16, 8, 2
 
@@ -29,11 +28,11 @@ SITES, EXPERTS, TOP_K = 16, 8, 2
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Beside ``mine``, with the two files of the page."""
     place = tmp_path_factory.mktemp("added")
-    found = dict(NAMED.findall((ROOT / "docs" / "add_policy.md").read_text(encoding="utf-8")))
-    assert list(found) == ["two_sites.py", "predictor/two_sites.yaml"]
+    found = files_of((ROOT / "docs" / "add_policy.md").read_text(encoding="utf-8"))
+    assert {"mine/two_sites.py", "mine/predictor/two_sites.yaml"} <= set(found)
     for name, text in found.items():
-        (place / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / "mine" / name).write_text(text, encoding="utf-8")
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text, encoding="utf-8")
     command(place, "sim.fit", SEARCH, "predictor=two_sites", "output_dir=fits")
     return place
 

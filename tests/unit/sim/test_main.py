@@ -38,10 +38,15 @@ def test_a_multirun_goes_on_after_a_refused_run_and_lists_it_at_its_end(tmp_path
     )
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
-    *_, head, first, second = done.stderr.splitlines()
-    assert head == "2 of the runs were refused:"
-    assert first.startswith("  budget.resident_share=0.01,")
-    assert second.startswith("  budget.resident_share=2,")
+    few, much = (line for line in done.stdout.splitlines() if line.startswith("refused (1)"))
+    assert few.endswith("budget.resident_share=0.01")
+    assert "budget.resident_share=2" in much
+    assert done.stderr.count("refused") == 2
+    assert done.stdout.count("━") <= 80, "one table, and no other"
+    answers = [line for line in done.stdout.splitlines() if line.startswith("With ")]
+    assert [line.split()[1] for line in answers] == ["25", "50"]
+    names = {"table.csv", "table.md", "table.json", "figure.png", "figure.svg"}
+    assert names <= {path.name for path in tmp_path.iterdir()}
     assert sorted(path.parent.name for path in tmp_path.rglob("summary.json")) == ["1", "3"]
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["1", "3"]
 

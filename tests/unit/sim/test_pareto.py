@@ -137,7 +137,11 @@ def test_what_knows_the_future_or_costs_nothing_is_set_apart_and_beats_nobody(
     told = console.export_text()
     assert "On the front: lru, 0.25 resident." in told
     assert "oracle: knows the future (Belady)" in told
-    assert told.count("no system, a bound") == 2
+    above, below = told.split("bounds, no systems:")
+    assert "lru" in above
+    assert "oracle" not in above
+    assert below.index("oracle") < below.index("On the front")
+    assert below.index("infinite_link") < below.index("On the front")
 
 
 def test_a_summary_or_a_quality_of_an_older_version_is_refused_with_the_way_out() -> None:

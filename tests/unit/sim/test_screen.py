@@ -5,6 +5,7 @@ It refuses what it cannot screen.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -33,7 +34,7 @@ SMALL = ("trace.max_sequences=2",)
     ids=["lru", "mixed precision", "batches and host time"],
 )
 def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> None:
-    cells, _ = read_words((*SMALL, *words))
+    cells = read_words((*SMALL, *words))
     for row, cell in zip(screen(cells).to_dicts(), cells, strict=True):
         summary = execute(build(cell.config, cell.system)).summary
         for name in ("makespan_s", "prefill_tokens_per_s", "decode_tokens_per_s", "hit_ratio"):
@@ -80,7 +81,7 @@ def test_a_screened_machine_has_the_times_of_its_run(words: tuple[str, ...]) -> 
 def test_what_depends_on_time_is_refused_by_its_switch(
     words: tuple[str, ...], message: str
 ) -> None:
-    cells, _ = read_words((*SMALL, *words))
+    cells = read_words((*SMALL, *words))
     with pytest.raises(ScreenError, match=message):
         screen(cells)
 
@@ -95,11 +96,21 @@ def test_only_the_machine_may_vary() -> None:
 def test_the_table_goes_to_a_file_and_bad_words_to_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "machines.parquet"
-    assert (
-        main((*SMALL, "system=lru", "hardware.links.pcie.peak_gb_per_s=8,16", f"output={place}"))
-        == 0
-    )
-    assert pl.read_parquet(place)["hardware.links.pcie.peak_gb_per_s"].to_list() == [8, 16]
+    place = tmp_path / "machines"
+    words = (*SMALL, "system=lru", "hardware.links.pcie.peak_gb_per_s=8,16", f"output_dir={place}")
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "…" not in told
+    assert "pcie.peak_gb_per_s" in told
+    key = "hardware.links.pcie.peak_gb_per_s"
+    assert pl.read_parquet(place / "table.parquet")[key].to_list() == [8, 16]
+    assert pl.read_csv(place / "table.csv")[key].to_list() == [8, 16]
+    for row in json.loads((place / "table.json").read_text(encoding="utf-8")):
+        labels = [label for label in row["labels"] if not label.startswith("with ")]
+        assert labels
+        assert all(label in told for label in labels)
+    assert main(words) == 2, "what is there is not written over"
+    assert main((*words, "overwrite=yes")) == 0
+    capsys.readouterr()
     assert main(("sytem=lru",)) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from sim.answers.comparison import compared
+from sim.results.labels import Labels
+from sim.results.paired import Paired
 from sim.study.cells import plan_cells
 from sim.study.dataset import Dataset
 from sim.study.plan import make_plan
 from sim.study.rows import Row
 from sim.study.trials import trial
 from sim.study.worker import run_cell
-from sim.versus import main, read_rows, versus
+from sim.versus import Group, Side, main, read_rows, told_of, versus
 
 BASE = ["model=tiny_mixtral", "trace.max_sequences=3"]
 GRID = {"system": ["lru"], "cache": ["lru", "lfu"], "budget.resident_share": [0.25, 0.5]}
@@ -89,6 +91,23 @@ def test_ratios_and_intervals_are_those_of_two_compared_runs(dataset: Path) -> N
     (other,) = [side for side in group.sides if side.ahead is not None]
     assert other.ahead == oracle.ratios["decode"]
     assert oracle.ratios["decode"].speedup != 1
+
+
+def test_sentences_read_forwards_and_tell_systems_before_bounds() -> None:
+    def side(system: str, speed: float, ahead: Paired | None, **labels: str) -> Side:
+        return Side(system, speed, None, None, ahead, Labels(**labels))
+
+    sides = (
+        side("oracle", 15, Paired(1.5, (1.4, 1.6), 0.99, 8), knows_future="knows the future (x)"),
+        side("hobbit", 12, Paired(1.2, (1.1, 1.3), 0.99, 8), lossy="lossy (experts skipped)"),
+        side("lru", 10, None),
+        side("fifo", 9, Paired(0.9, (0.8, 1.01), 0.04, 8)),
+    )
+    assert told_of(Group("t", sides), "lru") == (
+        "hobbit is 1.20x [1.10, 1.30] as fast as lru and lossy."
+        " fifo is 0.90x [0.80, 1.01] as fast as lru (cannot tell)."
+        " oracle, which is no system, is 1.50x [1.40, 1.60] as fast as lru."
+    )
 
 
 def test_fastest_is_first_and_only_the_one_asked_about_has_no_ratio(dataset: Path) -> None:

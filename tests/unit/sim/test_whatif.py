@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -11,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sim import whatif
 from sim.answers.breakeven import crossing
+from sim.answers.whatif import Row
+from sim.answers.whatif_words import table_of
 from sim.study import trials
 from sim.whatif import QUESTIONS, _default_folder, answer, main, sentence
 
@@ -142,6 +147,74 @@ def test_an_interrupted_asking_goes_on_where_it_was(
     assert len(json.loads((tmp_path / "a" / "answer.json").read_text())["rows"]) == 2
     assert not (tmp_path / "a" / "trials").exists()
     assert main(words) == 2, "an answer is not written over"
+
+
+def test_an_older_answer_stays_until_there_is_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(whatif, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    words = ["bits", "system=lru", *SHORTER, f"output_dir={tmp_path / 'a'}"]
+    assert main([*words, "values=2.5"]) == 0
+    old = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    simulated = trials.trial
+
+    def fails(words: Sequence[str]) -> trials.Trial:
+        raise ValueError("no room")
+
+    monkeypatch.setattr(trials, "trial", fails)
+    assert main([*words, "values=2.5", "overwrite=yes"]) == 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == old
+    monkeypatch.setattr(trials, "trial", simulated)
+    assert main([*words, "values=4.5", "overwrite=yes"]) == 0
+    assert set(old) == {path.name for path in (tmp_path / "a").iterdir()}
+    assert (tmp_path / "a" / "table.csv").read_bytes() != old["table.csv"]
+
+
+def test_what_a_number_of_tokens_needs_is_found_and_told() -> None:
+    def needed(target: float) -> tuple[float | None, str]:
+        words = ["system=lru", *SHORTER]
+        found = answer("link", words, (8, 63), Inline(), target=target)
+        assert found.target is not None
+        assert found.target.told in sentence(found, "lru")
+        return found.target.value, found.target.told
+
+    slow, fast = (row.tokens_per_s for row in asked_shortly("link", 8, 63).rows)
+    value, told = needed((slow + fast) / 2)
+    assert value is not None
+    assert 8 < value < 63
+    assert "tokens/s need" in told
+    assert needed(2 * fast)[0] is None
+    assert needed(2 * fast)[1].startswith("nothing up to 63 gives")
+    assert "are reached from 8 on" in needed(slow / 2)[1]
+    bits = answer("bits", ["system=lru", *SHORTER], (2.5, 16), Inline(), target=1e-3)
+    assert bits.target is not None
+    assert bits.target.told == "0.001 tokens/s are reached at 2.5, 16"
+
+
+def asked_shortly(name: str, *values: float) -> whatif.Answer:
+    return answer(name, ["system=lru", *SHORTER], values, Inline())
+
+
+def test_a_table_fits_80_columns_and_says_what_does_not_change_once() -> None:
+    rows = tuple(
+        Row(value, name, speed, (2.75, 2.98), 0.96, 0.5, times, (0.391, 0.695) if times else None)
+        for value, speed in ((0.1, 2.86), (0.3, 3.01), (1.0, 5.77))
+        for name, speed, times in (("prefetching", speed, 0.52), ("on demand", 5.49, None))
+    )
+    found = whatif.Answer(
+        "predictor", "precision of the forecasts", rows, None, None, (), (), False
+    )
+    text = io.StringIO()
+    Console(file=text, width=80).print(table_of(found, "mixtral_offloading loader=as_ready"))
+    told = text.getvalue()
+    assert "…" not in told
+    assert max(map(len, told.splitlines())) <= 80
+    assert told.count("on demand") == 1
+    assert re.search(r"^ any +on demand +5.49", told, re.MULTILINE)
+    assert told.count("prefetching") == 3
+    assert told.count("0.52 0.391..0.695") == 3
+    assert "hits 50.0% at each point" in told
+    assert "waits 96% at each point" in told
 
 
 def test_a_kept_run_is_the_run(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from capture.import_trace import main, parse
+from capture.import_trace import main
 from capture.importers import bigmoe
 from capture.importers.bigmoe_lookups import COLUMNS
+from capture.importers.formats import parse
 from capture.importers.parts import make_request
 from capture.importers.source import Imported, ImportFailure, untracked
 from sim.traces.residency_log import EXPERT_BYTES_FILE, RESIDENCY_FILE

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capture.import_trace import parse
 from capture.importers import colibri
+from capture.importers.formats import parse
 from capture.importers.parts import NEEDED, make_request
 from capture.importers.source import ImportFailure, untracked
 from helpers.import_fixtures import FACTS, failure, imported, lacks, make_ids, make_weights, refusal

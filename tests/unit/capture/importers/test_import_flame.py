@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from capture.import_trace import parse
+from capture.importers.formats import parse
 from capture.importers.source import ImportFailure
 from helpers.import_fixtures import FACTS, failure, imported, lacks, make_ids, make_weights, refusal
 from sim.traces.trace import PREFILL

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from capture.import_trace import parse
+from capture.importers.formats import parse
 from capture.importers.source import ImportFailure
 from helpers.import_fixtures import FACTS, given, imported, make_ids, make_weights
 from helpers.recorder_dumps import DECODE, EXTEND, dump

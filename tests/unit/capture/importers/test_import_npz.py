@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capture.import_trace import main, parse
+from capture.import_trace import main
 from capture.importers import npz
+from capture.importers.formats import parse
 from capture.importers.parts import NEEDED, Request, make_request
 from capture.importers.source import ImportFailure, untracked
 from sim.traces.trace import DECODE, Trace, TraceError, read_trace

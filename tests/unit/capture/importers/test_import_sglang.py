@@ -335,7 +335,7 @@ def test_the_map_must_leave_a_token_distinct_experts(tmp_path: Path) -> None:
 def test_what_a_dump_does_not_tell_has_to_be_given(tmp_path: Path) -> None:
     path = write(tmp_path, dump())
     assert "is no file; name a file of torch.save" in failure("sglang", tmp_path / "absent.pt")
-    from capture.import_trace import FORMATS
+    from capture.importers.formats import FORMATS
     from capture.importers.parts import make_request
     from capture.importers.source import ImportFailure, untracked
 

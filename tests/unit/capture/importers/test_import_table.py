@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capture.import_trace import FORMATS, parse
+from capture.importers.formats import FORMATS, parse
 from capture.importers.parts import NEEDED, make_request
 from capture.importers.source import ImportFailure, untracked
 from helpers.import_fixtures import FACTS, failure, imported, lacks, make_ids, make_weights, refusal

@@ -1,0 +1,97 @@
+"""How a what-if is told: its table, in 80 columns, and its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from sim.answers.whatif import Answer, Row
+from sim.results.intervals import OVER
+from sim.results.labels import caption, told
+
+ANY = "any"
+"""What is said of the value where a series is the same at each."""
+
+
+def sentence(found: Answer, name: str) -> str:
+    """The answer in one line of words."""
+    parts = [f"{name}: {found.break_even.told}"] if found.break_even else []
+    if found.target is not None:
+        parts.append(f"{name}: {found.target.told}")
+    if found.knee is not None:
+        parts.append(
+            f"the knee is at {found.knee:g}: up to there memory pays more than on average, after it"
+            " less"
+        )
+    elif found.question == "memory":
+        parts.append("there is no knee: what comes later pays more than what comes first")
+    if found.question == "bits":
+        best = max(found.rows, key=lambda row: row.tokens_per_s)
+        parts.append(
+            f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g}"
+            " tokens/s"
+        )
+    return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
+
+
+def table_of(found: Answer, system: str) -> Table:
+    """The table of the answer, a row for each point; what is the same everywhere is below it."""
+    rows = list(_rows(found))
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        ("system", lambda row: row.series),
+        ("tokens/s", lambda row: f"{row.tokens_per_s:.3g}"),
+        ("95 %", lambda row: _between(row.interval)),
+        ("waits", lambda row: f"{row.waiting:.0%}"),
+        ("hits", lambda row: "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"),
+        ("times as fast", _times),
+    ]
+    shown = [(head, of) for head, of in columns if len({of(row) for _, row in rows}) > 1]
+    same = [
+        f"{head} {of(rows[0][1])} at each point"
+        for head, of in columns[3:5]
+        if (head, of) not in shown and len(rows) > 1
+    ]
+    if len(rows) == 1:
+        shown = columns[1:5]
+    table = Table(
+        found.axis,
+        *(head for head, _ in shown),
+        title=escape(system),
+        caption=escape("; ".join([*same, *told(found.labels), OVER])),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for value, row in rows:
+        table.add_row(value, *(escape(of(row)) for _, of in shown))
+    return table
+
+
+def _rows(found: Answer) -> Iterator[tuple[str, Row]]:
+    """The points with their values; of a series that is the same at each value only one."""
+    by_series: dict[str, list[Row]] = {}
+    for row in found.rows:
+        by_series.setdefault(row.series, []).append(row)
+    constant = {
+        name
+        for name, rows in by_series.items()
+        if len(rows) > 1 and len({(row.tokens_per_s, row.hit_ratio) for row in rows}) == 1
+    }
+    for row in found.rows:
+        if row.series not in constant:
+            yield f"{row.value:g}", row
+    for name in by_series:
+        if name in constant:
+            yield ANY, by_series[name][0]
+
+
+def _times(row: Row) -> str:
+    if row.speedup is None:
+        return ""
+    return f"{row.speedup:.2f} {_between(row.speedup_interval)}".strip()
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:.3g}..{interval[1]:.3g}"

@@ -1,0 +1,167 @@
+"""How an overview of many runs is told: a sentence for each budget, one table, and files of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sim.results.intervals import OVER
+from sim.results.labels import told
+from sim.results.overview import BOUND, LOSSLESS, LOSSY, Line, Overview, Set
+from sim.results.overview_figure import draw
+from sim.results.paired import TOO_FEW
+
+HEAD = ("resident", "system", "tokens/s", "95 %", "x best", "95 %")
+MOST_LINES = 40
+"""Of more runs only the fastest at each budget are printed."""
+LEAST_LINES = 3
+"""So many at least."""
+
+
+def verdict(found: Set) -> str:
+    """Who is fastest at one budget: of lossless systems, of lossy ones, and by how much."""
+    best = found.best
+    where = f"With {100 * found.share:.3g} % of the experts resident ({found.gib:.3g} GiB)"
+    if best.kind == BOUND:
+        return f"{where} there is no system, only {best.name}: {best.tokens_per_s:.3g} tokens/s."
+    others = [line for line in found.lines if line is not best]
+    near = [
+        line.name
+        for line in others
+        if line.kind == best.kind and line.ahead is not None and not line.ahead.is_decided
+    ]
+    also = f" (not told apart from {', '.join(near)})" if near else ""
+    if any(line.ahead and line.ahead.verdict == TOO_FEW for line in others):
+        also = f" (not sure: {TOO_FEW.removeprefix('cannot tell: ')})"
+    parts = [
+        f"{where} {best.name}{also} is the fastest {best.kind} system, {best.tokens_per_s:.3g}"
+        " tokens/s"
+    ]
+    for kind, words in ((LOSSY, "and lossy"), (BOUND, "and no system")):
+        line = next((one for one in others if one.kind == kind and best.kind != kind), None)
+        if line is not None:
+            parts.append(f"{line.name} is {_times(line, best)} as fast {words}")
+    return "; ".join(parts) + "."
+
+
+def _times(line: Line, best: Line) -> str:
+    if line.ahead is not None:
+        return str(line.ahead)
+    return f"{line.tokens_per_s / best.tokens_per_s:.2f}x"
+
+
+def cells(line: Line, found: Set) -> tuple[str, ...]:
+    """What a table has of a run, as `HEAD` names it."""
+    ahead = line.ahead
+    return (
+        f"{found.share:.1%}",
+        line.name if line.kind == LOSSLESS else f"{line.name} ({line.kind})",
+        f"{line.tokens_per_s:.3g}",
+        _between(line.interval),
+        "1" if line is found.best else f"{line.tokens_per_s / found.best.tokens_per_s:.2f}",
+        _between(ahead.interval if ahead else None),
+    )
+
+
+def _between(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.3g} to {ends[1]:.3g}"
+
+
+def notes(found: Overview) -> Iterator[str]:
+    """What must be said below a table: labels, what an interval is of, and what was refused."""
+    yield from told(found.named())
+    yield f"x best: against the fastest lossless system at the budget, paired. {OVER}"
+    reasons: dict[str, list[str]] = {}
+    for one in found.refused:
+        reasons.setdefault(one.why, []).append(one.words)
+    for why, words in reasons.items():
+        yield f"refused ({len(words)}): {why}: {'; '.join(words)}"
+
+
+def show(found: Overview, console: Console) -> None:
+    """Print one table, a sentence for each budget, and what must be said of the numbers."""
+    most = max(LEAST_LINES, MOST_LINES // max(1, len(found.sets)))
+    left = sum(max(0, len(one.lines) - most) for one in found.sets)
+    for title in found.titles:
+        table = Table(*HEAD, title=escape(title), box=SIMPLE_HEAD, pad_edge=False)
+        table.columns[1].overflow = "fold"
+        for column in table.columns[2:]:
+            column.no_wrap = True
+        for one in found.sets:
+            if one.title == title:
+                for line in one.lines[:most]:
+                    table.add_row(*map(escape, cells(line, one)))
+                table.add_section()
+        console.print(table)
+        for one in found.sets:
+            if one.title == title:
+                console.print(verdict(one), markup=False, highlight=False, soft_wrap=True)
+    more = [f"{left} slower runs are in the table's files alone"] if left else []
+    for text in (*notes(found), *more):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def write(found: Overview, directory: Path) -> list[Path]:
+    """Write ``table.csv``, ``table.md``, ``table.json`` and ``figure.png`` and ``.svg``; return
+    them.
+    """
+    rows = [_row(line, one) for one in found.sets for line in one.lines]
+    files = [directory / f"table.{kind}" for kind in ("csv", "md", "json")]
+    with files[0].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["status"])
+        writer.writeheader()
+        writer.writerows(rows)
+    files[1].write_text("\n".join(_markdown(found)) + "\n", encoding="utf-8")
+    content = {
+        "answers": [verdict(one) for one in found.sets],
+        "labels": told(found.named()),
+        "runs": rows,
+        "refused": [{"words": one.words, "why": one.why} for one in found.refused],
+    }
+    files[2].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return [*files, *(draw(found, directory / "figure") if rows else ())]
+
+
+def _row(line: Line, found: Set) -> dict[str, Any]:
+    low, high = line.interval or (None, None)
+    ahead = line.ahead
+    fast = ahead.interval if ahead and ahead.interval else (None, None)
+    return {
+        "of": found.title,
+        "resident_share": found.share,
+        "budget_gib": found.gib,
+        "system": line.name,
+        "decode_tokens_per_s": line.tokens_per_s,
+        "low": low,
+        "high": high,
+        "kind": line.kind,
+        "times_best": 1.0 if line is found.best else ahead.speedup if ahead else None,
+        "times_low": fast[0],
+        "times_high": fast[1],
+        "verdict": ahead.verdict if ahead else "",
+        "hit_ratio": line.summary["hit_ratio"],
+        "waits": line.waits,
+        "labels": "; ".join(told([("", line.labels)])),
+    }
+
+
+def _markdown(found: Overview) -> Iterator[str]:
+    for title in found.titles:
+        yield f"## {title}\n"
+        yield f"| {' | '.join(HEAD)} |"
+        yield "|---" * len(HEAD) + "|"
+        for one in found.sets:
+            if one.title == title:
+                for line in one.lines:
+                    yield f"| {' | '.join(cells(line, one))} |"
+        yield ""
+        yield from (f"{verdict(one)}\n" for one in found.sets if one.title == title)
+    yield from (f"- {text}" for text in notes(found))
