@@ -54,7 +54,7 @@ prefetch.
 ROWS = 5
 
 
-def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[Run, Fit]:
+def calibrate(words: Sequence[str], progress: Progress) -> tuple[Run, Fit]:
     """Calibrate the cache of the run that ``words`` describe.
 
     Return that run, which has not been simulated, and the penalties of the grid. Raise ValueError
@@ -81,18 +81,13 @@ def calibrate(words: Sequence[str], progress: Progress | None = None) -> tuple[R
         raise ValueError(str(error).splitlines()[0]) from error
     if run.workload.is_timed:
         raise ValueError(f"a calibration wants the same steps at every point; {NO_ARRIVALS}")
-    task = (
-        progress.add_task("calibrating: points of the grid", total=len(points))
-        if progress
-        else None
-    )
+    task = progress.add_task("calibrating: points of the grid", total=len(points))
 
     def penalty(weights: Weights) -> float:
         config = {**run.config, "cache": {**run.config["cache"], "weights": dict(weights)}}
         point = build(config, "calibration", run.trace, shared)
         simulate(point.controller, point.workload, point.durations)
-        if progress is not None and task is not None:
-            progress.advance(task)
+        progress.advance(task)
         return miss_penalty(point.controller, point.workload)
 
     return run, fit_weights(points, penalty)

@@ -77,7 +77,7 @@ class Traffic:
         move = self._ahead.pop(number, None) if self._ahead else None
         if move is None:
             move = self._whole(service.engine, number, service.key, service.moved_bytes)
-        elif not move.has_begun:
+        elif isinstance(move, Copying) and not move.has_begun:
             move.begin(None)
             move.give()
         self._flying[service.link, service.engine] = move or self._in_part(service), service
@@ -171,10 +171,11 @@ class Traffic:
         for move in self._ahead.values():
             if before is None or not before.is_given:
                 return
-            if not move.has_begun:
-                move.begin(None)
-            if not move.is_given:
-                move.give()
+            if isinstance(move, Copying):
+                if not move.has_begun:
+                    move.begin(None)
+                if not move.is_given:
+                    move.give()
             before = move
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:

@@ -146,23 +146,32 @@ class Prefetches(Transfers):
         that are ``serving`` its needs.
         """
         of_site = self._prefetches_of[site]
+        if self._moves_simply and not self._cancels_all:
+            for transfer in of_site:
+                if transfer.waits and not transfer.cancelled and transfer.key not in serving:
+                    break
+            else:
+                # All of them have started, or serve this gate.
+                of_site.clear()
+                self._drop_cancelled()
+                return
         if self._cancels_all:
             self._cancel(self._waiting_prefetches(), serving)
         if self.loader.cancel_stale:
             for transfer in of_site:
-                if transfer.waits and not transfer.cancelled and transfer.key not in serving:
+                if transfer.waits:
                     self._cancel(of_site, serving)
                     break
         # A prefetch that has started may wait again, unless moves are simple: then the next gate
         # of this site looks at it once more.
-        kept: list[Transfer] = []
-        if not self._moves_simply:
-            for transfer in of_site:
-                if not (transfer.over or transfer.cancelled):
-                    kept.append(transfer)
+        kept = [] if self._moves_simply else [t for t in of_site if not t.over and not t.cancelled]
         self._prefetches_of[site] = kept
-        # Cancelled ones leave the heads of the queues. Mostly the oldest are cancelled, and a queue
-        # that is never polled would keep them all.
+        self._drop_cancelled()
+
+    def _drop_cancelled(self) -> None:
+        """Take cancelled transfers off the heads of the queues. Mostly the oldest are cancelled,
+        and a queue that is never polled would keep them all.
+        """
         for queue in self._prefetches:
             while queue and queue[0].cancelled:
                 queue.popleft()

@@ -30,6 +30,7 @@ from sim.results.intervals import OVER
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.timeline import trace_events
 from sim.values.places import is_free
+from sim.values.units import GIB
 
 Summary = Mapping[str, Any]
 
@@ -249,7 +250,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         *((("hit ratio (RAM)", summary["ram"]["hit_ratio"], "", None),) if summary["ram"] else ()),
         ("proven lower bound", summary["bounds"]["lower_s"], "s", None),
         ("cold start", summary["load_s"], "s", None),
-        ("all experts", summary["storage_bytes"] / 1e9, "GB", None),
+        ("all experts", summary["storage_bytes"] / GIB, "GiB", None),
     ):
         bounds = "" if interval is None else f"{interval[0]:.4g} .. {interval[1]:.4g}"
         table.add_row(name, "-" if value is None else f"{value:.4g} {unit}".rstrip(), bounds)
