@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
 matplotlib.use("Agg")
 
@@ -17,8 +18,9 @@ import matplotlib.pyplot as plt
 
 from sim.reporting.figures import BINS, means_between, pareto, stalls, systems, token_bins
 from sim.reporting.runs import ReportedRun
+from sim.results.looks import COLOURS
 
-FRONT = (180 / 255, 85 / 255, 45 / 255, 1.0)
+FRONT = to_rgba(COLOURS[1])
 
 
 def run(label: str, precision: str, speed: float, low_mass: float, **labels: str) -> ReportedRun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from rich.progress import Progress
 
 from sim.fit import calibrate, main
 from sim.fitting.cache_weights import fit_weights, miss_penalty, override, simplex
@@ -54,7 +55,7 @@ def test_points_are_ranked_by_what_they_cost_and_equal_ones_stay_in_order() -> N
 def test_the_penalty_of_a_run_is_that_of_its_summary(precision: str) -> None:
     """The summary counts it from tables of lookups, this from the controller's columns."""
     words = [f"precision={precision}", "trace.max_sequences=1"]
-    run, fit = calibrate([*words, "step=1"])
+    run, fit = calibrate([*words, "step=1"], Progress(disable=True))
     summary = execute(run).summary
     assert summary["lookups"]["miss"] > 100
     assert miss_penalty(run.controller, run.workload) == pytest.approx(
@@ -64,8 +65,10 @@ def test_the_penalty_of_a_run_is_that_of_its_summary(precision: str) -> None:
 
 
 def test_the_best_point_costs_what_a_run_with_its_weights_costs() -> None:
-    _, fit = calibrate(["trace.max_sequences=1", "step=0.5"])
-    again, _ = calibrate(["trace.max_sequences=1", "step=1", override(fit.best)])
+    _, fit = calibrate(["trace.max_sequences=1", "step=0.5"], Progress(disable=True))
+    again, _ = calibrate(
+        ["trace.max_sequences=1", "step=1", override(fit.best)], Progress(disable=True)
+    )
     execute(again)
     assert miss_penalty(again.controller, again.workload) == fit.penalties[0] < fit.penalties[-1]
 

@@ -251,6 +251,7 @@ def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() ->
         staging_bytes=70,
         overflow_bytes=300,
         parts_bytes=11,
+        draft_bytes=13,
     )
     assert vars(ledger) == {
         "dense_bytes": 1_776,
@@ -261,8 +262,9 @@ def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() ->
         "overflow_bytes": 300,
         "reserved_bytes": 1 << 28,
         "parts_bytes": 11,
+        "draft_bytes": 13,
     }
-    assert ledger.total_bytes == 1_776 + 9_600 + 1_344 + 5_000 + 70 + 300 + (1 << 28) + 11
+    assert ledger.total_bytes == 1_776 + 9_600 + 1_344 + 5_000 + 70 + 300 + (1 << 28) + 11 + 13
 
 
 def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:
