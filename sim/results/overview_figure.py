@@ -33,10 +33,18 @@ def draw(found: Overview, stem: Path) -> tuple[Path, Path]:
         for axis, (title, sets) in zip(axes.flat, many.items(), strict=True):
             (_bars if len(sets) == 1 else _curves)(axis, sets)
             axis.set_title(title, fontsize=8)
+        share_scale([axis for axis in axes.flat if not axis.get_ylabel()])
         left = len(found.titles) - len(titles)
         figure.suptitle(f"{left} more in the table" if left else "")
         write_on(figure, found.named())
         return save(figure, stem)
+
+
+def share_scale(panels: list[Any]) -> None:
+    """Draw the bars of all panels on one scale: a longer bar is a faster run in any of them."""
+    longest = max((axis.get_xlim()[1] for axis in panels), default=0.0)
+    for axis in panels:
+        axis.set_xlim(0, longest)
 
 
 def _bars(axis: Any, sets: list[Set]) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from sim.results.labels import Labels
 from sim.results.overview import BOUND, LOSSLESS, LOSSY, Done, Refused, overview
+from sim.results.overview_figure import share_scale
 from sim.results.overview_words import MOST_LINES, show, verdict, write
 from sim.values.units import GIB
 
@@ -122,3 +124,12 @@ def test_of_many_runs_the_fastest_are_printed_and_all_are_written(tmp_path: Path
     assert "2 slower runs are in the table's files alone" in text.getvalue()
     write(found, tmp_path)
     assert len((tmp_path / "table.csv").read_text().splitlines()) == MOST_LINES + 3
+
+
+def test_bars_of_other_work_are_drawn_on_one_scale() -> None:
+    figure = Figure()
+    short, long = figure.subplots(2)
+    short.barh(0, 2.0)
+    long.barh(0, 4.0)
+    share_scale([short, long])
+    assert short.get_xlim() == long.get_xlim() == (0, pytest.approx(4.2))
