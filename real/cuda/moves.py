@@ -37,7 +37,7 @@ class Whole:
     """
 
     __slots__ = ("_lane", "_mark", "is_asked", "may_end", "through")
-    is_given = has_begun = True
+    is_given = True
 
     def __init__(self, engine: CopyEngine, slot: Slot, content: Tensor, num_bytes: int) -> None:
         self._lane, self.through = engine.lane, num_bytes
