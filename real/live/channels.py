@@ -15,7 +15,7 @@ Source: Zhou et al., FloE, arXiv:2505.05950, sections 3.2.1 and 3.3.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,12 @@ from sim.policies.payloads import ActiveShare, ReusedChannels
 from sim.traces.trace import DECODE
 from sim.values.types import Geometry
 
-ASKED = ("moved_bytes", "forecast_bytes", "missing_bytes")
-"""What a payload is asked at a gate; the first argument of each method is a key."""
+ASKED = {"moved_bytes": (False, True), "forecast_bytes": (False,), "missing_bytes": (True,)}
+"""What a payload is asked at a gate, and of which transfers: of those that complete a prefetch?
+
+A need's own bytes begin a slot, or follow an overtaken prefetch (contract C44). The first argument
+of each method is a key.
+"""
 UpOf = Callable[[int, int], torch.Tensor]
 
 
@@ -72,16 +76,16 @@ class LiveChannels:
         self._named: dict[int, NDArray[np.bool_]] = {}
         """By expert of the next site: the channels [I] that this site's row names."""
         self.arrays: dict[str, NDArray[Any]] = {}
-        for name in ASKED:
-            setattr(payload, name, self._noting(getattr(payload, name), name == "missing_bytes"))
+        for name, completes in ASKED.items():
+            setattr(payload, name, self._noting(getattr(payload, name), completes))
         if isinstance(payload, ReusedChannels) and thresholds is not None:
             self._column = list(live.trace.header.sparsities).index(payload.sparsity)
             self._know(payload, width, thresholds)
 
-    def _noting(self, asked: Callable[..., int], completes: bool) -> Callable[..., int]:
+    def _noting(self, asked: Callable[..., int], completes: Iterable[bool]) -> Callable[..., int]:
         def answer(key: int, *rest: Any) -> int:
             if self._fed is not None:
-                self._fed_of[key, completes] = self._fed
+                self._fed_of |= {(key, of): self._fed for of in completes}
             return asked(key, *rest)
 
         return answer

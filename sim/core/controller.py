@@ -466,7 +466,11 @@ class Controller(Prefetches):
             transfer.partial = transfer.staged = transfer.moved_bytes < self._key_bytes[key]
             transfer.left_bytes = self.hop_bytes(transfer, transfer.link)
             return 0
-        missing = payload.missing_bytes(key, gate, place, transfer.moved_bytes)
+        if transfer.overtaken:
+            whole = self._key_bytes[key]
+            missing = min(payload.moved_bytes(key, gate, place), whole - transfer.moved_bytes)
+        else:
+            missing = payload.missing_bytes(key, gate, place, transfer.moved_bytes)
         if outcome == LATE:
             transfer.rest_bytes = missing
             return 0

@@ -12,7 +12,7 @@ UNUSED_AT_END = int(PrefetchOutcome.UNUSED_AT_END)
 class Transfer:
     """One variant, or one site's dense block, on its way, over one link or several.
 
-    The life of a transfer (docs/contracts/transfers.md)::
+    The life of a transfer (docs/contracts/links.md)::
 
         queued --+-- a need asks ---> promoted: a demand takes its place
           |      +-- given up ------> cancelled, or dropped for want of a slot
@@ -59,9 +59,9 @@ class Transfer:
     prefetch. ``victims``: the keys evicted on the device for it;
     ``write_back``: those of them whose bytes go back over the link. ``outcome``: of a prefetch that
     has started, a ``PrefetchOutcome``. ``staged``: it lands in staging. ``dense``: it is a dense
-    block. ``partial``: it moves less than the variant. ``parent``: the number of the partial
-    prefetch whose rest it is, or -1. ``later_hops``: (link, call that queued it there) of all hops
-    but the first.
+    block. ``partial``: it moves less than the variant. ``overtaken``: a partial prefetch for which
+    a gate of its site did not ask. ``parent``: the number of the partial prefetch whose rest it is,
+    or -1. ``later_hops``: (link, call that queued it there) of all hops but the first.
     """
 
     # What every transfer uses has a slot; what only some need is a default of the class.
@@ -84,7 +84,7 @@ class Transfer:
         "write_back",
     )
     first_link = 0
-    staged = dense = partial = over = bounced = False
+    staged = dense = partial = overtaken = over = bounced = False
     rest_bytes = 0
     parent = -1
     later_hops: tuple[tuple[int, int], ...] = ()

@@ -455,8 +455,9 @@ class Transfers(Claims):
         self.state[key] = RESIDENT if transfer.is_needed else UNUSED
         self.staging.put(key)
         if transfer.partial:
-            return
-        if transfer.urgent:
+            if transfer.overtaken and not transfer.is_needed:
+                self._drop_staged(key)
+        elif transfer.urgent:
             self._exchange(key)
         elif transfer.prefetch and not self.protection.protects(key):
             self._drop_staged(key)

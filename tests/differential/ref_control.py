@@ -284,6 +284,9 @@ class Control(Moves):
         for key in list(self.staging.staged):
             if key[1] == self.site and key not in self.pinned and key not in serving:
                 self.drop_staged(key)
+        for key, transfer in self.moving.items():
+            if key[1] == self.site and transfer.kind == "prefetch" and key not in serving:
+                transfer.overtaken = not transfer.whole
 
     # ---- steps 8 to 10
 

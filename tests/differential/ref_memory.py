@@ -46,6 +46,8 @@ class Transfer:
     victims: tuple[Key, ...] = ()
     lacking: Need | None = None
     """The need that found this partial prefetch in flight."""
+    overtaken: bool = False
+    """A gate of its site has not asked for this partial prefetch."""
     completes: Transfer | None = None
 
     @property

@@ -369,6 +369,9 @@ class Moves:
         self.release_ram(transfer)
         if transfer.lacking:
             lacking = self.scenario.missing_bytes(key, transfer.lacking, transfer.moved)
+            if transfer.overtaken:
+                own = self.scenario.moved_bytes(key, transfer.lacking)
+                lacking = min(own, self.scenario.size(key) - transfer.moved)
             if lacking:
                 self.queue_rest(key, lacking, completes=transfer)
                 return
@@ -387,6 +390,8 @@ class Moves:
                 self.exchange(key)
             elif key not in self.everything_masked():
                 self.drop_staged(key)
+        if unasked and transfer.overtaken:
+            self.drop_staged(key)
         transfer.arrived.succeed(transfer)
 
     def exchange(self, key: Key) -> None:

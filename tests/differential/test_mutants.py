@@ -140,6 +140,9 @@ MUTANTS = {
     "everybody enters": Mutant(mutants.everybody_enters, "refusals"),  # 1
     "offered while pinned": Mutant(mutants.offered_while_pinned, "refusals"),  # 1
     "partial moves hit later": Mutant(mutants.partial_moves_hit_later, "partial"),  # 1
+    "overtaken prefetches serve later": Mutant(
+        replaced(Transfer, "overtaken", always(False)), "partial"
+    ),  # 0
     "rest of a partial move forgotten": Mutant(
         replaced(Transfer, "rest_bytes", always(0)), "partial"
     ),  # 1

@@ -399,6 +399,54 @@ def test_a_queued_partial_prefetch_takes_the_bytes_of_its_need() -> None:
     assert served(timeline, "start_ns", "end_ns", "bytes") == [(1, 21, 2), (21, 61, 4)]
 
 
+def overtaken(second: tuple[tuple[Need, ...], tuple[Need, ...]], base_ns: int = 1) -> Timeline:
+    """Two tokens over two sites, four bytes an expert, 10 a byte. Site 0 hits at 1 and prefetches
+    two bytes of (1, 5), 1..21. Site 1, at 3, asks for expert 0, which is there.
+    """
+    ahead = {0: ((Forecast(5, 0.0, 2),),)}
+    first = token(gate(0), gate(0), ahead=ahead)
+    return run(
+        machine(
+            first,
+            replace(token(*second), token=1),
+            initial=((0, 0, 0), (0, 1, 0)),
+            links=(Link(0, 10),),
+            variant_bytes=(4,),
+            base_ns=(base_ns,),
+            loader=Loader(lookahead=1, staging_slots=1),
+        )
+    )
+
+
+# Contracts: C43
+def test_a_partial_prefetch_that_its_gate_did_not_ask_for_is_dropped_on_arrival() -> None:
+    """The second token's site 1, after 21, asks for two bytes: it gets its own."""
+    timeline = overtaken((gate(0), (Need(5, 1, 0.0, 2),)), base_ns=30)
+    assert outcomes(timeline) == ["hit", "hit", "hit", "miss"]
+    assert [(row.kind, row.moved_bytes) for row in timeline.transfers] == [
+        ("prefetch", 2),
+        ("demand", 2),
+    ]
+    assert timeline.prefetch["dropped"] == 1
+
+
+# Contracts: C44
+@pytest.mark.parametrize(("need_bytes", "rest"), [(1, 1), (2, 2), (None, 2)])
+def test_a_need_that_finds_another_gates_partial_prefetch_in_flight_moves_what_it_would_alone(
+    need_bytes: int | None, rest: int
+) -> None:
+    """At 7 the second token's site 1 finds the two bytes on their way: they are another token's.
+    Its own bytes follow them at 21, at most the two that are left of four.
+    """
+    timeline = overtaken((gate(0), (Need(5, 1, 0.0, need_bytes),)))
+    assert outcomes(timeline) == ["hit", "hit", "hit", "late"]
+    assert [(row.kind, row.moved_bytes) for row in timeline.transfers] == [
+        ("prefetch", 2),
+        ("demand", rest),
+    ]
+    assert timeline.lookups[-1].ready_ns == 21 + 10 * rest
+
+
 # ---- claims and retention
 
 

@@ -146,5 +146,12 @@ def test_the_table_is_printed_for_each_budget(
     told = capsys.readouterr().out
     assert "50.0% resident" in told
     assert "lfu" not in told
+    (row,) = [
+        row
+        for row in read_rows(dataset, ["cache=lru", "budget.resident_share=0.5"])
+        if row["system"] == "lru cache=lru"
+    ]
+    (line,) = [line.split() for line in told.splitlines() if line.lstrip().startswith("lru ")]
+    assert f"{row['hit_ratio']:.3f}" in line
     shutil.rmtree(dataset / "cells")
     assert main([str(dataset), "lru"]) == 2

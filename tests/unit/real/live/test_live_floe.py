@@ -321,6 +321,22 @@ def test_a_prefetch_that_begins_late_brings_what_was_forecast_and_its_rest_what_
     assert channels.ranked(key, True).tolist() == [0, 3, 2, 1]
 
 
+# Contracts: C44, C125
+def test_what_follows_an_overtaken_prefetch_is_what_the_need_itself_makes_active() -> None:
+    up, payload = torch.eye(4), cast(Any, ActiveShare(0.5, "nominal"))
+    payload.forecast_bytes = payload.moved_bytes = lambda key, *rest: 2
+    geometry = Geometry(2, 4, 2, ("floe",), (16.0,), (16,), 160)
+    channels = LiveChannels(cast(Any, None), payload, geometry, 4, lambda site, expert: up, None)
+    key = geometry.key(0, 1, 3)
+    for values, ask in (
+        ([1.0, 4.0, -3.0, 2.0], payload.forecast_bytes),
+        ([-9.0, 0.0, 1.0, 5.0], payload.moved_bytes),
+    ):
+        channels.see(Asked(0, torch.tensor([values]), torch.tensor([[3]]), torch.ones(1, 1)))
+        ask(key)
+    assert channels.ranked(key, True).tolist() == [0, 3, 2, 1]
+
+
 def test_parts_of_experts_that_are_not_stored_by_neuron_are_refused(live: Prepare) -> None:
     with pytest.raises(ValueError, match=r"payload ActiveShare of fp16 .*precision=floe"):
         live("system=lru", "payload=active_share", "loader.staging_slots=4")
