@@ -175,7 +175,9 @@ class Claims:
                 transfer.write_back = victims
             self._evict(victims)
             # The row of a first issue, which follows at once, names the first of them.
-            self._note_evictions(victims if transfer.number >= 0 else victims[1:], key)
+            named = 0 if transfer.number >= 0 else 1
+            if len(victims) > named:
+                self._note_evictions(victims[named:], key)
         return True
 
     def _has_claim(self, transfer: Transfer, link: int) -> bool:

@@ -166,9 +166,10 @@ class Prefetches(Transfers):
         # of this site looks at it once more.
         kept = [] if self._moves_simply else [t for t in of_site if not t.over and not t.cancelled]
         self._prefetches_of[site] = kept
-        for transfer in kept:
-            if transfer.partial and transfer.key not in serving:
-                transfer.overtaken = True
+        if not self.payload.whole:
+            for transfer in kept:
+                if transfer.partial and transfer.key not in serving:
+                    transfer.overtaken = True
         self._drop_cancelled()
 
     def _drop_cancelled(self) -> None:

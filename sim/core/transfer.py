@@ -71,39 +71,40 @@ class Transfer:
         "cancelled",
         "claimed",
         "feeds",
+        "first_link",
         "is_needed",
         "key",
+        "later_hops",
         "left_bytes",
         "link",
         "moved_bytes",
         "number",
         "outcome",
+        "over",
         "prefetch",
         "victims",
         "waits",
         "write_back",
     )
-    first_link = 0
-    staged = dense = partial = overtaken = over = bounced = False
+    staged = dense = partial = overtaken = bounced = False
     rest_bytes = 0
     parent = -1
-    later_hops: tuple[tuple[int, int], ...] = ()
 
     def __init__(
         self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0
     ) -> None:
-        self.key, self.prefetch, self.call, self.link = key, prefetch, call, link
+        self.key, self.prefetch, self.call = key, prefetch, call
+        self.link = self.first_link = link
+        self.later_hops: tuple[tuple[int, int], ...] = ()
         self.moved_bytes = self.left_bytes = moved_bytes
         self.number = -1
         self.outcome = UNUSED_AT_END
         self.feeds = 0
-        self.waits = True
+        self.waits, self.over = True, False
         self.is_needed = not prefetch
         self.cancelled = self.claimed = False
         self.victims: Sequence[int] = ()
         self.write_back: Sequence[int] = ()
-        if link:
-            self.first_link = link
 
     @property
     def urgent(self) -> bool:

@@ -7,43 +7,25 @@ workload with one reused gate object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import DECODE, Trace
 from sim.values.types import Step
 from sim.workload.batching import NO_ARRIVALS, Batcher, Part, Request, arrival_times, is_timed
-from sim.workload.choices import Choices, Needs, Rows
+from sim.workload.choices import Choices, Needs
+from sim.workload.columns import StepColumns
 from sim.workload.gates import RoutedChoice, StepGate
 from sim.workload.lengths import Lengths, cut_rows
 from sim.workload.selection import check_batching, check_lookahead, chosen_sequences
 from sim.workload.speculation import NO_DRAFTS, Speculation
 
 __all__ = ["Limits", "Needs", "RoutedChoice", "Schedule", "StepGate", "Workload"]
-
-GROWING = (
-    "row",
-    "chosen",
-    "scores",
-    "forecasts",
-    "needs",
-    "gate_step",
-    "gate_site",
-    "num_gates",
-    "_first_gates",
-    "_places",
-)
-"""Cached properties that depend on ``steps``: dropped, to be computed anew, when steps change."""
-BLOCK_CELLS = 1 << 20
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -79,7 +61,7 @@ class Schedule:
         return self._workload.add_step(self, parts) if isinstance(parts, tuple) else parts
 
 
-class Workload:
+class Workload(StepColumns):
     """The steps of a run over ``trace``, and their gates.
 
     - ``split`` picks the sequences (``all``: every one); ``exclude`` drops those with any of these
@@ -156,9 +138,7 @@ class Workload:
         self.phase = trace.phase
         """The phase in this run of each row of the trace; ``lengths`` may have changed it."""
         self._schedule: Schedule | None = None
-        self._place: list[int] | None = (
-            None  # the index in ``choices`` of each row of the run; None: the same index
-        )
+        self._place: list[int] | None = None
         encoder = trace.header.encoder_sites
         self._all_sites = tuple(range(self.sites))
         self._sites_by_decode = (
@@ -308,10 +288,6 @@ class Workload:
         self.steps.append(step)
         return step
 
-    def _forget(self) -> None:
-        for name in GROWING:
-            vars(self).pop(name, None)
-
     def _use_rows(self, rows: NDArray[np.int64]) -> None:
         self.choices = Choices(self.trace, rows, self.depth, self.norm, self.whole_prompts)
         self._tokens_so_far = _tokens_so_far(self.trace, rows)
@@ -355,129 +331,9 @@ class Workload:
             if item.prompt_tokens >= recorded[item.sequence]
         )
 
-    # ---- rows, in the order of the run
-
-    def place(self, row: int) -> int:
-        """The index in ``choices`` of a row of the run."""
-        return row if self._place is None else self._place[row]
-
-    def places(self, step: Step) -> Rows:
-        """The indices in ``choices`` of the rows of a step."""
-        rows = slice(step.start, step.stop)
-        return rows if self._place is None else np.array(self._place[rows])
-
-    @cached_property
-    def _places(self) -> NDArray[np.int64]:
-        return np.array(self._place, np.int64)
-
-    def _by_run(self, column: NDArray[Scalar]) -> NDArray[Scalar]:
-        """A ``column`` of ``choices`` in the order of the run's rows."""
-        return column if self._place is None else column[self._places]
-
-    @cached_property
-    def row(self) -> IntArray:
-        """The trace's row of each row of the run; a step has the rows ``start .. stop``."""
-        return self._by_run(self.choices.row)
-
-    @cached_property
-    def chosen(self) -> tuple[IntArray, FloatArray]:
-        """Experts and weights [N, S, K] of the run's rows, each row in need order.
-
-        Dropped choices come last, as expert -1 with weight 0.
-        """
-        experts, weights = self.choices.chosen
-        return self._by_run(experts), self._by_run(weights)
-
-    @cached_property
-    def scores(self) -> FloatArray:
-        """The scores (HOBBIT eq. 2) of the choices in ``chosen``, [N, S, K]."""
-        return self._by_run(self.choices.scores)
-
-    @cached_property
-    def forecasts(self) -> tuple[IntArray, FloatArray]:
-        """Forecast experts and weights [N, S, J, K], -1 where nothing is forecast.
-
-        They are what the target site's rule selects from the lookahead scores.
-        """
-        experts, weights = self.choices.forecasts
-        return self._by_run(experts), self._by_run(weights)
-
     def gate(self) -> StepGate:
         """A fresh gate object for one driver's walk through the steps."""
         return StepGate(self)
-
-    # ---- gates and their needs
-
-    @cached_property
-    def _first_gates(self) -> NDArray[np.int64]:
-        """The tick of each step's first gate, and last the number of all gates."""
-        return np.cumsum([0, *(len(step.sites) for step in self.steps)])
-
-    @cached_property
-    def num_gates(self) -> int:
-        return int(self._first_gates[-1])
-
-    @cached_property
-    def gate_step(self) -> NDArray[np.int64]:
-        """The step of each gate, by tick."""
-        return np.repeat(np.arange(len(self.steps)), np.diff(self._first_gates))
-
-    @cached_property
-    def gate_site(self) -> NDArray[np.int64]:
-        """The site of each gate, by tick."""
-        return np.fromiter(
-            chain.from_iterable(step.sites for step in self.steps), np.int64, self.num_gates
-        )
-
-    @cached_property
-    def needs(self) -> Needs:
-        """Every need of the run, by tick, then in need order."""
-        if not self.steps:
-            raise RuntimeError(
-                "where sequences arrive over time there are no steps, and no needs, before the run"
-            )
-        single = [step for step in self.steps if step.rows == 1]
-        parts = [self._needs_of(single, self.choices.needs_apart)] if single else []
-        parts += [self._needs_of(block, self.choices.needs) for block in self._blocks()]
-        tick, expert, tokens, weight, score = (
-            np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Needs)
-        )
-        order = np.argsort(tick, kind="stable")
-        return Needs(tick[order], expert[order], tokens[order], weight[order], score[order])
-
-    def _needs_of(
-        self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]
-    ) -> Needs:
-        # Gates are numbered within these steps first, and renumbered to ticks at the end. A step's
-        # sites are consecutive, so its gate at a site is base + site.
-        first = np.cumsum([0, *(len(step.sites) for step in steps)])
-        base = first[:-1] - np.array([step.sites[0] for step in steps])
-        rows = np.concatenate([np.arange(step.start, step.stop) for step in steps])
-        found = needs_of(
-            rows if self._place is None else self._places[rows],
-            np.repeat(base, [step.rows for step in steps]),
-            int(first[-1]),
-        )
-        ticks = np.concatenate(
-            [np.arange(*self._first_gates[step.index : step.index + 2]) for step in steps]
-        )
-        return replace(found, tick=ticks[found.tick])
-
-    def _blocks(self) -> Iterator[list[Step]]:
-        """The steps of several rows, in blocks whose tables of unions take a few MB."""
-        block: list[Step] = []
-        room = BLOCK_CELLS
-        for step in self.steps:
-            if step.rows == 1:
-                continue
-            cells = self.sites * (self.experts + step.rows * self.top_k)
-            if block and cells > room:
-                yield block
-                block, room = [], BLOCK_CELLS
-            block.append(step)
-            room -= cells
-        if block:
-            yield block
 
     def experts_by_gate(self) -> list[list[int]]:
         """The experts that each gate needs, by tick, in need order.

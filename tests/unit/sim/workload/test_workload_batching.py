@@ -26,7 +26,8 @@ from helpers.composer import compose_by_rows
 from sim.traces.trace import CHUNK, DECODE, PREFILL, Trace
 from sim.values.types import Step
 from sim.workload.batching import Request
-from sim.workload.steps import BLOCK_CELLS, Limits, Workload
+from sim.workload.columns import BLOCK_CELLS
+from sim.workload.steps import Limits, Workload
 
 # Against plain Python
 
@@ -38,7 +39,7 @@ from sim.workload.steps import BLOCK_CELLS, Limits, Workload
 def test_steps_unions_and_needs_are_those_of_the_rows_one_by_one(
     timed: bool, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.workload.steps.BLOCK_CELLS", cells)
+    monkeypatch.setattr("sim.workload.columns.BLOCK_CELLS", cells)
     for seed in range(100):
         draw = random.Random(seed)
         lengths = random_lengths(draw)
