@@ -70,7 +70,6 @@ class Transfer:
         "call",
         "cancelled",
         "claimed",
-        "feeds",
         "first_link",
         "is_needed",
         "key",
@@ -84,27 +83,27 @@ class Transfer:
         "prefetch",
         "victims",
         "waits",
-        "write_back",
     )
     staged = dense = partial = overtaken = bounced = False
-    rest_bytes = 0
+    feeds = rest_bytes = 0
     parent = -1
+    write_back: Sequence[int] = ()
 
     def __init__(
         self, key: int, prefetch: bool, moved_bytes: int, call: int, link: int = 0
     ) -> None:
-        self.key, self.prefetch, self.call = key, prefetch, call
+        self.key = key
+        self.prefetch = prefetch
+        self.call = call
         self.link = self.first_link = link
         self.later_hops: tuple[tuple[int, int], ...] = ()
         self.moved_bytes = self.left_bytes = moved_bytes
         self.number = -1
         self.outcome = UNUSED_AT_END
-        self.feeds = 0
-        self.waits, self.over = True, False
+        self.waits = True
         self.is_needed = not prefetch
-        self.cancelled = self.claimed = False
+        self.over = self.cancelled = self.claimed = False
         self.victims: Sequence[int] = ()
-        self.write_back: Sequence[int] = ()
 
     @property
     def urgent(self) -> bool:

@@ -252,9 +252,7 @@ class Engine(Stream):
         controller, gate = self.controller, self._gate
         gate.visit(self._site)
         first = self._row
-        gates = self._gates
-        gates.append(now)
-        gates.append(first)
+        self._gates += (now, first)
         outcomes, waits = controller.gate(gate)
         count = len(outcomes)
         self._row = first + count
