@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from sim.reporting import figures
 from sim.reporting.figures import BINS, means_between, pareto, stalls, systems, token_bins
 from sim.reporting.runs import ReportedRun
 from sim.results.looks import COLOURS
@@ -101,6 +102,19 @@ def test_a_rate_stands_clear_of_its_interval_and_bars_of_the_frame(axis: Any) ->
     assert axis.texts[0].get_window_extent().x0 > axis.transData.transform((6.0, 0))[0] + 2
     stalls(axis, [one])
     assert axis.get_xlim()[1] > 5.0
+
+
+def test_latencies_of_several_runs_are_counted_in_the_same_bins(
+    axis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run with a wide spread would look as if it had more tokens."""
+    fast, slow = np.linspace(1, 2, 40), np.linspace(1, 9, 40)
+    runs = [run("fast", "fp16", 4.0, 0.0), run("slow", "fp16", 1.0, 0.0)]
+    times = list(zip(runs, (fast, slow), strict=True))
+    monkeypatch.setattr(figures, "_token_ms", lambda runs: times)
+    figures.latency(axis, runs)
+    edges = [sorted({x for x, _ in patch.get_xy()}) for patch in axis.patches]
+    assert edges[0] == edges[1] == pytest.approx(token_bins([fast, slow]).tolist())
 
 
 def test_times_that_come_in_steps_are_no_comb() -> None:
