@@ -4,7 +4,7 @@
 
 ``output_dir=DIR``
     Also write a parquet file for each statistic, ``summary.parquet``, ``missing.json`` and the
-    figures.
+    figures. With ``overwrite=yes`` the folder need not be empty.
 ``phase=decode``
     Which rows: ``decode``, ``prompt`` or ``all``. The least popular experts are always of prompts.
 ``exclude=FLAG,FLAG``
@@ -38,9 +38,11 @@ from rich.table import Table
 from capture.statistics.published import PAPERS
 from capture.statistics.report import STATISTICS, Report, merged, report
 from capture.statistics.sample import PHASES
+from sim.results.outputs import own_folder
 from sim.traces.trace import Trace, read_trace
+from sim.values.places import is_free
 
-KEYS = ("output_dir", "phase", "exclude", "only", "seed")
+KEYS = ("output_dir", "overwrite", "phase", "exclude", "only", "seed")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Arguments:
 
     traces: tuple[Path, ...]
     output_dir: Path | None = None
+    overwrite: bool = False
     phase: str = "decode"
     exclude: tuple[str, ...] = ()
     only: tuple[str, ...] = STATISTICS
@@ -82,15 +85,16 @@ def parse(arguments: Sequence[str]) -> Arguments:
     seed = given.get("seed", "0")
     if not seed.isascii() or not seed.isdigit():
         raise ValueError(f"seed={seed} must be a whole number of 0 or more")
+    overwrite = given.get("overwrite", "no")
+    if overwrite not in ("yes", "no"):
+        raise ValueError(f"overwrite={overwrite} must be yes or no")
     output_dir = Path(given["output_dir"]) if "output_dir" in given else None
-    if (
-        output_dir is not None
-        and output_dir.exists()
-        and (not output_dir.is_dir() or any(output_dir.iterdir()))
-    ):
-        raise ValueError(f"output_dir={output_dir} is not empty; choose another one, or remove it")
+    if output_dir is not None and overwrite == "no" and not is_free(output_dir):
+        raise ValueError(
+            f"output_dir={output_dir} is not empty; choose another one, or add overwrite=yes"
+        )
     exclude = tuple(given["exclude"].split(",")) if "exclude" in given else ()
-    return Arguments(traces, output_dir, phase, exclude, only, int(seed))
+    return Arguments(traces, output_dir, overwrite == "yes", phase, exclude, only, int(seed))
 
 
 def read_named(directories: Sequence[Path]) -> dict[str, tuple[Trace, Path]]:
@@ -139,7 +143,6 @@ def write(
     # Imported late: matplotlib takes a second to load, and the tables do not need it.
     from capture.statistics.figures import draw
 
-    output_dir.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.write_parquet(output_dir / f"{name}.parquet")
     missing = {name: dict(of.missing) for name, of in reports.items()}
@@ -173,7 +176,8 @@ def main(arguments: Sequence[str]) -> int:
                 )
         tables = merged(reports)
         if asked.output_dir is not None:
-            write(asked.output_dir, reports, tables)
+            with own_folder(asked.output_dir, overwrite=asked.overwrite):
+                write(asked.output_dir, reports, tables)
     except (ValueError, OSError) as error:
         print(f"stats: {error}", file=sys.stderr)
         return 2

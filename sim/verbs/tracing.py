@@ -186,7 +186,7 @@ VERBS = (
             Option("exclude", "leave out sequences with one of these flags"),
             Option("only", "only these statistics, with commas"),
             Option("seed", "of the shuffled control of paths", Kind.WHOLE, "0"),
-            *out("", "folder of tables and figures; without the word none is written")[:1],
+            *out("", "folder of tables and figures; without the word none is written"),
         ),
         (
             f"stats {BUNDLED}",

@@ -167,6 +167,24 @@ def test_traces_stand_side_by_side_in_tables_files_and_figures(
     assert "HOBBIT: Tang et al." in out
 
 
+def test_an_older_answer_is_replaced_where_one_says_so_and_kept_where_the_new_one_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = ModelShape("x", "none", 2, 4, 1, 8, 8)
+    write_trace(tmp_path / "trace", synthesize(shape, tokens=5, sequences=1))
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "old.txt").write_text("old")
+    words = [str(tmp_path / "trace"), "only=popularity", f"output_dir={output}"]
+    assert main(words) == 2
+    assert "choose another one, or add overwrite=yes" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere"), *words[1:], "overwrite=yes"]) == 2
+    assert [path.name for path in output.iterdir()] == ["old.txt"]
+    assert main([*words, "overwrite=yes"]) == 0
+    assert (output / "summary.parquet").is_file()
+    assert not (output / "old.txt").exists()
+
+
 def test_two_traces_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         write_trace(
@@ -189,6 +207,7 @@ def test_two_traces_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) 
         (["a", "seed=1", "seed=2"], "once"),
         (["a", "seed=-1"], "seed=-1 must be a whole number"),
         (["a", "output_dir=/"], "output_dir=/ is not empty"),
+        (["a", "overwrite=maybe"], "overwrite=maybe must be yes or no"),
         (["/nowhere"], "header.json"),
     ],
 )
