@@ -34,8 +34,10 @@ def with_cache(scenario: Scenario, cache: Cache) -> Scenario:
 @pytest.mark.parametrize("name", CACHES)
 def test_the_engine_does_what_the_reference_does_with_caches_of_engines(name: str) -> None:
     differs_from_lru: Counter[bool] = Counter()
-    for kind, ties in product(KINDS, (True, False)):
-        for seed in range(SEEDS[kind]):
+    for kind in KINDS:
+        for seed, ties in product(
+            range(SEEDS[kind]), (True, False) if SEEDS[kind] > 1 else (True,)
+        ):
             scenario = with_cache(given(kind, seed, ties), CACHES[name])
             expected = reference.run(scenario)
             difference = first_difference(production_rows.run(scenario), expected)

@@ -45,8 +45,8 @@ def run(folder: Path, hash_seed: str, *overrides: str) -> dict[str, bytes]:
 RUNS = {
     "hobbit": ("system=hobbit",),
     "mixtral_offloading": ("system=mixtral_offloading",),
-    "requests over time, through RAM, in chunks, beside a CPU": (
-        "system=mixtral_offloading",
+    "requests over time, in two precisions, through RAM, in chunks, beside a CPU": (
+        "system=hobbit",
         "hardware=rtx4090_nvme",
         "hardware.prediction_us=30",
         "workload=continuous_4_chunked",
@@ -56,8 +56,8 @@ RUNS = {
         "loader.chunk_bytes=33554432",
     ),
 }
-RUNS_OF_ONE_PART = ("mixtral_offloading",)
-"""What the others have, too."""
+RUNS_OF_ONE_PART = ("hobbit", "mixtral_offloading")
+"""What the other has, too."""
 
 
 # Contracts: C102
