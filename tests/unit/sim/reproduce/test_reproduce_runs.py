@@ -12,14 +12,16 @@ from sim.reproduce import report
 from sim.reproduce.__main__ import asked, main, outcomes_of
 from sim.reproduce.arms import WRONG, Arm, ArmError, Job, composed, expand
 from sim.reproduce.checks import worked
-from sim.reproduce.experiments import Outcome, Runner, points_of
+from sim.reproduce.experiments import Outcome, Runner, arms_of, points_of
 from sim.reproduce.measured import Measured
 from sim.reproduce.measures import MEASURES, Given
 from sim.reproduce.roles import PAPERS, Claim, Experiment, Paper, load_paper
 from sim.reproduce.rules import Value, odds
 from sim.reproduce.verdicts import counts, verdict_of
+from sim.setup.parts import make_parts
 from sim.values.places import ROOT
 
+BUNDLED = ROOT / "capture" / "assets" / "traces" / "tiny_mixtral"
 EXPERT_BYTES = 352_321_536
 
 
@@ -97,18 +99,16 @@ def test_on_demand_is_the_same_at_any_budget_and_an_arm_that_cannot_run_says_why
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_experiments_words_are_known(name: str) -> None:
+def test_every_experiments_words_make_runs_whose_parts_are_accepted(name: str) -> None:
     paper = load_paper(name)
     for experiment in paper.experiments.values():
         if experiment.arms:
             points = points_of(paper, experiment, {})
             assert len(points) == 1 + sum(len(one) - 1 for one in experiment.grid.values())
-            assert all(
-                arm.trace in paper.traces
-                for point in points
-                for group in point.groups
-                for arm in group.values()
-            )
+            for arm in arms_of(points, experiment):
+                assert arm.trace in paper.traces
+                config, _ = composed(Job(arm, BUNDLED, "0", {}, None))
+                make_parts(config)
 
 
 def test_the_later_of_two_words_stands_and_an_option_drops_what_was_set_in_another() -> None:
