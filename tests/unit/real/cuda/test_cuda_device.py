@@ -6,6 +6,7 @@ own bytes.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from real.calibration.bench import DeviceBench
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
 from real.cuda.work import Captured, DeviceWork
+from real.driver.machine import processor
 from real.live.run import live_driver, prepare
 from real.setup.execute import measure, replay_driver
 from real.setup.prepare import Prepared, prepare_replay, read_request
@@ -374,9 +376,14 @@ def test_page_faults_are_no_source_of_a_gpu(prepared: Prepare) -> None:
         prepared("device=cuda", "system=lru", "engine.source=mmap")
 
 
-def test_a_run_on_the_host_tells_what_it_ran_on(prepared: Prepare) -> None:
+@pytest.mark.parametrize(
+    ("device", "gpu", "first"),
+    [("host", "host", ""), ("cuda", FakeRuntime.name, f"{FakeRuntime.name}, ")],
+)
+def test_a_run_tells_what_it_ran_on(device: str, gpu: str, first: str, prepared: Prepare) -> None:
+    """A GPU is named before the processor beside it; the host as a device is its processor."""
     run = prepared(
-        "device=host",
+        f"device={device}",
         "system=lru",
         "trace.max_sequences=1",
         "workload=hobbit_16_128",
@@ -385,8 +392,10 @@ def test_a_run_on_the_host_tells_what_it_ran_on(prepared: Prepare) -> None:
     )
     driver = replay_driver(run)
     record = driver.drive()
-    told = measure(run, run.run, driver, record).summary["real"]
-    assert (told["device"], told["gpu"], told["stands_for"]) == ("host", "host", None)
+    summary = measure(run, run.run, driver, record).summary
+    told = summary["real"]
+    assert (told["device"], told["gpu"], told["stands_for"]) == (device, gpu, None)
+    assert summary["hardware"] == f"{first}{processor()}, {os.cpu_count()} cores"
     assert told["slot_bytes"] == cast(CudaDevice, run.device).slots.num_bytes > 0
 
 
