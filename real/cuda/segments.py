@@ -151,9 +151,8 @@ class Segment:
         self._graph: Graph = runtime.capture(
             lane.stream, work, reads=self._reads([0], [(0, NO_NEURONS)]), writes=self._writes
         )
-        lane.note()
-        self.last = lane.place
-        """The place in the lane's order of its last launch; the capture is one."""
+        self.last = lane.marked + 1
+        """The number of the mark behind its last launch; the capture is one."""
 
     def _reads(self, places: Sequence[int], parts: Sequence[Part]) -> list[Tensor]:
         return [self._x_1H, self._pinned, *self._kind.reads(places, parts)]
@@ -168,8 +167,7 @@ class Segment:
         write(places, parts, self._table_WJ)
         reads = partial(self._reads, places, parts)
         runtime.replay(self._graph, lane.stream, reads=reads, writes=self._writes)
-        lane.note()
-        self.last = lane.place
+        self.last = lane.marked + 1
         return self.outputs_JH
 
 
