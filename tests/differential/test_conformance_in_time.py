@@ -106,7 +106,7 @@ take, admit, fill, on_cpu_result = Needs.take, Needs.admit, Links.fill, Driver.o
 
 
 def serve_the_last(self: Links, link: int, following: Transfer | None) -> None:
-    line = self.lines[link]
+    line = self._lines[link]
     if following is not None:
         line.waiting.append(following)
     while line.waiting and None in line.serving:
