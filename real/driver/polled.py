@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import RLock, Thread
+from threading import Thread
 from typing import Any, TypeVar
 
 from real.driver.device import Listener, Turn
@@ -87,9 +87,9 @@ class PolledDevice:
     runs out of patience.
     """
 
+    lock: AbstractContextManager[object] = nullcontext()
+
     def __init__(self, patience_s: float, *, is_padded: bool) -> None:
-        # One thread takes it, so it is never waited for. It costs less than a `nullcontext`.
-        self.lock: AbstractContextManager[object] = RLock()
         self._patience_ns = round(patience_s * 1e9)
         self.is_padded = is_padded
         self._opened_ns = time.perf_counter_ns()
