@@ -33,7 +33,6 @@ from sim.workload.steps import Schedule, Workload
 CPU = int(Outcome.CPU)
 ELSEWHERE = frozenset({CPU, int(Outcome.SKIP), int(Outcome.REROUTE)})
 """The outcomes of needs that may have nothing to be computed on the device."""
-NO_WAITS: dict[int, Transfer] = {}
 
 
 def drive(
@@ -171,7 +170,7 @@ class Driver:
         Needs that the placement skips have ended at once.
         """
         keys, now = self.controller.admitted, self.record.call_ns[-1]
-        self._take(keys, outcomes, waits or NO_WAITS, now)
+        self._take(keys, outcomes, waits, now)
         self._links.fill()
         if self.controller.waiting:
             for key, outcome in zip(keys, outcomes, strict=True):
@@ -179,7 +178,7 @@ class Driver:
                     self._end_need(key, now)
 
     def _take(
-        self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer], now: int
+        self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None, now: int
     ) -> None:
         """Line up the admitted needs for the stream, arrived or not, and give the CPU its own."""
         record, count = self.record, len(keys)
@@ -193,8 +192,8 @@ class Driver:
         works = list(zip(keys, tokens, repeat(0)))
         if not ELSEWHERE.isdisjoint(outcomes):
             works = list(self._loaded(works, outcomes, row))
-        row_of = dict(zip(keys, range(row, row + count), strict=True))
-        self._needs.admit(works, waits, row_of, now)
+        late = {key: row + keys.index(key) for key in waits} if waits else {}
+        self._needs.admit(works, late, now)
 
     def _loaded(self, works: Sequence[Work], outcomes: list[int], row: int) -> Iterator[Work]:
         """Those of some needs that the device computes; the CPU is given its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from real.driver.device import Work
 from sim.values.record import CPU_RESULT
@@ -48,25 +48,23 @@ class Needs:
 
     # ---- what happens
 
-    def admit(
-        self, works: list[Work], waits: Collection[int], row_of: Mapping[int, int], now_ns: int
-    ) -> None:
+    def admit(self, works: list[Work], late: Mapping[int, int], now_ns: int) -> None:
         """Line up the needs that one call has admitted.
 
-        ``waits``: the keys of those that are to arrive; ``row_of``: by key its lookup's row.
+        ``late``: by key the row of its lookup, of those that are to arrive.
         """
         if self._together:
-            batch = Batch(now_ns, works, len(waits))
+            batch = Batch(now_ns, works, len(late))
             self.line.append(batch)
-            for key in waits:
-                self.awaited[key] = row_of[key], batch
+            for key, row in late.items():
+                self.awaited[key] = row, batch
             return
         there: list[Work] | None = None
         for work in works:
             key = work[0]
-            if key in waits:
+            if key in late:
                 batch = Batch(now_ns, [work], 1)
-                self.awaited[key] = row_of[key], batch
+                self.awaited[key] = late[key], batch
                 if not self._joins_when_ready:
                     self.line.append(batch)
                     there = None
