@@ -185,6 +185,9 @@ class ComputingDevice(PolledDevice):
         )
         self.on_cpu(key, work, nominal_ns)
 
+    def _bytes_of(self, key: int) -> int:
+        return self._controller.geometry.bytes_of(key)
+
     # ---- live runs
 
     def begin_site(self, inputs: SiteInputs) -> None:

@@ -234,9 +234,6 @@ class CudaDevice(ComputingDevice):
     def _is_serving(self) -> bool:
         return self._traffic.is_serving
 
-    def _bytes_of(self, key: int) -> int:
-        return self._controller.geometry.bytes_of(key)
-
 
 def make(run: Run, weights: Weights | None, engine: Engine) -> CudaDevice:
     """The device for a run; `real.setup.devices` calls this. Raise DeviceError without a GPU."""

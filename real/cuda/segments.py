@@ -139,7 +139,7 @@ class Segment:
         # At first of no neurons. Zeros, because a number behind the count names a neuron, too.
         self._table_WJ: Table = self._pinned.zero_().numpy()
         # The first row, SLOT. To assign it to numpy's array takes three times as long.
-        self._put_places = partial(Struct(f"{needs}i").pack_into, self._table_WJ, 0)
+        self._put_places = partial(Struct(f"{needs}i").pack_into, self._table_WJ.data, 0)
         held_WJ = runtime.allocate(4 * shape[0] * needs).view(torch.int32).view(shape)
         self.outputs_JH = (
             runtime.allocate(4 * needs * x_1H.shape[1]).view(torch.float32).view(needs, -1)
