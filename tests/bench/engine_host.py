@@ -6,7 +6,7 @@ prints microseconds of CPU time a gate, the controller's own apart, and calls a 
 Python's empty loop stands beside them: it tells how fast this machine is just now. ``--count`` counts
 what Python does instead, which no other process on the machine changes. ``bare_`` are the same
 figures of a loop that makes these calls and keeps an LRU list, and does nothing else
-(`real.cuda.bare_loop`): less than that no engine in Python can cost.
+(`real.cuda.bare_loop`).
 """
 
 from __future__ import annotations
