@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from real.cuda.arena import PinnedArena, ring_bytes
-from real.cuda.lanes import Events, Lane
+from real.cuda.lanes import Lane
 from real.cuda.runtime import Runtime
 from real.cuda.segments import Kind, Segments, fused_expert, tables_bytes
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
@@ -33,8 +33,7 @@ class BareLoop:
         if slots <= model.top_k:
             raise ValueError(f"{slots} slots hold no gate of {model.top_k} experts beside another")
         self._runtime, self._experts, self._slots = runtime, model.experts, slots
-        events = Events(runtime, 64)
-        self._compute, self._copies = (Lane(runtime, n, events) for n in ("compute", "copies"))
+        self._compute, self._copies = (Lane(runtime, name) for name in ("compute", "copies"))
         first = PlainLayout(2 * model.expert_intermediate, model.hidden, torch.float16)
         down = PlainLayout(model.hidden, model.expert_intermediate, torch.float16)
         self.expert_bytes = first.stored_bytes + down.stored_bytes
@@ -46,18 +45,16 @@ class BareLoop:
         self._arena = PinnedArena(
             runtime, ring_bytes(count, self.expert_bytes) + tables_bytes(model.top_k)
         )
-        self._home = [self._arena.take(self.expert_bytes).zero_() for _ in range(count)]
-        self._targets = list(pool)
+        home = [self._arena.take(self.expert_bytes).zero_() for _ in range(count)]
+        self._home, self._targets = (list(map(runtime.memory_of, some)) for some in (home, pool))
         zeroed = (pool, x_1H, self._dense_weight)
         runtime.run(self._compute.stream, lambda: [one.zero_() for one in zeroed], writes=zeroed)
-        self._compute.note()
         matrices = SlotMatrices(pool, first), SlotMatrices(pool, down, first.stored_bytes)
         kind = Kind(fused_expert(*matrices, is_gated=True), pool)
         self._segments = Segments(runtime, self._compute, self._arena, [kind], x_1H, model.top_k)
         self._dense = runtime.capture(
             self._compute.stream, partial(torch.mv, self._dense_weight, x_1H[0])
         )
-        self._compute.note()
         self._compute.finish()
         self._held: OrderedDict[int, int] = OrderedDict()
 
@@ -89,7 +86,6 @@ class BareLoop:
     def _site(self, site: int, chosen: Sequence[int]) -> int:
         runtime, compute, copies = self._runtime, self._compute, self._copies
         runtime.replay(self._dense, compute.stream)
-        compute.note()
         self._read_out()
         keys = [site * self._experts + expert for expert in chosen]
         there = [key for key in keys if key in self._held]
@@ -100,14 +96,13 @@ class BareLoop:
             free = len(self._held) < self._slots
             slot = len(self._held) if free else self._held.popitem(last=False)[1]
             self._held[key] = slot
-            runtime.copy(self._targets[slot], self._home[key % len(self._home)], copies.stream)
-            copies.note()
-            coming.append((slot, copies.mark(), copies.moment))
+            source = self._home[key % len(self._home)]
+            runtime.move(self._targets[slot], source, self.expert_bytes, copies.stream)
+            coming.append((slot, copies.mark()))
         if there:
             self._segments.launch(0, [self._held[key] for key in there])
-        for slot, mark, moment in coming:
+        for slot, mark in coming:
             while not copies.has_passed(mark):
                 pass
-            compute.follow(moment)
             self._segments.launch(0, [slot])
         return len(coming)

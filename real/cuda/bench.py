@@ -8,7 +8,7 @@ speed is the bytes that it must read over its time; the copy's counts its reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from real.cuda.runtime import Runtime
 from real.cuda.segments import COUNT, FIRST_NEURON, SLOT, UP, fused_expert, sparse_expert_in_part
+from real.cuda.timing import Timed, Work, summarise, timed_calls
 from real.kernels.dequant_gemv import dequant_gemv
 from real.kernels.experts import masked_expert
 from real.kernels.grouped_gemm import batch_of, grouped_expert, grouped_gemm
@@ -25,9 +26,6 @@ from real.kernels.quantise import Layout
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices
 from real.kernels.sparse_expert import sparse_expert
 from real.kernels.stacked_gates import sequential_gates, stacked_gates
-from sim.values.units import part_of
-
-Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -62,67 +60,6 @@ class Bench:
     prefill_rows: tuple[int, ...] = (16, 64, 256)
     copy_bytes: int = 1 << 30
     repeats: int = 20
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One operator at one shape: its median and 95th percentile of ns a call.
-
-    ``read_bytes`` are those it must read; ``share`` is its speed over a copy's (above).
-    """
-
-    operator: str
-    shape: str
-    median_ns: float
-    p95_ns: float
-    read_bytes: int
-    share: float
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.read_bytes / self.median_ns * 1e9
-
-
-def summarise(
-    operator: str, shape: str, call_ns: Sequence[float], read_bytes: int, copy_bytes_per_s: float
-) -> Timed:
-    """Summarise the durations of single calls."""
-    ranked = sorted(call_ns)
-    middle = median(ranked)
-    p95 = ranked[min(len(ranked) - 1, part_of(len(ranked), 0.95))]
-    return Timed(
-        operator, shape, middle, p95, read_bytes, read_bytes / middle * 1e9 / copy_bytes_per_s
-    )
-
-
-def timed_calls(
-    runtime: Runtime, works: Sequence[Work], repeats: int = 20, *, in_graph: bool = True
-) -> list[float]:
-    """How long one of ``works`` takes, in ns: one number for each round of all of them.
-
-    Each work has memory of its own. A round is a captured graph, or is launched by the host.
-    """
-    stream = runtime.stream("bench")
-
-    def round_of_all() -> None:
-        for work in works:
-            work()
-
-    again: Work
-    if in_graph:
-        graph = runtime.capture(stream, round_of_all)
-        again = partial(runtime.replay, graph, stream)
-    else:
-        again = partial(runtime.run, stream, round_of_all)
-    found = []
-    for _ in range(repeats + 2):
-        begin, end = (runtime.event(timed=True) for _ in range(2))
-        runtime.record(begin, stream)
-        again()
-        runtime.record(end, stream)
-        runtime.synchronize(end)
-        found.append(runtime.elapsed_ns(begin, end) / len(works))
-    return found[2:]
 
 
 class Measuring:

@@ -18,9 +18,9 @@ from typing import Protocol
 from torch import Tensor
 
 from real.cuda.arena import StagingRing
-from real.cuda.lanes import Lane, Mark
+from real.cuda.lanes import Lane
 from real.cuda.pools import Slot, parts_of
-from real.cuda.runtime import Runtime
+from real.cuda.runtime import Memory, Runtime
 from real.cuda.slots import DeviceSlots
 
 Submit = Callable[[Callable[[], object], Callable[[object], object]], None]
@@ -76,8 +76,7 @@ class Fetching:
     def _bring(self, target: Tensor, held: Tensor, buffer: Tensor, _: object) -> None:
         self._num_out -= 1
         self._copy(target, held.view(target.shape))
-        self._lane.mark()
-        self._crewed.ring.give_back(buffer, self._lane.moment)
+        self._crewed.ring.give_back(buffer, (self._lane, self._lane.mark()))
 
 
 @dataclass(frozen=True)
@@ -134,6 +133,7 @@ class CopyEngine:
         if piece_bytes < 1:
             raise ValueError(f"piece_bytes={piece_bytes} must be at least 1")
         self._runtime, self._slots, self._piece_bytes = runtime, slots, piece_bytes
+        self._move = runtime.move
         self.lane = lane
         self._clock = runtime.allocate(8)
         self.num_copies = 0
@@ -143,7 +143,6 @@ class CopyEngine:
         self._slots.begin_write(slot, self.lane)
         if is_paced:
             self._runtime.stamp(self._clock, self.lane.stream)
-            self.lane.note()
 
     def copy(
         self,
@@ -171,16 +170,19 @@ class CopyEngine:
                 self._spin(due_ns(done + min(at + step, begin + count) - begin))
         return None
 
-    def bring(self, slot: Slot, content: Tensor, num_bytes: int) -> Mark:
+    def bring(self, slot: Slot, content: Memory, num_bytes: int) -> int:
         """Give the lane a whole service that is one copy into a slot of one piece."""
-        self._slots.begin_write(slot, self.lane)
-        self._give(slot.front(num_bytes)[0], content)
-        return self.end(slot)
+        lane = self.lane
+        self._slots.begin_write(slot, lane)
+        self._move(slot.target, content, num_bytes, lane.stream)
+        self.num_copies += 1
+        slot.ready = lane, (number := lane.mark())
+        return number
 
-    def end(self, slot: Slot) -> Mark:
-        """End a service that has been given as a whole; the slot can be read behind its end."""
-        self._slots.end_write(slot, self.lane)
-        return self.lane.mark()
+    def end(self, slot: Slot) -> int:
+        """End a service that has been given as a whole; the slot can be read behind its mark."""
+        slot.ready = self.lane, (number := self.lane.mark())
+        return number
 
     def _copy_pinned(self, target: Tensor, source: Pinned, at: int) -> None:
         done, size = 0, target.numel()
@@ -191,12 +193,10 @@ class CopyEngine:
 
     def _give(self, target: Tensor, held: Tensor) -> None:
         self._runtime.copy(target, held, self.lane.stream)
-        self.lane.note()
         self.num_copies += 1
 
     def _spin(self, due_ns: int) -> None:
         self._runtime.spin_until(self._clock, due_ns, self.lane.stream)
-        self.lane.note()
 
     def _fetch(
         self,

@@ -65,7 +65,6 @@ class Gatherer:
 
         def copy(rows: Tensor, held: Tensor) -> None:
             self._runtime.copy(rows, held, lane.stream)
-            lane.note()
 
         return Fetching(lane, self._crewed, self._groups(pairs, kept, target), copy)
 

@@ -85,6 +85,12 @@ class HostRuntime:
     def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
         target.copy_(source)
 
+    def memory_of(self, memory: Tensor) -> Tensor:
+        return memory
+
+    def move(self, target: Tensor, source: Tensor, num_bytes: int, stream: Any) -> None:
+        self.copy(target[:num_bytes], source[:num_bytes], stream)
+
     def run(
         self,
         stream: Any,

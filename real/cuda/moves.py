@@ -11,13 +11,11 @@ from enum import Enum, auto
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from real.cuda.copies import CopyEngine, Feed, Source, Submit
 from real.cuda.homes import Homes
-from real.cuda.lanes import Mark
 from real.cuda.pools import Slot
-from real.cuda.runtime import Runtime
+from real.cuda.runtime import Memory, Runtime
 from real.cuda.slots import DeviceSlots
 from real.driver.device import Service
 
@@ -36,14 +34,10 @@ class Whole:
     The lane is given it at once, its end included.
     """
 
-    __slots__ = ("_lane", "_mark", "is_asked", "may_end", "through")
-    is_given = True
+    is_given, is_asked, through = True, False, 0
 
-    def __init__(self, engine: CopyEngine, slot: Slot, content: Tensor, num_bytes: int) -> None:
-        self._lane, self.through = engine.lane, num_bytes
-        self._mark = engine.bring(slot, content, num_bytes)
-        self.is_asked = False
-        self.may_end: Callable[[], bool] | None = None
+    def __init__(self, engine: CopyEngine, slot: Slot, content: Memory, num_bytes: int) -> None:
+        self._lane, self._mark = engine.lane, engine.bring(slot, content, num_bytes)
 
     def advance(self) -> Stop | None:
         return Stop.END if self._lane.has_passed(self._mark) else None
@@ -73,7 +67,8 @@ class Copying:
         self._source = source
         self._given = 0
         self._feed: Feed | None = None
-        self._mark: Mark | None = None
+        self._mark = 0
+        """The number of the mark that it waits for; 0: none."""
         self._due_ns: Callable[[int], int] | None = None
         self.is_asked = False
         self.may_end: Callable[[], bool] | None = None
@@ -82,7 +77,7 @@ class Copying:
     @property
     def is_given(self) -> bool:
         """Whether the lane has all of it, its end included."""
-        return self._mark is not None and self._given == self._moved_bytes
+        return self._mark > 0 and self._given == self._moved_bytes
 
     @property
     def through(self) -> int:
@@ -97,20 +92,20 @@ class Copying:
 
     def advance(self) -> Stop | None:
         while True:
-            if self._mark is not None:
+            if self._mark:
                 if not self._engine.lane.has_passed(self._mark):
                     return None
                 if self._given == self._moved_bytes:
                     return Stop.END if self.may_end is None or self.may_end() else None
                 if self.is_asked:
                     return Stop.CHUNK
-                self._mark = None
+                self._mark = 0
             if not self.give():
                 return None
 
     def give(self) -> bool:
         """Give up to the next place where the service may be cut; return whether that is done."""
-        if self._mark is not None:
+        if self._mark:
             return True
         if self._feed is None:
             until = min(self._given + (self._chunk_bytes or self._moved_bytes), self._moved_bytes)

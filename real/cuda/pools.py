@@ -12,23 +12,26 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from real.cuda.lanes import Moment
+from real.cuda.runtime import Memory
 from real.store.room import Extent, Room
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Slot:
     """Room for one variant: its ``pieces`` in order, and the moments that guard it.
 
-    ``at`` is where it begins in the slots' memory, in units (``DeviceSlots.unit``); -1 if it lies in
-    several pieces. It may be read behind ``ready``, and overwritten behind ``readers``.
+    ``at`` is where it begins in the slots' memory, in units (``DeviceSlots.unit``), and ``target``
+    is that memory as ``Runtime.move`` takes it; -1 and None if it lies in several pieces. It may be
+    read behind ``ready``, and overwritten behind ``readers`` and ``ready``.
     """
 
     pieces: tuple[Tensor, ...]
     pool: int
     at: int = -1
+    target: Memory = None
     key: int = -1
     ready: Moment | None = None
-    readers: list[Moment] = field(default_factory=list)
+    readers: Sequence[Moment] = ()
     _fronts: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     """Parts that begin the slot, by bytes. To cut a tensor costs more than to copy it."""
 
@@ -63,48 +66,55 @@ def parts_of(pieces: Sequence[Tensor], begin: int, count: int) -> Iterator[Tenso
         begin = max(0, begin - len(piece))
 
 
-class Grid:
-    """A pool whose slots are all as large as its largest variant.
+@dataclass(frozen=True)
+class Ground:
+    """What all pools of a device share: one memory, and one table of the slots by key (``of``).
 
-    It begins at byte ``begin`` of ``memory``. ``of`` has the slots of all pools by key.
+    Places count in units. ``is_gone(key)``: whether a key's slot may be taken from it.
+    ``memory_of`` is the runtime's.
     """
 
-    def __init__(
-        self,
-        memory: Tensor,
-        pool: int,
-        begin: int,
-        count: int,
-        num_bytes: int,
-        is_gone: Callable[[int], bool],
-        unit: int,
-        of: dict[int, Slot],
-    ) -> None:
-        self._is_gone, self._pool, self._of = is_gone, pool, of
+    memory: Tensor
+    unit: int
+    of: dict[int, Slot]
+    is_gone: Callable[[int], bool]
+    memory_of: Callable[[Tensor], Memory]
+
+    def slot(self, pool: int, at: int, num_bytes: int) -> Slot:
+        """A slot of one piece that begins at byte ``at``."""
+        piece = self.memory[at : at + num_bytes]
+        return Slot((piece,), pool, at // self.unit, self.memory_of(piece))
+
+
+class Grid:
+    """A pool whose slots are all as large as its largest variant; it begins at byte ``begin``."""
+
+    def __init__(self, ground: Ground, pool: int, begin: int, count: int, num_bytes: int) -> None:
+        self._is_gone, self._pool, self._of = ground.is_gone, pool, ground.of
         places = range(begin, begin + count * num_bytes, num_bytes)
-        self._free = [
-            Slot((memory[at : at + num_bytes],), pool, at // unit) for at in reversed(places)
-        ]
+        self._free = [ground.slot(pool, at, num_bytes) for at in reversed(places)]
         self._count = count
 
     def place(self, key: int, num_bytes: int, likely: Sequence[int] = ()) -> Slot | None:
         """A slot for a key; None where there is none. ``likely``: keys that may be gone."""
-        if not self._free:
+        free = self._free
+        if not free:
             self._free_those(likely)
-        if not self._free:
-            self._free_those([key for key, slot in self._of.items() if slot.pool == self._pool])
-        if not self._free:
-            return None
-        slot = self._of[key] = self._free.pop()
+            if not free:
+                self._free_those(list(self._of))
+                if not free:
+                    return None
+        slot = self._of[key] = free.pop()
         slot.key = key
         return slot
 
     def _free_those(self, keys: Iterable[int]) -> None:
         """Take back the slots of keys that are gone. None is written before its readers end."""
+        of, is_gone = self._of, self._is_gone
         for key in keys:
-            slot = self._of.get(key)
-            if slot is not None and slot.pool == self._pool and self._is_gone(key):
-                del self._of[key]
+            slot = of.get(key)
+            if slot is not None and slot.pool == self._pool and is_gone(key):
+                del of[key]
                 slot.key = -1
                 self._free.append(slot)
 
@@ -118,22 +128,12 @@ class Mixed:
     """A pool of variants of several sizes: each takes its own bytes, in several pieces if need be.
 
     A variant placed over bytes that others have left is written behind the others' moments. The
-    pool begins at byte ``begin`` of ``memory``. ``of`` has the slots of all pools by key.
+    pool begins at byte ``begin``.
     """
 
-    def __init__(
-        self,
-        memory: Tensor,
-        pool: int,
-        begin: int,
-        sizes: Sequence[int],
-        is_gone: Callable[[int], bool],
-        unit: int,
-        of: dict[int, Slot],
-    ) -> None:
-        self._pool, self._begin, self._room = pool, begin, Room(sizes, is_gone, self._leave)
-        self._unit, self._of = unit, of
-        self._memory = memory[begin : begin + self._room.end]
+    def __init__(self, ground: Ground, pool: int, begin: int, sizes: Sequence[int]) -> None:
+        self._ground, self._pool, self._begin = ground, pool, begin
+        self._room = Room(sizes, ground.is_gone, self._leave)
         self._left: list[tuple[Extent, list[Moment]]] = []
         """Bytes that variants have left, with the moments that must pass before they are written.
         """
@@ -143,21 +143,24 @@ class Mixed:
         if not self._room.place(key, num_bytes, 0):
             return None
         extents = self._room.extents[key]
-        begin = (self._begin + extents[0][0]) // self._unit if len(extents) == 1 else -1
-        slot = Slot(
-            tuple(self._memory[at : at + length] for at, length in extents), self._pool, begin, key
-        )
+        if len(extents) == 1:
+            ((at, length),) = extents
+            slot = self._ground.slot(self._pool, self._begin + at, length)
+        else:
+            memory = self._ground.memory[self._begin :]
+            slot = Slot(tuple(memory[at : at + length] for at, length in extents), self._pool)
+        slot.key = key
         for left, moments in self._left:
             if any(_overlap(left, extent) for extent in extents):
                 slot.readers = [*slot.readers, *moments]
         self._left = [
             (left, moments) for left, moments in self._left if not _is_inside(left, extents)
         ]
-        self._of[key] = slot
+        self._ground.of[key] = slot
         return slot
 
     def _leave(self, key: int, extents: list[Extent]) -> None:
-        slot = self._of.pop(key)
+        slot = self._ground.of.pop(key)
         moments = [*slot.readers, *([] if slot.ready is None else [slot.ready])]
         self._left += [(extent, moments) for extent in extents]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from real.cuda.arena import ALIGNMENT, PinnedArena, ring_bytes
 from real.cuda.copies import RowGatherer
-from real.cuda.lanes import Events, Lane
+from real.cuda.lanes import Lane
 from real.cuda.runtime import Runtime
 from real.cuda.zero_copy import gatherer_bytes, gatherer_of
 from real.driver.machine import processor
@@ -117,7 +117,7 @@ def gathers(
         results: SimpleQueue[partial[object]] = SimpleQueue()
         crew = Crew("gatherers", results, number)
         gatherer = gatherer_of(runtime, arena, engine, crew.submit, pairs, row_bytes)
-        lane = Lane(runtime, "gather", Events(runtime, 8))
+        lane = Lane(runtime, "gather", 8)
 
         def gather(gatherer: RowGatherer = gatherer, lane: Lane = lane) -> None:
             feed = gatherer.gather(source, kept, target, lane)

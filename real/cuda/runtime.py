@@ -23,6 +23,8 @@ from real.cuda.host import HostRuntime
 Stream = Any
 Event = Any
 Graph = Any
+Memory = Any
+"""A piece of memory as ``Runtime.move`` takes it."""
 T = TypeVar("T")
 Uses = Sequence[Tensor] | Callable[[], Sequence[Tensor]]
 """Memory that a piece of work uses; a function is called only where that is looked at."""
@@ -99,6 +101,12 @@ class Runtime(Protocol):
         One side is pinned host memory, or both are on the device. Other host memory is copied, too,
         but not beside other work.
         """
+
+    def memory_of(self, memory: Tensor) -> Memory:
+        """Contiguous memory as ``move`` takes it: to look at a tensor costs more than to copy it."""
+
+    def move(self, target: Memory, source: Memory, num_bytes: int, stream: Stream) -> None:
+        """Copy the first bytes of one memory to that of another, both at least so large."""
 
     def run(
         self,
@@ -304,11 +312,16 @@ class CudaRuntime:
                 f"a copy of {source.nbytes} B in shape {list(source.shape)} into {target.nbytes} B"
                 f" in shape {list(target.shape)}: both must be contiguous and equally large"
             )
-        (code,) = self._copy(
-            target.data_ptr(), source.data_ptr(), source.nbytes, self._any_kind, stream.raw
-        )
+        self.move(target.data_ptr(), source.data_ptr(), source.nbytes, stream)
+
+    def memory_of(self, memory: Tensor) -> int:
+        assert memory.is_contiguous()
+        return memory.data_ptr()
+
+    def move(self, target: int, source: int, num_bytes: int, stream: CudaStream) -> None:
+        (code,) = self._copy(target, source, num_bytes, self._any_kind, stream.raw)
         if code:
-            self._check(code, f"a copy of {source.nbytes} B (cudaMemcpyAsync)")
+            self._check(code, f"a copy of {num_bytes} B (cudaMemcpyAsync)")
 
     def run(
         self,

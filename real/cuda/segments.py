@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from struct import Struct
 
 import numpy as np
 import torch
@@ -48,12 +49,11 @@ Part = tuple[int, Numbers]
 """Of a sparse expert the number of its resident up projection, and the neurons in its slot."""
 
 
-def write(places: Sequence[int], parts: Sequence[Part], table_WJ: Table) -> None:
-    """Write needs into a table: where each lies in the pool, and of sparse experts their part.
+def write_parts(parts: Sequence[Part], table_WJ: Table) -> None:
+    """Write into a table which part of each sparse expert has come.
 
     What lies behind the last neuron of one stays as it is.
     """
-    table_WJ[SLOT] = places
     for number, (up, neurons) in enumerate(parts):
         table_WJ[UP, number], table_WJ[COUNT, number] = up, len(neurons)
         table_WJ[FIRST_NEURON : FIRST_NEURON + len(neurons), number] = neurons
@@ -138,6 +138,8 @@ class Segment:
         self._pinned = arena.take(4 * shape[0] * needs).view(torch.int32).view(shape)
         # At first of no neurons. Zeros, because a number behind the count names a neuron, too.
         self._table_WJ: Table = self._pinned.zero_().numpy()
+        # The first row, SLOT. To assign it to numpy's array takes three times as long.
+        self._put_places = partial(Struct(f"{needs}i").pack_into, self._table_WJ.data, 0)
         held_WJ = runtime.allocate(4 * shape[0] * needs).view(torch.int32).view(shape)
         self.outputs_JH = (
             runtime.allocate(4 * needs * x_1H.shape[1]).view(torch.float32).view(needs, -1)
@@ -151,9 +153,8 @@ class Segment:
         self._graph: Graph = runtime.capture(
             lane.stream, work, reads=self._reads([0], [(0, NO_NEURONS)]), writes=self._writes
         )
-        lane.note()
-        self.last = lane.place
-        """The place in the lane's order of its last launch; the capture is one."""
+        self.last = lane.marked + 1
+        """The number of the mark behind its last launch; the capture is one."""
 
     def _reads(self, places: Sequence[int], parts: Sequence[Part]) -> list[Tensor]:
         return [self._x_1H, self._pinned, *self._kind.reads(places, parts)]
@@ -165,11 +166,12 @@ class Segment:
         """
         runtime, lane = self._runtime, self._lane
         runtime.host_writes(self._pinned)
-        write(places, parts, self._table_WJ)
+        self._put_places(*places)
+        if parts:
+            write_parts(parts, self._table_WJ)
         reads = partial(self._reads, places, parts)
         runtime.replay(self._graph, lane.stream, reads=reads, writes=self._writes)
-        lane.note()
-        self.last = lane.place
+        self.last = lane.marked + 1
         return self.outputs_JH
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from real.cuda.lanes import Lane, Moment, is_over
-from real.cuda.pools import Grid, Mixed, Slot
+from real.cuda.lanes import Lane, is_over
+from real.cuda.pools import Grid, Ground, Mixed, Slot
 from real.cuda.runtime import DeviceError, Runtime
 from real.store.room import ALIGNMENT as ROOM_ALIGNMENT
 from real.store.room import Room
@@ -71,7 +71,7 @@ class DeviceSlots:
         ]
         self.pools: list[Grid | Mixed] = []
         self._of: dict[int, Slot] = {}
-        self._coming: dict[int, Slot] = {}
+        self.coming: dict[int, Slot] = {}
         """By key: slots whose copy the host may not have seen over; those of keys gone since, too."""
         self._memory: Tensor | None = None
         self._mending: Tensor | None = None
@@ -104,10 +104,10 @@ class DeviceSlots:
         This waits until a run begins, since some devices are made and never run. ``mends``: take
         also room to put a variant of several pieces together (``place_of``).
         """
-        state = self._slots.state
+        state, keeps_slot = self._slots.state, self._keeps_slot
 
         def is_gone(key: int) -> bool:
-            return state[key] > IN_FLIGHT and not self._keeps_slot(key)
+            return state[key] > IN_FLIGHT and not keeps_slot(key)
 
         begins, end = [], 0
         for shape in self._shapes:
@@ -117,18 +117,19 @@ class DeviceSlots:
         largest = max(self._slots.geometry.variant_bytes) if mends and mixes else 0
         memory = self._memory = self._runtime.allocate(_up(end) + largest if largest else end)
         self._mending = memory[_up(end) :] if largest else None
+        ground = Ground(memory, self.unit, self._of, is_gone, self._runtime.memory_of)
         for pool, (shape, begin) in enumerate(zip(self._shapes, begins, strict=True)):
             if isinstance(shape, Parts):
                 sizes = shape.own_bytes, shape.spare_bytes
-                self.pools.append(Mixed(memory, pool, begin, sizes, is_gone, self.unit, self._of))
+                self.pools.append(Mixed(ground, pool, begin, sizes))
             else:
-                self.pools.append(Grid(memory, pool, begin, *shape, is_gone, self.unit, self._of))
+                self.pools.append(Grid(ground, pool, begin, *shape))
 
     def release(self) -> None:
         """Give the memory back now; the garbage collector would take its time."""
         self.pools, self._memory, self._mending = [], None, None
         self._of.clear()
-        self._coming.clear()
+        self.coming.clear()
 
     def windows(self, num_bytes: int) -> Tensor:
         """What lies at each multiple of ``unit``, uint8 [places, num_bytes]; windows overlap.
@@ -152,7 +153,6 @@ class DeviceSlots:
         self._runtime.run(
             lane.stream, lambda: torch.cat(pieces, out=whole), reads=pieces, writes=[whole]
         )
-        lane.note()
         return (len(self._memory) - len(self._mending)) // self.unit
 
     @property
@@ -180,7 +180,7 @@ class DeviceSlots:
         slot = self.pools[number].place(key, self._slots.key_bytes[key], victims)
         if slot is None:
             raise RuntimeError(f"pool {number} has no slot for {self._slots.geometry.name_of(key)}")
-        self._coming[key] = slot
+        self.coming[key] = slot
         return slot
 
     def of(self, key: int) -> Slot:
@@ -190,17 +190,12 @@ class DeviceSlots:
 
     def begin_write(self, slot: Slot, lane: Lane) -> None:
         """Let the lane overwrite the slot only after its readers and its last copy."""
-        for reader in slot.readers:
-            if not is_over(reader):
-                lane.follow(reader)
-        if slot.ready is not None and not is_over(slot.ready):
+        for moment in slot.readers:
+            lane.follow(moment)
+        if slot.ready is not None:
             lane.follow(slot.ready)
-        slot.readers, slot.ready = [], None
-        self._coming[slot.key] = slot
-
-    def end_write(self, slot: Slot, lane: Lane) -> None:
-        """Let readers of the slot come behind what the lane has been given so far."""
-        slot.ready = lane, lane.place
+        slot.readers, slot.ready = (), None
+        self.coming[slot.key] = slot
 
     def begin_read(self, slot: Slot, lane: Lane) -> None:
         """Let the lane read the slot only after its copy."""
@@ -209,23 +204,23 @@ class DeviceSlots:
                 f"{self._slots.geometry.name_of(slot.key)} is read, but its copy has not been"
                 " issued"
             )
-        copies, place = slot.ready
-        if place > copies.over:
-            lane.follow(slot.ready)
+        lane.follow(slot.ready)
 
     def begin_reads(self, keys: Iterable[int], lane: Lane) -> list[Slot]:
         """The slots of some keys, of which the lane is let read each only after its copy."""
-        for key in sorted(self._coming.keys() & keys):
-            slot = self._of[key]
-            self.begin_read(slot, lane)
-            if slot.ready is not None and is_over(slot.ready):
-                del self._coming[key]
+        coming = self.coming
+        if not coming.keys().isdisjoint(keys):
+            for key in sorted(coming.keys() & keys):
+                slot = self._of[key]
+                self.begin_read(slot, lane)
+                if slot.ready is not None and is_over(slot.ready):
+                    del coming[key]
         return list(map(self._of.__getitem__, keys))
 
     def end_read(self, slots: Iterable[Slot], lane: Lane) -> None:
         """Let writers of the slots come behind what the lane has been given so far."""
         # Experts are read by one lane, whose later moments cover its earlier ones.
-        readers: list[Moment] = [(lane, lane.place)]
+        readers = (lane.moment,)
         for slot in slots:
             slot.readers = readers
 

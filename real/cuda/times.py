@@ -7,59 +7,67 @@ whose end the host has seen: the host's time then, less what passed between the 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
-from real.cuda.lanes import Events, Lane, Mark
-from real.cuda.runtime import Event, Runtime
-
-Unread = tuple[int, Event, Event, int]
-"""A group's number and event, that of the read-out behind it, and when the host saw that over.
-
-The last group before a read-out has its event.
-"""
+from real.cuda.lanes import Lane
+from real.cuda.runtime import Runtime
 
 
 class Times:
-    """The times of all groups of work that ``lane`` is given; one event stands behind each."""
+    """The times of all groups of work that ``lane`` is given; a mark stands behind each.
 
-    def __init__(self, runtime: Runtime, lane: Lane, events: Events) -> None:
-        self._runtime, self._lane, self._events = runtime, lane, events
-        self._given: list[tuple[int, int]] = []
-        """By group: when it was given, and of how many works it is."""
+    The lane's events are timed, and most of its marks are these. ``now_ns()`` is the host's time.
+    """
+
+    def __init__(self, runtime: Runtime, lane: Lane, now_ns: Callable[[], int]) -> None:
+        self._runtime, self._lane, self._now_ns = runtime, lane, now_ns
+        self._most_unread = lane.num_events // 2
+        self._groups: list[tuple[int, int, int]] = []
+        """By group: when it was given, of how many works it is, and its mark."""
         self._end_ns: list[int] = []
-        self._open: list[Mark] = []
-        """The marks of the groups since the last read-out."""
-        self._unread: deque[Unread] = deque()
+        """By group, as far as they have been read."""
+        self._read_outs: deque[tuple[int, int]] = deque()
+        """By read-out not read yet: how many groups come before it, and when it was seen over."""
+        self._num_seen = 0
+        """How many groups come before the last read-out."""
 
     def note(self, given_ns: int, works: int) -> None:
         """Mark the end of the group that the lane was just given."""
-        if not self._events.free:
+        groups = self._groups
+        if len(groups) - len(self._end_ns) >= self._most_unread:
+            self._make_room()
+        groups.append((given_ns, works, self._lane.mark()))
+
+    def _make_room(self) -> None:
+        """Let events be used again: read them, and wait for a read-out where there was none."""
+        self.read_all()
+        if len(self._groups) - len(self._end_ns) >= self._most_unread:
+            self._lane.finish()
+            self.read_out(self._now_ns())
             self.read_all()
-        self._given.append((given_ns, works))
-        self._end_ns.append(given_ns)
-        self._open.append(self._lane.mark(self._events.take()))
 
     @property
-    def last(self) -> Mark | None:
-        """The mark behind everything that was noted since the last read-out."""
-        return self._open[-1] if self._open else None
+    def last(self) -> int:
+        """The mark behind everything that was noted since the last read-out; 0: nothing was."""
+        return self._groups[-1][2] if len(self._groups) > self._num_seen else 0
 
     def read_out(self, seen_ns: int) -> None:
         """Note that the host has seen ``last`` over at this time."""
-        marks, number = self._open, len(self._given) - len(self._open)
-        read_out = marks[-1].event
-        for mark in marks:
-            self._unread.append((number, mark.event, read_out, seen_ns))
-            number += 1
-        self._open = []
+        self._num_seen = len(self._groups)
+        self._read_outs.append((self._num_seen, seen_ns))
 
     def read_one(self) -> bool:
         """Read one event whose time is not known yet; return False if there is none."""
-        if not self._unread:
+        if not self._read_outs:
             return False
-        number, event, read_out, seen_ns = self._unread.popleft()
-        before_ns = 0 if event is read_out else self._runtime.elapsed_ns(event, read_out)
-        self._end_ns[number] = seen_ns - before_ns
-        self._events.give_back(event)
+        (until, seen_ns), number, lane = self._read_outs[0], len(self._end_ns), self._lane
+        if number + 1 == until:
+            self._read_outs.popleft()
+            self._end_ns.append(seen_ns)
+            return True
+        mark, read_out = self._groups[number][2], self._groups[until - 1][2]
+        before_ns = self._runtime.elapsed_ns(lane.event_of(mark), lane.event_of(read_out))
+        self._end_ns.append(seen_ns - before_ns)
         return True
 
     def read_all(self) -> None:
@@ -73,7 +81,7 @@ class Times:
         """
         self.read_all()
         found, free_ns = [], 0
-        for (given_ns, works), told_ns in zip(self._given, self._end_ns, strict=True):
+        for (given_ns, works, _), told_ns in zip(self._groups, self._end_ns, strict=True):
             begin_ns = max(given_ns, free_ns)
             whole_ns = max(0, told_ns - begin_ns)
             for nth in range(works):

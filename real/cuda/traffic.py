@@ -11,13 +11,15 @@ from real.cuda.copies import CopyEngine, Pinned, Source, Submit
 from real.cuda.homes import Homes
 from real.cuda.moves import Bringing, Copying, Move, Stop, Whole
 from real.cuda.pools import Slot
-from real.cuda.runtime import Runtime
+from real.cuda.runtime import Memory, Runtime
 from real.cuda.slots import DeviceSlots
 from real.driver.device import Listener, Service
 from real.driver.sharing import Sharing
 from real.driver.timers import WAKE_NS
 from real.store.neurons import Arrivals
 from sim.core.controller import Controller
+
+NOTHING: tuple[Memory, int] = (None, -1)
 
 
 class Traffic:
@@ -52,12 +54,19 @@ class Traffic:
         counts, loader = controller.route.engines, controller.loader
         is_free = not (is_paced or loader.chunk_bytes or self._is_partial or len(counts) > 1)
         self._gives_ahead = is_free and counts == (1,)
-        self._key_bytes = controller.geometry.key_bytes
-        self._content_of = homes.content_of if is_free else {}
-        """By key: what a service may copy in one piece, for nothing else has to do with it."""
+        self._whole_of: dict[int, tuple[Memory, int]] = {}
+        """By key: the memory and bytes of what a service may copy in one piece, as a whole.
+
+        Nothing else has to do with such a service.
+        """
+        if is_free:
+            self._whole_of = {
+                key: (runtime.memory_of(content), len(content))
+                for key, content in homes.content_of.items()
+            }
         self._sharing = [Sharing(count) for count in counts]
         self._is_shared = [is_paced and count > 1 for count in counts]
-        self._flying: dict[tuple[int, int], tuple[Move, Service]] = {}  # by link and engine
+        self._flying: dict[int, tuple[Move, Service]] = {}  # by row of the service
         self._ahead: dict[
             int, Whole | Copying
         ] = {}  # by transfer: copies given ahead of their services
@@ -80,17 +89,17 @@ class Traffic:
         elif isinstance(move, Copying) and not move.has_begun:
             move.begin(None)
             move.give()
-        self._flying[service.link, service.engine] = move or self._in_part(service), service
+        self._flying[service.row] = move or self._in_part(service), service
 
     def _whole(self, engine: int, number: int, key: int, moved_bytes: int) -> Whole | None:
         """Give a variant to an engine's lane in one copy; None where that cannot be done."""
-        content = self._content_of.get(key)
-        if content is None or self._key_bytes[key] != moved_bytes:
+        content, num_bytes = self._whole_of.get(key, NOTHING)
+        if num_bytes != moved_bytes:
             return None
         slot = self._place(number, key)
-        return Whole(self._engines[engine], slot, content, moved_bytes) if slot.at >= 0 else None
+        return None if slot.at < 0 else Whole(self._engines[engine], slot, content, num_bytes)
 
-    def _in_part(self, service: Service) -> Move:
+    def _in_part(self, service: Service) -> Copying | Bringing:
         """Begin a service of any kind."""
         link, number = service.link, service.number
         base = self._moved.setdefault((link, number), service.there_bytes)
@@ -166,8 +175,7 @@ class Traffic:
 
     def _give_ahead(self) -> None:
         """Give what was announced to the lane as soon as it has all that comes before."""
-        current = self._flying.get((0, 0))
-        before = None if current is None else current[0]
+        before = next((move for move, _ in self._flying.values()), None)
         for move in self._ahead.values():
             if before is None or not before.is_given:
                 return
@@ -179,10 +187,10 @@ class Traffic:
             before = move
 
     def ask_cut(self, service: Service, is_wanted: bool) -> None:
-        self._flying[service.link, service.engine][0].is_asked = is_wanted
+        self._flying[service.row][0].is_asked = is_wanted
 
     def stop(self, service: Service) -> None:
-        del self._flying[service.link, service.engine]
+        del self._flying[service.row]
         if self._is_shared[service.link]:
             self._sharing[service.link].end(service.engine, self._now_ns())
 
@@ -217,10 +225,8 @@ class Traffic:
 
     def ask(self) -> bool:
         """Ask what is under way, and hand over what has ended; return whether anything has."""
-        if not self._flying:
-            return False
         found = False
-        for move, service in list(self._flying.values()):
+        for move, service in tuple(self._flying.values()):
             while (stop := move.advance()) is not None and not self._is_over():
                 found = True
                 self._tell(stop, move, service)
@@ -243,11 +249,13 @@ class Traffic:
 
     def _end(self, move: Move, service: Service) -> None:
         self.stop(service)
-        if self._moved and service.link == 0:
-            number = service.number
-            self._homes.transit.give_back(number)
-            self._moved.pop((0, number), None)
-            self._moved.pop((1, number), None)
+        if service.link == 0:
+            self._slots.coming.pop(service.key, None)
+            if self._moved:
+                number = service.number
+                self._homes.transit.give_back(number)
+                self._moved.pop((0, number), None)
+                self._moved.pop((1, number), None)
         if self._is_paced and isinstance(move, Bringing):
             self._was_due_ns = move.due_ns
         self._listener.on_service_end(service)

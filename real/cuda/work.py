@@ -29,6 +29,7 @@ from real.cuda.segments import (
     sparse_expert_in_part,
 )
 from real.cuda.slots import DeviceSlots
+from real.driver.device import TAIL
 from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
 from real.kernels.tiles import tiled_counts
 from real.store.experts import Tensors
@@ -188,9 +189,7 @@ class Captured:
             return several(noise_1H.expand(count, -1).contiguous(), slot_1)
 
         reads = [noise_1H, *kind.reads([place], ())]
-        outputs_TH = self._runtime.run(self._lane.stream, run, reads=reads)
-        self._lane.note()
-        return outputs_TH
+        return self._runtime.run(self._lane.stream, run, reads=reads)
 
     def _part(self, key: int) -> Part:
         g, header, held = (
@@ -203,24 +202,15 @@ class Captured:
         return header.number(g.site_of(key), g.expert_of(key)), whole if held is None else held
 
 
-class DenseGraphs:
-    """The dense work of a replay's single rows as graphs, one for each size."""
-
-    def __init__(self, runtime: Runtime, lane: Lane, work: DeviceWork) -> None:
-        self._runtime, self._lane = runtime, lane
-        self._of: dict[int, Graph] = {}
-        sizes: dict[int, Graph] = {}
-        for site, params in enumerate(work.weights.dense_params):
-            if params not in sizes:
-                sizes[params] = runtime.capture(lane.stream, partial(work.run_dense, site, 1))
-                lane.note()
-            self._of[site] = sizes[params]
-
-    def launch(self, site: int) -> None:
-        """Do the dense work of a site, or of the head (-1)."""
-        graph = self._of[site if site >= 0 else len(self._of) - 1]
-        self._runtime.replay(graph, self._lane.stream)
-        self._lane.note()
+def dense_graphs(runtime: Runtime, lane: Lane, work: DeviceWork) -> dict[int, Graph]:
+    """The dense work of a replay's single rows, by key of a dense block, or TAIL: the head."""
+    g, params_of = work.geometry, work.weights.dense_params
+    graphs = {
+        params: runtime.capture(lane.stream, partial(work.run_dense, params_of.index(params), 1))
+        for params in dict.fromkeys(params_of)
+    }
+    keys = [*(g.key(0, site, g.experts) for site in range(g.sites)), TAIL]
+    return {key: graphs[params] for key, params in zip(keys, params_of, strict=True)}
 
 
 def _whole_kind(weights: Weights, variant: Variant, windows: Tensor) -> Kind | None:

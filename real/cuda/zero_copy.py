@@ -79,7 +79,6 @@ class ZeroCopyGatherer:
         table.copy_(kept)
         bring = partial(gather_rows, source, runtime.mapped(table), target[:count], self._columns)
         runtime.run(lane.stream, bring, reads=[pairs, table], writes=[target[:count]])
-        lane.note()
         self._tables.give_back(buffer, lane.moment)
 
 

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 from real.driver.device import Device, Service
 from sim.core.controller import Controller
@@ -16,19 +16,23 @@ from sim.core.transfer import Transfer
 from sim.machine.costs import Durations
 from sim.values.record import Record
 
+ROW = attrgetter("row")
+
 
 class Line:
     """The engines of one link, and what has been issued and waits for one."""
 
-    def __init__(self, engines: int) -> None:
-        self.engines = engines
-        # A heap: the free engine of the lowest number serves first.
-        self.free = list(range(engines))
+    def __init__(self, engines: int, in_flight: int) -> None:
+        self.serving: list[Service | None] = [None] * engines
+        """By engine its service. The free engine of the lowest number serves first."""
         self.waiting: deque[Transfer] = deque()
+        self._most_issued = engines * in_flight
 
     @property
-    def num_issued(self) -> int:
-        return self.engines - len(self.free) + len(self.waiting)
+    def has_room(self) -> bool:
+        """Whether another transfer may be issued."""
+        serving = self.serving
+        return len(serving) - serving.count(None) + len(self.waiting) < self._most_issued
 
 
 class Links:
@@ -49,9 +53,9 @@ class Links:
         self._controller, self._durations, self._device = controller, durations, device
         self._record, self._stamp = record, stamp
         self._route = controller.route
-        self._in_flight = controller.loader.in_flight
         self._chunk_bytes = controller.loader.chunk_bytes or 0
-        self._lines = [Line(engines) for engines in self._route.engines]
+        in_flight = controller.loader.in_flight
+        self._lines = [Line(engines, in_flight) for engines in self._route.engines]
         self._kinds = [
             (
                 partial(durations.hop_ns, link),
@@ -62,12 +66,15 @@ class Links:
             for link, head_bytes in enumerate(self._route.head_bytes[: len(self._lines)])
         ]
         """By link what its services have in common: their pace, and how they may be cut."""
-        self._served: dict[int, tuple[Service, Transfer]] = {}
-        """By row of the record: the services under way, and their transfers."""
-        self._begun: list[tuple[Service, bool]] = []
-        """By row: all services so far, and whether they were urgent when they began."""
-        self._ended: dict[int, tuple[int, int]] = {}
-        """By row of what has ended: when, and the bytes that it moved."""
+        links = range(len(self._lines))
+        self._others = [[other for other in links if other != link] for link in (*links, -1)]
+        """By link the other ones; the last are all."""
+        self._begun: list[tuple[Service, Transfer, bool]] = []
+        """By row of the record: the service, its transfer, and whether it was urgent at first."""
+        self._end_ns: list[int] = []
+        """By row: when the service has ended (-1: not yet)."""
+        self._cut_bytes: dict[int, int] = {}
+        """By row of what was cut: the bytes that it moved."""
         self._has_issued = False
         """Whether the last end or cut of a service issued another transfer on its link."""
 
@@ -78,7 +85,7 @@ class Links:
 
         Return the time, and the key that has arrived on the device (-1: none).
         """
-        transfer, now = self._leave(service, service.moved_bytes)
+        transfer, now = self._leave(service)
         key, following = self._controller.transfer_done(service.link, transfer)
         self._has_issued = following is not None
         self._go_on(service.link, following)
@@ -87,31 +94,34 @@ class Links:
     def hand_on(self, service: Service) -> None:
         """Cut-through: let the next link inwards begin with what this one is still serving."""
         self._stamp()
-        self._controller.head_done(service.link, self._served[service.row][1])
+        self._controller.head_done(service.link, self._begun[service.row][1])
 
     def cut(self, service: Service, moved_bytes: int) -> None:
         """Cut a service at the chunk that has just ended; what waits goes first."""
         self._device.stop(service)
-        transfer, _ = self._leave(service, moved_bytes)
+        transfer, _ = self._leave(service)
+        self._cut_bytes[service.row] = moved_bytes
         following = self._controller.chunk_done(service.link, transfer, moved_bytes)
         self._has_issued = following is not None
         self._go_on(service.link, following)
 
-    def _leave(self, service: Service, moved_bytes: int) -> tuple[Transfer, int]:
-        _, transfer = self._served.pop(service.row)
-        now = self._stamp()
-        self._ended[service.row] = now, moved_bytes
-        heapq.heappush(self._lines[service.link].free, service.engine)
-        return transfer, now
+    def _leave(self, service: Service) -> tuple[Transfer, int]:
+        row = service.row
+        self._lines[service.link].serving[service.engine] = None
+        self._end_ns[row] = now = self._stamp()
+        return self._begun[row][1], now
 
     def _go_on(self, link: int, following: Transfer | None) -> None:
         line = self._lines[link]
+        waiting, serving = line.waiting, line.serving
         if following is not None:
-            line.waiting.append(following)
-        while line.waiting and line.free:
-            self._begin(link, line.waiting.popleft())
-        if line.waiting:
-            following = line.waiting[0]
+            waiting.append(following)
+        while waiting and None in serving:
+            engine = serving.index(None)
+            service = serving[engine] = self._begin(link, engine, waiting.popleft())
+            self._device.serve(service)
+        if waiting:
+            following = waiting[0]
             self._device.announce(link, following.number, following.key, following.left_bytes)
 
     # ---- what is issued
@@ -125,36 +135,43 @@ class Links:
         there (contracts C11 to C14).
         """
         controller, given_up = self._controller, -1
-        if not (self._chunk_bytes or any(map(any, controller.queues))):
+        queues = controller.queues  # by link
+        if not (self._chunk_bytes or any(any(queues[link]) for link in self._others[without])):
+            # Nothing is polled, so nothing is given up on the way.
             return
         while given_up < controller.given_up:
             given_up = controller.given_up
-            for link, queues in enumerate(controller.queues):
-                if link != without and any(queues):
+            for link in self._others[without]:
+                if any(queues[link]):
                     self._fill_one(link)
             if not self._has_issued:
                 without = -1
         if self._chunk_bytes:
-            for service, _ in list(self._served.values()):
+            for service in self._under_way():
                 if service.chunk_bytes:
                     self._device.ask_cut(service, controller.cut(service.link))
 
     def _fill_one(self, link: int) -> None:
         controller, line, call_ns = self._controller, self._lines[link], self._record.call_ns
-        while any(controller.queues[link]) and line.num_issued < line.engines * self._in_flight:
+        while any(controller.queues[link]) and line.has_room:
             call_ns.append(call_ns[-1])
             transfer = controller.poll(link)
             if transfer is None:
                 return
             self._go_on(link, transfer)
 
-    def _begin(self, link: int, transfer: Transfer) -> None:
-        """Give the issued transfer that has waited longest to the free engine."""
+    def _under_way(self) -> list[Service]:
+        """The services under way, in order of beginning."""
+        found = (service for line in self._lines for service in line.serving if service is not None)
+        return sorted(found, key=ROW)
+
+    def _begin(self, link: int, engine: int, transfer: Transfer) -> Service:
+        """The service of a transfer, which begins now; it is the next row of the record."""
         hop_ns, latency_ns, forwards, chunk_bytes = self._kinds[link]
         service = Service(
             len(self._begun),
             link,
-            heapq.heappop(self._lines[link].free),
+            engine,
             transfer.number,
             transfer.key,
             transfer.left_bytes,
@@ -165,22 +182,21 @@ class Links:
             chunk_bytes,
             0 if transfer.parent < 0 else self._controller.issued[transfer.parent].moved_bytes,
         )
-        self._begun.append((service, transfer.urgent or not transfer.prefetch))
-        self._served[service.row] = service, transfer
-        self._device.serve(service)
+        self._begun.append((service, transfer, not transfer.prefetch or transfer.is_needed))
+        self._end_ns.append(-1)
+        return service
 
     def tell_services(self) -> None:
         """Write all services into the record. Called once, when the run is over."""
         record = self._record
-        for row, (service, is_urgent) in enumerate(self._begun):
-            end_ns, moved_bytes = self._ended.get(row, (-1, service.moved_bytes))
+        for row, (service, _, is_urgent) in enumerate(self._begun):
             record.service_number.append(service.number)
             record.service_link.append(service.link)
             record.service_engine.append(service.engine)
             record.service_urgent.append(int(is_urgent))
             record.service_start_ns.append(service.start_ns)
-            record.service_end_ns.append(end_ns)
-            record.service_bytes.append(moved_bytes)
+            record.service_end_ns.append(self._end_ns[row])
+            record.service_bytes.append(self._cut_bytes.get(row, service.moved_bytes))
 
     def _writing(self, transfer: Transfer) -> Callable[[int], int]:
         """When so many bytes are through on link 0 behind the victims that are written back."""
@@ -207,11 +223,7 @@ class Links:
         """What each link is doing, for messages."""
         names = []
         for link, line in enumerate(self._lines):
-            served = [
-                transfer.number
-                for service, transfer in self._served.values()
-                if service.link == link
-            ]
+            served = [service.number for service in self._under_way() if service.link == link]
             waiting = [transfer.number for transfer in line.waiting]
             names.append(
                 f"link {link} serves {served or 'nothing'}, {waiting or 'nothing'} issued behind, "

@@ -16,7 +16,7 @@ Theory of operation:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 from real.driver.device import TAIL, Device, Service, Turn, Work
@@ -30,8 +30,8 @@ from sim.values.record import NO_REQUEST, Record
 from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Schedule, Workload
 
-CPU, NOT_LOADED = int(Outcome.CPU), (int(Outcome.CPU), int(Outcome.SKIP))
-ELSEWHERE = frozenset({*NOT_LOADED, int(Outcome.REROUTE)})
+CPU = int(Outcome.CPU)
+ELSEWHERE = frozenset({CPU, int(Outcome.SKIP), int(Outcome.REROUTE)})
 """The outcomes of needs that may have nothing to be computed on the device."""
 
 
@@ -66,10 +66,10 @@ class Driver:
         self._num_taken = 0
         """Needs of the current gate that have been admitted, skips included."""
         g = controller.geometry
+        self._blocks = [g.key(0, site, g.experts) for site in range(g.sites)]
+        """By site the key of its dense block."""
         # By key: the dense blocks that are there, when they came, and by which transfer.
-        self._dense = {
-            g.key(0, site, g.experts): (0, -1) for site in range(controller.loader.dense_slots)
-        }
+        self._dense = dict.fromkeys(self._blocks[: controller.loader.dense_slots], (0, -1))
 
     # ---- the main loop
 
@@ -142,8 +142,8 @@ class Driver:
         self._compute(TAIL, step.rows, self.durations.tail_ns(step))
 
     def _run_site(self, step: Step, site: int, dense_ns: int) -> None:
-        g, host, gate = self.controller.geometry, self.durations.host, self._gate
-        block = g.key(0, site, g.experts)
+        host, gate = self.durations.host, self._gate
+        block = self._blocks[site]
         if self.controller.loader.dense_slots:
             self._await_dense(block)
         self._compute(block, step.rows, dense_ns)
@@ -170,7 +170,7 @@ class Driver:
         Needs that the placement skips have ended at once.
         """
         keys, now = self.controller.admitted, self.record.call_ns[-1]
-        self._take(keys, outcomes, waits or {}, now)
+        self._take(keys, outcomes, waits, now)
         self._links.fill()
         if self.controller.waiting:
             for key, outcome in zip(keys, outcomes, strict=True):
@@ -178,10 +178,10 @@ class Driver:
                     self._end_need(key, now)
 
     def _take(
-        self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer], now: int
+        self, keys: Sequence[int], outcomes: list[int], waits: dict[int, Transfer] | None, now: int
     ) -> None:
         """Line up the admitted needs for the stream, arrived or not, and give the CPU its own."""
-        record, needs, count = self.record, self._needs, len(keys)
+        record, count = self.record, len(keys)
         row, first = len(record.lookup_ns), self._num_taken
         # Tokens of the run's lookups, kept where other experts may serve a need.
         served = self.controller.lookup_tokens
@@ -189,31 +189,23 @@ class Driver:
         self._num_taken += count
         record.lookup_ns += [now] * count
         record.ready_ns += [now] * count
-        needs.open_batch(now)
         works = list(zip(keys, tokens, repeat(0)))
-        are_loaded = ELSEWHERE.isdisjoint(outcomes)
-        if works and are_loaded and not waits:
-            needs.add(works)
-            return
-        there: list[Work] = []
-        for nth, work in enumerate(works):
-            if not are_loaded and (work[0] == SKIP or outcomes[nth] in NOT_LOADED):
-                if outcomes[nth] == CPU:
-                    self._give_to_cpu(work[0], work[1], row + nth)
-            elif work[0] not in waits:
-                there.append(work)
-            else:
-                if there:
-                    needs.add(there)
-                    there = []
-                needs.await_arrival(work, row + nth)
-        if there:
-            needs.add(there)
+        if not ELSEWHERE.isdisjoint(outcomes):
+            works = list(self._loaded(works, outcomes, row))
+        late = {key: row + keys.index(key) for key in waits} if waits else {}
+        self._needs.admit(works, late, now)
 
-    def _give_to_cpu(self, key: int, rows: int, row: int) -> None:
-        self._on_cpu[key] = row
-        site, precision = self._gate.site, self.controller.geometry.precision_of(key)
-        self.device.compute_on_cpu(key, rows, self.durations.cpu_ns(precision, site, rows))
+    def _loaded(self, works: Sequence[Work], outcomes: list[int], row: int) -> Iterator[Work]:
+        """Those of some needs that the device computes; the CPU is given its own."""
+        for nth, (work, outcome) in enumerate(zip(works, outcomes, strict=True)):
+            key, rows, _ = work
+            if outcome == CPU:
+                self._on_cpu[key] = row + nth
+                precision = self.controller.geometry.precision_of(key)
+                nominal_ns = self.durations.cpu_ns(precision, self._gate.site, rows)
+                self.device.compute_on_cpu(key, rows, nominal_ns)
+            elif key != SKIP and outcome != Outcome.SKIP:
+                yield work
 
     def _compute_next(self) -> bool:
         """Wait for the next needs and compute them; return False if the site has no more."""
@@ -259,7 +251,8 @@ class Driver:
 
     def _is_done(self) -> bool:
         """Whether the site has no more needs. The lock is held."""
-        return self._needs.is_empty and not self._on_cpu and not self.controller.waiting
+        needs = self._needs
+        return not (needs.line or needs.awaited or self._on_cpu or self.controller.waiting)
 
     def _await_dense(self, block: int) -> None:
         self.device.wait(lambda: block in self._dense, self._what_is_missing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from real.driver.device import Work
 from sim.values.record import CPU_RESULT
@@ -13,10 +14,11 @@ class Batch:
 
     __slots__ = ("cause", "pending", "ready_ns", "works")
 
-    def __init__(self, now_ns: int) -> None:
-        self.works: list[Work] = []
+    def __init__(self, now_ns: int, works: list[Work], pending: int) -> None:
+        self.works = works
         """Of each need its key and how many tokens it has; its nominal time is not known here."""
-        self.pending = 0
+        self.pending = pending
+        """How many of them are to arrive."""
         self.ready_ns, self.cause = now_ns, CPU_RESULT
         """When, and by which transfer, the last of them arrived.
 
@@ -36,9 +38,8 @@ class Needs:
 
     def __init__(self, wait: str) -> None:
         self._together, self._joins_when_ready = wait == "wait_all", wait == "as_ready"
-        self._line: deque[Batch] = deque()
-        self._now_ns = 0
-        self._admitted: Batch | None = None
+        self.line: deque[Batch] = deque()
+        """What has been lined up, also where it has not arrived."""
         self.awaited: dict[int, tuple[int, Batch]] = {}
         """By key that has not arrived: the row of its lookup, and the batch that waits for it."""
         self._wave_results_ns: list[int] = []
@@ -47,31 +48,31 @@ class Needs:
 
     # ---- what happens
 
-    def open_batch(self, now_ns: int) -> None:
-        """Begin a call that admits needs; with ``wait_all`` these form one batch."""
-        self._now_ns, self._admitted = now_ns, None
+    def admit(self, works: list[Work], late: Mapping[int, int], now_ns: int) -> None:
+        """Line up the needs that one call has admitted.
+
+        ``late``: by key the row of its lookup, of those that are to arrive.
+        """
         if self._together:
-            self._admitted = Batch(now_ns)
-            self._line.append(self._admitted)
-
-    def add(self, works: list[Work]) -> None:
-        """Line up admitted needs that are there."""
-        if self._admitted is None:
-            self._admitted = Batch(self._now_ns)
-            self._line.append(self._admitted)
-        self._admitted.works += works
-
-    def await_arrival(self, work: Work, row: int) -> None:
-        """Line up an admitted need that is to arrive; ``row`` is that of its lookup."""
-        batch = self._admitted
-        if not self._together or batch is None:
-            batch = Batch(self._now_ns)
-            if not self._joins_when_ready:
-                self._line.append(batch)
-                self._admitted = None
-        batch.works.append(work)
-        batch.pending += 1
-        self.awaited[work[0]] = row, batch
+            batch = Batch(now_ns, works, len(late))
+            self.line.append(batch)
+            for key, row in late.items():
+                self.awaited[key] = row, batch
+            return
+        there: list[Work] | None = None
+        for work in works:
+            key = work[0]
+            if key in late:
+                batch = Batch(now_ns, [work], 1)
+                self.awaited[key] = late[key], batch
+                if not self._joins_when_ready:
+                    self.line.append(batch)
+                    there = None
+            elif there is None:
+                there = [work]
+                self.line.append(Batch(now_ns, there, 0))
+            else:
+                there.append(work)
 
     def arrive(self, key: int, now_ns: int, number: int) -> int:
         """Note that transfer ``number`` has brought an awaited key; return its lookup's row."""
@@ -79,7 +80,7 @@ class Needs:
         batch.pending -= 1
         batch.ready_ns, batch.cause = now_ns, number
         if self._joins_when_ready:
-            self._line.append(batch)
+            self.line.append(batch)
         return row
 
     def bring_result(self, now_ns: int, ends_wave_need: bool) -> None:
@@ -90,15 +91,12 @@ class Needs:
 
     # ---- what the stream asks
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._line and not self.awaited
-
     def may_go_on(self, free_ns: int) -> bool:
         """Whether a stream that has been free since ``free_ns`` has something to do."""
-        if self._line and not self._line[0].pending:
+        line, results_ns = self.line, self._wave_results_ns
+        if line and not line[0].pending:
             return True
-        return any(result_ns > free_ns for result_ns in self._wave_results_ns)
+        return bool(results_ns) and max(results_ns) > free_ns
 
     def take(self, free_ns: int) -> tuple[int, int, list[Work]]:
         """What the stream does next: (since when it is ready, what made it ready, the needs).
@@ -106,7 +104,7 @@ class Needs:
         There are no needs where a CPU result counts instead: it has let other needs in, or no needs
         are left and the stream waits for the last result only.
         """
-        first = self._line[0] if self._line and not self._line[0].pending else None
+        first = self.line[0] if self.line and not self.line[0].pending else None
         if self._wave_results_ns:
             results_ns = [result_ns for result_ns in self._wave_results_ns if result_ns > free_ns]
             self._wave_results_ns.clear()
@@ -115,12 +113,12 @@ class Needs:
         if first is None:
             return self.last_result_ns, CPU_RESULT, []
         if self._together or len(first.works) == 1:
-            self._line.popleft()
+            self.line.popleft()
             return first.ready_ns, first.cause, first.works
         return first.ready_ns, first.cause, [first.works.pop(0)]
 
     def take_along(self) -> Batch | None:
         """The next batch if all of it is there, to be computed with what was just taken."""
-        if self._line and not self._line[0].pending:
-            return self._line.popleft()
+        if self.line and not self.line[0].pending:
+            return self.line.popleft()
         return None

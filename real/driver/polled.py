@@ -241,25 +241,27 @@ class PolledDevice:
         if is_over():
             self.poll()
             return
-        last_ns = time.monotonic_ns()
+        idle_ns = 0
         while True:
-            if self.poll():
-                if is_over():
-                    return
-                last_ns = time.monotonic_ns()
-                continue
+            found = self.poll()
             if is_over():
                 return
-            if not (self._is_serving() or self._num_jobs or self._due):
+            if not (found or self._is_serving() or self._num_jobs or self._due):
                 raise RuntimeError(f"{what()}, but nothing is under way")
-            self._check_patience(last_ns, what)
-            self._rest()
+            idle_ns = 0 if found else self._idle(idle_ns, what)
 
-    def _check_patience(self, last_ns: int, what: Callable[[], str]) -> None:
-        if time.monotonic_ns() - last_ns > self._patience_ns:
+    def _idle(self, since_ns: int, what: Callable[[], str]) -> int:
+        """Rest where nothing has ended; return since when that is so (0: since now).
+
+        Raise RuntimeError where that has lasted too long.
+        """
+        now_ns = time.monotonic_ns()
+        if since_ns and now_ns - since_ns > self._patience_ns:
             raise RuntimeError(
                 f"{what()}, and nothing has happened for {self._patience_ns / 1e9:g} s"
             )
+        self._rest()
+        return since_ns or now_ns
 
     def sleep_until(self, time_ns: int, turn: Turn) -> None:
         # Nominal host time passes on padded machines only; a free one has its own host's time.

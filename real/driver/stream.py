@@ -139,7 +139,7 @@ class DeferredStream(Stream):
         self.free_ns = max(self.free_ns, self._device.now_ns())
 
     def approach_gate(self, sync_ns: int) -> int:
-        self.read_out()
+        self._device.settle()
         return 0
 
     def reach_gate(self, now_ns: int, due_ns: int) -> None:

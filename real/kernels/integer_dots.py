@@ -13,7 +13,7 @@ of the input round, by 2^-23 of its sixteen's greatest.
 from __future__ import annotations
 
 from real.kernels.jit import gdc_launch_dependents, gdc_wait, jit, tl
-from real.kernels.row_dots import load_metas, store_rows, zeros_of
+from real.kernels.row_dots import load_tile, store_rows, zeros_of
 
 
 def _dots(mask: int) -> str:
@@ -115,35 +115,6 @@ def _plane(at, w, K, BN: tl.constexpr, BC: tl.constexpr):
 
 
 @jit
-def _load_tile(
-    weight,
-    scale,
-    zero,
-    r,
-    k0,
-    N,
-    K,
-    R,
-    G,
-    SLABS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
-    BK: tl.constexpr,
-    MASK: tl.constexpr,
-):
-    w = k0 // 4 + tl.arange(0, BK // 4)
-    at = weight + r[:, None] * (K // 4) + w[None, :]
-    if MASK:
-        held = tl.load(at, mask=(r < R)[:, None] & (w < K // 4)[None, :], other=0)
-    else:
-        held = tl.load(at)
-    g = (k0 + tl.arange(0, BK // 16) * 16) // GROUP
-    scales = load_metas(scale, r, g, N, R, G, SLABS, True, MASK)
-    zeros = load_metas(zero, r, g, N, R, G, SLABS, HAS_ZERO, MASK)
-    return held, scales, zeros
-
-
-@jit
 def integer_dots_kernel(
     words_ptr,
     about_ptr,
@@ -184,9 +155,9 @@ def integer_dots_kernel(
     r = tl.program_id(0) * BN + tl.arange(0, BN)
     begin = tl.program_id(2) * (STEPS * BK)
     weight = (weight_ptr + slot * weight_stride + weight_at).to(tl.pointer_type(tl.int32))
-    scale = meta_ptr + slot * meta_stride + scale_at
-    zero = meta_ptr + slot * meta_stride + zero_at
-    tile = _load_tile(weight, scale, zero, r, begin, N, K, R, G, SLABS, GROUP, HAS_ZERO, BK, MASK)
+    meta = meta_ptr + slot * meta_stride
+    matrix, shape = (weight, meta + scale_at, meta + zero_at), (N, K, R, G)
+    tile = load_tile(matrix, r, begin, shape, SLABS, GROUP, 16, HAS_ZERO, True, BK, MASK, 4)
     if WAIT:
         gdc_wait()
     C = K // 16
@@ -204,22 +175,8 @@ def integer_dots_kernel(
         x_sum = tl.load(about_at + C + ch, mask=ch < C, other=0.0)
         held, scales, zeros = tile
         if step + 1 < STEPS:
-            tile = _load_tile(
-                weight,
-                scale,
-                zero,
-                r,
-                begin + (step + 1) * BK,
-                N,
-                K,
-                R,
-                G,
-                SLABS,
-                GROUP,
-                HAS_ZERO,
-                BK,
-                MASK,
-            )
+            k0 = begin + (step + 1) * BK
+            tile = load_tile(matrix, r, k0, shape, SLABS, GROUP, 16, HAS_ZERO, True, BK, MASK, 4)
         quarters = _quarters(held, BN, BC)
         added = ()
         for slab in tl.static_range(SLABS):

@@ -102,16 +102,46 @@ def load_metas(base, r, g, N, R, G, SLABS: tl.constexpr, ON: tl.constexpr, MASK:
 
 
 @jit
-def _load_tile(
-    weight,
-    scale,
-    zero,
+def load_tile(
+    matrix,
     r,
     k0,
-    N,
-    K,
-    R,
-    G,
+    shape,
+    SLABS: tl.constexpr,
+    GROUP: tl.constexpr,
+    C: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    META: tl.constexpr,
+    BK: tl.constexpr,
+    MASK: tl.constexpr,
+    WORD: tl.constexpr,
+):
+    """All that a tile needs, asked for at once: weights, scales and zeros of its slabs.
+
+    ``matrix``: where these begin, weights in words of so many bytes. ``shape``: N, K, R and G.
+    """
+    weight, scale, zero = matrix
+    N, K, R, G = shape
+    w = k0 // WORD + tl.arange(0, BK // WORD)
+    at = weight + r[:, None] * (K // WORD) + w[None, :]
+    if MASK:
+        held = tl.load(at, mask=(r < R)[:, None] & (w < K // WORD)[None, :], other=0)
+    else:
+        held = tl.load(at)
+    g = (k0 + tl.arange(0, BK // C) * C) // GROUP
+    scales = load_metas(scale, r, g, N, R, G, SLABS, META, MASK)
+    zeros = load_metas(zero, r, g, N, R, G, SLABS, META and HAS_ZERO, MASK)
+    return held, scales, zeros
+
+
+@jit
+def _load_tiles(
+    matrix,
+    r,
+    ROWS,
+    k0,
+    shape,
+    SETS: tl.constexpr,
     SLABS: tl.constexpr,
     GROUP: tl.constexpr,
     C: tl.constexpr,
@@ -120,18 +150,13 @@ def _load_tile(
     BK: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """All that a tile needs, asked for at once: weights, scales and zeros of its slabs."""
-    k = k0 + tl.arange(0, BK)
-    if MASK:
-        held = tl.load(
-            weight + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & (k < K)[None, :], other=0
-        )
+    """A tile, and beside one of gates that of their ups where these are rows of their own."""
+    one = load_tile(matrix, r, k0, shape, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK, 1)
+    if SETS == 1:
+        return one, one
     else:
-        held = tl.load(weight + r[:, None] * K + k[None, :])
-    g = (k0 + tl.arange(0, BK // C) * C) // GROUP
-    scales = load_metas(scale, r, g, N, R, G, SLABS, META, MASK)
-    zeros = load_metas(zero, r, g, N, R, G, SLABS, META and HAS_ZERO, MASK)
-    return held, scales, zeros
+        r = ROWS + r
+        return one, load_tile(matrix, r, k0, shape, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK, 1)
 
 
 @jit
@@ -233,31 +258,11 @@ def row_dots_kernel(
     r = tl.program_id(0) * BN + tl.arange(0, BN)
     begin = tl.program_id(2) * (STEPS * BK)
     weight = weight_ptr + slot * weight_stride + weight_at
-    scale = meta_ptr + slot * meta_stride + scale_at
-    zero = meta_ptr + slot * meta_stride + zero_at
-    first = _load_tile(
-        weight, scale, zero, r, begin, N, K, R, G, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK
+    meta = meta_ptr + slot * meta_stride
+    matrix, shape = (weight, meta + scale_at, meta + zero_at), (N, K, R, G)
+    tiles = _load_tiles(
+        matrix, r, ROWS, begin, shape, SETS, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK
     )
-    second = first
-    if SETS == 2:
-        second = _load_tile(
-            weight,
-            scale,
-            zero,
-            ROWS + r,
-            begin,
-            N,
-            K,
-            R,
-            G,
-            SLABS,
-            GROUP,
-            C,
-            HAS_ZERO,
-            META,
-            BK,
-            MASK,
-        )
     if WAIT:
         gdc_wait()
     accs = zeros_of(SLABS, BN, BK // C)
@@ -265,36 +270,15 @@ def row_dots_kernel(
     for step in tl.static_range(STEPS):
         k = begin + step * BK + tl.arange(0, BK)
         x = tl.load(x_ptr + j * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
-        held, held_second = first, second
+        tile, other = tiles
         if step + 1 < STEPS:
             k0 = begin + (step + 1) * BK
-            first = _load_tile(
-                weight, scale, zero, r, k0, N, K, R, G, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK
+            tiles = _load_tiles(
+                matrix, r, ROWS, k0, shape, SETS, SLABS, GROUP, C, HAS_ZERO, META, BK, MASK
             )
-            if SETS == 2:
-                second = _load_tile(
-                    weight,
-                    scale,
-                    zero,
-                    ROWS + r,
-                    k0,
-                    N,
-                    K,
-                    R,
-                    G,
-                    SLABS,
-                    GROUP,
-                    C,
-                    HAS_ZERO,
-                    META,
-                    BK,
-                    MASK,
-                )
-        accs = _add_tile(accs, held, x, SLABS, BITS, C, HAS_ZERO, BN, BK, COMPILED)
+        accs = _add_tile(accs, tile, x, SLABS, BITS, C, HAS_ZERO, BN, BK, COMPILED)
         if SETS == 2:
-            others = _add_tile(others, held_second, x, SLABS, BITS, C, HAS_ZERO, BN, BK, COMPILED)
+            others = _add_tile(others, other, x, SLABS, BITS, C, HAS_ZERO, BN, BK, COMPILED)
     y = y_ptr + (tl.program_id(2) * tl.num_programs(1) + j).to(tl.int64) * OUT
-    if SETS == 2:
-        store_rows(y, accs + others, r, ROWS, R, OUT, 2 * SLABS, GATED)
-    else:
-        store_rows(y, accs, r, ROWS, R, OUT, SLABS, GATED)
+    accs = accs + others if SETS == 2 else accs
+    store_rows(y, accs, r, ROWS, R, OUT, SETS * SLABS, GATED)

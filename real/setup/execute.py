@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from real.cuda.host import HostRuntime
 from real.driver.device import NullDevice
 from real.driver.loop import Driver
 from real.driver.machine import processor
-from real.driver.settings import Engine
 from real.driver.timers import WAKE_NS
 from real.host.cpu import CpuDevice
 from real.setup.prepare import Prepared, Request
@@ -92,7 +92,7 @@ def measure(
         summary |= {
             "bounds": dict.fromkeys(summary["bounds"]),
             "gap": None,
-            "hardware": ran_on(run, engine),
+            "hardware": ran_on(prepared),
         }
     summary["labels"] = as_it_ran(run, frames, prepared.request).kinds()
     return Result({**summary, "real": _facts(prepared, run, record)}, frames)
@@ -109,17 +109,25 @@ def as_it_ran(run: Run, frames: Frames, request: Request) -> Labels:
     return replace(labels, machine=None) if is_own else labels
 
 
-def ran_on(run: Run, engine: Engine) -> str:
+def ran_on(prepared: Prepared) -> str:
     """Which machine a run's times are of: this one, a described one, or something of each."""
-    own = f"{processor()}, {os.cpu_count()} cores"
+    engine, described = prepared.request.engine, prepared.run.hardware.name
+    own = computer_of(prepared.device)
     nominal = [
         name
         for name, choice in (("links", engine.links), ("compute", engine.compute))
         if choice != "free"
     ]
     if len(nominal) == 2:
-        return run.hardware.name
-    return f"{own}, {nominal[0]} of {run.hardware.name}" if nominal else own
+        return described
+    return f"{own}, {nominal[0]} of {described}" if nominal else own
+
+
+def computer_of(device: Any) -> str:
+    """The computer that a device runs on: its GPU, if it drives one, and its processor."""
+    own = f"{processor()}, {os.cpu_count()} cores"
+    name = getattr(device, "runtime_name", HostRuntime.name)
+    return own if name == HostRuntime.name else f"{name}, {own}"
 
 
 def _facts(prepared: Prepared, run: Run, record: Record) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from real.driver.machine import processor
-from real.setup.execute import ran_on
+from real.setup.execute import computer_of, ran_on
 from real.setup.prepare import Request, prepare_replay
 from real.validation.cases import (
     Checked,
@@ -138,13 +136,14 @@ def _words(stop: BaseException) -> str:
 
 def _facts(plan: Plan, request: Request, runs: Sequence[Measured]) -> dict[str, Any]:
     engine, load = request.engine, [run.load_average for run in runs]
+    prepared = prepare_replay(request)
     return {
         "device": request.device,
-        "runs on": f"{processor()}, {os.cpu_count()} cores",
+        "runs on": computer_of(prepared.device),
         "links": engine.links,
         "compute": engine.compute,
         "experts read from": engine.source,
-        "times are of": ran_on(prepare_replay(request).run, engine),
+        "times are of": ran_on(prepared),
         "steps a run": len(runs[0].recording.steps),
         "repeats": plan.repeats,
         "load average": f"{min(load):.1f} to {max(load):.1f} as the runs ended",

@@ -4,7 +4,9 @@ The runtime counts calls and does nothing, so every event is over at once and no
 Routing is synthetic, in the shape of Qwen3-30B: 48 sites of 128 experts, of which 8 are chosen. It
 prints microseconds of CPU time a gate, the controller's own apart, and calls a gate. A turn of
 Python's empty loop stands beside them: it tells how fast this machine is just now. ``--count`` counts
-what Python does instead, which no other process on the machine changes.
+what Python does instead, which no other process on the machine changes. ``bare_`` are the same
+figures of a loop that makes these calls and keeps an LRU list, and does nothing else
+(`real.cuda.bare_loop`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 
 import real.cuda.device
+from real.cuda.bare_loop import BareLoop
 from real.cuda.host import HostEvent, HostRuntime
 from real.setup.execute import replay_driver
 from real.setup.prepare import prepare_replay
@@ -81,6 +84,9 @@ class NullRuntime(HostRuntime):
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         self.calls["copy"] += 1
 
+    def move(self, target: Any, source: Any, num_bytes: int, stream: Any) -> None:
+        self.calls["copy"] += 1
+
     def run(self, stream: Any, work: Callable[[], Any], **uses: Any) -> Any:
         self.calls["run"] += 1
         return None if self.has_begun else work()
@@ -129,7 +135,7 @@ class Count:
         self._controllers = {getattr(Controller, name).__code__ for name in CALLS}
         self._depth = 0
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         sys.settrace(self._enter)
         sys.setprofile(self._see)
         try:
@@ -219,12 +225,21 @@ def measure(
     finally:
         for name, call in own.items():
             setattr(Controller, name, call)
-    gates = len(record.gate_ns)
-    if count is not None:
+    gates, calls = len(record.gate_ns), NullRuntime.made.calls
+    model = prepared.run.model
+    bare_count = None if count is None else Count()
+    loop = BareLoop(NullRuntime(), model, int(model.sites * model.experts * share))
+    NullRuntime.made.has_begun = True
+    bare_ns = bare(loop, [row.tolist() for row in trace.ids], bare_count)
+    if count is not None and bare_count is not None:
         return {
             "resident_share": share,
             "misses_a_gate": round(len(record.service_number) / gates, 3),
             **{f"{what}_a_gate": round(n / gates, 1) for what, n in sorted(count.found.items())},
+            **{
+                f"bare_{what}_a_gate": round(n / gates, 1)
+                for what, n in sorted(bare_count.found.items())
+            },
         }
     began_ns = time.thread_time_ns()
     for _ in range(1_000_000):
@@ -235,12 +250,26 @@ def measure(
         "gates": gates,
         "misses_a_gate": round(len(record.service_number) / gates, 3),
         "us_a_gate": round((took_ns - timer.ns) / gates / 1e3, 2),
+        "bare_us_a_gate": round(bare_ns / gates / 1e3, 2),
         "controller_us_a_gate": round(timer.ns / gates / 1e3, 2),
         "ns_of_an_empty_loop": round(loop_ns / 1e6, 1),
-        "calls_a_gate": {
-            name: round(count / gates, 2) for name, count in sorted(NullRuntime.made.calls.items())
-        },
+        "calls_a_gate": {name: round(count / gates, 2) for name, count in sorted(calls.items())},
     }
+
+
+def bare(loop: BareLoop, tokens: list[Any], count: Count | None) -> int:
+    """The ns of CPU time that the bare loop takes for some tokens."""
+    gc.collect()
+    gc.disable()
+    began_ns = time.process_time_ns()
+    if count is None:
+        loop.run(iter(tokens))
+    else:
+        count.run(lambda: loop.run(iter(tokens)))
+    took_ns = time.process_time_ns() - began_ns
+    gc.enable()
+    loop.close()
+    return took_ns
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from helpers.slowed import Slowed, slowed
 from real.driver.device import Device, NullDevice, Work
 from real.driver.links import Links
 from real.driver.loop import Driver
-from real.driver.needs import Batch, Needs
+from real.driver.needs import Needs
 from real.driver.paced import PacedDevice
 from real.driver.recording import Recording, record_run
 from real.validation.conformance import Conformance, NonconformanceError, conform
@@ -102,28 +102,29 @@ def test_what_threads_might_have_done_in_another_order_is_forced_and_counted() -
 
 # ---- drivers that break a rule
 
-take, fill, on_cpu_result = Needs.take, Links.fill, Driver.on_cpu_result
+take, admit, fill, on_cpu_result = Needs.take, Needs.admit, Links.fill, Driver.on_cpu_result
 
 
 def serve_the_last(self: Links, link: int, following: Transfer | None) -> None:
     line = self._lines[link]
     if following is not None:
         line.waiting.append(following)
-    while line.waiting and line.free:
-        self._begin(link, line.waiting.pop())
+    while line.waiting and None in line.serving:
+        engine = line.serving.index(None)
+        service = line.serving[engine] = self._begin(link, engine, line.waiting.pop())
+        self._device.serve(service)
 
 
 def compute_the_last(self: Needs, free_ns: int) -> tuple[int, int, list[Work]]:
-    if self._line and not self._line[-1].pending:
-        self._line = deque([self._line.pop(), *self._line])
-        self._line[0].works.reverse()
+    if self.line and not self.line[-1].pending:
+        self.line = deque([self.line.pop(), *self.line])
+        self.line[0].works.reverse()
     return take(self, free_ns)
 
 
-def compute_all_together(self: Needs, now_ns: int) -> None:
+def compute_all_together(self: Needs, *admitted: Any) -> None:
     self._together, self._joins_when_ready = True, False
-    self._admitted = Batch(now_ns)
-    self._line.append(self._admitted)
+    admit(self, *admitted)
 
 
 def never_hand_on(self: Links, link: int, transfer: Transfer) -> int:
@@ -153,7 +154,7 @@ BROKEN: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "computes the last first": (Needs, "take", compute_the_last, "plain"),
     "never hands on from a head": (Links, "_head_ns", never_hand_on, "cut_through"),
     "never cuts": (Links, "fill", never_cut, "chunks"),
-    "computes together": (Needs, "open_batch", compute_all_together, "plain"),
+    "computes together": (Needs, "admit", compute_all_together, "plain"),
     "loses predictions": (Driver, "on_prediction", lose_predictions, "prediction_latency"),
     "tells CPU results in pairs": (Driver, "on_cpu_result", tell_results_in_pairs, "cpu"),
 }
@@ -182,7 +183,7 @@ def test_a_stream_that_waits_where_it_need_not_is_found_or_shows_as_gaps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where its calls come in an order that may be, only its times are wrong."""
-    monkeypatch.setattr(Needs, "open_batch", compute_all_together)
+    monkeypatch.setattr(Needs, "admit", compute_all_together)
     gaps = 0
     for seed in range(20):
         scenario = given("plain", seed, ties=False)

@@ -202,6 +202,12 @@ class FakeRuntime:
         with self._lock:
             self.log.append(f"{stream.name} copies {target.numel()}")
 
+    def memory_of(self, memory: Tensor) -> Tensor:
+        return memory
+
+    def move(self, target: Tensor, source: Tensor, num_bytes: int, stream: FakeStream) -> None:
+        self.copy(target[:num_bytes], source[:num_bytes], stream)
+
     def run(
         self,
         stream: FakeStream,

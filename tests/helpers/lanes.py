@@ -9,12 +9,12 @@ from typing import Any
 
 from helpers.fake_runtime import FakeRuntime
 from real.cuda.copies import Feed
-from real.cuda.lanes import Events, Lane
+from real.cuda.lanes import Lane
 from real.driver.polled import Crew
 
 
 def lane_of(runtime: FakeRuntime, name: str) -> Lane:
-    return Lane(runtime, name, Events(runtime, 4))
+    return Lane(runtime, name, 4)
 
 
 def at_once(work: Callable[[], Any], then: Callable[[Any], object]) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from helpers.fake_runtime import FakeRuntime
 from real.cuda.arena import PinnedArena
-from real.cuda.bench import summarise
 from real.cuda.probing import REPEATS, copies, gathers, gathers_bytes, quantiles
+from real.cuda.timing import summarise
 from real.probe import main
 
 

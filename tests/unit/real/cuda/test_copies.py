@@ -99,7 +99,6 @@ def read(b: Bench, key: int, lane: Lane, *, waits: bool = True, tells: bool = Tr
     if waits:
         b.slots.begin_read(slot, lane)
     seen = b.runtime.run(lane.stream, lambda: slot.memory[:SIZE].clone(), reads=[slot.memory])
-    lane.note()
     if tells:
         b.slots.end_read((slot,), lane)
     return seen
@@ -192,7 +191,6 @@ def test_a_ring_gives_no_buffer_out_before_the_host_has_seen_its_copy_over() -> 
     buffer = ring.take()
     assert buffer is not None
     assert ring.take() is None
-    lane.note()
     ring.give_back(buffer, lane.moment)
     assert ring.take() is None
     lane.finish()
@@ -294,7 +292,6 @@ def test_a_pool_of_two_sizes_holds_them_to_the_last_byte_and_is_written_behind_w
         slot = slots.of(key)
         slots.begin_read(slot, compute)
         seen = runtime.run(compute.stream, lambda: torch.cat(slot.pieces), reads=slot.pieces)
-        compute.note()
         slots.end_read((slot,), compute)
         assert torch.equal(seen, stored)
 
@@ -337,7 +334,6 @@ def test_what_kernels_find_by_its_place_is_what_was_brought_even_in_pieces() -> 
         slots.begin_read(slot, compute)
         window = slots.windows(size)[slots.place_of(slot, size, compute)]
         found = runtime.run(compute.stream, window.clone, reads=[window])
-        compute.note()
         slots.end_read((slot,), compute)
         return found
 
@@ -387,7 +383,6 @@ def test_bytes_of_a_mixed_pool_that_are_written_before_their_readers_end_are_fou
         engine.end(slot)
         slots.begin_read(slot, compute)
         runtime.run(compute.stream, lambda slot=slot: None, reads=slot.pieces)  # type: ignore[misc]
-        compute.note()
         slots.end_read((slot,), compute)
         mixed.state[key] = ABSENT
     mixed.state[1] = RESIDENT

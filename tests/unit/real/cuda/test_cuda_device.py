@@ -6,6 +6,7 @@ own bytes.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,10 @@ from helpers.fake_runtime import FakeRuntime
 from real.calibration.bench import DeviceBench
 from real.cuda.device import CudaDevice
 from real.cuda.runtime import CudaRuntime, DeviceError
+from real.cuda.segments import Kind
 from real.cuda.work import Captured, DeviceWork
+from real.driver.machine import processor
+from real.kernels.tiles import tiled_counts
 from real.live.run import live_driver, prepare
 from real.setup.execute import measure, replay_driver
 from real.setup.prepare import Prepared, prepare_replay, read_request
@@ -181,10 +185,18 @@ def compare(device: CudaDevice) -> list[int]:
 def test_several_rows_of_an_expert_in_few_bits_are_computed_as_it_is_stored(
     precision: str, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt's needs have several rows; no weight is written out in 16 bits for them."""
+    """A prompt's needs have several rows; no weight is written out in 16 bits for them.
+
+    Before the run the kernels of every such tile are called once: a first call compiles them.
+    """
     run = prepared("device=cuda", "system=lru", f"precision={precision}", "trace.max_sequences=1")
     seen: list[int] = []
-    rows = Captured.compute_rows
+    called: list[int] = []
+    rows, rows_at = Captured.compute_rows, Captured._rows_at
+
+    def noted(self: Captured, kind: Kind, place: int, count: int) -> torch.Tensor:
+        called.append(count)
+        return rows_at(self, kind, place, count)
 
     def looked_at(self: Captured, kind: int, key: int, count: int) -> torch.Tensor:
         got = rows(self, kind, key, count)
@@ -201,9 +213,12 @@ def test_several_rows_of_an_expert_in_few_bits_are_computed_as_it_is_stored(
         raise AssertionError("an expert was computed by torch")
 
     monkeypatch.setattr(Captured, "compute_rows", looked_at)
+    monkeypatch.setattr(Captured, "_rows_at", noted)
     monkeypatch.setattr(DeviceWork, "run", refused)
     replay_driver(run).drive()
     assert max(seen) > 2
+    warmed = tiled_counts(run.run.workload.limits.rows)
+    assert called[: len(warmed)] == warmed
 
 
 def replay(run: Prepared) -> tuple[Record, list[int]]:
@@ -374,9 +389,14 @@ def test_page_faults_are_no_source_of_a_gpu(prepared: Prepare) -> None:
         prepared("device=cuda", "system=lru", "engine.source=mmap")
 
 
-def test_a_run_on_the_host_tells_what_it_ran_on(prepared: Prepare) -> None:
+@pytest.mark.parametrize(
+    ("device", "gpu", "first"),
+    [("host", "host", ""), ("cuda", FakeRuntime.name, f"{FakeRuntime.name}, ")],
+)
+def test_a_run_tells_what_it_ran_on(device: str, gpu: str, first: str, prepared: Prepare) -> None:
+    """A GPU is named before the processor beside it; the host as a device is its processor."""
     run = prepared(
-        "device=host",
+        f"device={device}",
         "system=lru",
         "trace.max_sequences=1",
         "workload=hobbit_16_128",
@@ -385,8 +405,10 @@ def test_a_run_on_the_host_tells_what_it_ran_on(prepared: Prepare) -> None:
     )
     driver = replay_driver(run)
     record = driver.drive()
-    told = measure(run, run.run, driver, record).summary["real"]
-    assert (told["device"], told["gpu"], told["stands_for"]) == ("host", "host", None)
+    summary = measure(run, run.run, driver, record).summary
+    told = summary["real"]
+    assert (told["device"], told["gpu"], told["stands_for"]) == (device, gpu, None)
+    assert summary["hardware"] == f"{first}{processor()}, {os.cpu_count()} cores"
     assert told["slot_bytes"] == cast(CudaDevice, run.device).slots.num_bytes > 0
 
 

@@ -63,7 +63,6 @@ def test_a_target_is_overwritten_behind_what_its_lane_follows() -> None:
     runtime = FakeRuntime(strict=True)
     target, compute = target_of(runtime, 10), lane_of(runtime, "compute")
     runtime.run(compute.stream, lambda: None, reads=[target])
-    compute.note()
     lane, worker = lane_of(runtime, "copies"), gatherer(runtime, 2, 5)
     with pytest.raises(OrderError, match="writes memory that stream 1 may still be reading"):
         worker.gather(pairs(), torch.arange(10), target, lane).advance()
