@@ -32,12 +32,15 @@ class Host:
             require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
         if isinstance(self.wake_us, list | tuple):
             check_points("hardware.host.wake_us", self.wake_us)
-        for _, wake_us in self._wakes:
-            require_range("hardware.host.wake_us", wake_us, 0, 1e6, "microseconds")
+            for _, wake_us in self.wake_us:
+                require_range("hardware.host.wake_us", wake_us, 0, 1e6, "microseconds")
+        else:
+            require_range("hardware.host.wake_us", self.wake_us, 0, 1e6, "microseconds")
 
     @property
     def _wakes(self) -> Points:
-        return self.wake_us if isinstance(self.wake_us, list | tuple) else [(0.0, self.wake_us)]
+        wake_us = self.wake_us
+        return [(0.0, wake_us)] if isinstance(wake_us, int | float) else wake_us
 
     @property
     def costs(self) -> HostCosts:
