@@ -42,11 +42,15 @@ class Published:
 
 @dataclass(frozen=True)
 class Row:
-    """A published run beside its simulation. ``ratio``: simulated tokens a second by measured."""
+    """A published run beside its simulation. ``ratio``: simulated tokens a second by measured.
+
+    ``gates``: where those of the simulation come from.
+    """
 
     published: Published
     tokens_per_s: float
     hit_ratio: float
+    gates: str
 
     @property
     def ratio(self) -> float:
@@ -76,13 +80,15 @@ def rows(trace: Path, of: Sequence[Published]) -> Iterator[Row]:
     """Each run, simulated on the gates in the folder ``trace``."""
     for one in of:
         summary = trial([*WORDS, f"trace.path={trace}", *one.words]).summary
-        yield Row(one, 1 / float(summary["tpot_s"]["mean"]), float(summary["hit_ratio"]))
+        rate, gates = 1 / float(summary["tpot_s"]["mean"]), str(summary["trace"]["gates"])
+        yield Row(one, rate, float(summary["hit_ratio"]), gates)
 
 
 def table(found: Sequence[Row]) -> Table:
     """Measured and simulated, side by side."""
     columns = ("run", "machine", "measured", "simulated", "ratio", "hits measured", "simulated")
-    made = Table(*columns, "fitted on")
+    gates = "; ".join(sorted({row.gates for row in found}))
+    made = Table(*columns, "fitted on", caption=f"gates: {gates}")
     for row in found:
         told = row.published.hit_ratio
         made.add_row(

@@ -234,7 +234,9 @@ def test_a_run_on_such_an_engine_searches_as_many_slots_as_its_pools_have() -> N
 
 def test_slots_are_searched_at_the_device_alone() -> None:
     links = {"pcie": Link(10.0, 0.5, 6.0), "nvme": Link(5.0, 1.0, 0.0, slot_us=1)}
-    with pytest.raises(ValueError, match=r"links\.nvme\.slot_us=1: .* where pcie ends; give it ther"):
+    with pytest.raises(
+        ValueError, match=r"links\.nvme\.slot_us=1: .* where pcie ends; give it ther"
+    ):
         machine(links=links)
 
 

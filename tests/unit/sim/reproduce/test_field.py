@@ -51,12 +51,14 @@ def test_a_run_of_loads_alone_takes_its_bytes_over_the_link(gates: Path) -> None
     bytes_ms = 48 * 8 * 3 * 2048 * 768 * 4.5 / 8 / 25.6e9 * 1e3
     assert bytes_ms < 1e3 / row.tokens_per_s < bytes_ms + 12
     assert row.hit_ratio == 0
+    assert "synthetic" in row.gates
     assert row.ratio == row.tokens_per_s / 6.63
 
 
 def test_the_table_has_both_sides_and_a_dash_for_what_is_not_told() -> None:
     one = Published("a", "https://b", "c", 10.0, None, ("system=lru",))
-    made = table([Row(one, 25.0, 0.5)])
+    made = table([Row(one, 25.0, 0.5, "SYNTHETIC")])
+    assert made.caption == "gates: SYNTHETIC"
     told = [list(column.cells) for column in made.columns]
     assert told == [["a"], ["c"], ["10.00"], ["25.00"], ["2.50"], ["-"], ["0.500"], [""]]
 
