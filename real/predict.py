@@ -4,9 +4,10 @@
 
 DIR holds what a machine left: ``suite/`` (``calibration.json``, ``facts.json``, ``replay.json``)
 and ``recordings/`` (folders of ``python -m real``). A machine is made of the calibration and of the
-recordings named by ``calibrating`` (those of lru by default, as ``real.calibrate`` makes one). All
-replays and recordings are then simulated on it, and their time per token is compared. Systems whose
-runs were used are fitted: shown, not scored. Exit status: 1 where a target is missed.
+recordings named by ``calibrating`` (by default those of lru, as ``real.calibrate`` makes one, and
+those that bring parts of experts, which alone tell how long it takes to choose rows). All replays
+and recordings are then simulated on it, and their time per token is compared. Systems whose runs
+were used are fitted: shown, not scored. Exit status: 1 where a target is missed.
 
 ``MODEL:KEY=VALUE`` changes the simulation of recordings of that model, such as
 ``qwen3_30b_a3b:trace.path=DIR``. Two controls must miss a target: ``rates=1.1`` makes everything
@@ -34,11 +35,13 @@ from real.suite.prediction import (
     Row,
     calibrating_facts,
     lines,
+    moves_in_part,
     noise_of,
     predict,
     slower,
     write_machine,
 )
+from sim.answers.recorded_run import read_recorded
 from sim.results.outputs import check_writable
 
 OWN = ("data", "calibrating", "rates", "contention", "output_dir")
@@ -114,9 +117,10 @@ def _calibrating(folder: Path, asked: str | None) -> list[str]:
         return [] if asked == "none" else asked.split(",")
     found = []
     for place in sorted((folder / "recordings").iterdir()):
-        summary = place / "summary.json"
-        if summary.is_file() and json.loads(summary.read_text())["system"] == DEFAULT:
-            found.append(place.name)
+        if (place / "summary.json").is_file():
+            was = read_recorded(place)
+            if was.summary["system"] == DEFAULT or moves_in_part(was):
+                found.append(place.name)
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from real.calibration.in_run import InRun
+from real.calibration.in_run import InParts, InRun
 
 Points = list[tuple[int, float]]
 """Arguments, each with the median of what it took, in ns."""
@@ -26,7 +26,8 @@ class Facts:
     - ``dense``, ``tail``: the stand-ins of a layer and of the head. ``operation``: the smallest
       one.
     - ``host``: sync, issue, wake, post, as medians of a run's gaps.
-    - ``runs``: what runs showed beyond that (`real.calibration.in_run`), one for each.
+    - ``runs``, ``parts``: what runs showed beyond that (`real.calibration.in_run`), one for each.
+    - ``device``: an expert of one row by the device's own clock, by precision.
     - ``gates``: those of p layers at once.
     - ``reads``: bytes per second of the drive, by block and depth.
     """
@@ -45,6 +46,8 @@ class Facts:
     operation: float = 0.0
     host: dict[str, int] = field(default_factory=dict)
     runs: list[InRun] = field(default_factory=list)
+    parts: list[InParts] = field(default_factory=list)
+    device: dict[str, float] = field(default_factory=dict)
     gates: Points = field(default_factory=list)
     reads: list[tuple[int, int, float]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -64,6 +67,7 @@ def read_facts(path: Path) -> Facts:
         told = json.loads(path.read_text(encoding="utf-8"))
         known = {one.name: told[one.name] for one in fields(Facts) if one.name in told}
         known["runs"] = [InRun(**one) for one in told.get("runs", ())]
+        known["parts"] = [InParts(**one) for one in told.get("parts", ())]
         found = Facts(**known)
         for points in (found.copy, found.overlapped, found.on_cpu, *found.experts.values()):
             if any(len(point) != 2 or float(point[1]) < 0 for point in points):

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 import numpy as np
 
 from real.calibration.facts import Facts, Points
 from real.calibration.in_run import Loops, Surplus, surplus
+from sim.machine.link_parts import Scattered
 
 LEAST_NS = 1.0
+Experts = dict[str, Points]
 
 
 @dataclass(frozen=True)
@@ -141,11 +145,9 @@ def fixed_ns(facts: Facts, plain: str, params: Mapping[str, float]) -> float:
     return min(fit_line(sorted(points)).overhead_ns, *(ns for _, ns in points))
 
 
-def surplus_of(facts: Facts, plain: str, params: Mapping[str, float]) -> Surplus | None:
-    """What the facts' runs add to their loops; None where there were no runs."""
-    if not facts.runs:
-        return None
-    loops = Loops(
+def loops_of(facts: Facts, plain: str, params: Mapping[str, float]) -> Loops:
+    """What loops over single operations have, without what runs add."""
+    return Loops(
         int(params["dense"]),
         facts.dense,
         facts.expert_bytes[plain],
@@ -155,7 +157,54 @@ def surplus_of(facts: Facts, plain: str, params: Mapping[str, float]) -> Surplus
         facts.host.get("issue", 0),
         facts.copy,
     )
-    return surplus(facts.runs, loops)
+
+
+def surplus_of(facts: Facts, plain: str, params: Mapping[str, float]) -> Surplus | None:
+    """What the facts' runs add to their loops; None where there were no runs."""
+    return surplus(facts.runs, loops_of(facts, plain, params)) if facts.runs else None
+
+
+def experts_of(facts: Facts, plain: str, params: Mapping[str, float], added: Surplus) -> Experts:
+    """Experts' times by precision and rows, without what runs add.
+
+    The host launches an expert of one row in a loop no faster than its launches take, so that loops
+    tell precisions of few bits hardly apart. In a run the host's part is the same for all, and the
+    device's own clock tells the rest. A precision that only a run of parts has takes what its gates
+    leave for it.
+    """
+    found = {name: list(of) for name, of in facts.experts.items()}
+    if plain in facts.device:
+        host_ns = dict(found[plain])[1] - facts.device[plain]
+        for name in found.keys() & facts.device.keys() - {plain}:
+            one = max(LEAST_NS, host_ns + facts.device[name])
+            found[name] = [(rows, one if rows == 1 else ns) for rows, ns in found[name]]
+    loops = loops_of(facts, plain, params)
+    for run in facts.parts:
+        if run.dense_params != loops.dense_params:
+            raise ValueError(
+                f"a run of parts has layers of {run.dense_params} parameters, but"
+                f" {loops.dense_params} were measured: calibrate with a run of this model"
+            )
+        left_ns = run.gate_ns - loops.gate_ns(0, run.dense_params, loops.expert_bytes)
+        each = left_ns / run.needs - added.operation_ns * (run.needs + 1) / run.needs
+        found[run.precision] = [(1, max(LEAST_NS, each))]
+    return found
+
+
+def choose_ns(facts: Facts, rates: Sequence[Sequence[Any]], added: Surplus) -> float:
+    """How long choosing rows takes, by the runs of parts: what a service has beyond a copy's
+    overhead, the search of slots, and its bytes at their rate. 0 where there were no such runs.
+    """
+    least, overhead_ns = facts.copy[0]
+    beyond = [
+        run.part_ns
+        - overhead_ns
+        - added.longer_ns(least)
+        - added.slot_ns * run.slots
+        - Scattered(run.form, run.threads, run.piece_bytes, rates).time_ns(run.part_bytes)
+        for run in facts.parts
+    ]
+    return max(0.0, median(beyond)) if beyond else 0.0
 
 
 def tables_us(points: Mapping[str, Points]) -> dict[str, list[list[float]]]:

@@ -9,13 +9,20 @@ services, from the tables that every run writes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import mean, median
 
 import numpy as np
 
-from sim.answers.time_parts import Interval, Tables, intervals_of, services_of
+from sim.answers.time_parts import Interval, Service, Tables, intervals_of, services_of
+
+FEWEST = 0.1
+"""Waits of about one length count where they are this share of a run's."""
+LEAST_GAIN_NS = 1.0
+"""What fits no more than this much better is no better."""
 
 
 @dataclass(frozen=True)
@@ -25,25 +32,29 @@ class InRun:
     - ``expert_bytes``, ``needs``: an expert's bytes, and how many experts a gate computes.
     - ``dense_params``: the parameters of a layer without its experts.
     - ``gate_ns``: from a gate to the next one, where nothing was waited for.
-    - ``waited_ns``: from the last arrival to the next gate, where loads were waited for.
+    - ``waits``: how long loads were waited for, and how much longer than ``gate_ns`` it then took
+      from the last arrival to the next gate. Waits of up to twice a length make one point.
     - ``first_ns``, ``behind_ns``: services of ``expert_bytes`` that find the link idle, and those
       that follow another at once; None where there were none.
+    - ``slots``: how many the device had.
     """
 
     expert_bytes: int
     needs: int
     dense_params: int
     gate_ns: float
-    waited_ns: float
+    waits: Sequence[Sequence[float]]
     first_ns: float | None
     behind_ns: float | None
+    slots: int = 0
 
 
-def in_run(tables: Tables, dense_params: int) -> InRun:
-    """What a run of one precision shows.
+def in_run(tables: Tables, dense_params: int, slots: int = 0) -> InRun:
+    """What a run of one precision shows, on a device with so many ``slots``.
 
-    Raise ValueError unless loads are waited for together (``wait_all``), and there are gates of
-    decode steps with and without waits.
+    A gate counts beside gates of its own step, because a machine's pace drifts during a run. Raise
+    ValueError unless loads are waited for together (``wait_all``), and there are gates of decode
+    steps with and without waits.
     """
     if tables.wait != "wait_all":
         raise ValueError(
@@ -53,28 +64,100 @@ def in_run(tables: Tables, dense_params: int) -> InRun:
     gates = _inner(intervals_of(tables))
     needs = max((len(one.needs) for one in gates), default=0)
     whole = [one for one in gates if len(one.needs) == needs]
-    free = [one.own_ns for one in whole if not one.has_waited]
-    waited = [one.own_ns for one in whole if one.has_waited and not one.cpu_ns]
+    waited = [one for one in whole if one.has_waited and not one.cpu_ns]
     served = services_of(tables.transfers)
-    if not free or not waited or not served:
+    free_ns = _free_ns(whole)
+    if not free_ns or not waited or not served:
         raise ValueError(
-            f"of {len(whole)} gates of decode steps {len(free)} waited for nothing and"
-            f" {len(waited)} for loads: a calibrating run needs both; choose another budget"
+            f"of {len(whole)} gates of decode steps {sum(not one.has_waited for one in whole)}"
+            f" waited for nothing and {len(waited)} for loads: a calibrating run needs both; choose"
+            " another budget"
         )
     size = max(one.moved_bytes for one in served)
-    first, behind = (
-        [one.ns for one in served if one.moved_bytes == size and one.is_first == is_first]
+    first, behind = _medians(served, size)
+    gate_ns = median(free_ns.values())
+    longer = [
+        (one.served_ns + one.queued_ns, one.own_ns - free_ns.get(one.step, gate_ns))
+        for one in waited
+    ]
+    return InRun(size, needs, dense_params, gate_ns, by_length(longer), first, behind, slots)
+
+
+def _free_ns(gates: Sequence[Interval]) -> dict[int, float]:
+    """By step, the median of its gates that waited for nothing."""
+    took: dict[int, list[int]] = defaultdict(list)
+    for one in gates:
+        if not one.has_waited:
+            took[one.step].append(one.own_ns)
+    return {step: median(of) for step, of in took.items()}
+
+
+def _medians(served: Sequence[Service], size: int) -> list[float | None]:
+    """Of services of ``size`` bytes: those that find the link idle, and those behind another."""
+    of = [
+        [one.ns for one in served if (one.moved_bytes, one.is_first) == (size, is_first)]
         for is_first in (True, False)
-    )
-    return InRun(
-        size,
-        needs,
-        dense_params,
-        median(free),
-        median(waited),
-        median(first) if first else None,
-        median(behind) if behind else None,
-    )
+    ]
+    return [median(one) if one else None for one in of]
+
+
+def by_length(waits: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """Medians of waits of about one length, by powers of two, by ascending length.
+
+    Lengths that a share of less than FEWEST of the waits has are left out, unless all of them are.
+    """
+    groups: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for length, ns in waits:
+        groups[length.bit_length()].append((length, ns))
+    many = [of for _, of in sorted(groups.items()) if len(of) >= FEWEST * len(waits)] or [
+        list(waits)
+    ]
+    return [(median(at for at, _ in of), median(ns for _, ns in of)) for of in many]
+
+
+@dataclass(frozen=True)
+class InParts:
+    """What a run shows whose experts come in part, as scattered rows. Times are medians in ns.
+
+    - ``precision``, ``needs``, ``dense_params``, ``gate_ns``, ``slots``: as in `InRun`.
+    - ``form``, ``threads``, ``piece_bytes``: how rows were gathered (`sim.machine.Scattered`).
+    - ``part_bytes``, ``part_ns``: a service of the most frequent part, and how long it took.
+    """
+
+    precision: str
+    needs: int
+    dense_params: int
+    gate_ns: float
+    form: str
+    threads: int
+    piece_bytes: int
+    part_bytes: int
+    part_ns: float
+    slots: int
+
+
+def in_parts(
+    tables: Tables, precision: str, dense_params: int, slots: int, gather: tuple[str, int, int]
+) -> InParts:
+    """What a run of one precision shows whose experts come in part.
+
+    ``gather``: form, threads and bytes of a piece. Raise ValueError where no gate of a decode step
+    waited for nothing.
+    """
+    gates = _inner(intervals_of(tables))
+    needs = max((len(one.needs) for one in gates), default=0)
+    free_ns = _free_ns([one for one in gates if len(one.needs) == needs])
+    served = services_of(tables.transfers)
+    sizes = [one.moved_bytes for one in served]
+    if not free_ns or len(set(sizes)) < 2:
+        raise ValueError(
+            f"{len(free_ns)} steps have gates that waited for nothing, and services have"
+            f" {len(set(sizes))} sizes: a run of parts needs gates with all they need, and parts"
+        )
+    size = max(sorted(set(sizes)), key=sizes.count)
+    part_ns = mean(ns for ns in _medians(served, size) if ns is not None)
+    gate_ns = median(free_ns.values())
+    return InParts(precision, needs, dense_params, gate_ns, *gather, size, part_ns, slots)
 
 
 def _inner(intervals: Sequence[Interval]) -> list[Interval]:
@@ -105,41 +188,90 @@ class Loops:
     issue_ns: float
     copy_ns: Sequence[tuple[int, float]]
 
+    def gate_ns(self, needs: int, dense_params: int, expert_bytes: int) -> float:
+        """A gate of so many needs, of such sizes, as loops and the host's gaps have it."""
+        dense_ns = _scaled(self.dense_ns, self.fixed_ns, dense_params / self.dense_params)
+        expert_ns = _scaled(self.expert_ns, self.fixed_ns, expert_bytes / self.expert_bytes)
+        return self.gaps_ns + dense_ns + needs * expert_ns
+
 
 @dataclass(frozen=True)
 class Surplus:
     """What runs add to loops, in ns; none of it is below 0.
 
-    ``operation_ns`` is added to each operation of the compute stream, ``service_ns`` to each
-    service. ``wake_ns`` is what follows a wait.
+    ``operation_ns`` is added to each operation of the compute stream. ``wakes`` are what follows
+    waits, by their length. A service has ``service_ns`` more, ``byte_ns`` for each byte and
+    ``slot_ns`` for each slot of the device.
     """
 
     operation_ns: float
-    wake_ns: float
+    wakes: Sequence[tuple[float, float]]
     service_ns: float
+    byte_ns: float
+    slot_ns: float
+
+    def longer_ns(self, moved_bytes: int) -> float:
+        """What a service of so many bytes has more, but for the slots."""
+        return self.service_ns + self.byte_ns * moved_bytes
+
+
+NOTHING = Surplus(0.0, [], 0.0, 0.0, 0.0)
 
 
 def surplus(runs: Sequence[InRun], loops: Loops) -> Surplus:
     """what these runs add to what loops have: medians over runs, each of which has one vote.
 
     A gate of n needs has n + 1 operations, its experts and the next dense work. What it takes
-    beyond their times in loops and the host's gaps is shared equally among them.
+    beyond their times in loops and the host's gaps is shared equally among them. While the stream
+    waits the host is through with what follows a gate, so a wait hides that.
+    """
+    operations = [
+        (one.gate_ns - loops.gate_ns(one.needs, one.dense_params, one.expert_bytes))
+        / (one.needs + 1)
+        for one in runs
+    ]
+    wakes = [
+        (int(length), max(0.0, ns + loops.issue_ns)) for one in runs for length, ns in one.waits
+    ]
+    return Surplus(max(0.0, median(operations)), _wakes(wakes), *_services(runs, loops))
+
+
+def _wakes(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """One point for each length of a wait, whatever the number of runs that have it."""
+    groups: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for length, ns in points:
+        groups[length.bit_length()].append((length, ns))
+    return [
+        (median(at for at, _ in of), median(ns for _, ns in of)) for _, of in sorted(groups.items())
+    ]
+
+
+def _services(runs: Sequence[InRun], loops: Loops) -> tuple[float, float, float]:
+    """What every service has more, what each byte and what each slot adds to it.
+
+    Least squares without anything below 0. Of what fits equally well the least is told, and what
+    every service has before what bytes or slots add: one run cannot tell them apart.
     """
     sizes, times = zip(*loops.copy_ns, strict=True)
-    operations, wakes, services = [], [], []
-    for one in runs:
-        dense_ns = _scaled(loops.dense_ns, loops.fixed_ns, one.dense_params / loops.dense_params)
-        expert_ns = _scaled(loops.expert_ns, loops.fixed_ns, one.expert_bytes / loops.expert_bytes)
-        beyond_ns = one.gate_ns - loops.gaps_ns - dense_ns - one.needs * expert_ns
-        operations.append(beyond_ns / (one.needs + 1))
-        wakes.append(one.waited_ns - one.gate_ns + loops.issue_ns)
-        copy_ns = float(np.interp(one.expert_bytes, sizes, times))
-        services += [
-            mean(took - copy_ns for took in (one.first_ns, one.behind_ns) if took is not None)
+    beyond = np.array(
+        [
+            mean(took for took in (one.first_ns, one.behind_ns) if took is not None)
+            - float(np.interp(one.expert_bytes, sizes, times))
+            for one in runs
         ]
-    return Surplus(
-        max(0.0, median(operations)), max(0.0, median(wakes)), max(0.0, median(services))
     )
+    table = np.array([(1, one.expert_bytes, one.slots) for one in runs], float)
+    best, told = float(np.linalg.norm(beyond)), (0.0, 0.0, 0.0)
+    for used in (subset for count in (1, 2, 3) for subset in combinations(range(3), count)):
+        columns = table[:, used]
+        if np.linalg.matrix_rank(columns) < len(used):
+            continue
+        found = np.linalg.lstsq(columns, beyond, rcond=None)[0]
+        off = float(np.linalg.norm(columns @ found - beyond))
+        if (found >= 0).all() and off < best - LEAST_GAIN_NS:
+            each = dict(zip(used, found.tolist(), strict=True))
+            best, told = off, (each.get(0, 0.0), each.get(1, 0.0), each.get(2, 0.0))
+    return told
 
 
 def _scaled(ns: float, fixed_ns: float, ratio: float) -> float:

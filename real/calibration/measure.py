@@ -222,7 +222,8 @@ def _host(plan: Plan, facts: Facts, model: Model) -> None:
     frames = measured.frames
     tables = Tables(frames.lookups, frames.transfers, frames.tokens, frames.controller.loader.wait)
     try:
-        facts.runs.append(in_run(tables, model.block_params(0)))
+        slots = frames.controller.slots.count
+        facts.runs.append(in_run(tables, model.block_params(0), slots))
     except ValueError as error:
         facts.left_out.append(f"what a run adds: {error}")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from real.calibration.facts import Facts, Points
-from real.calibration.fit import Figures, fixed_ns, surplus_of, tables_us
-from real.calibration.in_run import Surplus
+from real.calibration.fit import Figures, choose_ns, experts_of, fixed_ns, surplus_of, tables_us
+from real.calibration.in_run import NOTHING, Surplus
 from sim.machine.link_parts import RATES
 
 
@@ -77,6 +77,7 @@ def hardware_text(
     """The text of the whole file."""
     plain = next(iter(facts.experts))
     more = surplus_of(facts, plain, machine.params)
+    added = NOTHING if more is None else more
     link, real = found.link, machine.device != "host"
     gb, slower = 1e9, "take longer" if found.dequantises else "take no longer"
     lines = [
@@ -116,8 +117,10 @@ def hardware_text(
         "    engines: 1  # as run",
         "    head_bytes: 0",
     ]
+    if added.slot_ns:
+        lines.append(f"    slot_us: {added.slot_ns / 1e3:.6g}  # of a load for each slot, in runs")
     if gathers is not None:
-        lines += _scattered(gathers)
+        lines += _scattered(gathers, choose_ns(facts, gathers.rates, added))
     lines += [
         "ram: null",
         "compute:",
@@ -156,26 +159,27 @@ def hardware_text(
             ),
         ]
     if facts.host:
-        lines += _host(facts, more)
-    lines += ["prediction_us: 0.0", *_beside(machine, facts, more), *_tables(machine, facts, more)]
+        lines += _host(facts, added)
+    lines += ["prediction_us: 0.0", *_beside(machine, facts, added)]
+    lines += _tables(machine, facts, more)
     return "\n".join([*lines, f'source: "real.calibrate on {machine.gpu}, {machine.date}"', ""])
 
 
-def _host(facts: Facts, more: Surplus | None) -> list[str]:
-    """Host time: a run's gaps, and what follows a wait."""
-    told = {part: (float(ns), "median gap of a run") for part, ns in facts.host.items()}
-    if more is not None and more.wake_ns > facts.host["wake"]:
-        told["wake"] = (more.wake_ns, "what a gate takes longer after a wait in a run")
+def _host(facts: Facts, added: Surplus) -> list[str]:
+    """Host time: a run's gaps, and what follows a wait, by how long it was."""
+    told = {part: (f"{ns / 1e3:.6g}", "median gap of a run") for part, ns in facts.host.items()}
+    if added.wakes:
+        points = [[round(at / 1e3, 3), round(ns / 1e3, 3)] for at, ns in added.wakes]
+        told["wake"] = (f"{points}", "what a gate takes longer after a wait in a run, by the wait")
     lines = ["host:", "  _target_: sim.machine.Host"]
-    return lines + [f"  {part}_us: {ns / 1e3:.6g}  # {why}" for part, (ns, why) in told.items()]
+    return lines + [f"  {part}_us: {ns}  # {why}" for part, (ns, why) in told.items()]
 
 
-def _beside(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
+def _beside(machine: Machine, facts: Facts, added: Surplus) -> list[str]:
     """Who slows whom: work beside other work, in times of work alone. Only what is above 1.
 
     What a run adds to an operation or a service it adds to both.
     """
-    added = Surplus(0.0, 0.0, 0.0) if more is None else more
     whole = facts.overlapped[0][0] if facts.overlapped else 0
     pairs = {
         ("compute", machine.link): (facts.beside_copy, _at(next(iter(facts.experts.values())), 1)),
@@ -183,7 +187,7 @@ def _beside(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
         ("cpu", machine.link): (facts.cpu_beside_copy, _at(facts.on_cpu, 1)),
         (machine.link, "cpu"): (_at(facts.beside_cpu, whole), _at(facts.copy, whole)),
     }
-    extra = {"compute": added.operation_ns, machine.link: added.service_ns}
+    extra = {"compute": added.operation_ns, machine.link: added.longer_ns(whole)}
     times = {
         pair: (beside + extra.get(pair[0], 0.0)) / (alone + extra.get(pair[0], 0.0))
         for pair, (beside, alone) in pairs.items()
@@ -203,13 +207,14 @@ def _at(points: Points, argument: int) -> float | None:
     return next((ns for at, ns in points if at == argument), None)
 
 
-def _scattered(gathers: Gathers) -> list[str]:
+def _scattered(gathers: Gathers, choosing_ns: float) -> list[str]:
     return [
         "    scattered:  # rows of experts that move in part, as the probe gathered them",
         "      _target_: sim.machine.Scattered",
         f"      form: {gathers.form}",
         f"      threads: {gathers.threads}",
         f"      piece_bytes: {gathers.piece_bytes}",
+        f"      choose_us: {choosing_ns / 1e3:.6g}  # what services of parts had beside, in runs",
         "      rates:  # form, threads, bytes of a piece, GB/s",
         *(
             f"        - [{form}, {threads}, {size}, {gb}]"
@@ -221,13 +226,18 @@ def _scattered(gathers: Gathers) -> list[str]:
 def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
     """Tables of times as they were measured; they serve every model, each by its sizes."""
     plain = next(iter(facts.experts))
-    added = Surplus(0.0, 0.0, 0.0) if more is None else more
+    added = NOTHING if more is None else more
+    experts = experts_of(facts, plain, machine.params, added)
     fixed = fixed_ns(facts, plain, machine.params) + added.operation_ns
     dense = round((facts.dense + added.operation_ns) / 1e3, 3)
-    more_us, service_us = (ns / 1e3 for ns in (added.operation_ns, added.service_ns))
+    times = added.operation_ns, added.service_ns, added.byte_ns * 1e9
+    more_us, service_us, gigabyte_us = (ns / 1e3 for ns in times)
     return [
         *(
-            [f"# Runs add {more_us:.4g} us to an operation, {service_us:.4g} us to a service."]
+            [
+                f"# Runs add {more_us:.4g} us to an operation, {service_us:.4g} us to a service"
+                f" and {gigabyte_us:.4g} us to each of its 10**9 bytes."
+            ]
             * bool(more)
         ),
         "measured:",
@@ -238,19 +248,20 @@ def _tables(machine: Machine, facts: Facts, more: Surplus | None) -> list[str]:
         *_mapping(
             "expert_us",
             tables_us(
-                {name: _longer(of, added.operation_ns) for name, of in facts.experts.items()}
+                {
+                    name: [(rows, ns + added.operation_ns) for rows, ns in of]
+                    for name, of in experts.items()
+                }
             ),
             "by rows, for each precision",
         ),
         f"  dense_us: [[1, {dense}]]  # a layer's stand-in, whatever its context",
         *_mapping(
-            "copy_us", tables_us({machine.link: _longer(facts.copy, added.service_ns)}), "by bytes"
+            "copy_us",
+            tables_us({machine.link: [(at, ns + added.longer_ns(at)) for at, ns in facts.copy]}),
+            "by bytes",
         ),
     ]
-
-
-def _longer(points: Points, more_ns: float) -> Points:
-    return [(argument, ns + more_ns) for argument, ns in points]
 
 
 def _mapping(name: str, tables: Mapping[str, Any], what: str) -> list[str]:

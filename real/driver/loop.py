@@ -61,7 +61,7 @@ class Driver:
         self._links = Links(controller, durations, device, self.record, self._stamp)
         self._needs = Needs(controller.loader.wait)
         self._gate = workload.gate()
-        self.stream = stream_of(device, self.record, durations.host.wake_ns)
+        self.stream = stream_of(device, self.record, durations.host)
         self._on_cpu: dict[int, int] = {}  # key -> row of its lookup
         self._num_taken = 0
         """Needs of the current gate that have been admitted, skips included."""

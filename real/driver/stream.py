@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from real.driver.device import Device, Turn, Work
 from real.driver.timers import WAKE_NS
 from sim.values.record import HOST_TIME, Record
+from sim.values.types import HostCosts
 
 IDLE, HOST, WORK, GATE, SITE = range(5)
 Entry = tuple[int, int, int] | tuple[int, Sequence[Work], int]
@@ -19,13 +20,13 @@ Entry = tuple[int, int, int] | tuple[int, Sequence[Work], int]
 class Stream:
     """A stream whose work has ended when ``compute`` returns. Times are in ns since ``open``.
 
-    ``wake_ns`` is nominal host time after an idle interval.
+    ``host`` has the nominal host time after an idle interval.
     """
 
     is_deferred = False
 
-    def __init__(self, device: Device, record: Record, wake_ns: int) -> None:
-        self._device, self._record, self._wake_ns = device, record, wake_ns
+    def __init__(self, device: Device, record: Record, host: HostCosts) -> None:
+        self._device, self._record, self._host = device, record, host
         self.free_ns = 0
         """When the stream finished its last piece of work.
 
@@ -95,9 +96,10 @@ class Stream:
             # The stream would have waited from ``ready_ns`` on, so only what is older is caught up.
             self._behind_ns = max(0, min(self._behind_ns, self.free_ns - ready_ns))
         if ready_ns > self.free_ns:
+            wake_ns = self._host.waking_ns(ready_ns - self.free_ns)
             self._behind_ns = 0
             self._add_idle(ready_ns, cause)
-            self.pass_host_time(self._wake_ns)
+            self.pass_host_time(wake_ns)
 
     def _due_ns(self, nominal_ns: int) -> int:
         return self.free_ns - self._behind_ns + nominal_ns
@@ -126,8 +128,8 @@ class DeferredStream(Stream):
 
     is_deferred = True
 
-    def __init__(self, device: Device, record: Record, wake_ns: int) -> None:
-        super().__init__(device, record, wake_ns)
+    def __init__(self, device: Device, record: Record, host: HostCosts) -> None:
+        super().__init__(device, record, host)
         self._entries: list[Entry] = []
 
     def compute(self, works: Sequence[Work], *, is_under_way: bool = False) -> None:
@@ -182,7 +184,7 @@ class DeferredStream(Stream):
         self._entries.clear()
 
 
-def stream_of(device: Device, record: Record, wake_ns: int) -> Stream:
+def stream_of(device: Device, record: Record, host: HostCosts) -> Stream:
     """The stream for a device that ends its work at once, or of one that defers it."""
     kind = DeferredStream if device.is_deferred else Stream
-    return kind(device, record, wake_ns)
+    return kind(device, record, host)

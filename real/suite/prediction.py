@@ -17,7 +17,7 @@ from typing import Any
 
 from real.calibration.facts import Facts, Points, read_facts
 from real.calibration.fit import figures
-from real.calibration.in_run import in_run
+from real.calibration.in_run import InParts, in_parts, in_run
 from real.calibration.write import Machine, gathers_of, hardware_text
 from sim.answers.recorded_run import Recorded, read_recorded, stored_bytes, words_of
 from sim.engine.simulate import simulate
@@ -80,9 +80,14 @@ def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping
     Also the parameters of what was measured. Raise ValueError where there are none.
     """
     facts = read_facts(folder / "suite" / "calibration.json")
+    facts.device = _device_ns(folder / "suite" / "kernels.json", facts.expert_bytes)
     for name in runs:
         was = read_recorded(folder / "recordings" / name)
-        facts.runs.append(in_run(was.tables, _model(was).block_params(0)))
+        if moves_in_part(was):
+            facts.parts.append(_parts(was))
+        else:
+            slots = sum(was.summary["budget"]["slots"].values())
+            facts.runs.append(in_run(was.tables, _model(was).block_params(0), slots))
     cfg, _ = configure("system=lru", *REPLAYS)
     model = Model(**{key: value for key, value in cfg.model.items() if key != "_target_"})
     return facts, {
@@ -90,6 +95,42 @@ def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping
         "dense": model.block_params(0),
         "tail": model.head_params,
     }
+
+
+def _device_ns(place: Path, expert_bytes: Mapping[str, int]) -> dict[str, float]:
+    """Experts by the device's own clock, by precision, of those sizes; empty without any."""
+    rows = json.loads(place.read_text(encoding="utf-8"))["rows"] if place.is_file() else []
+    took = {
+        str(row["operator"]).removeprefix("expert ").replace("bf16", "fp16"): row
+        for row in rows
+        if str(row["operator"]).startswith("expert ") and row["read_bytes"] in expert_bytes.values()
+    }
+    return {
+        name: float(took[name]["median_ns"])
+        for name, size in expert_bytes.items()
+        if name in took and took[name]["read_bytes"] == size
+    }
+
+
+def moves_in_part(was: Recorded) -> bool:
+    """Whether the run's engine brought parts of experts, as scattered rows."""
+    whole = stored_bytes(was.summary)
+    return bool(whole) and not set(was.tables.transfers["moved_bytes"]) <= set(whole)
+
+
+def _parts(was: Recorded) -> InParts:
+    engine, budget = was.config["engine"], was.summary["budget"]
+    (precision, slots), *_ = budget["slots"].items()
+    threads = 1 if engine["gather"] == "zero_copy" else int(engine["gather_threads"])
+    gather = str(engine["gather"]), threads, int(engine["gather_columns"]) * ROW_BYTES
+    return in_parts(was.tables, precision, _model(was).block_params(0), slots, gather)
+
+
+def _cell(was: Recorded) -> str:
+    """The system, and how it gathers rows if not by threads."""
+    system = str(was.summary["system"]).split()[0]
+    forms = was.config.get("engine", {}).get("gather") == "zero_copy" and moves_in_part(was)
+    return f"{system} zero_copy" if forms else system
 
 
 def _model(was: Recorded) -> Model:
@@ -118,12 +159,17 @@ def slower(facts: Facts, times: float) -> Facts:
             replace(
                 one,
                 gate_ns=one.gate_ns * times,
-                waited_ns=one.waited_ns * times,
+                waits=[(at, ns * times) for at, ns in one.waits],
                 first_ns=None if one.first_ns is None else one.first_ns * times,
                 behind_ns=None if one.behind_ns is None else one.behind_ns * times,
             )
             for one in facts.runs
         ],
+        parts=[
+            replace(one, gate_ns=one.gate_ns * times, part_ns=one.part_ns * times)
+            for one in facts.parts
+        ],
+        device={name: ns * times for name, ns in facts.device.items()},
     )
 
 
@@ -169,7 +215,7 @@ def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[st
         raise ValueError(
             f"calibrating={','.join(sorted(unknown))}: there are {', '.join(recordings)}"
         )
-    fitted = {str(recordings[name].summary["system"]) for name in runs}
+    fitted = {_cell(recordings[name]) for name in runs}
     rows = [
         _replay(row, on, fitted)
         for row in json.loads((folder / "suite" / "replay.json").read_text(encoding="utf-8"))[
@@ -186,25 +232,23 @@ def _replay(row: Mapping[str, Any], on: Sequence[str], fitted: set[str]) -> Row:
     words += OWN_WORDS.get(cell, ())
     recorded_s = float(result["tpot_s"]["mean"])
     predicted_s = _token_s(words, stored_bytes(result))
-    return Row("replay", cell, float(share), recorded_s, predicted_s, system in fitted)
+    return Row("replay", cell, float(share), recorded_s, predicted_s, cell in fitted)
 
 
 def _recording(was: Recorded, on: Sequence[str], fitted: set[str], words: Sequence[str]) -> Row:
-    summary, gather = was.summary, was.config.get("engine", {}).get("gather")
-    system, share = str(summary["system"]), float(summary["budget"]["resident_share"])
+    summary, cell, share = was.summary, _cell(was), float(was.summary["budget"]["resident_share"])
     recorded_s = float(summary["tpot_s"]["mean"])
     model = str(summary["model"])
     own = [word for name, word in (one.split(":", 1) for one in words) if name == model]
-    cell = f"{system.split()[0]} ({model})"
-    if system.split()[0] == "floe" and gather == "zero_copy":
-        own += OWN_WORDS["floe zero_copy"][1:]
-        cell = f"floe zero_copy ({model})"
+    if cell == "floe zero_copy":
+        own += OWN_WORDS[cell][1:]
+    is_fitted, name = cell in fitted, f"{cell} ({model})"
     try:
         predicted_s = _token_s(words_of(summary, [*on, *own]), stored_bytes(summary))
     except (ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
-        return Row("recording", cell, share, recorded_s, None, system in fitted, reason)
-    return Row("recording", cell, share, recorded_s, predicted_s, system in fitted)
+        return Row("recording", name, share, recorded_s, None, is_fitted, reason)
+    return Row("recording", name, share, recorded_s, predicted_s, is_fitted)
 
 
 def _token_s(words: Sequence[str], stored: Sequence[int]) -> float:

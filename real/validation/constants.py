@@ -45,7 +45,10 @@ class Constants:
 
     @property
     def host(self) -> HostCosts:
-        return HostCosts(*(self.takes((f"{part}_ns", 0, True), 0) for part in HOST_PARTS))
+        sync_ns, issue_ns, wake_ns, post_ns = (
+            self.takes((f"{part}_ns", 0, True), 0) for part in HOST_PARTS
+        )
+        return HostCosts(sync_ns, issue_ns, wake_ns, post_ns)
 
     @classmethod
     def learn(cls, pairs: Iterable[Pair]) -> Constants:

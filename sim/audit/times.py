@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import polars as pl
 
 from sim.audit.files import RunFiles
@@ -123,11 +125,17 @@ def between_steps_ns(run: RunFiles) -> int:
     The time that the host takes to wake up after a wait is left out.
     """
     starts, ends = run.steps["start_ns"].to_list(), run.steps["end_ns"].to_list()
-    wake_ns = round(float((run.config["hardware"].get("host") or {}).get("wake_us", 0)) * 1000)
+    wake_us = (run.config["hardware"].get("host") or {}).get("wake_us", 0)
+    points = wake_us if isinstance(wake_us, list) else [[0, wake_us]]
+    waits, wakes = ([round(1000 * float(point[place])) for point in points] for place in (0, 1))
     gaps = [
         start - end for start, end in zip(starts, [run.first_arrival_ns, *ends[:-1]], strict=True)
     ]
-    return sum(max(0, gap - wake_ns) for gap in gaps)
+    # A wait and what waking from it takes fill the gap; the longer the wait, the longer both.
+    return sum(
+        bisect_left(range(gap), gap, key=lambda wait: wait + int(np.interp(wait, waits, wakes)))
+        for gap in gaps
+    )
 
 
 def _waiting(run: RunFiles) -> Iterator[Rule | Left]:

@@ -78,6 +78,18 @@ class Slots:
         return short
 
     @property
+    def count(self) -> int:
+        """How many experts the tier holds, over its pools, each pool's largest in all of it."""
+        largest = [0] * len(self.capacity_bytes)
+        for pool, size in zip(self.pool_of, self.slot_bytes, strict=True):
+            largest[pool] = max(largest[pool], size)
+        return sum(
+            capacity // size
+            for capacity, size in zip(self.capacity_bytes, largest, strict=True)
+            if size
+        )
+
+    @property
     def peak_bytes(self) -> int:
         """The sum of the most bytes that each pool ever held."""
         return sum(self.capacity_bytes) - sum(self._least_free)

@@ -132,7 +132,7 @@ class Engine(Stream):
             self.done.succeed()
         elif isinstance(following, int):
             alarm = Alarm(self.env, lambda alarm: self._on_request(following, alarm.at_ns))
-            alarm.set(following + self._wake_ns, ARRIVAL)
+            alarm.set(following + self._waking_ns(following - self._free_ns), ARRIVAL)
         else:
             self._begin_step(following, now)
 

@@ -62,7 +62,7 @@ class Stream:
         "_releases",
         "_row",
         "_units",
-        "_wake_ns",
+        "_waking_ns",
         "awaited",
         "controller",
         "env",
@@ -81,7 +81,7 @@ class Stream:
         self._is_as_ready = controller.loader.wait == "as_ready"
         self._is_wait_all = controller.loader.wait == "wait_all"
         self._batch = 0  # wait_all, the short way: the needs that are computed together
-        self._wake_ns = durations.host.wake_ns
+        self._waking_ns = durations.host.waking_ns
         self._reroutes = controller.selector.reroutes
         geometry = controller.geometry
         self._units = geometry.units
@@ -132,9 +132,10 @@ class Stream:
         host time that waking takes.
         """
         if now > self._free_ns:
+            wake_ns = self._waking_ns(now - self._free_ns)
             self._idle(now, cause)
-            if self._wake_ns:
-                self._idle(now + self._wake_ns, HOST_TIME)
+            if wake_ns:
+                self._idle(now + wake_ns, HOST_TIME)
 
     # ---- the needs of an admission
 

@@ -197,6 +197,8 @@ class Roofline:
         self._kind_of = [self._kinds.index(alike.index(kind)) for kind in alike]
         self._dense: dict[tuple[int, int, int, int], int] = {}
         self._draft_layers = draft_layers
+        self.slots = 0
+        """The slots of the device, which the machine's engine may search at every load."""
 
     def dense_ns(self, step: Step) -> Sequence[int]:
         rows, sequences, context = step.rows, len(step.sequences), step.token
@@ -326,6 +328,13 @@ class Roofline:
         return size * 8 / bits, size
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
+        return self._copy_ns(link, moved_bytes) + self._search_ns(link)
+
+    def _search_ns(self, link: int) -> int:
+        """The host time in which the engine looks for a free slot among all."""
+        return 0 if self._free_copies else us(self.slots * self.hardware.links[link].slot_us)
+
+    def _copy_ns(self, link: int, moved_bytes: int) -> int:
         if self._free_copies:
             return 0
         scattered = self.hardware.links[link].scattered if link == 0 else None
@@ -349,7 +358,9 @@ class Roofline:
         )
 
     def latency_ns(self, link: int) -> int:
-        return 0 if self._free_copies else self.hardware.links[link].latency_ns
+        if self._free_copies:
+            return 0
+        return self.hardware.links[link].latency_ns + self._search_ns(link)
 
     def page_cache_bytes(self, link: int) -> int:
         pages = self.hardware.links[link].page_cache
@@ -358,7 +369,7 @@ class Roofline:
     def kept_ns(self, link: int, moved_bytes: int) -> int:
         pages = self.hardware.links[link].page_cache
         assert pages is not None
-        return pages.kept_ns(moved_bytes)
+        return pages.kept_ns(moved_bytes) + self._search_ns(link)
 
 
 class StepLimits(Protocol):

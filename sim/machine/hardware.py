@@ -34,6 +34,8 @@ class Link:
     - ``page_cache``: the operating system keeps what it read.
     - ``unpack``: quantised experts are dequantised after their copy, before they can be used.
     - ``scattered``: how fast parts of experts come, whose rows do not lie together.
+    - ``slot_us``: host time of every service for each slot of the device, where the engine searches
+      all of them for a free one.
     """
 
     peak_gb_per_s: float
@@ -51,6 +53,7 @@ class Link:
     page_cache: Pages | None = None
     unpack: Unpack | None = None
     scattered: Scattered | None = None
+    slot_us: float = 0.0
 
     def __post_init__(self) -> None:
         if self.name:
@@ -61,7 +64,7 @@ class Link:
         place = f"hardware.links.{self.name}"
         require_range(f"{place}.peak_gb_per_s", self.peak_gb_per_s, *RATES, "10**9 bytes a second")
         require_range(f"{place}.efficiency", self.efficiency, 1e-3, 1, "a share of the peak")
-        for name in ("overhead_us", "per_call_us"):
+        for name in ("overhead_us", "per_call_us", "slot_us"):
             require_range(f"{place}.{name}", getattr(self, name), 0, 1e7, "microseconds")
         for name, least in (("engines", 1), ("calls", 1), ("head_bytes", 0), ("call_bytes", 0)):
             require_number(f"{place}.{name}", getattr(self, name), minimum=least, whole=True)
@@ -295,6 +298,12 @@ class Hardware:
             raise ValueError(
                 f"hardware.validated={self.validated!r}; allowed: measured, emulated, none"
             )
+        for outer in self.links[1:]:
+            if outer.slot_us:
+                raise ValueError(
+                    f"hardware.links.{outer.name}.slot_us={outer.slot_us:g}: slots are the device's,"
+                    f" where {self.links[0].name} ends; give it there"
+                )
         # Computed only to refuse an impossible route here, together with the machine.
         _ = self.route
 

@@ -190,15 +190,18 @@ class Scattered:
     and copy them, or ``zero_copy``, where a kernel brings ``piece_bytes`` in each program.
     ``rates`` are points (form, threads, bytes of a piece, GB/s). Between points of one form and
     number of threads the rate lies on a straight line over the logarithm of the piece; beyond them
-    that of the nearest holds.
+    that of the nearest holds. ``choose_us`` is the host's time to choose the rows, before the first
+    of them comes.
     """
 
     form: str
     threads: int
     piece_bytes: int
     rates: Sequence[Sequence[Any]]
+    choose_us: float = 0.0
 
     def __post_init__(self) -> None:
+        require_range("scattered.choose_us", self.choose_us, 0, 1e6, "microseconds")
         if self.form not in FORMS:
             raise ValueError(f"scattered.form={self.form!r}; allowed: {', '.join(FORMS)}")
         require_number("scattered.threads", self.threads, minimum=1, whole=True)
@@ -235,5 +238,5 @@ class Scattered:
         return gb_per_s(rates[at - 1] + (rates[at] - rates[at - 1]) * share)
 
     def time_ns(self, moved_bytes: int) -> int:
-        """The time of so many bytes in scattered rows, without a service's overhead."""
-        return round(moved_bytes * NS_PER_S / self.bytes_per_s)
+        """The time to choose rows and bring so many bytes of them, without a service's overhead."""
+        return us(self.choose_us) + round(moved_bytes * NS_PER_S / self.bytes_per_s)

@@ -41,7 +41,7 @@ class Measured:
         tables |= {f"copy_us.{name}": points for name, points in self.copy_us.items()}
         tables |= {"dense_us": self.dense_us} if self.dense_us else {}
         for name, points in tables.items():
-            _check(f"hardware.measured.{name}", points)
+            check_points(f"hardware.measured.{name}", points)
         for name in self.expert_us:
             _require_known(name)
         require_range("hardware.measured.fixed_us", self.fixed_us, 0, 1e7, "microseconds")
@@ -101,7 +101,8 @@ def _require_known(name: str) -> None:
         )
 
 
-def _check(name: str, points: Points) -> None:
+def check_points(name: str, points: Points) -> None:
+    """Raise ValueError, naming the table, unless its points are numbers by ascending argument."""
     shaped = isinstance(points, list | tuple) and all(
         isinstance(p, list | tuple) and len(p) == 2 for p in points
     )

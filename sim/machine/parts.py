@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.machine.link_parts import RATES
+from sim.machine.measured import Points, check_points
 from sim.values.types import HostCosts
 from sim.values.units import require_number, require_range, us
 
@@ -17,21 +18,35 @@ class Host:
     """Host time that the compute stream waits for.
 
     It is spent before a gate (``sync``), after it (``issue``), after an idle wait (``wake``) and at
-    a site's end (``post``).
+    a site's end (``post``). Where a longer wait takes longer to wake from, ``wake_us`` is a table of
+    (wait, microseconds): straight lines between its points, and beyond them the nearest one's time.
     """
 
     sync_us: float = 0.0
     issue_us: float = 0.0
-    wake_us: float = 0.0
+    wake_us: float | Points = 0.0
     post_us: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("sync_us", "issue_us", "wake_us", "post_us"):
+        for name in ("sync_us", "issue_us", "post_us"):
             require_range(f"hardware.host.{name}", getattr(self, name), 0, 1e6, "microseconds")
+        if isinstance(self.wake_us, list | tuple):
+            check_points("hardware.host.wake_us", self.wake_us)
+            for _, wake_us in self.wake_us:
+                require_range("hardware.host.wake_us", wake_us, 0, 1e6, "microseconds")
+        else:
+            require_range("hardware.host.wake_us", self.wake_us, 0, 1e6, "microseconds")
+
+    @property
+    def _wakes(self) -> Points:
+        wake_us = self.wake_us
+        return [(0.0, wake_us)] if isinstance(wake_us, int | float) else wake_us
 
     @property
     def costs(self) -> HostCosts:
-        return HostCosts(us(self.sync_us), us(self.issue_us), us(self.wake_us), us(self.post_us))
+        points = tuple((us(wait), us(wake)) for wait, wake in self._wakes)
+        wakes = points if len(points) > 1 else ()
+        return HostCosts(us(self.sync_us), us(self.issue_us), points[0][1], us(self.post_us), wakes)
 
 
 @dataclass(frozen=True)

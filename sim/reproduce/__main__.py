@@ -2,9 +2,11 @@
 
     python -m sim.reproduce [paper=hobbit,edgemoe,fate,floe] [phone=DIR] [recorded=MODEL:DIR]
         [output_dir=DIR] [processes=2]
+    python -m sim.reproduce field=DIR
 
 Each claim is judged by its role. ``phone`` adds the recorded phone run, ``recorded`` the gains over
-LRU and LFU on one more trace. Runs are kept in ``output_dir``: a killed call goes on where it was.
+LRU and LFU on one more trace. ``field`` simulates runs that others published instead, on the gates
+of Qwen3-30B in DIR (docs/field.md). Runs are kept in ``output_dir``: a killed call goes on where it was.
 A wrong request ends with one message and exit code 2.
 """
 
@@ -38,11 +40,12 @@ from sim.reproduce.experiments import (
     outcome,
     points_of,
 )
+from sim.reproduce.field import published, rows, table
 from sim.reproduce.measures import TRACE_MEASURES
 from sim.reproduce.phone import PhoneError
 from sim.reproduce.recorded import with_recorded
 from sim.reproduce.roles import PAPERS, Paper, RolesError, load_paper
-from sim.reproduce.rules import published
+from sim.reproduce.rules import published as printed
 from sim.reproduce.verdicts import Verdict, partly, simulated_rows, verdict_of
 
 
@@ -53,6 +56,7 @@ class Asked:
     processes: int
     phone: Path | None
     recorded: str
+    field: Path | None = None
 
 
 def asked(words: Sequence[str]) -> Asked:
@@ -63,6 +67,7 @@ def asked(words: Sequence[str]) -> Asked:
         "processes": "2",
         "phone": "",
         "recorded": "",
+        "field": "",
     }
     for word in words:
         name, found, value = word.partition("=")
@@ -77,8 +82,9 @@ def asked(words: Sequence[str]) -> Asked:
     if not given["processes"].isdigit() or not 1 <= int(given["processes"]) <= 64:
         raise ValueError(f"processes={given['processes']} must be a whole number from 1 to 64")
     phone = Path(given["phone"]) if given["phone"] else None
+    field = Path(given["field"]) if given["field"] else None
     return Asked(
-        papers, Path(given["output_dir"]), int(given["processes"]), phone, given["recorded"]
+        papers, Path(given["output_dir"]), int(given["processes"]), phone, given["recorded"], field
     )
 
 
@@ -133,7 +139,7 @@ def calibrated(paper: Paper, runner: Runner) -> dict[str, float]:
             raise ArmError(
                 f"{paper.title}: {step['experiment']} cannot run, so {name} cannot be drawn from it"
             )
-        (rate,) = published(paper.claim(step["to"]))
+        (rate,) = printed(paper.claim(step["to"]))
         constants[name] = max(0.0, (1 / rate - without.point) / float(step["layers"]) * 1e6)
     return constants
 
@@ -142,6 +148,10 @@ def main(words: Sequence[str]) -> int:
     console, started = Console(), time.perf_counter()
     try:
         request = asked(words)
+        if request.field is not None:
+            runs = list(rows(request.field, published()))
+            console.print(table(runs))
+            return 0
         papers = [load_paper(name) for name in request.papers]
         if request.recorded:
             papers = [with_recorded(paper, request.recorded) for paper in papers]

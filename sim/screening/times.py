@@ -52,11 +52,23 @@ class Machines:
         self._hop: dict[int, Ints] = {}
         self._expert: dict[tuple[int, int, int], Ints] = {}
         self._step: dict[Hashable, Ints] = {}
-        hosts = [each.host for each in durations]
-        self.sync_ns, self.issue_ns, self.wake_ns, self.post_ns = (
-            np.array([getattr(host, name) for host in hosts], np.int64)
+        self._hosts = [each.host for each in durations]
+        self.sync_ns, self.issue_ns, self._wake_ns, self.post_ns = (
+            np.array([getattr(host, name) for host in self._hosts], np.int64)
             for name in ("sync_ns", "issue_ns", "wake_ns", "post_ns")
         )
+
+    def until(self, free: Ints, arrived: Ints) -> Ints:
+        """When streams that are free at ``free`` go on with what arrives at ``arrived``
+        (contract C67).
+        """
+        wake_ns = self._wake_ns
+        if any(host.wakes for host in self._hosts):
+            idle = (arrived - free).tolist()
+            times = zip(self._hosts, idle, strict=True)
+            wake_ns = np.array([host.waking_ns(ns) for host, ns in times], np.int64)
+        found: Ints = np.where(arrived > free, arrived + wake_ns, free)
+        return found
 
     def service_ns(self, parts: tuple[int, ...]) -> Ints:
         total = np.zeros_like(self.issue_ns)
@@ -132,7 +144,7 @@ def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
     if wait == "wait_all":
         last = max((transfer for _, transfer in times), default=-1)
         if last >= 0:
-            free = _until(free, arrived[last], machines.wake_ns)
+            free = machines.until(free, arrived[last])
         for expert_ns, _ in times:
             free = free + expert_ns
         return free
@@ -142,15 +154,6 @@ def _work_ns(work: GateWork, machines: Machines, wait: str) -> Ints:
         )  # stable: needs that are resident come first, in need order
     for expert_ns, transfer in times:
         if transfer >= 0:
-            free = _until(free, arrived[transfer], machines.wake_ns)
+            free = machines.until(free, arrived[transfer])
         free = free + expert_ns
     return free
-
-
-def _until(free: Ints, arrived: Ints, wake_ns: Ints) -> Ints:
-    """When a stream that is free at ``free`` goes on.
-
-    At once if what it waits for has arrived; else at its arrival and the time to wake up.
-    """
-    found: Ints = np.where(arrived > free, arrived + wake_ns, free)
-    return found

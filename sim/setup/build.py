@@ -96,6 +96,7 @@ def build(
     except CapacityError as error:
         smallest = _smallest_budget(config, model, selector.precisions, workload, sizes)
         raise CapacityError(f"{error}{smallest}") from error
+    durations.slots = controller.slots.count
     ledger = check_run_memory(
         model, hardware, workload.limits, controller, parts.workload.speculation.layers_in_use
     )

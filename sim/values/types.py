@@ -5,6 +5,7 @@ Code that runs at every gate uses plain ints. The enumerations here name these i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -271,12 +272,27 @@ class Route:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Host time in ns: before a gate, after it, after an idle wait, at a site's end (in order)."""
+    """Host time in ns: before a gate, after it, after an idle wait, at a site's end (in order).
+
+    ``wakes``: where waking takes longer after a longer wait, points (wait, ns) by ascending wait,
+    which take the place of ``wake_ns``.
+    """
 
     sync_ns: int = 0
     issue_ns: int = 0
     wake_ns: int = 0
     post_ns: int = 0
+    wakes: tuple[tuple[int, int], ...] = ()
+
+    def waking_ns(self, idle_ns: int) -> int:
+        """The time to wake after standing idle for ``idle_ns`` (contract C67)."""
+        if not self.wakes:
+            return self.wake_ns
+        at = bisect_left(self.wakes, (idle_ns,))
+        if at in (0, len(self.wakes)):
+            return self.wakes[min(at, len(self.wakes) - 1)][1]
+        (x0, y0), (x1, y1) = self.wakes[at - 1], self.wakes[at]
+        return y0 + (y1 - y0) * (idle_ns - x0) // (x1 - x0)
 
 
 class CapacityError(ValueError):

@@ -155,6 +155,9 @@ VERBS = (
             ),
             Option("phone", "folder of a recorded phone run", Kind.PLACE),
             Option("recorded", "MODEL:DIR, one more trace for the gains over LRU and LFU"),
+            Option(
+                "field", "folder of Qwen3-30B's gates, for runs that others published", Kind.PLACE
+            ),
             Option("processes", "at once", Kind.WHOLE, "2", least=1),
             Option(
                 "output_dir",

@@ -158,7 +158,7 @@ def waking_from_no_sleep(patch: Patch) -> None:
 
     def mutant(self: Engine, now: int, cause: int) -> None:
         if now == self._free_ns:
-            self._free_ns = now + self._wake_ns
+            self._free_ns = now + self._waking_ns(0)
         wake(self, now, cause)
 
     patch.setattr(Engine, "_wake", mutant)

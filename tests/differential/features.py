@@ -305,7 +305,10 @@ def _reroute(draw: Draw, scenario: Scenario) -> Scenario:
 
 def _host(draw: Draw, scenario: Scenario) -> Scenario:
     times = [draw.below(3, 300) * draw.coin(0.7) for _ in range(4)]
-    return replace(scenario, host=Host(*times))
+    if draw.coin(0.6):
+        return replace(scenario, host=Host(*times))
+    waits = sorted({draw.below(12, 900) for _ in range(draw.between(2, 4))})
+    return replace(scenario, host=Host(*times, tuple((at, draw.below(5, 300)) for at in waits)))
 
 
 def _rivals(draw: Draw, scenario: Scenario) -> Scenario:

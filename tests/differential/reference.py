@@ -16,6 +16,8 @@ READINGS lists where the page allows more than one reading, and which one this m
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
+from math import floor
 
 import simpy
 
@@ -234,7 +236,17 @@ class Reference:
         if self.now > start_ns:
             number = -1 if transfer is None or transfer.number is None else transfer.number
             self.idle.append(IdleRow(start_ns, self.now, cause, number))
-            yield from self.host(self.hosts.wake_ns)
+            yield from self.host(self.waking_ns(self.now - start_ns))
+
+    def waking_ns(self, idle_ns: int) -> int:
+        """Contract C67: on the line through the two points around, whole ns; else the nearest's."""
+        points = self.hosts.wakes or ((0, self.hosts.wake_ns),)
+        below = [point for point in points if point[0] < idle_ns]
+        above = [point for point in points if point[0] >= idle_ns]
+        if not below or not above:
+            return (above[0] if above else below[-1])[1]
+        share = Fraction(idle_ns - below[-1][0], above[0][0] - below[-1][0])
+        return floor(below[-1][1] + share * (above[0][1] - below[-1][1]))
 
     # ---- the needs of a gate
 

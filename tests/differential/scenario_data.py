@@ -177,6 +177,8 @@ class Host:
     issue_ns: int = 0
     wake_ns: int = 0
     post_ns: int = 0
+    wakes: tuple[tuple[int, int], ...] = ()
+    """Points (idle, wake) in place of `wake_ns`, by ascending idle."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,25 @@ def test_what_arrives_when_the_stream_is_about_to_wait_wakes_nobody(
     assert timeline.makespan_ns == makespan_ns
 
 
+# Contracts: C67
+@pytest.mark.parametrize(
+    ("wakes", "wake_ns"),
+    [
+        (((4, 1), (12, 7)), 4),  # of a wait of 8, half way between 4 and 12
+        (((5, 1), (12, 7)), 3),  # 1 + 6 * 3/7 = 3.57, rounded down
+        (((9, 5), (12, 7)), 5),
+        (((2, 5), (8, 2)), 2),
+        (((2, 5), (6, 2)), 2),
+    ],
+)
+def test_waking_may_take_longer_after_a_longer_wait(
+    wakes: tuple[tuple[int, int], ...], wake_ns: int
+) -> None:
+    """As above the stream stands idle for 8, from 4 to 12; the run then ends 5 after it woke."""
+    scenario = machine(token(gate(0)), host=replace(HOST, wakes=wakes))
+    assert run(scenario).makespan_ns == 12 + wake_ns + 5
+
+
 # ---- orders
 
 

@@ -39,6 +39,10 @@ def without_prefetches(seed: int, ties: bool) -> Scenario:
         if rng.random() < 0.5
         else Host()
     )
+    if rng.random() < 0.4:
+        waits = sorted({int(x) for x in rng.integers(1, 12 if ties else 900, 3)})
+        points = tuple((at, int(rng.integers(0, 5 if ties else 300))) for at in waits)
+        host = replace(host, wakes=points)
     return replace(scenario, loader=replace(scenario.loader, **changes), host=host)
 
 

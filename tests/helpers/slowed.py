@@ -15,7 +15,10 @@ class Slowed:
 
     def __init__(self, scenario: Scenario, workload: ScenarioWorkload, factor: int) -> None:
         self._durations, self._factor = ScenarioDurations(scenario, workload), factor
-        self.host = HostCosts(**{name: ns * factor for name, ns in vars(scenario.host).items()})
+        told = vars(scenario.host)
+        wakes = tuple((idle * factor, ns * factor) for idle, ns in told["wakes"])
+        times = {name: ns * factor for name, ns in told.items() if name != "wakes"}
+        self.host = HostCosts(**times, wakes=wakes)
         self.prediction_ns = scenario.prediction_ns * factor
 
     def dense_ns(self, step: Step) -> Sequence[int]:

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from real.calibration.facts import Facts, as_json, read_facts
-from real.calibration.in_run import InRun, Loops, Surplus, in_run, surplus
+from real.calibration.fit import choose_ns, experts_of
+from real.calibration.in_run import (
+    InParts,
+    InRun,
+    Loops,
+    Surplus,
+    by_length,
+    in_parts,
+    in_run,
+    surplus,
+)
 from sim.answers.time_parts import Tables
 from sim.engine.simulate import simulate
 from sim.results.frames import Frames
@@ -64,8 +74,9 @@ def test_what_a_run_adds_to_operations_waits_and_services_is_found_again() -> No
     run, tables = recorded("system=lru")
     found = surplus([in_run(tables, run.model.block_params(0))], loops_of(run, 9 * US, 70 * US))
     assert found.operation_ns == pytest.approx(9 * US, abs=200)  # contexts grow
-    assert found.wake_ns == pytest.approx(150 * US, abs=500)
+    assert [ns for _, ns in found.wakes] == pytest.approx([150 * US] * len(found.wakes), abs=500)
     assert found.service_ns == pytest.approx(70 * US, abs=1)
+    assert (found.byte_ns, found.slot_ns) == (0, 0)
 
 
 def test_a_run_that_takes_no_longer_than_loops_adds_nothing() -> None:
@@ -82,12 +93,70 @@ def test_each_run_has_one_vote_and_other_sizes_their_share_of_what_grows() -> No
     """
     loops = Loops(10, 200.0, 1000, 400.0, 100.0, 10.0, 8.0, [(0, 0.0), (1000, 1000.0)])
     runs = [
-        InRun(1000, 2, 10, 10 + 200 + 800 + 3 * 20, 1100.0, 1030.0, None),
-        InRun(500, 2, 10, 10 + 200 + 500 + 3 * 30, 900.0, 560.0, 540.0),
-        InRun(500, 2, 10, 10 + 200 + 500 + 3 * 70, 1500.0, 620.0, 620.0),
+        InRun(1000, 2, 10, 10 + 200 + 800 + 3 * 20, [(900, 40.0)], 1150.0, None),
+        InRun(500, 2, 10, 10 + 200 + 500 + 3 * 30, [(600, 60.0), (70, 1.0)], 560.0, 540.0),
+        InRun(500, 2, 10, 10 + 200 + 500 + 3 * 70, [(1000, 90.0)], 560.0, 540.0),
     ]
-    wakes = [one.waited_ns - one.gate_ns + 8 for one in runs]
-    assert surplus(runs, loops) == Surplus(30.0, sorted(wakes)[1], 50.0)
+    # Waits from 512 to 1023 make one point: the median length, and the median time.
+    wakes = [(70, 1.0 + 8), (900, 60.0 + 8)]
+    # Services of 1,000 B are 150 longer, of 500 B 50: a line would begin below 0, so bytes alone.
+    found = surplus(runs, loops)
+    assert (found.operation_ns, found.wakes) == (30.0, wakes)
+    assert (found.service_ns, found.slot_ns) == (0, 0)
+    assert found.byte_ns == pytest.approx((1000 * 150 + 2 * 500 * 50) / (1000**2 + 2 * 500**2))
+
+
+def test_what_bytes_and_slots_add_to_services_is_told_apart_where_runs_differ_in_both() -> None:
+    """A service has 50 more, 0.1 for a byte and 0.5 for each of 100 or 400 slots."""
+    loops = Loops(10, 200.0, 1000, 400.0, 100.0, 10.0, 8.0, [(0, 0.0), (1000, 1000.0)])
+
+    def run(size: int, slots: int) -> InRun:
+        took = size + 50 + 0.1 * size + 0.5 * slots
+        return InRun(size, 2, 10, 1000.0, [(900, 40.0)], took, took, slots)
+
+    found = surplus([run(1000, 100), run(500, 100), run(500, 400)], loops)
+    told = (found.service_ns, found.byte_ns, found.slot_ns)
+    assert told == (pytest.approx(50), pytest.approx(0.1), pytest.approx(0.5))
+    # Two runs of one size tell slots, one run tells neither.
+    two = surplus([run(500, 100), run(500, 400)], loops)
+    assert (two.service_ns, two.byte_ns, two.slot_ns) == (
+        pytest.approx(100),
+        0,
+        pytest.approx(0.5),
+    )
+    one = surplus([run(500, 400)], loops)
+    assert (one.service_ns, one.byte_ns, one.slot_ns) == (pytest.approx(300), 0, 0)
+
+
+def test_waits_of_about_one_length_make_one_point_and_rare_lengths_none() -> None:
+    """Ten waits of 5 to 7, and one of 100."""
+    waits = [(5, 10.0)] * 4 + [(7, 30.0)] * 6 + [(100, 900.0)]
+    assert by_length(waits) == [(7, 30.0)]
+    assert by_length([(2, 1.0), (9, 3.0)]) == [(2, 1.0), (9, 3.0)]
+
+
+def test_a_run_of_parts_tells_what_choosing_rows_and_computing_some_of_them_takes() -> None:
+    """Rows are chosen in 700 us, and an expert takes what it takes in the run."""
+    rates = [["staged", 4, 819200, 3.0]]
+    part = "{_target_: sim.machine.Scattered, form: staged, threads: 4, piece_bytes: 819200"
+    part += ", rates: [[staged, 4, 819200, 3.0]], choose_us: 700}"
+    words = ("system=floe", "payload=active_share_nominal", "budget.resident_share=0.6")
+    run, tables = recorded(*words, f"+hardware.links.pcie.scattered={part}")
+    dense_params, gather = run.model.block_params(0), ("staged", 4, 819200)
+    found = in_parts(tables, "floe", dense_params, run.controller.slots.count, gather)
+    known = replace(
+        facts(),
+        copy=[(0, float(run.hardware.hop_ns(0, 0)))],
+        dense=float(run.durations.dense_ns(STEP)[0]),
+        host={"sync": 10 * US, "issue": 80 * US, "post": 25 * US},
+        runs=[],
+        parts=[found],
+    )
+    added = Surplus(0.0, [], 0.0, 0.0, 0.0)
+    assert choose_ns(known, rates, added) == pytest.approx(700 * US, abs=2)
+    params = {"dense": dense_params, "expert": run.model.expert_params}
+    ((rows, ns),) = experts_of(known, "fp16", params, added)["floe"]
+    assert (rows, ns) == (1, pytest.approx(run.durations.expert_ns(0, 0, 1), rel=0.02))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +177,9 @@ def facts() -> Facts:
         copy=[(4096, 5.0), (8192, 7.0)],
         experts={"fp16": [(1, 9.0)]},
         expert_bytes={"fp16": 8192},
-        runs=[InRun(8192, 2, 10, 100.0, 200.0, 8.0, None)],
+        runs=[InRun(8192, 2, 10, 100.0, [(50, 200.0)], 8.0, None)],
+        parts=[InParts("floe", 2, 10, 100.0, "staged", 4, 800, 2048, 9.0, 76)],
+        device={"fp16": 3.0},
     )
 
 

@@ -303,6 +303,14 @@ def test_host_time_surrounds_the_gate_wakes_the_stream_and_ends_the_site() -> No
     assert record.end_ns == [26]
 
 
+def test_after_a_longer_wait_the_stream_may_take_longer_to_wake() -> None:
+    """As above it stands idle from 6 to 13, and 7 lies half way between 4 and 10: 2 + 4."""
+    host = Host(2, 3, 0, 5, wakes=((4, 2), (10, 10)))
+    record, _ = play(machine(token((0,)), host=host))
+    assert idle(record)[2:4] == [(6, 13, 0), (13, 19, HOST_TIME)]
+    assert record.end_ns == [28]
+
+
 def test_who_does_not_stand_idle_is_not_woken() -> None:
     """The load ends at 11, just as the host time after the gate does."""
     record, _ = play(machine(token((0,)), host=Host(issue_ns=10, wake_ns=4)))

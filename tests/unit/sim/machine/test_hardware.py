@@ -106,6 +106,21 @@ def test_host_times_become_whole_nanoseconds() -> None:
     assert machine().host.costs == HostCosts()
 
 
+# Contracts: C67
+def test_waking_may_take_longer_after_a_longer_wait() -> None:
+    """Points of 1 us and 3 us: half way between them, and the nearest beyond them."""
+    costs = Host(wake_us=[[1, 0.5], [3, 1.5]]).costs
+    assert [costs.waking_ns(ns) for ns in (1, 1_000, 2_000, 2_001, 3_000, 10**9)] == [
+        500,
+        500,
+        1_000,
+        1_000,
+        1_500,
+        1_500,
+    ]
+    assert Host(wake_us=[[1, 0.5]]).costs == Host(wake_us=0.5).costs
+
+
 # Links and routes
 
 
@@ -241,6 +256,8 @@ def with_link(**changes: Any) -> Hardware:
             {"wake_us": -1},
             r"hardware\.host\.wake_us=-1 must be from 0 to 1e\+06; give microseconds",
         ),
+        (Host, {"wake_us": [[2, 1], [1, 1]]}, r"wake_us: the arguments \[2, 1\] must ascend"),
+        (Host, {"wake_us": [[2, 1e7]]}, r"wake_us=10000000\.0 must be from 0 to 1e\+06"),
         (
             Ram,
             {"capacity_gib": 0, "filled_by": "nvme"},

@@ -12,6 +12,7 @@ from sim.machine.hardware import Compute, Cpu, Forecasting, Hardware, Link, Shar
 from sim.machine.link_parts import Scattered
 from sim.machine.measured import Measured, time_ns
 from sim.machine.model import Model
+from sim.study.trials import prepared
 from sim.values.types import Step
 
 STEP = Step(0, 0, 1, (0,), 1, True, (), ())
@@ -188,9 +189,55 @@ def test_parts_of_experts_come_as_scattered_rows_and_whole_ones_as_copies() -> N
     hardware = machine(links=(replace(plain, scattered=scattered),))
     whole = Roofline(small(), hardware, ("fp16",)).model.expert_bytes("fp16")
     one = Roofline(small(), hardware, ("fp16",), moves_in_part=True)
+    chosen = machine(links=(replace(plain, scattered=replace(scattered, choose_us=0.7)),))
+    slower = Roofline(small(), chosen, ("fp16",), moves_in_part=True)
+    assert slower.hop_ns(0, 1_000) == one.hop_ns(0, 1_000) + 700
+    assert slower.hop_ns(0, whole) == one.hop_ns(0, whole)
     assert one.hop_ns(0, whole) == plain.hop_ns(whole)
     assert one.hop_ns(0, 1_000) == plain.hop_ns(0) + 2_000
     assert Roofline(small(), hardware, ("fp16",)).hop_ns(0, 1_000) == plain.hop_ns(1_000)
+
+
+# Contracts: C64
+def test_an_engine_that_searches_its_slots_takes_longer_for_every_load() -> None:
+    """30 slots of 0.05 us are 1.5 us, which draw no bandwidth; a measured copy has them, too."""
+    plain, size = machine().links[0], small().expert_bytes("fp16")
+    hardware = machine(links=(replace(plain, slot_us=0.05),))
+    one, known = durations(hardware), {"pcie": [[1, 9.0]]}
+    assert (one.hop_ns(0, size), one.latency_ns(0)) == (plain.hop_ns(size), plain.latency_ns)
+    one.slots = 30
+    assert one.hop_ns(0, size) == plain.hop_ns(size) + 1_500
+    assert one.latency_ns(0) == plain.latency_ns + 1_500
+    measured = durations(replace(hardware, measured=Measured(copy_us=known)))
+    measured.slots = 30
+    assert measured.hop_ns(0, size) == 9_000 + 1_500
+    free = durations(hardware, free_copies=True)
+    free.slots = 30
+    assert (free.hop_ns(0, size), free.latency_ns(0)) == (0, 0)
+
+
+def test_a_run_on_such_an_engine_searches_as_many_slots_as_its_pools_have() -> None:
+    """Half of Mixtral's experts are 4 a layer; what is loaded on demand has two slots in all."""
+    words = ("model=tiny_gates_half_mixtral", "trace=tiny_mixtral", "budget.resident_share=0.5")
+    words = (*words, "hardware=h100_sxm_pcie5")
+    slots = []
+    for system in ("lru", "load_on_demand"):
+        one, other = (
+            prepared([f"system={system}", *words, f"+hardware.links.pcie.slot_us={each}"])
+            for each in (0, 2)
+        )
+        size = one.controller.geometry.variant_bytes[0]
+        more = other.durations.hop_ns(0, size) - one.durations.hop_ns(0, size)
+        slots.append(more / 2_000)
+    assert slots == [64, 2]
+
+
+def test_slots_are_searched_at_the_device_alone() -> None:
+    links = {"pcie": Link(10.0, 0.5, 6.0), "nvme": Link(5.0, 1.0, 0.0, slot_us=1)}
+    with pytest.raises(
+        ValueError, match=r"links\.nvme\.slot_us=1: .* where pcie ends; give it ther"
+    ):
+        machine(links=links)
 
 
 def test_a_table_of_a_link_that_is_not_there_is_refused() -> None:

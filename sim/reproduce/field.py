@@ -1,0 +1,104 @@
+"""Runs that others published, simulated from what their sources tell.
+
+``claims/field.csv`` has one run a row: what was measured, where that is written, and the words that
+simulate it. Machines are those of ``conf/hardware``, with the link's rate as the source tells it.
+Where ``fitted_on`` names another row, one figure of the words is drawn from that row. Gates are
+synthetic, fitted to published statistics of the model.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from sim.reproduce.roles import FOLDER
+from sim.study.trials import trial
+
+FILE = FOLDER / "field.csv"
+LIKE = "qwen3_30b_a3b"
+"""The one model of the rows."""
+WORDS = (f"model={LIKE}", "precision=int4", "trace.max_sequences=1")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published run. ``hit_ratio`` is None where the source does not tell it.
+
+    ``fitted_on``: the run from which a figure of the words was drawn; empty where none was.
+    """
+
+    name: str
+    source: str
+    machine: str
+    tokens_per_s: float
+    hit_ratio: float | None
+    words: tuple[str, ...]
+    fitted_on: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published run beside its simulation. ``ratio``: simulated tokens a second by measured.
+
+    ``gates``: where those of the simulation come from.
+    """
+
+    published: Published
+    tokens_per_s: float
+    hit_ratio: float
+    gates: str
+
+    @property
+    def ratio(self) -> float:
+        return self.tokens_per_s / self.published.tokens_per_s
+
+
+def published(place: Path = FILE) -> list[Published]:
+    """The runs of the file, in its order. Raise ValueError, naming the line, for one that is none."""
+    found = []
+    with place.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), 2):
+            try:
+                hits = float(row["hit_ratio"]) if row["hit_ratio"] else None
+                words = tuple(row["words"].split())
+                rate = float(row["tokens_per_s"])
+                told = row["id"], row["source"], row["machine"], rate, hits, words
+                one = Published(*told, row["fitted_on"])
+            except (KeyError, ValueError, AttributeError) as error:
+                raise ValueError(f"{place}:{number}: {row} is no published run ({error})") from None
+            if rate <= 0 or not one.source.startswith("https://") or not words:
+                raise ValueError(f"{place}:{number}: {row} needs a rate, a source and words")
+            found.append(one)
+    return found
+
+
+def rows(trace: Path, of: Sequence[Published]) -> Iterator[Row]:
+    """Each run, simulated on the gates in the folder ``trace``."""
+    for one in of:
+        summary = trial([*WORDS, f"trace.path={trace}", *one.words]).summary
+        rate, gates = 1 / float(summary["tpot_s"]["mean"]), str(summary["trace"]["gates"])
+        yield Row(one, rate, float(summary["hit_ratio"]), gates)
+
+
+def table(found: Sequence[Row]) -> Table:
+    """Measured and simulated, side by side."""
+    columns = ("run", "machine", "measured", "simulated", "ratio", "hits measured", "simulated")
+    gates = "; ".join(sorted({row.gates for row in found}))
+    made = Table(*columns, "fitted on", caption=f"gates: {gates}")
+    for row in found:
+        told = row.published.hit_ratio
+        made.add_row(
+            row.published.name,
+            row.published.machine,
+            f"{row.published.tokens_per_s:.2f}",
+            f"{row.tokens_per_s:.2f}",
+            f"{row.ratio:.2f}",
+            "-" if told is None else f"{told:.3f}",
+            f"{row.hit_ratio:.3f}",
+            row.published.fitted_on,
+        )
+    return made

@@ -1,0 +1,84 @@
+"""Published runs: what the file holds, what is refused, and one that is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.reproduce.__main__ import main
+from sim.reproduce.field import LIKE, Published, Row, published, rows, table
+from sim.traces.synthesis import PRESETS, synthesize
+from sim.traces.trace import write_trace
+
+HEAD = "id,source,machine,tokens_per_s,hit_ratio,fitted_on,words\n"
+
+
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three tokens of the model's shape."""
+    folder = tmp_path_factory.mktemp("gates") / "trace"
+    write_trace(folder, synthesize(PRESETS[LIKE], tokens=3, prompt_tokens=1))
+    return folder
+
+
+def test_every_published_run_names_its_source_and_its_machine() -> None:
+    found = published()
+    assert len(found) == len({(one.name, one.fitted_on) for one in found}) >= 14
+    assert all(any(word.startswith("hardware=") for word in one.words) for one in found)
+    assert all(one.hit_ratio is None or 0 < one.hit_ratio < 1 for one in found)
+    fitted = {(one.fitted_on, one.machine) for one in found if one.fitted_on}
+    assert fitted <= {(one.name, one.machine) for one in found if not one.fitted_on}
+
+
+def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
+    """What a copy costs beside its bytes is the same in every row that is fitted on one."""
+    found = published()
+    for name in {one.fitted_on for one in found if one.fitted_on}:
+        (source,) = (one for one in found if one.name == name and not one.fitted_on)
+        drawn = {one.words[-2:] for one in found if one.fitted_on == name}
+        assert len(drawn) == 1
+        again = replace(source, words=(*source.words, *drawn.pop()))
+        (row,) = rows(gates, [again])
+        assert row.ratio == pytest.approx(1, abs=0.01)
+
+
+def test_a_run_of_loads_alone_takes_its_bytes_over_the_link(gates: Path) -> None:
+    """48 layers load 8 experts of 2.65 MB at 25.6 GB/s: 39.8 ms a token, and computing beside it."""
+    one = next(run for run in published() if run.name == "imp30-staging")
+    (row,) = rows(gates, [one])
+    bytes_ms = 48 * 8 * 3 * 2048 * 768 * 4.5 / 8 / 25.6e9 * 1e3
+    assert bytes_ms < 1e3 / row.tokens_per_s < bytes_ms + 12
+    assert row.hit_ratio == 0
+    assert "synthetic" in row.gates
+    assert row.ratio == row.tokens_per_s / 6.63
+
+
+def test_the_table_has_both_sides_and_a_dash_for_what_is_not_told() -> None:
+    one = Published("a", "https://b", "c", 10.0, None, ("system=lru",))
+    made = table([Row(one, 25.0, 0.5, "SYNTHETIC")])
+    assert made.caption == "gates: SYNTHETIC"
+    told = [list(column.cells) for column in made.columns]
+    assert told == [["a"], ["c"], ["10.00"], ["25.00"], ["2.50"], ["-"], ["0.500"], [""]]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("a,https://b,c,fast,,,system=lru", r":2: .* is no published run"),
+        ("a,https://b,c,0,,,system=lru", r":2: .* needs a rate, a source and words"),
+        ("a,hearsay,c,1,,,system=lru", r":2: .* needs a rate, a source and words"),
+        ("a,https://b,c,1,,,", r":2: .* needs a rate, a source and words"),
+    ],
+)
+def test_what_is_no_published_run_is_refused(line: str, told: str, tmp_path: Path) -> None:
+    place = tmp_path / "field.csv"
+    place.write_text(HEAD + line + "\n")
+    with pytest.raises(ValueError, match=told):
+        published(place)
+
+
+def test_a_folder_without_gates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["field=nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
