@@ -26,8 +26,14 @@ from sim.values.units import seconds
 from sim.values.version import VERSION
 
 SCHEMA = 1
-NO_DRAFTING = {"draft_tokens": 0, "draft_accepted": 1.0, "draft_seed": 0, "draft_layers": 0}
-"""What a run's contracts say where its configuration is older than drafts."""
+UNSAID = {
+    "context_tokens": None,
+    "draft_tokens": 0,
+    "draft_accepted": 1.0,
+    "draft_seed": 0,
+    "draft_layers": 0,
+}
+"""What a run's contracts say where its configuration is older than context and drafts."""
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
@@ -339,7 +345,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "together": workload.together,
         "prefill_chunk": workload.prefill_chunk,
         "arrivals": _arrivals(told) if workload.is_timed else None,
-        **{name: told.get(name, unset) for name, unset in NO_DRAFTING.items()},
+        **{name: told.get(name, unset) for name, unset in UNSAID.items()},
         "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
         "loop": "open",
         "initial_cache": controller.cache.initial,

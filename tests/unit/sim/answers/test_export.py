@@ -1,0 +1,122 @@
+"""The fastest flags of llama.cpp, against trying all of them (contract C155)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim import export
+from sim.answers.engine_flags import Flags, read_flags, words_of
+from sim.answers.export import Search, exported
+from sim.study.trials import Trial, prepared, trial
+
+FEW = (
+    "trace=tiny_mixtral",
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=4",
+    "workload.decode_tokens=4",
+)
+GIVEN = ("model=tiny_gates_half_mixtral", "hardware=rtx4090_pcie4", "precision=fp16", *FEW)
+"""16 layers of 2.6 GiB of experts each, on 24 GiB."""
+
+
+class Inline(Executor):
+    """An executor that runs what it is given at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except ValueError as error:
+            future.set_exception(error)
+        return future
+
+
+def simulate(words: Sequence[str]) -> Future[Trial]:
+    return Inline().submit(trial, tuple(words))
+
+
+# Contracts: C155
+def test_the_fewest_layers_fit_and_one_fewer_does_not_and_the_cache_takes_what_is_left() -> None:
+    search = Search(Flags(4096), GIVEN, simulate)
+    assert search.layers == 16
+    assert 0 < search.fewest < 16
+    with pytest.raises(ValueError, match="the device holds 24 GiB"):
+        prepared(words_of(search.line(search.fewest - 1, cached=False), GIVEN))
+    run = prepared(words_of(search.line(search.fewest, cached=True), GIVEN))
+    left = run.hardware.memory_bytes - run.ledger.total_bytes
+    assert 0 <= left < 1 << 20
+
+
+# Contracts: C155
+@pytest.mark.parametrize("link_gb_per_s", [31.5, 126])
+def test_the_search_is_within_five_percent_of_trying_every_line(link_gb_per_s: float) -> None:
+    """On a link four times as fast a cache is the faster way, on the machine's own it is not."""
+    given = (*GIVEN, f"hardware.links.pcie.peak_gb_per_s={link_gb_per_s}")
+    search = exported(Flags(4096), given, simulate)
+    tried = len(search.tried)
+    found = search.best()[0]
+    search.simulate(
+        search.line(on_cpu, cached=cached)
+        for on_cpu in range(search.fewest, search.layers + 1)
+        for cached in (False, True)
+    )
+    assert len(search.tried) > tried, "trying all is more than was tried"
+    assert found.tokens_per_s >= 0.95 * search.best()[0].tokens_per_s
+
+
+# Contracts: C155
+def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    monkeypatch.setattr(
+        Search, "climb", lambda self, *, cached: self.simulate([self.line(14, cached=cached)])
+    )
+    words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW, "context=8192"]
+    assert export.main([*words, "kv=q8_0"]) == 0
+    told = capsys.readouterr().out
+    place = tmp_path / "outputs" / "export_tiny_gates_half_mixtral_rtx4090_pcie4"
+    line = (place / "flags.txt").read_text(encoding="utf-8").strip()
+    answer = json.loads((place / "answer.json").read_text(encoding="utf-8"))
+    assert line.startswith("-ngl all -c 8192 -ctk q8_0 -ctv q8_0 --n-cpu-moe 14")
+    assert line in answer["answer"]
+    assert answer["answer"] in told
+    assert "TRANSPLANTED" in answer["answer"]
+    verb, flags, *rest = shlex.split(answer["run"].removeprefix("moelab "))
+    assert verb == "run"
+    again = trial(words_of(read_flags(flags.partition("=")[2]), rest))
+    assert again.summary["decode_tokens_per_s"] == answer["lines"][0]["tokens_per_s"]
+    assert "precision=q4_k_m" in rest
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["kv=q3"], "kv=q3 is none of f32, f16"),
+        (["context=1"], "workload.context_tokens=1 is shorter than sequence"),
+        (["system=lru"], "system is not given so here"),
+        (["hardware.memory_gib=1"], "the device holds 1 GiB"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    asked = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW]
+    assert export.main([*asked, *words]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert message in told
+    assert list(tmp_path.iterdir()) == []
