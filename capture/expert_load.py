@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.results.labels import synthetic_label
 from sim.traces.trace import DECODE, PREFILL, Trace, read_trace
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -65,15 +66,18 @@ def main(arguments: Sequence[str]) -> int:
                 "exists" if output.exists() else "must end with .json, by which the engine reads it"
             )
             raise ValueError(f"output={output} {why}; choose another name")
-        counts = load_of(read_trace(Path(words.places[0])), phase)
+        trace = read_trace(Path(words.places[0]))
+        counts = load_of(trace, phase)
         output.write_text(json.dumps({"logical_count": counts.tolist()}) + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     busiest = (counts.max(1) / np.maximum(counts.mean(1), 1e-9)).max()
+    label = synthetic_label(trace.header)
     print(
         f"{output}: {len(counts)} layers of {counts.shape[1]} experts, {counts.sum()} choices; the"
         f" busiest expert of a layer is chosen {busiest:.3g} times as often as its mean"
+        + (f" [{label}]" if label else "")
     )
     return 0
 

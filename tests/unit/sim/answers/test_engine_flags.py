@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from sim import __main__ as command
 from sim.answers.engine_flags import Flags, read_flags, words_of
 from sim.results.run import Run
 from sim.study.trials import prepared
@@ -104,3 +107,16 @@ def test_flags_that_cannot_be_are_refused_by_name(flags: str, message: str) -> N
 def test_words_that_choose_what_flags_choose_are_refused() -> None:
     with pytest.raises(ValueError, match=r"so budget\.resident_share=0\.5 does not go with them"):
         words_of(read_flags("-c 8192"), ["budget.resident_share=0.5"])
+
+
+def test_a_run_takes_flags_for_the_words_that_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ["model=tiny_mixtral", "outputs=summary"]
+    monkeypatch.setattr(sys, "argv", ["sim", *given, "flags=--n-cpu-moe 3 -c 4096"])
+    command._take_flags()
+    assert sys.argv == ["sim", *words_of(Flags(4096, n_cpu_moe=3), given)]
+    assert "workload.context_tokens=4096" in sys.argv
+    before = list(sys.argv)
+    command._take_flags()
+    assert sys.argv == before, "without flags nothing changes"
