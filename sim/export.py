@@ -12,7 +12,7 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from shlex import join, quote
@@ -27,7 +27,7 @@ from sim.process.interrupts import Terminated, code_of, terminate
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
-from sim.study.trials import trial
+from sim.study.trials import Trial, trial
 from sim.verbs.table import verb_of
 from sim.verbs.words import Words, read
 
@@ -82,7 +82,7 @@ def _search(words: Words, given: Sequence[str]) -> Search:
     ):
         task = bar.add_task("trying flags", total=None)
 
-        def simulate(words: Sequence[str]):  # type: ignore[no-untyped-def]
+        def simulate(words: Sequence[str]) -> Future[Trial]:
             future = pool.submit(trial, tuple(words))
             future.add_done_callback(lambda _: bar.advance(task))
             return future

@@ -11,7 +11,7 @@ from rich.table import Table
 from sim.answers.ask_words import between
 from sim.answers.export import Search, Tried
 from sim.results.intervals import OVER
-from sim.results.labels import caption, told
+from sim.results.labels import Labels, caption, told
 
 SHOWN = 8
 """How many lines the table has; the file has the others."""
@@ -63,5 +63,5 @@ def sentence(found: Search, model: str, machine: str, gates: str) -> str:
     return "; ".join(parts) + "." + (f" [{label}]" if label else "")
 
 
-def _named(rows: Sequence[Tried]) -> list[tuple[str, object]]:
+def _named(rows: Sequence[Tried]) -> list[tuple[str, Labels]]:
     return [("llama.cpp", row.labels) for row in rows]
