@@ -281,14 +281,19 @@ def _outcome_counts(lookups: pl.DataFrame) -> list[int]:
     return [int(counts.get(name, 0)) for name in LOOKUP_OUTCOMES]
 
 
-def _union_over_capacity(run: Run) -> dict[str, float]:
-    """The bytes of gates' unions at the highest precision, over those of all expert slots."""
+def _union_over_capacity(run: Run) -> dict[str, float] | None:
+    """The bytes of gates' unions at the highest precision, over those of all expert slots; None
+    without slots.
+    """
+    capacity_bytes = sum(run.controller.slots.capacity_bytes)
+    if not capacity_bytes:
+        return None
     geometry, workload = run.controller.geometry, run.workload
     count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
     of_site = np.array(
         [geometry.slot_bytes[geometry.key(0, site, 0)] for site in range(geometry.sites)]
     )
-    ratio = count * of_site[workload.gate_site] / sum(run.controller.slots.capacity_bytes)
+    ratio = count * of_site[workload.gate_site] / capacity_bytes
     return {"mean": float(ratio.mean()), "p95": float(np.percentile(ratio, 95))}
 
 

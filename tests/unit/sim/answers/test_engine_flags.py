@@ -9,6 +9,7 @@ import pytest
 from sim import __main__ as command
 from sim.answers.engine_flags import Flags, read_flags, words_of
 from sim.results.run import Run
+from sim.setup.execute import execute
 from sim.study.trials import prepared
 
 SMALL = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=2")
@@ -57,6 +58,15 @@ def test_the_cache_of_experts_has_its_mebibytes_beside_whole_layers() -> None:
     more = cached.ledger.slot_bytes - without.ledger.slot_bytes
     assert more == 1 << 20
     assert cached.controller.slots.capacity_bytes[-1] == 1 << 20
+
+
+# Contracts: C154
+def test_with_all_experts_on_the_cpu_there_are_no_slots() -> None:
+    result = execute(run_of("--cpu-moe"))
+    assert result.summary["hit_ratio"] == 0
+    assert result.summary["union_over_capacity"] is None
+    assert result.summary["budget"]["device_bytes"] == 0
+    assert result.summary["decode_tokens_per_s"] > 0
 
 
 # Contracts: C154

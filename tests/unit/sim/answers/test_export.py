@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 
 from sim import export
 from sim.answers.engine_flags import Flags, read_flags, words_of
-from sim.answers.export import Search, exported
+from sim.answers.export import Search, Tried, exported
+from sim.results.labels import Labels
 from sim.study.trials import Trial, prepared, trial
 
 FEW = (
@@ -54,12 +55,38 @@ def test_the_fewest_layers_fit_and_one_fewer_does_not_and_the_cache_takes_what_i
     assert 0 <= left < 1 << 20
 
 
+class Curve(Search):
+    """Lines whose speeds are given by the number of layers on the CPU."""
+
+    def __init__(self, low: int, layers: int, speed: Callable[[int], float]) -> None:
+        self._base, self._speed_of, self.layers = Flags(4096), speed, layers
+        self._room = {on_cpu: 0 if on_cpu >= low else None for on_cpu in range(layers + 1)}
+        self.tried, self.refused = {}, {}
+
+    def simulate(self, lines: Iterable[Flags]) -> None:
+        for line in lines:
+            speed = self._speed_of(line.n_cpu_moe)
+            self.tried.setdefault(line, Tried(line, speed, None, None, 0.0, Labels()))
+
+
 # Contracts: C155
+@pytest.mark.parametrize(("low", "layers"), [(5, 48), (0, 48), (46, 48), (48, 48), (1, 12)])
+def test_a_speed_with_one_top_is_climbed_to_it_in_few_tries(low: int, layers: int) -> None:
+    for top in range(low, layers + 1):
+        search = Curve(low, layers, lambda on_cpu, at=top: 1 / (1 + (on_cpu - at) ** 2))
+        search.climb(cached=False)
+        assert search.fewest == low
+        assert search.best()[0].flags.n_cpu_moe == top
+        assert len(search.tried) <= 14
+
+
+# Contracts: C155
+@pytest.mark.thorough
 @pytest.mark.parametrize("link_gb_per_s", [31.5, 126])
 def test_the_search_is_within_five_percent_of_trying_every_line(link_gb_per_s: float) -> None:
-    """On a link four times as fast a cache is the faster way, on the machine's own it is not."""
-    given = (*GIVEN, f"hardware.links.pcie.peak_gb_per_s={link_gb_per_s}")
-    search = exported(Flags(4096), given, simulate)
+    """With 41 GiB two or three layers do not fit, so there are 14 numbers of layers to try."""
+    rate = f"hardware.links.pcie.peak_gb_per_s={link_gb_per_s}"
+    search = exported(Flags(4096), (*GIVEN, rate, "hardware.memory_gib=41"), simulate)
     tried = len(search.tried)
     found = search.best()[0]
     search.simulate(
