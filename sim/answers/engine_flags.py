@@ -183,15 +183,13 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
             f"flags choose {', '.join(OWNED)}, so {taken[0]} does not go with them; leave one out"
         )
     shared = [*_workload(flags), *given]
-    # Of the bytes that a budget allows, the layers' own pools take what they need.
-    layers = ["system=llama_cpp_n_cpu_moe", "budget.resident_share=1", *_quotas(flags, "cache")]
-    layers += shared
-    if not flags.cache_mib:
-        return layers
-    whole_bytes = prepared(layers).ledger.slot_bytes
-    slots_gib = (whole_bytes + flags.cache_mib * MIB) / GIB
-    budget = f"budget.slots_gib={slots_gib!r}"
-    return ["system=llama_cpp_cache", budget, *_quotas(flags, "cache.cache"), *shared]
+    layers = ["system=llama_cpp_n_cpu_moe", *_quotas(flags, "cache")]
+    # Of a budget of all bytes the layers' own pools took what they need; that is the budget then.
+    whole_bytes = prepared([*layers, "budget.resident_share=1", *shared]).ledger.slot_bytes
+    if flags.cache_mib:
+        layers = ["system=llama_cpp_cache", *_quotas(flags, "cache.cache")]
+    slots_gib = max(1, whole_bytes + flags.cache_mib * MIB) / GIB
+    return [*layers, f"budget.slots_gib={slots_gib!r}", *shared]
 
 
 def _workload(flags: Flags) -> Iterator[str]:
@@ -208,8 +206,8 @@ def _workload(flags: Flags) -> Iterator[str]:
 
 
 def _quotas(flags: Flags, cache: str) -> list[str]:
-    patterns = ",".join(f"'{pattern}'" for pattern in flags.patterns)
-    return [
-        f"{cache}.quotas.n_cpu_moe={flags.n_cpu_moe}",
-        f"{cache}.quotas.overrides=[{patterns}]",
-    ]
+    words = [f"{cache}.quotas.n_cpu_moe={flags.n_cpu_moe}"]
+    if flags.patterns or cache != "cache":  # n_cpu_moe.yaml has none, llama_cpp_lru.yaml has some
+        patterns = ",".join(f"'{pattern}'" for pattern in flags.patterns)
+        words.append(f"{cache}.quotas.overrides=[{patterns}]")
+    return words

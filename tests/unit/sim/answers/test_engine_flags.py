@@ -49,7 +49,12 @@ def whole_layers(run: Run) -> list[int]:
     ],
 )
 def test_layers_rest_where_the_flags_say(flags: str, layers: range) -> None:
-    assert whole_layers(run_of(flags)) == list(layers)
+    run = run_of(flags)
+    assert whole_layers(run) == list(layers)
+    cached = 1 << 20 if "--moe-cache-mib" in flags else 0
+    all_bytes = 16 * 8 * run.controller.geometry.slot_sizes[0]
+    held = len(layers) / 16 + cached / all_bytes
+    assert run.resident_share == pytest.approx(held, abs=1e-6), "what a run tells as resident"
 
 
 # Contracts: C154
