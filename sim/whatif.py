@@ -253,13 +253,15 @@ def _needed(
         )
         return BreakEven("target", enough[-1] if enough else None, low, high, None, told)
     cross: Crossing = crossing(over, low, high)
-    if cross.value is not None:
-        needs = question.needs.format(f"{cross.value:.3g}")
-        told = f"{target:g} tokens/s {needs} ({question.axis})"
-    elif cross.sign > 0:
-        told = f"{target:g} tokens/s are reached from {cross.low:g} on ({question.axis})"
-    else:
-        told = f"nothing up to {cross.high:g} gives {target:g} tokens/s ({question.axis})"
+    turned, above, below = question.needs
+    text = turned if cross.value is not None else above if cross.sign > 0 else below
+    told = text.format(
+        target=f"{target:g}",
+        value=f"{cross.value or 0:.3g}",
+        low=f"{cross.low:g}",
+        high=f"{cross.high:g}",
+    )
+    told += f" ({question.axis})"
     return BreakEven("target", cross.value, cross.low, cross.high, None, told)
 
 

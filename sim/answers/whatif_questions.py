@@ -30,7 +30,8 @@ class Question:
     - ``arithmetic`` answers where nothing is searched for, from the overrides, their run and the
       values that ran.
     - ``is_discrete``: there is nothing between two values.
-    - ``needs``: what a target asks for, ``{}`` for the value.
+    - ``needs`` says what a ``{target}`` asks for, in three texts: a ``{value}``; it is reached
+      everywhere from ``{low}`` to ``{high}``; it is reached nowhere.
     """
 
     axis: str
@@ -48,7 +49,11 @@ class Question:
     is_discrete: bool = False
     is_apart: bool = False
     base: tuple[str, ...] = ()
-    needs: str = "need {}"
+    needs: tuple[str, str, str] = (
+        "{target} tokens/s need {value}",
+        "{target} tokens/s are reached from {low} on",
+        "nothing up to {high} gives {target} tokens/s",
+    )
 
 
 def _link_key(run: Run) -> str:
@@ -133,7 +138,7 @@ def _kv_bits(run: Run) -> list[float]:
 
 def _at_context(tokens: float, run: Run) -> Mapping[str, tuple[str, ...]]:
     return {
-        f"kv at {bits:g} bits": (
+        f"{bits:g} bits": (
             f"workload.context_tokens={round(tokens)}",
             f"++model.kv_bits={bits:g}",
         )
@@ -254,6 +259,10 @@ QUESTIONS: dict[str, Question] = {
         arithmetic=_kv_fills,
         is_apart=True,
         base=("budget=fit",),
-        needs="allow at most {}",
+        needs=(
+            "{target} tokens/s allow at most {value}",
+            "{target} tokens/s are reached up to {high}",
+            "not even {low} gives {target} tokens/s",
+        ),
     ),
 }

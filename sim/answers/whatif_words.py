@@ -45,13 +45,13 @@ def _contexts(found: Answer, name: str) -> Iterator[str]:
     for value in dict.fromkeys((values[0], values[-1])):
         *_, row = (row for row in found.rows if row.value == value)
         yield (
-            f"{value:,.0f} tokens with {row.series} leave {row.slots_a_layer:.3g} slots a layer and"
+            f"{value:,.0f} tokens, at {row.series} a number, leave {row.slots_a_layer:.3g} slots a layer and"
             f" {row.tokens_per_s:.3g} tokens/s"
         )
     at_last = [row for row in found.rows if row.value == values[-1]]
     best = max(at_last, key=lambda row: row.tokens_per_s)
     yield (
-        f"{name}: {best.value:,.0f} tokens decode fastest with {best.series}, {best.slots_a_layer:.3g} slots"
+        f"{name}: {best.value:,.0f} tokens decode fastest at {best.series}, {best.slots_a_layer:.3g} slots"
         f" a layer and {best.tokens_per_s:.3g} tokens/s; what fewer bits of keys and values cost in"
         " quality is not measured here"
     )

@@ -113,7 +113,7 @@ def kv(*words: str, values: tuple[float, ...]) -> whatif.Answer:
 def test_what_a_context_takes_is_taken_from_slots_and_fewer_bits_give_some_back() -> None:
     found = kv(values=(4096, 131072))
     rows = {(row.value, row.series): row for row in found.rows}
-    own, eight, four = "kv at 16 bits", "kv at 8.5 bits", "kv at 4.5 bits"
+    own, eight, four = "16 bits", "8.5 bits", "4.5 bits"
     assert [row.series for row in found.rows] == [four, eight, own] * 2
     slots = {key: row.slots_a_layer for key, row in rows.items()}
     assert slots[4096, own] > slots[131072, own]
@@ -127,19 +127,19 @@ def test_what_a_context_takes_is_taken_from_slots_and_fewer_bits_give_some_back(
     assert "1,024 tokens of context take as many bytes as 0.0119 slots a layer" in told
     assert f"leave {slots[131072, own]:.3g} slots a layer" in told
     best = max((row for row in found.rows if row.value == 131072), key=lambda r: r.tokens_per_s)
-    assert f"fastest with {best.series}" in told
+    assert f"fastest at {best.series}" in told
 
 
 # Contracts: C153
 def test_a_context_that_fits_at_fewer_bits_only_is_told_and_the_fill_is_where_memory_ends() -> None:
     found = kv(values=(4096, 400_000))
     assert [row.series for row in found.rows if row.value == 400_000] == [
-        "kv at 4.5 bits",
-        "kv at 8.5 bits",
+        "4.5 bits",
+        "8.5 bits",
     ]
     assert all(row.speedup is None for row in found.rows if row.value == 400_000)
     (why,) = found.refused
-    assert why.startswith("400000, kv at 16 bits: ")
+    assert why.startswith("400000, 16 bits: ")
     even = found.break_even
     assert even is not None
     assert even.closed_form is not None
@@ -158,7 +158,7 @@ def test_a_budget_that_is_given_stays_and_context_costs_time_alone() -> None:
     assert len({row.slots_a_layer for row in found.rows}) == 1
     assert len({row.hit_ratio for row in found.rows}) == 1
     speeds = {(row.value, row.series): row.tokens_per_s for row in found.rows}
-    assert speeds[65536, "kv at 16 bits"] < speeds[65536, "kv at 4.5 bits"]
+    assert speeds[65536, "16 bits"] < speeds[65536, "4.5 bits"]
 
 
 # Contracts: C153
@@ -285,6 +285,31 @@ def test_a_table_fits_80_columns_and_says_what_does_not_change_once() -> None:
     assert told.count("0.52 0.391..0.695") == 3
     assert "hits 50.0% at each point" in told
     assert "waits 96% at each point" in told
+
+
+def test_the_table_of_contexts_fits_80_columns() -> None:
+    rows = tuple(
+        Row(
+            value,
+            name,
+            speed,
+            (2.74, 9.21),
+            0.94,
+            0.576,
+            times,
+            times and (0.647, 1.52),
+            4.06 + value,
+        )
+        for value, speed in ((4096.0, 4.96), (131072.0, 3.19))
+        for name, times in (("4.5 bits", 1.09), ("8.5 bits", 1.06), ("16 bits", None))
+    )
+    found = whatif.Answer("kv", "tokens of context", rows, None, None, (), (), True)
+    text = io.StringIO()
+    Console(file=text, width=80).print(table_of(found, "lru"))
+    told = text.getvalue()
+    assert "…" not in told
+    assert max(map(len, told.splitlines())) <= 80
+    assert re.search(r"^ 131072 +8\.5 bits +3\.19", told, re.MULTILINE)
 
 
 def test_a_kept_run_is_the_run(tmp_path: Path) -> None:
