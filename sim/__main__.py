@@ -100,6 +100,20 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
     console.print(f"files: {output_dir}", soft_wrap=True)
 
 
+def _take_flags() -> None:
+    """Put the overrides that ``flags=`` stands for in its place. Raise ValueError."""
+    given = [word for word in sys.argv[1:] if word.startswith("flags=")]
+    if not given:
+        return
+    # Late: other runs need none of it.
+    from sim.answers.engine_flags import read_flags, words_of
+
+    rest = [word for word in sys.argv[1:] if word not in given]
+    words = [word for word in rest if not word.startswith("-")]
+    made = words_of(read_flags(given[-1].partition("=")[2]), words)
+    sys.argv[1:] = [*made[: len(made) - len(words)], *rest]
+
+
 def _is_many() -> bool:
     """Whether this is one run of a multirun."""
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
@@ -142,5 +156,10 @@ if __name__ == "__main__":
     logging.getLogger("hydra").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _on_signal)
     OVERWRITE.append(overwrites())
+    try:
+        _take_flags()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     main()
     sys.exit(_tell_all())

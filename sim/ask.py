@@ -22,25 +22,18 @@ from rich.console import Console
 
 from sim.answers.ask import Bench, Found, answer
 from sim.answers.ask_figure import draw
-from sim.answers.ask_gates import Gates, choose
+from sim.answers.ask_gates import asked
 from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
 from sim.results.run import Run
-from sim.setup.configure import configure
-from sim.setup.parts import make_hardware, make_model
-from sim.setup.refusals import checked_settings
 from sim.study.trials import prepared
-from sim.synthetic.synthesis import Request
-from sim.values.units import GIB
 from sim.verbs.table import verb_of
 from sim.verbs.words import Words, read
 
 WORKERS = 2
-GATES = "gates"
-"""The folder of synthetic gates inside that of the answer."""
 WIDTH = 150
 
 
@@ -81,29 +74,12 @@ def _name(words: Words) -> str:
 def _ask(words: Words, place: Path) -> Found:
     """Choose the gates, run every system, and find what would change the answer."""
     own = words.own
-    trace = [word for word in words.overrides if word.startswith(("trace=", "trace.path="))]
-    common = [
-        f"model={own['model']}",
-        f"hardware={own['machine']}",
-        "budget=fit",
-        *(word for word in words.overrides if word not in trace),
-    ]
-    # With any trace: none is read yet.
-    config = checked_settings(configure(*common, "outputs=summary")[0])
-    model = make_model(config)
-    make_hardware(config)
-    request = Request(
-        "",
-        int(own.get("tokens", "24")),
-        sequences=int(own.get("sequences", "8")),
-        prompt_tokens=int(own.get("prompt_tokens", "48")),
-    )
-    gates: Gates = choose(model, trace, request, place / GATES)
-    common += gates.words
+    common, gates, model = asked(words, place)
+    common.append("budget=fit")
     stored = str(model.stored or "fp16")
     precisions = own.get("precisions", f"{stored},q4_k_m").split(",")
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
-    common += _room_for(int(own.get("context", "4096")), run)
+    common += _at_the_end_of(int(own.get("context", "4096")), run)
     run = prepared([*common, "system=load_on_demand", f"precision={precisions[0]}"])
     lengths = [one.prompt_tokens for one in run.trace.header.sequences]
     mean = sum(lengths) / len(lengths)
@@ -117,16 +93,20 @@ def _ask(words: Words, place: Path) -> Found:
         try:
             patience = float(own.get("patience", "10"))
             bench = Bench(common, pool, lambda: bar.advance(task), patience)
-            return answer(run, gates.told, precisions, target, bench, mean)
+            return answer(run, gates, precisions, target, bench, mean)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _room_for(tokens: int, run: Run) -> list[str]:
-    """Keep memory for a context of so many tokens, which the gates' sequences do not reach."""
-    more = max(0, tokens - run.workload.limits.tokens) * run.model.kv_bytes_per_token / GIB
-    return [f"hardware.reserved_gib={run.hardware.reserved_gib + more:.4g}"] if more else []
+def _at_the_end_of(tokens: int, run: Run) -> list[str]:
+    """Put every sequence at the end of a context of so many tokens, or of its own length where one
+    is longer. A model with an encoder stays as it is: nothing comes before its prompts.
+    """
+    if run.model.encoder_sites:
+        return []
+    longest = max(one.prompt_tokens + one.decode_tokens for one in run.workload.sequences)
+    return [f"workload.context_tokens={max(tokens, longest)}"]
 
 
 def _write(place: Path, found: Found, text: str) -> None:

@@ -1,6 +1,6 @@
 """``python -m sim.whatif QUESTION``: say how speed depends on one thing, and where that turns.
 
-The things are memory, link, predictor, CPU and bits; ``--help`` explains each.
+The things are memory, link, predictor, CPU, bits and context; ``--help`` explains each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.console import Console
 from sim.answers.breakeven import Crossing, crossing, knee
 from sim.answers.whatif import Answer, BreakEven, Row
 from sim.answers.whatif_figure import draw
-from sim.answers.whatif_questions import QUESTIONS, Question, held_bits
+from sim.answers.whatif_questions import QUESTIONS, Question
 from sim.answers.whatif_words import sentence, table_of
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
@@ -31,7 +31,8 @@ from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import check_writable, forget, locked
 from sim.results.paired import paired
 from sim.results.run import Run
-from sim.study.trials import Trial, kept_trial, prepared
+from sim.setup.configure import group_of
+from sim.study.trials import Trial, kept_trial, prepared, slots_a_layer
 from sim.values.places import is_free
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
@@ -65,11 +66,16 @@ class Bench:
         self._pool, self._tell, self._directory = pool, tell, directory
         self._known: dict[tuple[str, ...], Trial] = {}
 
-    def at(self, values: Iterable[float]) -> tuple[dict[float, dict[str, Trial]], list[str]]:
-        """The trials of each value by series, and a line for each value that was refused."""
+    def at(
+        self, values: Iterable[float], only: str | None = None
+    ) -> tuple[dict[float, dict[str, Trial]], list[str]]:
+        """The trials of each value by series (or of the series ``only``), and a line for each value
+        that was refused: for each series of it, where series stand apart.
+        """
         wanted = {}
         for value in values:
             series = self._question.words(value, self._run)
+            series = {name: words for name, words in series.items() if only in (None, name)}
             wanted[value] = {
                 name: (*self._words, *words, *(() if "predictor=none" in words else self._own))
                 for name, words in series.items()
@@ -89,10 +95,16 @@ class Bench:
             self._tell()
         found, told = {}, []
         for value, series in wanted.items():
-            if bad := [refused[words] for words in series.values() if words in refused]:
-                told.append(f"{value:g}: {bad[0]}")
-            else:
-                found[value] = {name: self._known[words] for name, words in series.items()}
+            bad = {name: refused[words] for name, words in series.items() if words in refused}
+            if self._question.is_apart:
+                told += [f"{value:g}, {name}: {why}" for name, why in bad.items()]
+            elif bad:
+                told.append(f"{value:g}: {next(iter(bad.values()))}")
+                continue
+            if len(bad) < len(series):
+                found[value] = {
+                    name: self._known[words] for name, words in series.items() if name not in bad
+                }
         return found, told
 
 
@@ -117,17 +129,22 @@ def answer(
         words = [word for word in words if word not in own]
         if not any(word.startswith("predictor.recall=") for word in own):
             own.append(f"predictor.recall={RECALL}")
+    words = _on_base(question, words)
     run = prepared(words)
     bench = Bench(question, words, own, run, pool, tell, directory)
     found, refused = bench.at(values)
     if not found:
         raise ValueError(f"none of the values can run: {refused[0]}")
-    rows = [row for value, series in found.items() for row in _rows(value, series)]
     ran = sorted(found)
+    names = [*question.words(ran[0], run)]
+    against, asked = names[-1], names[-1 if question.is_apart else 0]
+    rows = [row for value, series in found.items() for row in _rows(value, series, against)]
     even = (
-        _break_even(question, run, bench, ran, found) if question.difference else _all_fit(run, ran)
+        question.arithmetic(words, run, ran)
+        if question.arithmetic
+        else _break_even(question, run, bench, ran, found)
     )
-    speeds = [next(iter(_rows(value, found[value]))).tokens_per_s for value in ran]
+    speeds = [next(row.tokens_per_s for row in rows if row.value == value) for value in ran]
     at = knee(ran, speeds) if name == "memory" else None
     labels = tuple(
         (name, labels_in(one.summary)) for value in ran for name, one in found[value].items()
@@ -141,18 +158,25 @@ def answer(
         tuple(refused),
         labels,
         question.is_log,
-        None if target is None else _needed(question, target, bench, ran, found),
+        None if target is None else _needed(question, target, bench, found, asked),
         f"{run.model.name} on {run.hardware.name}, {run.resident_share:.3g} resident unless varied",
     )
 
 
-def _rows(value: float, series: Mapping[str, Trial]) -> Iterable[Row]:
-    *_, against = series.values()
+def _on_base(question: Question, words: Sequence[str]) -> list[str]:
+    """``words`` after those of the question's own whose sections they do not give."""
+    given = {group_of(word) for word in words}
+    return [*(word for word in question.base if group_of(word) not in given), *words]
+
+
+def _rows(value: float, series: Mapping[str, Trial], against: str) -> Iterable[Row]:
+    """The rows of a value; ``against`` is the series that others are compared with."""
     for name, one in series.items():
         summary = one.summary
         faster = None
-        if one is not against:
-            faster = paired(decode_time_and_tokens(one)[0], decode_time_and_tokens(against)[0])
+        if name != against and against in series:
+            last = decode_time_and_tokens(series[against])[0]
+            faster = paired(decode_time_and_tokens(one)[0], last)
         yield Row(
             value,
             name,
@@ -162,6 +186,7 @@ def _rows(value: float, series: Mapping[str, Trial]) -> Iterable[Row]:
             summary["hit_ratio"],
             faster.speedup if faster else None,
             faster.interval if faster else None,
+            slots_a_layer(one),
         )
 
 
@@ -197,22 +222,28 @@ def _needed(
     question: Question,
     target: float,
     bench: Bench,
-    ran: Sequence[float],
     found: Mapping[float, Mapping[str, Trial]],
+    name: str,
 ) -> BreakEven:
-    """The value at which the first series decodes ``target`` tokens a second."""
+    """The value at which the series ``name`` decodes ``target`` tokens a second. Where each value
+    has a series of its own, it is that.
+    """
 
     def speed(at: Mapping[str, Trial]) -> float:
-        return float(next(iter(at.values())).summary["decode_tokens_per_s"])
+        one = next(iter(at.values())) if question.is_discrete else at[name]
+        return float(one.summary["decode_tokens_per_s"])
 
     def over(value: float) -> float:
-        at, refused = bench.at([value])
-        if refused:
+        at, refused = bench.at([value], name)
+        if name not in at.get(value, {}):
             raise ValueError(refused[0])
         return speed(at[value]) - target
 
+    ran = sorted(value for value in found if question.is_discrete or name in found[value])
+    if not ran:
+        return BreakEven("target", None, 0, 0, None, f"no point of {name} can run")
     low, high = ran[0], ran[-1]
-    if question.difference is None or low == high:
+    if question.is_discrete or low == high:
         # Of precisions there is nothing between two points.
         enough = [value for value in ran if speed(found[value]) >= target]
         told = (
@@ -222,20 +253,16 @@ def _needed(
         )
         return BreakEven("target", enough[-1] if enough else None, low, high, None, told)
     cross: Crossing = crossing(over, low, high)
-    if cross.value is not None:
-        told = f"{target:g} tokens/s need {cross.value:.3g} ({question.axis})"
-    elif cross.sign > 0:
-        told = f"{target:g} tokens/s are reached from {cross.low:g} on ({question.axis})"
-    else:
-        told = f"nothing up to {cross.high:g} gives {target:g} tokens/s ({question.axis})"
+    turned, above, below = question.needs
+    text = turned if cross.value is not None else above if cross.sign > 0 else below
+    told = text.format(
+        target=f"{target:g}",
+        value=f"{cross.value or 0:.3g}",
+        low=f"{cross.low:g}",
+        high=f"{cross.high:g}",
+    )
+    told += f" ({question.axis})"
     return BreakEven("target", cross.value, cross.low, cross.high, None, told)
-
-
-def _all_fit(run: Run, ran: Sequence[float]) -> BreakEven:
-    """The most bits a weight at which all experts are resident in the run's bytes for them."""
-    bits = run.resident_share * held_bits(run)
-    told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
-    return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -250,7 +277,7 @@ def main(arguments: Sequence[str]) -> int:
         words = [word for word in words if not word.startswith("overwrite=")]
         output_dir, values, target, words = _settings(name, words, overwrite)
         base = [word for word in words if name != "predictor" or not word.startswith("predictor.")]
-        system = prepared(base).system
+        system = prepared(_on_base(QUESTIONS[name], base)).system
         with locked(output_dir):
             _check_output(output_dir, overwrite)
             signal.signal(signal.SIGTERM, _on_signal)

@@ -66,6 +66,9 @@ def _check(prepared: Prepared) -> None:
         "workload.prompt_tokens or decode_tokens (its lengths are live.prompt_tokens and live.new_tokens)": bool(
             workload.lengths.asked
         ),
+        f"workload.context_tokens={workload.lengths.context} (no tokens come before a prompt)": (
+            workload.lengths.context is not None
+        ),
         f"workload.draft_tokens={workload.speculation.tokens} (no token is drafted)": (
             workload.speculation.tokens > 0
         ),

@@ -189,7 +189,7 @@ def check_steps(run: Run) -> None:
     workload = run.workload
     lengths = [
         name
-        for name in ("prompt_tokens", "decode_tokens")
+        for name in ("prompt_tokens", "decode_tokens", "context_tokens")
         if run.config["workload"].get(name) is not None
     ]
     if lengths:

@@ -18,7 +18,7 @@ from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
 from sim.results.paired import Paired, paired
 from sim.results.run import Run
-from sim.study.trials import Trial, trial
+from sim.study.trials import Trial, slots_a_layer, trial
 from sim.values.places import CONF
 from sim.values.units import GIB
 from sim.verbs.names import names, read
@@ -33,6 +33,8 @@ FULL = 1.0
 LADDER = ("fp16", "fp8", "int8", "q4_k_m", "int4", "int2")
 """Precisions at which the answer says whether everything fits, best first."""
 MORE_GIB = 8
+DRAFTS = 2
+"""How many tokens a step drafts where the answer says what drafting would bring."""
 FACTORS = (1.0, 64.0)
 CLOSE = 0.03
 """A search for what a target needs ends at this share of its answer."""
@@ -83,12 +85,16 @@ class Fit:
 
 @dataclass(frozen=True)
 class Change:
-    """What a change of the machine or the precision makes of the row ``of``."""
+    """What a change of the machine, the precision or the workload makes of the row ``of``.
+
+    ``fewer_slots``: by how many fewer experts a layer the device's slots hold then.
+    """
 
     what: str
     of: str
     tokens_per_s: float
     faster: Paired
+    fewer_slots: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -307,7 +313,7 @@ def answer(
 
 
 def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
-    """Twice the link, more memory and INT4, each alone."""
+    """Twice the link, more memory, INT4, twice the context and drafted tokens, each alone."""
     wanted = {
         "twice the link's bandwidth": (*row.words, _link_word(run, 2.0)),
         f"{MORE_GIB} GiB more memory": (*row.words, _memory_word(run, MORE_GIB)),
@@ -321,14 +327,27 @@ def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
     if any(word.startswith("precision=") for word in row.words):
         four = [word for word in row.words if not word.startswith("precision=")]
         wanted["experts at int4"] = (*four, "precision=int4")
+    if (context := run.workload.lengths.context) is not None:
+        wanted[f"a context of {2 * context:,} tokens"] = (
+            *row.words,
+            f"workload.context_tokens={2 * context}",
+        )
+    if run.workload.batching == "sequential" and not run.workload.speculation.tokens:
+        wanted[f"drafting {DRAFTS} tokens a step, as often right as one engine logged,"] = (
+            *row.words,
+            "workload=mtp_4",
+            f"workload.draft_tokens={DRAFTS}",
+        )
     trials, _ = bench.all([row.words, *wanted.values()])
     before = decode_time_and_tokens(trials[row.words])[0]
+    held = slots_a_layer(trials[row.words])
     return [
         Change(
             what,
             row.name,
             float(trials[words].summary["decode_tokens_per_s"]),
             paired(decode_time_and_tokens(trials[words])[0], before),
+            held - slots_a_layer(trials[words]),
         )
         for what, words in wanted.items()
         if words in trials and words != row.words

@@ -1,4 +1,6 @@
-"""Which gates answer for a model: recorded ones of its shape, or synthetic ones of its preset."""
+"""Which gates answer for a model: recorded ones of its shape, or synthetic ones of its preset; and
+the overrides that all runs of a question share.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sim.machine.model import Model
+from sim.setup.configure import configure
+from sim.setup.parts import make_hardware, make_model
+from sim.setup.refusals import checked_settings
 from sim.synthetic.preset import Preset, load_fit, load_preset, preset_names
 from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import write_trace
 from sim.values.fields import HEADER_FILE
 from sim.values.places import ROOT
 from sim.verbs.names import names, of_file
+from sim.verbs.words import Words
 
+GATES = "gates"
+"""The folder of synthetic gates inside that of the answer."""
 Shape = tuple[int, int, int]
 
 
@@ -87,3 +95,31 @@ def choose(model: Model, given: Sequence[str], request: Request, place: Path) ->
         words += [f"model.gates_of={made.trace.header.model.name}", f"model.sizes_of={model.name}"]
     near = f", borrowed from {preset.nearest}" if preset.nearest else ""
     return Gates(tuple(words), f"SYNTHETIC gates, from published statistics of {preset.name}{near}")
+
+
+def asked(words: Words, place: Path) -> tuple[list[str], str, Model]:
+    """The overrides that all runs of a question share: its model, its machine, its own ones, and
+    gates; what is to be told of the gates; and the model. Synthetic gates are written into
+    ``place``.
+
+    Raise ValueError for a model or a machine that cannot be, and where there are no gates.
+    """
+    own = words.own
+    trace = [word for word in words.overrides if word.startswith(("trace=", "trace.path="))]
+    common = [
+        f"model={own['model']}",
+        f"hardware={own['machine']}",
+        *(word for word in words.overrides if word not in trace),
+    ]
+    # With any trace: none is read yet.
+    config = checked_settings(configure(*common, "budget=fit", "outputs=summary")[0])
+    model = make_model(config)
+    make_hardware(config)
+    request = Request(
+        "",
+        int(own.get("tokens", "24")),
+        sequences=int(own.get("sequences", "8")),
+        prompt_tokens=int(own.get("prompt_tokens", "48")),
+    )
+    gates = choose(model, trace, request, place / GATES)
+    return [*common, *gates.words], gates.told, model

@@ -11,12 +11,15 @@ from rich.table import Table
 from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Found, Row, alike
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told
+from sim.results.paired import SLOWER, Paired
 
 HEADINGS = {
     LOSSLESS: "LOSSLESS: the model as it is published",
     LOSSY: "LOSSY: what it costs in quality was not measured here (moelab quality)",
     BOUND: "BOUNDS: they know what is to come, or do what no machine can",
 }
+LEAST_SLOTS = 0.05
+"""Fewer slots a layer than these are not told."""
 SHOWN = 3
 """How many names of systems that show the same are told."""
 
@@ -97,10 +100,18 @@ def _sentences(found: Found) -> Iterator[str]:
         of: dict[str, list[str]] = {}
         for change in found.changes:
             faster = f"{change.what} makes it {change.faster.speedup:.2f}x as fast"
-            of.setdefault(change.of, []).append(f"{faster} ({change.tokens_per_s:.3g} tokens/s)")
+            slots = change.fewer_slots
+            less = f", {slots:.3g} fewer slots a layer" if slots >= LEAST_SLOTS else ""
+            more = f"{faster} ({change.tokens_per_s:.3g} tokens/s{less})"
+            of.setdefault(change.of, []).append(f"{more}{_loss(change.faster)}")
         for name, texts in of.items():
             yield f"What would change {name}: {'; '.join(texts)}."
     yield _surely(found)
+
+
+def _loss(faster: Paired) -> str:
+    """Says that a change loses, where it surely does."""
+    return ": it loses" if faster.verdict == SLOWER else ""
 
 
 def _fit(found: Found) -> str:

@@ -1,4 +1,4 @@
-"""The answer to a what-if: how speed depends on memory, link, predictor, CPU or bits."""
+"""The answer to a what-if: how speed depends on memory, link, predictor, CPU, bits or context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Row:
 
     ``value`` is what is varied. ``interval`` is the 95 % interval of the speed over sequences,
     ``waiting`` the share of the makespan that is idle. ``speedup`` is over the last series, None of
-    that one itself.
+    that one itself, and where that one cannot run. ``slots_a_layer``: how many experts at the
+    highest precision the device's slots hold, over the layers with experts.
     """
 
     value: float
@@ -24,6 +25,7 @@ class Row:
     hit_ratio: float | None
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
+    slots_a_layer: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ Where simple arithmetic gives the turning point, too, a question has a closed fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from sim.answers.whatif import BreakEven
 from sim.machine.model import PRECISION_BITS
 from sim.results.run import Run
-from sim.study.trials import Trial
+from sim.study.trials import Trial, prepared
 from sim.values.units import gb_per_s
 
 
@@ -19,12 +20,18 @@ class Question:
     """One question.
 
     - ``words`` gives the overrides of each series for a value. Other series are compared with the
-      last one.
+      last one. With ``is_apart`` a series that cannot run leaves the others.
+    - ``base`` are overrides that hold unless their sections are given.
     - ``difference`` of a value's trials, by series, changes its sign at the turning point ``what``.
     - ``told`` says what that means, in three texts: it turns at a value; it has not turned at the
       highest; it has turned at the lowest already.
     - ``span``: where to search for the turning point; None for the range of ``values``.
     - ``closed_form`` gives the turning point by arithmetic, from the trials at a value.
+    - ``arithmetic`` answers where nothing is searched for, from the overrides, their run and the
+      values that ran.
+    - ``is_discrete``: there is nothing between two values.
+    - ``needs`` says what a ``{target}`` asks for, in three texts: a ``{value}``; it is reached
+      everywhere from ``{low}`` to ``{high}``; it is reached nowhere.
     """
 
     axis: str
@@ -37,6 +44,15 @@ class Question:
     span: tuple[float, float] | None = None
     closed_form: Callable[[Run, Mapping[str, Trial], float], float | None] = lambda run, at, value: (
         None
+    )
+    arithmetic: Callable[[Sequence[str], Run, Sequence[float]], BreakEven] | None = None
+    is_discrete: bool = False
+    is_apart: bool = False
+    base: tuple[str, ...] = ()
+    needs: tuple[str, str, str] = (
+        "{target} tokens/s need {value}",
+        "{target} tokens/s are reached from {low} on",
+        "nothing up to {high} gives {target} tokens/s",
     )
 
 
@@ -107,6 +123,54 @@ def _at_bits(bits: float, run: Run) -> Mapping[str, tuple[str, ...]]:
     return {name: (f"precision={name}", f"budget.resident_share={share!r}", OWN_SHARE)}
 
 
+def _all_fit(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven:
+    """The most bits a weight at which all experts are resident in the run's bytes for them."""
+    bits = run.resident_share * held_bits(run)
+    told = f"in these bytes all experts are resident at up to {bits:.3g} bits a weight"
+    return BreakEven("all resident", bits, ran[0], ran[-1], bits, told)
+
+
+def _kv_bits(run: Run) -> list[float]:
+    """The bits at which keys and values are asked about, the model's own last."""
+    own = run.model.kv_bits
+    return [*(bits for bits in KV_BITS if bits < own), own]
+
+
+def _at_context(tokens: float, run: Run) -> Mapping[str, tuple[str, ...]]:
+    return {
+        f"{bits:g} bits": (
+            f"workload.context_tokens={round(tokens)}",
+            f"++model.kv_bits={bits:g}",
+        )
+        for bits in _kv_bits(run)
+    }
+
+
+def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven:
+    """The context whose keys and values, at the model's own bits, fill what memory slots leave."""
+    context = round(ran[0])
+    ledger = prepared([*words, f"workload.context_tokens={context}"]).ledger
+    free = run.hardware.memory_bytes - (ledger.total_bytes - ledger.kv_bytes - ledger.slot_bytes)
+    sequences = ledger.kv_bytes // (context * run.model.kv_bytes_per_token)
+    geometry = run.controller.geometry
+    *fewer, own = (
+        (bits, sequences * replace(run.model, kv_bits=bits).kv_bytes_per_token)
+        for bits in _kv_bits(run)
+    )
+    slots = 1024 * own[1] / max(geometry.slot_sizes) / geometry.sites
+    each = f" of each of {sequences} sequences" if sequences > 1 else ""
+    told = (
+        f"1,024 tokens of context{each} take as many bytes as {slots:.3g} slots a layer; keys and"
+        f" values alone fill the memory at {free / own[1]:,.0f} tokens"
+    )
+    less = ", ".join(f"{free / taken:,.0f} at {bits:g} bits" for bits, taken in reversed(fewer))
+    fills = free / own[1]
+    told += f" ({less})" if less else ""
+    return BreakEven("memory is full", fills, ran[0], ran[-1], fills, told)
+
+
+KV_BITS = (4.5, 8.5)
+"""llama.cpp's q4_0 and q8_0: 32 numbers in 18 and in 34 bytes (ggml, ``block_q4_0``)."""
 OWN_SHARE = "budget.slots_gib=null"
 """Makes the budget a share, because the question varies it, even if the run's was in GiB."""
 PRECISIONS = ("fp16", "int8", "int4", "int2")
@@ -181,5 +245,24 @@ QUESTIONS: dict[str, Question] = {
         None,
         "",
         ("", "", ""),
+        arithmetic=_all_fit,
+        is_discrete=True,
+    ),
+    "kv": Question(
+        "tokens of context",
+        (2048, 4096, 8192, 16384, 32768, 65536, 131072),
+        _at_context,
+        None,
+        "",
+        ("", "", ""),
+        is_log=True,
+        arithmetic=_kv_fills,
+        is_apart=True,
+        base=("budget=fit",),
+        needs=(
+            "{target} tokens/s allow at most {value}",
+            "{target} tokens/s are reached up to {high}",
+            "not even {low} gives {target} tokens/s",
+        ),
     ),
 }

@@ -34,7 +34,27 @@ def sentence(found: Answer, name: str) -> str:
             f"{name}: {best.series} decodes fastest in these bytes, {best.tokens_per_s:.3g}"
             " tokens/s"
         )
+    if found.question == "kv":
+        parts += _contexts(found, name)
     return "; ".join(parts) + "." + (f" [{label}]" if (label := caption(found.labels)) else "")
+
+
+def _contexts(found: Answer, name: str) -> Iterator[str]:
+    """What the shortest and the longest context leave, and the fastest way to hold the longest."""
+    values = sorted({row.value for row in found.rows})
+    for value in dict.fromkeys((values[0], values[-1])):
+        *_, row = (row for row in found.rows if row.value == value)
+        yield (
+            f"{value:,.0f} tokens, at {row.series} a number, leave {row.slots_a_layer:.3g} slots a layer and"
+            f" {row.tokens_per_s:.3g} tokens/s"
+        )
+    at_last = [row for row in found.rows if row.value == values[-1]]
+    best = max(at_last, key=lambda row: row.tokens_per_s)
+    yield (
+        f"{name}: {best.value:,.0f} tokens decode fastest at {best.series}, {best.slots_a_layer:.3g} slots"
+        f" a layer and {best.tokens_per_s:.3g} tokens/s; what fewer bits of keys and values cost in"
+        " quality is not measured here"
+    )
 
 
 def table_of(found: Answer, system: str) -> Table:
@@ -46,6 +66,7 @@ def table_of(found: Answer, system: str) -> Table:
         ("95 %", lambda row: _between(row.interval)),
         ("waits", lambda row: f"{row.waiting:.0%}"),
         ("hits", lambda row: "-" if row.hit_ratio is None else f"{row.hit_ratio:.1%}"),
+        ("slots a layer", lambda row: f"{row.slots_a_layer:.3g}"),
         ("times as fast", _times),
     ]
     shown = [(head, of) for head, of in columns if len({of(row) for _, row in rows}) > 1]

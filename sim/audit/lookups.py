@@ -123,6 +123,9 @@ def _unions(run: RunFiles) -> Iterator[Rule | Left]:
         yield Left("union_over_capacity", UNKNOWN)
         return
     capacity = run.summary["budget"]["device_bytes"]
+    if not capacity:
+        yield Rule("union_over_capacity", None, "the device has no slots")
+        return
     of_gate = run.lookups.group_by("tick").agg(needs=pl.len(), site=pl.col("site").first())
     shares = [
         needs * (sizes[site] or 0) / capacity

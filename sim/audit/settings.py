@@ -113,7 +113,7 @@ def _loader(run: RunFiles) -> Iterator[Rule | Left]:
 
 def _steps(run: RunFiles) -> Iterator[Rule | Left]:
     workload = run.config["workload"]
-    for name in ("batching", "together", "prefill_chunk"):
+    for name in ("batching", "together", "prefill_chunk", "context_tokens"):
         yield Rule(f"contracts.{name}", workload.get(name), f"workload.{name}")
     for name, unset in (("tokens", 0), ("accepted", 1.0), ("seed", 0), ("layers", 0)):
         told = workload.get(f"draft_{name}", unset)

@@ -26,8 +26,14 @@ from sim.values.units import seconds
 from sim.values.version import VERSION
 
 SCHEMA = 1
-NO_DRAFTING = {"draft_tokens": 0, "draft_accepted": 1.0, "draft_seed": 0, "draft_layers": 0}
-"""What a run's contracts say where its configuration is older than drafts."""
+UNSAID = {
+    "context_tokens": None,
+    "draft_tokens": 0,
+    "draft_accepted": 1.0,
+    "draft_seed": 0,
+    "draft_layers": 0,
+}
+"""What a run's contracts say where its configuration is older than context and drafts."""
 
 
 def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
@@ -275,14 +281,19 @@ def _outcome_counts(lookups: pl.DataFrame) -> list[int]:
     return [int(counts.get(name, 0)) for name in LOOKUP_OUTCOMES]
 
 
-def _union_over_capacity(run: Run) -> dict[str, float]:
-    """The bytes of gates' unions at the highest precision, over those of all expert slots."""
+def _union_over_capacity(run: Run) -> dict[str, float] | None:
+    """The bytes of gates' unions at the highest precision, over those of all expert slots; None
+    without slots.
+    """
+    capacity_bytes = sum(run.controller.slots.capacity_bytes)
+    if not capacity_bytes:
+        return None
     geometry, workload = run.controller.geometry, run.workload
     count = np.bincount(workload.needs.tick, minlength=workload.num_gates)
     of_site = np.array(
         [geometry.slot_bytes[geometry.key(0, site, 0)] for site in range(geometry.sites)]
     )
-    ratio = count * of_site[workload.gate_site] / sum(run.controller.slots.capacity_bytes)
+    ratio = count * of_site[workload.gate_site] / capacity_bytes
     return {"mean": float(ratio.mean()), "p95": float(np.percentile(ratio, 95))}
 
 
@@ -339,7 +350,7 @@ def _contracts(run: Run) -> dict[str, Any]:
         "together": workload.together,
         "prefill_chunk": workload.prefill_chunk,
         "arrivals": _arrivals(told) if workload.is_timed else None,
-        **{name: told.get(name, unset) for name, unset in NO_DRAFTING.items()},
+        **{name: told.get(name, unset) for name, unset in UNSAID.items()},
         "waves": sum(count > 0 for count in controller.wave_calls[1::2]),
         "loop": "open",
         "initial_cache": controller.cache.initial,

@@ -54,6 +54,7 @@ class WorkloadChoice:
     prefill_chunk: int | None = None
     prompt_tokens: int | None = None
     decode_tokens: int | None = None
+    context_tokens: int | None = None
     short_sequences: str = "refuse"
     arrivals_per_s: float | None = None
     arrivals_s: Sequence[float] | str | None = None
@@ -86,4 +87,6 @@ class WorkloadChoice:
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths(self.prompt_tokens, self.decode_tokens, self.short_sequences)
+        return Lengths(
+            self.prompt_tokens, self.decode_tokens, self.short_sequences, self.context_tokens
+        )

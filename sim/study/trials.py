@@ -91,6 +91,13 @@ def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
     return found
 
 
+def slots_a_layer(found: Trial) -> float:
+    """How many experts, each at the best precision of its pool, the slots of a trial hold, over the
+    layers with experts.
+    """
+    return sum(found.summary["budget"]["slots"].values()) / int(found.config["model"]["sites"])
+
+
 def _key(words: Sequence[str]) -> str:
     cfg, system = _composed(words)
     config: Any = OmegaConf.to_container(cfg, resolve=True)

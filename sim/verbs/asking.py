@@ -20,7 +20,13 @@ from sim.verbs.verb import Kind, Option, Verb
 
 ASK = "ask"
 LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
-QUESTIONS = ("memory", "link", "predictor", "cpu", "bits")
+QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv")
+GATES = (
+    Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
+    Option("sequences", "of synthetic gates: half of them count", Kind.WHOLE, "8", least=4),
+    Option("prompt_tokens", "of each (tokens)", Kind.WHOLE, "48", least=1),
+    Option("tokens", "decoded of each (tokens)", Kind.WHOLE, "24", least=1),
+)
 VERBS = (
     Verb(
         "ask",
@@ -39,11 +45,8 @@ VERBS = (
                 ("precision",),
             ),
             Option("context", "tokens whose keys and values get room (tokens)", Kind.WHOLE, "4096"),
-            Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
             Option("patience", "how long one run may compute (s)", Kind.NUMBER, "10", least=1),
-            Option("sequences", "of synthetic gates: half of them count", Kind.WHOLE, "8", least=4),
-            Option("prompt_tokens", "of each (tokens)", Kind.WHOLE, "48", least=1),
-            Option("tokens", "decoded of each (tokens)", Kind.WHOLE, "24", least=1),
+            *GATES,
             *out("outputs/ask_MODEL_MACHINE"),
         ),
         (
@@ -57,15 +60,45 @@ VERBS = (
         taken=("model",),
     ),
     Verb(
+        "export",
+        ASK,
+        "sim.export",
+        "Find the flags with which llama.cpp serves a model fastest on a machine.",
+        (
+            Option("model", "whose experts", Kind.NAME, "", ("model",), is_needed=True),
+            Option("machine", "on what", Kind.NAME, "", ("hardware",), is_needed=True),
+            Option("context", "-c (tokens)", Kind.WHOLE, "4096", least=1),
+            Option("kv", "-ctk and -ctv", default="f16"),
+            Option("precision", "at which experts are stored", Kind.NAME, "q4_k_m", ("precision",)),
+            *GATES,
+            *out("outputs/export_MODEL_MACHINE"),
+        ),
+        (
+            "export model=qwen3_30b_a3b machine=rtx3060_pcie4 context=8192",
+            "export model=tiny_gates_half_mixtral machine=rtx4090_pcie4 trace.max_sequences=2",
+            "export model=mixtral_8x7b machine=rtx3090_pcie4 context=16384 kv=q8_0",
+        ),
+        "docs/export.md",
+        config="config",
+        refused=("system", "hardware", "cache", "loader", "placement", "budget."),
+        taken=("model",),
+    ),
+    Verb(
         "run",
         ASK,
         "sim",
         "Simulate one system on one machine: files, a table, and one sentence that answers.",
-        (*RUN, PARTS, OUTPUTS, *out("outputs/DATE/TIME")),
+        (
+            *RUN,
+            PARTS,
+            Option("flags", "llama.cpp's, in quotes: they choose system, cache and context"),
+            OUTPUTS,
+            *out("outputs/DATE/TIME"),
+        ),
         (
             "run system=lru budget.resident_share=0.25",
             "run system=hobbit precision=fp16 cache=lfu trace.max_sequences=4",
-            "run system=lru hardware=rtx4090_nvme trace.max_sequences=4",
+            "run flags='--n-cpu-moe 12 -c 8192' precision=q4_k_m trace.max_sequences=4",
         ),
         "docs/tutorial.md, docs/contracts/outputs.md",
         config="config",
@@ -94,7 +127,7 @@ VERBS = (
         "whatif",
         ASK,
         "sim.whatif",
-        "Say how speed depends on memory, link, predictor, cpu or bits, and where that turns.",
+        "Say how speed depends on memory, link, predictor, cpu, bits or context, and where that turns.",
         (
             Option("values", "the points, separated by commas (in the question's unit)"),
             Option("target", "tokens a second: also what is needed for them", Kind.NUMBER),
@@ -110,10 +143,10 @@ VERBS = (
         (
             "whatif link system=lru trace.max_sequences=2",
             "whatif memory system=lru values=0.25,0.5,0.75 trace.max_sequences=2",
-            "whatif bits system=lru budget.resident_share=0.25 trace.max_sequences=2",
+            "whatif kv system=lru values=4096,65536 trace.max_sequences=2",
         ),
         "docs/whatif.md",
-        places="memory|link|predictor|cpu|bits",
+        places="|".join(QUESTIONS),
         least_places=1,
         most_places=1,
         config="config",

@@ -25,18 +25,22 @@ class Lengths:
 
     ``prompt_tokens`` None keeps the trace's prompt; ``decode_tokens`` None decodes all tokens that
     are left. Where a sequence has fewer tokens, ``short`` says whether to ``refuse`` the run or to
-    ``drop`` the sequence.
+    ``drop`` the sequence. Every sequence stands at the end of ``context`` tokens (contract C152);
+    None: its first token is the first of its context.
     """
 
     prompt_tokens: int | None = None
     decode_tokens: int | None = None
     short: str = "refuse"
+    context: int | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_tokens is not None:
             require_number("workload.prompt_tokens", self.prompt_tokens, minimum=1, whole=True)
         if self.decode_tokens is not None:
             require_number("workload.decode_tokens", self.decode_tokens, whole=True)
+        if self.context is not None:
+            require_number("workload.context_tokens", self.context, minimum=1, whole=True)
         if self.short not in SHORT:
             raise ValueError(
                 f"unknown workload.short_sequences={self.short}; allowed: {', '.join(SHORT)}"
@@ -70,6 +74,33 @@ class Lengths:
                 f" {way if kept else 'choose shorter ones, or another trace'}"
             )
         return tuple(self._cut(s) for s in kept)
+
+    def in_context(
+        self, tokens: NDArray[np.int64], trace: Trace, rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """How many tokens the sequences of ``rows`` have so far, where ``tokens`` are those of the
+        trace: with ``context``, so many more that each ends there.
+
+        Raise ValueError for a sequence that is longer than the context, and for an encoder's.
+        """
+        if self.context is None or not len(rows):
+            return tokens
+        name, given = trace.header.name, f"workload.context_tokens={self.context}"
+        if trace.header.encoder_sites:
+            raise ValueError(
+                f"{given} does not go with trace {name}: an encoder reads its prompt as a whole, and"
+                " no tokens come before it; set it to null"
+            )
+        numbers, place = np.unique(trace.sequence[rows], return_inverse=True)
+        last = np.zeros(len(numbers), np.int64)
+        np.maximum.at(last, place, tokens)
+        if (longest := int(last.max())) > self.context:
+            raise ValueError(
+                f"{given} is shorter than sequence {numbers[last.argmax()]} of trace {name}, which"
+                f" has {longest} tokens; raise it to {longest}, or set workload.prompt_tokens and"
+                " workload.decode_tokens"
+            )
+        return tokens + (self.context - last)[place]
 
     def _rows(self, sequence: TraceSequence) -> int:
         prompt = sequence.prompt_tokens if self.prompt_tokens is None else self.prompt_tokens

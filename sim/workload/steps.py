@@ -73,8 +73,8 @@ class Workload(StepColumns):
       cuts prompts to so many rows a step.
     - Requests arrive in the order of their sequences' numbers: all at 0; or as a Poisson process of
       ``arrivals_per_s`` drawn from ``arrival_seed``; or at ``arrivals`` (ns).
-    - ``lengths`` cut every sequence to given numbers of prompt and decoded tokens
-      (`sim.workload.lengths`).
+    - ``lengths`` cut every sequence to given numbers of prompt and decoded tokens, and say at the
+      end of which context it stands (`sim.workload.lengths`).
     - ``speculation``: tokens are drafted, and checked together (`sim.workload.speculation`).
     - Up to ``lookahead`` sites ahead are forecast, with ``norm`` (``raw`` or ``renormed``).
     - The attribute ``gate_inputs`` may be set, for predictors that read them.
@@ -290,7 +290,8 @@ class Workload(StepColumns):
 
     def _use_rows(self, rows: NDArray[np.int64]) -> None:
         self.choices = Choices(self.trace, rows, self.depth, self.norm, self.whole_prompts)
-        self._tokens_so_far = _tokens_so_far(self.trace, rows)
+        tokens = _tokens_so_far(self.trace, rows)
+        self._tokens_so_far = self.lengths.in_context(tokens, self.trace, rows)
 
     def take(self, trace: Trace) -> None:
         """Go on with ``trace``, which has the same rows: another trace, or this one overwritten."""

@@ -176,3 +176,26 @@ def test_every_system_meets_the_same_drafts_and_none_changes_nothing(
     assert any(step.kept[0] < step.rows for step in steps[0] if step.decode)
     none = run_of(configure, bundled_trace, "workload=mtp_4", "workload.draft_tokens=0").workload
     assert none.steps == run_of(configure, bundled_trace, "workload=sequential").workload.steps
+
+
+# Contracts: C152
+def test_a_context_takes_room_from_slots_and_time_from_every_step(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """A token attends to 10,000 more, and so reads the bytes of their keys and values more."""
+    words = "workload=static_4", "hardware.memory_gib=48"
+    short = run_of(configure, bundled_trace, *words)
+    long = run_of(configure, bundled_trace, *words, "workload.context_tokens=10000")
+    model = long.model
+    assert long.ledger.kv_bytes == 4 * 10_000 * model.kv_bytes_per_token
+    longer = run_of(configure, bundled_trace, *words, "workload.context_tokens=20000")
+    read = 4 * 10_000 * model.layer_kv_bytes
+    rate = long.hardware.compute.memory_gb_per_s * long.hardware.compute.memory_efficiency
+    last = -1, 0
+    more = [
+        run.durations.dense_ns(run.workload.steps[last[0]])[last[1]]
+        for run in (short, long, longer)
+    ]
+    assert more[0] < more[1]
+    sequences = len(long.workload.steps[-1].sequences)
+    assert more[2] - more[1] == pytest.approx(read * sequences / 4 / rate, abs=1)

@@ -407,6 +407,18 @@ def ask_ask(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> i
     return ask.main([*words, f"output_dir={out}"])
 
 
+def ask_export(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    from sim import export
+    from sim.answers.export import Search
+
+    patch.setattr(export, "ProcessPoolExecutor", Here)
+    patch.setattr(
+        Search, "climb", lambda self, *, cached: self.simulate([self.line(15, cached=False)])
+    )
+    words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", f"trace.path={trace}", *FEW]
+    return export.main([*words, f"output_dir={out}"])
+
+
 def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
     pytest.importorskip("transformers")
     from real.quality_front import main
@@ -418,6 +430,7 @@ def ask_quality_front(trace: Path, study: Path, out: Path, patch: pytest.MonkeyP
 PRINTERS: dict[str, Asking] = {
     "sim.__main__": ask_sim,
     "sim.ask": ask_ask,
+    "sim.export": ask_export,
     "sim.demo": ask_demo,
     "sim.whatif": ask_whatif,
     "sim.compare": ask_compare,

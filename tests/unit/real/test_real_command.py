@@ -148,6 +148,10 @@ def test_the_null_device_writes_what_the_simulator_writes(stores: Path, tmp_path
             ("workload.draft_tokens=2", "input=live"),
             "error: input=live does not go with workload.draft_tokens=2 (no token is drafted)",
         ),
+        (
+            ("workload.context_tokens=900", "input=live"),
+            "input=live does not go with workload.context_tokens=900 (no tokens come before a",
+        ),
     ],
 )
 def test_what_cannot_run_ends_with_one_line_and_nothing_written(

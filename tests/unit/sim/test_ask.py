@@ -15,6 +15,9 @@ from sim.answers.ask import (
     BOUND,
     LOSSLESS,
     LOSSY,
+    Change,
+    Fit,
+    Found,
     Row,
     _least,
     alike,
@@ -23,7 +26,9 @@ from sim.answers.ask import (
     trial_within,
 )
 from sim.answers.ask_gates import choose, preset_of, recorded
+from sim.answers.ask_words import paragraph
 from sim.results.labels import Labels
+from sim.results.paired import Paired
 from sim.setup.configure import configure
 from sim.setup.parts import make_model
 from sim.setup.refusals import checked_settings
@@ -77,6 +82,10 @@ def test_the_answer_tells_kinds_fits_and_changes_and_a_second_call_has_its_own_f
     assert kinds["infinite_link", "fp16"] == BOUND
     assert 0.4 < rows["lru", "fp16"]["share"] < 0.6
     assert rows["lru", "fp16"]["lost"] == "nothing"
+    changes = {(one["of"], one["what"]): one for one in found["changes"]}
+    longer = changes["lru at fp16", "a context of 8,192 tokens"]
+    # 4,096 tokens of 16 layers, in slots of 336 MiB: by hand.
+    assert longer["fewer_slots"] == pytest.approx(4096 * 65536 / 352_321_536 / 16, abs=0.07)
     assert "at low precision" in rows["hobbit", "fp16"]["lost"]
     assert rows["lru", "q4_k_m"]["waiting"] == 0
     for text in (
@@ -84,6 +93,8 @@ def test_the_answer_tells_kinds_fits_and_changes_and_a_second_call_has_its_own_f
         "The fastest lossless system is lru at fp16",
         "Where nothing is offloaded: ",
         "twice the link's bandwidth makes it",
+        "a context of 8,192 tokens makes it",
+        "drafting 2 tokens a step, as often right as one engine logged, makes it",
         "gates recorded from tiny_mixtral",
         "no time of this machine was ever compared",
     ):
@@ -114,6 +125,26 @@ def test_what_a_target_needs_is_enough_and_not_much_more(
             words = [*common, f"hardware.{key}={needs[what] * share:.6g}"]
             speed = trial(words).summary["decode_tokens_per_s"]
             assert (speed >= 9) == reaches, (key, share)
+
+
+def test_what_a_change_takes_from_slots_is_told_and_that_it_loses_where_that_is_sure() -> None:
+    found = Found(
+        *("model", "machine", 24.0, "gates", 48.0),
+        (row("lru", 5.0),),
+        (),
+        (Fit("fp16", 42.0, False),),
+        (
+            Change("a longer context", "lru at fp16", 4.0, Paired(0.8, (0.7, 0.9), 0.0, 4), 3.04),
+            Change("drafting", "lru at fp16", 4.9, Paired(0.98, (0.9, 1.1), 0.4, 4), 0.04),
+        ),
+        (),
+        None,
+        "roofline",
+        "none",
+    )
+    told = paragraph(found)
+    assert "0.80x as fast (4 tokens/s, 3.04 fewer slots a layer): it loses; drafting" in told
+    assert "0.98x as fast (4.9 tokens/s)." in told
 
 
 def test_all_experts_fit_where_their_bytes_and_the_rest_do() -> None:

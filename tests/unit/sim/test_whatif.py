@@ -19,8 +19,10 @@ from sim import whatif
 from sim.answers.breakeven import crossing
 from sim.answers.whatif import Row
 from sim.answers.whatif_words import table_of
+from sim.machine.costs import check_memory
 from sim.study import trials
 from sim.whatif import QUESTIONS, _default_folder, answer, main, sentence
+from sim.workload.steps import Limits
 
 SHORT = ["trace.max_sequences=1", "hardware.memory_gib=96"]
 SHORTER = [*SHORT, "workload.prompt_tokens=4", "workload.decode_tokens=4"]
@@ -101,6 +103,74 @@ def test_in_the_same_bytes_fewer_bits_hold_more() -> None:
     assert [hit == 1.0 for hit in hits] == [row.value <= 4.0 for row in found.rows]
     assert "all experts are resident at up to 4 bits" in sentence(found, "lru")
     assert "int2 decodes fastest" in sentence(found, "lru")
+
+
+def kv(*words: str, values: tuple[float, ...]) -> whatif.Answer:
+    return answer("kv", ["system=lru", *SHORTER[:1], *SHORTER[2:], *words], values, Inline())
+
+
+# Contracts: C152, C153
+def test_what_a_context_takes_is_taken_from_slots_and_fewer_bits_give_some_back() -> None:
+    found = kv(values=(4096, 131072))
+    rows = {(row.value, row.series): row for row in found.rows}
+    own, eight, four = "16 bits", "8.5 bits", "4.5 bits"
+    assert [row.series for row in found.rows] == [four, eight, own] * 2
+    slots = {key: row.slots_a_layer for key, row in rows.items()}
+    assert slots[4096, own] > slots[131072, own]
+    assert slots[131072, own] < slots[131072, eight] < slots[131072, four]
+    assert rows[4096, own].tokens_per_s > rows[131072, own].tokens_per_s
+    assert rows[131072, own].speedup is None
+    # 16 layers x 65,536 B a token at 16 bits, and slots of 352,321,536 B: by hand.
+    taken = (131072 - 4096) * 16 * 4096 / 352_321_536 / 16
+    assert slots[4096, own] - slots[131072, own] == pytest.approx(taken, abs=0.1)
+    told = sentence(found, "lru")
+    assert "1,024 tokens of context take as many bytes as 0.0119 slots a layer" in told
+    assert f"leave {slots[131072, own]:.3g} slots a layer" in told
+    best = max((row for row in found.rows if row.value == 131072), key=lambda r: r.tokens_per_s)
+    assert f"fastest at {best.series}" in told
+
+
+# Contracts: C153
+def test_a_context_that_fits_at_fewer_bits_only_is_told_and_the_fill_is_where_memory_ends() -> None:
+    found = kv(values=(4096, 400_000))
+    assert [row.series for row in found.rows if row.value == 400_000] == [
+        "4.5 bits",
+        "8.5 bits",
+    ]
+    assert all(row.speedup is None for row in found.rows if row.value == 400_000)
+    (why,) = found.refused
+    assert why.startswith("400000, 16 bits: ")
+    even = found.break_even
+    assert even is not None
+    assert even.closed_form is not None
+    fills = int(even.closed_form)
+    run = trials.prepared(["system=lru", *SHORTER[:1], *SHORTER[2:]])
+    rows = run.workload.limits.rows
+    full = check_memory(run.model, run.hardware, Limits(fills, rows), slot_bytes=0)
+    assert run.hardware.memory_bytes - full.total_bytes < run.model.kv_bytes_per_token
+    with pytest.raises(ValueError, match="the key-value cache of"):
+        check_memory(run.model, run.hardware, Limits(fills + 1, rows), slot_bytes=0)
+
+
+# Contracts: C153
+def test_a_budget_that_is_given_stays_and_context_costs_time_alone() -> None:
+    found = kv("budget.resident_share=0.25", values=(4096, 65536))
+    assert len({row.slots_a_layer for row in found.rows}) == 1
+    assert len({row.hit_ratio for row in found.rows}) == 1
+    speeds = {(row.value, row.series): row.tokens_per_s for row in found.rows}
+    assert speeds[65536, "16 bits"] < speeds[65536, "4.5 bits"]
+
+
+# Contracts: C153
+@pytest.mark.thorough
+def test_a_number_of_tokens_a_second_allows_a_context() -> None:
+    slow, fast = (row.tokens_per_s for row in kv(values=(4096, 131072)).rows if "16" in row.series)
+    words = ["system=lru", *SHORTER[:1], *SHORTER[2:]]
+    found = answer("kv", words, (4096, 131072), Inline(), target=(slow + fast) / 2)
+    assert found.target is not None
+    assert found.target.value is not None
+    assert 4096 < found.target.value < 131072
+    assert "tokens/s allow at most " in found.target.told
 
 
 def test_an_answer_is_a_table_a_figure_and_the_same_words(
@@ -217,6 +287,31 @@ def test_a_table_fits_80_columns_and_says_what_does_not_change_once() -> None:
     assert "waits 96% at each point" in told
 
 
+def test_the_table_of_contexts_fits_80_columns() -> None:
+    rows = tuple(
+        Row(
+            value,
+            name,
+            speed,
+            (2.74, 9.21),
+            0.94,
+            0.576,
+            times,
+            times and (0.647, 1.52),
+            4.06 + value,
+        )
+        for value, speed in ((4096.0, 4.96), (131072.0, 3.19))
+        for name, times in (("4.5 bits", 1.09), ("8.5 bits", 1.06), ("16 bits", None))
+    )
+    found = whatif.Answer("kv", "tokens of context", rows, None, None, (), (), True)
+    text = io.StringIO()
+    Console(file=text, width=80).print(table_of(found, "lru"))
+    told = text.getvalue()
+    assert "…" not in told
+    assert max(map(len, told.splitlines())) <= 80
+    assert re.search(r"^ 131072 +8\.5 bits +3\.19", told, re.MULTILINE)
+
+
 def test_a_kept_run_is_the_run(tmp_path: Path) -> None:
     words = ("system=lru", *SHORTER)
     first, again = trials.kept_trial(words, tmp_path), trials.kept_trial(words, tmp_path)
@@ -232,7 +327,7 @@ def test_a_kept_run_is_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["weather"], "'weather' is none of memory, link, predictor, cpu, bits"),
+        (["weather"], "'weather' is none of memory, link, predictor, cpu, bits, kv"),
         (["memory", "lru"], "'lru' is no KEY=VALUE"),
         (["memory", "values=a"], "values=a must be numbers"),
         (["memory", "values=0,1"], "values=0,1 must be above 0"),

@@ -12,7 +12,7 @@ from helpers import composed
 from sim.setup.build import load_trace
 from sim.traces.trace import DECODE, PREFILL, Trace
 from sim.workload.lengths import Lengths
-from sim.workload.steps import Workload
+from sim.workload.steps import Limits, Workload
 
 BUNDLED = "capture/assets/traces/tiny_mixtral"
 
@@ -165,3 +165,56 @@ def test_an_encoders_prompt_is_not_cut() -> None:
         s.decode_tokens
         for s in Workload(trace, batching="sequential", lengths=Lengths(None, 4)).sequences
     } == {4}
+
+
+def at_end_of(context: int | None, trace: Trace, **options: Any) -> Workload:
+    choices = {"split": "all", "batching": "sequential", "lengths": Lengths(context=context)}
+    return Workload(trace, **(choices | options))
+
+
+# Contracts: C152
+def test_every_sequence_stands_at_the_end_of_its_context() -> None:
+    """The page's example: 3 prompt tokens and 2 decoded ones at the end of 100, and 2 and 4 more."""
+    workload = at_end_of(100, make_trace({0: (3, 2), 1: (2, 4)}))
+    assert [step.token for step in workload.steps] == [98, 99, 100, 96, 97, 98, 99, 100]
+    assert workload.limits == Limits(100, 3)
+    without = at_end_of(None, make_trace({0: (3, 2), 1: (2, 4)}))
+    assert [step.token for step in without.steps] == [3, 4, 5, 2, 3, 4, 5, 6]
+    assert without.limits == Limits(6, 3)
+    assert at_end_of(6, make_trace({0: (3, 2), 1: (2, 4)})).limits == Limits(6, 3)
+
+
+# Contracts: C152
+def test_sequences_that_run_at_once_hold_a_context_each() -> None:
+    """At the last step of the shorter one, which is the first to end, each holds its own."""
+    trace = make_trace({0: (3, 2), 1: (3, 2), 2: (1, 1)})
+    together = {"batching": "static", "together": 2}
+    assert at_end_of(100, trace, **together).limits.tokens == 200
+    timed = at_end_of(100, trace, **together, arrivals=[0, 0, 0])
+    assert timed.limits.tokens == 200
+    schedule = timed.start()
+    first = schedule.next(0)
+    assert getattr(first, "token", None) == 98
+
+
+# Contracts: C152
+def test_recorded_steps_with_padding_stand_at_the_end_of_a_context() -> None:
+    workload = at_end_of(50, make_trace({0: (3, 3), 1: (2, 4)}, padding=2), batching="recorded")
+    assert max(step.token for step in workload.steps) == 50
+    assert workload.limits.tokens <= 100
+
+
+# Contracts: C152
+def test_a_context_that_cannot_be_is_refused_with_the_sequence() -> None:
+    trace = make_trace({0: (3, 2), 1: (2, 4)})
+    with pytest.raises(
+        ValueError,
+        match=r"workload\.context_tokens=5 is shorter than sequence 1 of trace .*, which has 6"
+        r" tokens; raise it to 6",
+    ):
+        at_end_of(5, trace)
+    with pytest.raises(ValueError, match=r"workload\.context_tokens=0 must be a whole number >= 1"):
+        at_end_of(0, trace)
+    encoder = load_trace("capture/assets/traces/tiny_switch", 0)
+    with pytest.raises(ValueError, match=r"context_tokens=900 .* encoder .*set it to null"):
+        Workload(encoder, batching="sequential", lengths=Lengths(context=900))

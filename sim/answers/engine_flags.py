@@ -1,0 +1,213 @@
+"""llama.cpp's flags as words of a run, and back (contract C154).
+
+Sources, read: ggml-org/llama.cpp, ``tools/server/README.md`` (names, defaults) and
+``common/arg.cpp`` (patterns are pushed in the order of the flags).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sim.policies.tensor_overrides import EXPERTS
+from sim.setup.configure import group_of
+from sim.study.trials import prepared
+from sim.values.units import GIB
+from sim.verbs.names import nearest
+
+MIB = 1 << 20
+MICRO_BATCH = 512
+"""llama.cpp's ``-ub``, where nothing is said."""
+KV_BITS = {
+    "f32": 32.0,
+    "f16": 16.0,
+    "bf16": 16.0,
+    "q8_0": 8.5,
+    "q5_1": 6.0,
+    "q5_0": 5.5,
+    "q4_1": 5.0,
+    "q4_0": 4.5,
+    "iq4_nl": 4.5,
+}
+"""Bits of a number by ``-ctk`` and ``-ctv``: blocks of 32 with their scales (ggml)."""
+NAMES = {
+    "context": ("-c", "--ctx-size"),
+    "parallel": ("-np", "--parallel"),
+    "keys": ("-ctk", "--cache-type-k"),
+    "values": ("-ctv", "--cache-type-v"),
+    "micro_batch": ("-ub", "--ubatch-size"),
+    "n_cpu_moe": ("-ncmoe", "--n-cpu-moe"),
+    "cpu_moe": ("-cmoe", "--cpu-moe"),
+    "overrides": ("-ot", "--override-tensor"),
+    "cache_mib": ("--moe-cache-mib",),
+    "gpu_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers"),
+    "nothing": ("-m", "--model", "-fa", "--flash-attn", "-b", "--batch-size"),
+}
+REFUSED = {
+    ("-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu"): "a run has one GPU",
+    ("-nkvo", "--no-kv-offload"): "keys and values lie on the GPU here",
+    ("-t", "--threads"): "the machine's file says what its CPU does (hardware.cpu)",
+    ("-kvu", "--kv-unified"): "each of -np sequences has its own part of -c here",
+    ("--moe-expert-cache", "--moe-expert-cache-inserts"): (
+        "it is of a pull request; the engine's own is --moe-cache-mib, that of the pull request"
+        " system=llama_cpp_cache_cpu"
+    ),
+    ("--draft-max", "--spec-draft-n-max"): (
+        "how often drafts are right is not told by it; say workload=mtp_4 workload.draft_tokens=N"
+    ),
+}
+OWNED = ("system", "cache", "placement", "loader", "budget")
+"""What the flags choose, and no other word may."""
+_BY_NAME = {name: meaning for meaning, names in NAMES.items() for name in names}
+_WHY_NOT = {name: why for names, why in REFUSED.items() for name in names}
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What a line of flags says.
+
+    ``patterns`` are those of ``-ot``, and of ``--n-cpu-moe`` where a later ``-ot`` must not come
+    before it. ``n_cpu_moe`` counts after all patterns. ``context`` is that of all ``parallel``
+    sequences together; None: the trace's own. ``cache_mib``: the GPU cache of experts.
+    """
+
+    context: int | None = None
+    parallel: int = 1
+    keys: str = "f16"
+    values: str = "f16"
+    micro_batch: int = MICRO_BATCH
+    n_cpu_moe: int = 0
+    patterns: tuple[str, ...] = ()
+    cache_mib: int = 0
+
+    def line(self) -> str:
+        """The flags as they are typed, with ``-ngl all``."""
+        words = ["-ngl", "all"]
+        if self.context is not None:
+            words += ["-c", str(self.context)]
+        if self.parallel > 1:
+            words += ["-np", str(self.parallel)]
+        for flag, kind in (("-ctk", self.keys), ("-ctv", self.values)):
+            words += [flag, kind] if kind != "f16" else []
+        if self.micro_batch != MICRO_BATCH:
+            words += ["-ub", str(self.micro_batch)]
+        for pattern in self.patterns:
+            words += ["-ot", pattern]
+        if self.n_cpu_moe:
+            words += ["--n-cpu-moe", str(self.n_cpu_moe)]
+        if self.cache_mib:
+            words += ["--moe-cache-mib", str(self.cache_mib)]
+        return shlex.join(words)
+
+
+def read_flags(text: str) -> Flags:
+    """The flags in ``text``, which is split as a shell splits it.
+
+    Raise ValueError, with the nearest name, for a flag that is not known, for one that means
+    nothing a run can do, and for a value that it does not take.
+    """
+    try:
+        left = iter(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"flags={text!r}: {error}") from None
+    found: dict[str, int | str] = {}
+    patterns: list[str] = []
+    for name in left:
+        meaning = _meaning(name)
+        if meaning == "cpu_moe":
+            patterns.append("exps=CPU")
+            continue
+        value = next(left, None)
+        if value is None:
+            raise ValueError(f"flags: {name} needs a value")
+        if meaning == "overrides":
+            if first := found.pop("n_cpu_moe", 0):
+                patterns.append(_first_layers(int(first)))
+            patterns += map(_pattern, value.split(","))
+        elif meaning in ("keys", "values"):
+            if value not in KV_BITS:
+                raise ValueError(f"flags: {name} {value} is none of {', '.join(KV_BITS)}")
+            found[meaning] = value
+        elif meaning == "gpu_layers":
+            _check_layers(name, value)
+        elif meaning != "nothing":
+            found[meaning] = _whole(name, value, 0 if meaning in ("n_cpu_moe", "cache_mib") else 1)
+    return Flags(patterns=tuple(patterns), **found)  # type: ignore[arg-type]
+
+
+def _meaning(name: str) -> str:
+    if why := _WHY_NOT.get(name):
+        raise ValueError(f"flags: {name} is not modelled: {why}")
+    if name not in _BY_NAME:
+        raise ValueError(
+            f"flags: {name!r} is no flag that is known here{nearest(name, _BY_NAME)}; known:"
+            f" {', '.join(_BY_NAME)}"
+        )
+    return _BY_NAME[name]
+
+
+def _whole(name: str, value: str, least: int) -> int:
+    if not re.fullmatch(r"\d{1,12}", value) or int(value) < least:
+        raise ValueError(f"flags: {name} {value} must be a whole number from {least} on")
+    return int(value)
+
+
+def _check_layers(name: str, value: str) -> None:
+    if value not in ("all", "auto") and not (value.isdecimal() and int(value) >= 99):
+        raise ValueError(
+            f"flags: {name} {value}: every layer's attention is on the GPU here; say all, or 99, and"
+            " --n-cpu-moe for experts"
+        )
+
+
+def _pattern(text: str) -> str:
+    if "'" in text or "${" in text:
+        raise ValueError(f"flags: -ot {text}: a pattern with ' or ${{ cannot be passed on")
+    return text
+
+
+def _first_layers(count: int) -> str:
+    return rf"blk\.({'|'.join(map(str, range(count)))}){EXPERTS}=CPU"
+
+
+def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
+    """The overrides that make a run of these flags, and then the ``given`` ones.
+
+    Raise ValueError for given words that choose what the flags choose, and where the layers that
+    the flags put on the GPU cannot be there.
+    """
+    if taken := [word for word in given if group_of(word) in OWNED]:
+        raise ValueError(
+            f"flags choose {', '.join(OWNED)}, so {taken[0]} does not go with them; leave one out"
+        )
+    shared = [*_workload(flags), *given]
+    layers = ["system=llama_cpp_n_cpu_moe", *_quotas(flags, "cache")]
+    # Of a budget of all bytes the layers' own pools took what they need; that is the budget then.
+    whole_bytes = prepared([*layers, "budget.resident_share=1", *shared]).ledger.slot_bytes
+    if flags.cache_mib:
+        layers = ["system=llama_cpp_cache", *_quotas(flags, "cache.cache")]
+    slots_gib = max(1, whole_bytes + flags.cache_mib * MIB) / GIB
+    return [*layers, f"budget.slots_gib={slots_gib!r}", *shared]
+
+
+def _workload(flags: Flags) -> Iterator[str]:
+    if flags.parallel > 1:
+        yield "workload=continuous_4"
+        yield f"workload.together={flags.parallel}"
+    yield f"workload.prefill_chunk={flags.micro_batch}"
+    if flags.context is not None:
+        if flags.context < flags.parallel:
+            raise ValueError(f"flags: -c {flags.context} is less than a token for each of -np")
+        yield f"workload.context_tokens={flags.context // flags.parallel}"
+    if (flags.keys, flags.values) != ("f16", "f16"):
+        yield f"++model.kv_bits={(KV_BITS[flags.keys] + KV_BITS[flags.values]) / 2:g}"
+
+
+def _quotas(flags: Flags, cache: str) -> list[str]:
+    words = [f"{cache}.quotas.n_cpu_moe={flags.n_cpu_moe}"]
+    if flags.patterns or cache != "cache":  # n_cpu_moe.yaml has none, llama_cpp_lru.yaml has some
+        patterns = ",".join(f"'{pattern}'" for pattern in flags.patterns)
+        words.append(f"{cache}.quotas.overrides=[{patterns}]")
+    return words

@@ -1,0 +1,113 @@
+"""``python -m sim.export model=NAME machine=NAME``: the flags with which llama.cpp serves a model
+fastest on a machine, as far as the simulator knows.
+
+Layers of experts on the CPU (``--n-cpu-moe``) and a GPU cache of experts (``--moe-cache-mib``) are
+searched for one context. What is printed after ``run with`` repeats the fastest run.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from shlex import join, quote
+
+from rich.console import Console
+
+from sim.answers.ask_gates import asked
+from sim.answers.engine_flags import KV_BITS, Flags
+from sim.answers.export import Search, exported
+from sim.answers.export_words import sentence, table_of
+from sim.process.interrupts import Terminated, code_of, terminate
+from sim.process.orphans import leave_with_parent
+from sim.process.progress import Shown
+from sim.results.outputs import folder_for, own_folder
+from sim.study.trials import Trial, trial
+from sim.verbs.table import verb_of
+from sim.verbs.words import Words, read
+
+WORKERS = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0; 2 with one message where nothing can be exported, and nothing left."""
+    signal.signal(signal.SIGTERM, terminate)
+    console = Console()
+    try:
+        words = read(verb_of("export"), arguments)
+        name = f"export_{words.own['model']}_{words.own['machine']}"
+        place = folder_for(words.own, Path("outputs") / name)
+        with own_folder(place, overwrite=words.own.get("overwrite") == "yes"):
+            given, gates = _given(words, place)
+            found = _search(words, given)
+            text = sentence(found, words.own["model"], words.own["machine"], gates)
+            _write(place, found, text, given)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, Terminated) as stop:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return code_of(stop)
+    console.print(table_of(found))
+    for line, why in found.refused.items():
+        console.print(f"left out {line.line()}: {why}", soft_wrap=True, markup=False)
+    console.print(text, soft_wrap=True, markup=False)
+    told = _repeated(found, given)
+    console.print(f"run with: {told}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"files: {place}", soft_wrap=True)
+    return 0
+
+
+def _given(words: Words, place: Path) -> tuple[list[str], str]:
+    """The overrides of every run but its flags, and what is told of the gates."""
+    common, gates, _ = asked(words, place)
+    has_precision = any(word.startswith("precision=") for word in words.overrides)
+    return [*common, *([] if has_precision else ["precision=q4_k_m"])], gates
+
+
+def _search(words: Words, given: Sequence[str]) -> Search:
+    kind = words.own.get("kv", "f16")
+    if kind not in KV_BITS:
+        raise ValueError(f"kv={kind} is none of {', '.join(KV_BITS)}")
+    base = Flags(int(words.own.get("context", "4096")), keys=kind, values=kind)
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(WORKERS, context, leave_with_parent) as pool,
+        Shown(console=Console(stderr=True)) as bar,
+    ):
+        task = bar.add_task("trying flags", total=None)
+
+        def simulate(words: Sequence[str]) -> Future[Trial]:
+            future = pool.submit(trial, tuple(words))
+            future.add_done_callback(lambda _: bar.advance(task))
+            return future
+
+        try:
+            return exported(base, given, simulate)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _repeated(found: Search, given: Sequence[str]) -> str:
+    """The command that repeats the fastest run."""
+    flags = quote(found.best()[0].flags.line())
+    return f"moelab run flags={flags} {join(given)}"
+
+
+def _write(place: Path, found: Search, text: str, given: Sequence[str]) -> None:
+    """Write ``flags.txt``, the line alone, and ``answer.json``."""
+    best = found.best()
+    (place / "flags.txt").write_text(best[0].flags.line() + "\n", encoding="utf-8")
+    rows = [{**asdict(row), "labels": row.labels.row(), "line": row.flags.line()} for row in best]
+    content = {"answer": text, "run": _repeated(found, given), "lines": rows}
+    (place / "answer.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""llama.cpp's flags as words of a run (contract C154)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sim import __main__ as command
+from sim.answers.engine_flags import Flags, read_flags, words_of
+from sim.results.run import Run
+from sim.setup.execute import execute
+from sim.study.trials import prepared
+
+SMALL = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=2")
+"""The bundled model: 16 layers of 8 experts."""
+
+
+def run_of(flags: str, *words: str) -> Run:
+    return prepared(words_of(read_flags(flags), [*SMALL, *words]))
+
+
+def whole_layers(run: Run) -> list[int]:
+    """The layers whose experts are all on the device at the start, and stay there."""
+    held = set(run.controller.slots.initial)
+    geometry = run.controller.geometry
+    return [
+        site
+        for site in range(geometry.sites)
+        if all(geometry.key(0, site, expert) in held for expert in range(geometry.experts))
+    ]
+
+
+# Contracts: C154
+@pytest.mark.parametrize(
+    ("flags", "layers"),
+    [
+        ("", range(16)),
+        ("--n-cpu-moe 12", range(12, 16)),
+        ("-ncmoe 99", ()),
+        ("--cpu-moe", ()),
+        (r"-ot 'blk\.(0|3)\.ffn_.*_exps=CPU'", [1, 2, *range(4, 16)]),
+        # What comes first counts: the later pattern keeps layer 1 nowhere.
+        (r"--n-cpu-moe 14 -ot 'blk\.1\.=CUDA0'", (14, 15)),
+        (r"-ot 'blk\.1\.=CUDA0' --n-cpu-moe 14", (1, 14, 15)),
+        (r"-ot 'blk\.1\.=CUDA0,exps=CPU'", (1,)),
+        ("-cmoe --moe-cache-mib 1", ()),
+        ("--n-cpu-moe 12 --moe-cache-mib 1", range(12, 16)),
+    ],
+)
+def test_layers_rest_where_the_flags_say(flags: str, layers: range) -> None:
+    run = run_of(flags)
+    assert whole_layers(run) == list(layers)
+    cached = 1 << 20 if "--moe-cache-mib" in flags else 0
+    all_bytes = 16 * 8 * run.controller.geometry.slot_sizes[0]
+    held = len(layers) / 16 + cached / all_bytes
+    assert run.resident_share == pytest.approx(held, abs=1e-6), "what a run tells as resident"
+
+
+# Contracts: C154
+def test_the_cache_of_experts_has_its_mebibytes_beside_whole_layers() -> None:
+    without, cached = run_of("-ncmoe 12"), run_of("-ncmoe 12 --moe-cache-mib 1")
+    more = cached.ledger.slot_bytes - without.ledger.slot_bytes
+    assert more == 1 << 20
+    assert cached.controller.slots.capacity_bytes[-1] == 1 << 20
+
+
+# Contracts: C154
+def test_with_all_experts_on_the_cpu_there_are_no_slots() -> None:
+    result = execute(run_of("--cpu-moe"))
+    assert result.summary["hit_ratio"] == 0
+    assert result.summary["union_over_capacity"] is None
+    assert result.summary["budget"]["device_bytes"] == 0
+    assert result.summary["decode_tokens_per_s"] > 0
+
+
+# Contracts: C154
+def test_context_sequences_and_bits_of_keys_and_values() -> None:
+    run = run_of("-c 4096 -np 2 -ctk q8_0 -ctv q4_0 -ub 16 -ngl 99 -fa on -m model.gguf")
+    assert run.model.kv_bits == 6.5
+    assert run.workload.lengths.context == 2048
+    assert (run.workload.batching, run.workload.together) == ("continuous", 2)
+    assert run.workload.prefill_chunk == 16
+    assert run_of("").workload.prefill_chunk == 512
+
+
+# Contracts: C154
+def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
+    for flags in (
+        Flags(),
+        Flags(8192, 2, "q8_0", "q4_0", 2048, 20, (r"blk\.(1|2)\.ffn_.*_exps=CPU",), 512),
+        Flags(4096, n_cpu_moe=3),
+    ):
+        assert read_flags(flags.line()) == flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--n-cpu-mow 3",
+            r"'--n-cpu-mow' is no flag that is known here; did you mean --n-cpu-moe\?",
+        ),
+        ("-ts 3,1", "-ts is not modelled: a run has one GPU"),
+        ("--moe-expert-cache 48", "the engine's own is --moe-cache-mib"),
+        ("-c", "-c needs a value"),
+        ("-c many", "-c many must be a whole number from 1 on"),
+        ("-ctk q3", "-ctk q3 is none of f32, f16"),
+        ("-ngl 20", "-ngl 20: every layer's attention is on the GPU here"),
+        ("-ot 'a", "No closing quotation"),
+        ("-ot blk=CUDA1", "must be REGEX=BUFFER"),
+        ("-ot attn=CPU", "finds no tensor of experts"),
+        ("-c 1 -np 2", "-c 1 is less than a token for each of -np"),
+        ("-c 8", r"workload\.context_tokens=8 is shorter than sequence"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_by_name(flags: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_of(flags)
+
+
+def test_words_that_choose_what_flags_choose_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"so budget\.resident_share=0\.5 does not go with them"):
+        words_of(read_flags("-c 8192"), ["budget.resident_share=0.5"])
+
+
+def test_a_run_takes_flags_for_the_words_that_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = ["model=tiny_mixtral", "outputs=summary"]
+    monkeypatch.setattr(sys, "argv", ["sim", *given, "flags=--n-cpu-moe 3 -c 4096"])
+    command._take_flags()
+    assert sys.argv == ["sim", *words_of(Flags(4096, n_cpu_moe=3), given)]
+    assert "workload.context_tokens=4096" in sys.argv
+    before = list(sys.argv)
+    command._take_flags()
+    assert sys.argv == before, "without flags nothing changes"

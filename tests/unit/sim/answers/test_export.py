@@ -1,0 +1,165 @@
+"""The fastest flags of llama.cpp, against trying all of them (contract C155)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim import export
+from sim.answers.ask_gates import choose
+from sim.answers.engine_flags import Flags, read_flags, words_of
+from sim.answers.export import Search, Tried, exported
+from sim.results.labels import Labels
+from sim.setup.configure import configure
+from sim.setup.parts import make_model
+from sim.setup.refusals import checked_settings
+from sim.study.trials import Trial, prepared, trial
+from sim.synthetic.synthesis import Request
+
+FEW = (
+    "trace=tiny_mixtral",
+    "trace.max_sequences=1",
+    "workload.prompt_tokens=4",
+    "workload.decode_tokens=4",
+)
+GIVEN = ("model=tiny_gates_half_mixtral", "hardware=rtx4090_pcie4", "precision=fp16", *FEW)
+"""16 layers of 2.6 GiB of experts each, on 24 GiB."""
+
+
+class Inline(Executor):
+    """An executor that runs what it is given at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except ValueError as error:
+            future.set_exception(error)
+        return future
+
+
+def simulate(words: Sequence[str]) -> Future[Trial]:
+    return Inline().submit(trial, tuple(words))
+
+
+# Contracts: C155
+def test_the_fewest_layers_fit_and_one_fewer_does_not_and_the_cache_takes_what_is_left() -> None:
+    search = Search(Flags(4096), GIVEN, simulate)
+    assert search.layers == 16
+    assert 0 < search.fewest < 16
+    with pytest.raises(ValueError, match="the device holds 24 GiB"):
+        prepared(words_of(search.line(search.fewest - 1, cached=False), GIVEN))
+    run = prepared(words_of(search.line(search.fewest, cached=True), GIVEN))
+    left = run.hardware.memory_bytes - run.ledger.total_bytes
+    assert 0 <= left < 1 << 20
+
+
+class Curve(Search):
+    """Lines whose speeds are given by the number of layers on the CPU."""
+
+    def __init__(self, low: int, layers: int, speed: Callable[[int], float]) -> None:
+        self._base, self._speed_of, self.layers = Flags(4096), speed, layers
+        self._room = {on_cpu: 0 if on_cpu >= low else None for on_cpu in range(layers + 1)}
+        self.tried, self.refused = {}, {}
+
+    def simulate(self, lines: Iterable[Flags]) -> None:
+        for line in lines:
+            speed = self._speed_of(line.n_cpu_moe)
+            self.tried.setdefault(line, Tried(line, speed, None, None, 0.0, Labels()))
+
+
+# Contracts: C155
+@pytest.mark.parametrize(("low", "layers"), [(5, 48), (0, 48), (46, 48), (48, 48), (1, 12)])
+def test_a_speed_with_one_top_is_climbed_to_it_in_few_tries(low: int, layers: int) -> None:
+    for top in range(low, layers + 1):
+        search = Curve(low, layers, lambda on_cpu, at=top: 1 / (1 + (on_cpu - at) ** 2))
+        search.climb(cached=False)
+        assert search.fewest == low
+        assert search.best()[0].flags.n_cpu_moe == top
+        assert len(search.tried) <= 26
+
+
+# Contracts: C155
+@pytest.mark.thorough
+@pytest.mark.parametrize("link_gb_per_s", [31.5, 126])
+def test_the_search_is_within_five_percent_of_trying_every_line(
+    link_gb_per_s: float, tmp_path: Path
+) -> None:
+    """48 layers of which a few do not fit: more numbers than are tried."""
+    model = make_model(checked_settings(configure("model=qwen3_30b_a3b")[0]))
+    request = Request("", 6, sequences=4, prompt_tokens=8, lookahead=1)
+    given = (
+        "model=qwen3_30b_a3b",
+        "hardware=rtx4090_pcie4",
+        "hardware.memory_gib=28",
+        "precision=int8",
+        *choose(model, [], request, tmp_path / "gates").words,
+        f"hardware.links.pcie.peak_gb_per_s={link_gb_per_s}",
+    )
+    search = exported(Flags(4096), given, simulate)
+    tried = len(search.tried)
+    found = search.best()[0]
+    search.simulate(
+        search.line(on_cpu, cached=cached)
+        for on_cpu in range(search.fewest, search.layers + 1)
+        for cached in (False, True)
+    )
+    assert len(search.tried) > tried, "trying all is more than was tried"
+    assert found.tokens_per_s >= 0.95 * search.best()[0].tokens_per_s
+
+
+# Contracts: C155
+def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    monkeypatch.setattr(
+        Search, "climb", lambda self, *, cached: self.simulate([self.line(14, cached=cached)])
+    )
+    words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW, "context=8192"]
+    assert export.main([*words, "kv=q8_0"]) == 0
+    told = capsys.readouterr().out
+    place = tmp_path / "outputs" / "export_tiny_gates_half_mixtral_rtx4090_pcie4"
+    line = (place / "flags.txt").read_text(encoding="utf-8").strip()
+    answer = json.loads((place / "answer.json").read_text(encoding="utf-8"))
+    assert line.startswith("-ngl all -c 8192 -ctk q8_0 -ctv q8_0 --n-cpu-moe 14")
+    assert line in answer["answer"]
+    assert answer["answer"] in told
+    assert "TRANSPLANTED" in answer["answer"]
+    verb, flags, *rest = shlex.split(answer["run"].removeprefix("moelab "))
+    assert verb == "run"
+    again = trial(words_of(read_flags(flags.partition("=")[2]), rest))
+    assert again.summary["decode_tokens_per_s"] == answer["lines"][0]["tokens_per_s"]
+    assert "precision=q4_k_m" in rest
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["kv=q3"], "kv=q3 is none of f32, f16"),
+        (["context=1"], "workload.context_tokens=1 is shorter than sequence"),
+        (["system=lru"], "system is not given so here"),
+        (["hardware.memory_gib=1"], "the device holds 1 GiB"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    asked = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW]
+    assert export.main([*asked, *words]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert message in told
+    assert list(tmp_path.iterdir()) == []
