@@ -95,7 +95,8 @@ def slots_a_layer(found: Trial) -> float:
     """How many experts, each at the best precision of its pool, the slots of a trial hold, over the
     layers with experts.
     """
-    return sum(found.summary["budget"]["slots"].values()) / int(found.config["model"]["sites"])
+    slots: dict[str, int] = found.summary["budget"]["slots"]
+    return sum(slots.values()) / int(found.config["model"]["sites"])
 
 
 def _key(words: Sequence[str]) -> str:
