@@ -35,7 +35,7 @@ def named_bars(axis: Any) -> dict[str, dict[str, tuple[float, float]]]:
     """By series and by name on the vertical axis: where a bar begins and ends."""
     names = ticks(axis, "y")
     return {
-        series.get_label(): {
+        str(series.get_label()): {
             names[round(bar.get_y() + bar.get_height() / 2, 6)]: (
                 bar.get_x(),
                 bar.get_x() + bar.get_width(),
@@ -69,7 +69,8 @@ def points(axis: Any) -> list[Points]:
             colour, errors = series.patches[0].get_facecolor(), series.errorbar
         elif isinstance(series, ErrorbarContainer) and series.lines[0] is not None:
             line, errors = series.lines[0], series
-            x, y, colour = list(line.get_xdata()), list(line.get_ydata()), line.get_color()
+            x, y = _data(line)
+            colour = line.get_color()
         else:
             continue
         ends: list[Ends | None] = [None, None]
@@ -84,17 +85,21 @@ def points(axis: Any) -> list[Points]:
 def curves(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
     """By label the places of each line that has one."""
     return {
-        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        str(line.get_label()): _data(line)
         for line in axis.lines
         if not line.get_label().startswith("_")
     }
+
+
+def _data(line: Any) -> tuple[list[float], list[float]]:
+    return list(line.get_xdata()), list(line.get_ydata())
 
 
 def upright(axis: Any) -> list[float]:
     """Where lines stand from the bottom of the axis to its top."""
     found = []
     for line in axis.lines:
-        x, y = list(line.get_xdata()), list(line.get_ydata())
+        x, y = _data(line)
         if y == [0, 1] and len(set(x)) == 1 and line.get_transform() != axis.transData:
             found.append(float(x[0]))
     return found
@@ -108,7 +113,7 @@ def legend(axis: Any) -> list[str]:
 
 def notes(axis: Any) -> list[tuple[str, tuple[float, float]]]:
     """What is written beside points, each with its point."""
-    return [(note.get_text(), tuple(map(float, note.xy))) for note in axis.texts]
+    return [(note.get_text(), (float(note.xy[0]), float(note.xy[1]))) for note in axis.texts]
 
 
 def is_all_inside(axis: Any) -> bool:

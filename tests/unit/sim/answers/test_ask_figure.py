@@ -38,7 +38,7 @@ def row(system: str, kind: str, speed: float, share: float, **others: object) ->
         "nothing" if kind == LOSSLESS else "4 % of needs",
         labels,
     )
-    return replace(made, **others)  # type: ignore[arg-type]
+    return replace(made, **others)
 
 
 ROWS = (
