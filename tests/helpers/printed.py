@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-NUMBER = re.compile(r"(?<![\w.])([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?) ?(%?)")
+NUMBER = re.compile(r"(?<!\w)(?<!\d\.)([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?) ?(%?)")
 
 
 class Heard:
@@ -61,6 +61,6 @@ def shows(text: str, *values: float) -> None:
 def told_of(cell: str, expected: str | Sequence[float | None]) -> None:
     """Assert that a cell is a text, or shows these numbers; None stands for no number."""
     if isinstance(expected, str):
-        assert cell == expected
+        assert cell == expected, f"{cell!r} is not {expected!r}"
     else:
         shows(cell, *(value for value in expected if value is not None))
