@@ -112,8 +112,12 @@ def legend(axis: Any) -> list[str]:
 
 
 def notes(axis: Any) -> list[tuple[str, tuple[float, float]]]:
-    """What is written beside points, each with its point."""
-    return [(note.get_text(), (float(note.xy[0]), float(note.xy[1]))) for note in axis.texts]
+    """What is written beside points, each with its point; other texts with their own place."""
+    places = [getattr(note, "xy", note.get_position()) for note in axis.texts]
+    return [
+        (note.get_text(), (float(x), float(y)))
+        for note, (x, y) in zip(axis.texts, places, strict=True)
+    ]
 
 
 def is_all_inside(axis: Any) -> bool:
