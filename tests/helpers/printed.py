@@ -32,13 +32,14 @@ def rows_of(table: Table) -> list[dict[str, str]]:
     """The rows of a table, each cell by the head of its column (two heads alike: by number)."""
     heads: list[str] = []
     for column in table.columns:
-        head = _plain(column.header)
+        head = plain(column.header)
         heads.append(head if head not in heads else f"{head} {heads.count(head) + 1}")
-    columns = [[_plain(cell) for cell in column.cells] for column in table.columns]
+    columns = [[plain(cell) for cell in column.cells] for column in table.columns]
     return [dict(zip(heads, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
-def _plain(text: Any) -> str:
+def plain(text: Any) -> str:
+    """A title, a head or a cell as it is printed: without markup."""
     return Text.from_markup(str(text)).plain
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from helpers import drawn
-from helpers.printed import Heard, rows_of, shows
+from helpers.printed import Heard, plain, rows_of, shows
 from sim.pareto import (
     LOSSLESS,
     LOSSY,
@@ -238,13 +238,13 @@ def points_by_hand() -> list[Point]:
         )
 
     return [
-        point("x", 9.04, None, UNMEASURED),
+        point("x a=[b]", 9.04, None, UNMEASURED),
         point("beaten", 4.31, 0.0271, LOSSY),
         point("low", 7.62, 0.0118, LOSSY),
         point("lru", 3.17, 0.0, LOSSLESS),
         point("seer", 11.4, 0.0, LOSSLESS, knows_future="knows the future (x)"),
-        point("lfu", 2.88, 0.0, LOSSLESS, "u", 0.5),
-        point("u_low", 5.21, 0.0463, LOSSY, "u", 0.5),
+        point("lfu", 2.88, 0.0, LOSSLESS, "u [c]", 0.5),
+        point("u_low", 5.21, 0.0463, LOSSY, "u [c]", 0.5),
     ]
 
 
@@ -255,7 +255,7 @@ def test_every_cell_of_the_table_is_its_points_number() -> None:
     (table,) = heard.tables
     by_name = {point.key[0]: point for point in points}
     rows = rows_of(table)
-    names = ["lru", "low", "beaten", "x", "lfu", "u_low", "bounds, no systems:", "seer"]
+    names = ["lru", "low", "beaten", "x a=[b]", "lfu", "u_low", "bounds, no systems:", "seer"]
     assert [row["system"] for row in rows] == names
     assert [row["front"] for row in rows] == ["*", "*", "", "", "*", "*", "", ""]
     for row in rows[:6] + rows[7:]:
@@ -268,7 +268,7 @@ def test_every_cell_of_the_table_is_its_points_number() -> None:
             shows(row["increase of perplexity"], point.loss, *(point.loss_interval or ()))
         loop = " (closed loop)" if point.loop else ""
         assert row["quality"] == f"{point.quality_class}{loop}"
-    assert table.title == "Speed and quality; t, m, h; u, m, h"
+    assert plain(table.title) == "Speed and quality; t, m, h; u [c], m, h"
     assert heard.lines == [
         "On the front: lru, 0.313 resident; low, 0.313 resident; lfu, 0.5 resident; u_low, 0.5"
         " resident.",
@@ -323,4 +323,4 @@ def test_the_figure_has_every_point_whose_loss_is_known_and_a_line_through_each_
     assert axis.get_xscale() == "symlog"
     assert axis.get_xlim()[0] == -2e-5
     assert drawn.is_all_inside(axis)
-    assert figures[0].get_suptitle().splitlines()[0] == "Speed and quality: t, m, h; u, m, h"
+    assert figures[0].get_suptitle().splitlines()[0] == "Speed and quality: t, m, h; u [c], m, h"

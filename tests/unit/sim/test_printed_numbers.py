@@ -19,7 +19,7 @@ import polars as pl
 import pytest
 
 from helpers.drawn import kept
-from helpers.printed import Heard, rows_of, shows, told_of
+from helpers.printed import Heard, plain, rows_of, shows, told_of
 from sim import calibrate, fit, models, screen, versus, whatif
 from sim.answers.comparison import Comparison
 from sim.answers.comparison_words import answer as compared_answer
@@ -159,11 +159,15 @@ MARKS = {"oracle": " (a bound)", "hobbit": " (lossy)"}
 SHORT = {"oracle": "faster", "hobbit": "?", "lru": "", "fifo": "?"}
 
 
+GROUP = Group("t [a]", SIDES)
+
+
 def of_versus(place: Path, patch: pytest.MonkeyPatch) -> Told:
     heard = Heard()
     alone = Alone("fate", "seed=2", "it decodes nothing")
-    versus.print_versus(Versus((Group("t", SIDES),), (alone,)), "lru", heard)
-    assert heard.lines[0] == versus.told_of(Group("t", SIDES), "lru")
+    versus.print_versus(Versus((GROUP,), (alone,)), "lru", heard)
+    assert plain(heard.tables[0].title) == "t [a]"
+    assert heard.lines[0] == versus.told_of(GROUP, "lru")
     assert heard.lines[1:3] == ["hobbit: lossy (x)", "oracle: knows the future (y)"]
     assert heard.lines[-1] == "Beside no lru: fate (seed=2): it decodes nothing."
     return Told(
