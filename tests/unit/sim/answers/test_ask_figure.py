@@ -97,6 +97,17 @@ def test_a_dot_is_a_system_with_its_interval_the_fastest_of_its_kind_first(
     assert figures[0].get_suptitle() == "m on h, 23.6 GiB", "the table says what is lost"
 
 
+def test_systems_a_thousand_times_as_fast_make_the_same_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = kept(monkeypatch)
+    for speed in (1.0, 1000.0):
+        rows = tuple(row(f"s{at}", LOSSLESS, speed * at, 0.5) for at in (2.0, 7.0))
+        draw(Path("nowhere"), replace(FOUND, rows=rows, target=None))
+    slow, fast = (figure.axes[0].get_xlim() for figure in figures)
+    assert fast == pytest.approx([1000 * end for end in slow])
+
+
 def test_of_many_systems_the_fastest_of_each_kind_are_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,6 +188,20 @@ def test_every_sentence_has_its_numbers() -> None:
     stated = paragraph(replace(FOUND, preset="stated", validated="by hand"))
     assert "from data sheets" in stated
     assert "were compared with a real one's (by hand)" in stated
+
+
+def test_where_nothing_is_offloaded_the_fastest_that_moves_nothing_counts() -> None:
+    others = {"precision": "int4", "waiting": 0.0}
+    rows = (
+        row("a", LOSSY, 3.1, 1.0, **others),
+        row("b", LOSSY, 5.2, 1.0, **others),
+        row("waits", LOSSY, 6.3, 1.0, precision="int4"),
+        row("part", LOSSY, 7.4, 0.9, **others),
+        row("seer", BOUND, 8.5, 1.0, **others),
+        row("large", LOSSY, 9.6, 1.0, precision="int8", waiting=0.0),
+    )
+    told = paragraph(replace(FOUND, rows=rows))
+    assert "Where nothing is offloaded: 5.2 tokens/s at int4." in told
 
 
 @pytest.mark.parametrize(
