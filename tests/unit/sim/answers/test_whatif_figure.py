@@ -59,6 +59,16 @@ def test_series_of_one_point_each_are_one_curve(monkeypatch: pytest.MonkeyPatch)
     assert (curve.label, curve.x, curve.y) == ("decode", [2.0, 4.0, 8.0], [4.5, 2.25, 1.125])
 
 
+def test_a_series_of_which_one_point_could_run_stays_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = points(drawn(replace(FOUND, rows=ROWS[:3]), monkeypatch))
+    assert [(curve.label, curve.x) for curve in found] == [
+        ("fetch", [1.0, 2.0]),
+        ("compute", [1.0]),
+    ]
+
+
 def test_break_even_target_and_knee_are_lines_with_their_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
