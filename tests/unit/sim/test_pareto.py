@@ -241,6 +241,7 @@ def points_by_hand() -> list[Point]:
         point("x a=[b]", 9.04, None, UNMEASURED),
         point("beaten", 4.31, 0.0271, LOSSY),
         point("low", 7.62, 0.0118, LOSSY),
+        point("slow", 2.05, 0.0, LOSSLESS),
         point("lru", 3.17, 0.0, LOSSLESS),
         point("seer", 11.4, 0.0, LOSSLESS, knows_future="knows the future (x)"),
         point("lfu", 2.88, 0.0, LOSSLESS, "u [c]", 0.5),
@@ -255,10 +256,20 @@ def test_every_cell_of_the_table_is_its_points_number() -> None:
     (table,) = heard.tables
     by_name = {point.key[0]: point for point in points}
     rows = rows_of(table)
-    names = ["lru", "low", "beaten", "x a=[b]", "lfu", "u_low", "bounds, no systems:", "seer"]
+    names = [
+        "lru",
+        "slow",
+        "low",
+        "beaten",
+        "x a=[b]",
+        "lfu",
+        "u_low",
+        "bounds, no systems:",
+        "seer",
+    ]
     assert [row["system"] for row in rows] == names
-    assert [row["front"] for row in rows] == ["*", "*", "", "", "*", "*", "", ""]
-    for row in rows[:6] + rows[7:]:
+    assert [row["front"] for row in rows] == ["*", "", "*", "", "", "*", "*", "", ""]
+    for row in rows[:7] + rows[8:]:
         point = by_name[row["system"]]
         shows(row["resident"], point.key[4])
         shows(row["decode tokens/s"], point.speed, *(point.speed_interval or ()))
@@ -305,7 +316,7 @@ def test_the_figure_has_every_point_whose_loss_is_known_and_a_line_through_each_
         if line.get_linestyle() == "None"
     }
     on, beaten, bound = ("o", COLOURS[0]), ("x", COLOURS[1]), ("+", NEUTRAL)
-    expected = {"beaten": beaten, "seer": bound}
+    expected = {"beaten": beaten, "slow": beaten, "seer": bound}
     known = [point for point in points if point.loss is not None]
     assert marks == {(p.loss, p.speed): expected.get(p.key[0], on) for p in known}
     fronts = [
