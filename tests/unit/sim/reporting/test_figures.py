@@ -308,7 +308,8 @@ def test_what_is_on_the_device_grows_by_arrivals_and_shrinks_by_victims(
     assert list(held) == pytest.approx([1, 0.5, 1.0, 0.5, 0.375, 0.5, 0.0])
     monkeypatch.setattr(figures, "BINS", 2)
     staged = made("s", summary(1.0, contracts={"staging_slots": 2}), folder)
-    figures.memory(axis, [run, staged, made("none", FAST)])
+    small = summary(1.0, budget=FAST["budget"] | {"device_bytes": GIB})
+    figures.memory(axis, [run, staged, made("none", small)])
     drawn = curves(axis)
     assert list(drawn) == ["a", "s: not told (staging)"] == legend(axis)
     first = (0.5 * 1 + 1.0 * 0.5 + 0.5 * 1 + 0.5 * 0.375 + 0.5 * 0.5) / 3
