@@ -238,7 +238,7 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
         "decode tokens/s",
         MEASURES[measure],
         "quality",
-        title="Speed and quality; " + "; ".join(surroundings),
+        title=escape("Speed and quality; " + "; ".join(surroundings)),
         title_justify="left",
         caption=f"Each row of a front is the fastest of its loss. In brackets: {OVER}",
     )
@@ -262,7 +262,7 @@ def print_points(points: Sequence[Point], measure: str, console: Console) -> Non
         kind = f"{point.quality_class} ({point.loop} loop)" if point.loop else point.quality_class
         table.add_row(
             "*" if marks[i] else "",
-            point.key[0],
+            escape(point.key[0]),
             f"{point.key[4]:.3g}",
             escape(_with_interval(point.speed, point.speed_interval)),
             escape(loss),

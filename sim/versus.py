@@ -189,7 +189,7 @@ def print_versus(found: Versus, name: str, console: Console) -> None:
             "hits",
             f"as fast as {name}",
             "",
-            title=group.title,
+            title=escape(group.title),
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,

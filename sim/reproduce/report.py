@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sim.reproduce.roles import Claim, Paper
@@ -82,16 +83,17 @@ def table(paper: Paper, verdicts: Sequence[Verdict]) -> Table:
         "claim",
         "where",
         "published",
-        "simulated [grid]",
+        # Rich takes a word in brackets for markup, and would leave it out.
+        escape("simulated [grid]"),
         "role",
         "verdict",
         "remark",
         pad_edge=False,
-        title=f"{paper.title}, {paper.source}",
+        title=escape(f"{paper.title}, {paper.source}"),
     )
     for v in verdicts:
         if v.claim.scored:
-            shown.add_row(
+            cells = (
                 v.claim.id,
                 v.claim.where.split(" / ")[0],
                 said(v.claim),
@@ -100,6 +102,7 @@ def table(paper: Paper, verdicts: Sequence[Verdict]) -> Table:
                 v.verdict,
                 remark(v)[:70],
             )
+            shown.add_row(*map(escape, cells))
     return shown
 
 

@@ -14,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from helpers import drawn
+from helpers.printed import Heard, plain, rows_of, shows
 from sim.pareto import (
     LOSSLESS,
     LOSSY,
     UNMEASURED,
+    Point,
     draw,
     join,
     main,
@@ -26,6 +29,8 @@ from sim.pareto import (
     quality_class,
 )
 from sim.results.fronts import front
+from sim.results.labels import Labels
+from sim.results.looks import COLOURS, NEUTRAL
 from sim.study.trials import trial
 
 COARSE = st.integers(0, 4).map(float)
@@ -207,6 +212,126 @@ def test_wrong_input_is_one_message(
     assert error.count("\n") == 1
 
 
-def test_a_figure_is_drawn_of_points_without_a_known_loss_too(tmp_path: Path) -> None:
-    points = join([_summary("x", 9.0, ("int4",)), _summary("lru", 3.0)], [])
-    assert all(file.stat().st_size > 1000 for file in draw(points, "divergence", tmp_path))
+def points_by_hand() -> list[Point]:
+    """Two fronts, a beaten point, a bound, one without a loss, and one without intervals."""
+
+    def point(
+        system: str,
+        speed: float,
+        loss: float | None,
+        kind: str,
+        trace: str = "t",
+        share: float = 0.313,
+        **labels: str,
+    ) -> Point:
+        ends = None if loss is None else (0.7 * loss, 1.9 * loss)
+        has = system != "lru"
+        return Point(
+            (system, trace, "m", "h", share),
+            speed,
+            (0.86 * speed, 1.13 * speed) if has else None,
+            loss,
+            ends if has else None,
+            kind,
+            Labels(**labels),
+            "closed" if kind == LOSSY else "",
+        )
+
+    return [
+        point("x a=[b]", 9.04, None, UNMEASURED),
+        point("beaten", 4.31, 0.0271, LOSSY),
+        point("low", 7.62, 0.0118, LOSSY),
+        point("slow", 2.05, 0.0, LOSSLESS),
+        point("lru", 3.17, 0.0, LOSSLESS),
+        point("seer", 11.4, 0.0, LOSSLESS, knows_future="knows the future (x)"),
+        point("lfu", 2.88, 0.0, LOSSLESS, "u [c]", 0.5),
+        point("u_low", 5.21, 0.0463, LOSSY, "u [c]", 0.5),
+    ]
+
+
+def test_every_cell_of_the_table_is_its_points_number() -> None:
+    points = points_by_hand()
+    heard = Heard()
+    print_points(points, "increase", heard)
+    (table,) = heard.tables
+    by_name = {point.key[0]: point for point in points}
+    rows = rows_of(table)
+    names = [
+        "lru",
+        "slow",
+        "low",
+        "beaten",
+        "x a=[b]",
+        "lfu",
+        "u_low",
+        "bounds, no systems:",
+        "seer",
+    ]
+    assert [row["system"] for row in rows] == names
+    assert [row["front"] for row in rows] == ["*", "", "*", "", "", "*", "*", "", ""]
+    for row in rows[:7] + rows[8:]:
+        point = by_name[row["system"]]
+        shows(row["resident"], point.key[4])
+        shows(row["decode tokens/s"], point.speed, *(point.speed_interval or ()))
+        if point.loss is None:
+            assert row["increase of perplexity"] == "?"
+        else:
+            shows(row["increase of perplexity"], point.loss, *(point.loss_interval or ()))
+        loop = " (closed loop)" if point.loop else ""
+        assert row["quality"] == f"{point.quality_class}{loop}"
+    assert plain(table.title) == "Speed and quality; t, m, h; u [c], m, h"
+    assert heard.lines == [
+        "On the front: lru, 0.313 resident; low, 0.313 resident; lfu, 0.5 resident; u_low, 0.5"
+        " resident.",
+        "seer: knows the future (x)",
+    ]
+
+
+def test_a_quality_without_a_run_has_its_own_speed_loss_and_intervals() -> None:
+    quality = _quality("f", 0.1, speed=7.0) | {
+        "increase_low": 0.15,
+        "increase_high": 0.3,
+        "decode_tokens_per_s_low": 6.0,
+        "decode_tokens_per_s_high": None,
+    }
+    (point,) = join([], [quality], "increase")
+    assert (point.speed, point.speed_interval) == (7.0, None)
+    assert (point.loss, point.loss_interval, point.loop) == (0.2, (0.15, 0.3), "closed")
+    (kept,) = join([_summary("lru", 3.0)], [])
+    assert (kept.speed_interval, kept.loss_interval) == ((2.0, 4.0), (0.0, 0.0))
+
+
+def test_the_figure_has_every_point_whose_loss_is_known_and_a_line_through_each_front(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = drawn.kept(monkeypatch)
+    points = points_by_hand()
+    files = draw(points, "increase", Path("nowhere"))
+    assert files == [Path("nowhere/pareto.png"), Path("nowhere/pareto.svg")]
+    (axis,) = figures[0].axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
+    marks = {
+        (float(x[0]), float(y[0])): (line.get_marker(), line.get_color())
+        for (x, y), line in zip(lines, axis.lines, strict=True)
+        if line.get_linestyle() == "None"
+    }
+    on, beaten, bound = ("o", COLOURS[0]), ("x", COLOURS[1]), ("+", NEUTRAL)
+    expected = {"beaten": beaten, "slow": beaten, "seer": bound}
+    known = [point for point in points if point.loss is not None]
+    assert marks == {(p.loss, p.speed): expected.get(p.key[0], on) for p in known}
+    fronts = [
+        (x, y, line.get_drawstyle())
+        for (x, y), line in zip(lines, axis.lines, strict=True)
+        if line.get_linestyle() == "-"
+    ]
+    assert fronts == [
+        ([0.0, 0.0118], [3.17, 7.62], "steps-post"),
+        ([0.0, 0.0463], [2.88, 5.21], "steps-post"),
+    ]
+    assert sorted(drawn.notes(axis)) == sorted((p.name, (p.loss, p.speed)) for p in known)
+    assert axis.get_xlabel() == "increase of perplexity (0: lossless)"
+    assert axis.get_ylabel() == "decode (tokens/s)"
+    assert axis.get_xscale() == "symlog"
+    assert axis.get_xlim()[0] == -2e-5
+    assert drawn.is_all_inside(axis)
+    assert figures[0].get_suptitle().splitlines()[0] == "Speed and quality: t, m, h; u [c], m, h"

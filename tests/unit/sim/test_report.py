@@ -9,14 +9,17 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+from helpers.printed import told_of
 from sim.core.slots import UNUSED
-from sim.report import main
+from sim.report import _told, main
 from sim.reporting.figures import FIGURES
 from sim.reporting.runs import by_work, read_runs
 from sim.results.outputs import write_outputs
@@ -156,7 +159,7 @@ def test_what_is_drawn_of_the_device_is_never_below_0_and_ends_with_what_is_ther
     assert (found[1][0] * 2**30, found[1][-1] * 2**30) == (before, held())
 
 
-def test_of_a_run_with_staging_the_figure_says_that_it_cannot_tell(tmp_path: Path) -> None:
+def test_of_a_run_with_staging_no_table_tells_what_is_on_the_device(tmp_path: Path) -> None:
     place = run_into(
         tmp_path / "staged",
         "system=hobbit",
@@ -165,20 +168,39 @@ def test_of_a_run_with_staging_the_figure_says_that_it_cannot_tell(tmp_path: Pat
         "budget.resident_share=0.25",
     )
     assert read_runs([place])[0].resident_gib() is None
-    assert main([str(place), f"output_dir={tmp_path}/out"]) == 0
-    assert "not told (staging)" in (tmp_path / "out" / "memory.svg").read_text(encoding="utf-8")
 
 
-def test_the_table_has_what_its_head_says(report: tuple[Path, list[Path]]) -> None:
-    """Makespan over bound is 1 or more; the summary's gap is that minus 1."""
+COLUMNS: dict[str, Callable[[dict[str, Any]], float | str]] = {
+    "precision at best": lambda summary: next(iter(summary["budget"]["slots"])),
+    "decode (tokens/s)": lambda summary: summary["decode_tokens_per_s"],
+    "TTFT (s)": lambda summary: summary["ttft_s"]["mean"],
+    "TPOT (s)": lambda summary: summary["tpot_s"]["mean"],
+    "hit ratio": lambda summary: summary["hit_ratio"],
+    "low precision (share)": lambda summary: summary["quality_proxy"]["low_share"],
+    "skipped (share)": lambda summary: summary["quality_proxy"]["skip_share"],
+    "makespan (s)": lambda summary: summary["makespan_s"],
+    "makespan / bound": lambda summary: summary["makespan_s"] / summary["bounds"]["lower_s"],
+}
+
+
+def test_every_cell_of_the_table_is_the_number_in_the_summary(
+    report: tuple[Path, list[Path]],
+) -> None:
     page = (report[0] / "report.html").read_text(encoding="utf-8")
     heads = re.findall(r"<th>([^<]*)</th>", page)
+    assert heads == ["run", "x the best of its budget [95 %]", *COLUMNS]
     by_speed = [report[1][at] for at in (1, 0, 2)]
     for row, place in zip(re.findall(r"<tr>(<td>.*?)</tr>", page), by_speed, strict=True):
         summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
         cells = dict(zip(heads, re.findall(r"<td>([^<]*)</td>", row), strict=True))
-        ratio = summary["makespan_s"] / summary["bounds"]["lower_s"]
-        assert float(cells["makespan / bound"]) == pytest.approx(ratio, rel=1e-3)
+        assert cells["run"] == summary["system"]
+        for head, of in COLUMNS.items():
+            value = of(summary)
+            told_of(cells[head], value if isinstance(value, str) else [value])
+
+
+def test_a_cell_without_a_value_is_a_dash_and_a_text_is_escaped() -> None:
+    assert [_told(value) for value in (None, 0.0, "a<b")] == ["-", "0", "a&lt;b"]
 
 
 # Contracts: C136
@@ -210,8 +232,9 @@ def test_runs_of_other_work_are_a_chapter_of_their_own_and_in_no_common_chart(
 
 
 def test_a_page_of_two_kinds_of_work_has_two_answers_and_figures_of_each(
-    report: tuple[Path, list[Path]], tmp_path: Path
+    report: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sim.report.FIGURES", {"systems": FIGURES["systems"]})
     other = run_into(tmp_path / "other", "system=lru", "outputs=summary", "trace.split=fit")
     assert main([str(report[1][0]), str(other), f"output_dir={tmp_path}/out"]) == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -235,7 +258,16 @@ def test_a_page_begins_with_who_is_fastest_and_has_paired_ratios(
     ratios = re.findall(r"<tr><td>(\w+)</td><td>([^<]*)</td>", page)
     assert dict(ratios)["lru"] == "best"
     assert re.fullmatch(r"[\d.]+x \[[\d.]+, [\d.]+\]", dict(ratios)["hobbit"])
-    assert dict(ratios)["load_on_demand"].endswith("(unpaired)"), "it wrote a summary alone"
+    alone = dict(ratios)["load_on_demand"]
+    assert alone.endswith("x (unpaired)"), "it wrote a summary alone"
+    speeds = [
+        json.loads((place / "summary.json").read_text(encoding="utf-8"))["decode_tokens_per_s"]
+        for place in report[1]
+    ]
+    assert float(alone.partition("x")[0]) == pytest.approx(speeds[2] / speeds[0], abs=0.005)
+    assert float(dict(ratios)["hobbit"].partition("x")[0]) == pytest.approx(
+        speeds[1] / speeds[0], abs=0.005
+    )
 
 
 def test_folders_of_many_runs_are_taken_as_they_are(

@@ -6,50 +6,20 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 
-from sim.results.labels import Labels
-from sim.results.overview import BOUND, LOSSLESS, LOSSY, Done, Refused, overview
-from sim.results.overview_figure import share_scale
+from helpers import drawn
+from helpers.overviews import BOUNDED, LOST, run
+from helpers.printed import Heard, rows_of, shows
+from sim.results.overview import BOUND, LOSSLESS, LOSSY, Done, Overview, Refused, overview
 from sim.results.overview_words import MOST_LINES, show, verdict, write
-from sim.values.units import GIB
-
-TIMES = np.array([1.0, 2.0, 1.5, 1.1]) * 1e9
-
-
-def run(system: str, speed: float, share: float = 0.25, words: str = "", **other: Any) -> Done:
-    """A run that decodes ``speed`` times as fast as one token a second."""
-    kinds = Labels(**other.pop("labels", {})).kinds()
-    summary = {
-        "system": system,
-        "model": "m",
-        "hardware": "h",
-        "workload": "sequential",
-        "trace": {"name": "t", "split": "eval", "sequences": 4, **other},
-        "contracts": {"batching": "recorded"},
-        "budget": {"resident_share": share, "allowed_bytes": int(share * 40 * GIB)},
-        "decode_tokens_per_s": speed,
-        "ci95": {"decode_tokens_per_s": [0.9 * speed, 1.1 * speed]},
-        "stall_s": {"demand": 3.0},
-        "makespan_s": 4.0,
-        "hit_ratio": 0.5,
-        "labels": kinds,
-        "overrides": [],
-    }
-    return Done(summary, tuple(words.split()), TIMES / speed)
-
-
-LOST = {"lossy": "lossy (experts skipped)"}
-SEES = {"knows_future": "knows the future (Belady)"}
 
 
 def test_the_best_of_a_budget_is_lossless_and_others_are_told_by_their_kind() -> None:
-    runs = [run("seer", 9, labels=SEES), run("low", 4, labels=LOST), run("a", 2), run("b", 1)]
+    runs = [run("seer", 9, labels=BOUNDED), run("low", 4, labels=LOST), run("a", 2), run("b", 1)]
     (found,) = overview(runs).sets
     assert [line.kind for line in found.lines] == [BOUND, LOSSY, LOSSLESS, LOSSLESS]
     assert found.best.name == "a"
@@ -63,9 +33,9 @@ def test_the_best_of_a_budget_is_lossless_and_others_are_told_by_their_kind() ->
 
 
 def test_where_nothing_is_lossless_a_lossy_system_is_best_and_a_bound_is_no_system() -> None:
-    (lossy,) = overview([run("seer", 9, labels=SEES), run("low", 4, labels=LOST)]).sets
+    (lossy,) = overview([run("seer", 9, labels=BOUNDED), run("low", 4, labels=LOST)]).sets
     assert "low is the fastest lossy system" in verdict(lossy)
-    (bound,) = overview([run("seer", 9, labels=SEES)]).sets
+    (bound,) = overview([run("seer", 9, labels=BOUNDED)]).sets
     assert "there is no system, only seer" in verdict(bound)
 
 
@@ -117,7 +87,10 @@ def test_everything_is_printed_once_and_written_four_ways(tmp_path: Path) -> Non
         assert "lossy (experts skipped)" in (tmp_path / name).read_text(encoding="utf-8"), name
 
 
-def test_of_many_runs_the_fastest_are_printed_and_all_are_written(tmp_path: Path) -> None:
+def test_of_many_runs_the_fastest_are_printed_and_all_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn.kept(monkeypatch)
     found = overview([run(f"s{number}", number) for number in range(1, MOST_LINES + 3)])
     text = io.StringIO()
     show(found, Console(file=text, width=80))
@@ -126,10 +99,95 @@ def test_of_many_runs_the_fastest_are_printed_and_all_are_written(tmp_path: Path
     assert len((tmp_path / "table.csv").read_text().splitlines()) == MOST_LINES + 3
 
 
-def test_bars_of_other_work_are_drawn_on_one_scale() -> None:
-    figure = Figure()
-    short, long = figure.subplots(2)
-    short.barh(0, 2.0)
-    long.barh(0, 4.0)
-    share_scale([short, long])
-    assert short.get_xlim() == long.get_xlim() == (0, pytest.approx(4.2))
+def of_every_kind() -> Overview:
+    """Two budgets and two kinds of work; runs with and without intervals, and times by sequence."""
+    runs = [
+        run("seer", 9.31, labels=BOUNDED),
+        run("low", 4.73, labels=LOST, ends=(4.13, 5.92)),
+        run("a", 2.14),
+        run("b", 1.27, ends=None),
+        Done(run("c", 0.83).summary),
+        run("a", 1.71, share=0.125),
+        run("b", 1.13, share=0.125),
+        run("a", 3.37, name="u"),
+    ]
+    other = runs[1].decode_ns
+    assert other is not None
+    runs[1] = Done(runs[1].summary, (), other * np.array([1.1, 0.9, 1.2, 1.0]))
+    return overview(runs)
+
+
+def test_every_printed_cell_is_the_number_in_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: ``table.csv``, whose numbers are written in full, and the runs themselves."""
+    drawn.kept(monkeypatch)
+    found = of_every_kind()
+    heard = Heard()
+    show(found, heard)
+    write(found, tmp_path)
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    printed = [line for table in heard.tables for line in rows_of(table)]
+    assert [str(table.title) for table in heard.tables] == list(found.titles)
+    marks = {"lossy": " (lossy)", "a bound": " (a bound)", "lossless": ""}
+    best = {"0.25 a": 2.14, "0.125 a": 1.71}
+    assert len(printed) == len(rows) == 8
+    for line, row in zip(printed, rows, strict=True):
+        speed = float(row["decode_tokens_per_s"])
+        shows(line["resident"], float(row["resident_share"]))
+        assert line["system"] == row["system"] + marks[row["kind"]]
+        shows(line["tokens/s"], speed)
+        shows(line["95 %"], *(float(row[end]) for end in ("low", "high") if row[end]))
+        times = best[f"{row['resident_share']} a"] if row["of"] == found.titles[0] else 3.37
+        shows(line["x best"], speed / times)
+        shows(
+            line["95 % 2"],
+            *(float(row[f"times_{end}"]) for end in ("low", "high") if row["times_low"]),
+        )
+    kept = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))["runs"]
+    assert [{key: str("" if of is None else of) for key, of in row.items()} for row in kept] == rows
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    heads, *lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
+    told = [list(line.values()) for line in printed]
+    assert [line for line in lines if line != heads] == told
+
+
+def test_a_row_of_the_file_is_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the summaries."""
+    drawn.kept(monkeypatch)
+    found = of_every_kind()
+    write(found, tmp_path)
+    rows = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))["runs"]
+    lines = [(line, one) for one in found.sets for line in one.lines]
+    for row, (line, one) in zip(rows, lines, strict=True):
+        summary = line.summary
+        low_high = summary["ci95"]["decode_tokens_per_s"] or (None, None)
+        assert (row["low"], row["high"]) == tuple(low_high)
+        assert row["decode_tokens_per_s"] == summary["decode_tokens_per_s"]
+        assert row["budget_gib"] == summary["budget"]["resident_share"] * 40
+        assert row["waits"] == pytest.approx(0.75)
+        assert row["hit_ratio"] == 0.5
+        if line is one.best:
+            assert (row["times_best"], row["times_low"], row["verdict"]) == (1.0, None, "")
+        elif line.ahead is None:
+            assert (row["times_best"], row["times_high"], row["verdict"]) == (None, None, "")
+        else:
+            low, high = line.ahead.interval or (None, None)
+            assert row["times_best"] == line.ahead.speedup
+            assert (row["times_low"], row["times_high"]) == (low, high)
+            assert row["verdict"] == line.ahead.verdict
+    assert rows[2]["labels"] == "knows the future (Belady)"
+
+
+def test_of_many_runs_at_several_budgets_each_has_its_share_of_the_lines() -> None:
+    runs = [run(f"s{at}", 1 + at, share) for at in range(30) for share in (0.25, 0.5)]
+    heard = Heard()
+    show(overview(runs), heard)
+    shares = [line["resident"] for line in rows_of(heard.tables[0])]
+    assert shares == ["25.0%"] * 20 + ["50.0%"] * 20
+    assert heard.lines[-1] == "20 slower runs are in the table's files alone"

@@ -1,0 +1,246 @@
+"""The answer to one question as a figure, a table and sentences: each number is a row's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+
+from helpers.drawn import is_all_inside, kept, legend, notes, points, ticks, upright
+from helpers.printed import rows_of, shows
+from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
+from sim.answers.ask_figure import MOST, TONES, draw
+from sim.answers.ask_words import names_of, paragraph, tables_of, told_of
+from sim.ask import _write
+from sim.results.labels import Labels
+from sim.results.paired import Paired
+
+SEES = Labels(knows_future="knows the future (x)", reference="a reference: copies take no time")
+
+
+def row(system: str, kind: str, speed: float, share: float, **others: object) -> Row:
+    labels = SEES if kind == BOUND else Labels(lossy="lossy (x)") if kind == LOSSY else Labels()
+    made = Row(
+        system,
+        "fp16",
+        (f"system={system}", "seed=1"),
+        kind,
+        share,
+        speed,
+        (0.83 * speed, 1.27 * speed),
+        11.7 / speed,
+        (10.1 / speed, 13.9 / speed),
+        0.34,
+        "nothing" if kind == LOSSLESS else "4 % of needs",
+        labels,
+    )
+    return replace(made, **others)
+
+
+ROWS = (
+    row("slow", LOSSLESS, 2.46, 0.21, interval=None, first_interval=None, waiting=0.87),
+    row("fast", LOSSLESS, 7.13, 0.43),
+    row("low", LOSSY, 11.9, 1.0, waiting=0.0, precision="int4"),
+    row("seer", BOUND, 31.7, 0.43),
+)
+FITS = (Fit("fp16", 43.7, False), Fit("int8", 25.3, False), Fit("int4", 13.1, True))
+FOUND = Found(
+    "m",
+    "h",
+    23.6,
+    "gates of t",
+    87.4,
+    ROWS,
+    (("odd", "no room"),),
+    FITS,
+    (Change("more memory", "fast at fp16", 9.87, Paired(1.384, (1.2, 1.6), 0.99, 8)),),
+    (Need("link", 41.3, "a link of 41.3 GB/s"),),
+    6.5,
+    "measured",
+    "none",
+)
+ORDER = ("fast", "slow", "low", "seer")
+
+
+def test_a_dot_is_a_system_with_its_interval_the_fastest_of_its_kind_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = kept(monkeypatch)
+    draw(Path("nowhere"), FOUND)
+    (axis,) = figures[0].axes
+    by_name = {row.system: row for row in ROWS}
+    dots = points(axis)
+    names = ticks(axis, "y")
+    assert list(names.items()) == [
+        (at, f"{name} ({by_name[name].precision})") for at, name in enumerate(ORDER)
+    ]
+    for at, (name, dot) in enumerate(zip(ORDER, dots, strict=True)):
+        speed = by_name[name].tokens_per_s
+        ends = by_name[name].interval or (speed, speed)
+        assert (dot.x, dot.y) == ([speed], [at])
+        assert dot.across == [pytest.approx(ends)]
+        assert dot.colour == to_hex(TONES[by_name[name].kind])
+        text, place = notes(axis)[at]
+        shows(text, speed, by_name[name].share)
+        assert place == (pytest.approx(ends[1]), at)
+    assert notes(axis)[-1] == ("target 6.5", (6.5, -0.9))
+    assert upright(axis) == [6.5]
+    assert legend(axis) == [LOSSLESS, LOSSY, BOUND]
+    assert (axis.get_xscale(), axis.yaxis_inverted()) == ("log", True)
+    assert axis.get_xlabel().startswith("decode (tokens/s), 95 %")
+    assert is_all_inside(axis)
+    assert axis.get_xlim()[1] > 1.5 * 31.7 * 1.27, "room for what is written beside the last dot"
+    assert figures[0].get_suptitle() == "m on h, 23.6 GiB", "the table says what is lost"
+
+
+def test_systems_a_thousand_times_as_fast_make_the_same_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = kept(monkeypatch)
+    for speed in (1.0, 1000.0):
+        rows = tuple(row(f"s{at}", LOSSLESS, speed * at, 0.5) for at in (2.0, 7.0))
+        draw(Path("nowhere"), replace(FOUND, rows=rows, target=None))
+    slow, fast = (figure.axes[0].get_xlim() for figure in figures)
+    assert fast == pytest.approx([1000 * end for end in slow])
+
+
+def test_of_many_systems_the_fastest_of_each_kind_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = kept(monkeypatch)
+    rows = tuple(
+        row(f"{kind}{at}", kind, 1.5 + at, 0.5)
+        for kind in (LOSSLESS, LOSSY, BOUND)
+        for at in range(20)
+    )
+    draw(Path("nowhere"), replace(FOUND, rows=rows, target=None))
+    (axis,) = figures[0].axes
+    shown = [name.split(" ")[0] for name in ticks(axis, "y").values()]
+    assert shown == [
+        f"{kind}{19 - at}" for kind in (LOSSLESS, LOSSY, BOUND) for at in range(MOST[kind])
+    ]
+    assert upright(axis) == []
+
+
+def test_a_line_of_the_table_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the answer's own files, JSON for the numbers."""
+    kept(monkeypatch)
+    _write(tmp_path, FOUND, paragraph(FOUND))
+    content = json.loads((tmp_path / "answer.json").read_text(encoding="utf-8"))
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        flat = {one["system"]: one for one in csv.DictReader(file)}
+    assert (tmp_path / "answer.txt").read_text(encoding="utf-8") == content["answer"] + "\n"
+    assert content["labels"] == told_of(FOUND)
+    by_name = {one["system"]: one for one in content["rows"]}
+    tables = tables_of(FOUND)
+    assert [str(table.title).split(":")[0] for table in tables] == ["LOSSLESS", "LOSSY", "BOUNDS"]
+    lines = [line for table in tables for line in rows_of(table)]
+    assert [line["system"] for line in lines] == list(ORDER)
+    for line in lines:
+        one = by_name[line["system"]]
+        assert line["experts at"] == one["precision"]
+        shows(line["resident"], one["share"])
+        shows(line["tokens/s [95 %]"], one["tokens_per_s"], *(one["interval"] or ()))
+        shows(line["first token (s)"], one["first_s"], *(one["first_interval"] or ()))
+        shows(line["waits"], one["waiting"])
+        assert flat[one["system"]]["words"] == f"system={one['system']} seed=1"
+        for key in ("precision", "kind", "lost", "share", "tokens_per_s", "first_s", "waiting"):
+            assert flat[one["system"]][key] == str(one[key])
+    assert [line.get("lost") for line in lines[:3]] == ["nothing", "nothing", "4 % of needs"]
+    assert lines[3]["why it is a bound"] == f"{SEES.knows_future}; {SEES.reference}"
+
+
+def test_every_sentence_has_its_numbers() -> None:
+    told = paragraph(FOUND)
+    sentences = told.split(". ")
+    fits, lossless, lossy, resident, target, other, needs, change, sure = (
+        next(one for one in sentences if start in one)
+        for start in (
+            "does not fit",
+            "fastest lossless",
+            "fastest lossy",
+            "nothing is offloaded",
+            "tokens/s lossless:",
+            "tokens/s lossy:",
+            "For 6.5",
+            "What would change fast at fp16",
+            "How sure",
+        )
+    )
+    assert fits == (
+        "m on h (23.6 GiB) does not fit without offloading at fp16 (43.7 GiB); the best precision"
+        " at which it does is int4 (13.1 GiB)"
+    )
+    shows(lossless.partition(": ")[2], 7.13, *(f * 7.13 for f in (0.83, 1.27)), 0.43, 11.7 / 7.13)
+    shows(lossy.partition(": ")[2], 11.9, 0.83 * 11.9, 1.27 * 11.9, 1, 11.7 / 11.9, 0.04)
+    assert resident == "Where nothing is offloaded: 11.9 tokens/s at int4"
+    assert target == "6.5 tokens/s lossless: fast at fp16 here"
+    assert other == "6.5 tokens/s lossy: low at int4 here"
+    assert needs == ("For 6.5 tokens/s with fast at fp16, one thing at a time: a link of 41.3 GB/s")
+    shows(change.partition(": ")[2], 1.384, 9.87)
+    shows(sure, 87.4)
+    assert "the machine is measured" in sure
+    assert "was ever compared" in sure
+    stated = paragraph(replace(FOUND, preset="stated", validated="by hand"))
+    assert "from data sheets" in stated
+    assert "were compared with a real one's (by hand)" in stated
+
+
+def test_where_nothing_is_offloaded_the_fastest_that_moves_nothing_counts() -> None:
+    others = {"precision": "int4", "waiting": 0.0}
+    rows = (
+        row("a", LOSSY, 3.1, 1.0, **others),
+        row("b", LOSSY, 5.2, 1.0, **others),
+        row("waits", LOSSY, 6.3, 1.0, precision="int4"),
+        row("part", LOSSY, 7.4, 0.9, **others),
+        row("seer", BOUND, 8.5, 1.0, **others),
+        row("large", LOSSY, 9.6, 1.0, precision="int8", waiting=0.0),
+    )
+    told = paragraph(replace(FOUND, rows=rows))
+    assert "Where nothing is offloaded: 5.2 tokens/s at int4." in told
+
+
+@pytest.mark.parametrize(
+    ("fits", "told"),
+    [
+        (
+            FITS[:2],
+            "does not fit without offloading, not even at int8 (25.3 GiB); at fp16 it needs 43.7",
+        ),
+        (FITS[2:], "m on h (23.6 GiB) fits without offloading at int4 (13.1 GiB)."),
+    ],
+)
+def test_what_fits_nowhere_or_at_once_is_said(fits: tuple[Fit, ...], told: str) -> None:
+    assert told in paragraph(replace(FOUND, fits=fits))
+
+
+def test_systems_whose_intervals_reach_the_fastest_are_named_and_slower_ones_are_not() -> None:
+    rows = (
+        row("a", LOSSLESS, 10.0, 0.5),
+        row("touches", LOSSLESS, 8.0, 0.5, interval=(7.0, 8.3)),
+        row("below", LOSSLESS, 7.5, 0.5, interval=(7.0, 8.2)),
+        row("alone", LOSSLESS, 8.31, 0.5, interval=None),
+        row("alone_below", LOSSLESS, 8.2, 0.5, interval=None),
+    )
+    told = paragraph(replace(FOUND, rows=rows))
+    assert "a at fp16 (intervals overlap with alone, touches): 10 tokens/s" in told
+    assert "No lossy system can run here." in told
+    first = (replace(rows[0], interval=None), replace(rows[1], interval=(9.0, 10.0)), rows[2])
+    assert "a at fp16 (intervals overlap with touches): " in paragraph(replace(FOUND, rows=first))
+
+
+def test_of_many_systems_three_are_named_and_the_others_counted() -> None:
+    rows = tuple(row(f"s{at}", LOSSLESS, 9 - at / 100, 0.5) for at in range(5))
+    assert names_of(rows[:3]) == "s0, s1, s2"
+    assert names_of(rows) == "s0, s1, s2 and 2 more"
+    told = paragraph(replace(FOUND, rows=rows))
+    assert "(intervals overlap with s1, s2, s3 and 1 more)" in told
+    assert "lossless: s0 at fp16, s1 at fp16, s2 at fp16 and 2 more here." in told
+    four = paragraph(replace(FOUND, rows=rows[:4]))
+    assert "(intervals overlap with s1, s2, s3)" in four
+    assert "s2 at fp16 and 1 more here." in four
+    assert "s2 at fp16 here." in paragraph(replace(FOUND, rows=rows[:3]))
