@@ -19,7 +19,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from sim.bounds.bounds import MAX, RELAXATION
 from sim.results.intervals import Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import own_folder, print_summary, write_outputs
@@ -81,7 +80,7 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
     with own_folder(output_dir, overwrite=any(OVERWRITE)):
         full = cfg.outputs == "all"
         bar = None if _is_many() else Console(stderr=True)
-        result = execute(run, progress=bar, bounds=RELAXATION if full else MAX)
+        result = execute(run, progress=bar)
         wall_s = time.perf_counter() - started - result.bounds_wall_s
         summary = {**result.summary, "wall_s": round(wall_s, 3)}
         write_outputs(

@@ -27,8 +27,9 @@ from sim.machine.costs import Durations, least_hop_ns
 from sim.policies.base import IntArray
 from sim.workload.steps import Needs, Workload
 
-MAX, RELAXATION = "max", "relaxation"
-METHODS = (MAX, RELAXATION)
+NONE, MAX, RELAXATION = "none", "max", "relaxation"
+METHODS = (NONE, MAX, RELAXATION)
+"""Values of the setting ``bounds``. The first one computes none, which takes no time."""
 
 
 @dataclass(frozen=True)

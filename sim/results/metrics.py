@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from sim.bounds.bounds import Bounds
+from sim.results.bounded import bounds_section
 from sim.results.forecasts import prediction
 from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
@@ -30,9 +31,10 @@ NO_DRAFTING = {"draft_tokens": 0, "draft_accepted": 1.0, "draft_seed": 0, "draft
 """What a run's contracts say where its configuration is older than drafts."""
 
 
-def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
+def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]:
     """The summary of a run as one JSON-ready dictionary, without ``wall_s``.
 
+    Without ``bounds`` theirs are null, and their method says how to have them.
     Seconds are whole ns / 1e9; sizes are in bytes, never in GB or GiB. Raise RuntimeError if busy
     and idle time do not add up to the makespan.
     """
@@ -83,18 +85,8 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         },
         "peak_bytes": _peak_bytes(run),
         "quality_proxy": _quality(decode, geometry),
-        "bounds": {
-            "compute_s": seconds(bounds.compute_ns),
-            "link_s": seconds(bounds.link_ns),
-            "relaxed_s": None if bounds.relaxed_ns is None else seconds(bounds.relaxed_ns),
-            "lower_s": seconds(bounds.lower_ns),
-            # With arrivals a faster system composes other steps: the bound holds for these only.
-            "method": f"{bounds.method} of these steps" if run.workload.is_timed else bounds.method,
-            "belady_loads": bounds.belady_loads,
-            "why_no_belady": bounds.why_no_belady,
-            "oracle_s": None,
-        },
-        "gap": makespan / bounds.lower_ns - 1 if bounds.lower_ns else None,
+        "bounds": bounds_section(bounds, run.workload.is_timed),
+        "gap": makespan / bounds.lower_ns - 1 if bounds and bounds.lower_ns else None,
         "calibration": {
             "id": f"{run.hardware.name}/{run.hardware.preset}",
             "validated": run.hardware.validated,
