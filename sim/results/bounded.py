@@ -42,4 +42,6 @@ def bound_told(summary: Mapping[str, Any]) -> str:
         return f"; bounds={MAX} computes what no cache or schedule can beat"
     if gap is None or method not in METHODS:
         return ""
-    return f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
+    return (
+        f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as fast"
+    )

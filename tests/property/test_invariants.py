@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 
 from differential.rows import ServiceRow
 from property.watched import PLAIN, Done, done, every_run, run, scenario_of
-from sim.bounds.bounds import fewest_loads, lower_bounds
+from sim.bounds.bounds import lower_bounds
+from sim.bounds.loads import fewest_loads
 from sim.core.slots import IN_FLIGHT
 from sim.results.run import Run
 from sim.setup.build import build
