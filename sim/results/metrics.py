@@ -43,10 +43,10 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         raise RuntimeError(
             f"busy {busy} ns + idle {sum(stalls.values())} ns != makespan {makespan} ns"
         )
-    decode = frames.lookups.filter(pl.col("phase") == "decode")
-    prefill = frames.lookups.filter(pl.col("phase") == "prefill")
+    decode = frames.needs.filter(pl.col("phase") == "decode")
+    prefill = frames.needs.filter(pl.col("phase") == "prefill")
     geometry, prefetch = run.controller.geometry, _prefetch(frames)
-    lookups = dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.lookups), strict=True))
+    lookups = dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.needs), strict=True))
     return {
         "schema": SCHEMA,
         "system": run.system,
@@ -57,7 +57,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "seed": run.seed,
         "version": VERSION,
         "trace": _trace(run),
-        "labels": labels_of(run, frames.lookups).kinds(),
+        "labels": labels_of(run, frames.needs).kinds(),
         "overrides": list(run.changed),
         "budget": _budget(run),
         "storage_bytes": _all_bytes(geometry),
@@ -93,7 +93,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
             "error": None,
         },
         "contracts": _contracts(run),
-        "ci95": _intervals(run, frames),
+        "ci95": _intervals(frames, decode),
     }
 
 
@@ -351,7 +351,7 @@ def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
     return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}
 
 
-def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None]:
+def _intervals(frames: Frames, decode: pl.DataFrame) -> dict[str, tuple[float, float] | None]:
     sequences = frames.sequences
     one = np.ones(len(sequences))
     decode_ns, tokens = decode_time_and_tokens(frames)
@@ -359,7 +359,7 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
     tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
-    counted, found = _hits_by_sequence(frames)
+    counted, found = _hits_by_sequence(frames, decode)
     prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
     return ratio_intervals(
         {
@@ -372,12 +372,12 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     ) | {"hit_ratio": share_interval(found, counted)}
 
 
-def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:
-    """The decode lookups asked for, and the hits among them, by sequence.
+def _hits_by_sequence(frames: Frames, decode: pl.DataFrame) -> tuple[Floats, Floats]:
+    """The ``decode`` lookups asked for, and the hits among them, by sequence.
 
     Lookups of a step are shared equally among its sequences.
     """
-    counted = asked(frames.lookups.filter(pl.col("phase") == "decode")).group_by("step")
+    counted = asked(decode).group_by("step")
     per_step = counted.agg(asked=pl.len(), found=is_found().sum())
     shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(
         per_step, on="step"

@@ -271,7 +271,9 @@ def built(
     model = ("trace.max_sequences=2", "experiment=more_memory") if which == "bundled" else SMALL
     trace = bundled_trace if which == "bundled" else synthetic_trace
     one = build(
-        configure(f"system={system}", f"budget.resident_share={share}", "bounds=max", *model), system, trace
+        configure(f"system={system}", f"budget.resident_share={share}", "bounds=max", *model),
+        system,
+        trace,
     )
     return one, execute(one)
 
