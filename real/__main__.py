@@ -27,7 +27,7 @@ from real.setup.execute import Result, lateness, measure, replay_driver
 from real.setup.prepare import Prepared, Request, prepare_replay, read_request
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.results.outputs import check_writable, forget, locked, print_summary, write_outputs
-from sim.setup.command import changed, forget_made, output_folder, system_name
+from sim.setup.command import changed, compose_once, forget_made, output_folder, system_name
 from sim.values.places import CONF
 
 
@@ -181,4 +181,5 @@ def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
 
 
 if __name__ == "__main__":
+    compose_once()
     main()

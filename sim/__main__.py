@@ -25,7 +25,14 @@ from sim.results.outputs import own_folder, print_summary, write_outputs
 from sim.results.overview import Done, Refused, overview
 from sim.results.overview_words import show, write
 from sim.setup.build import build
-from sim.setup.command import changed, forget_made, output_folder, overwrites, system_name
+from sim.setup.command import (
+    changed,
+    compose_once,
+    forget_made,
+    output_folder,
+    overwrites,
+    system_name,
+)
 from sim.setup.execute import Result, execute
 from sim.values.places import CONF
 
@@ -141,5 +148,6 @@ if __name__ == "__main__":
     logging.getLogger("hydra").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _on_signal)
     OVERWRITE.append(overwrites())
+    compose_once()
     main()
     sys.exit(_tell_all())

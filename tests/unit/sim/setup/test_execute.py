@@ -19,7 +19,9 @@ def test_the_time_of_the_bounds_is_told_apart_from_that_of_the_run(
     configure: Configure, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that advances by 2.5 s whenever it is read."""
-    run = build(configure("system=lru", "bounds=max", "trace.max_sequences=1"), "lru", bundled_trace)
+    run = build(
+        configure("system=lru", "bounds=max", "trace.max_sequences=1"), "lru", bundled_trace
+    )
     ticks = count(100.0, 2.5)
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(ticks))
     assert execute(run).bounds_wall_s == 2.5
