@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -208,7 +209,7 @@ class Traffic:
         return busy
 
 
-def named(codes: NDArray[np.integer], names: Sequence[str]) -> pl.Series:
+def named(codes: NDArray[Any], names: Sequence[str]) -> pl.Series:
     """``codes`` as an enumeration of ``names``; null where a code is -1."""
     known = pl.Series([*names, None], dtype=pl.Enum(names))
     return known.gather(pl.Series((codes % len(known)).astype(np.uint32)))

@@ -44,7 +44,7 @@ def compose_once() -> None:
         is_asked = any("hydra" in word or word.startswith("--config") for word in words)
         return ask(hydra, config_name, overrides) if is_asked else None
 
-    Hydra.get_mode = mode  # type: ignore[method-assign]
+    Hydra.get_mode = mode  # type: ignore[assignment]
 
 
 def overwrites() -> bool:
