@@ -25,10 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from real.driver.loop import Driver
 from real.setup.execute import Result, lateness, measure, replay_driver
 from real.setup.prepare import Prepared, Request, prepare_replay, read_request
-from sim.bounds.bounds import MAX, RELAXATION
 from sim.process.interrupts import Terminated, code_of, terminate
 from sim.results.outputs import check_writable, forget, locked, print_summary, write_outputs
-from sim.setup.command import changed, forget_made, output_folder, system_name
+from sim.setup.command import changed, compose_once, forget_made, output_folder, system_name
 from sim.values.places import CONF
 
 
@@ -87,7 +86,7 @@ def _run(
             total = prepared.num_steps
             driver = _driver(prepared, output_dir, lambda done: count(done, total))
             record = driver.drive()
-        result = _measured(prepared, driver, record, RELAXATION if cfg.outputs == "all" else MAX)
+        result = _measured(prepared, driver, record)
         _write(prepared, result, cfg, output_dir, started)
     except (KeyboardInterrupt, Terminated) as stop:
         return code_of(stop), f"interrupted; {_keep(driver, output_dir, 'interrupted')}"
@@ -105,12 +104,12 @@ def _driver(prepared: Prepared, output_dir: Path, advance: Any) -> Driver:
     return live_driver(prepared, output_dir, advance)
 
 
-def _measured(prepared: Prepared, driver: Driver, record: Any, bounds: str) -> Result:
+def _measured(prepared: Prepared, driver: Driver, record: Any) -> Result:
     if prepared.request.input == "replay":
-        return measure(prepared, prepared.run, driver, record, bounds)
+        return measure(prepared, prepared.run, driver, record)
     from real.live.run import run_as_it_was
 
-    return measure(prepared, run_as_it_was(prepared, driver), driver, record, bounds)
+    return measure(prepared, run_as_it_was(prepared, driver), driver, record)
 
 
 def _write(
@@ -182,4 +181,5 @@ def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
 
 
 if __name__ == "__main__":
+    compose_once()
     main()

@@ -19,14 +19,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
-from sim.bounds.bounds import MAX, RELAXATION
 from sim.results.intervals import Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import own_folder, print_summary, write_outputs
 from sim.results.overview import Done, Refused, overview
 from sim.results.overview_words import show, write
 from sim.setup.build import build
-from sim.setup.command import changed, forget_made, output_folder, overwrites, system_name
+from sim.setup.command import (
+    changed,
+    compose_once,
+    forget_made,
+    output_folder,
+    overwrites,
+    system_name,
+)
 from sim.setup.execute import Result, execute
 from sim.values.places import CONF
 
@@ -81,7 +87,7 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
     with own_folder(output_dir, overwrite=any(OVERWRITE)):
         full = cfg.outputs == "all"
         bar = None if _is_many() else Console(stderr=True)
-        result = execute(run, progress=bar, bounds=RELAXATION if full else MAX)
+        result = execute(run, progress=bar)
         wall_s = time.perf_counter() - started - result.bounds_wall_s
         summary = {**result.summary, "wall_s": round(wall_s, 3)}
         write_outputs(
@@ -161,5 +167,6 @@ if __name__ == "__main__":
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    compose_once()
     main()
     sys.exit(_tell_all())

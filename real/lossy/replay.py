@@ -31,13 +31,12 @@ from real.lossy.paused import PausedModel
 from real.lossy.texts import Reading, Text, following, texts_of_trace
 from real.lossy.variants import Variants
 from real.store.experts import ModelForm, expert_forms, swapped_experts
-from sim.bounds.bounds import lower_bounds
 from sim.engine.simulate import simulate
 from sim.policies.base import FloatArray, IntArray
 from sim.results.frames import Frames
 from sim.results.metrics import summarise
 from sim.results.run import Run
-from sim.setup.execute import Result
+from sim.setup.execute import Result, bounds_asked
 from sim.traces.trace import Trace
 from sim.values.types import Outcome, Step
 from sim.workload.steps import Workload
@@ -179,9 +178,7 @@ class Replayed:
 def measured(run: Run, record: Any) -> Result:
     """The result that ``sim.setup.execute`` would give of a run with this record."""
     frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
-    return Result(
-        summarise(run, frames, lower_bounds(run.workload, run.durations, run.controller)), frames
-    )
+    return Result(summarise(run, frames, bounds_asked(run)), frames)
 
 
 def check_steps(run: Run) -> None:

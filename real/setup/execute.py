@@ -18,11 +18,11 @@ from real.driver.machine import processor
 from real.driver.timers import WAKE_NS
 from real.host.cpu import CpuDevice
 from real.setup.prepare import Prepared, Request
-from sim.bounds.bounds import MAX, lower_bounds
 from sim.results.frames import Frames
 from sim.results.labels import Labels, labels_of
 from sim.results.metrics import summarise
 from sim.results.run import Run
+from sim.setup.execute import bounds_asked
 from sim.values.record import Record
 from sim.values.types import Step
 from sim.workload.steps import Schedule, Workload
@@ -70,13 +70,11 @@ def replay_driver(prepared: Prepared, advance: Advance = lambda done: None) -> D
     return Driver(run.controller, workload, run.durations, prepared.device)
 
 
-def measure(
-    prepared: Prepared, run: Run, driver: Driver, record: Record, bounds: str = MAX
-) -> Result:
+def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Result:
     """The tables and the summary of a run that has ended; ``run`` has the workload that was run.
 
-    ``bounds`` says how the lower bound is found (``sim.bounds.bounds.lower_bounds``). Where links
-    or compute run free there is none, for it bounds nominal times.
+    The run's setting ``bounds`` says how its lower bounds are computed, if at all. Where links or
+    compute run free there are none, for they bound nominal times.
     """
     # The null device's times are nominal, so nothing is to be learnt from them.
     computed = None if isinstance(driver.device, NullDevice) else driver.stream.computed
@@ -85,8 +83,7 @@ def measure(
     )
     engine = prepared.request.engine
     is_free = prepared.request.device != "null" and "free" in (engine.links, engine.compute)
-    found = lower_bounds(run.workload, run.durations, run.controller, MAX if is_free else bounds)
-    summary = summarise(run, frames, found)
+    summary = summarise(run, frames, None if is_free else bounds_asked(run))
     if is_free:
         # A bound of nominal times does not bound these.
         summary |= {

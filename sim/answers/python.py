@@ -19,7 +19,6 @@ from rich.console import Console
 
 from sim.answers import comparison, comparison_words, python_figures
 from sim.answers.comparison import Comparison
-from sim.bounds.bounds import MAX, RELAXATION
 from sim.results.frames import Frames
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.outputs import answer, own_folder, write_outputs
@@ -158,8 +157,7 @@ def run(system: str, /, *words: str, progress: bool = False, **options: object) 
         raise ValueError("run() writes nothing, so output_dir= has no use; call .write(DIR)")
     begun = time.perf_counter()
     one = prepared([f"system={system}", "outputs=all", *own])
-    bounds = RELAXATION if one.config["outputs"] == "all" else MAX
-    result = execute(one, Console(stderr=True) if progress else None, bounds)
+    result = execute(one, Console(stderr=True) if progress else None)
     wall_s = round(time.perf_counter() - begun - result.bounds_wall_s, 3)
     return SimulatedRun({**result.summary, "wall_s": wall_s}, one.config, result.frames)
 

@@ -5,14 +5,15 @@ docs/bounds.md explains what the bounds mean and why they hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.bounds.loads import fewest_loads
 from sim.bounds.problem import (
+    Permitted,
     kept_outside,
     loads_all,
     problem_of,
@@ -27,8 +28,9 @@ from sim.machine.costs import Durations, least_hop_ns
 from sim.policies.base import IntArray
 from sim.workload.steps import Needs, Workload
 
-MAX, RELAXATION = "max", "relaxation"
-METHODS = (MAX, RELAXATION)
+NONE, MAX, RELAXATION = "none", "max", "relaxation"
+METHODS = (NONE, MAX, RELAXATION)
+"""Values of the setting ``bounds``. The first one computes none, which takes no time."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def lower_bounds(
     needs, slots, loader = workload.needs, controller.slots, controller.loader
     geometry = slots.geometry
     permitted = _permitted(controller, needs)
-    must_load = np.array([answers == (0,) for answers in permitted], np.bool_)
+    must_load = permitted.of(lambda answers: answers == (0,)).astype(np.bool_)
     if not (loads_all(controller) and controller.payload.whole):
         must_load[:] = False
     item = workload.gate_site[needs.tick] * geometry.units + needs.expert
@@ -170,78 +172,6 @@ def _why_no_belady(controller: Controller) -> str | None:
     return None
 
 
-def fewest_loads(
-    tick: IntArray,
-    item: IntArray,
-    slots: int,
-    initial: Iterable[int],
-    whole: NDArray[np.bool_] | None = None,
-    over: IntArray | None = None,
-) -> int:
-    """The fewest loads, prefetched or not, that serve all requests from ``slots`` equal slots.
-
-    ``tick`` and ``item`` are the gate and the item of each request, by ascending gate. Keeping an
-    item from one request to the next saves a load and takes a slot at every gate boundary in
-    between. The most such intervals that fit are found by dropping, whenever too many overlap,
-    those that end last (Belady's rule).
-
-    - ``whole``, by request: whether the needs of its gate are pinned together until the next gate.
-      They then take slots at their own gate's boundary in any case. Elsewhere (unions served in
-      waves) nothing is known to stay, and only kept items count.
-    - ``over``, by request: how many items its gate may leave behind even if that is more than
-      ``slots`` (``retention: after_batch``).
-
-    The result is a lower bound for every run. A run's residents at a boundary never exceed the
-    slots, and each need that was not resident at its gate's boundary is loaded at least once.
-    """
-    next_use: dict[int, int] = {}
-    upcoming: list[int] = [0] * len(item)
-    ticks, items = tick.tolist(), item.tolist()
-    for index in range(len(items) - 1, -1, -1):
-        upcoming[index] = next_use.get(items[index], -1)
-        next_use[items[index]] = ticks[index]
-    kept: dict[int, int] = {}
-    ends: list[tuple[int, int]] = []
-
-    def keep(what: int, until: int) -> None:
-        kept[what] = until
-        heappush(ends, (-until, what))
-
-    def trim(pinned: frozenset[int], capacity: int) -> None:
-        held_back = []
-        free = capacity - len(pinned) + sum(what in kept for what in pinned)
-        while len(kept) > free:
-            end, what = heappop(ends)
-            if kept.get(what) != -end:
-                continue
-            if what in pinned:
-                held_back.append((end, what))
-            else:
-                del kept[what]
-        for entry in held_back:
-            heappush(ends, entry)
-
-    for what in initial:
-        if what in next_use:
-            keep(what, next_use[what])
-    trim(frozenset(), slots)
-    loads = 0
-    index = 0
-    while index < len(items):
-        gate = index
-        while index < len(items) and ticks[index] == ticks[gate]:
-            if kept.pop(items[index], None) is None:
-                loads += 1
-            index += 1
-        for at in range(gate, index):
-            if upcoming[at] >= 0:
-                keep(items[at], upcoming[at])
-        pinned = frozenset(items[gate:index]) if whole is not None and whole[gate] else frozenset()
-        capacity = slots if over is None else max(slots, int(over[gate]))
-        trim(pinned if len(pinned) <= capacity else frozenset(), capacity)
-    return loads
-
-
 def _fewest_by_pool(
     needs: Needs, item: IntArray, slots: Slots, held: set[int], whole: NDArray[np.bool_]
 ) -> int:
@@ -257,8 +187,8 @@ def _fewest_by_pool(
     return total
 
 
-def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
-    """By need, every precision that may serve it, and SKIP or REROUTE where permitted."""
+def _permitted(controller: Controller, needs: Needs) -> Permitted:
+    """What may be answered to each need."""
     selector, last = controller.selector, len(controller.geometry.precisions) - 1
 
     def serving(answers: tuple[int, ...]) -> tuple[int, ...]:
@@ -268,7 +198,9 @@ def _permitted(controller: Controller, needs: Needs) -> list[tuple[int, ...]]:
         return (*range(lowest + 1), *(answer for answer in answers if answer < 0))
 
     if selector.constant is not None:
-        return [serving((selector.constant,))] * len(needs.tick)
+        return Permitted([serving((selector.constant,))], np.zeros(len(needs.tick), np.int64))
     scores, back = np.unique(needs.score, return_inverse=True)
     found = [serving(selector.permitted(score)) for score in scores.tolist()]
-    return [found[index] for index in back.tolist()]
+    # Scores are many, answers few.
+    number = {answers: index for index, answers in enumerate(dict.fromkeys(found))}
+    return Permitted(list(number), np.array([number[answers] for answers in found])[back])

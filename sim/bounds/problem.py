@@ -5,7 +5,7 @@ That is the work of each interval between gates, and what each gate must find on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -18,11 +18,22 @@ from sim.machine.costs import Durations, least_hop_ns
 from sim.values.types import Geometry, Place
 from sim.workload.steps import Workload
 
-Permitted = Sequence[tuple[int, ...]]
-"""By need, every precision that may serve it, and a negative answer if it may do without.
 
-Negative answers are SKIP and REROUTE.
-"""
+@dataclass(frozen=True)
+class Permitted:
+    """What may be answered to each need; many needs have the same answers.
+
+    ``answers`` [A]: every precision that may serve, and a negative answer (SKIP, REROUTE) where a
+    need may do without. ``kind`` [needs] is the index of each need's answers.
+    """
+
+    answers: Sequence[tuple[int, ...]]
+    kind: Ints
+
+    def of(self, value: Callable[[tuple[int, ...]], int]) -> Ints:
+        """``value`` of the answers of each need."""
+        found: Ints = np.array([value(answers) for answers in self.answers], np.int64)[self.kind]
+        return found
 
 
 @dataclass(frozen=True)
@@ -74,15 +85,21 @@ def work_of(
 
 
 def _cheapest_ns(workload: Workload, durations: Durations, permitted: Permitted) -> Ints:
-    known: dict[tuple[tuple[int, ...], int, int], int] = {}
-    needs = workload.needs
-    cost = np.empty(len(needs.tick), np.int64)
-    sites = workload.gate_site[needs.tick].tolist()
-    for index, at in enumerate(zip(permitted, sites, needs.tokens.tolist(), strict=True)):
-        if at not in known:
-            answers, site, tokens = at
-            known[at] = min(0 if p < 0 else durations.expert_ns(p, site, tokens) for p in answers)
-        cost[index] = known[at]
+    needs, sites = workload.needs, int(workload.gate_site.max(initial=0)) + 1
+    kinds, back = np.unique(
+        (needs.tokens.astype(np.int64) * sites + workload.gate_site[needs.tick])
+        * len(permitted.answers)
+        + permitted.kind,
+        return_inverse=True,
+    )
+    costs = np.empty(len(kinds), np.int64)
+    for index, code in enumerate(kinds.tolist()):
+        at, kind = divmod(code, len(permitted.answers))
+        tokens, site = divmod(at, sites)
+        costs[index] = min(
+            0 if p < 0 else durations.expert_ns(p, site, tokens) for p in permitted.answers[kind]
+        )
+    cost: Ints = costs[back]
     return cost
 
 
@@ -197,9 +214,7 @@ def _layers(
     needs that must have this precision or a higher one.
     """
     geometry, needs = controller.geometry, workload.needs
-    lowest = np.array(
-        [NEVER if min(answers) < 0 else max(answers) for answers in permitted], np.int64
-    )
+    lowest = permitted.of(lambda answers: NEVER if min(answers) < 0 else max(answers))
     site = workload.gate_site[needs.tick]
     item = site * geometry.units + needs.expert
     tick: Ints = needs.tick.astype(np.int64)

@@ -26,8 +26,8 @@ from sim.values.places import CONF, ROOT, name_of
 PACKAGES = ("numpy", "polars", "simpy")
 """Packages besides the project on which results depend."""
 DIGITS = 24
-NO_PART = ("output_dir", "outputs", "timeline_steps")
-"""Settings on which no number depends."""
+NO_PART = ("output_dir", "outputs", "bounds", "timeline_steps")
+"""Settings on which no number of a reproduction depends."""
 
 
 def digest(*parts: object) -> str:

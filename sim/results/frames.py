@@ -18,7 +18,7 @@ from sim.machine.costs import Durations
 from sim.policies.base import IntArray
 from sim.results.hits import SKIPS, skip_codes
 from sim.results.stalls import STALL_PARTS, split_stalls
-from sim.results.transfer_frames import Traffic, labels
+from sim.results.transfer_frames import Traffic, labels, named
 from sim.traces.trace import DECODE, TraceSequence
 from sim.values.record import NO_REQUEST, Record, require_equal_lengths
 from sim.values.types import SKIP, Event, Outcome
@@ -80,8 +80,8 @@ class Frames:
         )
         if self.first_arrival_ns:
             start, cause = (
-                np.array(self.record.idle_start_ns, np.int64),
-                np.array(self.record.idle_cause, np.int64),
+                self.record.array("idle_start_ns"),
+                self.record.array("idle_cause"),
             )
             early = np.where(cause == NO_REQUEST, np.maximum(0, self.first_arrival_ns - start), 0)
             parts["no_request"] = parts["no_request"] - early
@@ -101,8 +101,8 @@ class Frames:
             "workload.needs": self.workload.needs.tick,
             "controller.lookup_keys": c.lookup_keys,
             "controller.lookup_outcomes": c.lookup_outcomes,
-            "record.lookup_ns": record.lookup_ns,
-            "record.ready_ns": record.ready_ns,
+            "record.lookup_ns": record.array("lookup_ns"),
+            "record.ready_ns": record.array("ready_ns"),
         }
         # Empty where every need wants precision 0, and where none is served by another expert.
         if c.lookup_wanted:
@@ -112,15 +112,50 @@ class Frames:
         return require_equal_lengths(columns)
 
     @cached_property
-    def outcomes(self) -> Ints:
+    def outcomes(self) -> NDArray[np.uint8]:
         """The outcome of each lookup."""
-        return np.array(self.controller.lookup_outcomes, np.int64)
+        return np.frombuffer(bytes(self.controller.lookup_outcomes), np.uint8)
+
+    @cached_property
+    def keys(self) -> Ints:
+        """The key that each lookup asked for or was answered with."""
+        found = self.controller.lookup_keys
+        return np.fromiter(found, np.int64, len(found))
 
     @cached_property
     def computed_tokens(self) -> Ints:
         """For how many rows each need computes its expert; 0 where another need does it."""
         served = self.controller.lookup_tokens
         return np.array(served, np.int64) if served else self.workload.needs.tokens.astype(np.int64)
+
+    @cached_property
+    def needs(self) -> pl.DataFrame:
+        """One row for each need: the columns of ``lookups`` that sums are made of.
+
+        Names are enumerations here, which take 1 B a row and are compared as numbers.
+        """
+        c, workload, needs = self.controller, self.workload, self.workload.needs
+        count, key = self.num_needs, self.keys
+        served = np.where(self.outcomes == Outcome.SKIP, SKIP, key // c.geometry.plane)
+        wanted = (
+            np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(count, np.int64)
+        )
+        precisions = c.geometry.precisions
+        step = workload.gate_step[needs.tick]
+        is_decode = np.array([step.decode for step in workload.steps], np.bool_)
+        return pl.DataFrame(
+            {
+                "step": step,
+                "phase": named(is_decode[step], ["prefill", "decode"]),
+                "key": key,
+                "expert": needs.expert,
+                "wanted": named(wanted, precisions),  # SKIP, -1, has no name
+                "served": named(served, precisions),
+                "outcome": named(self.outcomes, LOOKUP_OUTCOMES),
+                "skips": named(skip_codes(c.selector, needs.score), SKIPS),
+                "weight": needs.weight,
+            }
+        )
 
     @cached_property
     def lookups(self) -> pl.DataFrame:
@@ -130,32 +165,23 @@ class Frames:
         that of its step: ``prefill`` where any row is a prompt's. ``skips`` says when its selector
         leaves it out (``never``, ``if_absent``, ``always``).
         """
-        c, workload, needs = self.controller, self.workload, self.workload.needs
-        count, key = self.num_needs, np.array(c.lookup_keys, np.int64)
-        served = np.where(self.outcomes == Outcome.SKIP, SKIP, key // c.geometry.plane)
-        wanted = (
-            np.array(c.lookup_wanted, np.int64) if c.lookup_wanted else np.zeros(count, np.int64)
-        )
-        names = [*c.geometry.precisions, None]
-        step = workload.gate_step[needs.tick]
-        is_decode = np.array([step.decode for step in workload.steps], np.bool_)
-        return pl.DataFrame(
-            {
-                "tick": needs.tick,
-                "step": step,
-                "phase": labels(is_decode[step], ["prefill", "decode"]),
-                "site": workload.gate_site[needs.tick],
-                "key": key,
-                "expert": needs.expert,
-                "wanted": labels(wanted % len(names), names),  # SKIP, -1, is the last name
-                "served": labels(served % len(names), names),
-                "outcome": labels(self.outcomes, LOOKUP_OUTCOMES),
-                "skips": labels(skip_codes(c.selector, needs.score), list(SKIPS)),
-                "tokens": needs.tokens,
-                "weight": needs.weight,
-                "gate_ns": np.array(self.record.lookup_ns, np.int64),
-                "ready_ns": np.array(self.record.ready_ns, np.int64),
-            }
+        workload, needs = self.workload, self.workload.needs
+        told = self.needs.with_columns(pl.col(pl.Enum).cast(pl.String))
+        return told.select(
+            pl.Series("tick", needs.tick),
+            "step",
+            "phase",
+            pl.Series("site", workload.gate_site[needs.tick]),
+            "key",
+            "expert",
+            "wanted",
+            "served",
+            "outcome",
+            "skips",
+            pl.Series("tokens", needs.tokens),
+            "weight",
+            pl.Series("gate_ns", self.record.array("lookup_ns")),
+            pl.Series("ready_ns", self.record.array("ready_ns")),
         )
 
     # ---- steps and requests
@@ -178,8 +204,8 @@ class Frames:
             }
         )
         start, end = (
-            np.array(record.step_start_ns, np.int64),
-            np.array(record.step_end_ns, np.int64),
+            record.array("step_start_ns"),
+            record.array("step_end_ns"),
         )
         stall = self._stall_by_step(start, end)
         hits, misses = self._by_step(HITS), self._by_step(MISSES)
@@ -240,8 +266,8 @@ class Frames:
             {"record.idle_start_ns": record.idle_start_ns, "record.idle_end_ns": record.idle_end_ns}
         )
         idle_from, idle_to = (
-            np.array(record.idle_start_ns, np.int64),
-            np.array(record.idle_end_ns, np.int64),
+            record.array("idle_start_ns"),
+            record.array("idle_end_ns"),
         )
         at = np.searchsorted(start, idle_from, side="right") - 1
         inside = (at >= 0) & (idle_to <= end[at])
@@ -252,7 +278,7 @@ class Frames:
     def _by_step(self, outcomes: Sequence[Outcome]) -> Ints:
         """How many lookups of each step had one of ``outcomes``."""
         step = self.workload.gate_step[self.workload.needs.tick]
-        chosen = np.isin(self.outcomes, outcomes)
+        chosen = _is_one_of(outcomes)[self.outcomes]
         return np.bincount(step[chosen], minlength=len(self.workload.steps)).astype(np.int64)
 
     @cached_property
@@ -299,7 +325,7 @@ class Frames:
         no_outcome = np.full(len(events["call"]), len(LOOKUP_OUTCOMES))
         kind = np.concatenate([np.full(lookups, -1), events["kind"]])
         call = np.concatenate([looked_up, events["call"]])
-        key = np.concatenate([np.array(c.lookup_keys, np.int64), events["key"]])
+        key = np.concatenate([self.keys, events["key"]])
         value = np.concatenate([np.full(lookups, -1), events["value"]])
         outcome = np.concatenate([self.outcomes, no_outcome])
         order = np.argsort(call, kind="stable")
@@ -343,6 +369,13 @@ def _columns(flat: Sequence[int], names: Sequence[str]) -> dict[str, Ints]:
     return dict(zip(names, rows.T, strict=True))
 
 
+def _is_one_of(outcomes: Sequence[Outcome]) -> NDArray[np.bool_]:
+    """Of each outcome, by its number, whether it is one of ``outcomes``."""
+    found = np.zeros(len(Outcome), np.bool_)
+    found[list(outcomes)] = True
+    return found
+
+
 def idle_ns(frames: Frames) -> dict[str, int]:
     """The stall time of a run by part, in ns."""
     return {part: int(frames.stalls[part].sum()) for part in STALL_PARTS}
@@ -361,14 +394,12 @@ def compute_busy_ns(frames: Frames) -> int:
     for step in workload.steps:
         dense = durations.dense_ns(step)
         total += sum(dense[site] for site in step.sites) + durations.tail_ns(step)
-    kept = ~np.isin(frames.outcomes, NOT_ON_DEVICE) & (frames.computed_tokens > 0)
-    key = (
-        np.array(frames.controller.lookup_keys, np.int64)[kept] // frames.controller.geometry.units
-    )
-    kinds, count = np.unique(
-        np.stack([key, frames.computed_tokens[kept]]), axis=1, return_counts=True
-    )
-    sites = frames.controller.geometry.sites
-    for (variant, tokens), times in zip(kinds.T.tolist(), count.tolist(), strict=True):
-        total += durations.expert_ns(variant // sites, variant % sites, tokens) * times
+    tokens, geometry = frames.computed_tokens, frames.controller.geometry
+    kept = ~_is_one_of(NOT_ON_DEVICE)[frames.outcomes] & (tokens > 0)
+    kinds = int(tokens.max(initial=0)) + 1
+    count = np.bincount(frames.keys[kept] // geometry.units * kinds + tokens[kept])
+    sites = geometry.sites
+    for code in np.flatnonzero(count).tolist():
+        (variant, rows), times = divmod(code, kinds), int(count[code])
+        total += durations.expert_ns(variant // sites, variant % sites, rows) * times
     return total

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from sim.bounds.bounds import Bounds
+from sim.results.bounded import bounds_section
 from sim.results.forecasts import prediction
 from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
@@ -36,9 +37,10 @@ UNSAID = {
 """What a run's contracts say where its configuration is older than context and drafts."""
 
 
-def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
+def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]:
     """The summary of a run as one JSON-ready dictionary, without ``wall_s``.
 
+    Without ``bounds`` theirs are null, and their method says how to have them.
     Seconds are whole ns / 1e9; sizes are in bytes, never in GB or GiB. Raise RuntimeError if busy
     and idle time do not add up to the makespan.
     """
@@ -47,10 +49,10 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         raise RuntimeError(
             f"busy {busy} ns + idle {sum(stalls.values())} ns != makespan {makespan} ns"
         )
-    decode = frames.lookups.filter(pl.col("phase") == "decode")
-    prefill = frames.lookups.filter(pl.col("phase") == "prefill")
+    decode = frames.needs.filter(pl.col("phase") == "decode")
+    prefill = frames.needs.filter(pl.col("phase") == "prefill")
     geometry, prefetch = run.controller.geometry, _prefetch(frames)
-    lookups = dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.lookups), strict=True))
+    lookups = dict(zip(LOOKUP_OUTCOMES, _outcome_counts(frames.needs), strict=True))
     return {
         "schema": SCHEMA,
         "system": run.system,
@@ -61,7 +63,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         "seed": run.seed,
         "version": VERSION,
         "trace": _trace(run),
-        "labels": labels_of(run, frames.lookups).kinds(),
+        "labels": labels_of(run, frames.needs).kinds(),
         "overrides": list(run.changed),
         "budget": _budget(run),
         "storage_bytes": _all_bytes(geometry),
@@ -89,25 +91,15 @@ def summarise(run: Run, frames: Frames, bounds: Bounds) -> dict[str, Any]:
         },
         "peak_bytes": _peak_bytes(run),
         "quality_proxy": _quality(decode, geometry),
-        "bounds": {
-            "compute_s": seconds(bounds.compute_ns),
-            "link_s": seconds(bounds.link_ns),
-            "relaxed_s": None if bounds.relaxed_ns is None else seconds(bounds.relaxed_ns),
-            "lower_s": seconds(bounds.lower_ns),
-            # With arrivals a faster system composes other steps: the bound holds for these only.
-            "method": f"{bounds.method} of these steps" if run.workload.is_timed else bounds.method,
-            "belady_loads": bounds.belady_loads,
-            "why_no_belady": bounds.why_no_belady,
-            "oracle_s": None,
-        },
-        "gap": makespan / bounds.lower_ns - 1 if bounds.lower_ns else None,
+        "bounds": bounds_section(bounds, run.workload.is_timed),
+        "gap": makespan / bounds.lower_ns - 1 if bounds and bounds.lower_ns else None,
         "calibration": {
             "id": f"{run.hardware.name}/{run.hardware.preset}",
             "validated": run.hardware.validated,
             "error": None,
         },
         "contracts": _contracts(run),
-        "ci95": _intervals(run, frames),
+        "ci95": _intervals(frames, decode),
     }
 
 
@@ -370,7 +362,7 @@ def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
     return {"per_s": told["arrivals_per_s"], "seed": told["arrival_seed"]}
 
 
-def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None]:
+def _intervals(frames: Frames, decode: pl.DataFrame) -> dict[str, tuple[float, float] | None]:
     sequences = frames.sequences
     one = np.ones(len(sequences))
     decode_ns, tokens = decode_time_and_tokens(frames)
@@ -378,7 +370,7 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
     tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
-    counted, found = _hits_by_sequence(frames)
+    counted, found = _hits_by_sequence(frames, decode)
     prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
     return ratio_intervals(
         {
@@ -391,12 +383,12 @@ def _intervals(run: Run, frames: Frames) -> dict[str, tuple[float, float] | None
     ) | {"hit_ratio": share_interval(found, counted)}
 
 
-def _hits_by_sequence(frames: Frames) -> tuple[Floats, Floats]:
-    """The decode lookups asked for, and the hits among them, by sequence.
+def _hits_by_sequence(frames: Frames, decode: pl.DataFrame) -> tuple[Floats, Floats]:
+    """The ``decode`` lookups asked for, and the hits among them, by sequence.
 
     Lookups of a step are shared equally among its sequences.
     """
-    counted = asked(frames.lookups.filter(pl.col("phase") == "decode")).group_by("step")
+    counted = asked(decode).group_by("step")
     per_step = counted.agg(asked=pl.len(), found=is_found().sum())
     shared = frames.tokens.select("step", "sequence", share=1 / pl.len().over("step")).join(
         per_step, on="step"

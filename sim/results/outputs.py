@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.bounds.bounds import METHODS
 from sim.machine.model import AS_STORED
+from sim.results.bounded import bound_told
 from sim.results.forecasts import NOT
 from sim.results.frames import Frames
 from sim.results.intervals import OVER
@@ -280,15 +280,6 @@ def answer(summary: Summary) -> str:
     if interval is not None:
         speed += f" (95 % over {_sequences(summary)}: {interval[0]:.3g} to {interval[1]:.3g})"
     because = f", mostly {main.replace('_', ' ')}" if main else ""
-    gap = summary["gap"]
-    bound = (
-        ""
-        if gap is None or summary["bounds"]["method"] not in METHODS
-        else (
-            f"; no cache or schedule of these bytes and precisions can be over {1 + gap:.2f}x as"
-            " fast"
-        )
-    )
     labels, lost = labels_in(summary), lost_of(summary)
     lossy = f"; {labels.lossy}{f': {lost}' if lost else ''}" if labels.lossy else ""
     share, best = summary["budget"]["resident_share"], _best_precision(summary)
@@ -298,7 +289,7 @@ def answer(summary: Summary) -> str:
     return (
         f"With {share:.0%} of the expert bytes{at} resident, {summary['system']} decodes at {speed}"
         f" on {summary['hardware']}; it waits {waiting:.0%} of the"
-        f" time{because}{bound}{lossy}.{note}"
+        f" time{because}{bound_told(summary)}{lossy}.{note}"
     )
 
 

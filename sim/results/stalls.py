@@ -48,8 +48,8 @@ def split_stalls(
     RuntimeError if an interval does not end with its transfer, or if walking back from there does
     not reach its start.
     """
-    start, end = np.array(record.idle_start_ns, np.int64), np.array(record.idle_end_ns, np.int64)
-    cause = np.array(record.idle_cause, np.int64)
+    start, end = record.array("idle_start_ns"), record.array("idle_end_ns")
+    cause = record.array("idle_cause")
     parts = {part: np.zeros(len(cause), np.int64) for part in STALL_PARTS}
     for code, part in OTHER_CAUSES.items():
         parts[part] = np.where(cause == code, end - start, 0)
@@ -91,11 +91,13 @@ def _split_plain(
     is_urgent = np.array(services.is_urgent, np.bool_)[row]
     parts["demand"][which] = np.where(is_urgent, idle_end - served_from, 0)
     parts["late_prefetch"][which] = np.where(is_urgent, 0, idle_end - served_from)
-    for at in np.flatnonzero(served_from > idle_start).tolist():
-        behind = services.before(int(row[at]), int(idle_start[at]), int(served_from[at]))
-        parts["no_slot"][which[at]] = served_from[at] - idle_start[at] - behind.total()
+    late = np.flatnonzero(served_from > idle_start)
+    columns = (column[late].tolist() for column in (which, row, idle_start, served_from))
+    for at, of_row, from_ns, to_ns in zip(*columns, strict=True):
+        behind = services.before(of_row, from_ns, to_ns)
+        parts["no_slot"][at] = to_ns - from_ns - behind.total()
         for part, time_ns in behind.items():
-            parts[part][which[at]] = time_ns
+            parts[part][at] = time_ns
 
 
 class Services:
@@ -107,8 +109,8 @@ class Services:
         self.is_urgent = record.service_urgent
         rows = len(self.number)
         link, engine = (
-            np.array(record.service_link, np.int64),
-            np.array(record.service_engine, np.int64),
+            record.array("service_link"),
+            record.array("service_engine"),
         )
         # Rows stand in the order in which services began; the sort keeps it inside each engine.
         order = np.lexsort((np.arange(rows), engine, link))
@@ -160,12 +162,11 @@ class Walk:
         durations: Durations,
         key_bytes: Sequence[int],
     ) -> None:
-        self._calls, self._issued, self._services = record.call_ns, issued, services
+        self._calls, self._issued, self._services = record.array("call_ns"), issued, services
         self._durations, self._key_bytes = durations, key_bytes
         self._rows: dict[tuple[int, int], list[int]] | None = None
-        self.queued_ns = np.fromiter(
-            (record.call_ns[t.call - 1] for t in issued), np.int64, len(issued)
-        )
+        call = np.fromiter((t.call for t in issued), np.int64, len(issued))
+        self.queued_ns = self._calls[call - 1]
         """The time at which each transfer was queued on its first link."""
         self.is_plain = np.fromiter(
             (not t.later_hops and t.parent < 0 and not t.write_back for t in issued),
@@ -186,7 +187,7 @@ class Walk:
             if not rows or self._services.end[rows[-1]] != until_ns:
                 break
             for link, call in reversed(hops):
-                from_ns = max(start_ns, self._calls[call - 1])
+                from_ns = max(start_ns, int(self._calls[call - 1]))
                 parts += self._hop(at, link, from_ns, until_ns, is_last=(link, call) == hops[-1])
                 until_ns = from_ns
                 if until_ns == start_ns and parts.total() == end_ns - start_ns:

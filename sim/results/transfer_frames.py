@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -131,7 +132,7 @@ class Traffic:
                 "key": np.array([t.key for t in issued], np.int64)[number],
                 "class": labels(kind, list(CLASSES)),
                 "moved_bytes": moved,
-                "queued_ns": np.array(self.record.call_ns, np.int64)[call - 1],
+                "queued_ns": self.record.array("call_ns")[call - 1],
                 "start_ns": start,
                 "end_ns": np.where(end < 0, makespan, end),
                 "victim": pl.select(pl.when(pl.Series(link == 0)).then(victim)).to_series(),
@@ -156,9 +157,9 @@ class Traffic:
                 record.service_start_ns,
             )
         )
-        recorded_end = np.array(record.service_end_ns, np.int64)
+        recorded_end = record.array("service_end_ns")
         end = np.where(recorded_end < 0, record.makespan_ns, recorded_end)
-        moved, written = np.array(record.service_bytes, np.int64), np.zeros(len(number), np.int64)
+        moved, written = record.array("service_bytes"), np.zeros(len(number), np.int64)
         if self.controller.loader.write_back:
             for row in np.flatnonzero(link == 0).tolist():
                 written[row] = sum(key_bytes[victim] for victim in issued[number[row]].write_back)
@@ -206,6 +207,12 @@ class Traffic:
             before = np.concatenate([[0], until[:-1]])
             busy[name] = int(np.maximum(0, until - np.maximum(start, before)).sum())
         return busy
+
+
+def named(codes: NDArray[Any], names: Sequence[str]) -> pl.Series:
+    """``codes`` as an enumeration of ``names``; null where a code is -1."""
+    known = pl.Series([*names, None], dtype=pl.Enum(names))
+    return known.gather(pl.Series((codes % len(known)).astype(np.uint32)))
 
 
 def labels(codes: object, names: list[str] | list[str | None]) -> pl.Series:

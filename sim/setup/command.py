@@ -7,7 +7,9 @@ from __future__ import annotations
 import sys
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -26,6 +28,23 @@ def system_name() -> str:
 def changed() -> list[str]:
     """The overrides of the command line that change machine, model, trace or workload."""
     return configure.changes(HydraConfig.get().overrides.task)
+
+
+def compose_once() -> None:
+    """Let hydra compose the configuration of a single run once.
+
+    Hydra composes it another time before that, only to learn whether it sets ``hydra.mode``. That
+    takes as long as all else that a short run composes. No file of ``conf/`` sets it, so hydra asks
+    only where the words name something of hydra's own, or another folder of configurations.
+    """
+    ask = Hydra.get_mode
+
+    def mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        words = [*overrides, *(word for word in sys.argv[1:] if word.startswith("--config"))]
+        is_asked = any("hydra" in word or word.startswith("--config") for word in words)
+        return ask(hydra, config_name, overrides) if is_asked else None
+
+    Hydra.get_mode = mode  # type: ignore[assignment]
 
 
 def overwrites() -> bool:

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sim.bounds.bounds import MAX, lower_bounds
+from sim.bounds.bounds import MAX, NONE, Bounds, lower_bounds
 from sim.engine.simulate import simulate
 from sim.process.progress import Shown
 from sim.results.frames import Frames
@@ -35,11 +35,11 @@ class Result:
     bounds_wall_s: float = 0.0
 
 
-def execute(run: Run, progress: Console | None = None, bounds: str = MAX) -> Result:
+def execute(run: Run, progress: Console | None = None) -> Result:
     """Simulate ``run`` and measure it.
 
-    ``progress``: the console that shows a bar (None: no bar). ``bounds``: the method of the lower
-    bound (``sim.bounds.bounds.lower_bounds``).
+    ``progress``: the console that shows a bar (None: no bar). The run's setting ``bounds`` says how
+    its lower bounds are computed, if at all (`sim.bounds.bounds.METHODS`).
     """
     total = len(run.workload.steps)
     if progress is None:
@@ -58,10 +58,19 @@ def execute(run: Run, progress: Console | None = None, bounds: str = MAX) -> Res
             record = simulate(run.controller, run.workload, run.durations, report)
     frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
     began = time.perf_counter()
-    if progress is None or bounds == MAX:
-        found = lower_bounds(run.workload, run.durations, run.controller, bounds)
-    else:
-        with progress.status(f"{run.system}: what nobody can beat"):
-            found = lower_bounds(run.workload, run.durations, run.controller, bounds)
+    found = bounds_asked(run, progress)
     bounds_wall_s = time.perf_counter() - began
     return Result(summarise(run, frames, found), frames, bounds_wall_s)
+
+
+def bounds_asked(run: Run, progress: Console | None = None) -> Bounds | None:
+    """The lower bounds that the run's setting ``bounds`` asks for; None for ``none``."""
+    # A configuration that was written before there was this setting has none of it.
+    method = run.config.get("bounds", NONE)
+    if method == NONE:
+        return None
+    asked = run.workload, run.durations, run.controller, method
+    if progress is None or method == MAX:
+        return lower_bounds(*asked)
+    with progress.status(f"{run.system}: what nobody can beat"):
+        return lower_bounds(*asked)

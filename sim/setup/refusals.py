@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sim.bounds.bounds import METHODS, NONE
 from sim.policies.base import Policy
 from sim.setup.parts import PARTS, Parts
 from sim.traces.trace import Trace
@@ -17,7 +18,7 @@ from sim.workload.batching import NO_ARRIVALS
 from sim.workload.steps import Workload
 
 BUDGET = ("resident_share", "slots_gib")
-SETTINGS = ("budget", "seed", "outputs", "timeline_steps", "output_dir")
+SETTINGS = ("budget", "seed", "outputs", "bounds", "timeline_steps", "output_dir")
 OUTPUTS = ("all", "summary")
 FIT = "fit"
 """The budget that takes as many bytes for experts as the device's memory leaves."""
@@ -41,6 +42,8 @@ def checked_settings(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         )
     if config["outputs"] not in OUTPUTS:
         raise ValueError(f"unknown outputs={config['outputs']}; allowed: {', '.join(OUTPUTS)}")
+    if (method := config.get("bounds", NONE)) not in METHODS:
+        raise ValueError(f"unknown bounds={method}; allowed: {', '.join(METHODS)}")
     if config["timeline_steps"] is not None:
         require_number("timeline_steps", config["timeline_steps"], minimum=1, whole=True)
     require_number("seed", config["seed"], whole=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 CPU_RESULT, HOST_TIME, NO_REQUEST = -1, -2, -3
 """Causes of idle intervals other than transfers (which have numbers of 0 or more)."""
@@ -104,6 +105,11 @@ class Record:
 
     __hash__ = None  # type: ignore[assignment]  # it grows
 
+    def array(self, name: str) -> NDArray[np.int64]:
+        """Column ``name`` of a run that has ended, as an array that nobody may write to."""
+        column = getattr(self, name)
+        return np.fromiter(column, np.int64, len(column))
+
 
 COLUMNS = tuple(item.name for item in fields(Record))
 NOTED = ("call_ns", "lookup_ns", "ready_ns")
@@ -111,7 +117,11 @@ NOTED = ("call_ns", "lookup_ns", "ready_ns")
 
 
 class NotedRecord(Record):
-    """A record that makes its columns by call and by need from ``notes`` when first read."""
+    """A record that makes its columns by call and by need from ``notes`` when first read.
+
+    They are made as arrays, 8 B an entry. Lists of them, 40 B an entry, are made only for who asks
+    for the column itself.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,19 +130,37 @@ class NotedRecord(Record):
         for name in NOTED:
             delattr(self, name)
 
+    def array(self, name: str) -> NDArray[np.int64]:
+        # Who has asked for the list, or set one, has that.
+        if name not in NOTED or name in vars(self):
+            return super().array(name)
+        made: NDArray[np.int64] = getattr(self, f"_{name}")
+        return made
+
     @cached_property
     def call_ns(self) -> list[int]:  # type: ignore[override]
+        return self._call_ns.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def lookup_ns(self) -> list[int]:  # type: ignore[override]
+        return self._lookup_ns.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def ready_ns(self) -> list[int]:  # type: ignore[override]
+        return self._ready_ns.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _call_ns(self) -> NDArray[np.int64]:
         gate_calls, other_ns = self.notes.gate_calls, self.notes.other_ns
         require_equal_lengths({"gate_ns": self.gate_ns, "notes.gate_calls": gate_calls})
         found = np.empty(len(gate_calls) + len(other_ns), np.int64)
         is_gate = np.zeros(len(found), np.bool_)
         is_gate[np.array(gate_calls, np.int64) - 1] = True
         found[is_gate], found[~is_gate] = self.gate_ns, other_ns
-        calls: list[int] = found.tolist()
-        return calls
+        return found
 
     @cached_property
-    def lookup_ns(self) -> list[int]:  # type: ignore[override]
+    def _lookup_ns(self) -> NDArray[np.int64]:
         notes = self.notes
         require_equal_lengths({"gate_ns": self.gate_ns, "notes.first_rows": notes.first_rows})
         found = np.repeat(
@@ -140,13 +168,12 @@ class NotedRecord(Record):
         )
         for first, last, at_ns in notes.later:
             found[first:last] = at_ns
-        lookups: list[int] = found.tolist()
-        require_equal_lengths({"lookup_ns": lookups, "notes.lookups": range(notes.lookups)})
-        return lookups
+        require_equal_lengths({"lookup_ns": found, "notes.lookups": range(notes.lookups)})
+        return found
 
     @cached_property
-    def ready_ns(self) -> list[int]:  # type: ignore[override]
-        ready = list(self.lookup_ns)
+    def _ready_ns(self) -> NDArray[np.int64]:
+        ready = self._lookup_ns.copy()
         for lookup, at_ns in self.notes.arrivals:
             ready[lookup] = at_ns
         return ready

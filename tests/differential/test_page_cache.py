@@ -109,6 +109,7 @@ def test_any_course_of_reads_is_that_of_a_plain_list(seed: int) -> None:
 
 DRIVE = (
     "system=load_on_demand",
+    "bounds=max",
     "hardware=jetson_agx_orin",
     "trace.max_sequences=1",
     "budget.resident_share=0.2",

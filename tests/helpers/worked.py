@@ -37,6 +37,7 @@ ROWS = (
 CONFIG: dict[str, Any] = {
     "seed": 0,
     "outputs": "all",
+    "bounds": "max",
     "timeline_steps": None,
     "output_dir": "unused",
     "budget": {"resident_share": 0.375, "slots_gib": None},

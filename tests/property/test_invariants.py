@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 
 from differential.rows import ServiceRow
 from property.watched import PLAIN, Done, done, every_run, run, scenario_of
-from sim.bounds.bounds import fewest_loads, lower_bounds
+from sim.bounds.bounds import lower_bounds
+from sim.bounds.loads import fewest_loads
 from sim.core.slots import IN_FLIGHT
 from sim.results.run import Run
 from sim.setup.build import build
@@ -270,7 +271,9 @@ def built(
     model = ("trace.max_sequences=2", "experiment=more_memory") if which == "bundled" else SMALL
     trace = bundled_trace if which == "bundled" else synthetic_trace
     one = build(
-        configure(f"system={system}", f"budget.resident_share={share}", *model), system, trace
+        configure(f"system={system}", f"budget.resident_share={share}", "bounds=max", *model),
+        system,
+        trace,
     )
     return one, execute(one)
 

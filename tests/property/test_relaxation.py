@@ -20,7 +20,7 @@ from property.brute_force import Instance, shortest
 from property.watched import names, scenario_of
 from sim.bounds import relaxation
 from sim.bounds.bounds import RELAXATION, Bounds, lower_bounds
-from sim.bounds.problem import work_of
+from sim.bounds.problem import Permitted, work_of
 from sim.bounds.relaxation import Problem, Requests, relaxed_ns
 from sim.core.controller import Controller
 from sim.core.loader import Loader
@@ -332,7 +332,7 @@ def test_no_system_is_below_its_bound(system: str, share: float) -> None:
 
 def test_the_work_of_all_intervals_is_the_compute_bound() -> None:
     run = prepared(["system=hobbit", "trace.max_sequences=1"])
-    permitted = [(0,)] * len(run.workload.needs.tick)
+    permitted = Permitted([(0,)], np.zeros(len(run.workload.needs.tick), np.int64))
     work = work_of(run.workload, run.durations, run.controller, permitted)
     spent = compute_busy_ns_at_high(run)
     assert work.compute_ns.sum() == spent

@@ -42,7 +42,7 @@ QUIET = (
 
 
 def run_into(place: Path, *words: str) -> Path:
-    cfg, name = configure("model=tiny_mixtral", "trace.max_sequences=2", *words)
+    cfg, name = configure("model=tiny_mixtral", "trace.max_sequences=2", "bounds=max", *words)
     run = build(cfg, name, changed=["trace.max_sequences=2"])
     result = execute(run)
     write_outputs(

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.bounds.bounds import RELAXATION, Bounds, fewest_loads, lower_bounds
-from sim.bounds.problem import problem_of, work_of
+from sim.bounds.bounds import RELAXATION, Bounds, lower_bounds
+from sim.bounds.loads import fewest_loads
+from sim.bounds.problem import Permitted, problem_of, work_of
 from sim.bounds.relaxation import Problem, Requests, relaxed_ns
 from sim.core.controller import Controller
 from sim.core.loader import Loader
@@ -407,7 +408,7 @@ def test_what_is_on_its_way_holds_a_slot_on_the_device_and_in_a_managed_tier(
     made = controller(
         Fixed("fp16"), 32, route=route, ram_cache=LRU(initial="empty") if ram_link else None
     )
-    permitted = [(0,)] * 12
+    permitted = Permitted([(0,)], np.zeros(12, np.int64))
     work = work_of(workload(), durations, made, permitted)
     found = [problem_of(workload(), durations, made, work, permitted, link) for link in range(3)]
     assert [problem.passes for problem in found] == passes

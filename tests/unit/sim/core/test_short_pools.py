@@ -41,7 +41,7 @@ def test_a_quota_of_zero_needs_staging_and_says_so() -> None:
 
 
 def ran(configure: Configure, *words: str) -> Any:
-    run = build(configure(*FATE, *SHORT, *words), "x")
+    run = build(configure(*FATE, *SHORT, "bounds=max", *words), "x")
     return run, execute(run)
 
 

@@ -278,6 +278,7 @@ def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
     run = prepared(
         [
             *DEMAND,
+            "bounds=max",
             "loader.wait=as_ready",
             "hardware=gb10",
             "hardware.shared_memory.gb_per_s=150",

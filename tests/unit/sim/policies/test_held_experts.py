@@ -68,7 +68,7 @@ def test_what_is_held_is_no_less_than_what_is_stored() -> None:
 
 
 def test_a_run_of_edgemoe_moves_int4_and_int2_and_holds_fp32() -> None:
-    run = prepared([*RUN, "budget.resident_share=0.25"])
+    run = prepared([*RUN, "budget.resident_share=0.25", "bounds=max"])
     geometry, expert = run.controller.geometry, 3 * 4096 * 14336
     assert geometry.variant_bytes == (expert // 2, expert // 4)
     assert geometry.held_bytes == (4 * expert, 4 * expert)

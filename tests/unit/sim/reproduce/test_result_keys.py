@@ -108,7 +108,7 @@ def test_every_value_of_a_configuration_is_in_the_key_but_where_things_lie() -> 
     ) -> str:
         return narrow_key("sim.reproduce.measured", one, trace, timing, fit)
 
-    free = {("output_dir",), ("outputs",), ("timeline_steps",), ("trace", "path")}
+    free = {("output_dir",), ("outputs",), ("bounds",), ("timeline_steps",), ("trace", "path")}
     for place in leaves(config):
         if "_target_" in place:
             continue

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from sim.core.controller import Controller
@@ -17,7 +18,7 @@ from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
 from sim.policies.recency import LRU
-from sim.results.frames import Frames, compute_busy_ns, idle_ns
+from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.latency import (
     decode_time_and_tokens,
     prefill_time,
@@ -26,6 +27,7 @@ from sim.results.latency import (
 )
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape
+from sim.values.record import NOTED
 from sim.values.types import Geometry, HostCosts
 from sim.workload.steps import Workload
 
@@ -287,3 +289,23 @@ def test_a_column_of_another_length_is_refused_by_its_name(
         values.append(values[-1]) if change == "a row too many" else values.pop()
         with pytest.raises(RuntimeError, match=f"{owner}.{column} has {len(values)}"):
             getattr(frames, table)
+
+
+def test_a_summary_reads_arrays_and_makes_no_list_of_a_noted_column() -> None:
+    """A list of ints takes five times the bytes of an array."""
+    frames = ran(workload(batching="sequential"), initial="empty")
+    record = frames.record
+    arrays = {name: record.array(name) for name in NOTED}
+    assert frames.lookups["ready_ns"].to_list() == arrays["ready_ns"].tolist()
+    assert not vars(record).keys() & set(NOTED)
+    assert {name: getattr(record, name) for name in NOTED} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+
+
+def test_the_needs_of_a_summary_are_columns_of_its_lookups() -> None:
+    frames = ran(workload(batching="sequential"), initial="empty")
+    names = frames.needs.columns
+    assert frames.needs["outcome"].dtype == pl.Enum(LOOKUP_OUTCOMES)
+    assert frames.lookups["outcome"].dtype == pl.String
+    assert frames.needs.rows() == frames.lookups.select(names).rows()

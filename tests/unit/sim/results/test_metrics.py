@@ -72,7 +72,12 @@ RUNS = {
 def ran(
     request: pytest.FixtureRequest, configure: Configure, bundled_trace: Trace
 ) -> tuple[Run, Result]:
-    words = ("trace.max_sequences=2", "budget.resident_share=0.4", *request.param.split())
+    words = (
+        "trace.max_sequences=2",
+        "budget.resident_share=0.4",
+        "bounds=max",
+        *request.param.split(),
+    )
     run = build(configure(*words), "x", bundled_trace)
     return run, execute(run)
 

@@ -15,7 +15,7 @@ from sim.setup.build import build
 from sim.setup.execute import execute
 from sim.traces.trace import Trace
 
-WORDS = "system=lru", "trace.max_sequences=2", "budget.resident_share=0.4"
+WORDS = "system=lru", "trace.max_sequences=2", "budget.resident_share=0.4", "bounds=max"
 
 
 @pytest.fixture(scope="module")

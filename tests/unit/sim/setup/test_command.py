@@ -7,11 +7,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra._internal.hydra import Hydra
 
 from sim.results.outputs import forget, locked, own_folder
-from sim.setup.command import fresh_folder
+from sim.setup.command import compose_once, fresh_folder
 from sim.values.places import ROOT
 
 FROZEN = """
@@ -173,3 +175,51 @@ def test_what_ends_early_leaves_nothing_in_its_folder(tmp_path: Path, was_there:
     assert place.exists() == was_there
     with own_folder(place), pytest.raises(OSError, match="another process"), locked(place):
         pass
+
+
+ONCE = """
+import atexit, runpy, sys
+from hydra._internal.hydra import Hydra
+
+compose, times = Hydra.compose_config, []
+
+def counted(*args, **named):
+    times.append(1)
+    return compose(*args, **named)
+
+Hydra.compose_config = counted
+atexit.register(lambda: print("composed", len(times)))
+sys.argv[0] = "sim"
+runpy.run_module("sim", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_run_composes_its_configuration_once(tmp_path: Path) -> None:
+    """Hydra would do so twice: it asks a configuration first whether it sets ``hydra.mode``."""
+    words = (*SMALL, f"output_dir={tmp_path}/run")
+    told = subprocess.run(
+        [sys.executable, "-c", ONCE, *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert told.stdout.splitlines()[-1] == "composed 1", told.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "is_asked"),
+    [
+        pytest.param(["system=lru", "trace.max_sequences=1"], [], False, id="a run"),
+        pytest.param(["hydra.mode=MULTIRUN"], [], True, id="hydra's own words"),
+        pytest.param(["hydra.searchpath=[mine]"], [], True, id="another search path"),
+        pytest.param(["system=lru"], ["--config-dir=mine"], True, id="another folder"),
+    ],
+)
+def test_hydra_asks_for_its_mode_where_the_words_may_set_it(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], options: list[str], is_asked: bool
+) -> None:
+    asked: list[list[str]] = []
+    told: Any = lambda hydra, config_name, overrides: asked.append(overrides)  # noqa: E731
+    monkeypatch.setattr(Hydra, "get_mode", told)
+    monkeypatch.setattr(sys, "argv", ["sim", *options, *words])
+    compose_once()
+    unused: Any = None
+    assert Hydra.get_mode(unused, "config", words) is None
+    assert asked == ([words] if is_asked else [])
