@@ -18,7 +18,7 @@ from differential.production import (
     controller_for,
     speculation_of,
 )
-from differential.scenario import Scenario, Step
+from differential.scenario import Host, Scenario, Step
 from sim.audit.files import RunFiles
 from sim.bounds.bounds import Bounds
 from sim.engine.simulate import simulate
@@ -201,6 +201,16 @@ def files_of(run: Run, frames: Frames) -> RunFiles:
     return RunFiles(summary, json.loads(json.dumps(run.config)), **frames.tables())
 
 
+def _host(host: Host) -> dict[str, Any]:
+    table = [[idle_ns / 1000, wake_ns / 1000] for idle_ns, wake_ns in host.wakes]
+    return {
+        "sync_us": host.sync_ns / 1000,
+        "issue_us": host.issue_ns / 1000,
+        "wake_us": table or host.wake_ns / 1000,
+        "post_us": host.post_ns / 1000,
+    }
+
+
 def _config(
     scenario: Scenario, workload: MeasuredWorkload, controller: Any, links: Sequence[str]
 ) -> dict[str, Any]:
@@ -211,9 +221,7 @@ def _config(
         "preset": "none",
         "validated": "none",
         "links": {name: {} for name in links},
-        "host": {
-            f"{name.removesuffix('_ns')}_us": ns / 1000 for name, ns in vars(scenario.host).items()
-        },
+        "host": _host(scenario.host),
         "prediction_us": scenario.prediction_ns / 1000,
         "ram": None,
     }
