@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from copy import deepcopy
 from functools import cache
@@ -30,6 +31,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Before anything imports Triton: kernels are checked on its interpreter. To check them on a GPU,
 # set it to 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays for good: the garbage collector need not walk it again.
+
+    It also comes less often, for most tests leave no garbage: a tenth of the time of all tests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -63,6 +63,8 @@ NUMBERS = (
     "wall_s",
 )
 """The numbers of a summary that have columns; column ``summary`` holds the whole summary."""
+BOUNDED = ("bounds.lower_s", "gap")
+"""Those of them that are null unless ``bounds`` asks for them."""
 TEXTS = (
     "model",
     "hardware",

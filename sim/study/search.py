@@ -28,7 +28,7 @@ from sim.study.conduct import axes_of, showing_progress
 from sim.study.dataset import Dataset
 from sim.study.launchers import Launcher
 from sim.study.plan import Plan, section
-from sim.study.rows import DONE, NUMBERS, Row
+from sim.study.rows import BOUNDED, DONE, NUMBERS, Row
 from sim.values.units import require_number
 
 DIRECTIONS = ("maximize", "minimize")
@@ -110,6 +110,12 @@ def make_search(plan: Plan) -> Search:
                 f"{place}.objectives.{name}={direction}: choose {' or '.join(DIRECTIONS)} of"
                 f" {', '.join(NUMBERS)}"
             )
+    words = {word for word in (*plan.base, *plan.last) if word.startswith("bounds=")}
+    if words <= {"bounds=none"} and (needed := [name for name in objectives if name in BOUNDED]):
+        raise ValueError(
+            f"{place}.objectives.{needed[0]}: bounds=none computes no bounds; add bounds=max to the"
+            " study's words"
+        )
     for name, least in (("trials", 1), ("together", 1), ("seed", 0)):
         if name in asked:
             require_number(f"{place}.{name}", asked[name], minimum=least, whole=True)

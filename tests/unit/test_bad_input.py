@@ -276,7 +276,7 @@ CASES = {
     ),
     "a key that hydra was told to add": (
         "+sytem=lru",
-        r"unknown settings sytem; known: budget, cache, ",
+        r"unknown settings sytem; known: bounds, budget, cache, ",
     ),
     "a budget that is none": (
         "+budget.resident_shar=0.25",

@@ -129,6 +129,7 @@ def test_another_search_in_the_same_place_is_refused(tmp_path: Path) -> None:
             r"objectives\.speed=maximize: choose maximize or minimize of decode_",
         ),
         ({"objectives": {"hit_ratio": "more"}}, r"objectives\.hit_ratio=more"),
+        ({"objectives": {"gap": "minimize"}}, r"objectives\.gap: bounds=none .* add bounds=max"),
         ({"sampler": "best"}, r"sampler=best is unknown; choose tpe, random, nsga2"),
         ({"trials": 0}, r"trials=0 must be a whole number >= 1"),
     ],
