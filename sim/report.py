@@ -174,6 +174,9 @@ def _table(runs: Sequence[ReportedRun], found: Overview) -> str:
         ("makespan (s)", lambda s: s["makespan_s"]),
         ("makespan / bound", lambda s: None if s["gap"] is None else 1 + s["gap"]),
     )
+    columns = tuple(
+        (name, of) for name, of in columns if any(of(run.summary) is not None for run in runs)
+    )
     head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in columns)
     rows = "".join(
         f"<tr><td>{html.escape(run.label)}</td><td>{ahead[id(run.summary)]}</td>"
