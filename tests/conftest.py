@@ -43,11 +43,16 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def pytest_sessionfinish() -> None:
+    """Extension modules look at exit whether their objects are gone."""
+    gc.unfreeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--scenarios",
         type=int,
-        default=240,
+        default=160,
         metavar="N",
         help=(
             "random runs in which the engine is compared with the reference (half of them with"

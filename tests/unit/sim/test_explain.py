@@ -90,7 +90,8 @@ RUNS = {
 def seen(
     request: pytest.FixtureRequest, configure: Configure, tmp_path_factory: pytest.TempPathFactory
 ) -> Witnessed:
-    return witnessed(tmp_path_factory.mktemp("run"), configure, *RUNS[request.param])
+    words = ("workload.decode_tokens=30", *RUNS[request.param])
+    return witnessed(tmp_path_factory.mktemp("run"), configure, *words)
 
 
 def test_every_eviction_is_told_with_its_gate_and_for_whom(seen: Witnessed) -> None:

@@ -107,6 +107,9 @@ def test_rows_visit_the_sites_of_their_stack_and_choose_as_many_experts_as_the_m
     np.testing.assert_array_equal(chosen, np.where(visited, SHAPES[name][2], 0))
 
 
+SEQUENCES = 1
+
+
 @every_trace
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_runs_on_a_trace_and_serves_every_need_once(
@@ -116,7 +119,7 @@ def test_every_system_runs_on_a_trace_and_serves_every_need_once(
         f"trace={name}",
         f"model={name}",
         f"system={system}",
-        "trace.max_sequences=2",
+        f"trace.max_sequences={SEQUENCES}",
         "outputs=summary",
     )
     if reason := REFUSED.get((name, system)):
@@ -125,7 +128,7 @@ def test_every_system_runs_on_a_trace_and_serves_every_need_once(
         return
     trace = read(name)
     result = execute(build(configure(*chosen), system, trace))
-    replayed = [item for item in trace.header.sequences if item.split == "eval"][:2]
+    replayed = [item for item in trace.header.sequences if item.split == "eval"][:SEQUENCES]
     assert result.summary["trace"]["decode_tokens"] == sum(item.decode_tokens for item in replayed)
     # A prompt needs the union of its tokens' experts at a site, a decoded token its own.
     needs = 0

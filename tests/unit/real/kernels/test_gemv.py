@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
 
 from helpers.oracles import error, exact, in_slots, random
+from helpers.usual import usual
 from real.kernels.dequant_gemv import dequant_gemv, form_of
 from real.kernels.gated_gemv import gated_gemv
 from real.kernels.slot_matrices import SlotMatrices, in_one_slot
@@ -48,16 +51,27 @@ def test_a_vector_through_matrices_in_slots(
     check(shape, bits, torch.float32, device, TILE)
 
 
-@pytest.mark.parametrize("bits", [4, 2])
-@pytest.mark.parametrize("shape", WORDS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "bits", "dtype"),
+    usual(
+        list(product(WORDS, [4, 2], [torch.float32, torch.bfloat16])),
+        [
+            *zip(WORDS, [4, 4, 2, 2], [torch.float32, torch.bfloat16] * 2, strict=True),
+            *zip(WORDS, [2, 2, 4, 4], [torch.bfloat16, torch.float32] * 2, strict=True),
+        ],
+    ),
+    ids=str,
+)
 def test_a_vector_in_fixed_point(
     shape: tuple[int, int, int], bits: int, dtype: torch.dtype, device: str
 ) -> None:
     check(shape, bits, dtype, device, TILE, integers=True)
 
 
-@pytest.mark.parametrize(("bits", "integers"), [(16, False), (8, False), (4, True), (2, True)])
+@pytest.mark.parametrize(
+    ("bits", "integers"),
+    usual([(16, False), (8, False), (4, True), (2, True)], [(8, False), (4, True)]),
+)
 def test_what_lies_behind_the_list_of_slots_is_not_read(
     bits: int, integers: bool, device: str
 ) -> None:
@@ -66,10 +80,10 @@ def test_what_lies_behind_the_list_of_slots_is_not_read(
     slots = torch.full((8,), 2**31 - 1, dtype=torch.int32)
     slots[:2] = SLOTS
     x_1K = random(1, 48, seed=1)
-    for product in (dequant_gemv, gated_gemv):
-        got = product(x_1K.to(device), matrices, slots.to(device)[:2], integers=integers)
+    for kernel in (dequant_gemv, gated_gemv):
+        got = kernel(x_1K.to(device), matrices, slots.to(device)[:2], integers=integers)
         want = torch.stack([exact(matrices, slot) @ x_1K[0].double() for slot in SLOTS.tolist()])
-        if product is gated_gemv:
+        if kernel is gated_gemv:
             gate, up = want.chunk(2, dim=1)
             want = gate / (1 + (-gate).exp()) * up
         error(f"{bits} bits", got, want)

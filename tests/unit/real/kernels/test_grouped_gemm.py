@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
 
 from helpers.oracles import error, exact, in_slots, random
+from helpers.usual import each_once, usual
 from real.cuda.segments import several_rows
 from real.kernels.grouped_gemm import (
     Batch,
@@ -52,8 +55,9 @@ def test_the_rows_of_each_expert_meet_its_own_matrix(
     check(shape, bits, torch.float32, device, dtype=torch.float32 if bits == 16 else torch.float16)
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2, 16])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("bits", "dtype"), each_once([8, 4, 2, 16], [torch.bfloat16, torch.float16]), ids=str
+)
 def test_integers_are_exact_in_half_precision(bits: int, dtype: torch.dtype, device: str) -> None:
     check((65, 130, 64), bits, dtype, device, dtype=dtype if bits == 16 else torch.float16)
 
@@ -67,8 +71,7 @@ def test_the_tiles_that_a_gpu_gets(device: str) -> None:
     check((72, 200, 32), 4, torch.bfloat16, device, None)
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2, 16])
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(("bits", "parts"), each_once([8, 4, 2, 16], [2, 3]))
 def test_columns_in_parts_and_scales_in_pairs(bits: int, parts: int, device: str) -> None:
     """Four groups: parts of two take their scales as words, parts of one or two one by one."""
     dtype = torch.bfloat16 if bits == 16 else torch.float16
@@ -107,9 +110,20 @@ def test_whole_experts_of_few_rows(shape: tuple[int, int], bits: int, device: st
     error(f"{bits} bits of {shape}", got, whole(first, down, x_TK, counts))
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2])
-@pytest.mark.parametrize("is_gated", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("bits", "is_gated", "dtype"),
+    usual(
+        list(product([8, 4, 2], [True, False], DTYPES)),
+        [
+            *zip([8, 4, 2], [True] * 3, DTYPES, strict=True),
+            *zip([2, 8, 4], [False] * 3, DTYPES, strict=True),
+        ],
+    ),
+    ids=str,
+)
 def test_an_engines_expert_of_several_rows(
     bits: int, is_gated: bool, dtype: torch.dtype, device: str
 ) -> None:
