@@ -12,12 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from capture.models.adapters import Adapter, adapter_of, forward_arguments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ROUTER_NAMES = ("gate", "router", "wg")
 EXPERT_COUNT_NAMES = (
@@ -111,8 +114,8 @@ def discover(model: nn.Module) -> list[MoELayer]:
 def _sides(model: nn.Module, layers: list[MoELayer]) -> list[MoELayer]:
     """The layers with their side and site number, the encoder's first."""
     encoder = None
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(
-        model, PreTrainedModel
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and _is_pretrained(
+        model
     ):
         encoder = model.get_encoder()
     stacks = {
@@ -164,10 +167,17 @@ def _layer(modules: dict[str, nn.Module], name: str, adapter: Adapter) -> MoELay
     )
 
 
+def _is_pretrained(module: nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Imported late: with transformers comes a second that no replay of a trace needs."""
+    from transformers import PreTrainedModel
+
+    return isinstance(module, PreTrainedModel)
+
+
 def _stack_name(modules: dict[str, nn.Module], name: str) -> str:
     while name:
         name = name.rpartition(".")[0]
-        if isinstance(modules[name], PreTrainedModel):
+        if _is_pretrained(modules[name]):
             return name
     return ""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from capture.models.discover import discover
 from capture.recording.settings import Settings
 from real.driver.device import Device
 from real.driver.settings import INPUTS, Engine, Live
@@ -19,7 +18,6 @@ from real.store.checkpoint import CheckpointExperts
 from real.store.experts import ExpertForm, forms_of_layers
 from real.store.stand_in import StandInForm
 from real.store.store import ALIGNMENT, Store, StoreError, open_or_write, plan_store
-from real.store.weightless import Weightless, load_weightless, skeleton
 from real.store.work import Weights
 from sim.machine.model import Model
 from sim.results.run import Run
@@ -28,6 +26,9 @@ from sim.setup.sections import make_object
 from sim.traces.trace import Trace
 from sim.values.places import ASSETS
 from sim.values.units import gib
+
+if TYPE_CHECKING:
+    from real.store.weightless import Weightless
 
 SECTIONS = ("device", "input", "engine", "live")
 """What ``conf/real.yaml`` adds to a simulated run's configuration."""
@@ -121,6 +122,10 @@ def prepare_replay(
     if folder is None:
         forms: Sequence[ExpertForm] = [StandInForm(model, site) for site in range(model.sites)]
     else:
+        # Only here and in a live run is transformers imported: that takes seconds.
+        from capture.models.discover import discover
+        from real.store.weightless import skeleton
+
         forms = forms_of_layers(discover(skeleton(settings_of(request, folder))))
     store = open_store(request, model, folder, forms, advance)
     run = build(
@@ -252,6 +257,8 @@ def prepare_live(
             f" {', '.join(sorted(path.parent.name for path in ASSETS.glob('*/config.json')))}, or"
             " give engine.weights"
         )
+    from real.store.weightless import load_weightless
+
     weightless = load_weightless(settings_of(request, folder))
     if request.device == "cuda" and torch.cuda.is_available():
         _to_gpu(weightless.model)

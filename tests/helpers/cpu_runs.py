@@ -39,7 +39,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prepare(stores: Path, bundled_trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    monkeypatch.setattr("real.setup.prepare.skeleton", _skeleton)
+    monkeypatch.setattr("real.store.weightless.skeleton", _skeleton)
 
     def prepared(*overrides: str, store_dir: Path = stores) -> Prepared:
         fixed = (

@@ -186,6 +186,10 @@ def loaded_by(statement: str) -> set[str]:
             "import real.driver.loop, real.driver.device",
             {"simpy", "torch", "hydra", "matplotlib", "pandas"},
         ),
+        (
+            "import real.__main__, real.setup.prepare",
+            {"transformers", "matplotlib", "pandas"},
+        ),
     ],
     ids=[
         "sim",
@@ -195,6 +199,7 @@ def loaded_by(statement: str) -> set[str]:
         "engine",
         "main",
         "real.driver.loop",
+        "a replay on a device",
     ],
 )
 def test_a_fresh_interpreter_loads_no_more_than_it_must(statement: str, never: set[str]) -> None:
