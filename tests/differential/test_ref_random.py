@@ -16,7 +16,7 @@ from differential.rows import PREFETCH_OUTCOMES, Timeline
 from differential.scenario import CACHES, Cache, Fixed, Scenario, Thresholds, random_scenario
 from differential.timeline import check
 
-SEEDS = range(100)
+SEEDS = range(50)
 
 
 @cache
@@ -62,7 +62,7 @@ def test_on_demand_with_wait_all_nothing_overlaps(ties: bool) -> None:
         assert timeline.makespan_ns == moving + computing + dense
         assert timeline.busy_ns == computing + dense
         seen += 1
-    assert seen > 70
+    assert seen > 35
 
 
 def test_on_demand_as_ready_is_never_slower_than_wait_all() -> None:

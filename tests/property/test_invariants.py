@@ -220,7 +220,7 @@ def subsets(items: frozenset[int], most: int) -> Iterator[frozenset[int]]:
 GATES = st.lists(st.frozensets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=7)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     gates=GATES,
     slots=st.integers(0, 4),

@@ -195,20 +195,20 @@ def cache_contract(make_policy: Make, history: Sequence[Visit]) -> None:
         assert admitted is True or not life.policy.admits_all, "it is said to admit all"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(history=st.lists(visits(), min_size=1, max_size=8))
 def test_recency_by_rows_keeps_the_contract_too(history: list[Visit]) -> None:
     """This is a value of a switch, so it has no file of its own."""
     cache_contract(partial(LRU, recency="rows"), history)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(history=st.lists(visits(), min_size=1, max_size=8))
 def test_a_cache_that_every_gate_only_reads_keeps_the_contract_too(history: list[Visit]) -> None:
     cache_contract(lambda: LargeGatesOnlyRead(LRU(), up_to_rows=0), history)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(history=st.lists(visits(), min_size=1, max_size=8))
 @each("cache", "ram_cache")
 def test_a_cache_policy_orders_exactly_what_may_go_and_asking_changes_nothing(

@@ -28,7 +28,7 @@ from sim.traces.trace import DECODE, Trace, TraceError, read_trace, write_trace
 
 ROUTES, CELLS = "routes.parquet", "prefill_forecasts_raw.parquet"
 FUZZ = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 NUMBERS = st.sampled_from(
     [-(10**6), -(1 << 15), -2, -1, 0, 1, 2, 5, 6, 7, 127, 128, 255, 1 << 15, 1 << 31, (1 << 63) - 1]
