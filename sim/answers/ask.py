@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
+from sim.machine.devices import device_of
 from sim.machine.model import PRECISION_BITS
 from sim.results.labels import Labels, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
 from sim.results.paired import Paired, paired
 from sim.results.run import Run
+from sim.setup.on_devices import holds_all
 from sim.study.trials import Trial, slots_a_layer, trial
 from sim.values.places import CONF
 from sim.values.units import GIB
@@ -145,9 +147,14 @@ def fits_of(run: Run) -> tuple[Fit, ...]:
     for name in dict.fromkeys(map(str, ladder)):
         if PRECISION_BITS[name] > best:
             continue
-        slots = all_slot_bytes(make_geometry(model, (name,), Budget(FULL)))
-        needs = fixed + slots * run.hardware.copies
-        found.append(Fit(name, needs / GIB, needs <= run.hardware.all_memory_bytes))
+        geometry = make_geometry(
+            model, (name,), Budget(FULL), device_of=device_of(run.hardware, model)
+        )
+        needs = fixed + all_slot_bytes(geometry) * run.hardware.copies
+        fits = needs <= run.hardware.memory_bytes
+        if run.hardware.devices is not None:
+            fits = holds_all(run.hardware, model, run.workload.limits, geometry)
+        found.append(Fit(name, needs / GIB, fits))
     return tuple(found)
 
 

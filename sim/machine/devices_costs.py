@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.machine.costs import Durations
+from sim.machine.costs import Durations, Roofline
 from sim.values.types import HostCosts, Step
 
 RowsTime = Callable[[int], int]
@@ -33,6 +33,7 @@ class OnLayers:
     ) -> None:
         self._alone, self._device_of, self._head = alone, device_of, head
         self._is_shared, self._crossing_ns = is_shared, crossing_ns
+        self.contention = None
         self.host: HostCosts = alone[0].host
         self.prediction_ns = alone[0].prediction_ns
         self.slots = 0
@@ -92,6 +93,7 @@ class InStep:
         self._dense, self._experts = dense, experts
         self._parts, self._services = parts, services
         self._layers_at, self._sum_ns = layers_at, sum_ns
+        self.contention = None
         self.host: HostCosts = dense.host
         self.prediction_ns = dense.prediction_ns
         self.slots = 0
@@ -124,3 +126,7 @@ class InStep:
 
     def latency_ns(self, link: int) -> int:
         return self._services * self._experts.latency_ns(link)
+
+
+Timed = Roofline | OnLayers | InStep
+"""The durations of a run's machine, whatever its devices."""

@@ -25,7 +25,7 @@ from sim.machine.costs import (
     overflow_bytes,
 )
 from sim.machine.devices import device_of, route_of
-from sim.machine.devices_costs import InStep, OnLayers
+from sim.machine.devices_costs import Timed
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
@@ -42,7 +42,6 @@ from sim.values.units import GIB, us
 from sim.workload.batching import NO_ARRIVALS, is_timed
 from sim.workload.steps import Limits, Workload
 
-Timed = Roofline | OnLayers | InStep
 SHARES = 10_000
 """Budgets that a search tries are shares of the experts in so many steps."""
 

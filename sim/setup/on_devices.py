@@ -10,12 +10,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 from sim.bounds.bounds import NONE
-from sim.machine.costs import Durations, Ledger, check_ledger, full_ledger
+from sim.machine.budget import all_slot_bytes
+from sim.machine.costs import Durations, Ledger, check_ledger, full_ledger, make_ledger
 from sim.machine.devices import COPIES, OWN, SHARED, Devices, each_alone, faster
 from sim.machine.devices_costs import InStep, OnLayers
 from sim.machine.hardware import Hardware
 from sim.machine.model import PRECISIONS, Model
 from sim.setup.parts import Parts
+from sim.values.types import Geometry
 from sim.workload.steps import Limits, Workload
 
 
@@ -67,6 +69,23 @@ def ledger_on(
             which = f"device {device}" if devices.has_layers else "each device"
             raise ValueError(f"{which} of {devices.count}: {error}") from None
     return Ledger(**{one.name: sum(getattr(p, one.name) for p in parts) for one in fields(Ledger)})
+
+
+def holds_all(hardware: Hardware, model: Model, limits: Limits, geometry: Geometry) -> bool:
+    """Whether devices hold all experts of ``geometry`` beside what else a run takes, each device
+    those of its layers.
+    """
+    slot_bytes = all_slot_bytes(geometry)
+    by_device = dict.fromkeys(geometry.device_of, 0)
+    stored = geometry.experts - geometry.null_experts
+    for site, device in enumerate(geometry.device_of):
+        by_device[device] += stored * geometry.slot_bytes[geometry.key(0, site, 0)]
+    ledger = make_ledger(model, hardware, limits, slot_bytes=slot_bytes)
+    try:
+        ledger_on(hardware, model, limits, ledger, by_device)
+    except ValueError:
+        return False
+    return True
 
 
 def _part_of(ledger: Ledger, devices: Devices) -> Ledger:

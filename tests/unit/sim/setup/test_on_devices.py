@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.answers.ask import fits_of
 from sim.audit.__main__ import main as audit
 from sim.machine.costs import Ledger
 from sim.results.outputs import write_outputs
@@ -152,3 +153,14 @@ def test_the_audit_agrees_with_a_run_on_several_devices(devices: str, tmp_path: 
     write_outputs(tmp_path, summary, run.config, result.frames, "wait_all", None)
     assert json.loads((tmp_path / "summary.json").read_text())["hardware"].startswith("2 x ")
     assert audit([str(tmp_path)]) == 0
+
+
+def test_all_experts_fit_only_if_they_fit_each_device() -> None:
+    """45 GiB on two devices of 24: the first has nine of sixteen sites, which are too many."""
+    uneven = prepared([*COMMON, LAYERS])
+    even = prepared([*COMMON, LAYERS, "hardware.devices.shares=[8,9]"])
+    assert [fits_of(run)[0].fits for run in (uneven, even)] == [False, True]
+    sliced, copied = (
+        prepared([*COMMON, words, "budget.resident_share=0.4"]) for words in (SLICES, COPIES)
+    )
+    assert [fits_of(run)[0].fits for run in (sliced, copied)] == [True, False]
