@@ -96,7 +96,7 @@ class Claims:
         self._prepare_staging()
 
     def _check_devices(self) -> None:
-        """Raise ValueError for pools and switches that several devices refuse (contract C162)."""
+        """Raise ValueError for pools and switches that several devices refuse (contract C163)."""
         geometry, loader = self.geometry, self.loader
         if not geometry.device_of:
             return

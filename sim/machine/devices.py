@@ -206,7 +206,7 @@ def route_of(hardware: Hardware, model: Model) -> Route:
 
 
 def check_devices(hardware: Hardware) -> None:
-    """Raise ValueError for parts of a machine that several devices refuse (contract C162)."""
+    """Raise ValueError for parts of a machine that several devices refuse (contract C163)."""
     devices = hardware.devices
     assert devices is not None
     kind, compute = type(hardware.links[0]), type(hardware.compute)

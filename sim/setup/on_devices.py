@@ -138,7 +138,7 @@ def _layers_ledgers(
 
 
 def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workload) -> None:
-    """Raise ValueError for parts of a run that several devices refuse (contract C162)."""
+    """Raise ValueError for parts of a run that several devices refuse (contract C163)."""
     devices, loader = parts.hardware.devices, parts.loader
     if devices is None:
         return

@@ -85,7 +85,7 @@ OF_ONE_DEVICE = {
     "short_pools",
     "spared_forecasts",
 }
-"""What several devices refuse (contract C162)."""
+"""What several devices refuse (contract C163)."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.

@@ -49,7 +49,7 @@ def test_a_section_that_cannot_be_is_refused_with_its_key(given: dict[str, Any],
         devices(**given)
 
 
-# Contracts: C162
+# Contracts: C163
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -21,7 +21,7 @@ LAYERS, SLICES, COPIES = (f"devices={split}_2" for split in ("layers", "slices",
 STEP = Step(0, 0, 1, (0,), 9, True, (0,), (0,), tuple(range(16)))
 
 
-# Contracts: C162
+# Contracts: C163
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -145,6 +145,7 @@ def test_a_third_slower_card_makes_it_slower_where_two_hold_everything() -> None
     assert three < two
 
 
+# Contracts: C162
 @pytest.mark.parametrize("devices", [LAYERS, SLICES, COPIES])
 def test_the_audit_agrees_with_a_run_on_several_devices(devices: str, tmp_path: Path) -> None:
     run = prepared([*COMMON, "system=moe_infinity" if devices == SLICES else "system=lru", devices])
