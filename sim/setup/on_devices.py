@@ -160,7 +160,6 @@ def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workl
         ),
     }
     if devices.has_layers:
-        scope = getattr(parts.cache, "scope", "global")
         refused |= {
             f"loader.staging_slots={loader.staging_slots}": (
                 loader.staging_slots > 0,
@@ -169,10 +168,6 @@ def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workl
             "loader.prefetch_budget=within_layer": (
                 loader.prefetch_budget == "within_layer",
                 "loader.prefetch_budget to a number",
-            ),
-            f"cache.scope={scope}": (
-                scope not in ("global", "site"),
-                "cache.scope to global or site",
             ),
             f"workload.draft_layers={drafts} on devices that differ": (
                 drafts > 0 and bool(devices.others),
