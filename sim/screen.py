@@ -74,7 +74,14 @@ def screen(cells: Sequence[Cell]) -> pl.DataFrame:
 
 
 def _require_constant_links(run: Run, words: str) -> None:
-    """Raise ScreenError where the time of a link's service depends on more than its bytes."""
+    """Raise ScreenError where the time of a link's service depends on more than its bytes, or
+    where devices have several links.
+    """
+    if run.hardware.devices is not None:
+        raise ScreenError(
+            f"{words}: hardware.devices is not screened; python -m sim runs it, or set"
+            " hardware.devices=null"
+        )
     for link in run.hardware.links:
         if link.page_cache is not None:
             raise ScreenError(

@@ -88,6 +88,11 @@ def read_request(cfg: DictConfig, system: str, changed: Sequence[str] = ()) -> R
     if cfg.input not in INPUTS:
         raise ValueError(f"unknown input={cfg.input}; allowed: {', '.join(INPUTS)}")
     maker_of(device)
+    if plain.get("hardware", {}).get("devices"):
+        raise ValueError(
+            "hardware.devices: a run is on one device; moelab run simulates several, or set"
+            " hardware.devices=null"
+        )
     return Request(
         device,
         cfg.input,

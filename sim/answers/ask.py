@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
+from sim.machine.devices import device_of
 from sim.machine.model import PRECISION_BITS
 from sim.results.labels import Labels, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
 from sim.results.paired import Paired, paired
 from sim.results.run import Run
+from sim.setup.on_devices import holds_all
 from sim.study.trials import Trial, slots_a_layer, trial
 from sim.values.places import CONF
 from sim.values.units import GIB
@@ -145,8 +147,14 @@ def fits_of(run: Run) -> tuple[Fit, ...]:
     for name in dict.fromkeys(map(str, ladder)):
         if PRECISION_BITS[name] > best:
             continue
-        needs = fixed + all_slot_bytes(make_geometry(model, (name,), Budget(FULL)))
-        found.append(Fit(name, needs / GIB, needs <= run.hardware.memory_bytes))
+        geometry = make_geometry(
+            model, (name,), Budget(FULL), device_of=device_of(run.hardware, model)
+        )
+        needs = fixed + all_slot_bytes(geometry) * run.hardware.copies
+        fits = needs <= run.hardware.memory_bytes
+        if run.hardware.devices is not None:
+            fits = holds_all(run.hardware, model, run.workload.limits, geometry)
+        found.append(Fit(name, needs / GIB, fits))
     return tuple(found)
 
 
@@ -284,8 +292,8 @@ def answer(
     machine = run.hardware
     found = Found(
         run.model.name,
-        machine.name,
-        machine.memory_gib,
+        machine.title,
+        machine.memory_gib if machine.devices is None else machine.all_memory_bytes / GIB,
         gates,
         prompt_tokens,
         rows,
@@ -314,9 +322,10 @@ def answer(
 
 def _changes(row: Row, run: Run, bench: Bench) -> list[Change]:
     """Twice the link, more memory, INT4, twice the context and drafted tokens, each alone."""
+    each = "" if run.hardware.devices is None else " for each GPU"
     wanted = {
         "twice the link's bandwidth": (*row.words, _link_word(run, 2.0)),
-        f"{MORE_GIB} GiB more memory": (*row.words, _memory_word(run, MORE_GIB)),
+        f"{MORE_GIB} GiB more memory{each}": (*row.words, _memory_word(run, MORE_GIB)),
     }
     if run.hardware.cpu is not None:
         rate = run.hardware.cpu.memory_gb_per_s * 2
@@ -389,7 +398,9 @@ def _memory(row: Row, run: Run, bench: Bench, target: float) -> Need:
         words = (*row.words, _memory_word(run, size_gib - memory))
         return float(bench.ask(words).result().summary["decode_tokens_per_s"])
 
-    high = max(memory, (needs or memory) * 1.05)
+    # Of several devices one may need more than its part.
+    count = run.hardware.devices.count if run.hardware.devices else 1
+    high = max(memory, (needs or memory) * 1.05 if count == 1 else (needs or 0) / count * 1.5)
     size = _least(speed, target, memory, high)
     if size is None:
         told = f"no memory does, not even of {high:.3g} GiB, which holds all experts"

@@ -5,7 +5,7 @@ the overrides that all runs of a question share.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from sim.synthetic.synthesis import Request, synthesize_like
 from sim.traces.trace import write_trace
 from sim.values.fields import HEADER_FILE
 from sim.values.places import ROOT
+from sim.verbs.asking import SPLITS
 from sim.verbs.names import names, of_file
 from sim.verbs.words import Words
 
@@ -97,6 +98,14 @@ def choose(model: Model, given: Sequence[str], request: Request, place: Path) ->
     return Gates(tuple(words), f"SYNTHETIC gates, from published statistics of {preset.name}{near}")
 
 
+def _gpus(own: Mapping[str, str]) -> list[str]:
+    """The words for so many GPUs of a machine (contract C156); raise ValueError for no split."""
+    count, split = int(own.get("gpus", "1")), own.get("split", SPLITS[0])
+    if split not in SPLITS:
+        raise ValueError(f"split={split} is unknown; allowed: {', '.join(SPLITS)}")
+    return [f"devices={split}_2", f"hardware.devices.count={count}"] if count > 1 else []
+
+
 def asked(words: Words, place: Path) -> tuple[list[str], str, Model]:
     """The overrides that all runs of a question share: its model, its machine, its own ones, and
     gates; what is to be told of the gates; and the model. Synthetic gates are written into
@@ -109,6 +118,7 @@ def asked(words: Words, place: Path) -> tuple[list[str], str, Model]:
     common = [
         f"model={own['model']}",
         f"hardware={own['machine']}",
+        *_gpus(own),
         *(word for word in words.overrides if word not in trace),
     ]
     # With any trace: none is read yet.

@@ -106,8 +106,19 @@ class RunFiles:
 
     @property
     def links(self) -> list[str]:
-        """The names of the links by number; the first ends at the device."""
-        return list(self.config["hardware"]["links"])
+        """The names of the links by number; the first ends at the device.
+
+        Where devices have links of their own, there is one for each.
+        """
+        names = list(self.config["hardware"]["links"])
+        return [*names, *(f"{names[0]}_{device}" for device in range(1, self.last_links))]
+
+    @property
+    def last_links(self) -> int:
+        """How many links end at a device."""
+        devices = self.config["hardware"].get("devices")
+        has_own = devices and devices["split"] == "layers" and devices["links"] == "own"
+        return int(devices["count"]) if has_own else 1
 
     @cached_property
     def decode(self) -> pl.DataFrame:

@@ -60,10 +60,16 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
         )
         return
     name, preset = hardware.get("name"), hardware.get("preset")
-    yield Rule("hardware", name, "hardware.name")
+    yield Rule("hardware", _title(hardware), "hardware.name, and how many devices there are")
     yield Rule("preset", preset, "hardware.preset")
     yield Rule("calibration.id", f"{name}/{preset}", "hardware.name/hardware.preset")
     yield Rule("calibration.validated", hardware.get("validated"), "hardware.validated")
+
+
+def _title(hardware: Mapping[str, Any]) -> Any:
+    """What a machine is called: its name, with how many devices it has if these are several."""
+    name, devices = hardware.get("name"), hardware.get("devices")
+    return f"{devices['count']} x {name} ({devices['split']})" if devices else name
 
 
 def _trace(run: RunFiles) -> Iterator[Rule | Left]:

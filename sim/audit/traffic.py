@@ -73,7 +73,7 @@ def _prefetches(run: RunFiles) -> Iterator[Rule]:
     wasted = run.transfers.filter(
         (pl.col("class") == "prefetch")
         & pl.col("outcome").is_in(WASTED)
-        & (pl.col("link") == run.links[0])
+        & pl.col("link").is_in(run.links[: run.last_links])
     )
     yield Rule(
         "prefetch.wasted_bytes",

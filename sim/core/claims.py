@@ -36,6 +36,7 @@ class Claims:
     # call slower.
     __slots__ = (
         "__dict__",
+        "_ends",
         "_key_bytes",
         "_limits_staging",
         "_ram_link",
@@ -64,6 +65,7 @@ class Claims:
         ram_cache: CachePolicy | None,
     ) -> None:
         loader.check_route(route)
+        self._ends = route.ends
         self.geometry, self.cache, self.loader, self.payload, self.route = (
             geometry,
             cache,
@@ -73,6 +75,7 @@ class Claims:
         )
         overflows, self._stages = loader.retention == "after_batch", loader.staging_slots > 0
         self.slots = Slots(geometry, cache, geometry.top_k, overflows, self._stages)
+        self._check_devices()
         self.protection = Protection(self.slots, loader.demand_evicts == "unmasked")
         # Slots owns these lists; they are named here because every gate reads them.
         self.state, self._key_bytes = self.slots.state, self.slots.key_bytes
@@ -91,6 +94,27 @@ class Claims:
         self._writes_back = loader.write_back
         self._prepare_ram(ram_cache)
         self._prepare_staging()
+
+    def _check_devices(self) -> None:
+        """Raise ValueError for pools and switches that several devices refuse (contract C163)."""
+        geometry, loader = self.geometry, self.loader
+        if not geometry.device_of:
+            return
+        first: dict[int, int] = {}
+        for key, pool in enumerate(self.slots.pool_of):
+            device = geometry.device_of[geometry.site_of(key)]
+            if first.setdefault(pool, device) != device:
+                raise ValueError(
+                    f"pool {pool} has experts of devices {first[pool]} and {device}, but a slot is"
+                    " on one device: set cache.scope to global or site"
+                )
+        for name in ("staging_slots", "write_back", "dense_slots"):
+            if value := getattr(loader, name):
+                raise ValueError(
+                    f"loader.{name}={value} is of one device, but layers are on"
+                    f" {max(geometry.device_of) + 1}; set it to {'false' if value is True else 0},"
+                    " or hardware.devices=null"
+                )
 
     def _prepare_ram(self, ram_cache: CachePolicy | None) -> None:
         route = self.route
@@ -152,7 +176,7 @@ class Claims:
 
     def _claim(self, transfer: Transfer, link: int) -> bool:
         """Claim the slot that a hop on a link moves into; False if there is none to be had."""
-        if link:
+        if link >= self._ends:
             if link != self._ram_link:
                 return True
             assert self.ram is not None
@@ -181,14 +205,14 @@ class Claims:
         return True
 
     def _has_claim(self, transfer: Transfer, link: int) -> bool:
-        if link == 0:
+        if link < self._ends:
             return transfer.claimed
         assert self.ram is not None
         return self.ram.state[transfer.key] == IN_FLIGHT
 
     def _could_claim(self, transfer: Transfer, link: int) -> bool:
         """Whether ``_claim`` would succeed now for a transfer that is a demand or urgent."""
-        if link:
+        if link >= self._ends:
             return (
                 link != self._ram_link or self.ram is None or self.ram.could_take_in(transfer.key)
             )

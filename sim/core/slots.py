@@ -89,6 +89,17 @@ class Slots:
             if size
         )
 
+    def bytes_by_device(self) -> dict[int, int]:
+        """The bytes of each device's pools; no pool spans devices."""
+        device_of = self.geometry.device_of
+        found: dict[int, int] = dict.fromkeys(device_of, 0)
+        seen: set[int] = set()
+        for key, pool in enumerate(self.pool_of):
+            if device_of and pool not in seen:
+                seen.add(pool)
+                found[device_of[self.geometry.site_of(key)]] += self.capacity_bytes[pool]
+        return found
+
     @property
     def peak_bytes(self) -> int:
         """The sum of the most bytes that each pool ever held."""

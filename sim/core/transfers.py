@@ -144,10 +144,10 @@ class Transfers(Claims):
             return key, self._issue_simply()
         if self._chunked:
             self._on_link[link].remove(transfer)
-        if link:
+        if link >= self._ends:
             self._end_hop(link, transfer)
             return -1, self._issue(link)
-        return self._arrive(transfer), self._issue(0)
+        return self._arrive(transfer), self._issue(link)
 
     def poll(self, link: int) -> Transfer | None:
         """The next transfer to issue on a link that has room, or None."""
@@ -208,6 +208,8 @@ class Transfers(Claims):
 
     def _begin_link(self, key: int) -> int:
         """The link on which a key's transfer begins. It looks the key up in RAM, which pins it."""
+        if self.route.link_of:
+            return self.route.link_of[self.geometry.site_of(key)]
         if self.ram is not None and self.ram.look_up(key):
             return self._ram_link - 1
         return self._outermost

@@ -92,7 +92,8 @@ class Link:
         # and nothing happens before its end.
         is_plain = type(self) in (Link, ChunkedLink) and not (self._forwards or loader.write_back)
         self._plain_ns = self._hop_ns if is_plain else {}
-        self._rank = 3 - index  # of one transfer the outer link's hop ends first
+        # Of one transfer the outer link's hop ends first; links that end at devices share none.
+        self._rank = 0 if route.link_of else 3 - index
 
     def fill(self, now: int) -> None:
         """Poll the controller while there is room and something waits."""

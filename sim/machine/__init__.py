@@ -3,6 +3,7 @@
 The names exported here are public: configurations use them.
 """
 
+from sim.machine.devices import Device, Devices, Peer
 from sim.machine.hardware import Compute, Cpu, Hardware, Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured
@@ -12,6 +13,8 @@ from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
 __all__ = [
     "Compute",
     "Cpu",
+    "Device",
+    "Devices",
     "Forecasting",
     "Gather",
     "Hardware",
@@ -21,6 +24,7 @@ __all__ = [
     "Measured",
     "Model",
     "Pages",
+    "Peer",
     "Precision",
     "Ram",
     "Reads",

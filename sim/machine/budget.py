@@ -66,6 +66,7 @@ def make_geometry(
     stored_bytes: Sequence[int] = (),
     held_bits: float = 0.0,
     recorded: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    device_of: tuple[int, ...] = (),
 ) -> Geometry:
     """The experts of a run: their variants, with sizes, and the bytes of the slots.
 
@@ -75,6 +76,7 @@ def make_geometry(
     - ``held_bits``: slots hold experts at no fewer bits a weight than this (`held_bits`).
     - ``recorded``: by precision, the bytes of an expert by site. They replace the nominal sizes
       where there are no ``stored_bytes``.
+    - ``device_of``: by site, the device that has it, where there are several.
     """
     nominal = tuple(stored_bytes) or tuple(
         model.expert_bytes(precision) for precision in precisions
@@ -117,6 +119,7 @@ def make_geometry(
         null_experts=model.null_experts,
         held_bytes=held,
         layers=tuple(total - 1 for total in accumulate(map(model.layers_at, range(model.sites)))),
+        device_of=device_of,
     )
 
 

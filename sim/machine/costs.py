@@ -411,7 +411,7 @@ class Ledger:
         return sum(vars(self).values())
 
 
-def check_memory(
+def make_ledger(
     model: Model,
     hardware: Hardware,
     limits: StepLimits,
@@ -423,14 +423,13 @@ def check_memory(
     draft_bytes: int = 0,
     dense_slots: int = 0,
 ) -> Ledger:
-    """The most device memory that a run takes, part by part.
+    """The most device memory that a run takes, part by part, on a machine with one device.
 
     ``dense_slots`` is 0 where dense weights are resident, else the number of slots that dense
-    blocks are streamed through. Raise ValueError, naming each part, if the sum exceeds the device's
-    memory.
+    blocks are streamed through.
     """
     blocks = [model.block_bytes(site) for site in range(model.sites)] if dense_slots else []
-    ledger = Ledger(
+    return Ledger(
         dense_bytes=model.dense_bytes - sum(blocks) + dense_slots * max(blocks, default=0),
         kv_bytes=limits.tokens * model.kv_bytes_per_token,
         activation_bytes=limits.rows
@@ -443,7 +442,23 @@ def check_memory(
         parts_bytes=parts_bytes,
         draft_bytes=draft_bytes,
     )
-    over = ledger.total_bytes - hardware.memory_bytes
+
+
+def check_memory(model: Model, hardware: Hardware, limits: StepLimits, **sizes: int) -> Ledger:
+    """The ledger of `make_ledger`; raise ValueError as `check_ledger` does."""
+    ledger = make_ledger(model, hardware, limits, **sizes)
+    check_ledger(ledger, hardware, limits)
+    return ledger
+
+
+def full_ledger(ledger: Ledger, hardware: Hardware) -> Ledger:
+    """The ledger with what ``hardware`` sets aside."""
+    return replace(ledger, reserved_bytes=gib(hardware.reserved_gib))
+
+
+def check_ledger(ledger: Ledger, hardware: Hardware, limits: StepLimits) -> None:
+    """Raise ValueError, naming each part, if the sum exceeds the device's memory."""
+    over, slot_bytes = ledger.total_bytes - hardware.memory_bytes, ledger.slot_bytes
     if over > 0:
         parts = ", ".join(
             f"{name.removesuffix('_bytes')} {size / GIB:.2f}"
@@ -473,7 +488,6 @@ def check_memory(
             f" {ledger.total_bytes / GIB:.2f} GiB ({parts} GiB); lower budget.resident_share or"
             f" slots_gib ({room:.2f} GiB of slots fit){other}, or set hardware.memory_gib"
         )
-    return ledger
 
 
 def overflow_bytes(union_bytes: int, arriving_bytes: int, pool_bytes: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
+from sim.machine.devices import Devices, check_devices, each_alone
 from sim.machine.link_parts import RATES, Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured, time_ns
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
@@ -233,6 +234,7 @@ class Hardware:
       while the other works. Parties are ``compute``, ``cpu`` and links by name; what is not given
       is 1.
     - ``shared_memory``: None where parties draw from no common memory.
+    - ``devices``: None where there is one; else figures of memory, compute and link are of each.
     - ``preset``: where the figures come from.
     - ``validated``: whether this project measured the figures: ``measured``, ``emulated`` or
       ``none``.
@@ -254,6 +256,7 @@ class Hardware:
     measured: Measured | None = None
     shared_memory: SharedMemory | None = None
     beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    devices: Devices | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "links", _named(self.links))
@@ -265,6 +268,7 @@ class Hardware:
             ("forecasting", self.forecasting, Forecasting | None),
             ("measured", self.measured, Measured | None),
             ("shared_memory", self.shared_memory, SharedMemory | None),
+            ("devices", self.devices, Devices | None),
         )
         for name, part, kind in parts:
             if not isinstance(part, kind):
@@ -304,6 +308,8 @@ class Hardware:
                     f"hardware.links.{outer.name}.slot_us={outer.slot_us:g}: slots are the device's,"
                     f" where {self.links[0].name} ends; give it there"
                 )
+        if self.devices is not None:
+            check_devices(self)
         # Computed only to refuse an impossible route here, together with the machine.
         _ = self.route
 
@@ -335,8 +341,27 @@ class Hardware:
                     raise ValueError(f"hardware.beside.{name}.{other}: no party is its own rival")
 
     @property
+    def title(self) -> str:
+        """The name, with how many devices there are if there are several."""
+        if self.devices is None:
+            return self.name
+        return f"{self.devices.count} x {self.name} ({self.devices.split})"
+
+    @property
     def memory_bytes(self) -> int:
         return gib(self.memory_gib)
+
+    @property
+    def copies(self) -> int:
+        """On how many devices each slot's expert is."""
+        return 1 if self.devices is None else self.devices.copies
+
+    @property
+    def all_memory_bytes(self) -> int:
+        """The memory of all devices together."""
+        if self.devices is None:
+            return self.memory_bytes
+        return sum(one.memory_bytes for one in each_alone(self))
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
         """The time of one service that has link number ``link`` to itself."""
@@ -423,6 +448,8 @@ class Hardware:
     @property
     def link_names(self) -> tuple[str, ...]:
         """The names of the links, by number."""
+        if self.devices is not None:
+            return self.devices.link_names(self.links[0].name)
         return tuple(link.name for link in self.links)
 
     @property

@@ -24,7 +24,7 @@ class Pooled(CachePolicy):
 
     ``scope`` divides the bytes:
 
-    - ``global``: one pool for everything.
+    - ``global``: one pool for everything; of several devices with layers one each (contract C158).
     - ``site``: one pool a site, with equally many slots (left-over slots go one by one to the first
       sites), or as many as ``quotas`` say: a list of slots by site, or a `Quotas`.
     - ``precision``: one pool a precision, the bytes divided by ``shares``, highest precision first.
@@ -113,6 +113,8 @@ class Pooled(CachePolicy):
 
     def _divide(self, geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
         if self.scope == "global":
+            if geometry.device_of:
+                return _by_device(geometry)
             return (geometry.capacity_bytes,), [0] * geometry.num_keys
         if self.scope == "precision":
             return _by_precision(geometry, self.shares)
@@ -176,6 +178,17 @@ def _by_precision(geometry: Geometry, shares: Sequence[float]) -> tuple[tuple[in
     return (*capacities, whole - sum(capacities)), [
         key // geometry.plane for key in range(geometry.num_keys)
     ]
+
+
+def _by_device(geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
+    """One pool for each device, in the proportion of all its experts."""
+    of, slot_bytes = geometry.device_of, geometry.slot_bytes
+    all_bytes = [0] * (max(of) + 1)
+    for site, device in enumerate(of):
+        all_bytes[device] += slot_bytes[geometry.key(0, site, 0)]
+    whole = sum(all_bytes)
+    capacities = tuple(geometry.capacity_bytes * part // whole for part in all_bytes)
+    return capacities, [of[geometry.site_of(key)] for key in range(geometry.num_keys)]
 
 
 def _by_layout(geometry: Geometry, quotas: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:

@@ -104,7 +104,8 @@ class Transient(FIFO):
 
     def _divide(self, geometry: Geometry) -> tuple[tuple[int, ...], list[int]]:
         buffer_bytes = geometry.top_k * max(geometry.slot_sizes)
-        return (min(buffer_bytes, geometry.capacity_bytes),), [0] * geometry.num_keys
+        capacities, pool_of = super()._divide(geometry)
+        return tuple(min(buffer_bytes, capacity) for capacity in capacities), pool_of
 
 
 class LeastStale(Pooled):

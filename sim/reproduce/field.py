@@ -20,7 +20,7 @@ from sim.study.trials import trial
 
 FILE = FOLDER / "field.csv"
 LIKE = "qwen3_30b_a3b"
-"""The one model of the rows."""
+"""The model whose gates all rows have."""
 WORDS = (f"model={LIKE}", "precision=int4", "trace.max_sequences=1")
 
 

@@ -74,14 +74,14 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
     Before the run there are no lookups (None): then the labels that are certain beforehand.
     """
     header, hardware = run.trace.header, run.hardware
-    unseen = hardware.validated == "none"
+    unseen = hardware.validated == "none" or hardware.devices is not None
     lent = hardware.measured and hardware.measured.told(run.controller.geometry.precisions)
     return Labels(
         transplanted=run.model.transplant,
         part=run.model.part,
         synthetic=synthetic_label(header),
         machine=(
-            f"no time of {hardware.name} was ever compared with a real machine's"
+            f"no time of {hardware.title} was ever compared with a real machine's"
             if unseen
             else (f"{hardware.name}: {lent}" if lent else None)
         ),

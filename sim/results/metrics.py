@@ -57,7 +57,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "schema": SCHEMA,
         "system": run.system,
         "model": run.model.name,
-        "hardware": run.hardware.name,
+        "hardware": run.hardware.title,
         "preset": run.hardware.preset,
         "workload": run.workload.batching,
         "seed": run.seed,
@@ -224,8 +224,15 @@ def _load_ns(run: Run) -> int:
     1. the dense weights;
     2. the RAM tier's initial contents;
     3. the device's initial contents, from RAM where that holds them.
+
+    Of several devices each has its contents over its own link, and the first one the dense weights
+    of all.
     """
     slots, ram, hop_ns = run.controller.slots, run.controller.ram, run.durations.hop_ns
+    if link_of := run.controller.route.link_of:
+        site_of = run.controller.geometry.site_of
+        sizes = ((link_of[site_of(key)], slots.key_bytes[key]) for key in slots.initial)
+        return hop_ns(0, run.ledger.dense_bytes) + sum(hop_ns(*size) for size in sizes)
     links = range(run.controller.route.links)
     total = sum(hop_ns(link, run.ledger.dense_bytes) for link in links)
     if ram is not None:
@@ -296,7 +303,8 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     """
     c = frames.controller
     counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
-    to_device = frames.transfers.filter(pl.col("link") == frames.link_names[0])
+    last = frames.link_names[: c.route.ends]
+    to_device = frames.transfers.filter(pl.col("link").is_in(list(last)))
     wasted = to_device.filter(
         pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"])
     )

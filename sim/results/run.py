@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.core.controller import Controller
-from sim.machine.costs import Ledger, Roofline
+from sim.machine.costs import Ledger
+from sim.machine.devices_costs import Timed
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import RecordedBytes
@@ -25,7 +26,7 @@ class Run:
     trace: Trace
     workload: Workload
     controller: Controller
-    durations: Roofline
+    durations: Timed
     ledger: Ledger
     resident_share: float
     seed: int

@@ -135,7 +135,9 @@ class Traffic:
                 "queued_ns": self.record.array("call_ns")[call - 1],
                 "start_ns": start,
                 "end_ns": np.where(end < 0, makespan, end),
-                "victim": pl.select(pl.when(pl.Series(link == 0)).then(victim)).to_series(),
+                "victim": pl.select(
+                    pl.when(pl.Series(link < self.controller.route.ends)).then(victim)
+                ).to_series(),
                 "outcome": labels(np.where(kind == 1, outcome, len(OUTCOMES) - 1), OUTCOMES),
             }
         )

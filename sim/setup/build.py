@@ -16,13 +16,23 @@ from omegaconf import DictConfig
 from sim.core.controller import Controller
 from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
-from sim.machine.costs import Durations, Ledger, Roofline, check_memory, overflow_bytes
+from sim.machine.costs import (
+    Durations,
+    Ledger,
+    Roofline,
+    check_memory,
+    make_ledger,
+    overflow_bytes,
+)
+from sim.machine.devices import device_of, route_of
+from sim.machine.devices_costs import Timed
 from sim.machine.hardware import Hardware
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
 from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run
+from sim.setup.on_devices import check_devices_parts, durations_on, ledger_on
 from sim.setup.parts import Parts, make_parts
 from sim.setup.refusals import FIT, check_parts, check_recorded, checked_settings
 from sim.traces.trace import Trace, read_header, read_trace
@@ -63,6 +73,7 @@ def build(
     workload = _shared_workload(parts, trace, shared)
     check_parts(parts, workload)
     check_recorded(config, selector.constant, workload)
+    check_devices_parts(parts, config, workload)
     fits = config["budget"] == FIT
     budget = Budget(1.0) if fits else Budget(**config["budget"])
     # The selector comes first: it decides which variants there are, and so the geometry.
@@ -79,6 +90,7 @@ def build(
         stored_bytes=stored_bytes,
         held_bits=held,
         recorded=sizes,
+        device_of=device_of(hardware, model),
     )
     geometry = geometry_of(budget=budget)
     if fits:
@@ -160,12 +172,20 @@ def fitting_budget(
     return Budget(share)
 
 
-def _durations(parts: Parts, geometry: Geometry, held: float) -> Roofline:
+def _durations(parts: Parts, geometry: Geometry, held: float) -> Timed:
     """How long each operation takes on the run's machine.
 
     ``held``: the least bits a weight that the device's slots hold.
     """
-    hardware, loader, model = parts.hardware, parts.loader, parts.model
+    if parts.hardware.devices is not None:
+        alone = partial(_durations_alone, parts, geometry, held)
+        return durations_on(parts.hardware, parts.model, alone)
+    return _durations_alone(parts, geometry, held, parts.hardware)
+
+
+def _durations_alone(parts: Parts, geometry: Geometry, held: float, hardware: Hardware) -> Roofline:
+    """How long each operation takes on a machine with one device."""
+    loader, model = parts.loader, parts.model
     reached = hardware.unpinned() if loader.copies == "pageable" else hardware
     return Roofline(
         model,
@@ -270,7 +290,7 @@ def make_controller(geometry: Geometry, parts: Parts) -> Controller:
         parts.predictor,
         parts.loader,
     )
-    route = hardware.route
+    route = route_of(hardware, model)
     ram_cache = parts.ram_cache if route.ram_link is not None else None
     if hardware.ram is not None and 0 < route.ram_bytes < max(geometry.variant_bytes):
         raise ValueError(
@@ -314,7 +334,12 @@ def _smallest_budget(
         try:
             parts = make_parts(config)
             geometry = make_geometry(
-                model, precisions, Budget(share), held_bits=held, recorded=sizes
+                model,
+                precisions,
+                Budget(share),
+                held_bits=held,
+                recorded=sizes,
+                device_of=device_of(made.hardware, model),
             )
             _prepare(parts, ("cache", "ram_cache"), workload, geometry)
             make_controller(geometry, parts)
@@ -342,27 +367,29 @@ def check_run_memory(
     """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
     memory.
     """
-    loader, capacity = controller.loader, controller.slots.capacity_bytes
+    loader, slots = controller.loader, controller.slots
+    capacity = slots.capacity_bytes
     largest = max(controller.geometry.slot_sizes)
     over = 0
     if loader.retention == "after_batch":
         union = min(model.stored_experts, limits.rows * model.top_k) * largest
         issued = controller.route.engines[0] * loader.in_flight * largest
         over = overflow_bytes(union, issued, min(capacity))
-    return check_memory(
-        model,
-        hardware,
-        limits,
-        slot_bytes=sum(capacity),
-        staging_bytes=loader.staging_slots * largest,
-        overflow_bytes=over,
-        dense_slots=loader.dense_slots,
-        parts_bytes=model.sites
+    sizes = {
+        "slot_bytes": sum(capacity),
+        "staging_bytes": loader.staging_slots * largest,
+        "overflow_bytes": over,
+        "dense_slots": loader.dense_slots,
+        "parts_bytes": model.sites
         * model.stored_experts
         * sum(model.resident_bytes(p) for p in controller.geometry.precisions),
-        draft_bytes=draft_layers
+        "draft_bytes": draft_layers
         * (model.block_bytes(model.sites - 1) + model.stored_experts * largest),
-    )
+    }
+    if hardware.devices is None:
+        return check_memory(model, hardware, limits, **sizes)
+    ledger = make_ledger(model, hardware, limits, **sizes)
+    return ledger_on(hardware, model, limits, ledger, slots.bytes_by_device())
 
 
 def trace_directory(path: str) -> Path:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from sim.values.places import CONF
 
 MECHANISMS = ("predictor", "cache", "ram_cache", "precision", "placement", "payload", "loader")
-SURROUNDINGS = ("hardware", "model", "trace", "workload")
+SURROUNDINGS = ("hardware", "devices", "model", "trace", "workload")
 
 
 def configure(*overrides: str, config: str = "config") -> tuple[DictConfig, str]:

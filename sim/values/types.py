@@ -101,6 +101,7 @@ class Geometry:
       precision.
     - ``layers``: by site, the number of its layer in the model, layers without experts counted; ()
       where every layer is a site.
+    - ``device_of``: by site, the number of the device that has it; () where one device has all.
     """
 
     sites: int
@@ -116,6 +117,7 @@ class Geometry:
     held_bytes: tuple[int, ...] = ()
     keeps_copies: bool = False
     layers: tuple[int, ...] = ()
+    device_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.held_bytes and any(
@@ -242,12 +244,16 @@ class Route:
     ``engines`` and ``head_bytes`` are by link; link 0 ends at the device. A link with
     ``head_bytes`` above 0 lets the next link inwards begin after so many bytes (cut-through).
     ``ram_link`` is the link at whose inner end a managed RAM tier of ``ram_bytes`` lies, or None.
+
+    ``link_of`` is given where several devices have links of their own (contract C158): by site, the
+    link that ends at its device. All links end at devices then.
     """
 
     engines: tuple[int, ...] = (1,)
     head_bytes: tuple[int, ...] = (0,)
     ram_link: int | None = None
     ram_bytes: int = 0
+    link_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.engines or min(self.engines) < 1 or len(self.head_bytes) != len(self.engines):
@@ -264,10 +270,24 @@ class Route:
             raise ValueError(
                 f"ram_link={self.ram_link} must be a link from 1 to {len(self.engines) - 1}"
             )
+        if self.link_of and (
+            sorted(set(self.link_of)) != list(range(len(self.engines)))
+            or self.ram_link is not None
+            or any(self.head_bytes)
+        ):
+            raise ValueError(
+                "links of several devices each end at one, without RAM tier and cut-through, got"
+                f" {self}"
+            )
 
     @property
     def links(self) -> int:
         return len(self.engines)
+
+    @property
+    def ends(self) -> int:
+        """How many links end at a device: the first ones."""
+        return len(self.engines) if self.link_of else 1
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sim.verbs.verb import Kind, Option, Verb
 
 ASK = "ask"
 LISTS = ("systems", "machines", "models", "traces", "workloads", "policies")
+SPLITS = ("layers", "slices", "copies")
 QUESTIONS = ("memory", "link", "predictor", "cpu", "bits", "kv")
 GATES = (
     Option("trace", "whose gates", Kind.NAME, "the model's", ("trace",)),
@@ -45,6 +46,8 @@ VERBS = (
                 ("precision",),
             ),
             Option("context", "tokens whose keys and values get room (tokens)", Kind.WHOLE, "4096"),
+            Option("gpus", "how many of the machine's GPU there are", Kind.WHOLE, "1", least=1),
+            Option("split", f"what each of them has: {', '.join(SPLITS)}", default=SPLITS[0]),
             Option("patience", "how long one run may compute (s)", Kind.NUMBER, "10", least=1),
             *GATES,
             *out("outputs/ask_MODEL_MACHINE"),
@@ -52,7 +55,7 @@ VERBS = (
         (
             "ask model=qwen3_30b_a3b machine=rtx4090_pcie4",
             "ask model=qwen3_30b_a3b machine=rtx3060_pcie4 target=10",
-            "ask model=tiny_gates_half_mixtral machine=rtx4090_pcie4 trace.max_sequences=4",
+            "ask model=tiny_gates_half_mixtral machine=rtx4090_pcie4 gpus=2 trace.max_sequences=4",
         ),
         "docs/ask.md",
         config="config",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sim.values.places import is_free
-from sim.verbs.names import chosen, lost, names, nearest, section, sections
+from sim.verbs.names import chosen, lost, names, nearest, of_file, section, sections
 from sim.verbs.verb import Kind, Option, Verb
 
 PLAIN = re.compile(r"[\w.\-]+(,[\w.\-]+)*")
@@ -203,7 +203,11 @@ def _check_override(verb: Verb, word: str, given: Mapping[str, str], searched: b
     elif bare == top and option is not None and PLAIN.fullmatch(text):
         check_value(option, text)
     elif "." in bare:
-        found = lost(bare, {top: section(verb.config, top, chosen(verb.config, top, given))})
+        there_is = section(verb.config, top, chosen(verb.config, top, given))
+        # Files of the group devices are a part of the machine.
+        if top == "hardware" and given.get("devices") in names("devices"):
+            there_is = {**there_is, "devices": of_file("devices", given["devices"])}
+        found = lost(bare, {top: there_is})
         if found is not None:
             part, there = found
             near = nearest(part, there) or f"; it has {', '.join(there)}"

@@ -13,6 +13,7 @@ from sim.engine.contest import Contest, Draw
 from sim.engine.engine import Engine
 from sim.engine.links import Link, SharedLink
 from sim.machine.contention import FIRST_LINK, WHOLE, Contention
+from sim.machine.devices_costs import OnLayers
 from sim.workload.batching import Batcher, Part
 
 Patch = pytest.MonkeyPatch
@@ -240,3 +241,35 @@ def chunks_by_the_clock(patch: Patch) -> None:
         return now - draw.begins_ns
 
     patch.setattr(Contest, "done_ns", mutant)
+
+
+# ---- several devices
+
+
+def nothing_crosses(patch: Patch) -> None:
+    """Activations are on the next device at once."""
+    init: Callable[..., None] = OnLayers.__init__
+
+    def mutant(self: OnLayers, *parts: Any) -> None:
+        init(self, *parts[:-1], lambda rows: 0)
+
+    patch.setattr(OnLayers, "__init__", mutant)
+
+
+def work_on_the_first(patch: Patch) -> None:
+    """Experts take the time of the first device."""
+
+    def mutant(self: OnLayers, precision: int, site: int, tokens: int) -> int:
+        return self._alone[0].expert_ns(precision, site, tokens)
+
+    patch.setattr(OnLayers, "expert_ns", mutant)
+
+
+def head_with_last(patch: Patch) -> None:
+    """The head is on the last site's device."""
+    init: Callable[..., None] = OnLayers.__init__
+
+    def mutant(self: OnLayers, alone: Any, device_of: Any, head: int, *rest: Any) -> None:
+        init(self, alone, device_of, device_of[-1], *rest)
+
+    patch.setattr(OnLayers, "__init__", mutant)

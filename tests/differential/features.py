@@ -15,9 +15,11 @@ import numpy as np
 from differential.dice import COMPOSED, Draw
 from differential.scenario import (
     Cache,
+    Devices,
     Fixed,
     Forecast,
     Host,
+    Link,
     Placement,
     PoolSpec,
     Prediction,
@@ -67,7 +69,23 @@ RIVALS = "rivals"
 """Parties that hold each other up. Only the simulator is told of it: a device's own do so by
 themselves.
 """
-SIMULATED = (*FEATURES, RIVALS)
+DEVICES = "devices"
+"""Several devices with some sites each. Only the simulator has them."""
+SIMULATED = (*FEATURES, RIVALS, DEVICES)
+OF_ONE_DEVICE = {
+    "two_hops",
+    "three_hops",
+    "cut_through",
+    "ram_tier",
+    "write_back",
+    "staging",
+    "refusals",
+    "partial",
+    "dense",
+    "short_pools",
+    "spared_forecasts",
+}
+"""What several devices refuse (contract C163)."""
 COMPANIONS = ("engines", "cut_through", "chunks")
 """What a service on a link does before its end, or beside another: among rivals when so much of
 its work is done.
@@ -109,11 +127,11 @@ def random_feature(name: str, seed: int, ties: bool) -> Scenario:
 
 def random_companions(name: str, seed: int, ties: bool) -> Scenario:
     """Rivals, and a feature of links that they change the course of."""
-    return _build({RIVALS, name}, seed, ties, len(SIMULATED) + 1 + COMPANIONS.index(name))
+    return _build({RIVALS, name}, seed, ties, len(FEATURES) + 2 + COMPANIONS.index(name))
 
 
-def random_mixture(seed: int, ties: bool, rivals: bool = False) -> Scenario:
-    """A random valid subset of the features, and rivals if they are asked for."""
+def random_mixture(seed: int, ties: bool, rivals: bool = False, devices: bool = False) -> Scenario:
+    """A random valid subset of the features, and rivals or devices if they are asked for."""
     rng = np.random.default_rng([seed, int(ties), len(FEATURES)])
     chosen = {name for name in FEATURES if rng.random() < rng.choice([0.1, 0.3, 0.6])}
     conflicts = list(CONFLICTS)
@@ -123,6 +141,8 @@ def random_mixture(seed: int, ties: bool, rivals: bool = False) -> Scenario:
             chosen -= others if rng.random() < 0.5 else {name}
     if rivals:
         chosen |= {RIVALS}
+    if devices:
+        chosen = (chosen | {DEVICES}) - OF_ONE_DEVICE
     return _build(chosen, seed, ties, len(FEATURES))
 
 
@@ -154,7 +174,8 @@ def _build(chosen: Collection[str], seed: int, ties: bool, salt: int) -> Scenari
 
 def _suits(scenario: Scenario, names: set[str]) -> bool:
     """Whether the features can matter in this scenario, and are not refused in it."""
-    return (scenario.sites > 1 or not names & ({"dense", "encoder_decoder"} | LOOKS_AHEAD)) and (
+    apart = {"dense", "encoder_decoder", DEVICES} | LOOKS_AHEAD
+    return (scenario.sites > 1 or not names & apart) and (
         scenario.precisions == 1 or not names & {"partial", "forecast_routes"}
     )
 
@@ -419,6 +440,48 @@ def _spared_forecasts(draw: Draw, scenario: Scenario) -> Scenario:
     return _loader(scenario, demand_evicts="unmasked", staging_slots=_staging_slots(draw, scenario))
 
 
+def _devices(draw: Draw, scenario: Scenario) -> Scenario:
+    """Two or three devices, each slower or not, with links of their own or one that they share."""
+    count = draw.between(2, min(3, scenario.sites))
+    places = range(1, scenario.sites)
+    cuts = sorted(int(c) for c in draw.rng.choice(places, size=count - 1, replace=False))
+    of = tuple(sum(site >= cut for cut in cuts) for site in range(scenario.sites))
+    where = Devices(
+        of,
+        tuple(draw.between(1, 3) for _ in range(count)),
+        draw.between(0, count - 1) if draw.coin(0.3) else count - 1,
+        draw.below(3, 300),
+        draw.below(2, 60),
+        shared=draw.coin(0.3),
+    )
+    (first,) = scenario.links
+    links = [first] + [
+        Link(draw.below(3, 400), max(1, draw.below(3, 300)), draw.between(1, first.engines))
+        for _ in range(count - 1)
+    ]
+    pools = tuple(
+        part
+        for pool in scenario.pools
+        for part in ([pool] if pool.site is not None else _by_device(scenario, pool, where))
+    )
+    return replace(
+        scenario,
+        devices=where,
+        pools=pools,
+        links=tuple(links[:1] if where.shared else links),
+    )
+
+
+def _by_device(scenario: Scenario, pool: PoolSpec, where: Devices) -> list[PoolSpec]:
+    """A pool of each device in the place of one for all sites."""
+    found = []
+    for device in range(len(where.slower)):
+        sites = tuple(site for site, of in enumerate(where.of) if of == device)
+        initial = tuple(key for key in pool.initial if key[1] in sites)
+        found.append(replace(pool, sites=sites, initial=initial))
+    return found
+
+
 CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "ram_tier": _ram_tier,
     "chunks": _chunks,
@@ -445,6 +508,7 @@ CHANGES: dict[str, Callable[[Draw, Scenario], Scenario]] = {
     "held_bytes": _held_bytes,
     "spared_forecasts": _spared_forecasts,
     "rivals": _rivals,
+    DEVICES: _devices,
     "forecast_routes": lambda draw, scenario: replace(
         _without_future(scenario), selector=Fixed(), reroute=Reroute(by_forecast=True)
     ),

@@ -29,6 +29,7 @@ from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.machine.contention import Contention
 from sim.machine.costs import Durations
+from sim.machine.devices_costs import OnLayers
 from sim.policies import base as policies
 from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
 from sim.policies.belady import Belady
@@ -264,9 +265,26 @@ def _forecast_of(predictions: Sequence[Prediction], j: int) -> Prediction:
     return predictions[j] if j < len(predictions) else None
 
 
+def durations_for(scenario: Scenario, workload: ScenarioWorkload) -> Durations:
+    """The durations of a scenario: of several devices the production code joins those of each."""
+    where = scenario.devices
+    if where is None:
+        return ScenarioDurations(scenario, workload)
+    alone = [ScenarioDurations(scenario, workload, device) for device in range(len(where.slower))]
+
+    def crossing_ns(rows: int) -> int:
+        return where.cross_ns + rows * where.cross_row_ns
+
+    return OnLayers(alone, where.of, where.head, where.shared, crossing_ns)
+
+
 class ScenarioDurations:
-    def __init__(self, scenario: Scenario, workload: ScenarioWorkload) -> None:
+    def __init__(self, scenario: Scenario, workload: ScenarioWorkload, device: int = 0) -> None:
+        """`device`: the one that this machine has, of several."""
         self._scenario, self._workload = scenario, workload
+        where = scenario.devices
+        self._slower = where.slower[device] if where else 1
+        self._first_link = device if where and not where.shared else 0
         self.host = HostCosts(**vars(scenario.host))
         self.prediction_ns = scenario.prediction_ns
         rivalry = scenario.rivalry
@@ -282,23 +300,23 @@ class ScenarioDurations:
             )
 
     def dense_ns(self, step: RunStep) -> Sequence[int]:
-        return self._workload.told[step.index].dense_ns
+        return [time * self._slower for time in self._workload.told[step.index].dense_ns]
 
     def tail_ns(self, step: RunStep) -> int:
-        return self._workload.told[step.index].tail_ns
+        return self._slower * self._workload.told[step.index].tail_ns
 
     def expert_ns(self, precision: int, site: int, tokens: int) -> int:
-        return self._scenario.expert_ns(precision, tokens)
+        return self._slower * self._scenario.expert_ns(precision, tokens)
 
     def cpu_ns(self, precision: int, site: int, tokens: int) -> int:
         assert self._scenario.placement is not None
         return self._scenario.placement.time_ns(tokens)
 
     def hop_ns(self, link: int, moved_bytes: int) -> int:
-        return self._scenario.hop_ns(link, moved_bytes)
+        return self._scenario.hop_ns(self._first_link + link, moved_bytes)
 
     def latency_ns(self, link: int) -> int:
-        return self._scenario.latency_ns(link)
+        return self._scenario.latency_ns(self._first_link + link)
 
     def page_cache_bytes(self, link: int) -> int:
         return self._scenario.links[link].page_cache_bytes if self._scenario.links else 0
@@ -466,6 +484,7 @@ def _route(scenario: Scenario) -> Route:
         tuple(scenario.head_bytes(link) for link in links),
         ram.link if ram else None,
         sum(pool.capacity_bytes for pool in ram.pools) if ram else 0,
+        scenario.devices.of if scenario.devices and not scenario.devices.shared else (),
     )
 
 
@@ -483,6 +502,7 @@ def controller_for(scenario: Scenario) -> Controller:
         sum(pool.capacity_bytes for pool in scenario.pools),
         scenario.site_bytes or None,
         held_bytes=scenario.held_bytes,
+        device_of=scenario.devices.of if scenario.devices else (),
     )
     options: dict[str, Any] = (
         {"payload": ScenarioPayload(scenario)} if scenario.moves_partially else {}

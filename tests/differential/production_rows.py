@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from differential.production import Driver, ScenarioDurations, ScenarioWorkload, controller_for
+from differential.production import Driver, ScenarioWorkload, controller_for, durations_for
 from differential.rows import (
     Cause,
     GateRow,
@@ -18,6 +18,7 @@ from differential.scenario import Scenario
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.simulate import simulate
+from sim.machine.costs import Durations
 from sim.results.stalls import split_stalls
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 from sim.values.types import Outcome, PrefetchOutcome
@@ -34,7 +35,7 @@ def run(scenario: Scenario, driver: Driver = simulate) -> Timeline:  # type: ign
     same controller.
     """
     controller, workload = controller_for(scenario), ScenarioWorkload(scenario)
-    durations = ScenarioDurations(scenario, workload)
+    durations = durations_for(scenario, workload)
     asked = _listen(controller)
     record = driver(controller, workload, durations)
     controller.check()
@@ -59,7 +60,7 @@ def _listen(controller: Controller) -> list[tuple[int, bool]]:
 def _timeline(
     controller: Controller,
     workload: ScenarioWorkload,
-    durations: ScenarioDurations,
+    durations: Durations,
     record: Record,
     asked: tuple[tuple[int, bool], ...],
 ) -> Timeline:

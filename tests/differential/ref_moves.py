@@ -92,7 +92,9 @@ class Moves:
     def depart(self, transfer: Transfer) -> None:
         self.moving[transfer.key] = transfer
         first = self.scenario.hops - 1
-        if transfer.kind == "dense":
+        if self.scenario.devices:
+            first = self.scenario.link_of(transfer.key)
+        elif transfer.kind == "dense":
             first = 0
         elif self.scenario.ram and self.ram:
             found = self.ram.holds(transfer.key)
@@ -237,7 +239,7 @@ class Moves:
         """What must be claimed for the transfer to be issued on the link; None where it cannot
         be.
         """
-        if link == 0 and transfer.slot is None:
+        if link in self.scenario.last_links and transfer.slot is None:
             return self.device_claim(transfer)
         if (
             self.scenario.ram
@@ -320,7 +322,7 @@ class Moves:
         if self.scenario.ram and self.ram and link == self.scenario.ram.link:
             self.ram.insert(transfer.key)
             transfer.ram = "resident"
-        if link == 0:
+        if link in self.scenario.last_links:
             self.land(transfer)
         elif link not in transfer.handed_on or transfer.aside == link:
             transfer.aside = None

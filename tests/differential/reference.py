@@ -151,23 +151,27 @@ class Reference:
             yield self.clock.at(Rank.BEGIN_SEQUENCE, sequence)
             self.control.begin_sequence(sequence)
         start_ns = self.now
+        before = None
         for site in step.sites:
-            yield from self.run_site(planned, site)
-        yield from self.work(step.tail_ns)
+            yield from self.run_site(planned, site, before)
+            before = site
+        crossing_ns = self.scenario.crossing_ns(before, -1, step.rows)
+        yield from self.work(crossing_ns + self.scenario.work_ns(-1, step.tail_ns))
         self.steps.append(StepRow(start_ns, self.now, step.members))
         for sequence in planned.ends:
             yield self.clock.at(Rank.END_SEQUENCE, sequence)
             self.control.end_sequence(sequence)
             self.sequence_ends.append((sequence, self.now))
 
-    def run_site(self, planned: Planned, site: int) -> Process:
-        """The seven parts of contract C66."""
+    def run_site(self, planned: Planned, site: int, before: int | None) -> Process:
+        """The seven parts of contract C66. `before`: the site that the step was at."""
         step, control = planned.step, self.control
         if self.loader.dense_slots and site not in control.dense_here:
             block = control.dense_coming[site]
             assert block
             yield from self.stand(block.arrived, "dense", block)
-        yield from self.work(step.dense_ns[site])
+        crossing_ns = self.scenario.crossing_ns(before, site, step.rows)
+        yield from self.work(crossing_ns + self.scenario.work_ns(site, step.dense_ns[site]))
         yield from self.host(self.hosts.sync_ns)
         yield self.clock.at(Rank.GATE, control.tick + 1)
         gate_ns = self.now
@@ -187,8 +191,9 @@ class Reference:
             if one is None:
                 yield from self.stand_until(lambda: bool(self.next_batch()))
                 continue
-            precision = one.key[0]
-            yield from self.work(self.scenario.expert_ns(precision, one.need.tokens))
+            precision, site, _ = one.key
+            alone_ns = self.scenario.expert_ns(precision, one.need.tokens)
+            yield from self.work(self.scenario.work_ns(site, alone_ns))
             self.unfinished -= 1
             if self.control.waiting:
                 self.start(self.control.need_done(one.key))

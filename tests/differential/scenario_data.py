@@ -44,9 +44,12 @@ class PoolSpec:
     precisions: tuple[int, ...]
     site: int | None = None
     initial: tuple[Key, ...] = ()
+    sites: tuple[int, ...] = ()
+    """Those of a device, where there are several."""
 
     def covers(self, key: Key) -> bool:
-        return key[0] in self.precisions and self.site in (None, key[1])
+        is_here = not self.sites or key[1] in self.sites
+        return key[0] in self.precisions and self.site in (None, key[1]) and is_here
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,23 @@ class Rivalry:
     draws: tuple[int, ...]
     memory: int = 0
     cpu_latency_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Several devices with some sites each (`of`, by site). A site's work takes `slower[device]`
+    times as long. Activations cross to another device in `cross_ns`, and so much more a row.
+
+    Each device has a link of its own: `links` of the scenario are by device. With `shared` they
+    have one.
+    """
+
+    of: tuple[int, ...]
+    slower: tuple[int, ...]
+    head: int
+    cross_ns: int = 0
+    cross_row_ns: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,6 +267,7 @@ class Scenario:
     batching: Batching | None = None
     rivalry: Rivalry | None = None
     held_bytes: tuple[int, ...] = ()
+    devices: Devices | None = None
 
     @property
     def at_once(self) -> int:
@@ -281,6 +302,31 @@ class Scenario:
     def hops(self) -> int:
         """The number of links."""
         return len(self.links) or 1
+
+    @property
+    def last_links(self) -> tuple[int, ...]:
+        """The links that end at a device."""
+        return tuple(range(self.hops)) if self.devices and not self.devices.shared else (0,)
+
+    def link_of(self, key: Key) -> int:
+        """The link that ends at the device which has the key's site."""
+        return self.devices.of[key[1]] if self.devices and not self.devices.shared else 0
+
+    def crossing_ns(self, before: int | None, site: int, rows: int) -> int:
+        """The time in which a step's activations come to a site (the head: -1), from the one
+        before (None: there is none).
+        """
+        where = self.devices
+        if where is None or before is None:
+            return 0
+        there = where.head if site < 0 else where.of[site]
+        return 0 if where.of[before] == there else where.cross_ns + rows * where.cross_row_ns
+
+    def work_ns(self, site: int, time: int) -> int:
+        """What takes `time` on the first device takes so long where the site (the head: -1) is."""
+        if self.devices is None:
+            return time
+        return time * self.devices.slower[self.devices.head if site < 0 else self.devices.of[site]]
 
     def size(self, key: Key) -> int:
         """The bytes of a variant, or of a site's dense block."""

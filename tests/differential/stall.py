@@ -69,7 +69,7 @@ class Walk:
         for service in own:
             share = self.shared(service, since, until)
             waited -= share
-            if link > 0:
+            if link not in self.scenario.last_links:
                 parts["storage"] += share
                 continue
             late = 0

@@ -25,8 +25,9 @@ from differential.scenario import Scenario, random_scenario
 
 PLAIN, MIXTURE = "plain", "mixture"
 RIVAL_MIXTURE = "mixture with rivals"
+DEVICE_MIXTURE = "mixture with devices"
 AMONG_RIVALS = {f"{name} among rivals": name for name in COMPANIONS}
-KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, MIXTURE, RIVAL_MIXTURE)
+KINDS = (PLAIN, *SIMULATED, *AMONG_RIVALS, MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE)
 CHUNK = {PLAIN: 50, MIXTURE: 25}
 """Seeds of one test, so that tests take a few seconds each and spread over processes; 30 where
 none are given.
@@ -56,6 +57,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         plain = -(-metafunc.config.getoption("--scenarios") // 2)
         counts = dict.fromkeys(KINDS, -(-plain // 10)) | {PLAIN: plain, MIXTURE: -(-plain // 2)}
         counts |= dict.fromkeys(AMONG_RIVALS, -(-plain // 50)) | {RIVAL_MIXTURE: -(-plain // 20)}
+        counts |= {DEVICE_MIXTURE: -(-plain // 5)}
         cases = [
             (kind, seeds) for kind in KINDS for seeds in _chunks(counts[kind], CHUNK.get(kind, 30))
         ]
@@ -77,8 +79,9 @@ def given(kind: str, seed: int, ties: bool) -> Scenario:
     """A random scenario, a random one with a feature, or a random mixture of features."""
     if kind == PLAIN:
         return random_scenario(seed, ties)
-    if kind in (MIXTURE, RIVAL_MIXTURE):
-        return random_mixture(seed, ties, rivals=kind == RIVAL_MIXTURE)
+    if kind in (MIXTURE, RIVAL_MIXTURE, DEVICE_MIXTURE):
+        rivals, devices = kind == RIVAL_MIXTURE, kind == DEVICE_MIXTURE
+        return random_mixture(seed, ties, rivals, devices)
     if kind in AMONG_RIVALS:
         return random_companions(AMONG_RIVALS[kind], seed, ties)
     return random_feature(kind, seed, ties)

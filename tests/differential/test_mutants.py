@@ -27,7 +27,7 @@ from sim.engine.contended_links import ContendedLink
 from sim.engine.contest import Contest
 from sim.engine.links import SharedLink
 from sim.policies.recency import LRU
-from sim.values.types import Geometry
+from sim.values.types import Geometry, Route
 from sim.workload.speculation import Speculation
 
 LIMIT = 120
@@ -207,6 +207,13 @@ MUTANTS = {
         replaced(ContendedLink, "_on_overtaking", lambda *_: None), "cut_through among rivals"
     ),  # 1
     "chunks by the clock": Mutant(engine_mutants.chunks_by_the_clock, "chunks among rivals"),  # 2
+    "a transfer takes the first device's link": Mutant(
+        replaced(Controller, "_begin_link", lambda *_: 0), "devices"
+    ),  # 1
+    "only link 0 ends at a device": Mutant(replaced(Route, "ends", always(1)), "devices"),  # 1
+    "activations cross for nothing": Mutant(engine_mutants.nothing_crosses, "devices"),  # 1
+    "every site's device is the first": Mutant(engine_mutants.work_on_the_first, "devices"),  # 1
+    "the head is where the last site is": Mutant(engine_mutants.head_with_last, "devices"),  # 3
     "what was done before forgotten": Mutant(
         replaced(Contest, "_settle", lambda contest, now: None), "rivals"
     ),  # 1

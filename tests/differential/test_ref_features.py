@@ -93,6 +93,12 @@ SHOWS: dict[str, Shows] = {
     ),
     "spared_forecasts": without(demand_evicts="masked_last"),
     "rivals": without(rivalry=None),
+    "devices": lambda scenario, timeline: (
+        len({row.link for row in timeline.services}) > 1
+        or without(devices=replace(scenario.devices, cross_ns=0, cross_row_ns=0))(
+            scenario, timeline
+        )
+    ),
 }
 
 

@@ -31,7 +31,8 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
     """
     plan, clock = steps_of(scenario), 0
     gates, lookups, ends = list(timeline.gates), list(timeline.lookups), []
-    arrivals = {(row.number, row.end_ns) for row in timeline.services if row.link == 0}
+    ends_here = scenario.last_links
+    arrivals = {(row.number, row.end_ns) for row in timeline.services if row.link in ends_here}
     landed = {(timeline.transfers[number].key, end_ns) for number, end_ns in arrivals}
     for index, row in enumerate(timeline.steps):
         planned = plan.next(clock) or plan.next(row.start_ns)
@@ -39,6 +40,7 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
         assert row.sequences == planned.step.members
         assert clock <= row.start_ns
         clock = row.start_ns
+        before = None
         for site in planned.step.sites:
             gate = gates.pop(0)
             assert (gate.tick, gate.step, gate.site) == (
@@ -46,7 +48,10 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
                 index,
                 site,
             )
-            assert clock + planned.step.dense_ns[site] + scenario.host.sync_ns <= gate.gate_ns
+            dense_ns = scenario.work_ns(site, planned.step.dense_ns[site])
+            dense_ns += scenario.crossing_ns(before, site, planned.step.rows)
+            before = site
+            assert clock + dense_ns + scenario.host.sync_ns <= gate.gate_ns
             assert gate.gate_ns + scenario.host.issue_ns + scenario.host.post_ns <= gate.end_ns
             clock = gate.end_ns
             for need in planned.step.needs[site]:
@@ -68,7 +73,8 @@ def _check_steps(scenario: Scenario, timeline: Timeline) -> None:
                     assert look.ready_ns - look.lookup_ns >= scenario.placement.time_ns(need.tokens)
                 else:
                     assert look.ready_ns == look.lookup_ns
-        alone_ns = clock + planned.step.tail_ns
+        alone_ns = clock + scenario.work_ns(-1, planned.step.tail_ns)
+        alone_ns += scenario.crossing_ns(before, -1, planned.step.rows)
         assert row.end_ns == alone_ns or (scenario.rivalry and row.end_ns > alone_ns)
         clock = row.end_ns
         ends += [(sequence, clock) for sequence in planned.ends]
@@ -171,7 +177,9 @@ def _check_transfers(scenario: Scenario, timeline: Timeline) -> None:
         assert transfer.number == number
         links = [link for link, _ in transfer.hops]
         assert links == list(range(links[0], links[-1] - 1, -1))
-        if scenario.ram is None and transfer.kind != "dense":
+        if scenario.devices:
+            assert links == [scenario.link_of(scenario.unpack(transfer.key))]
+        elif scenario.ram is None and transfer.kind != "dense":
             assert links[0] == scenario.hops - 1
         assert 0 < transfer.moved_bytes <= scenario.size(scenario.unpack(transfer.key))
         earlier = 0
@@ -229,7 +237,8 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
         services[row.number].append(row)
     for row in timeline.services:
         transfer = timeline.transfers[row.number]
-        if row.link > 0 or row.number in claimed or transfer.kind == "dense":
+        is_last = row.link in scenario.last_links
+        if not is_last or row.number in claimed or transfer.kind == "dense":
             continue
         claimed.add(row.number)
         for packed in transfer.victims:
@@ -237,7 +246,7 @@ def _check_slots(scenario: Scenario, timeline: Timeline) -> None:
             assert 0 <= arrived <= row.start_ns
         key = scenario.unpack(transfer.key)
         assert key not in held
-        last = [s for s in services[row.number] if s.link == 0]
+        last = [s for s in services[row.number] if s.link == row.link]
         held[key] = max(s.end_ns for s in last)
         ended = all(s.end_ns >= 0 for s in services[row.number])
         if ended and transfer.moved_bytes > sum(s.bytes for s in last):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 WRONG = {
+    "run devices=layer_2": "there is no devices 'layer_2'",
+    "run devices=layers_2 hardware.devices.share=[1,2]": "there is no share in hardware.devices",
+    "ask model=qwen3_30b_a3b machine=rtx4090_pcie4 gpus=0": "from 1 on",
     "run system=hobit": "did you mean hobbit?",
     "run sistem=lru": "did you mean system?",
     "run system=": "there is no system ''",

@@ -82,7 +82,7 @@ OPEN_VALUES = {
 """Options that leave values open (???), with values."""
 
 
-ALONE = ("system", "experiment")
+ALONE = ("system", "experiment", "devices")
 """Groups whose files set other groups' keys."""
 
 

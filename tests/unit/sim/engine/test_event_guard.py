@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig
 
 from differential.features import SIMULATED, random_feature, random_mixture
-from differential.production import ScenarioDurations, ScenarioWorkload, controller_for
+from differential.production import ScenarioWorkload, controller_for, durations_for
 from differential.scenario import Scenario, random_scenario
 from sim.core.controller import Controller
 from sim.engine.clock import Clock, Entry
@@ -214,7 +214,7 @@ def run(name: str, seed: int, ties: bool) -> Ran:
     controller, workload = controller_for(scenario), ScenarioWorkload(scenario)
     wishes = Wishes(controller)
     with counted() as events:
-        record = simulate(controller, workload, ScenarioDurations(scenario, workload))  # type: ignore[arg-type]
+        record = simulate(controller, workload, durations_for(scenario, workload))  # type: ignore[arg-type]
     return Ran(scenario, controller, workload, record, events[0], wishes.count)
 
 

@@ -34,14 +34,17 @@ def test_every_published_run_names_its_source_and_its_machine() -> None:
 
 def test_the_figure_drawn_from_a_row_gives_that_row(gates: Path) -> None:
     """What a copy costs beside its bytes is the same in every row that is fitted on one."""
-    found = published()
+    found, of_loads = published(), set[bool]()
     for name in {one.fitted_on for one in found if one.fitted_on}:
         (source,) = (one for one in found if one.name == name and not one.fitted_on)
         drawn = {one.words[-2:] for one in found if one.fitted_on == name}
         assert len(drawn) == 1
         again = replace(source, words=(*source.words, *drawn.pop()))
         (row,) = rows(gates, [again])
-        assert row.ratio == pytest.approx(1, abs=0.01)
+        # What a run keeps depends on the gates, and these are not those that it was drawn with.
+        assert row.hit_ratio > 0 or row.ratio == pytest.approx(1, abs=0.01)
+        of_loads.add(row.hit_ratio == 0)
+    assert True in of_loads
 
 
 def test_a_run_of_loads_alone_takes_its_bytes_over_the_link(gates: Path) -> None:

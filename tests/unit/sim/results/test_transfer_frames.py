@@ -28,6 +28,7 @@ def traffic(*sent: Sent, makespan: int = 1000, links: Sequence[str] = ("near", "
         issued=issued,
         loader=SimpleNamespace(write_back=any(one.write_back for one in sent)),
         slots=SimpleNamespace(key_bytes=KEY_BYTES),
+        route=SimpleNamespace(ends=1),
     )
     return Traffic(controller, DURATIONS, record, links)
 

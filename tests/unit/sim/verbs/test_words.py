@@ -95,6 +95,7 @@ def test_what_hydra_takes_is_not_refused() -> None:
         "trace.exclude=[1,2]",
         "budget.slots_gib=12 budget={slots_gib:3}",
         "hardware.ram=null",
+        "devices=layers_2 hardware.devices.shares=[8,9] hardware.devices.links=shared",
     ):
         assert answered(verb_of("run"), shlex.split(line)) is None, line
 

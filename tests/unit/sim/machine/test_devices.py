@@ -1,0 +1,136 @@
+"""Several devices of a machine: what a section may say, and which device has which layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sim.machine.devices import Device, Devices, Peer, each_alone, route_of
+from sim.machine.hardware import Compute, Hardware, Link, SharedMemory
+from sim.machine.model import Model
+
+COMPUTE = Compute(100.0, 1.0, 1000.0, 1.0, 4.0, 1, 1, 1)
+LINK = Link(10.0, 1.0, 5.0, name="pcie")
+PEER = Peer(10.0, 3.0)
+
+
+def model(sites: int = 48, **rest: Any) -> Model:
+    return Model("m", sites, 8, 2, 100, 16, 2, 2, 8, 1000, "test", **rest)
+
+
+def devices(**given: Any) -> Devices:
+    return Devices(**{"count": 2, "split": "layers", "peer": PEER} | given)
+
+
+def machine(**given: Any) -> Hardware:
+    values: dict[str, Any] = {"links": (LINK,), "compute": COMPUTE, "devices": devices()} | given
+    return Hardware("box", "roofline", "none", 8.0, 0.5, source="test", **values)
+
+
+# Contracts: C156
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"count": 1}, "count=1 must be .*>= 2"),
+        ({"count": 17}, "from 2 to 16"),
+        ({"split": "rows"}, "split='rows'; allowed: layers, slices, copies"),
+        ({"links": "both"}, "links='both'; allowed: own, shared"),
+        ({"peer": None}, "peer=None must be a section"),
+        ({"shares": [1]}, r"shares=\[1\] must be 2 numbers above 0"),
+        ({"shares": [1, 0]}, "numbers above 0"),
+        ({"split": "slices", "shares": [1, 1]}, "takes equal devices"),
+        ({"others": {"a": None, "b": None}}, "the first device is the machine's own"),
+    ],
+)
+def test_a_section_that_cannot_be_is_refused_with_its_key(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"hardware.devices.*{told}"):
+        devices(**given)
+
+
+# Contracts: C163
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"links": (LINK, replace(LINK, name="drive"))}, "hardware.links"),
+        ({"links": (replace(LINK, slot_us=1.0),)}, "hardware.links.pcie.slot_us"),
+        (
+            {"shared_memory": SharedMemory(10.0, ("compute", "pcie"))},
+            "hardware.shared_memory",
+        ),
+        ({"beside": {"compute": {"pcie": 2.0}}}, "hardware.beside"),
+        (
+            {"links": (replace(LINK, engines=2),), "devices": devices(split="slices")},
+            "hardware.links.pcie.engines",
+        ),
+        ({"devices": devices(others={"other": LINK})}, "others.other=.*must be a section"),
+    ],
+)
+def test_parts_of_a_machine_that_several_devices_refuse(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        machine(**given)
+
+
+# Contracts: C157
+@pytest.mark.parametrize(
+    ("shares", "first", "head"),
+    [((), 25, 1), ((24, 25), 24, 1), ((3, 1), 37, 1), ((48.5, 0.6), 48, 1), ((0.5, 0.5), 25, 1)],
+)
+def test_layers_go_by_shares_of_the_places_of_layers_and_head(
+    shares: tuple[float, ...], first: int, head: int
+) -> None:
+    """48 layers have 49 places: the first device has those below its share of 49."""
+    if first == 48:
+        with pytest.raises(ValueError, match="leaves device 1 of 2 without a layer"):
+            devices(shares=shares).device_of(model())
+        return
+    found = devices(shares=shares)
+    assert found.device_of(model()) == (0,) * first + (1,) * (48 - first)
+    assert found.head(model()) == head
+
+
+def test_a_site_goes_with_its_layer_and_takes_the_dense_layers_before_it() -> None:
+    """Three leading layers and five sites are eight layers and nine places: half is place 4.5, so
+    layers 0 to 4 are on the first device, which are the first two sites.
+    """
+    leading = model(5, leading_dense_layers=3, dense_intermediate=16)
+    assert devices().device_of(leading) == (0, 0, 1, 1, 1)
+    assert devices(split="slices").device_of(leading) == ()
+
+
+def test_three_devices_have_all_layers_in_order() -> None:
+    found = devices(count=3, shares=(1, 2, 1)).device_of(model(11))
+    assert found == (0,) * 3 + (1,) * 6 + (2,) * 2
+
+
+def test_messages_have_the_bytes_of_the_rows_activations() -> None:
+    """100 numbers of 16 bits are 200 B: 20 ns at 10 GB/s, and 3 us. Three devices send 4/3."""
+    assert devices().crossing_ns(model(), 1) == 3_020
+    assert devices(state_bits=32).crossing_ns(model(), 3) == 3_120
+    assert devices(count=3, split="slices").sum_ns(model(), 1) == 3_000 + 27
+    assert devices(split="copies").sum_ns(model(), 1) == 3_020
+
+
+# Contracts: C158
+def test_each_device_has_a_link_with_a_name_of_its_own_unless_they_share_it() -> None:
+    slow = Device(4.0, 0.1, replace(COMPUTE, memory_gb_per_s=10.0), replace(LINK, engines=3))
+    three = machine(devices=devices(count=3, others={"slow": slow}))
+    assert three.link_names == ("pcie", "pcie_1", "pcie_2")
+    assert [one.memory_gib for one in each_alone(three)] == [8.0, 8.0, 4.0]
+    assert [one.links[0].name for one in each_alone(three)] == ["pcie"] * 3
+    route = route_of(three, model(6))
+    assert (route.engines, route.link_of) == ((1, 1, 3), three.devices.device_of(model(6)))  # type: ignore[union-attr]
+    shared = machine(devices=devices(links="shared"))
+    assert (shared.link_names, route_of(shared, model()).links) == (("pcie",), 1)
+    in_step = machine(devices=devices(split="copies"))
+    assert (in_step.link_names, route_of(in_step, model()).links) == (("pcie",), 1)
+
+
+def test_a_machine_is_called_by_how_many_devices_it_has() -> None:
+    assert machine().title == "2 x box (layers)"
+    assert machine(devices=None).title == "box"
+    assert (machine().all_memory_bytes, machine(devices=None).all_memory_bytes) == (
+        16 << 30,
+        8 << 30,
+    )

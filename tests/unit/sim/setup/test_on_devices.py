@@ -1,0 +1,167 @@
+"""Runs on several devices: what they hold, refuse and take, from the words of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.answers.ask import fits_of
+from sim.audit.__main__ import main as audit
+from sim.machine.costs import Ledger
+from sim.results.outputs import write_outputs
+from sim.setup.execute import execute
+from sim.study.trials import prepared, trial
+from sim.values.types import Step
+from sim.values.units import us
+
+COMMON = ("system=lru", "trace.max_sequences=1", "budget.resident_share=0.5")
+LAYERS, SLICES, COPIES = (f"devices={split}_2" for split in ("layers", "slices", "copies"))
+STEP = Step(0, 0, 1, (0,), 9, True, (0,), (0,), tuple(range(16)))
+
+
+# Contracts: C163
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((LAYERS, "bounds=max"), "bounds=none"),
+        ((LAYERS, "system=hobbit", "cache=lru"), None),
+        ((LAYERS, "system=hobbit"), "cache.scope to global or site"),
+        ((LAYERS, "system=fate"), "cache.scope to global or site|staging_slots=0"),
+        ((LAYERS, "loader.dense_slots=2"), "loader.dense_slots=0"),
+        ((LAYERS, "loader.write_back=true"), "loader.write_back=false"),
+        ((LAYERS, "loader.prefetch_budget=within_layer"), "prefetch_budget to a number"),
+        ((SLICES, "system=fiddler"), "placement=load"),
+        ((COPIES, "system=floe"), "another precision"),
+    ],
+)
+def test_what_several_devices_refuse_is_told_with_the_way_out(
+    words: tuple[str, ...], told: str | None
+) -> None:
+    given = [word for word in COMMON if not (word.startswith("system=") and len(words) > 1)]
+    chosen = [*given, *words]
+    if not any(word.startswith("system=") for word in chosen):
+        chosen.insert(0, "system=lru")
+    if told is None:
+        assert prepared(chosen).hardware.devices is not None
+        return
+    with pytest.raises(ValueError, match=told):
+        prepared(chosen)
+
+
+# Contracts: C160
+def test_layers_divide_dense_weights_keys_and_slots_and_nothing_is_lost() -> None:
+    one, two = prepared([*COMMON]), prepared([*COMMON, LAYERS])
+    mine, both = one.ledger, two.ledger
+    assert both.slot_bytes == sum(two.controller.slots.bytes_by_device().values())
+    assert mine.slot_bytes - 2 * max(two.controller.geometry.slot_sizes) < both.slot_bytes
+    assert both.slot_bytes <= mine.slot_bytes
+    assert 0 <= both.dense_bytes - mine.dense_bytes <= one.model.sites
+    assert both.kv_bytes == mine.kv_bytes
+    assert both.reserved_bytes == 2 * mine.reserved_bytes
+    assert both.activation_bytes == 2 * mine.activation_bytes
+
+
+def test_what_a_device_cannot_hold_is_told_with_its_number() -> None:
+    words = [*COMMON, LAYERS, "hardware.devices.shares=[15,2]", "hardware.memory_gib=14"]
+    with pytest.raises(ValueError, match="device 0 of 2: the device holds 14 GiB"):
+        prepared(words)
+    prepared([*COMMON, LAYERS, "hardware.memory_gib=14"])
+
+
+def test_the_largest_budget_that_fits_is_larger_on_two_devices() -> None:
+    shares = {
+        words: prepared(
+            ["system=lru", "trace.max_sequences=1", "budget=fit", *words]
+        ).resident_share
+        for words in ((), (LAYERS,), (SLICES,), (COPIES,))
+    }
+    alone = shares[()]
+    assert shares[(LAYERS,)] > 1.8 * alone
+    assert shares[(SLICES,)] > 1.8 * alone
+    assert alone < shares[(COPIES,)] < 1.2 * alone
+
+
+# Contracts: C161
+def test_a_device_in_step_takes_its_part_of_the_work_and_all_of_the_launches() -> None:
+    one, slices, copies = (prepared([*COMMON, *words]) for words in ((), (SLICES,), (COPIES,)))
+    launch_ns = us(one.hardware.compute.launch_us)
+    fixed_ns = one.hardware.compute.expert_launches * launch_ns
+    whole_ns = one.durations.expert_ns(0, 3, 1)
+    assert abs(slices.durations.expert_ns(0, 3, 1) - fixed_ns - (whole_ns - fixed_ns) / 2) <= 1
+    assert copies.durations.expert_ns(0, 3, 1) == whole_ns
+    devices = slices.hardware.devices
+    assert devices is not None
+    sum_ns = devices.sum_ns(slices.model, 1)
+    fixed_ns = one.hardware.compute.dense_launches * launch_ns
+    for run in (slices, copies):
+        times, alone = run.durations.dense_ns(STEP), one.durations.dense_ns(STEP)
+        part_ns = fixed_ns + (alone[3] - fixed_ns) / 2
+        assert abs(times[3] - 2 * sum_ns - part_ns) <= 1
+        assert times[0] == times[3] - sum_ns
+    size = one.controller.geometry.variant_bytes[0]
+    assert slices.durations.hop_ns(0, size) == one.durations.hop_ns(0, size // 2)
+    assert copies.durations.hop_ns(0, size) == one.durations.hop_ns(0, size)
+    behind_one = prepared([*COMMON, SLICES, "hardware.devices.links=shared"]).durations
+    assert behind_one.hop_ns(0, size) == 2 * one.durations.hop_ns(0, size // 2)
+
+
+def test_slices_hold_a_part_and_copies_all_slots_on_each_device() -> None:
+    one, slices, copies = (
+        prepared([*COMMON, *words]).ledger for words in ((), (SLICES,), (COPIES,))
+    )
+    assert (slices.slot_bytes, copies.slot_bytes) == (one.slot_bytes, 2 * one.slot_bytes)
+    assert slices.dense_bytes == copies.dense_bytes == one.dense_bytes
+    assert isinstance(slices, Ledger)
+
+
+# Contracts: C158
+def test_decisions_of_one_pool_a_device_and_loads_over_their_links() -> None:
+    """With one pool a site and nothing foreseen, decisions do not depend on devices: over their
+    links come the loads of their sites.
+    """
+    words = [*COMMON, "cache=lru_per_site"]
+    one, two = (execute(prepared([*words, *more])) for more in ((), (LAYERS,)))
+    assert one.summary["lookups"] == two.summary["lookups"]
+    moved = two.summary["bytes"]
+    assert one.summary["bytes"]["pcie"]["demand"] == sum(moved[n]["demand"] for n in moved)
+    assert moved["pcie"]["demand"] > 0 < moved["pcie_1"]["demand"]
+    assert two.summary["hardware"] == "2 x rtx4090_pcie4 (layers)"
+    assert "2 x rtx4090_pcie4" in two.summary["labels"]["machine"]
+
+
+def test_a_third_slower_card_makes_it_slower_where_two_hold_everything() -> None:
+    """As Strata's page tells of two cards that hold the model and a slower one beside them."""
+    words = ["system=lru", "trace.max_sequences=1", "budget.resident_share=1", LAYERS]
+    slow = (
+        "hardware.devices.count=3",
+        "+hardware.devices.others.slow={_target_:sim.machine.Device,memory_gib:24,"
+        "reserved_gib:0.5,compute:${hardware.compute},link:${hardware.links.pcie}}",
+    )
+    words += ["hardware.memory_gib=48"]
+    two = trial(words).summary["decode_tokens_per_s"]
+    three = trial([*words, *slow]).summary["decode_tokens_per_s"]
+    assert three < two
+
+
+# Contracts: C162
+@pytest.mark.parametrize("devices", [LAYERS, SLICES, COPIES])
+def test_the_audit_agrees_with_a_run_on_several_devices(devices: str, tmp_path: Path) -> None:
+    run = prepared([*COMMON, "system=moe_infinity" if devices == SLICES else "system=lru", devices])
+    result = execute(run)
+    summary = {**result.summary, "wall_s": 1.0}
+    write_outputs(tmp_path, summary, run.config, result.frames, "wait_all", None)
+    assert json.loads((tmp_path / "summary.json").read_text())["hardware"].startswith("2 x ")
+    assert audit([str(tmp_path)]) == 0
+
+
+def test_all_experts_fit_only_if_they_fit_each_device() -> None:
+    """45 GiB on two devices of 24: the first has nine of sixteen sites, which are too many."""
+    uneven = prepared([*COMMON, LAYERS])
+    even = prepared([*COMMON, LAYERS, "hardware.devices.shares=[8,9]"])
+    assert [fits_of(run)[0].fits for run in (uneven, even)] == [False, True]
+    sliced, copied = (
+        prepared([*COMMON, words, "budget.resident_share=0.4"]) for words in (SLICES, COPIES)
+    )
+    assert [fits_of(run)[0].fits for run in (sliced, copied)] == [True, False]
