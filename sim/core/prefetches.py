@@ -246,29 +246,31 @@ class Prefetches(Transfers):
         """``prefetch_order: likeliest``: mask the keys of all forecasts, then queue the absent
         ones, likeliest first, whatever their sites.
         """
-        state, mask, is_plain, _, replace, left, stops = self._forecasting
+        state, mask, is_plain, is_simple, replace, left, stops = self._forecasting
         units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
         for choice in forecasts:
             if replace:
                 self._replace_forecasts()
                 replace = False
-            keys = choice.keys if is_plain else self._forecast_keys(choice)
+            keys, likely = choice.keys, likeliness(choice)
+            if not is_plain:
+                by_expert = dict(zip(choice.needs, likely, strict=True))
+                keys = self._forecast_keys(choice)
+                likely = [by_expert[key % units] for key in keys]
             mask(choice.site, keys)
-            lacking = [key for key in keys if state[key] > UNUSED]
-            likely = likeliness(choice) if lacking else {}
             absent += [
-                (likely.get(key % units, 0.0), key, choice)
-                for key in lacking
+                (value, key, choice)
+                for value, key in zip(likely, keys, strict=True)
                 if state[key] == ABSENT
             ]
-            if lacking and stops:
+            if stops and any(state[key] > UNUSED for key in keys):
                 break
         absent.sort(key=_FIRST, reverse=True)
-        for _, key, choice in absent:
-            if not left:
-                break
-            left -= 1
-            self._queue_prefetch(key, choice.site, choice, gate)
+        for _, key, choice in absent if left < 0 else absent[:left]:
+            if is_simple:
+                self._queue_simply(key, choice.site)
+            else:
+                self._queue_prefetch(key, choice.site, choice, gate)
         if self.ram is not None and self.ram.untold:
             self.ram.tell(gate)
 

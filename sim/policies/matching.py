@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import FittedPredictor, require_array, smallest_counts
 from sim.policies.requires import Arrays, Sample, Shape, Track
-from sim.policies.row_forecast import RowForecast
+from sim.policies.row_forecast import forecasts_of, likeliest
 from sim.values.units import require_flag
 
 COMPARISONS = ("whole", "later")
@@ -101,6 +101,8 @@ class ActivationMatching(FittedPredictor):
 
     def forget(self) -> None:
         self._running: dict[int, NDArray[np.int64]] = {}
+        # Of each running matrix, the cosines [C, S] with the rows of the collection.
+        self._cosines: dict[int, NDArray[np.float64]] = {}
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
         last, first = shape.last(gate.site), gate.site + (not self.own_site)
@@ -110,26 +112,14 @@ class ActivationMatching(FittedPredictor):
         fading = 1 - np.arange(first - gate.site, last + 1 - gate.site) / (shape.sites + self._more)
         likeliness = np.empty((0, count, shape.experts))
         for sequence, counts in self._here(gate, shape).items():
-            matrix = self._running.get(
-                sequence, np.zeros((shape.sites, shape.experts), np.int64)
-            ).copy()
-            matrix[gate.site] += counts
-            share = self._shares(matrix, gate.site)[first : last + 1]
+            share = self._shares(sequence, gate.site, counts)[first : last + 1]
             likeliness = np.concatenate([likeliness, ((share + EPSILON) * fading[:, None])[None]])
-        named = self._named(likeliness)
-        for ahead in range(count):
-            found = self._site_forecast(
-                first + ahead, shape, np.where(named[:, ahead], likeliness[:, ahead], 0.0)
-            )
-            if found.needs:
-                yield found
-
-    def _site_forecast(
-        self, site: int, shape: Shape, likeliness: NDArray[np.float64]
-    ) -> RowForecast:
-        order = np.argsort(-likeliness, axis=1, kind="stable")
-        weights = np.take_along_axis(likeliness, order, axis=1)
-        return RowForecast(site, shape.experts + 1, np.where(weights > 0, order, -1), weights)
+        if self.best is not None:
+            likeliness = np.where(self._named(likeliness), likeliness, 0.0)
+        ranked = likeliest(likeliness.swapaxes(0, 1), shape.experts)
+        for forecast in forecasts_of(range(first, last + 1), shape.experts + 1, *ranked):
+            if forecast.needs:
+                yield forecast
 
     def _named(self, likeliness: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which entries of [Q sequences, later sites, E] each sequence names."""
@@ -139,38 +129,49 @@ class ActivationMatching(FittedPredictor):
         np.put_along_axis(named, best, True, axis=1)
         return named.reshape(likeliness.shape)
 
-    def _shares(self, matrix: NDArray[np.int64], site: int) -> NDArray[np.float64]:
-        """[S, E]: the shares of the match of ``matrix``, as compared at ``site``; 0 without a
-        collection.
+    def _shares(self, sequence: int, site: int, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[S, E]: the shares of the match of a sequence's matrix, with the ``counts`` of a gate at
+        ``site``, as compared there; 0 without a collection.
         """
+        assert self.shape is not None
         if not len(self._ratios):
-            return np.zeros(matrix.shape)
+            return np.zeros((self.shape.sites, self.shape.experts))
+        # Only this site's row has changed since the last gate.
+        cosines = self._cosines_of(sequence).copy()
+        running = self._running.get(sequence)
+        row = counts if running is None else running[site] + counts
+        cosines[:, site] = self._units[:, site] @ _unit_rows(row.astype(np.float64))
         from_site = site + 1 if self.compare == "later" else 0
-        rows = slice(from_site, None)
-        cosine = np.einsum(
-            "cse,se->c", self._units[:, rows], _unit_rows(matrix[rows].astype(np.float64))
-        )
         # Rounded, so that equal matrices tie in whatever order the sum was added.
+        cosine = cosines[:, from_site:].sum(axis=1)
         return np.asarray(self._ratios[int(np.argmax(np.round(cosine, 12)))])
+
+    def _cosines_of(self, sequence: int) -> NDArray[np.float64]:
+        found = self._cosines.get(sequence)
+        return np.zeros(self._units.shape[:2]) if found is None else found
 
     def observe(self, gate: Gate) -> None:
         assert self.shape is not None
+        site = gate.site
         for sequence, counts in self._here(gate, self.shape).items():
             if sequence not in self._running:
                 self._running[sequence] = np.zeros((self.shape.sites, self.shape.experts), np.int64)
-            self._running[sequence][gate.site] += counts
+                self._cosines[sequence] = self._cosines_of(sequence)
+            row = self._running[sequence][site]
+            row += counts
+            self._cosines[sequence][:, site] = self._units[:, site] @ _unit_rows(
+                row.astype(np.float64)
+            )
 
     def _here(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
         """By sequence, how many of its rows chose each expert at this gate: [E]."""
-        counts: dict[int, NDArray[np.int64]] = {}
-        for sequence, experts in zip(
-            gate.row_sequence.tolist(), gate.experts.tolist(), strict=True
-        ):
-            mine = counts.setdefault(sequence, np.zeros(shape.experts, np.int64))
-            for expert in experts:
-                if expert >= 0:
-                    mine[expert] += 1
-        return counts
+        chosen, sequences = gate.experts, gate.row_sequence
+        return {
+            sequence: np.bincount(
+                (mine := chosen[sequences == sequence])[mine >= 0], minlength=shape.experts
+            )
+            for sequence in dict.fromkeys(sequences.tolist())
+        }
 
 
 def _unit_rows(counts: NDArray[np.float64]) -> NDArray[np.float64]:
