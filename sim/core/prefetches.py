@@ -89,7 +89,7 @@ class Prefetches(Transfers):
             self.state,
             self.protection.mask,
             simple.one_variant,
-            simple.one_variant and simple.moves,
+            simple.moves,
             loader.queue == "replace",
             budget if isinstance(budget, int) else -1,  # -1 counts down and is never used up
             loader.depth == "first_missing",
@@ -288,17 +288,18 @@ class Prefetches(Transfers):
             if constant is not None
             else self.selector.select(choice, self)
         )
-        rows, site = self._rows, choice.site
-        return [
-            self._serving(rows[p][site][expert])
+        rows, site, state = self._rows, choice.site, self.state
+        keys = [
+            rows[p][site][expert]
             for p, expert in zip(wanted, choice.needs, strict=True)
             if p != SKIP
         ]
+        return [key if state[key] <= UNUSED else self._serving(key) for key in keys]
 
     # ---- queueing
 
     def _queue_simply(self, key: int, site: int) -> None:
-        """``_queue_prefetch`` in one piece, for simple moves of the only variant."""
+        """``_queue_prefetch`` in one piece, for simple moves."""
         calls = self.calls
         transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], calls)
         self.state[key] = QUEUED

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.core.controller import Controller
+from sim.core.transfer import Transfer
 from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.engine.links import SERVICE, Link, make_link
 from sim.engine.stream import Stream
@@ -32,7 +33,8 @@ class Engine(Stream):
         "_cuttable",
         "_end_ns",
         "_gate_alarm",
-        "_is_common_step",
+        "_is_one_variant",
+        "_is_simple_gate",
         "_is_simple_step",
         "_lead_ns",
         "_links",
@@ -65,7 +67,13 @@ class Engine(Stream):
         self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
         # See ``sim.core.simple``: what an engine adds to it.
         has_host_time = any(vars(host).values())
-        self._is_simple = controller.simple.gates and self.is_arithmetic and not has_host_time
+        self._is_simple = (
+            controller.simple.needs
+            and self.is_arithmetic
+            and not has_host_time
+            and (self._is_as_ready or self._is_wait_all)
+        )
+        self._is_one_variant = controller.simple.gates
         self._links: Sequence[Link] = self._make_links()
         # What is asked of every link after each call. Unpacking a tuple is faster than attributes.
         self._polled = [
@@ -150,8 +158,7 @@ class Engine(Stream):
             self.other_calls.append(now)
             self.settle(now)
         self._gate.open(step)
-        self._is_simple_step = self._is_simple and step.rows == 1
-        self._is_common_step = self._is_simple_step and (self._is_as_ready or self._is_wait_all)
+        self._is_simple_step = self._is_simple_gate = self._is_simple and step.rows == 1
         dense_ns = self.durations.dense_ns(step)
         self._walk = iter([(site, dense_ns[site] + self._sync_ns) for site in step.sites])
         self._site, self._lead_ns = next(self._walk)
@@ -256,17 +263,22 @@ class Engine(Stream):
         outcomes, waits = controller.gate(gate)
         count = len(outcomes)
         self._row = first + count
-        if self._is_common_step or (waits is None and self._is_simple_step):
+        if self._is_simple_step and not controller.waiting:
             # The short way: needs that are there are computed at once, one after another, or once
             # all are there.
+            self._is_simple_gate = True
+            if self._is_one_variant:
+                if waits is not None and not self._is_wait_all:
+                    count -= len(waits)
+                work_ns = count * self._one_token_ns[self._site]
+            else:
+                work_ns = self._work_ns(waits)
             if waits is not None:
                 if self._is_wait_all:
-                    self._batch, count = count, 0
-                else:
-                    count -= len(waits)
+                    self._batch_ns, work_ns = work_ns, 0
                 for key in waits:
                     self.awaited[key] = first + controller.admitted.index(key)
-            free = self._free_ns = now + count * self._one_token_ns[self._site]
+            free = self._free_ns = now + work_ns
             link = self._only_link
             if link is None:
                 self.settle(now)
@@ -275,9 +287,21 @@ class Engine(Stream):
             if waits is None:
                 self._pass_on(free, now)
             return
+        self._is_simple_gate = False
         self._enter_gate(now)
         self._take(outcomes, waits, first, now)
         self._end_site_if_done(now)
+
+    def _work_ns(self, waits: dict[int, Transfer] | None) -> int:
+        """How long the needs of a simple gate take: all of them (wait_all), or those that are
+        there.
+        """
+        one_token_ns, units, work_ns = self._one_token_ns, self._units, 0
+        absent = waits if waits and self._is_as_ready else ()
+        for key in self.controller.admitted:
+            if key >= 0 and key not in absent:
+                work_ns += one_token_ns[key // units]
+        return work_ns
 
     def _enter_gate(self, now: int) -> None:
         """A gate in full: host time before and after it, and what it begins besides its needs."""
@@ -311,17 +335,18 @@ class Engine(Stream):
             return
         row = self.awaited.pop(key)
         self._arrivals.append((row, now))
-        if self._is_common_step:
-            count = 1
-            if self._is_wait_all:
-                if self.awaited:
-                    return
-                count = self._batch
+        if self._is_simple_gate:
+            if self._is_as_ready:
+                work_ns = self._one_token_ns[key // self._units]
+            elif self.awaited:
+                return
+            else:
+                work_ns = self._batch_ns
             free = self._free_ns
             if now > free:
                 self._idles += (free, now, number)
                 free = now
-            free = self._free_ns = free + count * self._one_token_ns[self._site]
+            free = self._free_ns = free + work_ns
             if not self.awaited:
                 self._pass_on(free, now)
             return

@@ -295,8 +295,8 @@ DEFECTS = {
     # precisions, and who serves
     "a score at T1 is low": Defect(
         "precisions",
-        "        if score <= self.low_above:\n            return 0\n",
-        "        if score < self.low_above:\n            return 0\n",
+        "[0 if score <= low_above else 1 for",
+        "[0 if score < low_above else 1 for",
         "policies.test_precisions:test_a_threshold_belongs_to_the_better_side",
     ),
     "a light expert at the threshold goes": Defect(

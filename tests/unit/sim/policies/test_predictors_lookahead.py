@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.bundled import Configure
+from sim.policies.base import RowRule
 from sim.policies.lookahead import BestOf, ConfidentLookahead, GateLookahead, transfers_within
 from sim.policies.row_forecast import RowForecast
 from sim.setup.build import build
@@ -26,8 +27,16 @@ def gate_of(scores: Any, selected: list[list[int]], site: int = 3) -> Any:
     routed = RowForecast(
         site + 1, rows.shape[1] + 1, chosen, np.ones(chosen.shape) / chosen.shape[1]
     )
+
+    def ranked(rule: RowRule, j: int) -> RowForecast:
+        return RowForecast(site + j, rows.shape[1] + 1, *rule(rows, chosen.shape[1]))
+
     return SimpleNamespace(
-        site=site, routed=lambda j: routed, lookahead=lambda j: rows, forecasts=lambda n: [routed]
+        site=site,
+        routed=lambda j: routed,
+        lookahead=lambda j: rows,
+        ranked=ranked,
+        forecasts=lambda n: [routed],
     )
 
 
