@@ -83,15 +83,12 @@ def forecasts_of(
 
 def likeliness(choice: Choice) -> Sequence[float]:
     """Of each need of a choice, the sum of its weights over the rows, on the scale of the choice."""
-    experts, weights = choice.experts.tolist(), choice.weights.tolist()
-    if len(experts) == 1:
+    experts, weights, needs = choice.experts, choice.weights.tolist(), choice.needs
+    if len(weights) == 1 and len(weights[0]) == len(needs):
         # A row's experts stand in need order.
-        row, likely = experts[0], weights[0]
-        if -1 in row:
-            likely = [weight for expert, weight in zip(row, likely, strict=True) if expert >= 0]
-        return likely  # type: ignore[no-any-return]
-    sums = dict.fromkeys(choice.needs, 0.0)
-    for row, likely in zip(experts, weights, strict=True):
+        return weights[0]  # type: ignore[no-any-return]
+    sums = dict.fromkeys(needs, 0.0)
+    for row, likely in zip(experts.tolist(), weights, strict=True):
         for expert, weight in zip(row, likely, strict=True):
             if expert >= 0:
                 sums[expert] += weight
