@@ -13,9 +13,13 @@ from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clo
 from sim.engine.links import SERVICE, Link, make_link
 from sim.engine.stream import Stream
 from sim.machine.costs import Durations
+from sim.values.packing import Packing
 from sim.values.record import HOST_TIME, NO_REQUEST
 from sim.values.types import Step
 from sim.workload.steps import Workload
+
+PACKED_STEPS = 256
+"""After so many steps long columns are packed."""
 
 
 class Engine(Stream):
@@ -84,6 +88,7 @@ class Engine(Stream):
         ]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
+        self._packing: Packing | None = None
         self._prepare_steps()
 
     def _make_links(self) -> Sequence[Link]:
@@ -100,6 +105,23 @@ class Engine(Stream):
         self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
         self._awaited_block = -1
         self._step: Step | None = None
+
+    def keep_packed(self) -> None:
+        """Keep long columns as arrays (`sim.values.packing`), the controller's, too."""
+        self._packing = Packing(
+            {
+                "gates": self._gates,
+                "idles": self._idles,
+                "ends": self._end_ns,
+                "others": self.other_calls,
+                "arrivals": self._arrivals,
+            }
+        )
+
+    def _pack(self) -> None:
+        if self._packing is not None:
+            self._packing.pack()
+            self.controller.pack()
 
     def begin(self) -> None:
         """Begin the first step, at time 0; the clock does the rest."""
@@ -211,6 +233,8 @@ class Engine(Stream):
         step, end = self._step, self._free_ns
         assert step is not None
         self.record.step_end_ns.append(end)
+        if not step.index % PACKED_STEPS:
+            self._pack()
         if self._progress and step.index % self._stride == 0:
             self._progress(step.index + 1)
         if not step.ends:
@@ -246,10 +270,16 @@ class Engine(Stream):
             record.service_bytes,
         ) = (services[i::SERVICE] for i in range(SERVICE))
         record.makespan_ns = now
-        record.gate_ns, notes.first_rows = self._gates[::2], self._gates[1::2]
+        gates, idles = self._gates, self._idles
+        if self._packing is not None:
+            packed = self._packing.whole()
+            gates, idles, record.end_ns = packed["gates"], packed["idles"], packed["ends"]
+            notes.other_ns, notes.arrivals = packed["others"], packed["arrivals"]
+        record.gate_ns, notes.first_rows = gates[::2], gates[1::2]
         record.idle_start_ns, record.idle_end_ns, record.idle_cause = (
-            self._idles[i::3] for i in range(3)
+            idles[i::3] for i in range(3)
         )
+        self.controller.finish()
         notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
 
     # ---- the compute stream
@@ -334,7 +364,7 @@ class Engine(Stream):
                 self._take_block(key, number, now)
             return
         row = self.awaited.pop(key)
-        self._arrivals.append((row, now))
+        self._arrivals += (row, now)
         if self._is_simple_gate:
             if self._is_as_ready:
                 work_ns = self._one_token_ns[key // self._units]

@@ -268,7 +268,7 @@ class Stream:
         _, key, row = self._cpu.popleft()
         if self._cpu:
             self._set_cpu(now)
-        self._arrivals.append((row, now))
+        self._arrivals += (row, now)
         self.other_calls.append(now)
         controller.cpu_done(key)
         if controller.waiting:
