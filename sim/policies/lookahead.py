@@ -147,13 +147,27 @@ class ConfidentLookahead(Predictor):
         order = np.argsort(-weights, axis=1, kind="stable")
         ranked = np.take_along_axis(weights, order, axis=1)
         count = count_of(self.experts, top_k, weights.shape[1])
-        named = ranked > np.percentile(weights, self.percentile, axis=1, keepdims=True)
+        named = ranked > percentile_of(ranked, self.percentile)
         named[:, count:] = False
         return np.where(named, order, -1), np.where(named, ranked, 0.0)
 
     def afresh(self) -> ConfidentLookahead:
         """Itself: it remembers nothing of the gates."""
         return self
+
+
+def percentile_of(ranked: FloatArray, percentile: float) -> FloatArray:
+    """The percentile of each row of [R, E], interpolated linearly: [R, 1]. Rows are in descending
+    order, so that nothing need be sorted; else it is numpy's ``percentile``.
+    """
+    last = ranked.shape[1] - 1
+    place = last * (percentile / 100)
+    below = int(place)
+    share = place - below
+    low, high = ranked[:, last - below, None], ranked[:, max(last - below - 1, 0), None]
+    if share < 0.5:
+        return np.asarray(low + (high - low) * share)
+    return np.asarray(high - (high - low) * (1 - share))
 
 
 def transfers_within(block_ns: int, expert_ns: int, top_k: int) -> int:

@@ -110,6 +110,8 @@ class ActivationMatching(FittedPredictor):
         self._running: dict[int, NDArray[np.int64]] = {}
         # Of each running matrix, the cosines [S, C] with the rows of the collection.
         self._cosines: dict[int, NDArray[np.float64]] = {}
+        # The last row that was compared: its site, the row, and its cosines.
+        self._compared: tuple[int, bytes, NDArray[np.float64]] = (-1, b"", np.zeros(0))
         # The last forecasts, by site and matches.
         self._known: dict[tuple[int, ...], list[RowForecast]] = {}
 
@@ -167,9 +169,13 @@ class ActivationMatching(FittedPredictor):
 
     def _cosine(self, site: int, row: NDArray[np.int64]) -> NDArray[np.float64]:
         """[C]: the cosines of a row of counts with the collection's rows of a site."""
-        wide = row.astype(np.float64)
-        norm = math.sqrt(wide @ wide)
-        return np.asarray(self._units[site] @ (wide / norm if norm else wide))
+        same = row.tobytes()
+        # A gate is observed after its forecast, with the same row.
+        if self._compared[:2] != (site, same):
+            wide = row.astype(np.float64)
+            norm = math.sqrt(wide @ wide)
+            self._compared = site, same, self._units[site] @ (wide / norm if norm else wide)
+        return self._compared[2]
 
     def observe(self, gate: Gate) -> None:
         assert self.shape is not None
@@ -186,8 +192,11 @@ class ActivationMatching(FittedPredictor):
         """By sequence, how many of its rows chose each expert at this gate: [E]."""
         chosen, sequences = gate.experts, gate.row_sequence
         if len(chosen) == 1:
-            row = chosen[0]
-            return {int(sequences[0]): np.bincount(row[row >= 0], minlength=shape.experts)}
+            counts = np.zeros(shape.experts, np.int64)
+            for expert in chosen[0].tolist():
+                if expert >= 0:
+                    counts[expert] += 1
+            return {int(sequences[0]): counts}
         return {
             sequence: np.bincount(
                 (mine := chosen[sequences == sequence])[mine >= 0], minlength=shape.experts

@@ -295,7 +295,8 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     These are the bytes that prefetches which no lookup found moved over the link to the device.
     """
     c = frames.controller
-    counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
+    found = c.prefetch_counts
+    counts = {outcome.name.lower(): found[outcome] for outcome in PrefetchOutcome}
     to_device = frames.transfers.filter(pl.col("link") == frames.link_names[0])
     wasted = to_device.filter(
         pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"])

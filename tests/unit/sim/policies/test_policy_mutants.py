@@ -222,8 +222,8 @@ DEFECTS = {
     ),
     "the percentile itself is above it": Defect(
         "lookahead",
-        "named = ranked > np.percentile(",
-        "named = ranked >= np.percentile(",
+        "named = ranked > percentile_of(",
+        "named = ranked >= percentile_of(",
         "policies.test_predictors_lookahead:test_a_tie_at_the_percentile_is_not_above_it_and_ties_above_go_by_id",
     ),
     "the offline budget rounded up": Defect(
