@@ -128,8 +128,7 @@ class WeightedScore(Scored):
         sites, units = geometry.sites, geometry.units
         self._plane = geometry.plane
         self._units = units
-        experts = [[0] * self._plane for _ in range(3)]
-        self._recent, self._uses, self._high_uses = experts
+        self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
         planes = len(geometry.precisions)
         self._base = np.zeros(geometry.num_keys)
         distance = (np.arange(sites)[None, :] - np.arange(sites)[:, None] + sites) % sites
@@ -147,14 +146,13 @@ class WeightedScore(Scored):
     ) -> None:
         plane = self._plane
         w_lru, w_lfu, w_lhu, _ = self.weights
-        recent, uses, high_uses, base = self._recent, self._uses, self._high_uses, self._base
+        uses, high_uses, base = self._uses, self._high_uses, self._base
         token = self._token = gate.token
         self._site = gate.site
         tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
         for key, precision in zip(keys, wanted, strict=True):
             expert = key % plane
             count = tokens_of[expert % self._units]
-            recent[expert] = token
             uses[expert] += count
             if precision == 0:
                 high_uses[expert] += count
@@ -164,7 +162,7 @@ class WeightedScore(Scored):
 
     def on_sequence(self, sequence: int, begins: bool) -> None:
         if begins:
-            self._recent, self._uses, self._high_uses = ([0] * self._plane for _ in range(3))
+            self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
             self._base[:] = 0.0
 
 
