@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from real.live.asked import Asked
 from real.live.foresight import Eyes
 from real.store.experts import SwapError
-from sim.policies.base import FloatArray, IntArray
+from sim.policies.base import FloatArray, IntArray, RowRule
+from sim.policies.row_forecast import RowForecast
 from sim.traces.forecasts import forecast_cells
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import DECODE, PREFILL, Header, Trace, TraceSequence
@@ -389,6 +390,13 @@ class LiveGate:
             return None
         scores = self._ahead(j)
         return scores if scores is not None and bool(np.isfinite(scores).all()) else None
+
+    def ranked(self, rule: RowRule, j: int) -> RowForecast | None:
+        scores = self.lookahead(j)
+        if scores is None:
+            return None
+        named = rule(scores, self._live.workload.top_k)
+        return RowForecast(self.site + j, self._units, *named)
 
     def _ahead(self, j: int) -> FloatArray | None:
         """Lookahead scores [R, E], NaN for rows that have none; None beyond their reach."""

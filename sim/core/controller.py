@@ -38,12 +38,16 @@ from sim.policies.base import (
     Predictor,
 )
 from sim.policies.payloads import Whole
+from sim.values.packing import Packing
 from sim.values.types import SKIP, Geometry, Outcome, Place, PrefetchOutcome, Route
 
 PROMOTED, LATE = int(Outcome.PROMOTED), int(Outcome.LATE)
+HIGH_FOR_LOW, LOW_FOR_HIGH = int(Outcome.HIGH_FOR_LOW), int(Outcome.LOW_FOR_HIGH)
 CPU, NOT_COMPUTED = int(Outcome.CPU), int(Outcome.SKIP)
 USED = int(PrefetchOutcome.USED)
 ONE_LINK = Route()
+PACKED = ("gate_calls", "lookup_keys", "lookup_outcomes", "lookup_wanted", "events")
+"""The columns that grow with every gate, and that nothing reads before the end of a run."""
 WHOLE = Whole()
 FIRST_USE = -1
 """A hit on a variant that a prefetch brought. It becomes HIT before anyone sees it."""
@@ -71,6 +75,7 @@ class Controller(Prefetches):
         "_extras",
         "_forecasts",
         "_has_extras",
+        "_is_one_variant",
         "_looking_up",
         "_trims",
         "_wanted",
@@ -111,6 +116,7 @@ class Controller(Prefetches):
         )
         self.placement = placement
         self._loads_all = placement.constant == Place.LOAD
+        self._is_one_variant = self.simple.one_variant
         self._learns, self._forecasts = predictor.learns, not predictor.silent
         self._reroutes = selector.reroutes
         if selector.reroutes and not payload.whole:
@@ -128,7 +134,7 @@ class Controller(Prefetches):
         # A union of up to so many needs fits its pools, whatever they are. Such a gate can be
         # taken the short way, which keeps no account of waves; -1: no gate can.
         fit = min(self.slots.capacity_bytes) // max(geometry.slot_sizes)
-        self._common_size = fit if self.simple.gates else -1
+        self._common_size = fit if self.simple.variants else -1
         # What else a gate may have to do, besides lookups and forecasts.
         self._extras = self.ram, loader.dense_slots > 0, self.predicts_later, self._learns
         self._has_extras = any(self._extras)
@@ -142,6 +148,7 @@ class Controller(Prefetches):
 
     def _prepare_records(self) -> None:
         zeros = [[0] * count for count in range(self.geometry.experts + 1)]
+        self._packing: Packing | None = None
         self.admitted: Sequence[int] = ()
         self.gate_calls: list[int] = []
         self.wave_calls: list[int] = []  # of each need_done: call, needs admitted
@@ -163,6 +170,21 @@ class Controller(Prefetches):
 
     # ---- calls of the driver (calls about transfers: sim.core.transfers; prediction_ready:
     # sim.core.prefetches)
+
+    def pack(self) -> None:
+        """Keep the columns so far as arrays, which take a fifth of the memory.
+
+        Nobody may read these columns from then on until ``finish`` puts them together.
+        """
+        if self._packing is None:
+            self._packing = Packing({name: getattr(self, name) for name in PACKED})
+        self._packing.pack()
+
+    def finish(self) -> None:
+        super().finish()
+        if self._packing is not None:
+            for name, column in self._packing.whole().items():
+                setattr(self, name, column)
 
     def begin_sequence(self, sequence: int) -> None:
         self.calls += 1
@@ -189,7 +211,11 @@ class Controller(Prefetches):
         self.gate_calls.append(call)
         site, keys = gate.site, gate.keys
         size = len(keys)
-        if size <= self._common_size:
+        if size > self._common_size:
+            outcomes, waits = self._gate_in_full(gate)
+        elif not self._is_one_variant:
+            outcomes, waits = self._gate_of_variants(gate)
+        else:
             begin_gate, prefetches_of, zeros_of, state, lookup_keys, lookup_outcomes = (
                 self._looking_up
             )
@@ -206,8 +232,6 @@ class Controller(Prefetches):
             self.cache.on_requests(keys, zeros, outcomes, gate)
             lookup_keys += keys
             lookup_outcomes += outcomes
-        else:
-            outcomes, waits = self._gate_in_full(gate)
         if self._has_extras:
             self._do_extras(gate, site)
         elif self._forecasts:
@@ -246,6 +270,47 @@ class Controller(Prefetches):
         for key in outside:
             self._leave(key)
             self.protection.unpin(key)
+
+    def _gate_of_variants(self, gate: Gate) -> Answer:
+        """``_gate_in_full`` and ``_look_up`` in one piece, for simple gates of several variants."""
+        protection, site, needs = self.protection, gate.site, gate.needs
+        protection.begin_gate(site, [])
+        constant = self.selector.constant
+        wanted: Sequence[int] = (
+            [constant] * len(needs) if constant is not None else self.selector.select(gate, self)
+        )
+        state, rows, plane = self.state, self._rows, self.geometry.plane
+        admitted = [
+            rows[p][site][expert] if p >= 0 else SKIP
+            for p, expert in zip(wanted, needs, strict=True)
+        ]
+        for place, key in enumerate(admitted):
+            if state[key] > UNUSED and key >= 0:
+                admitted[place] = self._serving(key)
+        keys, asked = admitted, wanted
+        if SKIP in admitted:
+            keys, asked = [k for k in admitted if k != SKIP], [p for p in wanted if p >= 0]
+        protection.pins = keys
+        if self._prefetches_of[site] or self._cancels_all:
+            self._cancel_passed(site, keys)
+        key_bytes, outcomes = self._key_bytes, list[int]()
+        waits: dict[int, Transfer] = {}
+        for key, p in zip(keys, asked, strict=True):
+            outcome = FOUND[state[key]]
+            if outcome:
+                outcome = self._act(key, outcome, key_bytes[key], waits)
+            if outcome == HIT and key // plane != p:
+                outcome = HIGH_FOR_LOW if key // plane < p else LOW_FOR_HIGH
+            outcomes.append(outcome)
+        self.cache.on_requests(keys, asked, outcomes, gate)
+        if keys is not admitted:
+            found = iter(outcomes)
+            outcomes = [next(found) if key != SKIP else NOT_COMPUTED for key in admitted]
+        self.admitted = admitted
+        self.lookup_keys += admitted
+        self.lookup_outcomes += outcomes
+        self.lookup_wanted += wanted
+        return outcomes, waits or None
 
     def _gate_in_full(self, gate: Gate) -> Answer:
         """A gate that is not simple, or whose union may not fit (contracts C15 to C32)."""
@@ -337,9 +402,7 @@ class Controller(Prefetches):
         if len(self.geometry.precisions) > 1:
             for index, (key, p) in enumerate(zip(keys, asked, strict=True)):
                 if outcomes[index] == HIT and key // plane != p:
-                    outcomes[index] = int(
-                        Outcome.HIGH_FOR_LOW if key // plane < p else Outcome.LOW_FOR_HIGH
-                    )
+                    outcomes[index] = HIGH_FOR_LOW if key // plane < p else LOW_FOR_HIGH
         if self._stages or not self._loads_all:
             self._outside += [key for key in keys if staged[key] or state[key] > UNUSED]
         self.cache.on_requests(keys, asked, outcomes, gate)

@@ -16,7 +16,7 @@ from sim.core.loader import Loader
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, QUEUED, UNUSED
 from sim.core.transfer import Transfer
-from sim.core.transfers import CANCELLED, Transfers
+from sim.core.transfers import CANCEL, CANCELLED, Transfers
 from sim.policies.base import (
     CachePolicy,
     Choice,
@@ -32,6 +32,9 @@ from sim.values.types import SKIP, Event, Geometry, Route
 
 QUEUE_PREFETCH = int(Event.QUEUE_PREFETCH)
 _FIRST = itemgetter(0)
+GONE = Transfer(-1, True, 0, 0)
+"""What stands in a queue for all the prefetches in it that were cancelled together."""
+GONE.cancelled = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Prefetches(Transfers):
         "_forecasting",
         "_gate",
         "_prefetches_of",
+        "_spare",
         "predictor",
     )
 
@@ -82,6 +86,7 @@ class Prefetches(Transfers):
         super().__init__(geometry, cache, loader, payload, route, ram_cache, dense_bytes, simple)
         self.predictor, self.selector, self.predicts_later = predictor, selector, predicts_later
         self._prefetches_of: list[list[Transfer]] = [[] for _ in range(geometry.sites)]
+        self._spare: list[Transfer] = []  # prefetches that were cancelled before they started
         budget = loader.prefetch_budget
         self._cancels_all = budget == "until_next_gate"
         # What every forecast reads. Unpacking one tuple is faster than finding seven attributes.
@@ -89,7 +94,7 @@ class Prefetches(Transfers):
             self.state,
             self.protection.mask,
             simple.one_variant,
-            simple.one_variant and simple.moves,
+            simple.moves,
             loader.queue == "replace",
             budget if isinstance(budget, int) else -1,  # -1 counts down and is never used up
             loader.depth == "first_missing",
@@ -246,29 +251,33 @@ class Prefetches(Transfers):
         """``prefetch_order: likeliest``: mask the keys of all forecasts, then queue the absent
         ones, likeliest first, whatever their sites.
         """
-        state, mask, is_plain, _, replace, left, stops = self._forecasting
+        state, mask, is_plain, is_simple, replace, left, stops = self._forecasting
         units, absent = self.geometry.units, list[tuple[float, int, Choice]]()
         for choice in forecasts:
             if replace:
                 self._replace_forecasts()
                 replace = False
-            keys = choice.keys if is_plain else self._forecast_keys(choice)
+            keys, likely = choice.keys, likeliness(choice)
+            if not is_plain:
+                by_expert = dict(zip(choice.needs, likely, strict=True))
+                keys = self._forecast_keys(choice)
+                likely = [by_expert[key % units] for key in keys]
             mask(choice.site, keys)
-            lacking = [key for key in keys if state[key] > UNUSED]
-            likely = likeliness(choice) if lacking else {}
             absent += [
-                (likely.get(key % units, 0.0), key, choice)
-                for key in lacking
+                (value, key, choice)
+                for value, key in zip(likely, keys, strict=True)
                 if state[key] == ABSENT
             ]
-            if lacking and stops:
+            if stops and any(state[key] > UNUSED for key in keys):
                 break
         absent.sort(key=_FIRST, reverse=True)
-        for _, key, choice in absent:
-            if not left:
-                break
-            left -= 1
-            self._queue_prefetch(key, choice.site, choice, gate)
+        if left >= 0:
+            del absent[left:]
+        if is_simple:
+            self._queue_all_simply(absent)
+        else:
+            for _, key, choice in absent:
+                self._queue_prefetch(key, choice.site, choice, gate)
         if self.ram is not None and self.ram.untold:
             self.ram.tell(gate)
 
@@ -276,8 +285,32 @@ class Prefetches(Transfers):
         """``queue: replace``: forget all earlier forecasts, and cancel the prefetches that wait
         for them.
         """
-        self._cancel(self._waiting_prefetches(), ())
+        if self._moves_simply and self.loader.demand_first:
+            self._empty_queue()
+        else:
+            self._cancel(self._waiting_prefetches(), ())
         self.protection.forget_masks()
+
+    def _empty_queue(self) -> None:
+        """``_cancel`` in one piece, for simple moves: nothing that waits among the prefetches has
+        started. Their objects serve again, for most of them nobody will ever ask.
+        """
+        queue, state, calls = self._prefetches[0], self.state, self.calls
+        if not queue:
+            return
+        waiting = [transfer for transfer in queue if not transfer.cancelled]
+        for transfer in waiting:
+            state[transfer.key] = ABSENT
+        self._never_issued[CANCELLED] += len(waiting)
+        self.events += [
+            value for transfer in waiting for value in (calls, CANCEL, transfer.key, -1)
+        ]
+        self._spare = waiting
+        queue.clear()
+        # A queue of cancelled prefetches is polled once more.
+        queue.append(GONE)
+        for of_site in self._prefetches_of:
+            of_site.clear()
 
     def _forecast_keys(self, choice: Choice) -> list[int]:
         constant = self.selector.constant
@@ -286,23 +319,41 @@ class Prefetches(Transfers):
             if constant is not None
             else self.selector.select(choice, self)
         )
-        rows, site = self._rows, choice.site
-        return [
-            self._serving(rows[p][site][expert])
+        rows, site, state = self._rows, choice.site, self.state
+        keys = [
+            rows[p][site][expert]
             for p, expert in zip(wanted, choice.needs, strict=True)
             if p != SKIP
         ]
+        return [key if state[key] <= UNUSED else self._serving(key) for key in keys]
 
     # ---- queueing
 
     def _queue_simply(self, key: int, site: int) -> None:
-        """``_queue_prefetch`` in one piece, for simple moves of the only variant."""
+        """``_queue_prefetch`` in one piece, for simple moves."""
         calls = self.calls
         transfer = self._transfer_of[key] = Transfer(key, True, self._key_bytes[key], calls)
         self.state[key] = QUEUED
         self._prefetches[0].append(transfer)
         self._prefetches_of[site].append(transfer)
         self.events += (calls, QUEUE_PREFETCH, key, -1)
+
+    def _queue_all_simply(self, absent: Sequence[tuple[float, int, Choice]]) -> None:
+        """``_queue_simply`` for many keys, with objects of cancelled prefetches."""
+        calls, spare, state, key_bytes = self.calls, self._spare, self.state, self._key_bytes
+        transfer_of, queue, of_sites = self._transfer_of, self._prefetches[0], self._prefetches_of
+        for _, key, choice in absent:
+            if spare:
+                transfer = spare.pop()
+                transfer.key, transfer.call = key, calls
+                transfer.moved_bytes = transfer.left_bytes = key_bytes[key]
+            else:
+                transfer = Transfer(key, True, key_bytes[key], calls)
+            transfer_of[key] = transfer
+            state[key] = QUEUED
+            queue.append(transfer)
+            of_sites[choice.site].append(transfer)
+        self.events += [value for _, key, _ in absent for value in (calls, QUEUE_PREFETCH, key, -1)]
 
     def _queue_prefetch(self, key: int, site: int, choice: Choice, gate: Gate) -> None:
         moved_bytes = self._key_bytes[key]

@@ -6,7 +6,7 @@ They are worth it: in full, a run of ``tests/bench/engine_speed.py`` takes twice
 instructions.
 
 This file is the only place that says when a short way may be taken (`how_simple`). It answers for
-three things, because they do not depend on each other: a run whose transfers take two links still
+several things, because they do not depend on each other: a run whose transfers take two links still
 has simple gates. Each line names what makes a run *not* simple, and why it would matter.
 
 ``one_variant``: a wanted variant can only be served by itself.
@@ -14,22 +14,29 @@ has simple gates. Each line names what makes a run *not* simple, and why it woul
 - Several precisions, or a selector that may skip a need, send it elsewhere, or name another
   precision: then the serving key must be looked for.
 
-``gates``: a gate's needs are looked up, loaded and computed as they stand. Beside ``one_variant``:
+``needs``: what a gate admits is there, waits for a transfer, or was skipped by its selector.
 
 - A placement other than LOAD: an absent need may be computed on the CPU, or be left out.
-- Staging slots: a need may be served from outside its pool, and must leave again. (Moves of parts
-  and policies that refuse need staging, so that they are excluded here, too.)
-- ``retention: after_batch``: what exceeds the capacity is trimmed at each gate.
 - ``replay_unit: access``: each need waits for its own wave.
 - Streamed dense blocks: a gate frees a block and queues another one.
 - Predictions with a latency: a gate's forecasts take effect later, at an event of their own.
 
-In what remains every admitted need is a hit, or waits for a transfer. The needs of a row fit their
-pools, so that they are admitted at once. (A union of several rows may not fit: the controller still
-compares its size, and serves it in full where it may not.) So the policies hear the same calls in
-the same order. An engine adds what it alone knows: there must be no host time at a gate, and a
-need's computation must take a time that is known when it begins (no contention). Then a gate's end
-is a sum.
+An engine adds what it alone knows: there must be no host time at a gate, and a need's computation
+must take a time that is known when it begins (no contention). Then the end of a gate whose needs
+are admitted at once is a sum.
+
+``variants``: a gate's needs are looked up and loaded as they stand. Beside ``needs``:
+
+- Staging slots: a need may be served from outside its pool, and must leave again. (Moves of parts
+  and policies that refuse need staging, so that they are excluded here, too.)
+- ``retention: after_batch``: what exceeds the capacity is trimmed at each gate.
+- A selector that reroutes: a need may be served by another expert.
+
+In what remains the needs of a row fit their pools, so that they are admitted at once. (A union of
+several rows may not fit: the controller still compares its size, and serves it in full where it may
+not.) So the policies hear the same calls in the same order.
+
+``gates``: both ``variants`` and ``one_variant``. Then a need's serving key is its own.
 
 ``moves``: a transfer is queued, issued and arrives, each once.
 
@@ -60,6 +67,8 @@ class Simple(NamedTuple):
     """Which short ways a run may take; the module says what each means."""
 
     one_variant: bool
+    needs: bool
+    variants: bool
     gates: bool
     moves: bool
 
@@ -75,12 +84,11 @@ def how_simple(
     """Which short ways this run may take."""
     stages, streams = loader.staging_slots > 0, loader.dense_slots > 0
     one_variant = len(geometry.precisions) == 1 and selector.constant == 0
-    gates = (
-        one_variant
-        and placement.constant == Place.LOAD
-        and loader.retention == "strict"
+    needs = (
+        placement.constant == Place.LOAD
         and loader.replay_unit == "union"
-        and not (stages or streams or predicts_later)
+        and not (streams or predicts_later)
     )
+    variants = needs and loader.retention == "strict" and not (stages or selector.reroutes)
     moves = route.links == 1 and loader.chunk_bytes is None and not (stages or streams)
-    return Simple(one_variant, gates, moves)
+    return Simple(one_variant, needs, variants, variants and one_variant, moves)

@@ -123,6 +123,8 @@ class Slots:
         if victim >= 0 and free + self.slot_bytes[victim] >= 0:
             self.free_bytes[pool] = free + self.slot_bytes[victim]
             return (victim,)
+        if victim < 0 and not must:
+            return None
         victims = self._several_victims(pool, key, free, must)
         if victims is not None:
             self.free_bytes[pool] = free + sum(self.slot_bytes[victim] for victim in victims)

@@ -337,6 +337,9 @@ class Transfers(Claims):
     def _issue_simply(self) -> Transfer | None:
         """``_issue`` and ``_start`` in one piece, for simple moves."""
         demands, prefetches = self.queues[0]
+        # The pool in which a prefetch has just found no slot, and the bytes of that slot: nothing
+        # changes until the next one asks.
+        full_pool, full_bytes = -1, 0
         while demands or prefetches:
             queue = demands or prefetches
             transfer = queue[0]
@@ -345,11 +348,15 @@ class Transfers(Claims):
                 continue
             # Nothing that waits here has started, so that none of the prefetches is urgent.
             key, must = transfer.key, not transfer.prefetch
-            victims = self.protection.claim(key, must)
+            if full_pool >= 0 and self._is_full_for(key, must, full_pool, full_bytes):
+                victims = None
+            else:
+                victims = self.protection.claim(key, must)
             if victims is None and must:
                 return None
             queue.popleft()
             if victims is None:
+                full_pool, full_bytes = self.slots.pool_of[key], self.slots.slot_bytes[key]
                 self.given_up += 1
                 self._give_up(transfer, DROP_NO_SLOT)
                 continue
@@ -367,6 +374,11 @@ class Transfers(Claims):
                     self._note_evictions(victims[1:], key)
             return transfer
         return None
+
+    def _is_full_for(self, key: int, must: bool, full_pool: int, full_bytes: int) -> bool:
+        """Whether a prefetch needs as much of a pool as one that has just found no slot there."""
+        slots = self.slots
+        return not must and slots.pool_of[key] == full_pool and slots.slot_bytes[key] >= full_bytes
 
     def _issue_claimed(self, link: int) -> Transfer | None:
         """Issue the first waiting transfer that has its claim already, or None. For a link whose

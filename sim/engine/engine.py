@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim.core.controller import Controller
+from sim.core.transfer import Transfer
 from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.engine.links import SERVICE, Link, make_link
 from sim.engine.stream import Stream
 from sim.machine.costs import Durations
+from sim.values.packing import Packing
 from sim.values.record import HOST_TIME, NO_REQUEST
 from sim.values.types import Step
 from sim.workload.steps import Workload
+
+PACKED_STEPS = 256
+"""After so many steps long columns are packed."""
 
 
 class Engine(Stream):
@@ -32,7 +37,8 @@ class Engine(Stream):
         "_cuttable",
         "_end_ns",
         "_gate_alarm",
-        "_is_common_step",
+        "_is_one_variant",
+        "_is_simple_gate",
         "_is_simple_step",
         "_lead_ns",
         "_links",
@@ -65,7 +71,13 @@ class Engine(Stream):
         self._sync_ns, self._issue_ns, self._post_ns = host.sync_ns, host.issue_ns, host.post_ns
         # See ``sim.core.simple``: what an engine adds to it.
         has_host_time = any(vars(host).values())
-        self._is_simple = controller.simple.gates and self.is_arithmetic and not has_host_time
+        self._is_simple = (
+            controller.simple.needs
+            and self.is_arithmetic
+            and not has_host_time
+            and (self._is_as_ready or self._is_wait_all)
+        )
+        self._is_one_variant = controller.simple.gates
         self._links: Sequence[Link] = self._make_links()
         # What is asked of every link after each call. Unpacking a tuple is faster than attributes.
         self._polled = [
@@ -76,6 +88,7 @@ class Engine(Stream):
         ]
         self._only_link = self._links[0] if len(self._links) == 1 and not self._cuttable else None
         self._end_ns = self.record.end_ns
+        self._packing: Packing | None = None
         self._prepare_steps()
 
     def _make_links(self) -> Sequence[Link]:
@@ -92,6 +105,23 @@ class Engine(Stream):
         self._blocks = {geometry.key(0, site, geometry.experts) for site in range(ahead)}
         self._awaited_block = -1
         self._step: Step | None = None
+
+    def keep_packed(self) -> None:
+        """Keep long columns as arrays (`sim.values.packing`), the controller's, too."""
+        self._packing = Packing(
+            {
+                "gates": self._gates,
+                "idles": self._idles,
+                "ends": self._end_ns,
+                "others": self.other_calls,
+                "arrivals": self._arrivals,
+            }
+        )
+
+    def _pack(self) -> None:
+        if self._packing is not None:
+            self._packing.pack()
+            self.controller.pack()
 
     def begin(self) -> None:
         """Begin the first step, at time 0; the clock does the rest."""
@@ -150,8 +180,7 @@ class Engine(Stream):
             self.other_calls.append(now)
             self.settle(now)
         self._gate.open(step)
-        self._is_simple_step = self._is_simple and step.rows == 1
-        self._is_common_step = self._is_simple_step and (self._is_as_ready or self._is_wait_all)
+        self._is_simple_step = self._is_simple_gate = self._is_simple and step.rows == 1
         dense_ns = self.durations.dense_ns(step)
         self._walk = iter([(site, dense_ns[site] + self._sync_ns) for site in step.sites])
         self._site, self._lead_ns = next(self._walk)
@@ -204,6 +233,8 @@ class Engine(Stream):
         step, end = self._step, self._free_ns
         assert step is not None
         self.record.step_end_ns.append(end)
+        if not step.index % PACKED_STEPS:
+            self._pack()
         if self._progress and step.index % self._stride == 0:
             self._progress(step.index + 1)
         if not step.ends:
@@ -239,10 +270,16 @@ class Engine(Stream):
             record.service_bytes,
         ) = (services[i::SERVICE] for i in range(SERVICE))
         record.makespan_ns = now
-        record.gate_ns, notes.first_rows = self._gates[::2], self._gates[1::2]
+        gates, idles = self._gates, self._idles
+        if self._packing is not None:
+            packed = self._packing.whole()
+            gates, idles, record.end_ns = packed["gates"], packed["idles"], packed["ends"]
+            notes.other_ns, notes.arrivals = packed["others"], packed["arrivals"]
+        record.gate_ns, notes.first_rows = gates[::2], gates[1::2]
         record.idle_start_ns, record.idle_end_ns, record.idle_cause = (
-            self._idles[i::3] for i in range(3)
+            idles[i::3] for i in range(3)
         )
+        self.controller.finish()
         notes.gate_calls, notes.lookups = self.controller.gate_calls, self._row
 
     # ---- the compute stream
@@ -256,17 +293,22 @@ class Engine(Stream):
         outcomes, waits = controller.gate(gate)
         count = len(outcomes)
         self._row = first + count
-        if self._is_common_step or (waits is None and self._is_simple_step):
+        if self._is_simple_step and not controller.waiting:
             # The short way: needs that are there are computed at once, one after another, or once
             # all are there.
+            self._is_simple_gate = True
+            if self._is_one_variant:
+                if waits is not None and not self._is_wait_all:
+                    count -= len(waits)
+                work_ns = count * self._one_token_ns[self._site]
+            else:
+                work_ns = self._work_ns(waits)
             if waits is not None:
                 if self._is_wait_all:
-                    self._batch, count = count, 0
-                else:
-                    count -= len(waits)
+                    self._batch_ns, work_ns = work_ns, 0
                 for key in waits:
                     self.awaited[key] = first + controller.admitted.index(key)
-            free = self._free_ns = now + count * self._one_token_ns[self._site]
+            free = self._free_ns = now + work_ns
             link = self._only_link
             if link is None:
                 self.settle(now)
@@ -275,9 +317,21 @@ class Engine(Stream):
             if waits is None:
                 self._pass_on(free, now)
             return
+        self._is_simple_gate = False
         self._enter_gate(now)
         self._take(outcomes, waits, first, now)
         self._end_site_if_done(now)
+
+    def _work_ns(self, waits: dict[int, Transfer] | None) -> int:
+        """How long the needs of a simple gate take: all of them (wait_all), or those that are
+        there.
+        """
+        one_token_ns, units, work_ns = self._one_token_ns, self._units, 0
+        absent = waits if waits and self._is_as_ready else ()
+        for key in self.controller.admitted:
+            if key >= 0 and key not in absent:
+                work_ns += one_token_ns[key // units]
+        return work_ns
 
     def _enter_gate(self, now: int) -> None:
         """A gate in full: host time before and after it, and what it begins besides its needs."""
@@ -310,18 +364,19 @@ class Engine(Stream):
                 self._take_block(key, number, now)
             return
         row = self.awaited.pop(key)
-        self._arrivals.append((row, now))
-        if self._is_common_step:
-            count = 1
-            if self._is_wait_all:
-                if self.awaited:
-                    return
-                count = self._batch
+        self._arrivals += (row, now)
+        if self._is_simple_gate:
+            if self._is_as_ready:
+                work_ns = self._one_token_ns[key // self._units]
+            elif self.awaited:
+                return
+            else:
+                work_ns = self._batch_ns
             free = self._free_ns
             if now > free:
                 self._idles += (free, now, number)
                 free = now
-            free = self._free_ns = free + count * self._one_token_ns[self._site]
+            free = self._free_ns = free + work_ns
             if not self.awaited:
                 self._pass_on(free, now)
             return

@@ -49,7 +49,7 @@ class Stream:
     __slots__ = (
         "__dict__",
         "_arrivals",
-        "_batch",
+        "_batch_ns",
         "_free_ns",
         "_gate",
         "_gates",
@@ -80,7 +80,7 @@ class Stream:
         self._later_lookups, self._arrivals = self._notes.later, self._notes.arrivals
         self._is_as_ready = controller.loader.wait == "as_ready"
         self._is_wait_all = controller.loader.wait == "wait_all"
-        self._batch = 0  # wait_all, the short way: the needs that are computed together
+        self._batch_ns = 0  # wait_all, the short way: how long the needs of the gate take together
         self._waking_ns = durations.host.waking_ns
         self._reroutes = controller.selector.reroutes
         geometry = controller.geometry
@@ -268,7 +268,7 @@ class Stream:
         _, key, row = self._cpu.popleft()
         if self._cpu:
             self._set_cpu(now)
-        self._arrivals.append((row, now))
+        self._arrivals += (row, now)
         self.other_calls.append(now)
         controller.cpu_done(key)
         if controller.waiting:

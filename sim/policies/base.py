@@ -10,7 +10,7 @@ needs nothing, learns nothing and does nothing special.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,12 @@ from sim.values.types import Cause, Geometry, PoolPlan
 
 IntArray = NDArray[np.integer]
 FloatArray = NDArray[np.floating]
+
+
+RowRule = Callable[[FloatArray, int], tuple[IntArray, FloatArray]]
+"""Names experts by scores, row by row: from [N, E] and the router's top-k to experts [N, n], -1
+where a row names fewer, and their likelinesses. Rows do not depend on each other.
+"""
 
 
 class Choice(Protocol):
@@ -97,6 +103,12 @@ class Gate(Choice, Protocol):
 
     def lookahead(self, j: int) -> FloatArray | None:
         """The raw lookahead scores of site + j, [R, E]; None where there are none."""
+
+    def ranked(self, rule: RowRule, j: int) -> Choice | None:
+        """What ``rule`` names by ``lookahead(j)``; None where there are none.
+
+        A gate of a trace asks the rule once for all sites of a step.
+        """
 
 
 class Resident(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 from sim.policies.base import Choice, FloatArray, Gate, IntArray, Predictor
 from sim.policies.placements import DECODE
 from sim.policies.requires import Requires
-from sim.policies.row_forecast import RowForecast, check_count, count_of
+from sim.policies.row_forecast import check_count, count_of
 
 
 class BestOf:
@@ -133,31 +133,41 @@ class ConfidentLookahead(Predictor):
         if len(forecast.experts) > 1:
             yield forecast
             return
-        scores = gate.lookahead(1)
-        if scores is None:
+        named = gate.ranked(self._above, 1)
+        if named is None:
             # A prompt of one token: the trace keeps what it is forecast to choose, but no scores.
             yield forecast
-            return
+        elif named.keys:
+            yield named
+
+    def _above(self, scores: FloatArray, top_k: int) -> tuple[IntArray, FloatArray]:
         wide = scores.astype(np.float64)
         weights = np.exp(wide - wide.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        num_experts = weights.shape[1]
         order = np.argsort(-weights, axis=1, kind="stable")
         ranked = np.take_along_axis(weights, order, axis=1)
-        count = count_of(self.experts, forecast.experts.shape[1], num_experts)
-        named = ranked > np.percentile(weights, self.percentile, axis=1, keepdims=True)
+        count = count_of(self.experts, top_k, weights.shape[1])
+        named = ranked > percentile_of(ranked, self.percentile)
         named[:, count:] = False
-        if named.any():
-            yield RowForecast(
-                forecast.site,
-                num_experts + 1,
-                np.where(named, order, -1),
-                np.where(named, ranked, 0.0),
-            )
+        return np.where(named, order, -1), np.where(named, ranked, 0.0)
 
     def afresh(self) -> ConfidentLookahead:
         """Itself: it remembers nothing of the gates."""
         return self
+
+
+def percentile_of(ranked: FloatArray, percentile: float) -> FloatArray:
+    """The percentile of each row of [R, E], interpolated linearly: [R, 1]. Rows are in descending
+    order, so that nothing need be sorted; else it is numpy's ``percentile``.
+    """
+    last = ranked.shape[1] - 1
+    place = last * (percentile / 100)
+    below = int(place)
+    share = place - below
+    low, high = ranked[:, last - below, None], ranked[:, max(last - below - 1, 0), None]
+    if share < 0.5:
+        return np.asarray(low + (high - low) * share)
+    return np.asarray(high - (high - low) * (1 - share))
 
 
 def transfers_within(block_ns: int, expert_ns: int, top_k: int) -> int:

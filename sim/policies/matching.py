@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import FittedPredictor, require_array, smallest_counts
 from sim.policies.requires import Arrays, Sample, Shape, Track
-from sim.policies.row_forecast import RowForecast
+from sim.policies.row_forecast import RowForecast, forecasts_of, likeliest
 from sim.values.units import require_flag
 
 COMPARISONS = ("whole", "later")
@@ -90,46 +91,53 @@ class ActivationMatching(FittedPredictor):
         return {"matrices": smallest_counts(matrices)}
 
     def _take(self, shape: Shape, arrays: Arrays) -> None:
+        self._fading = 1 - np.arange(shape.sites) / (shape.sites + self._more)
         if not self.needs_artefact:
-            self._ratios = self._units = np.zeros((0, shape.sites, shape.experts))
+            # Without a collection every share is 0.
+            self._ratios = np.zeros((1, shape.sites, shape.experts))
+            self._units = np.zeros((shape.sites, 1, shape.experts))
             return
         counts = require_array(arrays, "matrices", (None, shape.sites, shape.experts), "u").astype(
             np.float64
         )
         self._ratios = counts / np.maximum(counts.sum(axis=2, keepdims=True), 1)
-        self._units = _unit_rows(counts)
+        # By site [S, C, E], each row of the collection scaled to length 1; empty rows stay 0.
+        norm = np.sqrt((counts**2).sum(axis=2, keepdims=True))
+        units = counts / np.where(norm > 0, norm, 1.0)
+        self._units = np.ascontiguousarray(units.swapaxes(0, 1))
 
     def forget(self) -> None:
         self._running: dict[int, NDArray[np.int64]] = {}
+        # Of each running matrix, the cosines [S, C] with the rows of the collection.
+        self._cosines: dict[int, NDArray[np.float64]] = {}
+        # The last row that was compared: its site, the row, and its cosines.
+        self._compared: tuple[int, bytes, NDArray[np.float64]] = (-1, b"", np.zeros(0))
+        # The last forecasts, by site and matches.
+        self._known: dict[tuple[int, ...], list[RowForecast]] = {}
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
-        last, first = shape.last(gate.site), gate.site + (not self.own_site)
-        if first > last:
-            return
-        count = last + 1 - first
-        fading = 1 - np.arange(first - gate.site, last + 1 - gate.site) / (shape.sites + self._more)
-        likeliness = np.empty((0, count, shape.experts))
-        for sequence, counts in self._here(gate, shape).items():
-            matrix = self._running.get(
-                sequence, np.zeros((shape.sites, shape.experts), np.int64)
-            ).copy()
-            matrix[gate.site] += counts
-            share = self._shares(matrix, gate.site)[first : last + 1]
-            likeliness = np.concatenate([likeliness, ((share + EPSILON) * fading[:, None])[None]])
-        named = self._named(likeliness)
-        for ahead in range(count):
-            found = self._site_forecast(
-                first + ahead, shape, np.where(named[:, ahead], likeliness[:, ahead], 0.0)
-            )
-            if found.needs:
-                yield found
+        site = gate.site
+        if site + (not self.own_site) > shape.last(site):
+            return ()
+        here = self._here(gate, shape)
+        matches = [self._match(sequence, site, counts) for sequence, counts in here.items()]
+        found = self._known.get((site, *matches))
+        if found is None:
+            if len(self._known) >= shape.sites:
+                self._known.clear()
+            found = self._known[(site, *matches)] = self._later(site, matches, shape)
+        return found
 
-    def _site_forecast(
-        self, site: int, shape: Shape, likeliness: NDArray[np.float64]
-    ) -> RowForecast:
-        order = np.argsort(-likeliness, axis=1, kind="stable")
-        weights = np.take_along_axis(likeliness, order, axis=1)
-        return RowForecast(site, shape.experts + 1, np.where(weights > 0, order, -1), weights)
+    def _later(self, site: int, matches: Sequence[int], shape: Shape) -> list[RowForecast]:
+        """What these matches forecast at ``site``: one row for each of them."""
+        first, last = site + (not self.own_site), shape.last(site)
+        fading = self._fading[first - site : last + 1 - site, None]
+        likeliness = (self._ratios[matches, first : last + 1] + EPSILON) * fading
+        if self.best is not None:
+            likeliness = np.where(self._named(likeliness), likeliness, 0.0)
+        ranked = likeliest(likeliness.swapaxes(0, 1), shape.experts)
+        found = forecasts_of(range(first, last + 1), shape.experts + 1, *ranked)
+        return [forecast for forecast in found if forecast.needs]
 
     def _named(self, likeliness: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which entries of [Q sequences, later sites, E] each sequence names."""
@@ -139,41 +147,59 @@ class ActivationMatching(FittedPredictor):
         np.put_along_axis(named, best, True, axis=1)
         return named.reshape(likeliness.shape)
 
-    def _shares(self, matrix: NDArray[np.int64], site: int) -> NDArray[np.float64]:
-        """[S, E]: the shares of the match of ``matrix``, as compared at ``site``; 0 without a
-        collection.
+    def _match(self, sequence: int, site: int, counts: NDArray[np.int64]) -> int:
+        """The match of a sequence's matrix, with the ``counts`` of a gate at ``site``, as compared
+        there.
         """
-        if not len(self._ratios):
-            return np.zeros(matrix.shape)
+        if not self.needs_artefact:
+            return 0
+        # Only this site's row has changed since the last gate.
+        cosines = self._cosines_of(sequence).copy()
+        running = self._running.get(sequence)
+        row = counts if running is None else running[site] + counts
+        cosines[site] = self._cosine(site, row)
         from_site = site + 1 if self.compare == "later" else 0
-        rows = slice(from_site, None)
-        cosine = np.einsum(
-            "cse,se->c", self._units[:, rows], _unit_rows(matrix[rows].astype(np.float64))
-        )
         # Rounded, so that equal matrices tie in whatever order the sum was added.
-        return np.asarray(self._ratios[int(np.argmax(np.round(cosine, 12)))])
+        cosine = cosines[from_site:].sum(axis=0)
+        return int(np.argmax(np.round(cosine, 12)))
+
+    def _cosines_of(self, sequence: int) -> NDArray[np.float64]:
+        found = self._cosines.get(sequence)
+        return np.zeros(self._units.shape[:2]) if found is None else found
+
+    def _cosine(self, site: int, row: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[C]: the cosines of a row of counts with the collection's rows of a site."""
+        same = row.tobytes()
+        # A gate is observed after its forecast, with the same row.
+        if self._compared[:2] != (site, same):
+            wide = row.astype(np.float64)
+            norm = math.sqrt(wide @ wide)
+            self._compared = site, same, self._units[site] @ (wide / norm if norm else wide)
+        return self._compared[2]
 
     def observe(self, gate: Gate) -> None:
         assert self.shape is not None
+        site = gate.site
         for sequence, counts in self._here(gate, self.shape).items():
             if sequence not in self._running:
                 self._running[sequence] = np.zeros((self.shape.sites, self.shape.experts), np.int64)
-            self._running[sequence][gate.site] += counts
+                self._cosines[sequence] = self._cosines_of(sequence)
+            row = self._running[sequence][site]
+            row += counts
+            self._cosines[sequence][site] = self._cosine(site, row)
 
     def _here(self, gate: Gate, shape: Shape) -> dict[int, NDArray[np.int64]]:
         """By sequence, how many of its rows chose each expert at this gate: [E]."""
-        counts: dict[int, NDArray[np.int64]] = {}
-        for sequence, experts in zip(
-            gate.row_sequence.tolist(), gate.experts.tolist(), strict=True
-        ):
-            mine = counts.setdefault(sequence, np.zeros(shape.experts, np.int64))
-            for expert in experts:
+        chosen, sequences = gate.experts, gate.row_sequence
+        if len(chosen) == 1:
+            counts = np.zeros(shape.experts, np.int64)
+            for expert in chosen[0].tolist():
                 if expert >= 0:
-                    mine[expert] += 1
-        return counts
-
-
-def _unit_rows(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rows scaled to length 1; empty rows stay 0."""
-    norm = np.sqrt((counts**2).sum(axis=-1, keepdims=True))
-    return np.asarray(counts / np.where(norm > 0, norm, 1.0))
+                    counts[expert] += 1
+            return {int(sequences[0]): counts}
+        return {
+            sequence: np.bincount(
+                (mine := chosen[sequences == sequence])[mine >= 0], minlength=shape.experts
+            )
+            for sequence in dict.fromkeys(sequences.tolist())
+        }

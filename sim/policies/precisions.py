@@ -115,16 +115,15 @@ class ScoreThreshold(PrecisionSelector):
         return (0, 1) if score <= self.skip_above else (0, 1, SKIP)
 
     def select(self, choice: Choice, resident: Resident) -> Sequence[int]:
-        return [
-            self._one(score, choice.site, expert, resident)
-            for score, expert in zip(choice.scores, choice.needs, strict=True)
-        ]
+        low_above, skip_above, scores = self.low_above, self.skip_above, choice.scores
+        wanted = [0 if score <= low_above else 1 for score in scores]
+        if max(scores, default=0.0) > skip_above:
+            for place, expert in enumerate(choice.needs):
+                if scores[place] > skip_above:
+                    wanted[place] = self._of_least(choice.site, expert, resident)
+        return wanted
 
-    def _one(self, score: float, site: int, expert: int, resident: Resident) -> int:
-        if score <= self.low_above:
-            return 0
-        if score <= self.skip_above:
-            return 1
+    def _of_least(self, site: int, expert: int, resident: Resident) -> int:
         lowest = len(self.precisions) - 1
         is_there = any(resident.has(precision, site, expert) for precision in range(lowest + 1))
         return lowest if is_there else SKIP

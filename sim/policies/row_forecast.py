@@ -23,16 +23,26 @@ class RowForecast:
     - ``tokens``: how many rows name each need.
     - ``scores``: HOBBIT's eq. 2 with likelinesses in place of gate weights. It is the share of a
       row's named likeliness that ranks above the expert; over several rows the smallest.
+
+    ``row``: the only row of ``experts`` as a list, where the caller has it already.
     """
 
     __slots__ = ("experts", "keys", "needs", "site", "tokens", "weights")
 
-    def __init__(self, site: int, units: int, experts: IntArray, weights: FloatArray) -> None:
+    def __init__(
+        self,
+        site: int,
+        units: int,
+        experts: IntArray,
+        weights: FloatArray,
+        row: list[int] | None = None,
+    ) -> None:
         self.site, self.experts, self.weights = site, experts, weights
         self.needs: Sequence[int]
         self.tokens: Sequence[int]
         if len(experts) == 1:
-            self.needs = [expert for expert in experts[0].tolist() if expert >= 0]
+            row = experts[0].tolist() if row is None else row
+            self.needs = [expert for expert in row if expert >= 0] if -1 in row else row
             self.tokens = [1] * len(self.needs)
         else:
             named = experts >= 0
@@ -57,27 +67,42 @@ class RowForecast:
         return [least[expert] for expert in self.needs]
 
 
-def likeliness(choice: Choice) -> dict[int, float]:
-    """By expert that a choice names, the sum of its weights over the rows, on the scale of the
-    choice.
+def forecasts_of(
+    sites: Sequence[int], units: int, experts: IntArray, weights: FloatArray
+) -> list[RowForecast]:
+    """The forecasts of several sites, from their experts and weights [sites, R, n].
+
+    One array for all of them costs about as much as one for each.
     """
-    sums: dict[int, float] = {}
-    for expert, weight in zip(
-        choice.experts.ravel().tolist(), choice.weights.ravel().tolist(), strict=True
-    ):
-        if expert >= 0:
-            sums[expert] = sums.get(expert, 0.0) + weight
-    return sums
+    rows = experts[:, 0].tolist() if experts.shape[1] == 1 else [None] * len(sites)
+    return [
+        RowForecast(site, units, experts[place], weights[place], rows[place])
+        for place, site in enumerate(sites)
+    ]
+
+
+def likeliness(choice: Choice) -> Sequence[float]:
+    """Of each need of a choice, the sum of its weights over the rows, on the scale of the choice."""
+    experts, weights, needs = choice.experts, choice.weights.tolist(), choice.needs
+    if len(weights) == 1 and len(weights[0]) == len(needs):
+        # A row's experts stand in need order.
+        return weights[0]  # type: ignore[no-any-return]
+    sums = dict.fromkeys(needs, 0.0)
+    for row, likely in zip(experts.tolist(), weights, strict=True):
+        for expert, weight in zip(row, likely, strict=True):
+            if expert >= 0:
+                sums[expert] += weight
+    return list(sums.values())
 
 
 def likeliest(likeliness: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
-    """The ``count`` likeliest experts of each row of [R, E], and their likelinesses.
+    """The ``count`` likeliest experts of each row of [..., E], and their likelinesses.
 
     They stand by descending likeliness, then id. An expert of likeliness 0 is not named: -1 with
     likeliness 0 stands in its place, behind the others.
     """
-    order = np.argsort(-likeliness, axis=1, kind="stable")[:, :count]
-    weights = np.take_along_axis(likeliness, order, axis=1)
+    order = np.argsort(-likeliness, axis=-1, kind="stable")[..., :count]
+    weights = np.take_along_axis(likeliness, order, axis=-1)
     return np.where(weights > 0, order, -1), weights
 
 

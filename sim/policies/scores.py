@@ -37,24 +37,34 @@ class Scored(Pooled):
         pool_of = np.asarray(plan.pool_of)
         self._keys = [np.flatnonzero(pool_of == pool) for pool in range(len(plan.capacity_bytes))]
         self._within = [as_slice(keys) for keys in self._keys]
+        # The arrays of blocked keys, of which there are two a run, as numpy sees them.
+        self._blocked: list[tuple[bytearray, NDArray[np.bool_]]] = []
         return super().adopt(geometry, plan)
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         keys, within = self._keys[pool], self._within[pool]
         score = self._score(within)
         score += self._absent[within]
-        score[np.frombuffer(blocked, np.bool_)[within]] = np.inf
+        np.putmask(score, self._as_array(blocked)[within], np.inf)
         tie = self._tie(within)
         while True:
             best = int(score.argmin())
-            least = score[best]
-            if least == np.inf:
+            least = score.item(best)
+            if least == math.inf:
                 return
             if tie is not None:
                 tied = np.flatnonzero(score == least)
                 best = int(tied[tie[tied].argmin()])
-            yield int(keys[best])
+            yield keys.item(best)
             score[best] = np.inf
+
+    def _as_array(self, blocked: bytearray) -> NDArray[np.bool_]:
+        for known, array in self._blocked:
+            if known is blocked:
+                return array
+        array = np.frombuffer(blocked, np.bool_)
+        self._blocked = [*self._blocked[-1:], (blocked, array)]
+        return array
 
     def on_insert(self, key: int, cause: Cause) -> None:
         self._absent[key] = 0.0
@@ -118,8 +128,7 @@ class WeightedScore(Scored):
         sites, units = geometry.sites, geometry.units
         self._plane = geometry.plane
         self._units = units
-        experts = [[0] * self._plane for _ in range(3)]
-        self._recent, self._uses, self._high_uses = experts
+        self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
         planes = len(geometry.precisions)
         self._base = np.zeros(geometry.num_keys)
         distance = (np.arange(sites)[None, :] - np.arange(sites)[:, None] + sites) % sites
@@ -137,22 +146,23 @@ class WeightedScore(Scored):
     ) -> None:
         plane = self._plane
         w_lru, w_lfu, w_lhu, _ = self.weights
-        recent, uses, high_uses, base = self._recent, self._uses, self._high_uses, self._base
+        uses, high_uses, base = self._uses, self._high_uses, self._base
         token = self._token = gate.token
         self._site = gate.site
         tokens_of = dict(zip(gate.needs, gate.tokens, strict=True))
         for key, precision in zip(keys, wanted, strict=True):
             expert = key % plane
             count = tokens_of[expert % self._units]
-            recent[expert] = token
             uses[expert] += count
             if precision == 0:
                 high_uses[expert] += count
-            base[expert::plane] = (w_lru * token + w_lfu * uses[expert]) + w_lhu * high_uses[expert]
+            value = (w_lru * token + w_lfu * uses[expert]) + w_lhu * high_uses[expert]
+            for variant in range(expert, len(base), plane):
+                base[variant] = value
 
     def on_sequence(self, sequence: int, begins: bool) -> None:
         if begins:
-            self._recent, self._uses, self._high_uses = ([0] * self._plane for _ in range(3))
+            self._uses, self._high_uses = [0] * self._plane, [0] * self._plane
             self._base[:] = 0.0
 
 

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from sim.policies.base import Choice, Gate
 from sim.policies.fitted import FittedPredictor, require_array, smallest_counts
 from sim.policies.requires import Arrays, Sample, Shape, Track
+from sim.policies.row_forecast import RowForecast, forecasts_of, likeliest
+
+CELLS = 1 << 18
+"""How many likelinesses are computed at once, at most."""
 
 
 class TokenRoutes(FittedPredictor):
@@ -82,13 +86,35 @@ class TokenRoutes(FittedPredictor):
         self._rows = np.concatenate([rows.astype(np.int64), all_rows[None].astype(np.int64)])
         self._counts = np.concatenate([counts.astype(np.int64), all_counts[None].astype(np.int64)])
 
+    def forget(self) -> None:
+        # The tokens that were asked for last, and what they are forecast to choose, by site.
+        self._tokens: list[int] = []
+        self._known: dict[int, RowForecast] = {}
+
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
         last = shape.last(gate.site)
         if self.sites is not None:
             last = min(last, gate.site + self.sites)
-        places = [self._place.get(token, len(self._place)) for token in gate.row_token.tolist()]
+        tokens = gate.row_token.tolist()
+        if tokens != self._tokens:
+            self._tokens, self._known = tokens, {}
+        known = self._known
         for site in range(gate.site + 1, last + 1):
-            # A token that was seen only in the other stack counts as never seen in this one.
-            seen = [place if self._rows[place, site] else len(self._place) for place in places]
-            likeliness = self._counts[seen, site] / np.maximum(self._rows[seen, site], 1)[:, None]
-            yield from self._forecast(site, shape, likeliness)
+            if site not in known:
+                self._learn(site, shape)
+            if known[site].needs:
+                yield known[site]
+
+    def _learn(self, first: int, shape: Shape) -> None:
+        """Forecast the sites from ``first`` on, as many at once as take little memory."""
+        rows = np.array([self._place.get(token, len(self._place)) for token in self._tokens])
+        most = max(1, CELLS // (len(rows) * shape.experts))
+        sites = range(first, min(first + most, shape.last(first) + 1))
+        within = np.array(sites)[:, None]
+        # A token that was seen only in the other stack counts as never seen in this one.
+        seen = np.where(self._rows[rows, within] > 0, rows, len(self._place))
+        likeliness = self._counts[seen, within] / np.maximum(self._rows[seen, within], 1)[..., None]
+        ranked = likeliest(likeliness, self.count)
+        self._known |= {
+            forecast.site: forecast for forecast in forecasts_of(sites, shape.experts + 1, *ranked)
+        }

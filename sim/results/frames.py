@@ -114,13 +114,12 @@ class Frames:
     @cached_property
     def outcomes(self) -> NDArray[np.uint8]:
         """The outcome of each lookup."""
-        return np.frombuffer(bytes(self.controller.lookup_outcomes), np.uint8)
+        return np.array(self.controller.lookup_outcomes, np.uint8)
 
     @cached_property
     def keys(self) -> Ints:
         """The key that each lookup asked for or was answered with."""
-        found = self.controller.lookup_keys
-        return np.fromiter(found, np.int64, len(found))
+        return np.array(self.controller.lookup_keys, np.int64)
 
     @cached_property
     def computed_tokens(self) -> Ints:

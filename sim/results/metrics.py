@@ -302,8 +302,8 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     These are the bytes that prefetches which no lookup found moved over the link to the device.
     """
     c = frames.controller
-    counts = {outcome.name.lower(): c.prefetch_counts[outcome] for outcome in PrefetchOutcome}
-    last = frames.link_names[: c.route.ends]
+    found, last = c.prefetch_counts, frames.link_names[: c.route.ends]
+    counts = {outcome.name.lower(): found[outcome] for outcome in PrefetchOutcome}
     to_device = frames.transfers.filter(pl.col("link").is_in(list(last)))
     wasted = to_device.filter(
         pl.col("outcome").is_in(["evicted_unused", "unused_at_end", "dropped"])

@@ -43,7 +43,7 @@ def execute(run: Run, progress: Console | None = None) -> Result:
     """
     total = len(run.workload.steps)
     if progress is None:
-        record = simulate(run.controller, run.workload, run.durations)
+        record = simulate(run.controller, run.workload, run.durations, packed=True)
     else:
         columns = (
             TextColumn("{task.description}"),
@@ -55,7 +55,7 @@ def execute(run: Run, progress: Console | None = None) -> Result:
         with Shown(*columns, console=progress) as bar:
             task = bar.add_task(f"{run.system}: steps", total=total)
             report: Callable[[int], None] = lambda done: bar.update(task, completed=done)  # noqa: E731
-            record = simulate(run.controller, run.workload, run.durations, report)
+            record = simulate(run.controller, run.workload, run.durations, report, packed=True)
     frames = Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
     began = time.perf_counter()
     found = bounds_asked(run, progress)

@@ -36,7 +36,8 @@ class Notes:
     - ``other_ns``: the times of all other calls, in order.
     - ``first_rows``: by gate, its first lookup. ``lookups``: the number of all lookups.
     - ``later``: (from, to, time) of lookups that were made after their gate's time.
-    - ``arrivals``: (lookup, time) where a need's expert was ready later than its lookup.
+    - ``arrivals``: lookup, time, lookup, time .. where a need's expert was ready later than its
+      lookup.
     """
 
     gate_calls: list[int] = field(default_factory=list)
@@ -44,7 +45,7 @@ class Notes:
     first_rows: list[int] = field(default_factory=list)
     lookups: int = 0
     later: list[tuple[int, int, int]] = field(default_factory=list)
-    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -107,8 +108,7 @@ class Record:
 
     def array(self, name: str) -> NDArray[np.int64]:
         """Column ``name`` of a run that has ended, as an array that nobody may write to."""
-        column = getattr(self, name)
-        return np.fromiter(column, np.int64, len(column))
+        return np.array(getattr(self, name), np.int64)
 
 
 COLUMNS = tuple(item.name for item in fields(Record))
@@ -163,9 +163,8 @@ class NotedRecord(Record):
     def _lookup_ns(self) -> NDArray[np.int64]:
         notes = self.notes
         require_equal_lengths({"gate_ns": self.gate_ns, "notes.first_rows": notes.first_rows})
-        found = np.repeat(
-            np.array(self.gate_ns, np.int64), np.diff([*notes.first_rows, notes.lookups])
-        )
+        rows = np.append(np.array(notes.first_rows, np.int64), notes.lookups)
+        found = np.repeat(np.array(self.gate_ns, np.int64), np.diff(rows))
         for first, last, at_ns in notes.later:
             found[first:last] = at_ns
         require_equal_lengths({"lookup_ns": found, "notes.lookups": range(notes.lookups)})
@@ -174,6 +173,6 @@ class NotedRecord(Record):
     @cached_property
     def _ready_ns(self) -> NDArray[np.int64]:
         ready = self._lookup_ns.copy()
-        for lookup, at_ns in self.notes.arrivals:
-            ready[lookup] = at_ns
+        arrivals = np.array(self.notes.arrivals, np.int64)
+        ready[arrivals[::2]] = arrivals[1::2]
         return ready

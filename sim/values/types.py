@@ -136,11 +136,11 @@ class Geometry:
                 " precision"
             )
 
-    @property
+    @cached_property
     def units(self) -> int:
         return self.experts + 1
 
-    @property
+    @cached_property
     def plane(self) -> int:
         """The number of keys of one precision."""
         return self.sites * self.units

@@ -213,7 +213,7 @@ class Choices:
     def keys(self, row: int) -> list[list[int]]:
         """The needs of one row as keys of precision 0, by site, in need order."""
         keys: list[list[int]] = self._chosen_keys[row].tolist()
-        return keys if self._is_whole[row] else _without_dropped(keys)
+        return keys if self.is_whole[row] else _without_dropped(keys)
 
     def forecast_keys(self, row: int) -> list[list[list[int]]]:
         """What one row is forecast to need, as keys of precision 0 in need order.
@@ -238,7 +238,7 @@ class Choices:
         return np.where(experts < 0, -1, experts + target[..., None] * self.units).astype(np.int32)
 
     @cached_property
-    def _is_whole(self) -> list[bool]:
+    def is_whole(self) -> list[bool]:
         """By row, whether no choice was dropped."""
         return [bool(least >= 0) for least in self.chosen[0][:, :, -1].min(axis=1, initial=0)]
 

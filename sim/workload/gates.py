@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import FloatArray, IntArray
+from sim.policies.base import FloatArray, IntArray, RowRule
+from sim.policies.row_forecast import RowForecast, forecasts_of
 from sim.traces.gate_inputs import GateInputs
 from sim.traces.trace import Trace
 from sim.values.types import Step
@@ -64,7 +65,7 @@ class RoutedChoice:
 
     @property
     def scores(self) -> Sequence[float]:
-        return self._gate.forecast_of(self._j).scores[self.site - self._j]
+        return self._gate.forecast_scores(self._j)[self.site - self._j]
 
     @property
     def experts(self) -> IntArray:
@@ -85,11 +86,14 @@ class StepGate:
         "_ahead",
         "_by_distance",
         "_choices",
+        "_forecast_scores",
         "_forecast_unions",
-        "_is_single",
         "_keys",
+        "_ranked",
         "_routes",
+        "_row",
         "_rows",
+        "_scores",
         "_step",
         "_tokens",
         "_union",
@@ -124,9 +128,13 @@ class StepGate:
         self._union: Union | None = None
         self._ahead: list[list[RoutedChoice]] | None = None
         self._forecast_unions: dict[int, Union] = {}
-        self._is_single = step.stop - step.start == 1
-        if self._is_single:
-            self._keys = self._choices.keys(self.workload.place(step.start))
+        self._ranked: dict[tuple[RowRule, int], dict[int, RowForecast]] = {}
+        self._scores: list[list[float]] | None = None
+        self._forecast_scores: dict[int, list[list[float]]] = {}
+        # The place of a step's only row in the choices; -1 where there are several.
+        self._row = self.workload.place(step.start) if step.stop - step.start == 1 else -1
+        if self._row >= 0:
+            self._keys = self._choices.keys(self._row)
             self._tokens: list[list[int]] | None = None
         else:
             union = self._full_union()
@@ -148,7 +156,16 @@ class StepGate:
 
     @property
     def scores(self) -> Sequence[float]:
-        return self._full_union().scores[self.site]
+        if self._scores is None:
+            self._scores = self._row_scores() or self._full_union().scores
+        return self._scores[self.site]
+
+    def _row_scores(self) -> list[list[float]]:
+        """The scores of a step of one row that chose everywhere; [] for other steps."""
+        if self._row < 0 or not self._choices.is_whole[self._row]:
+            return []
+        scores: list[list[float]] = self._choices.scores[self._row].tolist()
+        return scores
 
     def forecasts(self, sites: int) -> Sequence[RoutedChoice]:
         """What the rules of the next ``sites`` select, nearest first, up to the first without."""
@@ -162,9 +179,9 @@ class StepGate:
     def _look_ahead(self) -> list[list[RoutedChoice]]:
         """The step's forecasts by forecasting site, nearest first; made at the first request."""
         is_whole = False
-        if self._is_single:
-            row = self.workload.place(self._step.start)
-            ahead, is_whole = self._choices.forecast_keys(row), self._choices.is_whole_forecast[row]
+        if self._row >= 0:
+            ahead = self._choices.forecast_keys(self._row)
+            is_whole = self._choices.is_whole_forecast[self._row]
         else:
             ahead = [self.forecast_of(j).keys for j in range(1, self._choices.depth + 1)]
         for choices, keys_by_site in zip(self._by_distance, ahead, strict=True):
@@ -174,6 +191,18 @@ class StepGate:
         if not is_whole:
             found = [list(takewhile(_HAS_KEYS, choices)) for choices in found]
         self._ahead = found
+        return found
+
+    def forecast_scores(self, j: int) -> list[list[float]]:
+        """The scores of the step's forecasts ``j`` sites ahead, by forecasting site."""
+        found = self._forecast_scores.get(j)
+        if found is None:
+            row = self._row
+            if row >= 0 and self._choices.is_whole_forecast[row]:
+                found = self._choices.forecast_scores[row, :, j - 1].tolist()
+            else:
+                found = self.forecast_of(j).scores
+            self._forecast_scores[j] = found
         return found
 
     def forecast_of(self, j: int) -> Union:
@@ -257,3 +286,25 @@ class StepGate:
             self._trace_rows(), self.site, j - 1
         ]
         return scores if np.isfinite(scores).all() else None
+
+    def ranked(self, rule: RowRule, j: int) -> RowForecast | None:
+        found = self._ranked.get((rule, j))
+        if found is None:
+            found = self._ranked[rule, j] = self._rank(rule, j)
+        return found.get(self.site)
+
+    def _rank(self, rule: RowRule, j: int) -> dict[int, RowForecast]:
+        """What a rule names by the lookahead scores of the step, by the site that forecasts."""
+        scores = self.workload.trace.lookahead[self.workload.norm][self._trace_rows(), :, j - 1]
+        has = np.isfinite(scores).all(axis=(0, 2)) & (np.array(self._choices.reach) >= j)
+        sites = np.flatnonzero(has)
+        if not len(sites):
+            return {}
+        rows = scores[:, sites].swapaxes(0, 1)
+        count, num_experts = rows.shape[1:]
+        experts, weights = rule(rows.reshape(-1, num_experts), self._choices.top_k)
+        shape = (len(sites), count, -1)
+        found = forecasts_of(
+            (sites + j).tolist(), self.units, experts.reshape(shape), weights.reshape(shape)
+        )
+        return dict(zip(sites.tolist(), found, strict=True))

@@ -24,7 +24,7 @@ from sim.values.types import Event
 
 SEEDS = {PLAIN: 60, MIXTURE: 10, "chunks": 8}
 """Of each other feature 4."""
-FULL = Simple(one_variant=False, gates=False, moves=False)
+FULL = Simple(*[False] * len(Simple._fields))
 
 
 def scenarios() -> Iterator[tuple[str, Scenario]]:
@@ -80,6 +80,7 @@ def test_a_run_that_takes_every_short_way_it_may_is_the_run_that_takes_none(
             continue
         seen.update(part for part, may in simple._asdict().items() if may)
         seen["all"] += all(simple)
+        seen["several variants"] += simple.variants and not simple.one_variant
         seen["waves"] += simple.gates and bool(short.controller.wave_calls)
         seen["prefetches"] += simple.moves and bool(sum(short.controller.prefetch_counts))
         with monkeypatch.context() as patch:
@@ -91,4 +92,10 @@ def test_a_run_that_takes_every_short_way_it_may_is_the_run_that_takes_none(
         for column in fields(Record):
             mine, other = (getattr(run.record, column.name) for run in (short, full))
             assert mine == other, (name, column.name)
-    assert min(seen[part] for part in (*Simple._fields, "all", "waves", "prefetches")) >= 15, seen
+    assert (
+        min(
+            seen[part]
+            for part in (*Simple._fields, "all", "several variants", "waves", "prefetches")
+        )
+        >= 15
+    ), seen

@@ -129,6 +129,13 @@ def test_a_forecast_of_the_gates_own_site_is_for_its_next_gate() -> None:
 
 def test_likeliness_adds_up_over_rows() -> None:
     rows = SimpleNamespace(
-        experts=np.array([[2, 0], [0, -1]]), weights=np.array([[0.5, 0.25], [0.5, 0.0]])
+        needs=[0, 2],
+        experts=np.array([[2, 0], [0, -1]]),
+        weights=np.array([[0.5, 0.25], [0.5, 0.0]]),
     )
-    assert likeliness(rows) == {2: 0.5, 0: 0.75}  # type: ignore[arg-type]
+    assert likeliness(rows) == [0.75, 0.5]  # type: ignore[arg-type]
+
+
+def test_likeliness_of_one_row_stands_by_need() -> None:
+    row = RowForecast(1, 5, np.array([[3, 0, -1]]), np.array([[0.5, 0.25, 0.0]]))
+    assert (row.needs, likeliness(row)) == ([3, 0], [0.5, 0.25])

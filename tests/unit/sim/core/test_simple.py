@@ -10,6 +10,7 @@ from sim.core.loader import Loader
 from sim.core.simple import Simple, how_simple
 from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed, ScoreThreshold
+from sim.policies.reroutes import ForecastRoutes
 from sim.values.types import Geometry, Route
 
 PLAIN: dict[str, Any] = {
@@ -22,7 +23,8 @@ PLAIN: dict[str, Any] = {
 }
 TWO_PRECISIONS = Geometry(2, 3, 1, ("fp16", "int4"), (16.0, 4.0), (4, 1), 12)
 TWO_LINKS = Route((1, 1), (0, 0))
-ALL = Simple(one_variant=True, gates=True, moves=True)
+ALL = Simple(one_variant=True, needs=True, variants=True, gates=True, moves=True)
+GATES = {"variants", "gates"}
 
 
 def test_a_run_that_uses_nothing_special_is_simple_in_every_respect() -> None:
@@ -34,12 +36,13 @@ def test_a_run_that_uses_nothing_special_is_simple_in_every_respect() -> None:
     [
         ({"geometry": TWO_PRECISIONS}, {"one_variant", "gates"}),
         ({"selector": ScoreThreshold("fp16", "int4", 0.5, 0.8)}, {"one_variant", "gates"}),
-        ({"placement": AbsentOnCpu()}, {"gates"}),
-        ({"predicts_later": True}, {"gates"}),
-        ({"loader": Loader(retention="after_batch")}, {"gates"}),
-        ({"loader": Loader(replay_unit="access")}, {"gates"}),
-        ({"loader": Loader(staging_slots=1)}, {"gates", "moves"}),
-        ({"loader": Loader(dense_slots=1)}, {"gates", "moves"}),
+        ({"selector": ForecastRoutes("fp16")}, {"one_variant", *GATES}),
+        ({"placement": AbsentOnCpu()}, {"needs", *GATES}),
+        ({"predicts_later": True}, {"needs", *GATES}),
+        ({"loader": Loader(retention="after_batch")}, GATES),
+        ({"loader": Loader(replay_unit="access")}, {"needs", *GATES}),
+        ({"loader": Loader(staging_slots=1)}, {"moves", *GATES}),
+        ({"loader": Loader(dense_slots=1)}, {"needs", "moves", *GATES}),
         ({"loader": Loader(chunk_bytes=1)}, {"moves"}),
         ({"route": TWO_LINKS}, {"moves"}),
     ],

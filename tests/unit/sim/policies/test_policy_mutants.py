@@ -222,8 +222,8 @@ DEFECTS = {
     ),
     "the percentile itself is above it": Defect(
         "lookahead",
-        "named = ranked > np.percentile(",
-        "named = ranked >= np.percentile(",
+        "named = ranked > percentile_of(",
+        "named = ranked >= percentile_of(",
         "policies.test_predictors_lookahead:test_a_tie_at_the_percentile_is_not_above_it_and_ties_above_go_by_id",
     ),
     "the offline budget rounded up": Defect(
@@ -295,8 +295,8 @@ DEFECTS = {
     # precisions, and who serves
     "a score at T1 is low": Defect(
         "precisions",
-        "        if score <= self.low_above:\n            return 0\n",
-        "        if score < self.low_above:\n            return 0\n",
+        "[0 if score <= low_above else 1 for",
+        "[0 if score < low_above else 1 for",
         "policies.test_precisions:test_a_threshold_belongs_to_the_better_side",
     ),
     "a light expert at the threshold goes": Defect(

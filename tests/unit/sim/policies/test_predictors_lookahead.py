@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from helpers.bundled import Configure
-from sim.policies.lookahead import BestOf, ConfidentLookahead, GateLookahead, transfers_within
+from sim.policies.base import RowRule
+from sim.policies.lookahead import (
+    BestOf,
+    ConfidentLookahead,
+    GateLookahead,
+    percentile_of,
+    transfers_within,
+)
 from sim.policies.row_forecast import RowForecast
 from sim.setup.build import build
 from sim.traces.trace import Trace
@@ -26,8 +33,16 @@ def gate_of(scores: Any, selected: list[list[int]], site: int = 3) -> Any:
     routed = RowForecast(
         site + 1, rows.shape[1] + 1, chosen, np.ones(chosen.shape) / chosen.shape[1]
     )
+
+    def ranked(rule: RowRule, j: int) -> RowForecast:
+        return RowForecast(site + j, rows.shape[1] + 1, *rule(rows, chosen.shape[1]))
+
     return SimpleNamespace(
-        site=site, routed=lambda j: routed, lookahead=lambda j: rows, forecasts=lambda n: [routed]
+        site=site,
+        routed=lambda j: routed,
+        lookahead=lambda j: rows,
+        ranked=ranked,
+        forecasts=lambda n: [routed],
     )
 
 
@@ -65,6 +80,17 @@ def test_a_quarter_of_the_experts_lies_above_the_75th_percentile(
     ]
     best = sorted(range(num_experts), key=lambda expert: -scores[expert])[:named]
     assert found == best
+
+
+@pytest.mark.parametrize("num_experts", [1, 2, 5, 8, 60, 128])
+def test_the_percentile_is_numpys_to_the_last_bit(num_experts: int) -> None:
+    rng = np.random.default_rng(num_experts)
+    weights = rng.random((50, num_experts))
+    weights[::3] = weights[::3].round(1)
+    ranked = -np.sort(-weights, axis=1)
+    for percentile in (0, 12.5, 50, 75, 80, 99.9, *rng.uniform(0, 100, 20)):
+        expected = np.percentile(weights, percentile, axis=1, keepdims=True)
+        assert np.array_equal(percentile_of(ranked, float(percentile)), expected), percentile
 
 
 def test_equal_weights_are_none_above_another() -> None:

@@ -14,7 +14,7 @@ def noted() -> NotedRecord:
     notes = record.notes
     notes.gate_calls, notes.other_ns = [1, 3], [20]
     notes.first_rows, notes.lookups = [0, 2], 3
-    notes.later, notes.arrivals = [(1, 2, 15)], [(0, 12)]
+    notes.later, notes.arrivals = [(1, 2, 15)], [0, 12]
     return record
 
 

@@ -1,0 +1,110 @@
+"""Measures what whole runs cost: simulating, a summary, and all outputs, by system.
+
+    python tests/bench/whole_runs.py [--repeats N] [SYSTEM ..] [WORD=VALUE ..]
+
+It asserts nothing. Numbers are CPU times of this process, the best of the repeats, because other
+work on the machine only adds to them. Systems take turns with the first one named, and the last
+column is a gate's time over the first one's. MB/M are by how much a process of its own grew while
+it simulated, for each million token-layers.
+
+``summary`` and ``all`` are CPU times over that of the simulation, itself included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sim.engine.simulate import simulate
+from sim.results.outputs import write_outputs
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.setup.execute import execute
+
+SYSTEMS = ("lru", "mixtral_offloading", "hobbit", "fate", "sida", "moe_infinity")
+
+
+def simulated_s(system: str, words: Sequence[str]) -> tuple[float, int]:
+    """CPU seconds of one simulation, and its token-layers."""
+    config, name = configure(f"system={system}", *words)
+    run = build(config, name)
+    gc.collect()
+    began = time.process_time()
+    simulate(run.controller, run.workload, run.durations)
+    return time.process_time() - began, run.workload.num_gates
+
+
+def executed_s(system: str, words: Sequence[str], everything: bool) -> float:
+    """CPU seconds of simulating and measuring; with ``everything`` of writing all outputs, too."""
+    config, name = configure(f"system={system}", *words)
+    run = build(config, name)
+    gc.collect()
+    began = time.process_time()
+    result = execute(run)
+    with tempfile.TemporaryDirectory() as folder:
+        frames = result.frames if everything else None
+        wait = run.controller.loader.wait
+        write_outputs(Path(folder), result.summary, run.config, frames, wait, 4)
+    return time.process_time() - began
+
+
+def grown_mb(system: str, words: Sequence[str]) -> float:
+    """By how many MB a process grows while it simulates, for a million token-layers."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_grown_mb, (system, tuple(words)))
+
+
+def _grown_mb(system: str, words: Sequence[str]) -> float:
+    config, name = configure(f"system={system}", *words)
+    run = build(config, name)
+    _ = run.workload.needs, run.workload.choices.keys(0)
+    before = resident_bytes()
+    record = simulate(run.controller, run.workload, run.durations, packed=True)
+    grown = resident_bytes() - before
+    assert record.makespan_ns
+    return grown / run.workload.num_gates
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("words", nargs="*")
+    arguments = parser.parse_args()
+    words = [word for word in arguments.words if "=" in word]
+    systems = [word for word in arguments.words if "=" not in word] or list(SYSTEMS)
+    best: dict[str, float] = {}
+    gates: dict[str, int] = {}
+    for _ in range(arguments.repeats):
+        for system in systems:
+            took_s, gates[system] = simulated_s(system, words)
+            best[system] = min(took_s, best.get(system, took_s))
+    print(f"{'':24}{'gates':>9}{'TL/s':>10}{'MB/M':>7}{'summary':>9}{'all':>6}{'to first':>10}")
+    first = best[systems[0]] / gates[systems[0]]
+    for system in systems:
+        summary, everything = (
+            min(executed_s(system, words, full) for _ in range(2)) / best[system]
+            for full in (False, True)
+        )
+        print(
+            f"{system:24}{gates[system]:9}{gates[system] / best[system] / 1e3:9.1f}k"
+            f"{grown_mb(system, words):7.0f}{summary:8.2f}x{everything:5.2f}x"
+            f"{best[system] / gates[system] / first:10.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Columns that are packed into arrays while a run goes on are those of a run that keeps lists."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import fields
+
+import pytest
+
+from sim.core.controller import PACKED
+from sim.engine import engine
+from sim.engine.simulate import simulate
+from sim.results.frames import Frames
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.values.record import Record
+
+
+@pytest.mark.parametrize("system", ["hobbit", "moe_infinity", "fiddler"])
+def test_a_packed_run_has_the_rows_of_one_that_is_not(
+    monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    monkeypatch.setattr(engine, "PACKED_STEPS", 7)
+    config, name = configure(f"system={system}", "trace.max_sequences=1")
+    runs = []
+    for packed in (False, True):
+        run = build(config, name)
+        record = simulate(run.controller, run.workload, run.durations, packed=packed)
+        runs.append((run, record))
+    (plain, lists), (run, arrays) = runs
+    assert isinstance(run.controller.events, array)
+    for column in PACKED:
+        mine, other = getattr(plain.controller, column), getattr(run.controller, column)
+        assert list(mine) == list(other), column
+    assert len(run.controller.gate_calls) == run.workload.num_gates
+    for field in fields(Record):
+        mine, other = getattr(lists, field.name), getattr(arrays, field.name)
+        if isinstance(mine, list):
+            mine, other = mine[:], list(other)
+        assert mine == other, field.name
+    assert plain.controller.prefetch_counts == run.controller.prefetch_counts
+    tables = [
+        Frames(r.controller, r.workload, r.durations, made, r.hardware.link_names).tables()
+        for r, made in runs
+    ]
+    for of, table in tables[0].items():
+        assert table.equals(tables[1][of]), of
