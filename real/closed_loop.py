@@ -33,6 +33,7 @@ from real.lossy.drawing import STYLE
 from real.lossy.loops import MODES, Shift
 from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of
+from sim.process.interrupts import telling
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
 from sim.results.outputs import folder_for, own_folder
@@ -206,6 +207,7 @@ def write(
     draw(shifts, directory)
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Exit status: 0; 1 where a lossless system shows a shift; 2, with one message on stderr, for
     wrong input.

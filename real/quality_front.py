@@ -26,13 +26,15 @@ import numpy as np
 import polars as pl
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from real.lossy.assess import Assessment, Loop, identity
 from real.lossy.drawing import STYLE
 from real.lossy.loss import Estimate, divergence_difference
 from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_quality
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, write_on
@@ -132,9 +134,7 @@ def measure(study: Path, request: Request, console: Console) -> tuple[list[Front
     cells = cells_of(study, request.overrides)
     (name,) = request.loops
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with Shown(*columns, console=console) as progress:
         task = progress.add_task("loading")
 
         def track(what: str, sequence: int) -> None:
@@ -354,6 +354,7 @@ def write(
     draw(points, directory)
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:

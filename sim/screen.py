@@ -26,6 +26,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sim.process.interrupts import telling
 from sim.process.shared import Shared
 from sim.results.frames import Frames
 from sim.results.hits import hit_ratio
@@ -139,6 +140,7 @@ def read_words(words: Sequence[str]) -> list[Cell]:
     return plan_cells(plan)
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message."""
     own = ("output_dir=", "overwrite=")

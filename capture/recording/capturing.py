@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from capture.models.discover import CaptureError, MoELayer, discover
@@ -31,6 +31,7 @@ from capture.recording.prompts import Passage, cut_passages, prompts_file, read_
 from capture.recording.record import Recording
 from capture.recording.settings import Settings
 from capture.recording.shards import Shards
+from sim.process.progress import Shown
 from sim.traces.trace import Header, ModelShape, trace_sha256
 
 UNTOLD = ("output_dir", "threads")
@@ -66,7 +67,7 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Shown(*columns) as progress:
         tasks = {
             name: progress.add_task(name, total=total)
             for name, total in (("sequences", len(passages)), ("sites", len(layers)))
