@@ -109,7 +109,12 @@ def main(arguments: Sequence[str]) -> int:
         console.print(
             fit_table(f"{preset.name}, reading={reading} ({preset.readings[reading]})", fit)
         )
-        console.print(f"{path}, {time.monotonic() - begun:.0f} s", soft_wrap=True)
+        console.print(
+            f"{path}, {time.monotonic() - begun:.0f} s",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     return 0
 
 

@@ -130,7 +130,7 @@ def _write(
     print_summary(summary, console)
     if told := lateness(summary["real"]):
         console.print(told, soft_wrap=True, markup=False)
-    console.print(f"files: {output_dir}", soft_wrap=True)
+    console.print(f"files: {output_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:

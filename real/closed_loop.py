@@ -223,7 +223,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console(width=WIDTH)
     print_shifts(shifts, out)
-    out.print(f"files: {place}", soft_wrap=True)
+    out.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0 if all(shift.is_zero for shift in shifts if shift.lossless) else 1
 
 

@@ -196,7 +196,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console()
     print_quality(loops, out)
-    out.print(f"files: {request.output_dir}", soft_wrap=True)
+    out.print(f"files: {request.output_dir}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -214,6 +214,7 @@ def main(words: Sequence[str]) -> int:
                 files = draw(sweep, request.name, place)
                 out.print(
                     f"files: {' '.join(map(str, files))} {place}.parquet",
+                    markup=False,
                     highlight=False,
                     soft_wrap=True,
                 )

@@ -384,7 +384,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console(width=WIDTH)
     print_points(points, out)
-    out.print(f"files: {place}", soft_wrap=True)
+    out.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -93,7 +93,7 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
         return
     console = Console()
     print_summary(summary, console)
-    console.print(f"files: {output_dir}", soft_wrap=True)
+    console.print(f"files: {output_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _take_flags() -> None:
@@ -139,7 +139,7 @@ def _tell_all() -> int:
         FOLDER[0].mkdir(parents=True, exist_ok=True)
         write(found, FOLDER[0])
         show(found, Console())
-        Console().print(f"files: {FOLDER[0]}", soft_wrap=True)
+        Console().print(f"files: {FOLDER[0]}", markup=False, highlight=False, soft_wrap=True)
     return 3 if REFUSED else 0
 
 

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     for system, why in found.refused:
         console.print(f"left out {system}: {why}", soft_wrap=True, markup=False)
     console.print(text, soft_wrap=True, markup=False)
-    console.print(f"files: {place}", soft_wrap=True)
+    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

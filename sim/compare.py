@@ -139,7 +139,7 @@ def read_run(directory: Path) -> Trial:
 
 def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     try:
-        table = pl.read_parquet(path)
+        table = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} is no parquet file: {error}") from None
     for name, kind in columns.items():

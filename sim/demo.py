@@ -98,7 +98,10 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
     _draw(output_dir / "comparison.png", cells)
     console.print(
         f"files: {output_dir}/comparison.png, comparison.svg, table.json, timeline.json (open it in"
-        " ui.perfetto.dev)"
+        " ui.perfetto.dev)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     console.print(text, soft_wrap=True, markup=False)
     told = _repeated(found, given)
     console.print(f"run with: {told}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"files: {place}", soft_wrap=True)
+    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import transformers
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -56,7 +57,7 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
     layers = discover(model)
     plan = make_plan(model, layers, passages[0], settings)
     for key, reason in plan.left_out.items():
-        console.print(f"[yellow]not recorded: {key}[/yellow] {reason}", highlight=False)
+        console.print(f"[yellow]not recorded: {key}[/yellow] {escape(reason)}", highlight=False)
     header = _header(settings, arguments, model, layers, passages, plan, chat)
     recording = Recording(
         model, layers, passages, plan, settings, Shards(settings.output_dir, _identity(settings))
@@ -214,4 +215,9 @@ def _report(
     )
     table.add_row("time", f"{run_s:.1f} s running, {write_s:.1f} s writing")
     console.print(table)
-    console.print(f"Recorded {decoded} decode tokens of {header.model.name} in {directory}.")
+    console.print(
+        f"Recorded {decoded} decode tokens of {header.model.name} in {directory}.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -182,7 +182,10 @@ def main(words: Sequence[str]) -> int:
     console.print(f"claims that can be recomputed in part: {_words(partly(every))}", soft_wrap=True)
     console.print(
         f"{runner.started} runs in {time.perf_counter() - started:.0f} s; files:"
-        f" {request.output_dir}"
+        f" {request.output_dir}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
     return 0
 
