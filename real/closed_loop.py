@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import polars as pl
 from rich.console import Console
@@ -29,13 +28,13 @@ from rich.table import Table
 
 from real.lossy.assess import Assessment, identity
 from real.lossy.closed import measure
-from real.lossy.drawing import STYLE
 from real.lossy.loops import MODES, Shift
 from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of
 from sim.process.interrupts import telling
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
+from sim.results.looks import looks, save
 from sim.results.outputs import folder_for, own_folder
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
@@ -139,10 +138,7 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
 
     Lines are solid for teacher-forced, dashed for free-running. Return the files.
     """
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with mpl.rc_context(STYLE):
+    with looks("closed_loop") as plt:
         figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.0), layout="constrained")
         colours = {
             name: f"C{i}" for i, name in enumerate(dict.fromkeys(shift.system for shift in shifts))
@@ -172,11 +168,7 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
         )
         figure.suptitle(title)
         write_on(figure, _named(shifts))
-        files = [place / f"closed_loop{ending}" for ending in (".png", ".svg")]
-        for file in files:
-            figure.savefig(file)
-        plt.close(figure)
-    return files
+        return list(save(figure, place / "closed_loop"))
 
 
 def write(

@@ -64,7 +64,7 @@ def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, An
     overrides = _captured(request, console)
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Shown(*columns, console=console) as progress:
-        task = progress.add_task("loading")
+        task = progress.add_task("loading", total=None)
 
         def track(what: str, sequence: int) -> None:
             progress.update(task, description=f"{what}: sequence {sequence}")

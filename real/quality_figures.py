@@ -191,7 +191,7 @@ def main(words: Sequence[str]) -> int:
         request.output_dir.mkdir(parents=True, exist_ok=True)
         columns = (TextColumn("{task.description}: {task.completed:g}"), TimeElapsedColumn())
         with Shown(*columns, console=errors) as progress:
-            task, read = progress.add_task("loading"), [0]
+            task, read = progress.add_task("loading", total=None), [0]
 
             def track() -> None:
                 read[0] += 1

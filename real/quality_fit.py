@@ -256,7 +256,7 @@ def _number(key: str, own: Mapping[str, str]) -> float:
 def _progress(console: Console) -> Iterator[Track]:
     columns = (TextColumn("{task.description}: {task.completed:g}"), TimeElapsedColumn())
     with Shown(*columns, console=console) as progress:
-        task, read = progress.add_task("reading"), [0]
+        task, read = progress.add_task("reading", total=None), [0]
 
         def track() -> None:
             read[0] += 1

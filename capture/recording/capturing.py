@@ -34,6 +34,7 @@ from capture.recording.settings import Settings
 from capture.recording.shards import Shards
 from sim.process.progress import Shown
 from sim.traces.trace import Header, ModelShape, trace_sha256
+from sim.values.units import MIB
 
 UNTOLD = ("output_dir", "threads")
 """Settings that do not decide what is recorded."""
@@ -208,10 +209,10 @@ def _report(
     sizes = {path: (directory / path).stat().st_size for path in header.files}
     for group in sorted({path.split("/")[0] for path in sizes}):
         size = sum(size for path, size in sizes.items() if path.split("/")[0] == group)
-        table.add_row(group, f"{size / 1e6:.2f} MB")
+        table.add_row(group, f"{size / MIB:.2f} MiB")
     table.add_row(
         "all files",
-        f"{(sum(sizes.values()) + (directory / 'header.json').stat().st_size) / 1e6:.2f} MB",
+        f"{(sum(sizes.values()) + (directory / 'header.json').stat().st_size) / MIB:.2f} MiB",
     )
     table.add_row("time", f"{run_s:.1f} s running, {write_s:.1f} s writing")
     console.print(table)

@@ -20,7 +20,7 @@ def measure(
     configurations = [(f"system={name}", *request.overrides) for name in systems]
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Shown(*columns, console=console) as progress:
-        task = progress.add_task("loading")
+        task = progress.add_task("loading", total=None)
 
         def track(what: str, sequence: int) -> None:
             progress.update(task, description=f"{what}: sequence {sequence}")

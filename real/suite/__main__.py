@@ -29,6 +29,7 @@ from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
 from sim.process.interrupts import telling
+from sim.values.units import MIB
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -202,7 +203,7 @@ def _pack(arguments: Sequence[str]) -> int:
         raise ValueError("pack needs modules=A,B and output=FILE")
     size = pack([name for name in given["modules"].split(",") if name], Path(given["output"]))
     print(
-        f"{given['output']}: {size / 1e6:.1f} MB; there: tar xJf FILE -C FOLDER, and FOLDER into"
+        f"{given['output']}: {size / MIB:.1f} MiB; there: tar xJf FILE -C FOLDER, and FOLDER into"
         " PYTHONPATH"
     )
     return 0
@@ -222,9 +223,9 @@ def _bundle(arguments: Sequence[str]) -> int:
         modules, Path(given["output"]), None if most_mib is None else int(most_mib) << 20
     )
     print(
-        f"{given['output']}: {found.packed_bytes / 1e6:.1f} MB, of {found.tree_bytes / 1e6:.1f} MB"
-        f" of the project ({found.left_out_bytes / 1e6:.1f} MB of other bundled models are left"
-        f" out) and {found.package_bytes / 1e6:.1f} MB of packages; there, in an empty folder: tar"
+        f"{given['output']}: {found.packed_bytes / MIB:.1f} MiB, of {found.tree_bytes / MIB:.1f} MiB"
+        f" of the project ({found.left_out_bytes / MIB:.1f} MiB of other bundled models are left"
+        f" out) and {found.package_bytes / MIB:.1f} MiB of packages; there, in an empty folder: tar"
         f" xJf FILE && export PYTHONPATH=$PWD/{CARRIED}:$PYTHONPATH && python -m real.suite missing"
     )
     return 0
