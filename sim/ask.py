@@ -115,6 +115,7 @@ def _write(place: Path, found: Found, text: str) -> None:
             {
                 **{k: v for k, v in asdict(row).items() if k != "labels"},
                 "words": " ".join(row.words),
+                "quality": "" if row.quality is None else row.quality.text(),
             }
             for row in found.rows
         ]

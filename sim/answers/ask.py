@@ -11,6 +11,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from sim.answers.ask_quality import Quality, quality_of
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.model import PRECISION_BITS
 from sim.results.labels import Labels, labels_in
@@ -43,7 +44,8 @@ CLOSE = 0.03
 @dataclass(frozen=True)
 class Row:
     """One system at one precision. ``interval`` and ``first_interval`` are of 95 %, None where too
-    few sequences stand behind one. ``lost``: what was lost, in words.
+    few sequences stand behind one. ``lost``: what was lost, in words. ``quality``: what that costs
+    this model, None where nobody measured it.
     """
 
     system: str
@@ -58,6 +60,7 @@ class Row:
     waiting: float
     lost: str
     labels: Labels
+    quality: Quality | None = None
 
     @property
     def name(self) -> str:
@@ -280,7 +283,11 @@ def answer(
     trials, refused = bench.all(systems_at(precisions, whole))
     if not trials:
         raise ValueError(f"no system can run: {refused[0][0]}: {refused[0][1]}")
-    rows = tuple(row_of(words, found) for words, found in sorted(trials.items()))
+    shape = run.trace.header.model.name
+    rows = tuple(
+        replace(row_of(words, found), quality=quality_of(shape, words))
+        for words, found in sorted(trials.items())
+    )
     machine = run.hardware
     found = Found(
         run.model.name,
@@ -418,5 +425,5 @@ def alike(rows: Sequence[Row]) -> Mapping[tuple[object, ...], list[Row]]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         key = (row.precision, round(row.share, 3), f"{row.tokens_per_s:.4g}", f"{row.first_s:.3g}")
-        groups.setdefault((*key, row.lost), []).append(row)
+        groups.setdefault((*key, row.lost, row.quality), []).append(row)
     return groups
