@@ -13,9 +13,11 @@ from rich.console import Console
 from capture.models.discover import CaptureError
 from capture.recording.capturing import capture
 from capture.recording.settings import SettingError, parse_settings
+from sim.process.interrupts import telling
 from sim.traces.trace import TraceError
 
 
+@telling("finished sequences are kept, and the same command goes on from there")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when the input is wrong."""
     try:

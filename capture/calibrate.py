@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from capture.synthetic.calibration import Stack, calibrate
+from sim.process.interrupts import telling
+from sim.process.progress import saying
 from sim.synthetic.preset import Fit, Preset, load_preset, preset_names, write_fits
 from sim.values.places import IS_CHECKOUT, PRESETS
 
@@ -90,6 +92,7 @@ def parse(arguments: Sequence[str]) -> list[tuple[Preset, str]]:
     return [(preset, reading) for preset in presets for reading in preset.readings]
 
 
+@telling("the fits printed above are written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when an argument is wrong."""
     console = Console()
@@ -100,19 +103,18 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     for preset, reading in chosen:
         begun = time.monotonic()
-        with console.status(preset.name) as status:
-            name = preset.name
-            fit = calibrate(
-                stack_of(preset),
-                preset.start,
-                preset.targets_of(reading),
-                lambda text, name=name, status=status: status.update(f"{name}: {text}"),  # type: ignore[misc]
-            )
+        with saying(preset.name) as tell:
+            fit = calibrate(stack_of(preset), preset.start, preset.targets_of(reading), tell)
         path = write_fits(preset, {reading: fit})
         console.print(
             fit_table(f"{preset.name}, reading={reading} ({preset.readings[reading]})", fit)
         )
-        console.print(f"{path}, {time.monotonic() - begun:.0f} s", soft_wrap=True)
+        console.print(
+            f"{path}, {time.monotonic() - begun:.0f} s",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     return 0
 
 

@@ -25,8 +25,6 @@ import torch
 from hydra.errors import HydraException
 from numpy.typing import NDArray
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
-from rich.progress import Progress
 
 from capture.models.discover import CaptureError, MoELayer, discover
 from capture.models.expert_forms import form_of
@@ -37,6 +35,8 @@ from capture.recording.settings import Settings
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import shape_of
 from sim.policies.fitted import smallest_counts
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.setup.build import trace_directory
 from sim.setup.choices import TraceChoice
 from sim.setup.configure import configure
@@ -74,7 +74,7 @@ def named_and_found(
 
 
 def count_channels(
-    layers: Sequence[MoELayer], trace: Trace, directory: Path, progress: Progress
+    layers: Sequence[MoELayer], trace: Trace, directory: Path, progress: Shown
 ) -> Artefact:
     """The counts of every row whose gate inputs and masks the trace keeps, at every expert.
 
@@ -191,6 +191,7 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, list[str], Path]:
     return settings, words, Path(given.get("output_dir", OUTPUT_DIR))
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str]) -> int:
         directory = trace_directory(choice.path)
         trace = read_trace(directory)
         layers = discover(load_model(settings))
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Shown() as progress:
             artefact = count_channels(layers, trace, directory, progress)
         place = write_artefact(output_dir, KIND, artefact)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:

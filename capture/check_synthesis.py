@@ -25,7 +25,6 @@ from pathlib import Path
 
 import numpy as np
 from hydra import compose, initialize_config_dir
-from rich.console import Console
 
 from capture.statistics.gating_stats import Floats, lru_hit_rate
 from capture.synthetic.calibration import Stack, calibrate
@@ -38,6 +37,8 @@ from capture.synthetic.comparisons import (
     transition_recall,
 )
 from capture.synthetic.targets import STATISTICS, Gates, forecast_recall, quarter, synthetic_gates
+from sim.process.interrupts import telling
+from sim.process.progress import saying
 from sim.results.latency import decode_time_and_tokens
 from sim.setup.build import build
 from sim.setup.execute import execute
@@ -394,17 +395,18 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], int, int]:
     return [Path(text) for text in given["traces"].split(",")], counts[0], counts[1]
 
 
+@telling("the reports above are whole")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0 whether or not the hypotheses hold, 2 with one message when input is wrong."""
     try:
         directories, sequences, tokens = parse(arguments)
         for directory in directories:
             begun = time.monotonic()
-            with Console(stderr=True).status(str(directory)) as status:
+            with saying(str(directory)) as tell:
                 case = load_case(directory, sequences, tokens)
-                fit = fit_case(case, status.update)
+                fit = fit_case(case, tell)
                 rows = compare_gates(case, fit.walk)
-                systems, wrong = compare_systems(case, fit, status.update)
+                systems, wrong = compare_systems(case, fit, tell)
             print(report(case, fit, [*rows, *systems], wrong))
             print(f"\n{time.monotonic() - begun:.0f} s")
     except ValueError as error:

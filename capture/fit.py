@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 from torch import nn
 
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import sample_of, sample_rows, shape_of
 from sim.policies.learned import NORM, LearnedPerSite
 from sim.policies.requires import Sample
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.setup.build import trace_directory
 from sim.setup.fit_requests import FitRequest, request_of
 from sim.traces.gate_inputs import hidden_path, read_gate_inputs
@@ -89,7 +89,7 @@ def parse(arguments: Sequence[str]) -> tuple[Training, list[str]]:
     return Training(**given), rest
 
 
-def train(request: FitRequest, training: Training, progress: Progress) -> Artefact:
+def train(request: FitRequest, training: Training, progress: Shown) -> Artefact:
     """Train one network a site. Raise ValueError where the trace lacks what the predictor reads."""
     predictor, trace = request.predictor, request.trace
     if not isinstance(predictor, LearnedPerSite):
@@ -266,12 +266,13 @@ def recall(scores: NDArray[Any], data: Site) -> float:
     return float((wanted & (rank < wanted.sum(axis=1, keepdims=True))).sum() / wanted.sum())
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
         training, rest = parse(arguments)
         request = request_of(rest)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Shown() as progress:
             artefact = train(request, training, progress)
         place = write_artefact(request.output_dir, request.fit.name, artefact)
     except (ValueError, OSError) as error:

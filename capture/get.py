@@ -17,6 +17,7 @@ from rich.table import Table
 from capture.importers.catalogue import entry, fetched, table
 from capture.importers.formats import import_into, parse, summary
 from capture.importers.source import ImportFailure
+from sim.process.interrupts import telling
 from sim.results.outputs import folder_for, own_folder
 from sim.traces.trace import TraceError
 from sim.verbs.table import verb_of
@@ -25,6 +26,7 @@ from sim.verbs.words import read
 CACHE = Path("outputs/downloads")
 
 
+@telling("no trace was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr."""
     console = Console()

@@ -43,14 +43,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from rich.console import Console
-from rich.progress import Progress
 
 from capture.importers.formats import import_into, parse, summary
 from capture.importers.source import ImportFailure
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.results.outputs import own_folder
 from sim.traces.trace import TraceError, trace_sha256
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when an argument or a file is wrong."""
     console = Console()
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         begun = time.monotonic()
         with (
             own_folder(output_dir, overwrite) if overwrite else nullcontext(),
-            Progress(console=console, transient=True) as progress,
+            Shown() as progress,
         ):
             header = import_into(
                 name,

@@ -63,7 +63,7 @@ def repack(directory: Path) -> dict[str, tuple[int, int]]:
 
 def _packed(place: Path) -> bytes | None:
     """The smallest file with the contents of ``place``; None where ``place`` is the smallest."""
-    frame = pl.read_parquet(place)
+    frame = pl.read_parquet(place, glob=False)
     codecs: dict[str, str] = {}
     encodings: dict[str, str] = {}
     for name in frame.columns:

@@ -32,12 +32,14 @@ from pathlib import Path
 import polars as pl
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 from rich.table import Table
 
 from capture.statistics.published import PAPERS
 from capture.statistics.report import STATISTICS, Report, merged, report
 from capture.statistics.sample import PHASES
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.results.outputs import own_folder
 from sim.traces.trace import Trace, read_trace
 from sim.values.places import is_free
@@ -150,10 +152,11 @@ def write(
     draw(output_dir, tables, {name: of.experts for name, of in reports.items()})
 
 
-def _show(bar: Progress, task: TaskID, trace: str, statistic: str) -> None:
+def _show(bar: Shown, task: TaskID, trace: str, statistic: str) -> None:
     bar.update(task, advance=1, description=f"{trace}: {statistic}")
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when the input is wrong."""
     console = Console()
@@ -162,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
         asked = parse(arguments)
         traces = read_named(asked.traces)
         reports = {}
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        with Shown() as bar:
             task = bar.add_task("", total=len(traces) * len(asked.only))
             for name, (trace, directory) in traces.items():
                 reports[name] = report(

@@ -36,8 +36,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 
+from sim.process.interrupts import telling
+from sim.process.progress import tracked
 from sim.results.outputs import own_folder
 from sim.synthetic.preset import Fit, Preset, load_fit, load_preset, preset_names
 from sim.synthetic.synthesis import Request, Synthetic, synthesize_like
@@ -109,6 +110,7 @@ def _whole(key: str, text: str) -> int:
         raise ValueError(f"{key}={text!r} must be a whole number") from None
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when an argument is wrong."""
     begun = time.monotonic()
@@ -136,9 +138,7 @@ def main(arguments: Sequence[str]) -> int:
             fit,
             request,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            progress=lambda numbers: track(
-                numbers, "synthesising", console=Console(stderr=True), transient=True
-            ),
+            progress=lambda numbers: tracked(numbers, "synthesising"),
         )
         with own_folder(output_dir, overwrite) if overwrite else nullcontext():
             header = write_trace(output_dir, synthetic.trace, hidden_files(synthetic))

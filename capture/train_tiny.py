@@ -20,6 +20,8 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -52,6 +54,8 @@ from capture.tiny.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 
 STATE_FILE = "run_state.pt"
 OnStep = Callable[[int, float], None]
@@ -231,29 +235,23 @@ def train_with_progress(
     """``train`` with a progress bar: mean loss of the last 20 steps, tokens/s, time left."""
     tokens_per_step = state.recipe.batch * state.recipe.seq
     columns = (
-        TextColumn("training"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(
-            "loss {task.fields[loss]:.3f} nats/token  {task.fields[rate]:,.0f} tokens/s  ETA"
-        ),
+        TextColumn("{task.fields[note]}  ETA"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, speed_estimate_period=120) as progress:
+    begun, before = time.monotonic(), state.step
+    with Shown(*columns, console=console) as progress:
         bar = progress.add_task(
-            "", total=state.recipe.num_steps, completed=state.step, loss=float("nan"), rate=0.0
+            "training: steps", total=state.recipe.num_steps, completed=before, note=""
         )
 
         def on_step(step: int, _loss: float) -> None:
-            progress.update(bar, completed=step)
-            rate = (progress.tasks[0].speed or 0.0) * tokens_per_step
-            progress.update(bar, loss=float(np.mean(state.losses[-20:])), rate=rate)
-            # A file shows no bar, so print a line every 100 steps.
-            if not console.is_terminal and step % 100 == 0:
-                console.print(
-                    f"step {step}: mean loss of 100 steps {np.mean(state.losses[-100:]):.4f},"
-                    f" {rate:,.0f} tokens/s"
-                )
+            rate = (step - before) * tokens_per_step / (time.monotonic() - begun)
+            loss = np.mean(state.losses[-20:])
+            note = f"loss {loss:.3f} nats/token, {rate:,.0f} tokens/s"
+            progress.update(bar, completed=step, note=note)
 
         train(state, state_file, save_every, on_step)
 
@@ -437,7 +435,8 @@ def positive(text: str) -> int:
     return value
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+@telling("--resume goes on from the last step that was saved (--save-every)")
+def main(arguments: Sequence[str] | None = None) -> int:
     command = parser()
     options = command.parse_args(arguments)
     console = Console()
@@ -455,7 +454,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run(dataclasses.replace(RECIPES[options.model], **changes), options, console)
     except ValueError as error:
         command.error(str(error))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

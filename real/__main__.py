@@ -20,12 +20,13 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from real.driver.loop import Driver
 from real.setup.execute import Result, lateness, measure, replay_driver
 from real.setup.prepare import Prepared, Request, prepare_replay, read_request
 from sim.process.interrupts import Terminated, code_of, terminate
+from sim.process.progress import Shown
 from sim.results.outputs import check_writable, forget, locked, print_summary, write_outputs
 from sim.setup.command import changed, compose_once, forget_made, output_folder, system_name
 from sim.values.places import CONF
@@ -129,7 +130,7 @@ def _write(
     print_summary(summary, console)
     if told := lateness(summary["real"]):
         console.print(told, soft_wrap=True, markup=False)
-    console.print(f"files: {output_dir}", soft_wrap=True)
+    console.print(f"files: {output_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _keep(driver: Driver | None, output_dir: Path, reason: str) -> str:
@@ -171,7 +172,7 @@ def _bar(console: Console, what: str) -> Iterator[tuple[Any, Any]]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Shown(*columns, console=console) as bar:
         task = bar.add_task(what, total=None)
 
         def advance(done: int, total: int) -> None:

@@ -35,6 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 from real.calibration.calibration import Asked, calibrate
 from real.calibration.facts import Facts
 from real.calibration.fit import fit_line
+from sim.process.interrupts import telling
 from sim.values.places import IS_CHECKOUT, machine_file
 
 OWN = ("name", "device", "size", "output", "facts", "seconds")
@@ -102,6 +103,7 @@ def warning(facts: Facts) -> str | None:
     )
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Calibrate. Exit status: 0, or 2 with one message on stderr and no file written."""
     try:

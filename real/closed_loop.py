@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import polars as pl
 from rich.console import Console
@@ -29,12 +28,13 @@ from rich.table import Table
 
 from real.lossy.assess import Assessment, identity
 from real.lossy.closed import measure
-from real.lossy.drawing import STYLE
 from real.lossy.loops import MODES, Shift
 from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of
+from sim.process.interrupts import telling
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told, write_on
+from sim.results.looks import looks, save
 from sim.results.outputs import folder_for, own_folder
 
 SYSTEMS = ("lru", "hobbit", "fate", "floe", "adapmoe", "swapmoe", "mixtral_offloading_code")
@@ -138,10 +138,7 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
 
     Lines are solid for teacher-forced, dashed for free-running. Return the files.
     """
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with mpl.rc_context(STYLE):
+    with looks("closed_loop") as plt:
         figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.0), layout="constrained")
         colours = {
             name: f"C{i}" for i, name in enumerate(dict.fromkeys(shift.system for shift in shifts))
@@ -171,11 +168,7 @@ def draw(shifts: Sequence[Shift], place: Path) -> list[Path]:
         )
         figure.suptitle(title)
         write_on(figure, _named(shifts))
-        files = [place / f"closed_loop{ending}" for ending in (".png", ".svg")]
-        for file in files:
-            figure.savefig(file)
-        plt.close(figure)
-    return files
+        return list(save(figure, place / "closed_loop"))
 
 
 def write(
@@ -206,6 +199,7 @@ def write(
     draw(shifts, directory)
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Exit status: 0; 1 where a lossless system shows a shift; 2, with one message on stderr, for
     wrong input.
@@ -221,7 +215,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console(width=WIDTH)
     print_shifts(shifts, out)
-    out.print(f"files: {place}", soft_wrap=True)
+    out.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0 if all(shift.is_zero for shift in shifts if shift.lossless) else 1
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from capture.recording.capturing import capture
@@ -37,6 +37,8 @@ from real.lossy.assess import Assessment, Loop, identity, sequence_frame
 from real.lossy.harness import harness_scores, require_harness
 from real.lossy.loss import Estimate
 from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_quality
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.results.intervals import OVER
 from sim.results.outputs import own_folder
 
@@ -61,10 +63,8 @@ def assess(request: Request, console: Console) -> tuple[list[Loop], dict[str, An
     """Assess the system in each loop that is asked for; also return what the numbers are of."""
     overrides = _captured(request, console)
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("loading")
+    with Shown(*columns, console=console) as progress:
+        task = progress.add_task("loading", total=None)
 
         def track(what: str, sequence: int) -> None:
             progress.update(task, description=f"{what}: sequence {sequence}")
@@ -174,6 +174,7 @@ def sentence(loops: Sequence[Loop]) -> str:
     )
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     console = Console(stderr=True)
@@ -195,7 +196,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console()
     print_quality(loops, out)
-    out.print(f"files: {request.output_dir}", soft_wrap=True)
+    out.print(f"files: {request.output_dir}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

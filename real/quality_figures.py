@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from capture.models.discover import CaptureError
@@ -34,6 +34,8 @@ from real.lossy.figures import FIGURES, Bench
 from real.lossy.sweep import SMALL, Sweep
 from real.lossy.whole import texts_of
 from real.store.experts import SwapError
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.values.places import ASSETS
 
 DEFAULTS = {
@@ -180,21 +182,20 @@ def print_sweep(sweep: Sweep, model: str, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+@telling("the figures printed above are written")
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr when the input is wrong."""
     errors, out = Console(stderr=True), Console(width=WIDTH)
     try:
         request = request_of(words)
         request.output_dir.mkdir(parents=True, exist_ok=True)
-        columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(
-            *columns, console=errors, transient=True, disable=not errors.is_terminal
-        ) as progress:
-            task, read = progress.add_task("loading"), [0]
+        columns = (TextColumn("{task.description}: {task.completed:g}"), TimeElapsedColumn())
+        with Shown(*columns, console=errors) as progress:
+            task, read = progress.add_task("loading", total=None), [0]
 
             def track() -> None:
                 read[0] += 1
-                progress.update(task, description=f"{read[0]} texts read")
+                progress.update(task, description="texts read", completed=read[0])
 
             bench = bench_of(request, track)
             for name in request.figures:
@@ -213,6 +214,7 @@ def main(words: Sequence[str]) -> int:
                 files = draw(sweep, request.name, place)
                 out.print(
                     f"files: {' '.join(map(str, files))} {place}.parquet",
+                    markup=False,
                     highlight=False,
                     soft_wrap=True,
                 )

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from safetensors.torch import load_file
 
 from real.lossy.assess import Weights
@@ -43,6 +43,8 @@ from real.lossy.variants import Variants
 from real.lossy.whole import Track, Whole
 from sim.fitting.artefact import Artefact, write_artefact
 from sim.fitting.fits import fit_sequences, shape_of
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.setup.build import load_trace, trace_directory
 from sim.setup.configure import configure
 from sim.traces.trace import Header, trace_sha256
@@ -168,6 +170,7 @@ FITS: Mapping[str, Callable[[Whole, float, Path, Header, Track], Fitted]] = {
 }
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     console = Console(stderr=True)
@@ -251,15 +254,13 @@ def _number(key: str, own: Mapping[str, str]) -> float:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Track]:
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task, read = progress.add_task("reading"), [0]
+    columns = (TextColumn("{task.description}: {task.completed:g}"), TimeElapsedColumn())
+    with Shown(*columns, console=console) as progress:
+        task, read = progress.add_task("reading", total=None), [0]
 
         def track() -> None:
             read[0] += 1
-            progress.update(task, description=f"{read[0]} texts read")
+            progress.update(task, description="texts read", completed=read[0])
 
         yield track
 

@@ -21,22 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import polars as pl
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from real.lossy.assess import Assessment, Loop, identity
-from real.lossy.drawing import STYLE
 from real.lossy.loss import Estimate, divergence_difference
 from real.lossy.requests import WRONG_INPUT, Request, request_of, told_of_quality
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.results.fronts import front
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, write_on
 from sim.results.latency import decode_time_and_tokens
+from sim.results.looks import looks, save
 from sim.results.outputs import folder_for, own_folder
 from sim.results.paired import Paired, paired
 from sim.study.dataset import read_cells
@@ -132,10 +133,8 @@ def measure(study: Path, request: Request, console: Console) -> tuple[list[Front
     cells = cells_of(study, request.overrides)
     (name,) = request.loops
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("loading")
+    with Shown(*columns, console=console) as progress:
+        task = progress.add_task("loading", total=None)
 
         def track(what: str, sequence: int) -> None:
             progress.update(task, description=f"{what}: sequence {sequence}")
@@ -291,10 +290,7 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
 
     They show speed by measured KL with the front joined, and what the proxies said of it.
     """
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with mpl.rc_context(STYLE):
+    with looks("quality_front") as plt:
         figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
         x = np.array([1000 * point.loss for point in points])
         ends = np.array(
@@ -334,11 +330,7 @@ def draw(points: Sequence[FrontPoint], place: Path) -> list[Path]:
         figure.suptitle(title)
         # Points go by their numbers here, as in the table.
         write_on(figure, [(f"point {point.number}", point.labels) for point in points])
-        files = [place / f"quality_front{ending}" for ending in (".png", ".svg")]
-        for file in files:
-            figure.savefig(file)
-        plt.close(figure)
-    return files
+        return list(save(figure, place / "quality_front"))
 
 
 def write(
@@ -354,6 +346,7 @@ def write(
     draw(points, directory)
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     try:
@@ -383,7 +376,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     out = Console(width=WIDTH)
     print_points(points, out)
-    out.print(f"files: {place}", soft_wrap=True)
+    out.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

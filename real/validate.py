@@ -14,7 +14,6 @@ All other words go into the configuration of ``python -m real`` (``device=cpu``,
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from rich.console import Console
 from real.validation.cases import Plan
 from real.validation.closed import read_modes
 from real.validation.validation import Asked, _words, validate
-from sim.process.interrupts import Terminated, code_of, terminate
+from sim.process.interrupts import code_of, telling
 from sim.results.outputs import folder_for, own_folder
 
 OWN = ("systems", "budgets", "repeats", "seed", "closed_loop", "output_dir", "overwrite")
@@ -74,13 +73,13 @@ def parse(arguments: Sequence[str]) -> Asked:
     )
 
 
+@telling("nothing was written: no run had ended")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0; 1 where decisions differ or a run failed; 2, with one message and nothing
     written, for what cannot run; 128 + n for signal n.
 
     After a failure or a signal the report is of the runs before it.
     """
-    signal.signal(signal.SIGTERM, terminate)
     console = Console(stderr=True)
     try:
         asked = parse(arguments)
@@ -92,9 +91,6 @@ def main(arguments: Sequence[str]) -> int:
     except (RuntimeError, MemoryError) as error:
         print(f"error: {error}\nnothing was written: no run had ended", file=sys.stderr)
         return 1
-    except (KeyboardInterrupt, Terminated) as stop:
-        print("interrupted; nothing was written: no run had ended", file=sys.stderr)
-        return code_of(stop)
     print(found.text)
     print(f"files: {asked.output_dir}")
     if found.stopped_by is not None:

@@ -8,7 +8,6 @@ sentence for each budget, which lie in its folder, too (`sim.results.overview`).
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
+from sim.process.interrupts import Terminated, code_of, telling
 from sim.results.intervals import Floats
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import own_folder, print_summary, write_outputs
@@ -46,14 +46,6 @@ OVERWRITE: list[bool] = []
 """Has an item if a run may empty its folder: hydra hands on no words but those of its own."""
 
 
-class Interrupted(Exception):
-    """Signal ``number`` was received: the run must end and write nothing."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by signal {number}")
-        self.number = number
-
-
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """Simulate one run.
@@ -72,13 +64,11 @@ def main(cfg: DictConfig) -> None:
         if not HydraConfig.get().launcher._target_.endswith(".BasicLauncher"):
             raise  # the run has a process of its own: hydra reports it, and fails, at the end
         _note(Refused(" ".join(HydraConfig.get().overrides.task), str(error)))
-    except (KeyboardInterrupt, Interrupted) as interruption:
+    except (KeyboardInterrupt, Terminated) as stop:
         forget_made()
         kept = f" of this run; {len(DONE)} are kept in {FOLDER[0]}" if DONE else ""
         print(f"interrupted; nothing was written{kept}", file=sys.stderr)
-        sys.exit(
-            128 + (interruption.number if isinstance(interruption, Interrupted) else signal.SIGINT)
-        )
+        sys.exit(code_of(stop))
 
 
 def _run(cfg: DictConfig, output_dir: Path) -> None:
@@ -103,7 +93,7 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
         return
     console = Console()
     print_summary(summary, console)
-    console.print(f"files: {output_dir}", soft_wrap=True)
+    console.print(f"files: {output_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _take_flags() -> None:
@@ -142,10 +132,6 @@ def _note(run: Done | Refused) -> None:
     print(f"{len(DONE) + len(REFUSED)}: {told}", file=sys.stderr, flush=True)
 
 
-def _on_signal(number: int, _: object) -> None:
-    raise Interrupted(number)
-
-
 def _tell_all() -> int:
     """Print and write what the runs of a multirun say together; return its exit status."""
     if FOLDER:
@@ -153,20 +139,24 @@ def _tell_all() -> int:
         FOLDER[0].mkdir(parents=True, exist_ok=True)
         write(found, FOLDER[0])
         show(found, Console())
-        Console().print(f"files: {FOLDER[0]}", soft_wrap=True)
+        Console().print(f"files: {FOLDER[0]}", markup=False, highlight=False, soft_wrap=True)
     return 3 if REFUSED else 0
 
 
-if __name__ == "__main__":
+@telling("nothing was written")
+def _command() -> int:
     # Hydra tells each run of a multirun on stdout, from the second on.
     logging.getLogger("hydra").setLevel(logging.WARNING)
-    signal.signal(signal.SIGTERM, _on_signal)
     OVERWRITE.append(overwrites())
     try:
         _take_flags()
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     compose_once()
     main()
-    sys.exit(_tell_all())
+    return _tell_all()
+
+
+if __name__ == "__main__":
+    sys.exit(_command())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
-import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +23,7 @@ from sim.answers.ask import Bench, Found, answer
 from sim.answers.ask_figure import draw
 from sim.answers.ask_gates import asked
 from sim.answers.ask_words import paragraph, tables_of, told_of
-from sim.process.interrupts import Terminated, code_of, terminate
+from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
@@ -37,9 +36,9 @@ WORKERS = 2
 WIDTH = 150
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0; 2 with one message where the question cannot be asked, and nothing left."""
-    signal.signal(signal.SIGTERM, terminate)
     try:
         words = read(verb_of("ask"), arguments)
         own = words.own
@@ -51,9 +50,6 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, Terminated) as stop:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return code_of(stop)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(f"{found.model} on {found.machine}, {found.memory_gib:g} GiB", style="bold")
     for table in tables_of(found):
@@ -63,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     for system, why in found.refused:
         console.print(f"left out {system}: {why}", soft_wrap=True, markup=False)
     console.print(text, soft_wrap=True, markup=False)
-    console.print(f"files: {place}", soft_wrap=True)
+    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -119,6 +115,7 @@ def _write(place: Path, found: Found, text: str) -> None:
             {
                 **{k: v for k, v in asdict(row).items() if k != "labels"},
                 "words": " ".join(row.words),
+                "quality": "" if row.quality is None else row.quality.text(),
             }
             for row in found.rows
         ]

@@ -31,8 +31,6 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 
 from sim.checking.cache_replay import (
     LOADER_OPTIONS,
@@ -46,6 +44,8 @@ from sim.checking.cache_replay import (
 from sim.checking.cache_walk import CacheWalk
 from sim.checking.fault_search import FaultSearch
 from sim.checking.fault_words import layer_name, name, step_of, tell_faults, where
+from sim.process.interrupts import telling
+from sim.process.progress import tracked
 from sim.traces.residency_log import ResidencyLog, read_log
 from sim.traces.trace import DECODE
 from sim.values.units import part_of
@@ -401,6 +401,7 @@ def parse_budget(text: str) -> int:
     return budget
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Print the answer; return the exit status that the module's docstring states."""
     try:
@@ -411,7 +412,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
 
     def shown(items: Sequence[Contract]) -> Iterable[Contract]:
-        return track(items, "replaying", console=Console(stderr=True), transient=True)
+        return tracked(items, "replaying")
 
     verdicts = search(replayer, contracts, budget, shown)
     if verdicts[0].wrong is None:

@@ -12,12 +12,13 @@ from types import ModuleType
 import polars as pl
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import track
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from sim.answers.comparison import check_comparable, compared, conditions_of
 from sim.answers.comparison_words import answer, table_of
 from sim.answers.python import compare
+from sim.process.interrupts import telling
+from sim.process.progress import tracked
 from sim.results.metrics import SCHEMA
 from sim.study.trials import Trial, prepared, trial
 
@@ -38,6 +39,7 @@ NEEDED = ("budget", "contracts", "trace", "labels", "peak_bytes", "stall_s", "ma
 SEQUENCES = {"sequence": pl.Int64, "arrival_ns": pl.Int64, "end_ns": pl.Int64}
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Print the comparison; return the exit code: 2, with one line, if the runs do not compare."""
     if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
@@ -49,9 +51,6 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     console = Console()
     console.print(table_of(found))
     console.print(answer(found), soft_wrap=True, markup=False)
@@ -76,8 +75,7 @@ def _trials(names: tuple[str, str], common: Sequence[str]) -> tuple[Trial, Trial
     words = [_words(name, common) for name in names]
     # Refuse them before either is simulated.
     check_comparable(names, conditions_of(prepared(words[0])), conditions_of(prepared(words[1])))
-    progress = Console(stderr=True)
-    a, b = [trial(one) for one in track(words, "simulating", console=progress, transient=True)]
+    a, b = [trial(one) for one in tracked(words, "simulating")]
     return a, b
 
 
@@ -141,7 +139,7 @@ def read_run(directory: Path) -> Trial:
 
 def _table(path: Path, columns: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     try:
-        table = pl.read_parquet(path)
+        table = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{path} is no parquet file: {error}") from None
     for name, kind in columns.items():

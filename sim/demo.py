@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from sim.process.interrupts import telling
 from sim.process.progress import Shown
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told, write_on
@@ -43,6 +44,7 @@ class Cell:
     tokens: NDArray[np.float64]
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Run the comparison. Exit status: 0, or 2 with one message on stderr."""
     try:
@@ -96,7 +98,10 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
     _draw(output_dir / "comparison.png", cells)
     console.print(
         f"files: {output_dir}/comparison.png, comparison.svg, table.json, timeline.json (open it in"
-        " ui.perfetto.dev)"
+        " ui.perfetto.dev)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
 
 

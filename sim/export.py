@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -23,7 +22,7 @@ from sim.answers.ask_gates import asked
 from sim.answers.engine_flags import KV_BITS, Flags
 from sim.answers.export import Search, exported
 from sim.answers.export_words import sentence, table_of
-from sim.process.interrupts import Terminated, code_of, terminate
+from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent
 from sim.process.progress import Shown
 from sim.results.outputs import folder_for, own_folder
@@ -34,9 +33,9 @@ from sim.verbs.words import Words, read
 WORKERS = 2
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0; 2 with one message where nothing can be exported, and nothing left."""
-    signal.signal(signal.SIGTERM, terminate)
     console = Console()
     try:
         words = read(verb_of("export"), arguments)
@@ -50,16 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, Terminated) as stop:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return code_of(stop)
     console.print(table_of(found))
     for line, why in found.refused.items():
         console.print(f"left out {line.line()}: {why}", soft_wrap=True, markup=False)
     console.print(text, soft_wrap=True, markup=False)
     told = _repeated(found, given)
     console.print(f"run with: {told}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"files: {place}", soft_wrap=True)
+    console.print(f"files: {place}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

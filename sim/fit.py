@@ -23,7 +23,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from rich.progress import Progress
 
 from sim.engine.simulate import simulate
 from sim.fitting.artefact import write_artefact
@@ -37,6 +36,8 @@ from sim.fitting.cache_weights import (
     table,
 )
 from sim.fitting.fits import fit_from_rows
+from sim.process.interrupts import telling
+from sim.process.progress import Shown
 from sim.process.shared import Shared
 from sim.results.labels import labels_of, told
 from sim.results.run import Run
@@ -54,7 +55,7 @@ prefetch.
 ROWS = 5
 
 
-def calibrate(words: Sequence[str], progress: Progress) -> tuple[Run, Fit]:
+def calibrate(words: Sequence[str], progress: Shown) -> tuple[Run, Fit]:
     """Calibrate the cache of the run that ``words`` describe.
 
     Return that run, which has not been simulated, and the penalties of the grid. Raise ValueError
@@ -108,7 +109,7 @@ def _number(text: str) -> float:
         raise ValueError(f"step={text} must be a number, such as {STEP}") from None
 
 
-def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
+def fit_statistics(arguments: Sequence[str], progress: Shown) -> list[str]:
     """Fit a predictor and write its files. Return the lines to print."""
     request = request_of(arguments)
 
@@ -124,7 +125,7 @@ def fit_statistics(arguments: Sequence[str], progress: Progress) -> list[str]:
     ]
 
 
-def fit_cache(words: Sequence[str], progress: Progress) -> list[str]:
+def fit_cache(words: Sequence[str], progress: Shown) -> list[str]:
     """Calibrate a cache's weights. Return the lines to print, the best override last."""
     run, fit = calibrate(words, progress)
     return [
@@ -139,12 +140,13 @@ def fit_cache(words: Sequence[str], progress: Progress) -> list[str]:
     ]
 
 
+@telling("nothing was written")
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0, or 2 with one message on stderr and nothing written."""
     console = Console(stderr=True)
     is_cache = any(argument.split("=")[0].split(".")[0] == "cache" for argument in arguments)
     try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        with Shown(console=console) as progress:
             lines = (
                 fit_cache(arguments, progress) if is_cache else fit_statistics(arguments, progress)
             )

@@ -178,7 +178,7 @@ def read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, An
             summaries.append(_json(path / "summary.json"))
         elif cells and all(cell.is_file() for cell in cells):
             for cell in cells:
-                table = pl.read_parquet(cell)
+                table = pl.read_parquet(cell, glob=False)
                 if "summary" not in table.columns:
                     raise ValueError(f"{cell} has no column summary: it is no study's")
                 summaries += [json.loads(text) for text in table["summary"].drop_nulls()]
@@ -356,7 +356,9 @@ def main(words: Sequence[str]) -> int:
         except OSError as error:
             print(f"pareto: {error}", file=sys.stderr)
             return 2
-        console.print(f"files: {' '.join(map(str, files))}", soft_wrap=True)
+        console.print(
+            f"files: {' '.join(map(str, files))}", markup=False, highlight=False, soft_wrap=True
+        )
     return 0
 
 

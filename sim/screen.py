@@ -24,8 +24,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from sim.process.interrupts import telling
 from sim.process.shared import Shared
 from sim.results.frames import Frames
 from sim.results.hits import hit_ratio
@@ -146,6 +148,7 @@ def read_words(words: Sequence[str]) -> list[Cell]:
     return plan_cells(plan)
 
 
+@telling("nothing was written")
 def main(words: Sequence[str]) -> int:
     """Run the command; return exit status 0, or 2 with one message."""
     own = ("output_dir=", "overwrite=")
@@ -166,7 +169,7 @@ def main(words: Sequence[str]) -> int:
     heads = [".".join(key.split(".")[-2:]) for key in axes]
     title = f"{cells[0].system}, {len(cells)} machine{'s' * (len(cells) != 1)}"
     shown = ("tokens/s", "TTFT (s)", "TPOT (s)", "makespan (s)", "hits")
-    table = Table(*heads, *shown, title=title, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(*heads, *shown, title=escape(title), box=SIMPLE_HEAD, pad_edge=False)
     for row in found.iter_rows(named=True):
         table.add_row(
             *(str(row[key]) for key in axes),
@@ -177,7 +180,7 @@ def main(words: Sequence[str]) -> int:
     for text in told((cells[0].system, from_row(row)) for row in found["labels"]):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
     if directory is not None:
-        console.print(f"files: {directory}", soft_wrap=True)
+        console.print(f"files: {directory}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -6,8 +6,8 @@ DATASET is the folder that ``python -m sim.study`` wrote. NAME is the system as 
 Cells are compared where they share trace, split, sequences, workload, model, machine and bytes for
 experts, so that only their mechanisms differ. The answer is how many times as fast as NAME each of
 them decodes, with intervals paired over sequences. Cells without a cell of NAME beside them are
-listed below, with the reason. ``also=WORD`` takes only cells whose overrides have this word, such
-as ``also=trace.split=eval``.
+listed below, with the reason. ``also=WORD`` takes only cells whose overrides have this word as the
+study wrote it, such as ``also=trace.split=fit``. What a cell has by default is no word of it.
 """
 
 from __future__ import annotations
@@ -246,14 +246,20 @@ def _sentence(side: Side, name: str) -> str:
 def read_rows(dataset: Path, also: Sequence[str] = ()) -> list[Row]:
     """The rows of the dataset whose overrides have all words of ``also``.
 
-    Raise ValueError for a dataset without rows.
+    Raise ValueError where there are none.
     """
     rows: list[Row] = read_cells(dataset).to_dicts()
     if not rows:
         raise ValueError(
             f"{dataset} has no recorded cells; name the folder that python -m sim.study wrote"
         )
-    return [row for row in rows if set(also) <= set(row["overrides"].split())]
+    found = [row for row in rows if set(also) <= set(row["overrides"].split())]
+    if not found:
+        known = sorted({word for row in rows for word in row["overrides"].split()})
+        raise ValueError(
+            f"no cell has {' '.join(also)} among its words; there are: {' '.join(known)}"
+        )
+    return found
 
 
 def main(words: Sequence[str]) -> int:

@@ -145,7 +145,7 @@ def _shape(path: Path) -> tuple[int, int]:
     """How many rows a layer's file has, and how many ranks (K)."""
     refuse = Refuse(path.name)
     frame = _frame(path, COLUMNS, 1)
-    num_rows = _collected(refuse, pl.scan_parquet(path).select(pl.len())).item()
+    num_rows = _collected(refuse, pl.scan_parquet(path, glob=False).select(pl.len())).item()
     refuse("rows", num_rows == 0, num_rows, "must be 1 or more")
     return int(num_rows), len(frame["indices"][0])
 
@@ -225,7 +225,7 @@ def _frame(
     With ``nested`` the columns must be lists of these dtypes.
     """
     refuse = Refuse(path.name)
-    frame = _collected(refuse, pl.scan_parquet(path).head(0))
+    frame = _collected(refuse, pl.scan_parquet(path, glob=False).head(0))
     for name, inner in columns.items():
         refuse(
             name,
@@ -238,7 +238,7 @@ def _frame(
         is_list = isinstance(dtype, (pl.List, pl.Array))
         rule = f"must be {'lists of ' if nested else ''}{' or '.join(map(str, inner))}"
         refuse(name, found not in inner or is_list != nested, str(dtype), rule)
-    return _collected(refuse, pl.scan_parquet(path).select(list(columns)).head(rows))
+    return _collected(refuse, pl.scan_parquet(path, glob=False).select(list(columns)).head(rows))
 
 
 def _collected(refuse: Refuse, frame: pl.LazyFrame) -> pl.DataFrame:

@@ -115,8 +115,9 @@ def _csv_lines(request: Request, refuse: Refuse) -> Iterator[tuple[int, Line]]:
 
 
 def _check_names(refuse: Refuse, place: str, names: list[str]) -> None:
-    for name in NEEDED_COLUMNS:
-        refuse(place, name not in names, ",".join(names), f"must name the column {name}", "add it")
+    missing = [name for name in NEEDED_COLUMNS if name not in names]
+    rule = f"must name the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+    refuse(place, bool(missing), ",".join(names), rule, "add" + (" them" if missing[1:] else " it"))
     known = ", ".join((*NEEDED_COLUMNS, *OPTIONAL_COLUMNS))
     for name in names:
         wrong = name not in NEEDED_COLUMNS + OPTIONAL_COLUMNS

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import transformers
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from capture.models.discover import CaptureError, MoELayer, discover
@@ -31,7 +32,9 @@ from capture.recording.prompts import Passage, cut_passages, prompts_file, read_
 from capture.recording.record import Recording
 from capture.recording.settings import Settings
 from capture.recording.shards import Shards
+from sim.process.progress import Shown
 from sim.traces.trace import Header, ModelShape, trace_sha256
+from sim.values.units import MIB
 
 UNTOLD = ("output_dir", "threads")
 """Settings that do not decide what is recorded."""
@@ -55,7 +58,7 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
     layers = discover(model)
     plan = make_plan(model, layers, passages[0], settings)
     for key, reason in plan.left_out.items():
-        console.print(f"[yellow]not recorded: {key}[/yellow] {reason}", highlight=False)
+        console.print(f"[yellow]not recorded: {key}[/yellow] {escape(reason)}", highlight=False)
     header = _header(settings, arguments, model, layers, passages, plan, chat)
     recording = Recording(
         model, layers, passages, plan, settings, Shards(settings.output_dir, _identity(settings))
@@ -66,7 +69,7 @@ def capture(settings: Settings, arguments: Sequence[str], console: Console) -> H
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Shown(*columns) as progress:
         tasks = {
             name: progress.add_task(name, total=total)
             for name, total in (("sequences", len(passages)), ("sites", len(layers)))
@@ -206,11 +209,16 @@ def _report(
     sizes = {path: (directory / path).stat().st_size for path in header.files}
     for group in sorted({path.split("/")[0] for path in sizes}):
         size = sum(size for path, size in sizes.items() if path.split("/")[0] == group)
-        table.add_row(group, f"{size / 1e6:.2f} MB")
+        table.add_row(group, f"{size / MIB:.2f} MiB")
     table.add_row(
         "all files",
-        f"{(sum(sizes.values()) + (directory / 'header.json').stat().st_size) / 1e6:.2f} MB",
+        f"{(sum(sizes.values()) + (directory / 'header.json').stat().st_size) / MIB:.2f} MiB",
     )
     table.add_row("time", f"{run_s:.1f} s running, {write_s:.1f} s writing")
     console.print(table)
-    console.print(f"Recorded {decoded} decode tokens of {header.model.name} in {directory}.")
+    console.print(
+        f"Recorded {decoded} decode tokens of {header.model.name} in {directory}.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -6,15 +6,15 @@ A figure without any table is left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 
 from capture.statistics.published import PUBLISHED
+from sim.results.looks import COLOURS, looks, save
 
 Tables = Mapping[str, pl.DataFrame]
 Experts = Mapping[str, int]
@@ -29,20 +29,9 @@ def draw(output_dir: Path, tables: Tables, experts: Experts) -> list[Path]:
 
     ``experts`` has the number of experts of each trace; its order decides the colours.
     """
-    colours = dict(
-        zip(experts, plt.get_cmap("tab10").colors * (1 + len(experts) // 10), strict=False)
-    )
-    files = []
-    with mpl.rc_context(
-        {
-            "font.size": 9,
-            "axes.grid": True,
-            "grid.alpha": 0.3,
-            "figure.dpi": 110,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-        }
-    ):
+    colours = dict(zip(experts, cycle(COLOURS)))
+    files: list[Path] = []
+    with looks("stats") as plt:
         for name, (panels, needed) in FIGURES.items():
             there = [
                 (panel, table)
@@ -73,9 +62,7 @@ def draw(output_dir: Path, tables: Tables, experts: Experts) -> list[Path]:
                 fontsize=8,
             )
             figure.set_layout_engine("constrained")
-            files.append(output_dir / f"{name}.png")
-            figure.savefig(files[-1])
-            plt.close(figure)
+            files += save(figure, output_dir / name)
     return files
 
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
@@ -31,6 +30,7 @@ from capture.tiny.corpus import DOMAINS, Corpus
 from capture.tiny.families import Site, family_of
 from capture.tiny.model import load_model
 from capture.tiny.tokenizer import consecutive_windows, encode, load_tokenizer, sample_windows
+from sim.process.progress import tracked
 
 # How many tokens of each domain the gating statistics are computed from.
 GATING_TOKENS = (5120, 5120, 3072)
@@ -161,7 +161,7 @@ def held_out_loss(
     )
     batches = range(0, len(windows), WINDOWS_PER_BATCH)
     console = console or Console(quiet=True)
-    for start in track(batches, "held-out loss", console=console, disable=not console.is_terminal):
+    for start in tracked(batches, "held-out loss"):
         batch = windows[start : start + WINDOWS_PER_BATCH]
         of_tokens = token_losses(model, batch, prefix)
         for domain, of_window, window in zip(domains[start:], of_tokens, batch, strict=False):

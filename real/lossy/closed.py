@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
 from real.lossy.assess import Assessment
 from real.lossy.loops import Loops, Shift
 from real.lossy.requests import Request
+from sim.process.progress import Shown
 
 
 def measure(
@@ -18,10 +19,8 @@ def measure(
     """Measure every system in every mode; also return the assessment they were measured with."""
     configurations = [(f"system={name}", *request.overrides) for name in systems]
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("loading")
+    with Shown(*columns, console=console) as progress:
+        task = progress.add_task("loading", total=None)
 
         def track(what: str, sequence: int) -> None:
             progress.update(task, description=f"{what}: sequence {sequence}")

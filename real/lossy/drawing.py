@@ -5,31 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import polars as pl
 
 from real.lossy.sweep import SMALL, Sweep
-
-STYLE = {
-    "font.size": 9,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "figure.dpi": 130,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-
+from sim.results.looks import looks, save
 
 TICKS = (-5, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6, 1e8)
 
 
 def draw(sweep: Sweep, model: str, place: Path) -> list[Path]:
     """Draw a sweep as ``place`` with the endings .png and .svg; return both files."""
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with mpl.rc_context(STYLE):
+    with looks("quality_figures") as plt:
         panels = 2 if sweep.grid else 1
         figure, axes = plt.subplots(
             1, panels, figsize=(5.4 * panels, 4.0), squeeze=False, layout="constrained"
@@ -39,11 +26,7 @@ def draw(sweep: Sweep, model: str, place: Path) -> list[Path]:
             _grid(figure, axes[0][1], sweep)
         figure.suptitle(f"{sweep.title}: {model}", fontsize=10)
         figure.supxlabel(f"{sweep.source}, measured on {SMALL}", fontsize=6, wrap=True)
-        files = [place.with_suffix(ending) for ending in (".png", ".svg")]
-        for file in files:
-            figure.savefig(file)
-        plt.close(figure)
-    return files
+        return list(save(figure, place))
 
 
 def _curves(axis: Any, sweep: Sweep) -> None:

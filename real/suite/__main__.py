@@ -19,17 +19,17 @@ command goes on where it was stopped. ``device=host`` rehearses all of it withou
 from __future__ import annotations
 
 import re
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from real.suite.conduct import Suite
 from real.suite.needs import NEEDED, advice, missing, pack
 from real.suite.pieces import PIECES, Piece, piece_of
+from sim.process.interrupts import telling
+from sim.values.units import MIB
 from sim.verbs.table import verb_of
 from sim.verbs.words import read
 
@@ -42,10 +42,6 @@ PATIENCE = {"cuda": 1.0, "host": 8.0}
 
 A rehearsal is to show that everything runs, on whatever computer, however busy.
 """
-
-
-class Terminated(BaseException):
-    """Raised by SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +165,12 @@ def suite(asked: Asked) -> int:
     return 0 if is_whole else 1
 
 
+@telling("what has been done is kept, and the same command goes on")
 def main(arguments: Sequence[str]) -> int:
     """Run a command; return its exit status.
 
     It is 0; 1 where a piece failed or was left out; 2, with one message, where nothing could run.
     """
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         if arguments[:1] == ["missing"]:
             return _tell_missing(arguments[1:])
@@ -186,11 +182,6 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, Terminated) as stop:
-        print(
-            "interrupted; what has been done is kept, and the same command goes on", file=sys.stderr
-        )
-        return 128 + (signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
 
 
 def _tell_missing(arguments: Sequence[str]) -> int:
@@ -212,7 +203,7 @@ def _pack(arguments: Sequence[str]) -> int:
         raise ValueError("pack needs modules=A,B and output=FILE")
     size = pack([name for name in given["modules"].split(",") if name], Path(given["output"]))
     print(
-        f"{given['output']}: {size / 1e6:.1f} MB; there: tar xJf FILE -C FOLDER, and FOLDER into"
+        f"{given['output']}: {size / MIB:.1f} MiB; there: tar xJf FILE -C FOLDER, and FOLDER into"
         " PYTHONPATH"
     )
     return 0
@@ -232,16 +223,12 @@ def _bundle(arguments: Sequence[str]) -> int:
         modules, Path(given["output"]), None if most_mib is None else int(most_mib) << 20
     )
     print(
-        f"{given['output']}: {found.packed_bytes / 1e6:.1f} MB, of {found.tree_bytes / 1e6:.1f} MB"
-        f" of the project ({found.left_out_bytes / 1e6:.1f} MB of other bundled models are left"
-        f" out) and {found.package_bytes / 1e6:.1f} MB of packages; there, in an empty folder: tar"
+        f"{given['output']}: {found.packed_bytes / MIB:.1f} MiB, of {found.tree_bytes / MIB:.1f} MiB"
+        f" of the project ({found.left_out_bytes / MIB:.1f} MiB of other bundled models are left"
+        f" out) and {found.package_bytes / MIB:.1f} MiB of packages; there, in an empty folder: tar"
         f" xJf FILE && export PYTHONPATH=$PWD/{CARRIED}:$PYTHONPATH && python -m real.suite missing"
     )
     return 0
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
 
 
 if __name__ == "__main__":

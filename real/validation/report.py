@@ -22,6 +22,7 @@ from real.validation.judge import (
 )
 from sim.results.frames import Frames
 from sim.results.labels import Labels, told, write_on
+from sim.results.looks import looks, save
 from sim.results.timeline import trace_events
 
 
@@ -226,38 +227,32 @@ def _draw(
     cases: Sequence[Case],
     labels: Sequence[tuple[str, Labels]],
 ) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5.6, 5), layout="constrained")
-    for system in dict.fromkeys(case.system for case in cases):
-        mine = [case for case in cases if case.system == system]
-        x = [case.median_ns / 1e9 for case in mine]
-        spread = [
-            [case.median_ns / 1e9 - min(case.measured_ns) / 1e9 for case in mine],
-            [max(case.measured_ns) / 1e9 - case.median_ns / 1e9 for case in mine],
-        ]
-        axis.errorbar(
-            x,
-            [case.predicted_ns / 1e9 for case in mine],
-            xerr=spread,
-            fmt="o",
-            capsize=3,
-            label=system,
+    with looks("predicted_measured") as plt:
+        figure, axis = plt.subplots(figsize=(5.6, 5), layout="constrained")
+        for system in dict.fromkeys(case.system for case in cases):
+            mine = [case for case in cases if case.system == system]
+            x = [case.median_ns / 1e9 for case in mine]
+            spread = [
+                [case.median_ns / 1e9 - min(case.measured_ns) / 1e9 for case in mine],
+                [max(case.measured_ns) / 1e9 - case.median_ns / 1e9 for case in mine],
+            ]
+            axis.errorbar(
+                x,
+                [case.predicted_ns / 1e9 for case in mine],
+                xerr=spread,
+                fmt="o",
+                capsize=3,
+                label=system,
+            )
+        ends = [0, 1.05 * max(max(case.predicted_ns, *case.measured_ns) for case in cases) / 1e9]
+        axis.plot(ends, ends, color="0.6", linewidth=1)
+        axis.set(
+            xlabel="measured (s; bar: all repeats)",
+            ylabel="predicted from other systems' runs (s)",
+            xlim=ends,
+            ylim=ends,
         )
-    ends = [0, 1.05 * max(max(case.predicted_ns, *case.measured_ns) for case in cases) / 1e9]
-    axis.plot(ends, ends, color="0.6", linewidth=1)
-    axis.set(
-        xlabel="measured (s; bar: all repeats)",
-        ylabel="predicted from other systems' runs (s)",
-        xlim=ends,
-        ylim=ends,
-    )
-    axis.set_title(f"{facts['device']}: {facts['runs on']}", fontsize=8)
-    axis.legend(frameon=False, fontsize=8)
-    write_on(figure, labels)
-    for kind in ("png", "svg"):
-        figure.savefig(folder / f"predicted_measured.{kind}", dpi=150)
-    plt.close(figure)
+        axis.set_title(f"{facts['device']}: {facts['runs on']}", fontsize=8)
+        axis.legend(frameon=False, fontsize=8)
+        write_on(figure, labels)
+        save(figure, folder / "predicted_measured")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from real.setup.execute import computer_of, ran_on
 from real.setup.prepare import Request, prepare_replay
@@ -26,6 +25,7 @@ from real.validation.cases import (
 from real.validation.closed import as_lines, as_rows, shifts_of
 from real.validation.report import write_report, write_timelines
 from sim.process.interrupts import Terminated
+from sim.process.progress import Shown
 
 TIMELINE_STEPS = 32
 
@@ -74,13 +74,14 @@ def validate(
     order = order_of(plan)
     stopped_by: BaseException | None = None
     try:
-        for system, share, _ in track(order, "runs", console=console, transient=True):
-            if runs and not has_time():
-                break
-            request = requests[system, share]
-            runs.append(measure_run(request, share, system))
-            if (system, share) not in checks:
-                checks[system, share] = check(request, runs[-1])
+        with Shown(console=console) as bar:
+            for system, share, _ in bar.track(order, description="runs"):
+                if runs and not has_time():
+                    break
+                request = requests[system, share]
+                runs.append(measure_run(request, share, system))
+                if (system, share) not in checks:
+                    checks[system, share] = check(request, runs[-1])
     except (RuntimeError, OSError, MemoryError, KeyboardInterrupt, Terminated) as stop:
         stopped_by = stop
         if not checks:

@@ -11,6 +11,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from sim.answers.ask_quality import Quality, quality_of
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.devices import device_of
 from sim.machine.model import PRECISION_BITS
@@ -45,7 +46,8 @@ CLOSE = 0.03
 @dataclass(frozen=True)
 class Row:
     """One system at one precision. ``interval`` and ``first_interval`` are of 95 %, None where too
-    few sequences stand behind one. ``lost``: what was lost, in words.
+    few sequences stand behind one. ``lost``: what was lost, in words. ``quality``: what that costs
+    this model, None where nobody measured it.
     """
 
     system: str
@@ -60,6 +62,7 @@ class Row:
     waiting: float
     lost: str
     labels: Labels
+    quality: Quality | None = None
 
     @property
     def name(self) -> str:
@@ -288,7 +291,11 @@ def answer(
     trials, refused = bench.all(systems_at(precisions, whole))
     if not trials:
         raise ValueError(f"no system can run: {refused[0][0]}: {refused[0][1]}")
-    rows = tuple(row_of(words, found) for words, found in sorted(trials.items()))
+    shape = run.trace.header.model.name
+    rows = tuple(
+        replace(row_of(words, found), quality=quality_of(shape, words))
+        for words, found in sorted(trials.items())
+    )
     machine = run.hardware
     found = Found(
         run.model.name,
@@ -374,18 +381,13 @@ def _memory_word(run: Run, more_gib: float) -> str:
 
 def _link(row: Row, run: Run, bench: Bench, target: float) -> Need:
     """The bandwidth of the link to the device at which ``row`` reaches the target."""
-
-    def speed(factor: float) -> float:
-        words = (*row.words, _link_word(run, factor))
-        return float(bench.ask(words).result().summary["decode_tokens_per_s"])
-
     low, high = FACTORS
-    factor = _least(speed, target, low, high)
+    factor, whose = _first(row, lambda f: _link_word(run, f), bench, target, low, high)
     peak = run.hardware.links[0].peak_gb_per_s
     if factor is None:
-        told = f"no link does, not even of {peak * high:.4g} GB/s"
+        told = f"no link does, not even of {peak * high:.4g} GB/s{whose}"
     else:
-        told = f"a link of {peak * factor:.3g} GB/s does ({factor:.2g}x this one)"
+        told = f"a link of {peak * factor:.3g} GB/s does ({factor:.2g}x this one){whose}"
     return Need("link", None if factor is None else peak * factor, told)
 
 
@@ -393,20 +395,46 @@ def _memory(row: Row, run: Run, bench: Bench, target: float) -> Need:
     """The device memory at which ``row`` reaches the target."""
     memory = run.hardware.memory_gib
     needs = next((one.needs_gib for one in fits_of(run) if one.precision == row.precision), None)
-
-    def speed(size_gib: float) -> float:
-        words = (*row.words, _memory_word(run, size_gib - memory))
-        return float(bench.ask(words).result().summary["decode_tokens_per_s"])
-
     # Of several devices one may need more than its part.
     count = run.hardware.devices.count if run.hardware.devices else 1
     high = max(memory, (needs or memory) * 1.05 if count == 1 else (needs or 0) / count * 1.5)
-    size = _least(speed, target, memory, high)
+    size, whose = _first(
+        row, lambda gib: _memory_word(run, gib - memory), bench, target, memory, high
+    )
     if size is None:
-        told = f"no memory does, not even of {high:.3g} GiB, which holds all experts"
+        told = f"no memory does, not even of {high:.3g} GiB, which holds all experts{whose}"
     else:
-        told = f"{size:.3g} GiB of memory do"
+        told = f"{size:.3g} GiB of memory do{whose}"
     return Need("memory", size, told)
+
+
+def _first(
+    row: Row,
+    word: Callable[[float], str],
+    bench: Bench,
+    target: float,
+    low: float,
+    high: float,
+) -> tuple[float | None, str]:
+    """The least value at which ``row`` reaches the target, or else `RESIDENT` at its precision, and
+    whose value it is, in words. None where neither does.
+
+    The fastest system here need not be the one that gains by more: one that computes on the CPU
+    stays as slow as the CPU.
+    """
+    precision = [one for one in row.words if one.startswith("precision=")]
+    resident = (f"system={RESIDENT}", *precision)
+    others = [resident] if precision and row.words != resident else []
+    for words in (row.words, *others):
+
+        def speed(value: float, words: tuple[str, ...] = words) -> float:
+            found = bench.ask((*words, word(value))).result()
+            return float(found.summary["decode_tokens_per_s"])
+
+        if (found := _least(speed, target, low, high)) is not None:
+            whose = "" if words == row.words else f" with {RESIDENT} at {row.precision}"
+            return found, whose
+    return None, f", nor with {RESIDENT}" if others else ""
 
 
 def _least(speed: Callable[[float], float], target: float, low: float, high: float) -> float | None:
@@ -429,5 +457,5 @@ def alike(rows: Sequence[Row]) -> Mapping[tuple[object, ...], list[Row]]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         key = (row.precision, round(row.share, 3), f"{row.tokens_per_s:.4g}", f"{row.first_s:.3g}")
-        groups.setdefault((*key, row.lost), []).append(row)
+        groups.setdefault((*key, row.lost, row.quality), []).append(row)
     return groups

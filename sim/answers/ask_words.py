@@ -9,15 +9,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Found, Row, alike
+from sim.answers.ask_quality import UNKNOWN
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told
 from sim.results.paired import SLOWER, Paired
 
 HEADINGS = {
     LOSSLESS: "LOSSLESS: the model as it is published",
-    LOSSY: "LOSSY: what it costs in quality was not measured here (moelab quality)",
+    LOSSY: "LOSSY: less than the model as it is published",
     BOUND: "BOUNDS: they know what is to come, or do what no machine can",
 }
+QUALITY = "KL (millinats a token)"
+"""The head of the column of what was measured."""
 LEAST_SLOTS = 0.05
 """Fewer slots a layer than these are not told."""
 SHOWN = 3
@@ -44,6 +47,7 @@ def tables_of(found: Found) -> list[Table]:
                 "first token (s)",
                 "waits",
                 "why it is a bound" if kind == BOUND else "lost",
+                *([QUALITY] if kind == LOSSY else []),
                 title=heading,
                 title_justify="left",
             )
@@ -55,7 +59,21 @@ def tables_of(found: Found) -> list[Table]:
 
 def told_of(found: Found) -> list[str]:
     """What a reader must know of all rows."""
-    return [*told((row.system, _common(row)) for row in found.rows), OVER]
+    return [*told((row.system, _common(row)) for row in found.rows), OVER, *_measured(found)]
+
+
+def _measured(found: Found) -> list[str]:
+    """Where the numbers of quality are from, and how to have more of them."""
+    of: dict[str, list[str]] = {}
+    for row in found.of(LOSSY):
+        if row.quality is not None:
+            of.setdefault(row.quality.label(), []).append(row.system)
+    known = [
+        f"KL of {', '.join(systems)}: to full precision, {label}" for label, systems in of.items()
+    ]
+    if all(row.quality for row in found.of(LOSSY)):
+        return known
+    return [*known, f"KL {UNKNOWN}: moelab quality measures it with the model's weights"]
 
 
 def _common(row: Row) -> Labels:
@@ -74,6 +92,7 @@ def cells(group: Sequence[Row]) -> tuple[str, ...]:
         f"{row.first_s:.3g}{between(row.first_interval)}",
         f"{row.waiting:.0%}",
         escape(row.why if row.kind == BOUND else row.lost),
+        *([UNKNOWN if row.quality is None else escape(row.quality.short())] * (row.kind == LOSSY)),
     )
 
 
@@ -142,7 +161,9 @@ def _fastest(kind: str, rows: Sequence[Row]) -> str:
     others = list(dict.fromkeys(row.system for row in near if row.system != best.system))
     rest = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
     also = f" (intervals overlap with {', '.join(others[:SHOWN])}{rest})" if others else ""
-    lost = "" if kind == LOSSLESS else f"; lost: {best.lost}"
+    known = best.quality
+    quality = UNKNOWN if known is None else f"{known.text()}, {known.label()}"
+    lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"
     return (
         f"The fastest {kind} system is {best.name}{also}: {best.tokens_per_s:.3g}"
         f" tokens/s{between(best.interval)} with {best.share:.0%} of the expert bytes resident, the"

@@ -8,7 +8,7 @@ from rich.table import Table
 from sim.answers.comparison import COMPUTE, Comparison
 from sim.results.labels import caption
 from sim.results.paired import TOO_FEW
-from sim.values.units import GB, NS_PER_S
+from sim.values.units import GIB, NS_PER_S
 
 
 def table_of(found: Comparison) -> Table:
@@ -80,7 +80,7 @@ def _room(found: Comparison) -> str:
     if found.staging_bytes[0] == found.staging_bytes[1]:
         return ""
     ours, theirs = (
-        f"up to {held / GB:.3f} GB in staging slots" if held else "none"
+        f"up to {held / GIB:.3f} GiB in staging slots" if held else "none"
         for held in found.staging_bytes
     )
     return f" Beside their equal budgets A held {ours}, B {theirs}."

@@ -87,7 +87,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 def _table(place: Path, columns: Sequence[str]) -> pl.DataFrame:
     try:
-        return pl.read_parquet(place, columns=list(columns))
+        return pl.read_parquet(place, columns=list(columns), glob=False)
     except (PolarsError, OSError) as error:
         raise ValueError(
             f"{place} cannot be read ({str(error).splitlines()[0]}); run again with outputs=all"

@@ -201,7 +201,7 @@ def _table(place: Path, columns: tuple[str, ...]) -> pl.DataFrame:
     if not place.is_file():
         raise NoRunError(f"{place.parent} lacks {place.name}; run again with outputs=all")
     try:
-        found = pl.read_parquet(place)
+        found = pl.read_parquet(place, glob=False)
     except (PolarsError, OSError) as error:
         raise NoRunError(
             f"{place} cannot be read ({str(error).splitlines()[0]}); run again"

@@ -7,6 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from sim.values.units import require_flag, require_number
+from sim.verbs.names import models_for
 
 if TYPE_CHECKING:  # numpy comes with it, which a list of models does not need
     from sim.traces.header import ModelShape
@@ -429,8 +430,9 @@ class Model:
         if ours != theirs:
             raise ValueError(
                 f"trace {trace_name} has {_shape(theirs)} (sites x experts top-k), model"
-                f" {self.name} {_shape(ours)}; moelab ask model={self.name} finds gates of its"
-                f" shape, moelab synthesize like={self.name} makes some for trace.path=DIR"
+                f" {self.name} {_shape(ours)}; to run this trace choose {models_for(*theirs)}; for"
+                f" gates of {self.name} moelab ask model={self.name} finds some, and moelab"
+                f" synthesize like={self.name} makes some for trace.path=DIR"
             )
         if null_experts != self.null_experts:
             raise ValueError(

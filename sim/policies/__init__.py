@@ -20,7 +20,7 @@ A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks 
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
-from sim.policies.frequency_classes import LFRU, ClassLRU
+from sim.policies.frequency_classes import LFRU, ClassLRU, DecayedLFU
 from sim.policies.importance import RecentImportance
 from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.learned import LearnedPerSite
@@ -39,7 +39,6 @@ from sim.policies.references import Foreseen, StatedAccuracy
 from sim.policies.reroutes import ForecastRoutes, MaskedGate
 from sim.policies.scores import (
     ActivationRatio,
-    DecayedLFU,
     FrequencyOverDistance,
     Random,
     VisitCount,

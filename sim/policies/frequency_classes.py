@@ -9,42 +9,26 @@ from numpy.typing import NDArray
 
 from sim.policies.base import Gate
 from sim.policies.quotas import Quotas
-from sim.policies.scores import Floats, Scored, Within
+from sim.policies.scores import Floats, Scored, Within, number_within
 from sim.values.types import Cause, Geometry, PoolPlan
 from sim.values.units import require_number
 
 
-class LFRU(Scored):
-    """Lowest ``count / age`` first, ties lowest key first (contract C147).
+class Touched(Scored):
+    """A cache that knows when each key was last touched, by the touches of its pool.
 
-    A key's age is how often its pool was touched since the key itself was, at least 1. A touch is a
-    request, or an arrival without one. Its count is the number of its requests since the start of
-    the run; evictions and sequences forget nothing.
-
-    Source: Zhang, arXiv:2608.07911; shijiuzhang/moe-cache-eval, ``moe_controller/simulation.py``.
+    A touch is a request, or an arrival without one (contract C46).
     """
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
-        self._count = np.zeros(geometry.num_keys, np.int64)
         self._stamp = np.zeros(geometry.num_keys, np.int64)
         self._clocks = [0] * len(plan.capacity_bytes)
         self._has_place = bytearray(geometry.num_keys)
-
-    def _score(self, within: Within) -> Floats:
-        score: Floats = self._count[within] / np.maximum(self._ages(within), 1)
-        return score
-
-    def _ages(self, within: Within) -> NDArray[np.int64]:
-        """Of the keys of a pool. Its clock is the stamp of the last touch."""
-        stamps = self._stamp[within]
-        ages: NDArray[np.int64] = stamps.max() - stamps
-        return ages
 
     def on_requests(
         self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
     ) -> None:
         for key in keys:
-            self._count[key] += 1
             self._touch(key)
 
     def on_insert(self, key: int, cause: Cause) -> None:
@@ -61,6 +45,37 @@ class LFRU(Scored):
         self._clocks[pool] += 1
         self._stamp[key] = self._clocks[pool]
         self._has_place[key] = 1
+
+
+class LFRU(Touched):
+    """Lowest ``count / age`` first, ties lowest key first (contract C147).
+
+    A key's age is how often its pool was touched since the key itself was, at least 1. Its count is
+    the number of its requests since the start of the run; evictions and sequences forget nothing.
+
+    Source: Zhang, arXiv:2608.07911; shijiuzhang/moe-cache-eval, ``moe_controller/simulation.py``.
+    """
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        super()._prepare(geometry, plan)
+        self._count = np.zeros(geometry.num_keys, np.int64)
+
+    def _score(self, within: Within) -> Floats:
+        score: Floats = self._count[within] / np.maximum(self._ages(within), 1)
+        return score
+
+    def _ages(self, within: Within) -> NDArray[np.int64]:
+        """Of the keys of a pool. Its clock is the stamp of the last touch."""
+        stamps = self._stamp[within]
+        ages: NDArray[np.int64] = stamps.max() - stamps
+        return ages
+
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
+        for key in keys:
+            self._count[key] += 1
+        super().on_requests(keys, wanted, outcomes, gate)
 
 
 class ClassLRU(LFRU):
@@ -107,4 +122,45 @@ class ClassLRU(LFRU):
         if halvings != self._halvings:
             self._count >>= min(halvings - self._halvings, 63)
             self._halvings = halvings
+        super().on_requests(keys, wanted, outcomes, gate)
+
+
+class DecayedLFU(Touched):
+    """Smallest decayed count of requests first, ties least recent first.
+
+    A request counts 1, and ``decay`` times as much after each further step, whether or not the key
+    is resident.
+    """
+
+    def __init__(
+        self,
+        decay: float = 0.98,
+        scope: str = "global",
+        shares: Sequence[float] = (),
+        initial: str = "ascending",
+        quotas: Quotas | Sequence[int] = (),
+    ) -> None:
+        super().__init__(scope, shares, initial, quotas)
+        self.decay = number_within("decay", decay, 0.0, 1.0)
+
+    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
+        super()._prepare(geometry, plan)
+        self._count = np.zeros(geometry.num_keys)
+        self._step = 0
+
+    def _score(self, within: Within) -> Floats:
+        return self._count[within].copy()
+
+    def _tie(self, within: Within) -> NDArray[np.generic]:
+        stamps: NDArray[np.int64] = self._stamp[within]
+        return stamps
+
+    def on_requests(
+        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
+    ) -> None:
+        if gate.step != self._step:
+            self._count *= self.decay ** (gate.step - self._step)
+            self._step = gate.step
+        for key in keys:
+            self._count[key] += 1
         super().on_requests(keys, wanted, outcomes, gate)

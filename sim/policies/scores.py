@@ -270,7 +270,7 @@ class ActivationRatio(Scored):
         quotas: Quotas | Sequence[int] = (),
     ) -> None:
         super().__init__(scope, shares, initial, quotas)
-        self.epsilon = _number("epsilon", epsilon, 0.0, math.inf)
+        self.epsilon = number_within("epsilon", epsilon, 0.0, math.inf)
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         self._plane, self._units, self._num_sites = geometry.plane, geometry.units, geometry.sites
@@ -330,58 +330,6 @@ class VisitCount(Scored):
         self._visits[key] = 0
 
 
-class DecayedLFU(Scored):
-    """Smallest decayed count of requests first, ties least recent first.
-
-    A request counts 1, and ``decay`` times as much after each further step, whether or not the key
-    is resident.
-    """
-
-    def __init__(
-        self,
-        decay: float = 0.98,
-        scope: str = "global",
-        shares: Sequence[float] = (),
-        initial: str = "ascending",
-        quotas: Quotas | Sequence[int] = (),
-    ) -> None:
-        super().__init__(scope, shares, initial, quotas)
-        self.decay = _number("decay", decay, 0.0, 1.0)
-
-    def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
-        self._count = np.zeros(geometry.num_keys)
-        self._stamp = np.zeros(geometry.num_keys, np.int64)
-        self._clock = 0
-        self._step = 0
-
-    def _score(self, within: Within) -> Floats:
-        return self._count[within].copy()
-
-    def _tie(self, within: Within) -> NDArray[np.generic]:
-        stamps: NDArray[np.int64] = self._stamp[within]
-        return stamps
-
-    def on_requests(
-        self, keys: Sequence[int], wanted: Sequence[int], outcomes: Sequence[int], gate: Gate
-    ) -> None:
-        if gate.step != self._step:
-            self._count *= self.decay ** (gate.step - self._step)
-            self._step = gate.step
-        for key in keys:
-            self._count[key] += 1
-            self._touch(key)
-
-    def on_insert(self, key: int, cause: Cause) -> None:
-        super().on_insert(key, cause)
-        # A demand got its place at its request.
-        if cause is not Cause.DEMAND:
-            self._touch(key)
-
-    def _touch(self, key: int) -> None:
-        self._clock += 1
-        self._stamp[key] = self._clock
-
-
 class Random(Scored):
     """A resident key at random, each equally likely. The order is drawn anew after every eviction,
     by a generator of its own.
@@ -412,7 +360,7 @@ class Random(Scored):
         self._generator.random(out=self._draws)
 
 
-def _number(name: str, value: float, above: float, most: float) -> float:
+def number_within(name: str, value: float, above: float, most: float) -> float:
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

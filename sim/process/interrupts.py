@@ -1,13 +1,21 @@
 """Signals that end a process from outside, Ctrl-C and SIGTERM, and their exit statuses.
 
-This module imports next to nothing, because every package imports it before anything else.
+This module imports little, because every package imports it before anything else.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from types import FrameType, TracebackType
+from typing import ParamSpec
+
+Words = ParamSpec("Words")
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminated(BaseException):
@@ -24,6 +32,58 @@ def code_of(stop: BaseException) -> int:
     if isinstance(stop, KeyboardInterrupt):
         return 128 + signal.SIGINT
     return 128 + signal.SIGTERM if isinstance(stop, Terminated) else 1
+
+
+def telling(kept: str) -> Callable[[Callable[Words, int]], Callable[Words, int]]:
+    """Of a command's ``main``: Ctrl-C and SIGTERM end it with ``interrupted; KEPT`` on stderr.
+
+    The exit status is the signal's. ``kept`` says what the command leaves when it is stopped, and
+    how to go on.
+    """
+
+    def decorated(main: Callable[Words, int]) -> Callable[Words, int]:
+        @wraps(main)
+        def told(*words: Words.args, **options: Words.kwargs) -> int:
+            before = signal.signal(signal.SIGTERM, terminate)
+            try:
+                return main(*words, **options)
+            except (KeyboardInterrupt, Terminated) as stop:
+                print(f"interrupted; {kept}", file=sys.stderr)
+                return code_of(stop)
+            finally:
+                signal.signal(signal.SIGTERM, before)
+
+        return told
+
+    return decorated
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block is over, and come then.
+
+    For the few steps between a change and the block that takes it back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no signal is heard here
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = {one: signal.signal(one, lambda *told: came.append(told)) for one in STOPS}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for number, frame in came[:1]:
+            _pass_on(number, frame)
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(number)
+    if callable(handler):
+        handler(number, frame)
+    elif handler is signal.SIG_DFL:
+        signal.raise_signal(number)
 
 
 def end_commands_quietly() -> None:

@@ -80,7 +80,7 @@ class ReportedRun:
         if not place.is_file():
             return None
         try:
-            return pl.read_parquet(place)
+            return pl.read_parquet(place, glob=False)
         except (PolarsError, OSError) as error:
             raise ValueError(
                 f"{place} cannot be read ({str(error).splitlines()[0]}); run again"

@@ -27,6 +27,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from sim.process.interrupts import telling
 from sim.process.progress import Shown
 from sim.reproduce import report
 from sim.reproduce.arms import ArmError
@@ -144,6 +145,7 @@ def calibrated(paper: Paper, runner: Runner) -> dict[str, float]:
     return constants
 
 
+@telling("the same command goes on where it was")
 def main(words: Sequence[str]) -> int:
     console, started = Console(), time.perf_counter()
     try:
@@ -171,9 +173,6 @@ def main(words: Sequence[str]) -> int:
     except (ArmError, OSError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it was", file=sys.stderr)
-        return 130
     for line in lines:
         console.print(line, soft_wrap=True)
     console.print(
@@ -183,7 +182,10 @@ def main(words: Sequence[str]) -> int:
     console.print(f"claims that can be recomputed in part: {_words(partly(every))}", soft_wrap=True)
     console.print(
         f"{runner.started} runs in {time.perf_counter() - started:.0f} s; files:"
-        f" {request.output_dir}"
+        f" {request.output_dir}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
     return 0
 

@@ -19,6 +19,7 @@ from sim.reproduce.roles import Claim, Paper
 from sim.reproduce.rules import published
 from sim.reproduce.verdicts import VERDICTS, Verdict, counts
 from sim.results.labels import Labels, told, write_on
+from sim.results.looks import looks, save
 
 COLOURS = {"holds": "#2a7f3f", "reachable": "#d08a1d", "misses": "#b3372f"}
 
@@ -149,7 +150,7 @@ def by_claim(verdicts: Sequence[Verdict]) -> list[tuple[str, Labels]]:
 
 
 def write(folder: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
-    """Write ``NAME.md``, ``NAME.json`` and ``NAME.png`` of a paper into ``folder``."""
+    """Write ``NAME.md``, ``NAME.json``, ``NAME.png`` and ``NAME.svg`` of a paper into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{paper.name}.md").write_text(markdown(paper, verdicts), encoding="utf-8")
     rows: list[Mapping[str, Any]] = [
@@ -178,54 +179,49 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
 
     At 1 a value is the published one.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = [
         v
         for v in verdicts
         if v.claim.role in ("predicted", "transferred") and v.claim.rule != "order" and v.value
     ]
-    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.2 * len(rows)), layout="constrained")
-    for place, v in enumerate(reversed(rows)):
-        target = published(v.claim)
-        middle = sum(target) / len(target) if target else 1.0
-        colour = COLOURS.get(v.verdict, "#777777")
-        if v.ends and v.ends[0] > 0:
-            axes.plot(
-                [end / middle for end in v.ends],
-                [place, place],
-                color=colour,
-                alpha=0.4,
-                linewidth=4,
-            )
-        if v.value is not None and v.value.point > 0:
-            axes.plot([v.value.point / middle], [place], "o", color=colour, markersize=4)
-        elif v.value is not None:
-            axes.text(
-                0.01,
-                place,
-                "the other sign",
-                color=colour,
-                fontsize=6,
-                va="center",
-                transform=axes.get_yaxis_transform(),
-            )
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(xscale="log", xlabel="simulated / published", yticks=range(len(rows)))
-    axes.set_yticklabels([f"{v.claim.id} {v.claim.where}" for v in reversed(rows)], fontsize=6)
-    for name, colour in COLOURS.items():
-        axes.plot([], [], "o", color=colour, label=name)
-    axes.legend(frameon=False, fontsize=7, loc="best")
-    axes.set_title(
-        f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters",
-        fontsize=8,
-    )
-    write_on(figure, [("", labels) for v in rows for _, labels in v.labels], size=5)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with looks(paper.title) as plt:
+        figure, axes = plt.subplots(figsize=(8, 1.2 + 0.2 * len(rows)), layout="constrained")
+        for place, v in enumerate(reversed(rows)):
+            target = published(v.claim)
+            middle = sum(target) / len(target) if target else 1.0
+            colour = COLOURS.get(v.verdict, "#777777")
+            if v.ends and v.ends[0] > 0:
+                axes.plot(
+                    [end / middle for end in v.ends],
+                    [place, place],
+                    color=colour,
+                    alpha=0.4,
+                    linewidth=4,
+                )
+            if v.value is not None and v.value.point > 0:
+                axes.plot([v.value.point / middle], [place], "o", color=colour, markersize=4)
+            elif v.value is not None:
+                axes.text(
+                    0.01,
+                    place,
+                    "the other sign",
+                    color=colour,
+                    fontsize=6,
+                    va="center",
+                    transform=axes.get_yaxis_transform(),
+                )
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.set(xscale="log", xlabel="simulated / published", yticks=range(len(rows)))
+        axes.set_yticklabels([f"{v.claim.id} {v.claim.where}" for v in reversed(rows)], fontsize=6)
+        for name, colour in COLOURS.items():
+            axes.plot([], [], "o", color=colour, label=name)
+        axes.legend(frameon=False, fontsize=7, loc="best")
+        axes.set_title(
+            f"{paper.title}: dot at the documented default, bar over the grid of unstated parameters",
+            fontsize=8,
+        )
+        write_on(figure, [("", labels) for v in rows for _, labels in v.labels], size=5)
+        save(figure, path.with_suffix(""))
 
 
 def show(

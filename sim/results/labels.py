@@ -20,9 +20,9 @@ from sim.traces.header import Header
 Named = Iterable[tuple[str, "Labels"]]
 """Pairs of a name (of a system, a run, ..) and its labels; a name may come several times."""
 POINTS_A_LETTER = 0.5
+"""The width of a letter in a figure, as a share of the font size."""
 MOST_NAMES = 6
 """Of more runs than these a caption names the others, or says how many they are."""
-"""The width of a letter in a figure, as a share of the font size."""
 
 
 @dataclass(frozen=True)

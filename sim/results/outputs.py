@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.machine.model import AS_STORED
+from sim.process.interrupts import held_back
 from sim.results.bounded import bound_told
 from sim.results.forecasts import NOT
 from sim.results.frames import Frames
@@ -42,17 +43,19 @@ def locked(directory: Path) -> Iterator[None]:
     The lock holds against others that ask for it in this way. If the block raises, a folder that
     was made for it is removed again if it is empty. Raise OSError if another process has the lock.
     """
-    was_there = directory.exists()
-    while (handle := _take(directory)) is None:
-        pass
+    was_there, handle = directory.exists(), None
     try:
+        with held_back():
+            while (handle := _take(directory)) is None:
+                pass
         yield
     except BaseException:
-        if not was_there:
+        if not was_there and handle is not None:
             forget(directory)
         raise
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def _take(directory: Path) -> int | None:
@@ -102,12 +105,15 @@ def own_folder(directory: Path, overwrite: bool = False) -> Iterator[None]:
     if the block raises. Raise OSError as ``locked`` and ``check_writable`` do.
     """
     with locked(directory):
-        aside = _put_aside(directory) if overwrite else None
-        check_writable(directory)
+        aside, is_own = None, False
         try:
+            with held_back():
+                aside = _put_aside(directory) if overwrite else None
+                check_writable(directory)
+                is_own = True
             yield
         except BaseException:
-            for path in directory.iterdir():
+            for path in directory.iterdir() if is_own else ():
                 _remove(path)
             if aside is not None:
                 _move_all(aside, directory)

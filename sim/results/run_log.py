@@ -171,11 +171,13 @@ class RunLog:
             has = set(pl.read_parquet_schema(place))
             if missing := [column for column in COLUMNS[name] if column not in has]:
                 raise ValueError(f"{place} lacks the columns {', '.join(missing)}; {RUN_AGAIN}")
-            if (rows := pl.scan_parquet(place).select(pl.len()).collect().item()) > LARGEST_ROWS:
+            if (
+                rows := pl.scan_parquet(place, glob=False).select(pl.len()).collect().item()
+            ) > LARGEST_ROWS:
                 raise ValueError(
                     f"{place} has {rows} rows, must have at most {LARGEST_ROWS}; {RUN_AGAIN}"
                 )
-            return pl.read_parquet(place, columns=list(COLUMNS[name]))
+            return pl.read_parquet(place, columns=list(COLUMNS[name]), glob=False)
         except pl.exceptions.PolarsError as error:
             raise ValueError(f"{place} cannot be read ({error}); {RUN_AGAIN}") from None
 

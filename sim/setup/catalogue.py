@@ -15,7 +15,7 @@ from rich.table import Table
 
 from sim.values.fields import HEADER_FILE
 from sim.values.places import CONF, ROOT
-from sim.values.units import GIB
+from sim.values.units import GIB, MIB
 from sim.verbs.names import names, nearest, of_file, read
 
 Row = tuple[str, ...]
@@ -59,7 +59,7 @@ def model_row(name: str, config: Section, about: str) -> Row:
         name,
         shape,
         f"{model.total_params / 1e9:.4g} B",
-        f"{model.expert_bytes('fp16') / 1e6:.4g} MB",
+        f"{model.expert_bytes('fp16') / MIB:.4g} MiB",
         f"{experts:.4g} GiB",
         f"{model.kv_bytes_per_token / 1024:.4g} KiB",
         model.source + label,

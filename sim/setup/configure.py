@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sim.values.places import CONF
 
@@ -53,17 +54,55 @@ def system_name(chosen: str | None, overrides: Iterable[str]) -> str:
 
 def changes(overrides: Iterable[str]) -> list[str]:
     """The overrides that change what surrounds the system: machine, model, trace or workload. Of
-    several for one key the last counts.
+    several for one key the last counts. One that says what its file has anyway changes nothing.
 
     >>> changes(["system=lru", "trace.max_sequences=8", "model=tiny_mixtral", "trace.max_sequences=4"])
     ['model=tiny_mixtral', 'trace.max_sequences=4']
+    >>> changes(["trace=tiny_qwen2moe", "trace.split=eval"])
+    ['trace=tiny_qwen2moe']
     """
     last: dict[str, str] = {}
     for word in overrides:
         key = word.lstrip("+~").partition("=")[0]
         last.pop(key, None)
         last[key] = word
-    return [word for word in last.values() if group_of(word) in SURROUNDINGS]
+    chosen = {key: word.partition("=")[2] for key, word in last.items() if key in SURROUNDINGS}
+    return [
+        word
+        for key, word in last.items()
+        if group_of(word) in SURROUNDINGS and not _is_default(key, word, chosen)
+    ]
+
+
+def _is_default(key: str, word: str, chosen: Mapping[str, str]) -> bool:
+    """Whether the file of the key's group gives the key this value."""
+    group, *names = key.split(".")
+    if not names or word[0] in "+~":
+        return False
+    name = chosen.get(group) or _first_choices()[group]
+    return _stated(group, name).get(".".join(names)) == word.partition("=")[2]
+
+
+@cache
+def _first_choices() -> dict[str, str]:
+    """The file of each group that a run has without a word."""
+    whole = OmegaConf.load(CONF / "config.yaml")
+    return {
+        key: str(value) for one in whole.defaults if one != "_self_" for key, value in one.items()
+    }
+
+
+@cache
+def _stated(group: str, name: str) -> dict[str, str]:
+    """What a file of ``conf/`` states itself, as words have it, by key; empty where there is no
+    such file.
+    """
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        return {}
+    found = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(found, dict)
+    return {str(key): str(value) for key, value in found.items() if isinstance(value, str | int)}
 
 
 def group_of(override: str) -> str:

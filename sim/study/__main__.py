@@ -9,13 +9,13 @@ where a cell was refused or failed, 130 and 143 where it was interrupted.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from sim.process.interrupts import telling
 from sim.results.overview_words import show, write
 from sim.setup.parts import PARTS
 from sim.setup.refusals import SETTINGS
@@ -33,9 +33,9 @@ TOP_LEVEL = (*PARTS, *SETTINGS, "system", "experiment")
 INCOMPLETE = 3
 
 
+@telling("what is finished is recorded, the same words go on")
 def main(words: Sequence[str]) -> int:
     """Exit status, see above."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         options, overrides = sort_words(words)
         plan = read_plan(options["name"]).with_last(overrides)
@@ -50,9 +50,6 @@ def main(words: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; what is finished is recorded, the same words go on", file=sys.stderr)
-        return 130
     _tell(cells, output_dir)
     print(answer(plan.name, counts, output_dir))
     return 0 if counts[DONE] == counts.total() else INCOMPLETE

@@ -9,23 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
+from sim.process.progress import Shown
 from sim.study.cells import Cell
 from sim.study.dataset import Dataset
 from sim.study.launchers import Launcher
 from sim.study.rows import DONE, FAILED, REFUSED, Row, axis_types
-
-LINE_EVERY_S = 10.0
-"""How often progress prints a line where it is not shown on a terminal."""
 
 
 def conduct(
@@ -48,7 +43,7 @@ def conduct(
         left = [cell for cell in cells if cell.key not in dataset.statuses]
         if len(left) < len(cells):
             tell(f"{len(cells) - len(left)} of {len(cells)} cells are recorded already")
-        with showing_progress(study, len(left), tell) as report:
+        with showing_progress(study, len(left)) as report:
             for row in launcher.run(study, left, output_dir):
                 dataset.add(row)
                 report(row)
@@ -65,41 +60,32 @@ def axes_of(cells: Iterable[Cell]) -> dict[str, object]:
 
 
 @contextmanager
-def showing_progress(
-    study: str, total: int, tell: Callable[[str], None]
-) -> Iterator[Callable[[Row], None]]:
+def showing_progress(study: str, total: int) -> Iterator[Callable[[Row], None]]:
     """Show how far a study is: a bar with rate and remaining time on a terminal, else a line now
     and then. Yield the function to call with every finished row.
     """
-    console = Console(stderr=True)
     counts: Counter[str] = Counter()
-    started = shown = time.monotonic()
+    started = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with Shown(*columns) as bar:
         task = bar.add_task(study, total=total, note="")
 
         def report(row: Row) -> None:
-            nonlocal shown
             counts[row["status"]] += 1
             now, done = time.monotonic(), counts.total()
             rate = done / max(now - started, 1e-9)
             bad = ", ".join(
                 f"{counts[status]} {status}" for status in (REFUSED, FAILED) if counts[status]
             )
-            note = f"{rate:.3g} cells/s" + (f", {bad}" if bad else "")
+            left = f", {(total - done) / rate:.0f} s left"
+            note = f"{rate:.3g} cells/s" + (f", {bad}" if bad else "") + left
             bar.update(task, completed=done, note=note)
-            if not console.is_terminal and now > shown + LINE_EVERY_S:
-                shown = now
-                tell(f"{done}/{total} cells, {note}, {(total - done) / rate:.0f} s left")
 
         yield report
 

@@ -124,7 +124,7 @@ class Dataset:
         """
         gone = {key for key, status in self.statuses.items() if status in statuses}
         for part in self._parts():
-            frame = pl.read_parquet(part)
+            frame = pl.read_parquet(part, glob=False)
             kept = frame.filter(~pl.col("key").is_in(gone))
             if not len(kept):
                 part.unlink()
@@ -150,7 +150,7 @@ class Dataset:
         frames: dict[Path, pl.DataFrame] = {}
         for part in self._parts():
             try:
-                frames[part] = pl.read_parquet(part)
+                frames[part] = pl.read_parquet(part, glob=False)
                 self.statuses |= dict(frames[part].select("key", "status").iter_rows())
             except (PolarsError, OSError) as error:
                 # Moved out of the folder of parts, which readers such as pandas read as a whole.
@@ -282,4 +282,4 @@ def read_cells(directory: str | Path) -> pl.DataFrame:
     parts = sorted((Path(directory) / CELLS).glob("part-*.parquet"))
     if not parts:
         return to_frame([], {})
-    return pl.concat([pl.read_parquet(part) for part in parts], how="vertical")
+    return pl.concat([pl.read_parquet(part, glob=False) for part in parts], how="vertical")

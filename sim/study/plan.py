@@ -21,6 +21,10 @@ DEFAULTS = ("outputs=summary",)
 Values = Mapping[str, Any]
 
 
+YAML = "; words of a run stand in base: [KEY=VALUE, ..], what varies in grid: {KEY: [VALUE, ..]}"
+"""How the file of a study is made, for somebody who has seen none."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A study as its file describes it.
@@ -111,7 +115,8 @@ def section(found: object, keys: Sequence[str], place: str) -> dict[str, Any]:
     for key in found:
         if key not in keys:
             raise ValueError(
-                f"{place} has no key {key}{nearest(str(key), keys)}; it may have {', '.join(keys)}"
+                f"{place} knows no key {key}{nearest(str(key), keys)}; it may have"
+                f" {', '.join(keys)}{YAML if 'grid' in keys else ''}"
             )
     return dict(found)
 

@@ -214,7 +214,7 @@ def _trials(
     if over:
         tell(f"{len(over)} of {search.trials} trials are through already")
     left = search.trials - len(over)
-    with showing_progress(plan.name, left, tell) as report:
+    with showing_progress(plan.name, left) as report:
         while left > 0:
             trials = [study.ask() for _ in range(min(search.together, left))]
             cells = [_cell(plan, _values(search, trial), "fit") for trial in trials]

@@ -77,7 +77,7 @@ def kept_trial(words: Sequence[str], directory: Path | None) -> Trial:
         return Trial(
             told["summary"],
             told["config"],
-            *(pl.read_parquet(f"{path}.{name}.parquet") for name in TABLES),
+            *(pl.read_parquet(f"{path}.{name}.parquet", glob=False) for name in TABLES),
         )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
         found = trial(words)

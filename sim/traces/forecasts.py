@@ -149,11 +149,13 @@ def read_forecasts(root: Path, norm: str, header: Header) -> pl.DataFrame:
         if (found := dict(pl.read_parquet_schema(root / name))) != FORECAST_DTYPES:
             raise TraceError(name, "columns", str(found), f"must be {FORECAST_DTYPES}")
         # A parquet file of a few bytes can claim any number of rows.
-        if (rows := pl.scan_parquet(root / name).select(pl.len()).collect().item()) > most:
+        if (
+            rows := pl.scan_parquet(root / name, glob=False).select(pl.len()).collect().item()
+        ) > most:
             raise TraceError(
                 name, "rows", rows, f"must be at most {most}, the forecasts of all prompts"
             )
-        return pl.read_parquet(root / name)
+        return pl.read_parquet(root / name, glob=False)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise TraceError(
             name, "content", str(error), "must be a parquet file that polars reads"

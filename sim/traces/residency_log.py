@@ -190,10 +190,10 @@ def _read_table(path: Path, cells: int) -> pl.DataFrame:
             _refuse(
                 path.name, "columns", list(schema), f"must be {', '.join(COLUMNS)}, of their types"
             )
-        rows = pl.scan_parquet(path).select(pl.len()).collect().item()
+        rows = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
         if not 0 < rows <= cells:
             _refuse(path.name, "rows", rows, f"must be 1 to {cells}, the choices of the trace")
-        table = pl.read_parquet(path)
+        table = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise TraceError(path.name, "file", str(error), "must be parquet", IMPORT_AGAIN) from None
     for name in COLUMNS:

@@ -331,7 +331,7 @@ def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, 
         if unknown := sorted(set(found) - set(recorded)):
             raise TraceError(ROUTES_FILE, "columns", unknown, f"must be listed in {HEADER_FILE}")
         row_bytes = sum(max(width, 1) * VALUE_BYTES for dtypes, width in wanted.values())
-        num_rows = pl.scan_parquet(path).select(pl.len()).collect().item()
+        num_rows = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
         if num_rows * row_bytes > LARGEST_ROWS_BYTES:
             rule = f"must be at most {LARGEST_ROWS_BYTES // row_bytes} with these columns"
             raise TraceError(
@@ -341,7 +341,7 @@ def _load_arrays(path: Path, recorded: Expected, wanted: Expected) -> dict[str, 
                 rule,
                 "ask for fewer columns, or capture less at a time",
             )
-        frame = pl.read_parquet(path, columns=list(wanted))
+        frame = pl.read_parquet(path, columns=list(wanted), glob=False)
         return {name: _array(frame[name]) for name in wanted}
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise TraceError(
@@ -361,11 +361,11 @@ def _load_counts(path: Path, header: Header, stored: Mapping[str, Stored]) -> pl
         if (found := dict(pl.read_parquet_schema(path))) != COUNT_DTYPES:
             raise TraceError(COUNTS_FILE, "columns", str(found), f"must be {COUNT_DTYPES}")
         cells = num_rows * header.model.sites * header.model.top_k
-        if (rows := pl.scan_parquet(path).select(pl.len()).collect().item()) > cells:
+        if (rows := pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()) > cells:
             raise TraceError(
                 COUNTS_FILE, "rows", rows, f"must be at most {cells}, the choices of all prompts"
             )
-        frame = pl.read_parquet(path)
+        frame = pl.read_parquet(path, glob=False)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise TraceError(
             COUNTS_FILE, "content", str(error), "must be a parquet file that polars reads"

@@ -12,6 +12,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 GB = 1_000_000_000
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 def us(value: float) -> int:

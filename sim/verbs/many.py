@@ -41,7 +41,12 @@ VERBS = (
         "sim.study",
         "Make a study: a grid, a list or a search of runs as one dataset; it goes on where it was stopped.",
         (
-            Option("name", "a file of conf/study, or a path to one", is_needed=True),
+            Option(
+                "name",
+                "a file of conf/study, or a path to a yaml with base: [KEY=VALUE, ..] and grid: {KEY:"
+                " [VALUE, ..]}",
+                is_needed=True,
+            ),
             Option("launcher", "who runs the cells", Kind.ONE, "pool", ("pool", "ray", "submitit")),
             Option("workers", "processes at once", Kind.WHOLE, "one a core", least=1),
             Option(

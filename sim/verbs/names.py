@@ -129,3 +129,24 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def models_for(sites: int, experts: int, top_k: int) -> str:
+    """The words that choose a model for gates of this shape: one that has it, else one with as many
+    experts of which so many are chosen, else the way to make one.
+
+    >>> models_for(27, 64, 6), models_for(8, 64, 6)
+    ('model=deepseek_moe_16b', 'model=deepseek_moe_16b model.sites=8')
+    """
+    files = {name: read(CONF / "model" / f"{name}.yaml") for name in names("model")}
+    alike = [
+        name
+        for name, own in files.items()
+        if (own.get("experts"), own.get("top_k")) == (experts, top_k)
+    ]
+    whole = [name for name in alike if files[name].get("sites") == sites]
+    if whole:
+        return " or ".join(f"model={name}" for name in whole)
+    if alike:
+        return f"model={alike[0]} model.sites={sites}"
+    return "the model that it is of (moelab models from=config.json output=FILE makes its file)"

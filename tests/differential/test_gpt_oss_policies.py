@@ -38,9 +38,9 @@ from differential.test_gpt_oss_trace import (
 )
 from sim.policies.belady import Belady
 from sim.policies.frequency import LFU
+from sim.policies.frequency_classes import DecayedLFU
 from sim.policies.popular import Popular
 from sim.policies.profile import Profile
-from sim.policies.scores import DecayedLFU
 from sim.workload.steps import Workload
 
 __all__ = ["published", "pytestmark"]

@@ -29,7 +29,7 @@ from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
 from sim.policies.belady import Belady, CostAwareBelady
 from sim.policies.frequency import LFU
-from sim.policies.frequency_classes import LFRU, ClassLRU
+from sim.policies.frequency_classes import LFRU, ClassLRU, DecayedLFU
 from sim.policies.large_gates import LargeGatesOnlyRead
 from sim.policies.placements import Load
 from sim.policies.popular import Popular
@@ -40,7 +40,6 @@ from sim.policies.queues import S3FIFO, Sieve, WTinyLFU
 from sim.policies.recency import LRU, LeastStale
 from sim.policies.scores import (
     ActivationRatio,
-    DecayedLFU,
     FrequencyOverDistance,
     Random,
     VisitCount,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from sim.values.places import ROOT
 
@@ -86,3 +92,53 @@ def test_a_program_that_imports_the_packages_keeps_its_own_way_of_telling_errors
         check=False,
     )
     assert told.stdout == "True\n"
+
+
+LONG = {
+    "sim": "ask check compare demo export fit reproduce.__main__ screen study.__main__",
+    "capture": "__main__ calibrate channels check_synthesis fit get import_trace stats synthesize"
+    " train_tiny",
+    "real": "calibrate closed_loop quality quality_figures quality_fit quality_front"
+    " suite.__main__ validate",
+}
+
+
+class Pressed(Sequence[str]):
+    """Words at which somebody presses a key, or ends the process from outside."""
+
+    def __init__(self, press: BaseException | None) -> None:
+        self.press = press
+
+    def __getitem__(self, place: object) -> str:  # type: ignore[override]
+        if self.press is not None:
+            raise self.press
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("SIGTERM was not heard")
+
+    def __len__(self) -> int:
+        return len(self[0])
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self[0])
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# Contracts: C132
+@pytest.mark.parametrize(
+    "name", [f"{package}.{name}" for package, names in LONG.items() for name in names.split()]
+)
+def test_a_long_command_that_is_stopped_says_what_it_leaves(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = importlib.import_module(name).main
+    before = signal.getsignal(signal.SIGTERM)
+    told = []
+    for press, code in ((KeyboardInterrupt(), 130), (None, 128 + signal.SIGTERM)):
+        assert main(Pressed(press)) == code
+        out, line = capsys.readouterr()
+        assert out == ""
+        assert re.fullmatch(r"interrupted; .*(written|kept|go(es)? on|whole).*\n", line), line
+        told.append(line)
+    assert told[0] == told[1]
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from capture.tiny.model import (  # noqa: E402
 from capture.tiny.recipes import RECIPES, Recipe  # noqa: E402
 from capture.tiny.tokenizer import TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
 from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
+from sim.process import progress  # noqa: E402
 
 TINY = Recipe(
     layers=2,
@@ -457,10 +459,14 @@ def test_the_command_explains_wrong_arguments(
     assert "is an unfinished run; give --resume" in " ".join(capsys.readouterr().err.split())
 
 
-def test_progress_goes_to_a_file_as_lines(tmp_path: Path) -> None:
+def test_progress_goes_to_a_file_as_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     with (tmp_path / "log").open("w") as file:
         state = RunState.start(replace(TINY, tokens=16 * 100), tiny_stream())
         train_tiny.train_with_progress(
             state, tmp_path / "run_state.pt", 1000, Console(file=file, width=100)
         )
-    assert "step 100: mean loss of 100 steps" in (tmp_path / "log").read_text()
+    last = (tmp_path / "log").read_text(encoding="utf-8").splitlines()[-1]
+    assert re.fullmatch(
+        r"training: steps: 100 of 100 after \d+ s, loss \d\.\d{3} nats/token, [\d,]+ tokens/s", last
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,7 @@ from sim.answers.ask import (
     Fit,
     Found,
     Row,
+    _first,
     _least,
     alike,
     fits_of,
@@ -206,6 +209,36 @@ def test_the_least_value_is_found_to_three_percent() -> None:
         assert found is not None
         assert least <= found <= least * 1.04
     assert _least(lambda value: value, 100.0, 1.0, 64.0) is None
+
+
+@dataclass
+class Stated:
+    """A bench where a system reaches ``speeds[system]`` times the last word's number, no more than
+    its ``tops``.
+    """
+
+    speeds: dict[str, float]
+    tops: dict[str, float]
+
+    def ask(self, words: Sequence[str]) -> Future[SimpleNamespace]:
+        system, number = words[0].partition("=")[2], float(words[-1].partition("=")[2])
+        speed = min(self.speeds[system] * number, self.tops[system])
+        found: Future[SimpleNamespace] = Future()
+        found.set_result(SimpleNamespace(summary={"decode_tokens_per_s": speed}))
+        return found
+
+
+def test_where_the_fastest_system_gains_nothing_by_more_lru_may() -> None:
+    """A system that computes on the CPU stays as slow as the CPU is."""
+    words = ("system=on_cpu", "precision=fp16")
+    fastest = replace(row("on_cpu", 44.0), words=words)
+    for target, least, whose in ((40, 4.0, ""), (60, 30.0, " with lru at fp16")):
+        stated = Stated({"on_cpu": 10.0, "lru": 2.0}, {"on_cpu": 44.0, "lru": 70.0})
+        found, told = _first(fastest, "x={:g}".format, stated, target, 1.0, 64.0)
+        assert found is not None
+        assert least <= found <= least * 1.04
+        assert told == whose
+    assert _first(fastest, "x={:g}".format, stated, 90, 1.0, 64.0) == (None, ", nor with lru")
 
 
 def row(system: str, speed: float, precision: str = "fp16") -> Row:

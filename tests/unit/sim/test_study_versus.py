@@ -84,6 +84,12 @@ def test_a_cell_beside_no_cell_of_the_system_is_told_with_why(
     assert "hobbit: lossy (experts at low precision" in told
 
 
+def test_words_that_no_cell_has_are_refused_with_those_that_there_are(dataset: Path) -> None:
+    """The default is no word of a cell."""
+    with pytest.raises(ValueError, match=r"no cell has trace.split=eval among .*trace.split=fit"):
+        read_rows(dataset, ["trace.split=eval"])
+
+
 def test_ratios_and_intervals_are_those_of_two_compared_runs(dataset: Path) -> None:
     (group,) = versus(rows_with(dataset, "budget.resident_share=0.25"), "lru cache=lru").groups
     common = [*BASE, "system=lru", "budget.resident_share=0.25"]

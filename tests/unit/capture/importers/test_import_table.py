@@ -236,6 +236,11 @@ def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
         ("", "line 1", "must name the columns sequence, position, phase, site, experts"),
         ("sequence,position,phase,site\n", "line 1", "must name the column experts; add it"),
         (
+            "token,experts\n",
+            "line 1",
+            "must name the columns sequence, position, phase, site; add them",
+        ),
+        (
             "sequence,position,phase,site,experts,gate\n",
             "line 1",
             "must be one of the columns sequence, position",
@@ -287,7 +292,7 @@ GOOD = '{"sequence": 0, "position": 0, "phase": "decode", "site": 0, "experts": 
     [
         ("", "line 1", "must be an object for a token and a site"),
         ("[]\n", "line 1", "must be an object"),
-        ("{}\n", "line 1", "must name the column sequence"),
+        ("{}\n", "line 1", "must name the columns sequence"),
         (GOOD + "{", "line 2", "must be JSON"),
         (GOOD + "\n", "line 2", "must be JSON"),
         (GOOD.replace("0,", "NaN,", 1), "line 1", "must be JSON"),

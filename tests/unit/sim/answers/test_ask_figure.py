@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
+from omegaconf import OmegaConf
 
 from helpers.drawn import is_all_inside, kept, legend, notes, points, ticks, upright
 from helpers.printed import rows_of, shows
 from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
 from sim.answers.ask_figure import MOST, TONES, draw
-from sim.answers.ask_words import names_of, paragraph, tables_of, told_of
+from sim.answers.ask_quality import FILE, Quality, quality_of
+from sim.answers.ask_words import QUALITY, names_of, paragraph, tables_of, told_of
 from sim.ask import _write
 from sim.results.labels import Labels
 from sim.results.paired import Paired
+from sim.values.places import ROOT
+from sim.verbs.names import names
 
 SEES = Labels(knows_future="knows the future (x)", reference="a reference: copies take no time")
 
@@ -151,7 +156,50 @@ def test_a_line_of_the_table_is_a_row(tmp_path: Path, monkeypatch: pytest.Monkey
         for key in ("precision", "kind", "lost", "share", "tokens_per_s", "first_s", "waiting"):
             assert flat[one["system"]][key] == str(one[key])
     assert [line.get("lost") for line in lines[:3]] == ["nothing", "nothing", "4 % of needs"]
+    assert [line.get(QUALITY) for line in lines] == [None, None, "not measured", None]
+    assert [flat[name]["quality"] for name in ORDER] == [""] * 4
     assert lines[3]["why it is a bound"] == f"{SEES.knows_future}; {SEES.reference}"
+
+
+def test_quality_is_told_where_it_is_known_with_the_model_and_the_texts() -> None:
+    known = Quality(7.31, (2.94, 18.7), "t", 5, 0.37)
+    rows = (*ROWS, row("known", LOSSY, 12.8, 0.9, quality=known))
+    found = replace(FOUND, rows=rows)
+    (lossy,) = [table for table in tables_of(found) if str(table.title).startswith("LOSSY")]
+    told = {line["system"]: line[QUALITY] for line in rows_of(lossy)}
+    assert told.pop("low") == "not measured"
+    shows(told["known"], 7.31, 2.94, 18.7)
+    of = "measured on 5 texts of t with 37% of the expert bytes resident"
+    assert f"KL of known: to full precision, {of}" in told_of(found)
+    assert any(line.startswith("KL not measured: moelab quality") for line in told_of(found))
+    (sentence,) = [one for one in paragraph(found).split(". ") if "fastest lossy" in one]
+    assert f"quality: {known.text()}, {of}" in sentence
+    assert found.plain()["rows"][-1]["quality"]["millinats"] == 7.31
+
+
+def test_quality_is_known_of_a_system_as_it_stands_on_the_gates_that_it_was_measured_on() -> None:
+    known = quality_of("tiny_mixtral", ("system=hobbit",))
+    assert known is not None
+    assert known.interval[0] < known.millinats < known.interval[1]
+    assert quality_of("tiny_mixtral", ("system=hobbit", "precision=fp16")) is None
+    assert quality_of("synthetic_mixtral_8x7b", ("system=hobbit",)) is None
+
+
+def test_every_measured_quality_stands_in_the_page_that_names_its_command() -> None:
+    page = (ROOT / "docs/quality.md").read_text(encoding="utf-8")
+    parts = OmegaConf.load(FILE)
+    numbers = {name: values for part in parts for name, values in part["systems"].items()}
+    assert set(numbers) <= set(names("system"))
+    for name, values in numbers.items():
+        lines = [
+            line for line in page.splitlines() if line.startswith((f"| {name} |", f"| `{name}`"))
+        ]
+        nats = [float(f"{value / 1000:.6g}") for value in values]
+        assert any(
+            all({value, nat} & found for value, nat in zip(values, nats, strict=True))
+            for line in lines
+            for found in [{float(one) for one in re.findall(r"\d[\d.]*(?:e-\d+)?", line)}]
+        ), name
 
 
 def test_every_sentence_has_its_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -146,9 +147,24 @@ def test_a_trace_of_another_shape_is_refused_with_both_shapes(changes: dict[str,
     theirs = {"sites": 3, "experts": 4, "top_k": 2} | changes
     named = f"{theirs['sites']} x {theirs['experts']} top-{theirs['top_k']}"
     with pytest.raises(
-        ValueError, match=rf"trace t .*{named}.*model small .*3 x 4 top-2; moelab ask model="
+        ValueError, match=rf"trace t .*{named}.*model small .*3 x 4 top-2; to run this trace choose"
     ):
         small().check_trace(shape(**changes), "t")
+
+
+@pytest.mark.parametrize(
+    ("sites", "experts", "top_k", "words"),
+    [
+        (27, 64, 6, "choose model=deepseek_moe_16b;"),
+        (8, 64, 6, "choose model=deepseek_moe_16b model.sites=8;"),
+        (8, 61, 6, "choose the model that it is of (moelab models from=config.json"),
+    ],
+)
+def test_a_trace_of_another_shape_is_refused_with_a_model_that_it_can_run_on(
+    sites: int, experts: int, top_k: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        small().check_trace(shape(sites=sites, experts=experts, top_k=top_k), "t")
 
 
 # Contracts: C113

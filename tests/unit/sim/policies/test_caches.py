@@ -14,12 +14,12 @@ from helpers.asking import FOUR_SITES, ask, begin, gate, order
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady, Foreseeing
 from sim.policies.frequency import LFU
+from sim.policies.frequency_classes import ClassLRU, DecayedLFU
 from sim.policies.popular import Popular
 from sim.policies.profile import Profile
 from sim.policies.recency import FIFO, LRU, LeastStale, Transient
 from sim.policies.scores import (
     ActivationRatio,
-    DecayedLFU,
     FrequencyOverDistance,
     Random,
     VisitCount,
@@ -405,8 +405,18 @@ def test_a_use_elsewhere_is_a_use() -> None:
     assert found == {"resident": [3, 0], "sequence": [0, 3], "model": [0, 3]}
 
 
-def test_a_need_that_comes_into_the_pool_from_staging_has_the_recency_of_its_request() -> None:
-    policy = begin(LRU(initial="empty"), 0, 1)
+BY_RECENCY = {name: EVERY[name] for name in ("LRU", "LFU", "LFU by model", "LFU that decays")} | {
+    "LRU of classes": lambda: ClassLRU(initial="empty")
+}
+
+
+# Contracts: C46
+@pytest.mark.parametrize("make", BY_RECENCY.values(), ids=BY_RECENCY)
+def test_a_prefetch_that_comes_after_the_request_for_it_has_the_recency_of_that_request(
+    make: Callable[[], Any],
+) -> None:
+    """3 was asked for before 0, and came in later: from staging, or because its copy was late."""
+    policy = begin(make(), 0, 1)
     ask(policy, 3, 0)
     policy.on_insert(3, Cause.PREFETCH)
     assert order(policy) == [1, 3, 0]

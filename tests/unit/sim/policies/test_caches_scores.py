@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from helpers.asking import FOUR_SITES, ONE_SITE, ask, begin, gate, order
+from sim.policies.frequency_classes import DecayedLFU
 from sim.policies.popular import Popular
 from sim.policies.precisions import ScoreThreshold
 from sim.policies.profile import Profile
 from sim.policies.recency import LeastStale
 from sim.policies.scores import (
     ActivationRatio,
-    DecayedLFU,
     FrequencyOverDistance,
     Random,
     VisitCount,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
 from sim.process.progress import Shown
+from sim.values.places import ROOT
 
 
 def shown(is_terminal: bool, seconds: list[float]) -> str:
@@ -33,3 +35,33 @@ def test_where_there_is_no_terminal_a_line_comes_every_ten_seconds() -> None:
 def test_quick_work_says_nothing_and_a_terminal_has_its_bar() -> None:
     assert shown(False, [1, 2, 3]) == ""
     assert "after" not in shown(True, [1, 20, 40])
+
+
+def test_work_that_nobody_can_count_says_what_it_does_and_notes_follow() -> None:
+    text = io.StringIO()
+    clock = iter([0.0, 12, 24, 36])
+    with Shown(console=Console(file=text, width=80), clock=lambda: next(clock)) as bar:
+        task = bar.add_task("loading", total=None)
+        bar.update(task, description="fate: sequence 3")
+        bar.update(task, description="fate: sequence 4", note="loss 3.1")
+        assert list(bar.track("a", description="sites")) == ["a"]
+    assert text.getvalue().splitlines() == [
+        "fate: sequence 3, after 12 s",
+        "fate: sequence 4, after 24 s, loss 3.1",
+        "sites: 1 of 1 after 36 s",
+    ]
+
+
+def test_every_command_shows_its_progress_in_this_one_way() -> None:
+    """A bar of rich alone says nothing where there is no terminal."""
+    others = [
+        str(path.relative_to(ROOT))
+        for package in ("sim", "capture", "real")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "progress.py"
+        and re.search(
+            r"rich\.progress import[^\n]*\b(Progress|track)\b|[cC]onsole[^\n]*\.status\(",
+            path.read_text(encoding="utf-8"),
+        )
+    ]
+    assert others == []

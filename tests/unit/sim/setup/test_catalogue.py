@@ -25,14 +25,14 @@ def test_every_option_of_a_kind_has_one_line_with_every_cell_filled(kind: str) -
 
 @pytest.mark.thorough
 def test_figures_of_a_line_are_those_of_the_model_and_the_machine() -> None:
-    """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 352.3 MB are 84 GiB."""
+    """24 GiB, 1008 x 0.9 GB/s, 31.5 x 0.816 GB/s; 32 x 8 experts of 336 MiB are 84 GiB."""
 
     def line(kind: str, name: str) -> list[str]:
         columns = [[str(cell) for cell in column.cells] for column in table(kind).columns]
         return [column[columns[0].index(name)] for column in columns]
 
     assert line("machines", "rtx4090_pcie4")[1:4] == ["24", "907.2", "pcie 25.7"]
-    assert line("models", "mixtral_8x7b")[1:5] == ["32 x 8, top-2", "46.7 B", "352.3 MB", "84 GiB"]
+    assert line("models", "mixtral_8x7b")[1:5] == ["32 x 8, top-2", "46.7 B", "336 MiB", "84 GiB"]
     assert line("workloads", "hobbit_16_128")[1:3] == ["sequential", "16 / 128"]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 from hydra._internal.hydra import Hydra
 
+from sim.results import outputs
 from sim.results.outputs import forget, locked, own_folder
 from sim.setup.command import compose_once, fresh_folder
 from sim.values.places import ROOT
@@ -175,6 +179,44 @@ def test_what_ends_early_leaves_nothing_in_its_folder(tmp_path: Path, was_there:
     assert place.exists() == was_there
     with own_folder(place), pytest.raises(OSError, match="another process"), locked(place):
         pass
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "open"), (fcntl, "flock"), (os, "fstat")])
+def test_a_signal_while_a_folder_is_taken_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    """The folder is made, but the block that would remove it has not begun."""
+    monkeypatch.setattr(module, name, pressed(getattr(module, name)))
+    with pytest.raises(KeyboardInterrupt), own_folder(tmp_path / "out"):
+        pytest.fail("the block ran")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_signal_while_a_folder_is_emptied_brings_back_what_was_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "answer").write_text("42", encoding="utf-8")
+    monkeypatch.setattr(outputs, "_move_all", pressed(outputs._move_all))
+    with pytest.raises(KeyboardInterrupt), own_folder(place, overwrite=True):
+        pytest.fail("the block ran")
+    assert (place / "answer").read_text(encoding="utf-8") == "42"
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def pressed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a Ctrl-C at its first call."""
+    calls: list[int] = []
+
+    def call(*words: Any) -> Any:
+        found = function(*words)
+        if not calls:
+            calls.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    return call
 
 
 ONCE = """

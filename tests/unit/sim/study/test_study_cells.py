@@ -210,7 +210,8 @@ def test_a_key_that_is_not_there_is_refused_before_anything_runs(
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"gird": {}}, r"has no key gird \(did you mean grid\?\)"),
+        ({"gird": {}}, r"knows no key gird \(did you mean grid\?\)"),
+        ({"system": ["lru"]}, r"no key system; .* what varies in grid: \{KEY: \[VALUE, \.\.\]\}"),
         ({}, r"nothing to run; give a grid, a list or a search"),
         ([], r"must be a section of question, base"),
         ({"grid": {"system": "lru"}}, r"grid\.system must be a list of values, got 'lru'"),
@@ -219,7 +220,7 @@ def test_a_key_that_is_not_there_is_refused_before_anything_runs(
         ({"grid": [3]}, r"must hold values by key"),
         ({"list": {"a": 1}}, r"list must be a list"),
         ({"list": [[1]]}, r"must be overrides, such as"),
-        ({"search": {"trails": 3}}, r"search has no key trails \(did you mean trials\?\)"),
+        ({"search": {"trails": 3}}, r"search knows no key trails \(did you mean trials\?\)"),
         (
             {"search": {"trials": 3}, "list": ["seed=1"]},
             r"a study is a search, or a grid and a list",

@@ -122,7 +122,7 @@ def test_another_search_in_the_same_place_is_refused(tmp_path: Path) -> None:
         ({"parameters": {"seed": {"low": 2, "high": 1}}}, r"low=2 must be below high=1"),
         (
             {"parameters": {"seed": {"low": 2, "hihg": 1}}},
-            r"has no key hihg \(did you mean high\?\)",
+            r"knows no key hihg \(did you mean high\?\)",
         ),
         (
             {"objectives": {"speed": "maximize"}},
