@@ -103,7 +103,7 @@ def _run(cfg: DictConfig, output_dir: Path) -> None:
         return
     console = Console()
     print_summary(summary, console)
-    console.print(f"files: {output_dir}", soft_wrap=True)
+    console.print(f"files: {output_dir}", soft_wrap=True, markup=False)
 
 
 def _take_flags() -> None:
@@ -153,7 +153,7 @@ def _tell_all() -> int:
         FOLDER[0].mkdir(parents=True, exist_ok=True)
         write(found, FOLDER[0])
         show(found, Console())
-        Console().print(f"files: {FOLDER[0]}", soft_wrap=True)
+        Console().print(f"files: {FOLDER[0]}", soft_wrap=True, markup=False)
     return 3 if REFUSED else 0
 
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     for system, why in found.refused:
         console.print(f"left out {system}: {why}", soft_wrap=True, markup=False)
     console.print(text, soft_wrap=True, markup=False)
-    console.print(f"files: {place}", soft_wrap=True)
+    console.print(f"files: {place}", soft_wrap=True, markup=False)
     return 0
 
 

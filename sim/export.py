@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     console.print(text, soft_wrap=True, markup=False)
     told = _repeated(found, given)
     console.print(f"run with: {told}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"files: {place}", soft_wrap=True)
+    console.print(f"files: {place}", soft_wrap=True, markup=False)
     return 0
 
 

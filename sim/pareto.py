@@ -356,7 +356,7 @@ def main(words: Sequence[str]) -> int:
         except OSError as error:
             print(f"pareto: {error}", file=sys.stderr)
             return 2
-        console.print(f"files: {' '.join(map(str, files))}", soft_wrap=True)
+        console.print(f"files: {' '.join(map(str, files))}", soft_wrap=True, markup=False)
     return 0
 
 

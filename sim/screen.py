@@ -170,7 +170,7 @@ def main(words: Sequence[str]) -> int:
     for text in told((cells[0].system, from_row(row)) for row in found["labels"]):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
     if directory is not None:
-        console.print(f"files: {directory}", soft_wrap=True)
+        console.print(f"files: {directory}", soft_wrap=True, markup=False)
     return 0
 
 

@@ -308,7 +308,7 @@ def _tell(found: Answer, system: str, output_dir: Path) -> None:
     console.print(text, soft_wrap=True, markup=False)
     _write(output_dir, found, text, system)
     shutil.rmtree(output_dir / KEPT)
-    console.print(f"files: {output_dir}", soft_wrap=True)
+    console.print(f"files: {output_dir}", soft_wrap=True, markup=False)
 
 
 def _check_output(directory: Path, overwrite: bool) -> None:

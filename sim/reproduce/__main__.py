@@ -174,17 +174,14 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
-    for line in lines:
-        console.print(line, soft_wrap=True)
-    console.print(
+    for line in (
+        *lines,
         f"claims that need simulated times or decisions: {_words(simulated_rows(every))}",
-        soft_wrap=True,
-    )
-    console.print(f"claims that can be recomputed in part: {_words(partly(every))}", soft_wrap=True)
-    console.print(
+        f"claims that can be recomputed in part: {_words(partly(every))}",
         f"{runner.started} runs in {time.perf_counter() - started:.0f} s; files:"
-        f" {request.output_dir}"
-    )
+        f" {request.output_dir}",
+    ):
+        console.print(line, soft_wrap=True, markup=False)
     return 0
 
 
