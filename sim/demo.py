@@ -83,7 +83,7 @@ def _compare(output_dir: Path, sequences: str | None) -> None:
                 _write_timeline(output_dir / "timeline.json", result, run.controller.loader.wait)
     report = _table(cells)
     console.print(report)
-    console.print(_answer(cells), soft_wrap=True)
+    console.print(_answer(cells), soft_wrap=True, markup=False)
     (output_dir / "table.json").write_text(
         json.dumps(
             [

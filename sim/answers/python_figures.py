@@ -84,7 +84,7 @@ def compared(found: Comparison) -> Any:
     left.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for row, ratio in enumerate(found.ratios.values()):
         low, high = ratio.interval or (ratio.speedup, ratio.speedup)
-        right.plot([low, high], [row, row], color="black", linewidth=1.5)
+        right.plot([low, high], [row, row], color="black")
         right.plot(ratio.speedup, row, "o", color="black" if ratio.is_decided else "0.6")
     right.axvline(1.0, color="0.6", linestyle=":", linewidth=1)
     right.set_yticks(range(len(found.ratios)), list(found.ratios))

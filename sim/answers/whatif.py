@@ -23,9 +23,9 @@ class Row:
     interval: tuple[float, float] | None
     waiting: float
     hit_ratio: float | None
-    speedup: float | None = None
-    speedup_interval: tuple[float, float] | None = None
-    slots_a_layer: float = 0.0
+    speedup: float | None
+    speedup_interval: tuple[float, float] | None
+    slots_a_layer: float
 
 
 @dataclass(frozen=True)

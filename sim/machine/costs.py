@@ -403,8 +403,8 @@ class Ledger:
     staging_bytes: int
     overflow_bytes: int
     reserved_bytes: int
-    parts_bytes: int = 0
-    draft_bytes: int = 0
+    parts_bytes: int
+    draft_bytes: int
 
     @property
     def total_bytes(self) -> int:

@@ -120,6 +120,14 @@ class StatedAccuracy(_Foreseeing):
     ) -> list[tuple[float, int]]:
         """The experts that are named, as (minus the likeliness, expert), in ascending order."""
         rng = np.random.default_rng([self.seed, tick, site])
+        others = sorted(set(range(num_experts)) - set(needs))
+        named = self._named(rng, site, needs, others)
+        return sorted(zip((-(1 - rng.random(len(named)))).tolist(), named, strict=True))
+
+    def _named(
+        self, rng: np.random.Generator, site: int, needs: Sequence[int], others: Sequence[int]
+    ) -> list[int]:
+        """The experts that are named, of those that are needed and of the others."""
         recall, precision = (
             self.recall[site % len(self.recall)],
             self.precision[site % len(self.precision)],
@@ -129,10 +137,8 @@ class StatedAccuracy(_Foreseeing):
             for expert, draw in zip(needs, rng.random(len(needs)), strict=True)
             if draw < recall
         ]
-        others = sorted(set(range(num_experts)) - set(needs))
         wrong = min(int(len(right) * (1 - precision) / precision + rng.random()), len(others))
-        named = right + rng.permutation(others)[:wrong].tolist()
-        return sorted(zip((-(1 - rng.random(len(named)))).tolist(), named, strict=True))
+        return [*right, *rng.permutation(others)[:wrong].tolist()]
 
 
 def _pooled(site: int, units: int, experts: Sequence[int], weights: Sequence[float]) -> RowForecast:

@@ -82,6 +82,11 @@ class Scored(Pooled):
 
 
 def as_slice(keys: NDArray[np.intp]) -> Within:
+    """Ascending ``keys``, as a slice where they follow each other: an array is read faster by it.
+
+    >>> as_slice(np.array([3, 4, 5])), as_slice(np.array([3])), as_slice(np.array([3, 5, 6]))
+    (slice(3, 6, None), slice(3, 4, None), array([3, 5, 6]))
+    """
     if not len(keys):
         return keys
     first, last = int(keys[0]), int(keys[-1]) + 1

@@ -36,7 +36,7 @@ def systems(axis: Any, runs: Runs) -> None:
     for place, (run, rate) in enumerate(zip(runs, rates, strict=True)):
         interval = run.summary["ci95"]["decode_tokens_per_s"]
         if interval is not None:
-            axis.plot(interval, [place, place], color="black", linewidth=1.5)
+            axis.plot(interval, [place, place], color="black")
         axis.annotate(
             f"{rate:.3g}",
             (max([rate, *(interval or [])]), place),
@@ -278,7 +278,7 @@ def _beyond(ends: Any) -> tuple[float, float]:
 def _legend(axis: Any) -> None:
     """Put a legend beside the axes, where it hides nothing."""
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _names(runs: Runs) -> list[str]:

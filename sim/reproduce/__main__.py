@@ -173,20 +173,14 @@ def main(words: Sequence[str]) -> int:
     except (ArmError, OSError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
-    for line in lines:
-        console.print(line, soft_wrap=True)
-    console.print(
+    for line in (
+        *lines,
         f"claims that need simulated times or decisions: {_words(simulated_rows(every))}",
-        soft_wrap=True,
-    )
-    console.print(f"claims that can be recomputed in part: {_words(partly(every))}", soft_wrap=True)
-    console.print(
+        f"claims that can be recomputed in part: {_words(partly(every))}",
         f"{runner.started} runs in {time.perf_counter() - started:.0f} s; files:"
         f" {request.output_dir}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

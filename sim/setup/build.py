@@ -362,7 +362,7 @@ def check_run_memory(
     hardware: Hardware,
     limits: Limits,
     controller: Controller,
-    draft_layers: int = 0,
+    draft_layers: int,
 ) -> Ledger:
     """The bytes that a run takes on the device, by use. Raise ValueError if they exceed its
     memory.

@@ -173,6 +173,19 @@ def test_floes_up_projections_are_in_the_ledger(configure: Configure, bundled_tr
     assert run.ledger.parts_bytes == 16 * 8 * 18_350_080
 
 
+def test_layers_that_draft_are_in_the_ledger_with_all_their_experts(
+    configure: Configure, bundled_trace: Trace
+) -> None:
+    """Each is as large as Mixtral's last layer: eight experts, four projections of attention with
+    a quarter of the heads for keys and values, a gate and two norms.
+    """
+    block = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 4096 + 2 * 4096)
+    for layers in (1, 3):
+        more = ("workload=mtp_4", f"workload.draft_layers={layers}")
+        run = build(configure("system=lru", *SHORT, *more), "x", bundled_trace)
+        assert run.ledger.draft_bytes == layers * (8 * MIXTRAL_EXPERT + block)
+
+
 def test_one_token_reads_of_floes_experts_what_is_active_and_the_up_projection(
     configure: Configure, bundled_trace: Trace
 ) -> None:

@@ -14,7 +14,9 @@ NUMBER = re.compile(r"(?<!\w)(?<!\d\.)([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?) ?(
 
 
 class Heard:
-    """A console that keeps what it is given."""
+    """A console that keeps what it is given, and sees to it that a line stays as it is: not wrapped,
+    and a name in brackets no markup.
+    """
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
@@ -24,8 +26,9 @@ class Heard:
         if isinstance(what, Table):
             self.tables.append(what)
         else:
-            plain = what if options.get("markup") is False else Text.from_markup(what).plain
-            self.lines.append(plain)
+            assert options.get("soft_wrap") is True, what
+            assert options.get("markup") is False, what
+            self.lines.append(what)
 
 
 def rows_of(table: Table) -> list[dict[str, str]]:

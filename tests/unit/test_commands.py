@@ -19,12 +19,14 @@ CALLS = (
 TYPED = sorted(
     path
     for package in ("sim", "capture", "real")
-    for path in (ROOT / package).glob("*.py")
+    for path in (ROOT / package).rglob("*.py")
     if GUARD in path.read_text(encoding="utf-8")
 )
 
 
-@pytest.mark.parametrize("path", TYPED, ids=lambda path: f"{path.parent.name}.{path.stem}")
+@pytest.mark.parametrize(
+    "path", TYPED, ids=lambda path: ".".join(path.relative_to(ROOT).with_suffix("").parts)
+)
 def test_a_command_gives_its_words_on_and_leaves_with_its_status(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     last = text[text.index(GUARD) + len(GUARD) :].splitlines(keepends=True)[-1]

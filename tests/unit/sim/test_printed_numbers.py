@@ -56,15 +56,14 @@ class Told:
 
 
 POINTS = tuple(
-    Row(value, name, speed, ends, waits, hits, faster, (0.91 * faster, 1.07 * faster))
-    if faster
-    else Row(value, name, speed, ends, waits, hits)
+    Row(value, name, speed, ends, waits, hits, faster, times, 0.0)
     for value, name, speed, ends, waits, hits, faster in (
         (0.2, "fetch", 2.86, (2.61, 3.14), 0.96, 0.512, 0.523),
         (0.2, "compute", 5.47, (5.02, 5.93), 0.71, None, None),
         (0.9, "fetch", 7.31, None, 0.83, 0.647, 1.24),
         (0.9, "compute", 5.89, (5.52, 6.23), 0.68, 0.331, None),
     )
+    for times in [(0.91 * faster, 1.07 * faster) if faster else None]
 )
 EVEN = BreakEven("break-even", 0.47, 0.2, 0.9, 0.46, "fetching pays from 0.47 on")
 WHAT_IF = Answer("link", "GB/s", POINTS, EVEN, 0.61, ("0.1: no room",), (("lru", LOSSY),), False)

@@ -268,7 +268,17 @@ def asked_shortly(name: str, *values: float) -> whatif.Answer:
 
 def test_a_table_fits_80_columns_and_says_what_does_not_change_once() -> None:
     rows = tuple(
-        Row(value, name, speed, (2.75, 2.98), 0.96, 0.5, times, (0.391, 0.695) if times else None)
+        Row(
+            value,
+            name,
+            speed,
+            (2.75, 2.98),
+            0.96,
+            0.5,
+            times,
+            (0.391, 0.695) if times else None,
+            0.0,
+        )
         for value, speed in ((0.1, 2.86), (0.3, 3.01), (1.0, 5.77))
         for name, speed, times in (("prefetching", speed, 0.52), ("on demand", 5.49, None))
     )

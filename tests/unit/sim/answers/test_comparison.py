@@ -251,7 +251,8 @@ def test_files_that_are_no_run_are_refused(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["RUN", "lru"], "lru is none; give two directories, or two systems"),
+        (["RUN", "fate"], "fate is none; give two directories, or two systems"),
+        (["fate", "RUN"], "fate is none; give two directories, or two systems"),
         (["RUN", "RUN", "seed=1"], "'seed=1' cannot change runs that have been made"),
         (["lru", "nosuch"], "Could not find 'system/nosuch'"),
         (["lru", "cache=lfu"], "neither the directory of a run nor a system"),

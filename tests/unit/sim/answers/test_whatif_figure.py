@@ -14,7 +14,17 @@ from sim.answers.whatif_figure import draw
 from sim.results.labels import Labels
 
 ROWS = tuple(
-    Row(value, name, speed, (speed - 0.3, speed + 0.7) if value > 1 else None, 0.5, 0.4)
+    Row(
+        value,
+        name,
+        speed,
+        (speed - 0.3, speed + 0.7) if value > 1 else None,
+        0.5,
+        0.4,
+        None,
+        None,
+        0.0,
+    )
     for value, speed in ((1.0, 2.0), (2.0, 3.5), (4.0, 9.0))
     for name, speed in (("fetch", speed), ("compute", 10 - speed))
 )
@@ -54,7 +64,10 @@ def test_every_row_is_a_point_with_its_interval(
 
 
 def test_series_of_one_point_each_are_one_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tuple(Row(bits, f"int{bits:g}", 9 / bits, None, 0.5, 0.4) for bits in (2.0, 4.0, 8.0))
+    rows = tuple(
+        Row(bits, f"int{bits:g}", 9 / bits, None, 0.5, 0.4, None, None, 0.0)
+        for bits in (2.0, 4.0, 8.0)
+    )
     (curve,) = points(drawn(replace(FOUND, rows=rows), monkeypatch))
     assert (curve.label, curve.x, curve.y) == ("decode", [2.0, 4.0, 8.0], [4.5, 2.25, 1.125])
 

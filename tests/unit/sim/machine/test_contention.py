@@ -273,21 +273,32 @@ def test_a_memory_that_is_shared_as_drawn_lies_between_its_two_bounds() -> None:
 
 
 # Contracts: C74
-def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan() -> None:
-    """What compute was slowed by counts as compute; a sum that does not hold is refused."""
+@pytest.mark.parametrize(
+    ("party", "words"),
+    [("nvme", ()), ("cpu", ("placement=decode_absent_on_cpu",))],
+    ids=["nvme", "cpu"],
+)
+def test_the_parts_of_a_run_with_contention_still_sum_to_its_makespan(
+    party: str, words: tuple[str, ...]
+) -> None:
+    """What compute was slowed by counts as compute, and what others were does not; a sum that does
+    not hold is refused.
+    """
     run = prepared(
         [
             *DEMAND,
+            *words,
             "bounds=max",
             "loader.wait=as_ready",
             "hardware=gb10",
             "hardware.shared_memory.gb_per_s=150",
-            "hardware.shared_memory.parties=[compute,nvme]",
+            f"hardware.shared_memory.parties=[compute,{party}]",
         ]
     )
     result = execute(run)
     summary = result.summary
-    assert result.frames.record.slowed_ns[COMPUTE] > 0
+    assert summary["slowed_s"]["compute"] > 0
+    assert summary["slowed_s"][party] > 0
     assert summary["compute_busy_s"] + sum(summary["stall_s"].values()) == pytest.approx(
         summary["makespan_s"]
     )

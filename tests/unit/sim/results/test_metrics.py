@@ -155,6 +155,13 @@ def test_prefetches_that_were_started_have_one_outcome_each(ran: tuple[Run, Resu
     )
 
 
+def test_only_decoded_rows_draft_and_give_new_tokens(ran: tuple[Run, Result]) -> None:
+    tokens = ran[1].frames.tokens
+    for name in {"drafts", "new_tokens"} & set(tokens.columns):
+        assert tokens.filter(pl.col("phase") == "prefill")[name].sum() == 0
+        assert tokens.filter(pl.col("phase") == "decode")[name].sum() > 0
+
+
 # Contracts: C111
 def test_what_a_tier_held_at_its_fullest_fits_it(ran: tuple[Run, Result]) -> None:
     run, result = ran

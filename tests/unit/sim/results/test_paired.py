@@ -82,5 +82,7 @@ def test_a_paired_comparison_needs_the_same_sequences() -> None:
 
 
 def test_a_ratio_of_no_time_is_refused() -> None:
-    with pytest.raises(ValueError, match="times above 0, got 0 and 3 ns"):
-        paired(np.zeros(3), np.ones(3))
+    for ours, theirs in ((0, 1), (1, 0)):
+        told = f"times above 0, got {3 * ours} and {3 * theirs} ns"
+        with pytest.raises(ValueError, match=told):
+            paired(np.full(3, float(ours)), np.full(3, float(theirs)))
