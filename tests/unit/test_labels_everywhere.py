@@ -200,6 +200,15 @@ def ask_screen(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
     )
 
 
+def ask_frontier(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    from sim.frontier import main
+
+    return main(
+        ["system=lru", "policies=lru,fifo", "points=2", f"trace.path={trace}", *FEW]
+        + [f"output_dir={out}"]
+    )
+
+
 def ask_overview(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> None:
     """What a sweep and a study end with, printed and in each file."""
     from rich.console import Console
@@ -435,6 +444,7 @@ PRINTERS: dict[str, Asking] = {
     "sim.whatif": ask_whatif,
     "sim.compare": ask_compare,
     "sim.screen": ask_screen,
+    "sim.frontier": ask_frontier,
     "sim.versus": ask_versus,
     "sim.results.overview_words": ask_overview,
     "sim.pareto": ask_pareto,
@@ -454,6 +464,7 @@ PRINTERS: dict[str, Asking] = {
 DRAW = {
     "sim.ask",
     "sim.demo",
+    "sim.frontier",
     "sim.audit_time",
     "sim.whatif",
     "sim.pareto",
