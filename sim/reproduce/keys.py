@@ -69,6 +69,8 @@ class Code:
         self._files: dict[str, Path | None] = {}
         self._trees: dict[str, ast.Module] = {}
         self._exports: dict[str, Mapping[str, str]] = {}
+        self._digests: dict[str, str] = {}
+        self._imports: dict[str, tuple[str, ...]] = {}
 
     def digest(self, *modules: str) -> str:
         """A digest of ``modules`` and of all modules below ``root`` that they import.
@@ -94,7 +96,9 @@ class Code:
             name = waiting.pop()
             if name not in found and self.file_of(name) is not None and not self.exports(name):
                 found.add(name)
-                waiting += [*self._imported(name), *_packages(name)]
+                if name not in self._imports:
+                    self._imports[name] = (*self._imported(name), *_packages(name))
+                waiting += self._imports[name]
         return found
 
     def exports(self, package: str) -> Mapping[str, str]:
@@ -137,6 +141,11 @@ class Code:
 
     def own_digest(self, name: str) -> str:
         """A digest of one module's code alone."""
+        if name not in self._digests:
+            self._digests[name] = self._digest_of(name)
+        return self._digests[name]
+
+    def _digest_of(self, name: str) -> str:
         tree = self._tree(name)
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
