@@ -62,6 +62,8 @@ WRONG = {
     "export model=qwen3_30b_a3b machine=rtx4090_pcie4 budget=fit": "budget is not given so here",
     "export model=qwen3_30b_a3b machine=rtx4090_pcie4 contxt=4096": "did you mean context?",
     "screen system=hobit": "did you mean hobbit?",
+    "leaderboard againts=lru": "did you mean against?",
+    "certify nowhere.json rerun=ja": "none of yes, no",
     "frontier policies=lur": "did you mean lru?",
     "frontier system=lru budget.resident_share=0.5": "is not given so here",
     "screen hardware.links.pcie.peek=8,16": "it has peak_gb_per_s, efficiency",
