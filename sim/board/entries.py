@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sim.answers.comparison import row_conditions
-from sim.reproduce.keys import code_digest, digest, target_modules
+from sim.reproduce.keys import code_digest, digest, files_digest, foreign_files, target_modules
 from sim.results.coverage import Coverage, coverage_at
 from sim.results.intervals import Floats
 from sim.results.labels import Labels, labels_in
@@ -32,8 +32,13 @@ PARTS = ("precision", "predictor", "cache", "system")
 
 
 def code_of(config: Mapping[str, Any]) -> str:
-    """The digest of the code that a run of this configuration reaches, and of the packages."""
-    return code_digest(RUNNER, *sorted(target_modules(config)))
+    """The digest of the code that a run of this configuration reaches, and of the packages.
+
+    A class of somebody's own counts by the bytes of its file.
+    """
+    code = code_digest(RUNNER, *sorted(target_modules(config)))
+    files = foreign_files(config)
+    return digest(code, files_digest(files)) if files else code
 
 
 def entered(cell: Cell) -> Cell:

@@ -25,7 +25,7 @@ STUDY: dict[str, Any] = {
             "cache": ["lru", "fifo", "belady", "popular"],
             "budget.resident_share": [0.25, 0.5],
         },
-        {"precision": ["int8"], "budget.slots_gib": [21]},
+        {"precision": ["int4"], "budget.slots_gib": [21]},
     ],
 }
 """Two boards of caches, of which ``popular`` is refused; on the second one a lossy entrant, too."""

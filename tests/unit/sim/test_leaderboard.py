@@ -46,7 +46,7 @@ def test_it_goes_on_where_it_was_stopped_and_every_row_has_its_command_and_certi
     told = capsys.readouterr()
     assert "4 of 9 cells are recorded already" in told.err
     assert "2 not entered; the page says why." in told.out
-    assert "int8: lossy (every expert at int8 or below)" in told.out
+    assert "int4: lossy (every expert at int4 or below)" in told.out
     assert "belady: knows the future (Belady)" in told.out
     with (out / "leaderboard.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -133,8 +133,8 @@ def test_in_a_browser_the_page_sorts_filters_and_compares_with_anyone(browser: B
     choose("board", "1")
     assert sorted(column(0)) == sorted(one.name for one in second.entries)
     choose("kind", "lossy")
-    assert column(0) == ["int8"]
-    assert column(2) == ["lossy (every expert at int8 or below)"]
+    assert column(0) == ["int4"]
+    assert column(2) == ["lossy (every expert at int4 or below)"]
     choose("kind", "all")
     choose("text", "FIF")
     assert column(0) == ["fifo"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,10 +19,10 @@ from sim.study.plan import make_plan
 def test_only_the_same_bytes_and_machine_stand_on_one_board() -> None:
     boards, left = small()
     caches = {"lru", "fifo", "belady"}
-    assert [{one.name for one in board.entries} for board in boards] == [caches, {*caches, "int8"}]
+    assert [{one.name for one in board.entries} for board in boards] == [caches, {*caches, "int4"}]
     assert {(one.name, one.part, one.kind) for one in boards[1].entries} >= {
         ("fifo", "cache", "lossless"),
-        ("int8", "precision", "lossy"),
+        ("int4", "precision", "lossy"),
     }
     assert [one.why for one in left] == [
         "refused: the cache policy refuses variants: set loader.staging_slots >= 1"
@@ -68,6 +71,17 @@ def test_a_cell_of_other_code_runs_again(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(entries, "code_digest", lambda *_: "other")
     assert code_of(cell.config) == "other"
     assert entered(cell).key != before
+
+
+def test_a_class_of_ones_own_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"cache": {"_target_": "my_own_cache.Mine"}}
+    without = code_of(config)  # nobody has written it yet: its run is refused
+    (tmp_path / "my_own_cache.py").write_text("class Mine: ...", encoding="utf-8")
+    importlib.invalidate_caches()
+    first = code_of(config)
+    (tmp_path / "my_own_cache.py").write_text("class Mine: a = 1", encoding="utf-8")
+    assert len({without, first, code_of(config)}) == 3
 
 
 def test_who_is_meant_by_a_name_must_be_one() -> None:
