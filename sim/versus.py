@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -25,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.answers.comparison import PLACES, SAME, leaves, short
+from sim.answers.comparison import row_conditions, short
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, labels_in, told
 from sim.results.paired import Paired, paired
@@ -93,7 +92,7 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
         elif not row["decode_ns"] or not sum(row["decode_ns"]):
             alone.append(Alone(row["system"], row["overrides"], "it decodes nothing"))
         else:
-            grouped.setdefault(json.dumps(_conditions(row), sort_keys=True), []).append(row)
+            grouped.setdefault(json.dumps(row_conditions(row), sort_keys=True), []).append(row)
     found, meant_rows, left = [], [], []
     for cells in grouped.values():
         meant = [row for row in cells if row["system"] == name]
@@ -115,33 +114,15 @@ def versus(rows: Iterable[Row], name: str) -> Versus:
     return Versus(tuple(found), tuple(alone))
 
 
-def _conditions(row: Row) -> dict[str, Any]:
-    """The conditions that cells must share to be compared, by name."""
-    config: Mapping[str, Any] = json.loads(row["config"])
-    shared = {
-        key: value
-        for section in SAME
-        for key, value in leaves(section, config[section]).items()
-        if key not in PLACES
-    }
-    allowed = json.loads(row["summary"])["budget"]["allowed_bytes"]
-    return {
-        **shared,
-        "trace sha256": row["trace_sha256"],
-        "sequences": list(row["sequence"]),
-        "bytes for experts": allowed,
-    }
-
-
 def _difference(row: Row, meant: Sequence[Row], name: str) -> str:
     """In words: why a cell compares with none of ``meant``.
 
     It names what differs from the one that shares most conditions with it.
     """
-    mine = _conditions(row)
+    mine = row_conditions(row)
     differences = [
         {key: theirs.get(key) for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
-        for theirs in map(_conditions, meant)
+        for theirs in map(row_conditions, meant)
     ]
     least = min(differences, key=len)
     parts = [

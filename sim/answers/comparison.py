@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from sim.results.outputs import served
 from sim.results.paired import Paired, paired
 from sim.results.run import Run
 from sim.results.stalls import STALL_PARTS
+from sim.study.rows import Row
 from sim.study.trials import Trial
 from sim.traces.trace import trace_sha256
 from sim.values.units import gib
@@ -111,6 +113,24 @@ def conditions_of(one: Trial | Run) -> Conditions:
     return Conditions(
         one.config, one.summary["trace"]["sha256"], numbers, allowed, budget["resident_share"]
     )
+
+
+def row_conditions(row: Row) -> dict[str, Any]:
+    """What rows of studies must share to be compared, by name, as plain values."""
+    config: Mapping[str, Any] = json.loads(row["config"])
+    shared = {
+        key: value
+        for section in SAME
+        for key, value in leaves(section, config[section]).items()
+        if key not in PLACES
+    }
+    allowed = json.loads(row["summary"])["budget"]["allowed_bytes"]
+    return {
+        **shared,
+        "trace sha256": row["trace_sha256"],
+        "sequences": list(row["sequence"]),
+        "bytes for experts": _offered_bytes(config, allowed),
+    }
 
 
 def _offered_bytes(config: Mapping[str, Any], allowed_bytes: int) -> int:

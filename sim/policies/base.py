@@ -194,6 +194,10 @@ class CachePolicy(Policy, Protocol):
     """
     initial: str = "own"
     """What fills its pools at the start, for the summary."""
+    keeps_the_most_recent: bool = False
+    """Each pool holds the keys that were asked for last, in need order, and pools are of equal
+    size. So more slots hold the same and more, and one pass tells every capacity's hits.
+    """
 
     def pools(self, geometry: Geometry) -> PoolPlan:
         """Divide the bytes into pools and fill them. Called once, before the run."""

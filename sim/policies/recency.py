@@ -36,6 +36,8 @@ class LRU(Pooled):
         if recency not in RECENCIES:
             raise ValueError(f"unknown LRU recency {recency!r}; known: {', '.join(RECENCIES)}")
         self.goes_by_rows = recency == "rows"
+        # A subclass has rules of its own, and must say so itself.
+        self.keeps_the_most_recent = type(self) is LRU and not (self.goes_by_rows or self.quotas)
 
     def _prepare(self, geometry: Geometry, plan: PoolPlan) -> None:
         self._units = geometry.units

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class Code:
         self._files: dict[str, Path | None] = {}
         self._trees: dict[str, ast.Module] = {}
         self._exports: dict[str, Mapping[str, str]] = {}
+        self._digests: dict[str, str] = {}
+        self._imports: dict[str, tuple[str, ...]] = {}
 
     def digest(self, *modules: str) -> str:
         """A digest of ``modules`` and of all modules below ``root`` that they import.
@@ -94,7 +97,9 @@ class Code:
             name = waiting.pop()
             if name not in found and self.file_of(name) is not None and not self.exports(name):
                 found.add(name)
-                waiting += [*self._imported(name), *_packages(name)]
+                if name not in self._imports:
+                    self._imports[name] = (*self._imported(name), *_packages(name))
+                waiting += self._imports[name]
         return found
 
     def exports(self, package: str) -> Mapping[str, str]:
@@ -128,6 +133,10 @@ class Code:
         name = ".".join(parts[:end])
         return self.exports(name).get(parts[end], name) if end < len(parts) else name
 
+    def has(self, path: str) -> bool:
+        """Whether a dotted name begins with a package of the project."""
+        return self.file_of(path.partition(".")[0]) is not None
+
     def file_of(self, name: str) -> Path | None:
         if name not in self._files:
             place = self.root.joinpath(*name.split("."))
@@ -137,6 +146,11 @@ class Code:
 
     def own_digest(self, name: str) -> str:
         """A digest of one module's code alone."""
+        if name not in self._digests:
+            self._digests[name] = self._digest_of(name)
+        return self._digests[name]
+
+    def _digest_of(self, name: str) -> str:
         tree = self._tree(name)
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
@@ -205,14 +219,34 @@ def code_digest(*modules: str) -> str:
     return OWN.digest(*modules)
 
 
+def targets(config: object) -> set[str]:
+    """The classes that the ``_target_`` entries in nested values name."""
+    if isinstance(config, Mapping):
+        own = {str(config["_target_"])} if "_target_" in config else set()
+        return own.union(*map(targets, config.values()))
+    if isinstance(config, list | tuple):
+        return set[str]().union(*map(targets, config))
+    return set()
+
+
 def target_modules(config: object) -> set[str]:
     """The project's modules that the ``_target_`` entries in nested values name."""
-    if isinstance(config, Mapping):
-        own = {OWN.module_of(str(config["_target_"]))} if "_target_" in config else set()
-        return own.union(*map(target_modules, config.values()))
-    if isinstance(config, list | tuple):
-        return set[str]().union(*map(target_modules, config))
-    return set()
+    return {OWN.module_of(name) for name in targets(config) if OWN.has(name)}
+
+
+def foreign_files(config: object) -> list[Path]:
+    """The files of classes that lie outside the project, by path."""
+    modules = {name.rpartition(".")[0] for name in targets(config) if not OWN.has(name)}
+    found = [_file_outside(name) for name in sorted(modules)]
+    return [path for path in found if path is not None]
+
+
+def _file_outside(module: str) -> Path | None:
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return None  # the run says so
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 # ---- results

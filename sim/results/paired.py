@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from sim.results.intervals import MIN_SEQUENCES, Floats, estimate
 
 FASTER, SLOWER, CANNOT_TELL = "faster", "slower", "cannot tell"
@@ -72,3 +74,39 @@ def paired(ours: Floats, theirs: Floats) -> Paired:
     return Paired(
         speedup, (float(low), float(high)), float(found.confidence_above(1.0)), found.sequences
     )
+
+
+def paired_all(times: Floats) -> list[list[Paired | None]]:
+    """`paired` of every two rows of ``times`` [systems, sequences], as [ours][theirs]; None of a
+    row with itself. Raise ValueError for a row that took no time.
+    """
+    if not (times.sum(1) > 0).all():
+        raise ValueError("a ratio of times needs times above 0, got a system without any")
+    times = times[:, times.any(0)]
+    if (times == 0).any() or times.shape[1] < 2:
+        # A sequence that took two systems no time says nothing of these two alone.
+        return [
+            [None if i == j else paired(times[i], times[j]) for j in range(len(times))]
+            for i in range(len(times))
+        ]
+    shape = (len(times), *times.shape)
+    ours = np.broadcast_to(times[:, None, :], shape)
+    theirs = np.broadcast_to(times[None, :, :], shape)
+    found = estimate(theirs, ours)
+    assert found is not None
+    (low, high), sure = found.interval(), found.confidence_above(1.0)
+    speedup = theirs.sum(-1) / ours.sum(-1)
+    return [
+        [
+            None
+            if i == j
+            else Paired(
+                float(speedup[i, j]),
+                (float(low[i, j]), float(high[i, j])),
+                float(sure[i, j]),
+                found.sequences,
+            )
+            for j in range(len(times))
+        ]
+        for i in range(len(times))
+    ]

@@ -18,6 +18,8 @@ KEYS = ("question", "base", "grid", "list", "search")
 SEARCH_KEYS = ("parameters", "objectives", "trials", "sampler", "seed", "together")
 DEFAULTS = ("outputs=summary",)
 """Overrides of every cell; a study may override them."""
+ALL = "all"
+"""In place of a group's values in a grid: every file of that group."""
 Values = Mapping[str, Any]
 
 
@@ -133,7 +135,19 @@ def _grid(grid: object, place: str) -> dict[str, list[Any]]:
             f"{place} must hold values by key, such as budget.resident_share: [0.25, 0.5]; got"
             f" {grid!r}"
         )
-    return {str(key): _list(values, f"{place}.{key}", at_least=1) for key, values in grid.items()}
+    return {
+        str(key): files_of(str(key), place)
+        if values == ALL
+        else _list(values, f"{place}.{key}", at_least=1)
+        for key, values in grid.items()
+    }
+
+
+def files_of(group: str, place: str) -> list[Any]:
+    """The names of all files of a group of ``conf``. Raise ValueError for what is no group."""
+    if not (found := sorted(path.stem for path in (CONF / group).glob("*.yaml"))):
+        raise ValueError(f"{place}.{group}: {ALL} stands for the files of a folder of conf")
+    return [*found]
 
 
 def _list(found: object, place: str, at_least: int = 0) -> list[Any]:

@@ -297,6 +297,17 @@ def read_header(directory: str | Path) -> Header:
     return parse_header(text)
 
 
+def checked_header(directory: str | Path) -> Header:
+    """The header of a trace, each of whose files has the sha256 that it says.
+
+    Raise `TraceError` for a file that does not.
+    """
+    header = read_header(directory)
+    for path, digest in header.files.items():
+        _check_file(Path(directory), path, digest)
+    return header
+
+
 def _check_file(root: Path, path: str, digest: str) -> None:
     place = root / path
     try:

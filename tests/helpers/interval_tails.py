@@ -5,14 +5,9 @@ They vary in how unequal sequences are, and in how a system's time varies on the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.results.intervals import Floats, estimate
-
-Draw = Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]
+from sim.results.coverage import TAILS, Draw, covered
 
 SIZES: dict[str, Draw] = {
     "equal": lambda random, shape: np.ones(shape),
@@ -22,28 +17,11 @@ SIZES: dict[str, Draw] = {
     "pareto 2.5": lambda random, shape: random.pareto(2.5, shape) + 1,
 }
 """Distributions of the length of sequences."""
-TAILS: dict[str, Draw] = {
-    "5 %": lambda random, shape: random.lognormal(0, 0.05, shape),
-    "20 %": lambda random, shape: random.lognormal(0, 0.2, shape),
-    "t with 3 degrees": lambda random, shape: np.exp(
-        np.clip(0.05 * random.standard_t(3, shape), -3, 3)
-    ),
-    "exponential": lambda random, shape: 0.8 + 0.2 * random.exponential(1, shape),
-}
-"""Distributions of the factor between a system's time on a sequence and its usual time."""
 SKEWED: dict[str, Draw] = {
     "exponential": TAILS["exponential"],
     "one in five is 1.5x": lambda random, shape: np.where(random.random(shape) < 0.2, 1.5, 1.0),
 }
 """Distributions of a factor that only one system has, so that the difference is not symmetric."""
-
-
-def covered(theirs: Floats, ours: Floats, truth: float) -> float:
-    """The share of trials, rows of [trials, sequences], whose interval contains ``truth``."""
-    found = estimate(theirs, ours)
-    assert found is not None
-    low, high = found.interval()
-    return float(np.mean((low <= truth * (1 + 1e-12)) & (truth * (1 - 1e-12) <= high)))
 
 
 def bootstrap_coverage(size: Draw, tail: Draw, sequences: int, trials: int, seed: int) -> float:

@@ -200,6 +200,54 @@ def ask_screen(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -
     )
 
 
+def ask_frontier(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    from sim.frontier import main
+
+    return main(
+        [
+            "system=lru",
+            "policies=lru,fifo",
+            "points=2",
+            f"trace.path={trace}",
+            *FEW,
+            f"output_dir={out}",
+        ]
+    )
+
+
+def ask_leaderboard(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    """What is printed, the page, and a certificate as it is checked."""
+    from rich.console import Console
+
+    from sim import leaderboard
+    from sim.board.entries import boards_of
+    from sim.study.dataset import read_cells
+
+    boards, left = boards_of(read_cells(study).to_dicts())
+    leaderboard.write(boards, left, "lru", "moelab leaderboard", out)
+    leaderboard.show(boards, left, "lru", 5, Console(width=200))
+    (certificate,) = (out / leaderboard.CERTIFICATES).iterdir()
+    text = certificate.read_text(encoding="utf-8") + (out / leaderboard.TABLE).read_text("utf-8")
+    page = flat((out / leaderboard.PAGE).read_text(encoding="utf-8"))
+    assert all(label in text and label in page for label in LABELS)
+    return 0
+
+
+def ask_certify(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> int:
+    from sim.board.certificates import certificate
+    from sim.board.entries import boards_of
+    from sim.certify import main
+    from sim.study.dataset import read_cells
+
+    ((board,), _) = boards_of(read_cells(study).to_dicts())
+    out.mkdir()
+    place = out / "certificate.json"
+    place.write_text(json.dumps(certificate(board, *board.entries)), encoding="utf-8")
+    # These rows were recorded under another key than a leaderboard's: only that differs.
+    assert main([str(place)]) == 1
+    return 0
+
+
 def ask_overview(trace: Path, study: Path, out: Path, patch: pytest.MonkeyPatch) -> None:
     """What a sweep and a study end with, printed and in each file."""
     from rich.console import Console
@@ -435,6 +483,9 @@ PRINTERS: dict[str, Asking] = {
     "sim.whatif": ask_whatif,
     "sim.compare": ask_compare,
     "sim.screen": ask_screen,
+    "sim.frontier": ask_frontier,
+    "sim.leaderboard": ask_leaderboard,
+    "sim.certify": ask_certify,
     "sim.versus": ask_versus,
     "sim.results.overview_words": ask_overview,
     "sim.pareto": ask_pareto,
@@ -454,6 +505,7 @@ PRINTERS: dict[str, Asking] = {
 DRAW = {
     "sim.ask",
     "sim.demo",
+    "sim.frontier",
     "sim.audit_time",
     "sim.whatif",
     "sim.pareto",

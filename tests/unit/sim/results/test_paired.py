@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.results.paired import CANNOT_TELL, FASTER, SLOWER, TOO_FEW, paired
+from sim.results.paired import CANNOT_TELL, FASTER, SLOWER, TOO_FEW, paired, paired_all
 
 
 def test_a_run_paired_with_itself_has_the_ratio_1_and_nobody_is_faster() -> None:
@@ -86,3 +86,22 @@ def test_a_ratio_of_no_time_is_refused() -> None:
         told = f"times above 0, got {3 * ours} and {3 * theirs} ns"
         with pytest.raises(ValueError, match=told):
             paired(np.full(3, float(ours)), np.full(3, float(theirs)))
+
+
+def test_all_pairs_are_those_of_two_and_two() -> None:
+    random = np.random.default_rng(4)
+    times = random.lognormal(0, 1, (4, 6))
+    for some in (times, np.where(np.arange(6) == 2, 0.0, times), times[:, :1]):
+        found = paired_all(some)
+        for i, ours in enumerate(some):
+            assert found[i][i] is None
+            for j, theirs in enumerate(some):
+                told, alone = found[i][j], paired(ours, theirs)
+                if i != j:
+                    assert told is not None
+                    assert told.verdict == alone.verdict
+                    assert told.speedup == pytest.approx(alone.speedup, rel=1e-12)
+                    assert (told.interval is None) == (alone.interval is None)
+                    assert (told.interval or ()) == pytest.approx(alone.interval or (), rel=1e-12)
+    with pytest.raises(ValueError, match="without any"):
+        paired_all(np.zeros((2, 3)))

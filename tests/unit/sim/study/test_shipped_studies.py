@@ -12,11 +12,13 @@ LISTED = ("hobbit_parts", "hobbit_front_check")
 OF_BUNDLED_TRACES = (*LISTED, "budgets", "new_policy_test", "new_policy_rivals")
 SEARCHES = ("hobbit_front", "hobbit_weights", "new_policy")
 OF_OTHER_TRACES = ("new_policy_gpt_oss", "new_policy_gpt_oss_all")
+OF_ALL_FILES = ("leaderboard",)
+"""Some files need settings that others have not: the page names what is refused, and why."""
 
 
 def test_each_study_is_one_that_is_tried_here_or_needs_what_is_not_bundled() -> None:
     there = {path.stem for path in (ROOT / "conf" / "study").glob("*.yaml")}
-    assert there == {*OF_BUNDLED_TRACES, *SEARCHES, *OF_OTHER_TRACES}
+    assert there == {*OF_BUNDLED_TRACES, *SEARCHES, *OF_OTHER_TRACES, *OF_ALL_FILES}
     assert all(read_plan(name).search and not read_plan(name).cells() for name in SEARCHES)
 
 
@@ -34,3 +36,10 @@ def test_no_cell_is_refused(name: str) -> None:
     for values, words in cells:
         varied = (f"{key}={value}" for key, value in values.items())
         prepared([*plan.base, *varied, *words, *plan.last, "trace.max_sequences=1"])
+
+
+def test_every_cache_predictor_and_selector_is_on_the_leaderboard() -> None:
+    cells = [values for values, _ in read_plan("leaderboard").cells()]
+    for group in ("cache", "predictor", "precision"):
+        files = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+        assert files == {values[group] for values in cells if group in values} | (files & {"none"})

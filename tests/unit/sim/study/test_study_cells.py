@@ -284,3 +284,10 @@ def test_what_cells_share_is_changed_by_none_of_them() -> None:
         changed["seed"],
     ) == (0.9, 0.7, 3)
     assert make_cell(plan("system=hobbit"), {}).config == by_hydra(("system=hobbit",))
+
+
+def test_all_stands_for_every_file_of_a_group() -> None:
+    found = make_plan("x", {"grid": {"ram_cache": "all", "seed": [0]}}, "x.yaml").cells()
+    assert [values["ram_cache"] for values, _ in found] == ["fifo", "lfu", "lru"]
+    with pytest.raises(ValueError, match=r"x.yaml: grid.seed: all stands for the files"):
+        make_plan("x", {"grid": {"seed": "all"}}, "x.yaml")

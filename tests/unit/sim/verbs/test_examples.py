@@ -16,6 +16,8 @@ NOT_RUN = {
     "import": "its files are the reader's",
     "calibrate": "its log is the reader's",
     "models": "its config.json is the reader's",
+    "leaderboard": "it takes many minutes",
+    "certify": "its certificates are of the leaderboard",
     "study": "its searches take many minutes",
     "reproduce": "it takes an hour",
     "capture repack": "its traces are those of other examples",

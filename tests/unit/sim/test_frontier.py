@@ -1,0 +1,99 @@
+"""``sim.frontier`` says of every capacity what ``sim`` says of it, and no cache loads less than its
+bound.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from helpers.drawn import curves, kept
+from sim.frontier import draw, frontier, main
+from sim.setup.execute import execute
+from sim.study.trials import prepared
+
+SMALL = ("system=lru", "trace.max_sequences=1", "workload.decode_tokens=24")
+
+
+@pytest.mark.parametrize("cache", ["lru", "lru_warm", "sieve"])
+def test_hits_and_loads_are_those_of_runs(cache: str) -> None:
+    found = frontier(SMALL, [cache], 2)
+    (policy,) = found.policies
+    assert policy.is_exact == (cache != "sieve")
+    for slots in found.shown[1:-1]:
+        words = (*SMALL, f"cache={cache}", f"budget.resident_share={slots / found.most:.6f}9")
+        run = prepared((*words, "hardware.memory_gib=100", "bounds=max"))
+        result = execute(run)
+        assert result.summary["budget"]["slots"] == {"fp16": slots}
+        assert policy.points[slots].hit_ratio == result.summary["hit_ratio"]
+        assert policy.points[slots].loads == len(result.frames.transfers)
+        assert policy.fewest[slots] == result.summary["bounds"]["belady_loads"]
+
+
+def test_no_cache_loads_less_than_the_fewest_and_belady_loads_just_these() -> None:
+    # Rows of a prompt come one by one: larger unions might be served in waves, by fewer loads.
+    found = frontier((*SMALL, "workload.prefill_chunk=1"), ["belady", "lfu", "lru"], 5)
+    for one in found.policies:
+        for slots, fewest in one.fewest.items():
+            assert fewest is not None
+            assert one.points[slots].loads >= fewest
+    belady = found.policies[0]
+    assert all(belady.points[slots].loads == belady.fewest[slots] for slots in found.shown)
+
+
+def test_pools_that_a_prompt_does_not_fit_are_left_out() -> None:
+    found = frontier((*SMALL, "workload.prefill_chunk=1"), ["lru_per_site", "arc"], 4)
+    at_once, walked = found.policies
+    assert (at_once.is_exact, walked.is_exact) == (True, False)
+    assert min(at_once.points) == 32, "each of 16 layers holds the two needs of a row"
+    assert found.shown[0] not in walked.points
+    assert found.shown[1] in walked.points
+
+
+def test_the_figure_has_a_curve_for_each_policy_and_the_bound(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = kept(monkeypatch)
+    draw(frontier(SMALL, ["lru", "fifo"], 3), tmp_path)
+    hits, loads = figures[0].axes
+    assert {name: len(x) for name, (x, _) in curves(hits).items()} == {"lru": 121, "fifo": 4}
+    assert set(curves(loads)) == {"lru", "fifo", "the fewest of any cache"}
+
+
+def test_the_command_writes_every_capacity_and_says_what_it_walked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "frontier"
+    words = (*SMALL, "policies=lru,fifo", "points=2", f"output_dir={place}")
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "lru: exact at every number of slots" in told
+    assert "fifo *" in told
+    rows = pl.read_csv(place / "table.csv")
+    assert rows.filter(policy="lru")["slots"].to_list() == [*range(8, 129)]
+    assert rows.filter(policy="fifo")["slots"].to_list() == [8, 68, 128]
+    kept_rows = json.loads((place / "table.json").read_text(encoding="utf-8"))
+    assert len(kept_rows["rows"]) == len(rows)
+    assert any(label.startswith("TRANSPLANTED") for label in kept_rows["labels"])
+    assert main(words) == 2, "what is there is not written over"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("system=hobbit",), "set predictor=none"),
+        (("system=hobbit", "predictor=none"), "choose one precision"),
+        (("system=lru", "budget.resident_share=0.5"), "budget.resident_share is not given so"),
+        (("system=lru", "policies=lur"), "did you mean lru"),
+    ],
+)
+def test_what_it_cannot_tell_is_refused_in_one_line(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main((*words, "trace.max_sequences=1", f"output_dir={tmp_path / 'out'}")) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
