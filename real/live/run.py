@@ -148,7 +148,7 @@ def live_driver(
     predictor, payload = run.controller.predictor, run.controller.payload
     steps = _composed(run, prompts)
     check_batches(prepared.weightless.model, steps)
-    check_run_memory(run.model, run.hardware, steps.limits, run.controller)
+    check_run_memory(run.model, run.hardware, steps.limits, run.controller, draft_layers=0)
     device: Any = prepared.device
     thresholds = None
     if isinstance(payload, ActiveShare) and payload.requires.active_shares:
@@ -210,5 +210,7 @@ def run_as_it_was(prepared: Prepared, driver: Driver) -> Run:
     live: Any = driver.workload
     workload = live.as_it_was()
     run = prepared.run
-    ledger = check_run_memory(run.model, run.hardware, workload.limits, run.controller)
+    ledger = check_run_memory(
+        run.model, run.hardware, workload.limits, run.controller, draft_layers=0
+    )
     return replace(run, trace=workload.trace, workload=workload, ledger=ledger, fitted_on=0)
