@@ -150,7 +150,9 @@ def _kv_fills(words: Sequence[str], run: Run, ran: Sequence[float]) -> BreakEven
     """The context whose keys and values, at the model's own bits, fill what memory slots leave."""
     context = round(ran[0])
     ledger = prepared([*words, f"workload.context_tokens={context}"]).ledger
-    free = run.hardware.memory_bytes - (ledger.total_bytes - ledger.kv_bytes - ledger.slot_bytes)
+    free = run.hardware.all_memory_bytes - (
+        ledger.total_bytes - ledger.kv_bytes - ledger.slot_bytes
+    )
     sequences = ledger.kv_bytes // (context * run.model.kv_bytes_per_token)
     geometry = run.controller.geometry
     *fewer, own = (

@@ -83,7 +83,7 @@ VERBS = (
         ),
         "docs/export.md",
         config="config",
-        refused=("system", "hardware", "cache", "loader", "placement", "budget."),
+        refused=("system", "hardware", "devices", "cache", "loader", "placement", "budget."),
         taken=("model",),
     ),
     Verb(

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from real.setup.prepare import read_request
 from sim.answers.ask import fits_of
 from sim.audit.__main__ import main as audit
 from sim.machine.costs import Ledger
 from sim.results.outputs import write_outputs
+from sim.screen import read_words, screen
+from sim.screening.moves import ScreenError
+from sim.setup.configure import configure
 from sim.setup.execute import execute
 from sim.study.trials import prepared, trial
 from sim.values.types import Step
@@ -165,3 +169,14 @@ def test_all_experts_fit_only_if_they_fit_each_device() -> None:
         prepared([*COMMON, words, "budget.resident_share=0.4"]) for words in (SLICES, COPIES)
     )
     assert [fits_of(run)[0].fits for run in (sliced, copied)] == [True, False]
+
+
+# Contracts: C163
+def test_screening_and_runs_on_a_device_refuse_several_with_the_way_out() -> None:
+    with pytest.raises(
+        ScreenError, match=r"hardware\.devices is not screened; python -m sim runs it"
+    ):
+        screen(read_words((*COMMON, SLICES)))
+    cfg, system = configure(LAYERS, "hardware=rtx4090_pcie4", config="real")
+    with pytest.raises(ValueError, match="a run is on one device; moelab run simulates several"):
+        read_request(cfg, system)
