@@ -23,6 +23,16 @@ from sim.policies.requires import (
 from sim.policies.row_forecast import RowForecast, check_count, count_of, likeliest
 
 
+class Memo(dict[Any, Any]):
+    """What a predictor has computed last, so as not to compute it again.
+
+    It is no part of what a predictor knows: a copy begins with an empty one.
+    """
+
+    def __reduce__(self) -> tuple[type[Memo], tuple[()]]:
+        return Memo, ()
+
+
 class FittedPredictor(Predictor):
     """A predictor that knows the model's shape, and what was fitted, before it is asked.
 

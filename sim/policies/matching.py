@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
-from sim.policies.fitted import FittedPredictor, require_array, smallest_counts
+from sim.policies.fitted import FittedPredictor, Memo, require_array, smallest_counts
 from sim.policies.requires import Arrays, Sample, Shape, Track
 from sim.policies.row_forecast import RowForecast, forecasts_of, likeliest
 from sim.values.units import require_flag
@@ -110,10 +110,10 @@ class ActivationMatching(FittedPredictor):
         self._running: dict[int, NDArray[np.int64]] = {}
         # Of each running matrix, the cosines [S, C] with the rows of the collection.
         self._cosines: dict[int, NDArray[np.float64]] = {}
-        # The last row that was compared: its site, the row, and its cosines.
-        self._compared: tuple[int, bytes, NDArray[np.float64]] = (-1, b"", np.zeros(0))
+        # The cosines of the last row that was compared, by its site and contents.
+        self._compared = Memo()
         # The last forecasts, by site and matches.
-        self._known: dict[tuple[int, ...], list[RowForecast]] = {}
+        self._known = Memo()
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
         site = gate.site
@@ -121,7 +121,7 @@ class ActivationMatching(FittedPredictor):
             return ()
         here = self._here(gate, shape)
         matches = [self._match(sequence, site, counts) for sequence, counts in here.items()]
-        found = self._known.get((site, *matches))
+        found: list[RowForecast] | None = self._known.get((site, *matches))
         if found is None:
             if len(self._known) >= shape.sites:
                 self._known.clear()
@@ -169,13 +169,16 @@ class ActivationMatching(FittedPredictor):
 
     def _cosine(self, site: int, row: NDArray[np.int64]) -> NDArray[np.float64]:
         """[C]: the cosines of a row of counts with the collection's rows of a site."""
-        same = row.tobytes()
         # A gate is observed after its forecast, with the same row.
-        if self._compared[:2] != (site, same):
+        same = site, row.tobytes()
+        found: NDArray[np.float64] | None = self._compared.get(same)
+        if found is None:
             wide = row.astype(np.float64)
             norm = math.sqrt(wide @ wide)
-            self._compared = site, same, self._units[site] @ (wide / norm if norm else wide)
-        return self._compared[2]
+            found = self._units[site] @ (wide / norm if norm else wide)
+            self._compared.clear()
+            self._compared[same] = found
+        return found
 
     def observe(self, gate: Gate) -> None:
         assert self.shape is not None

@@ -37,15 +37,13 @@ class Scored(Pooled):
         pool_of = np.asarray(plan.pool_of)
         self._keys = [np.flatnonzero(pool_of == pool) for pool in range(len(plan.capacity_bytes))]
         self._within = [as_slice(keys) for keys in self._keys]
-        # The arrays of blocked keys, of which there are two a run, as numpy sees them.
-        self._blocked: list[tuple[bytearray, NDArray[np.bool_]]] = []
         return super().adopt(geometry, plan)
 
     def victims(self, pool: int, incoming: int, blocked: bytearray) -> Iterator[int]:
         keys, within = self._keys[pool], self._within[pool]
         score = self._score(within)
         score += self._absent[within]
-        np.putmask(score, self._as_array(blocked)[within], np.inf)
+        np.putmask(score, np.frombuffer(blocked, np.bool_)[within], np.inf)
         tie = self._tie(within)
         while True:
             best = int(score.argmin())
@@ -57,14 +55,6 @@ class Scored(Pooled):
                 best = int(tied[tie[tied].argmin()])
             yield keys.item(best)
             score[best] = np.inf
-
-    def _as_array(self, blocked: bytearray) -> NDArray[np.bool_]:
-        for known, array in self._blocked:
-            if known is blocked:
-                return array
-        array = np.frombuffer(blocked, np.bool_)
-        self._blocked = [*self._blocked[-1:], (blocked, array)]
-        return array
 
     def on_insert(self, key: int, cause: Cause) -> None:
         self._absent[key] = 0.0

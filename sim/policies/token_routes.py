@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Choice, Gate
-from sim.policies.fitted import FittedPredictor, require_array, smallest_counts
+from sim.policies.fitted import FittedPredictor, Memo, require_array, smallest_counts
 from sim.policies.requires import Arrays, Sample, Shape, Track
 from sim.policies.row_forecast import RowForecast, forecasts_of, likeliest
 
@@ -87,27 +87,27 @@ class TokenRoutes(FittedPredictor):
         self._counts = np.concatenate([counts.astype(np.int64), all_counts[None].astype(np.int64)])
 
     def forget(self) -> None:
-        # The tokens that were asked for last, and what they are forecast to choose, by site.
-        self._tokens: list[int] = []
-        self._known: dict[int, RowForecast] = {}
+        # What the tokens that were asked for last are forecast to choose, by site.
+        self._known = Memo()
 
     def _predict(self, gate: Gate, shape: Shape) -> Iterable[Choice]:
         last = shape.last(gate.site)
         if self.sites is not None:
             last = min(last, gate.site + self.sites)
-        tokens = gate.row_token.tolist()
-        if tokens != self._tokens:
-            self._tokens, self._known = tokens, {}
-        known = self._known
+        tokens = tuple(gate.row_token.tolist())
+        known: dict[int, RowForecast] | None = self._known.get(tokens)
+        if known is None:
+            self._known.clear()
+            known = self._known[tokens] = {}
         for site in range(gate.site + 1, last + 1):
             if site not in known:
-                self._learn(site, shape)
+                known |= self._of_sites(tokens, site, shape)
             if known[site].needs:
                 yield known[site]
 
-    def _learn(self, first: int, shape: Shape) -> None:
-        """Forecast the sites from ``first`` on, as many at once as take little memory."""
-        rows = np.array([self._place.get(token, len(self._place)) for token in self._tokens])
+    def _of_sites(self, tokens: Sequence[int], first: int, shape: Shape) -> dict[int, RowForecast]:
+        """The forecasts of the sites from ``first`` on, as many at once as take little memory."""
+        rows = np.array([self._place.get(token, len(self._place)) for token in tokens])
         most = max(1, CELLS // (len(rows) * shape.experts))
         sites = range(first, min(first + most, shape.last(first) + 1))
         within = np.array(sites)[:, None]
@@ -115,6 +115,5 @@ class TokenRoutes(FittedPredictor):
         seen = np.where(self._rows[rows, within] > 0, rows, len(self._place))
         likeliness = self._counts[seen, within] / np.maximum(self._rows[seen, within], 1)[..., None]
         ranked = likeliest(likeliness, self.count)
-        self._known |= {
-            forecast.site: forecast for forecast in forecasts_of(sites, shape.experts + 1, *ranked)
-        }
+        found = forecasts_of(sites, shape.experts + 1, *ranked)
+        return {forecast.site: forecast for forecast in found}
