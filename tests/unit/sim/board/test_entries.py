@@ -76,7 +76,7 @@ def test_a_cell_of_other_code_runs_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_word_with_blanks_is_refused_before_anything_runs() -> None:
     cell = plan_cells(make_plan("x", STUDY, "x.yaml"))[0]
-    with pytest.raises(ValueError, match="'trace.path=my trace' has blanks"):
+    with pytest.raises(ValueError, match=r"'trace\.path=my trace' has blanks"):
         entered(replace(cell, words=(*cell.words, "trace.path=my trace")))
 
 
