@@ -123,9 +123,10 @@ def frontier(words: Sequence[str], names: Sequence[str | None], points: int) -> 
     found = [
         _policy(runs, name, one, requests, shown) for name, one in zip(names, first, strict=True)
     ]
+    count = len(run.workload.sequences)
     title = (
         f"{run.system.split()[0]}, {run.model.name}; trace {run.trace.header.name}"
-        f" ({run.config['trace']['split']}), {len(run.workload.sequences)} sequences,"
+        f" ({run.config['trace']['split']}), {count} sequence{'s' * (count != 1)},"
         f" {run.workload.num_gates} gates"
     )
     return Frontier(title, tuple(found), shown, most, run.controller.geometry.slot_sizes[0])
@@ -138,7 +139,7 @@ def _policy(
     fewest = {
         slots: least_loads(full.controller, full.workload, requests, slots) for slots in shown
     }
-    called = name or "its own cache"
+    called = name or type(full.controller.cache).__name__
     labels = replace(labels_of(full, None), machine=None)  # no time is told
     if why_not_at_once(full.controller) is None:
         curve = curve_of(full.controller, full.workload)

@@ -209,7 +209,10 @@ def _cell(words: Sequence[str]) -> Cell:
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         if key.startswith("hydra") or "output_dir" in key or word.startswith("-"):
-            raise ValueError(f"{word!r} is no word of a certificate: it chooses where files lie")
+            raise ValueError(
+                f"{word!r} is no word of a certificate: it chooses where files lie; what is to be"
+                " certified lies in conf"
+            )
     cell = make_cell(Plan("certificate", base=tuple(words)), {})
     _check_targets(cell.config)
     return cell

@@ -42,7 +42,12 @@ def code_of(config: Mapping[str, Any]) -> str:
 
 
 def entered(cell: Cell) -> Cell:
-    """The cell under a key that names its code as well: other code makes it run again."""
+    """The cell under a key that names its code as well: other code makes it run again.
+
+    Raise ValueError for a word with blanks, which its row could not give back as one word.
+    """
+    if blank := [word for word in cell.words if len(word.split()) != 1]:
+        raise ValueError(f"{blank[0]!r} has blanks; write it without them, or rename what it names")
     return replace(cell, key=digest(cell.key, code_of(cell.config)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,12 @@ def test_a_cell_of_other_code_runs_again(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(entries, "code_digest", lambda *_: "other")
     assert code_of(cell.config) == "other"
     assert entered(cell).key != before
+
+
+def test_a_word_with_blanks_is_refused_before_anything_runs() -> None:
+    cell = plan_cells(make_plan("x", STUDY, "x.yaml"))[0]
+    with pytest.raises(ValueError, match=r"'trace\.path=my trace' has blanks"):
+        entered(replace(cell, words=(*cell.words, "trace.path=my trace")))
 
 
 def test_a_class_of_ones_own_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
