@@ -20,7 +20,7 @@ from real.calibration.in_run import in_run
 from real.kernels.stacked_gates import stacked_gates
 from real.setup.prepare import Prepared, prepare_replay
 from real.store.reading import DirectReader
-from real.store.store import StoreError
+from real.store.variants import StoreError
 from real.validation.cases import measure_run, request_of
 from real.validation.constants import Constants
 from sim.answers.time_parts import Tables

@@ -34,7 +34,7 @@ from real.kernels.slot_matrices import PlainLayout, SlotMatrices, in_one_slot
 from real.kernels.tiles import tiled_counts
 from real.store.experts import Tensors
 from real.store.neurons import UP, Arrivals, of_neurons
-from real.store.store import RAW, StoredTensor, Variant
+from real.store.variants import RAW, StoredTensor, Variant
 from real.store.work import ExpertWork, Weights
 from sim.values.types import Geometry
 

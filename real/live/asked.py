@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from capture.models.discover import first_argument
-from real.store.experts import ModelForm, SwapError, swapped_experts
+from real.store.experts import ModelForm, SwapError
+from real.store.swapping import swapped_experts
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from real.lossy.assess import Weights, built
 from real.lossy.mixture import LEFT_OUT, Served, mixing
 from real.lossy.replay import Subject
 from real.lossy.variants import Scheme, Variants
-from real.store.experts import swapped_experts
+from real.store.swapping import swapped_experts
 from sim.policies.base import PrecisionSelector
 from sim.policies.payloads import ActiveShare
 from sim.policies.row_forecast import RowForecast

@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 
 from real.lossy.variants import Variants
-from real.store.experts import Compute, ModelForm, Tensors, add_up, rows_of
+from real.store.experts import ModelForm, Tensors
+from real.store.swapping import Compute, add_up, rows_of
 
 LEFT_OUT = -1
 Forward = Callable[[ModelForm, int, Tensors, torch.Tensor, int], torch.Tensor]
@@ -86,7 +87,7 @@ def mix(
 
 
 def mixing(variants: Variants, decide: Decide, forward: Forward = plain_forward) -> Compute:
-    """A function for ``real.store.experts.swapped_experts`` that serves as ``decide`` says."""
+    """A function for ``real.store.swapping.swapped_experts`` that serves as ``decide`` says."""
 
     def compute(
         site: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor

@@ -30,7 +30,8 @@ from real.lossy.mixture import LEFT_OUT, Forward, Served, mix, mixing, plain_for
 from real.lossy.paused import PausedModel
 from real.lossy.texts import Reading, Text, following, texts_of_trace
 from real.lossy.variants import Variants
-from real.store.experts import ModelForm, expert_forms, swapped_experts
+from real.store.experts import ModelForm
+from real.store.swapping import expert_forms, swapped_experts
 from sim.engine.simulate import simulate
 from sim.policies.base import FloatArray, IntArray
 from sim.results.frames import Frames

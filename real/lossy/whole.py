@@ -20,7 +20,8 @@ from real.lossy.loss import TokenLoss, token_losses
 from real.lossy.mixture import Decide, Forward, Served, all_at, mixing, plain_forward
 from real.lossy.texts import Text, following, read_whole
 from real.lossy.variants import Variants
-from real.store.experts import ModelForm, expert_forms, swapped_experts
+from real.store.experts import ModelForm
+from real.store.swapping import expert_forms, swapped_experts
 from sim.traces.routing import shares_above
 from sim.workload.choices import need_order
 

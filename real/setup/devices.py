@@ -8,7 +8,7 @@ nothing. A device that can run *live* is a `LiveDevice`, which has more methods 
 - ``begin_site(inputs)`` and ``end_site() -> [T, H]``, which the main thread calls around a gate's
   needs. Between them ``compute`` and ``compute_on_cpu`` get the keys of experts, in the
   controller's order. Each expert's output must stay in a buffer of its own, for
-  ``real.store.experts.add_up``.
+  ``real.store.swapping.add_up``.
 - for experts that move neuron by neuron ``up_of(site, expert)``, and ``arrivals``, which is told
   what ranks neurons.
 

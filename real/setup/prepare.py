@@ -15,9 +15,11 @@ from real.driver.device import Device
 from real.driver.settings import INPUTS, Engine, Live
 from real.setup.devices import maker_of
 from real.store.checkpoint import CheckpointExperts
-from real.store.experts import ExpertForm, forms_of_layers
+from real.store.experts import ExpertForm
 from real.store.stand_in import StandInForm
-from real.store.store import ALIGNMENT, Store, StoreError, open_or_write, plan_store
+from real.store.store import Store, open_or_write, plan_store
+from real.store.swapping import forms_of_layers
+from real.store.variants import ALIGNMENT, StoreError
 from real.store.work import Weights
 from sim.machine.model import Model
 from sim.results.run import Run

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from real.store.experts import ExpertForm
-from real.store.store import StoreError
+from real.store.variants import StoreError
 
 SINGLE = re.compile(
     r"(?P<block>.*\bexperts)\.(?:expert_)?(?P<expert>\d+)\.(?P<name>\w+)\.(?P<kind>weight|bias)$"

@@ -1,19 +1,13 @@
-"""The experts of any transformers MoE model as matrices, and a way to compute them elsewhere.
+"""The experts of any transformers MoE model as matrices.
 
 An `ExpertForm` describes one site: how an expert's stored tensors are laid out, what one expert
-computes from them, and how the model adds experts up. A form is proved before it is given out. A
-copy of the experts module with a few random experts computes a few rows, and the form must compute
-the same bits. Experts that differ, or whose layout is not known, are refused by name.
-
-Only the ``forward`` of the experts module is replaced, on the instance. Router, shared experts and
-hooks stay.
+computes from them, and how the model adds experts up. `real.store.swapping` proves forms before it
+gives them out. Experts whose layout is not known are refused by name.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any, Protocol
 
@@ -22,14 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from capture.models.adapters import Adapter, OneHot
-from capture.models.discover import MoELayer, discover
+from capture.models.discover import MoELayer
 
 Tensors = Mapping[str, torch.Tensor]
-Compute = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``compute(site, hidden [T, H], ids [T, K], weights [T, K]) -> [T, H]``.
-
-An id below 0, or past the last expert, is a null expert's.
-"""
 
 FUSED = (
     "gate_up_proj",
@@ -39,7 +28,6 @@ FUSED = (
     "down_proj",
     "down_proj_bias",
 )
-PROBE_EXPERTS, PROBE_ROWS = 3, 5
 
 
 class SwapError(ValueError):
@@ -128,7 +116,7 @@ class StackedForm:
         ]
         if len(first) != 1 or "down_proj" not in self.names or others:
             names = [name for name, _ in experts.named_parameters()]
-            raise SwapError(f"{_name(layer)}: the layout of {names[:6]} is not known")
+            raise SwapError(f"{said_of(layer)}: the layout of {names[:6]} is not known")
         self._first = first[0]
         self._is_gated = self._first == "gate_up_proj"
         self._is_transposed = bool(getattr(experts, "is_transposed", False))
@@ -241,7 +229,7 @@ class ListedForm:
         ]
         if len(linears) != 2 or {name.rpartition(".")[0] for name in self.names} != set(linears):
             raise SwapError(
-                f"{_name(layer)}: experts of {list(self.names)}; only two linear layers are known"
+                f"{said_of(layer)}: experts of {list(self.names)}; only two linear layers are known"
             )
         self._words = dict(zip(linears, ("in", "out"), strict=True))
         # This module computes every expert; its own weights are never used.
@@ -303,172 +291,22 @@ def _shapes(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: torch.empty_like(values, device="meta") for name, values in tensors.items()}
 
 
-def expert_forms(model: nn.Module) -> list[ModelForm]:
-    """The proved forms of a model's sites, in order. Raise SwapError as `forms_of_layers` does."""
-    return forms_of_layers(discover(model))
-
-
-def forms_of_layers(layers: Sequence[MoELayer]) -> list[ModelForm]:
-    """The proved forms of layers that have been found; their weights may be on the meta device.
-
-    Raise SwapError for experts that nothing but their own module can compute.
-    """
-    forms: list[ModelForm] = []
-    proved: dict[tuple[object, ...], bool] = {}
-    for layer in layers:
-        form = _form(layer)
-        kind = form.kind, *((tuple(values.shape), values.dtype) for values in form.like.values())
-        if kind not in proved:
-            proved[kind] = _prove(form)
-        form.sums_in_weights_dtype = proved[kind]
-        forms.append(form)
-    return forms
-
-
-def _form(layer: MoELayer) -> ModelForm:
+def form_of(layer: MoELayer) -> ModelForm:
+    """The form of a layer, not proved. Raise SwapError for experts that are called otherwise."""
     if type(layer.adapter) is Adapter:
         if layer.num_classes != layer.num_experts and not hasattr(layer.experts, "has_gate"):
             raise SwapError(
-                f"{_name(layer)}: its null experts are computed, too ({layer.num_classes} classes)"
+                f"{said_of(layer)}: its null experts are computed, too ({layer.num_classes} classes)"
             )
         return StackedForm(layer)
     if type(layer.adapter) is OneHot:
         return ListedForm(layer)
     raise SwapError(
-        f"{_name(layer)}: its experts are not called with (hidden states, ids, weights), but as "
+        f"{said_of(layer)}: its experts are not called with (hidden states, ids, weights), but as "
         f"{type(layer.adapter).__name__}"
     )
 
 
-def _name(layer: MoELayer) -> str:
+def said_of(layer: MoELayer) -> str:
+    """How a refusal begins."""
     return f"{layer.name}: {type(layer.experts).__name__} cannot be swapped"
-
-
-def expert_weights(model: nn.Module, site: int, expert: int) -> dict[str, torch.Tensor]:
-    """The projections of one expert, each [out, in], by name (`ExpertForm.matrices`)."""
-    form = _form(discover(model)[site])
-    return form.matrices(form.tensors(expert))
-
-
-@contextmanager
-def swapped_experts(
-    model: nn.Module, compute: Compute, forms: Sequence[ModelForm] | None = None
-) -> Iterator[Sequence[ModelForm]]:
-    """Within the block ``compute`` answers the sum of each site's experts.
-
-    Afterwards the model is as it was. ``forms`` saves finding and proving them again. Compare bits
-    with a model of ``experts_implementation=eager``.
-    """
-    forms = expert_forms(model) if forms is None else forms
-    taken = [(form.layer.experts, form.layer.experts.__dict__.get("forward")) for form in forms]
-    try:
-        for form in forms:
-            form.layer.experts.forward = _forward_of(form.layer, compute)
-        yield forms
-    finally:
-        for experts, own in taken:
-            experts.__dict__.pop("forward", None)
-            if own is not None:
-                experts.__dict__["forward"] = own
-
-
-def _forward_of(layer: MoELayer, compute: Compute) -> Callable[..., torch.Tensor]:
-    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-        arguments = layer.adapter.arguments(args, kwargs)
-        hidden = arguments[0]
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        ids, weights = layer.adapter.choice(layer.experts, arguments, None)
-        return compute(
-            layer.site, rows, ids.reshape(len(rows), -1), weights.reshape(len(rows), -1)
-        ).view(hidden.shape)
-
-    return forward
-
-
-# How the model adds experts up
-
-
-def rows_of(ids: torch.Tensor, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows [n] that chose an expert, and its rank [n] in each, as the model orders them."""
-    rank, row = torch.where(ids.T.eq(expert))
-    return row, rank
-
-
-def add_up(
-    form: ExpertForm,
-    hidden: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    outputs: Mapping[int, torch.Tensor],
-) -> torch.Tensor:
-    """The weighted sum [T, H] of experts' outputs [n, H] (rows as in `rows_of`).
-
-    Experts are added in ascending order, so the sum has the bits of the model's own in whatever
-    order the outputs were computed. An expert without an output adds nothing.
-    """
-    dtype = weights.dtype if form.sums_in_weights_dtype else hidden.dtype
-    total = torch.zeros_like(hidden, dtype=dtype)
-    for expert in sorted(outputs):
-        row, rank = rows_of(ids, expert)
-        total.index_add_(0, row, (outputs[expert] * weights[row, rank, None]).to(dtype))
-    return total.to(hidden.dtype)
-
-
-def compute_all(
-    form: ExpertForm,
-    tensors_of: Callable[[int], Tensors],
-    hidden: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-) -> torch.Tensor:
-    """The sum [T, H] of a site's experts, computed one after another."""
-    chosen = [
-        expert
-        for expert in sorted({*ids.flatten().tolist()})
-        if 0 <= expert < form.layer.num_experts
-    ]
-    outputs = {
-        expert: form.forward(tensors_of(expert), hidden[rows_of(ids, expert)[0]])
-        for expert in chosen
-    }
-    return add_up(form, hidden, ids, weights, outputs)
-
-
-@torch.no_grad()
-def _prove(form: ModelForm) -> bool:
-    """Whether sums are in the weights' dtype.
-
-    Raise SwapError unless form and model compute the same bits.
-    """
-    draw = torch.Generator().manual_seed(0)
-    count = min(PROBE_EXPERTS, form.layer.num_experts)
-    like = form.like
-    experts = [
-        {
-            name: torch.randn(v.shape, generator=draw).div_(v.shape[-1] ** 0.5).to(v.dtype)
-            for name, v in like.items()
-        }
-        for _ in range(count)
-    ]
-    module = form.few(experts)
-    first = next(iter(form.matrices(experts[0]).values()))
-    hidden = torch.randn(PROBE_ROWS, first.shape[1], generator=draw).to(first.dtype)
-    top_k = min(form.layer.top_k, 2, count)
-    ids = torch.stack([torch.randperm(count, generator=draw)[:top_k] for _ in range(PROBE_ROWS)])
-    weights = torch.rand(PROBE_ROWS, top_k, generator=draw)
-    choice = ids
-    if isinstance(form.layer.adapter, OneHot):
-        choice = F.one_hot(ids, len(form.layer.experts._modules))
-    try:
-        own = inspect.unwrap(type(module).forward)(module, hidden, choice, weights)
-    except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise SwapError(
-            f"{_name(form.layer)}: a copy with {count} experts does not run ({error})"
-        ) from None
-    for sums_in_weights_dtype in (False, True):
-        form.sums_in_weights_dtype = sums_in_weights_dtype
-        if torch.equal(own, compute_all(form, experts.__getitem__, hidden, ids, weights)):
-            return sums_in_weights_dtype
-    raise SwapError(
-        f"{_name(form.layer)}: it computes something else than gate, up and down projections do"
-    )

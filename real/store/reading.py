@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from real.store.store import ALIGNMENT, StoreError
+from real.store.variants import ALIGNMENT, StoreError
 
 Bytes = NDArray[np.uint8]
 

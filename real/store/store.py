@@ -4,9 +4,8 @@ The file begins with a block of text (a magic line, then JSON). Then follows one
 precision, in which experts stand by site, then id. Each begins at a multiple of 4096 bytes, so that
 unbuffered reads may begin there.
 
-An expert's *blob* is its stored tensors one after another. At 32 and 16 bits they are stored as
-they are; at 8, 4 and 2 bits they are rounded by groups of a row, and scales and zeros stand with
-them. A slot holds, and a load moves, exactly the blob's bytes.
+An expert's *blob* is its stored tensors one after another (`real.store.variants`). A slot holds,
+and a load moves, exactly the blob's bytes.
 
 Experts that move neuron by neuron have two parts (`real.store.neurons`): their pairs are the blob,
 and a region behind all others holds their up projections, which no slot holds.
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,153 +26,23 @@ from typing import Any
 
 import torch
 
-from real.kernels.quantise import Layout, dequantise, quantise
 from real.store.experts import ExpertForm, Tensors
 from real.store.neurons import PAIRS, PRECISION, UP, by_neuron
+from real.store.variants import (
+    ALIGNMENT,
+    StoreError,
+    Variant,
+    aligned,
+    is_lossless,
+    variant_from,
+    variant_of,
+)
 from sim.values.types import Geometry
 
 MAGIC = b"experts of a Mixture-of-Experts model, schema 1\n"
-ALIGNMENT = 4096
 HEADER_LIMIT = 1 << 24
-RAW = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-GROUPED = {
-    "int8": (8, 64),
-    "int4": (4, 64),
-    "int2": (2, 64),
-    "hqq4_g64": (4, 64),
-    "hqq2_g64": (2, 64),
-    "hqq2_g16": (2, 16),
-}
-"""Bits, and how many weights of a row share a scale and a zero in half precision."""
 RESIDENT = "hqq2_g64"
 """The stored form of up projections of experts that move neuron by neuron (FloE section 3.2)."""
-TENSOR_ALIGNMENT = 16
-
-
-class StoreError(ValueError):
-    """A store cannot be made, opened or read; the message says why, and the way out."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a blob.
-
-    - ``shape``: as the model has it. ``begin``: its first byte in the blob.
-    - ``bits``, ``group``: how it is rounded; with 0 bits it is stored as it is, in ``dtype``.
-    - ``flipped``: the model's tensor is [in, out], the stored matrix [out, in].
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    begin: int
-    dtype: str
-    bits: int = 0
-    group: int = 0
-    flipped: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        if self.bits:
-            return self.layout.stored_bytes
-        return _aligned(math.prod(self.shape) * self._dtype.itemsize, TENSOR_ALIGNMENT)
-
-    @property
-    def layout(self) -> Layout:
-        rows, columns = reversed(self.shape) if self.flipped else self.shape
-        return Layout(rows, columns, self.bits, self.group)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return RAW[self.dtype]
-
-    def write(self, values: torch.Tensor, blob: torch.Tensor) -> None:
-        place = blob[self.begin : self.begin + self.num_bytes]
-        if self.bits:
-            self.layout.write(
-                quantise(values.T if self.flipped else values, self.bits, self.group), place
-            )
-        else:
-            place[: values.numel() * self._dtype.itemsize].view(self._dtype).view(self.shape).copy_(
-                values
-            )
-
-    def read(self, blob: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor in ``dtype``; a view of the blob where it is stored in that dtype."""
-        place = blob[self.begin : self.begin + self.num_bytes]
-        if not self.bits:
-            return (
-                place[: math.prod(self.shape) * self._dtype.itemsize]
-                .view(self._dtype)
-                .view(self.shape)
-                .to(dtype)
-            )
-        matrix = dequantise(self.layout.read(place), dtype)
-        return matrix.T if self.flipped else matrix
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How experts are stored at one precision.
-
-    ``begin`` is the first byte of the precision's region. From one expert to the next it is
-    ``stride`` bytes.
-    """
-
-    precision: str
-    tensors: tuple[StoredTensor, ...]
-    num_bytes: int
-    begin: int = 0
-
-    @property
-    def stride(self) -> int:
-        return _aligned(self.num_bytes, ALIGNMENT)
-
-    def encode(self, tensors: Tensors) -> torch.Tensor:
-        """The blob of an expert, uint8.
-
-        Raise StoreError for a weight that is not finite, or not within the precision's range.
-        """
-        blob = torch.zeros(self.num_bytes, dtype=torch.uint8)
-        for tensor in self.tensors:
-            tensor.write(tensors[tensor.name], blob)
-            if not tensor.bits and not bool(tensor.read(blob, RAW[tensor.dtype]).isfinite().all()):
-                raise StoreError(
-                    f"{tensor.name} has weights that are not finite as {self.precision}"
-                )
-        return blob
-
-    def decode(self, blob: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The stored tensors of a blob, in ``dtype``."""
-        return {tensor.name: tensor.read(blob, dtype) for tensor in self.tensors}
-
-
-def variant_of(precision: str, like: Tensors, flipped: frozenset[str] = frozenset()) -> Variant:
-    """How experts are stored at a precision; ``like`` has the shapes of an expert's stored tensors.
-
-    Raise StoreError for a precision that has no stored form.
-    """
-    if precision not in RAW and precision not in GROUPED:
-        known = ", ".join([*RAW, *GROUPED, PRECISION])
-        raise StoreError(
-            f"precision {precision} cannot be stored; a store holds {known}: choose another one"
-        )
-    bits, group = GROUPED.get(precision, (0, 0))
-    tensors, begin = [], 0
-    for name, values in like.items():
-        is_grouped = bits > 0 and values.dim() == 2
-        dtype = precision if precision in RAW else "fp16"
-        tensor = StoredTensor(
-            name,
-            tuple(values.shape),
-            begin,
-            dtype,
-            bits if is_grouped else 0,
-            group if is_grouped else 0,
-            is_grouped and name in flipped,
-        )
-        tensors.append(tensor)
-        begin += tensor.num_bytes
-    return Variant(precision, tuple(tensors), begin)
 
 
 @dataclass(frozen=True)
@@ -204,14 +72,14 @@ class StoreHeader:
     @classmethod
     def from_json(cls, text: str) -> StoreHeader:
         plain = json.loads(text)
-        variants = tuple(_variant_from(variant) for variant in plain.pop("variants"))
+        variants = tuple(variant_from(variant) for variant in plain.pop("variants"))
         resident = plain.pop("resident", None)
         return cls(
             **{
                 **plain,
                 "variants": variants,
                 "lossless": tuple(plain["lossless"]),
-                "resident": None if resident is None else _variant_from(resident),
+                "resident": None if resident is None else variant_from(resident),
             }
         )
 
@@ -239,13 +107,6 @@ class StoreHeader:
         """The byte of the file at which an expert's blob begins."""
         variant = self.parts[precision]
         return variant.begin + self.number(site, expert) * variant.stride
-
-
-def _variant_from(plain: Mapping[str, Any]) -> Variant:
-    tensors = tuple(
-        StoredTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in plain["tensors"]
-    )
-    return Variant(**{**plain, "tensors": tensors})
 
 
 class Store:
@@ -407,7 +268,7 @@ def plan_store(
         resident=resident,
     )
     # The offsets are not known yet, and the text grows with them: there is room to spare for that.
-    begin = _aligned(len(MAGIC) + 20 + len(header.to_json()) + 32 * len(header.parts), ALIGNMENT)
+    begin = aligned(len(MAGIC) + 20 + len(header.to_json()) + 32 * len(header.parts), ALIGNMENT)
     placed = []
     for part in header.parts:
         placed.append(replace(part, begin=begin))
@@ -458,7 +319,7 @@ def _write(
                 digest.update(content)
                 stream.seek(header.offset(precision, site, expert))
                 stream.write(content)
-                lossless[precision] = lossless[precision] and _is_lossless(variant, blob, tensors)
+                lossless[precision] = lossless[precision] and is_lossless(variant, blob, tensors)
             advance(number + 1)
         # An expert is lossless only if all its parts are.
         whole = lossless if header.resident is None else [all(lossless)]
@@ -468,14 +329,3 @@ def _write(
         stream.write(MAGIC + f"{len(text)}\n".encode() + text)
         if stream.tell() > header.variants[0].begin:
             raise StoreError(f"the header of {path} has grown over the blobs")
-
-
-def _is_lossless(variant: Variant, blob: torch.Tensor, tensors: Tensors) -> bool:
-    return all(
-        not t.bits and torch.equal(t.read(blob, tensors[t.name].dtype), tensors[t.name])
-        for t in variant.tensors
-    )
-
-
-def _aligned(num_bytes: int, to: int) -> int:
-    return -(-num_bytes // to) * to

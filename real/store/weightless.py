@@ -22,7 +22,8 @@ from capture.models.deepseek_moe import DeepseekMoeForCausalLM, native_config
 from capture.models.discover import MoELayer, discover
 from capture.recording.load import AUTO_CLASSES, check_model, is_native, load_model
 from capture.recording.settings import Settings
-from real.store.experts import ModelForm, SwapError, forms_of_layers
+from real.store.experts import ModelForm, SwapError
+from real.store.swapping import forms_of_layers
 
 _NOTHING: Any = torch.empty(0)
 _NOTHING._is_hf_initialized = True

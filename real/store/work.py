@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from real.store.experts import ExpertForm, Tensors, add_up, rows_of
+from real.store.experts import ExpertForm, Tensors
 from real.store.neurons import PAIRS, UP, Numbers, of_neurons
 from real.store.store import Store
+from real.store.swapping import add_up, rows_of
 from sim.values.types import Geometry
 
 MOST_DRAWN = 2048

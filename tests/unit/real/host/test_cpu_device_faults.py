@@ -11,7 +11,7 @@ import pytest
 
 from helpers.cpu_runs import FREE, THOROUGH, Prepare, check_contents, run
 from real.host.cpu import CpuDevice
-from real.store.store import StoreError
+from real.store.variants import StoreError
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

@@ -155,7 +155,7 @@ def test_adding_up_in_the_order_of_computation_would_not_have_the_same_bits(
     """The broken line: outputs are added in the order in which they were computed."""
 
     def as_computed(form: Any, hidden: Any, ids: Any, weights: Any, outputs: Any) -> torch.Tensor:
-        from real.store.experts import rows_of
+        from real.store.swapping import rows_of
 
         total = torch.zeros_like(hidden)
         for expert, output in outputs.items():

@@ -26,7 +26,7 @@ from real.live.channels import LiveChannels
 from real.live.live import LiveDriver
 from real.live.run import live_driver, prepare
 from real.setup.prepare import Prepared, read_request
-from real.store.experts import expert_forms
+from real.store.swapping import expert_forms
 from real.store.work import ExpertWork
 from sim.policies.payloads import ActiveShare
 from sim.traces.trace import Trace

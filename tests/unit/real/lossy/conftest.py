@@ -11,7 +11,8 @@ import pytest
 
 from capture.tiny.model import load_model
 from real.lossy.replay import Subject
-from real.store.experts import ExpertForm, expert_forms
+from real.store.experts import ExpertForm
+from real.store.swapping import expert_forms
 from sim.setup.build import load_trace
 from sim.traces.trace import DECODE, Trace
 from sim.values.places import ROOT

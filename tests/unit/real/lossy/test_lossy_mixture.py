@@ -13,7 +13,8 @@ from real.live.asked import Asked
 from real.lossy.mixture import LEFT_OUT, Served, all_at, mix, mixing
 from real.lossy.paused import PausedModel, served_by
 from real.lossy.variants import Scheme, Variants
-from real.store.experts import ExpertForm, compute_all, swapped_experts
+from real.store.experts import ExpertForm
+from real.store.swapping import compute_all, swapped_experts
 
 ROWS = 9
 

@@ -29,7 +29,7 @@ from real.lossy.replay import (
 )
 from real.lossy.texts import Reading, Text, read_whole
 from real.lossy.variants import Variants
-from real.store.experts import expert_forms, swapped_experts
+from real.store.swapping import expert_forms, swapped_experts
 from sim.results.run import Run
 from sim.setup.build import build
 from sim.setup.configure import configure

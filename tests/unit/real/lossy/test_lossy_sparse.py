@@ -20,7 +20,8 @@ from real.lossy.sparse import (
     sparse_output,
 )
 from real.lossy.variants import Variants
-from real.store.experts import ExpertForm, expert_forms, swapped_experts
+from real.store.experts import ExpertForm
+from real.store.swapping import expert_forms, swapped_experts
 from sim.values.places import ROOT
 
 

@@ -21,8 +21,9 @@ from capture.tiny.model import load_model
 from helpers.architectures import tiny
 from real.kernels.quantise import error_bound, quantise
 from real.store.checkpoint import CheckpointExperts
-from real.store.experts import compute_all, expert_forms, swapped_experts
-from real.store.store import StoreError, open_or_write, variant_of
+from real.store.store import open_or_write
+from real.store.swapping import compute_all, expert_forms, swapped_experts
+from real.store.variants import StoreError, variant_of
 from real.store.weightless import load_weightless
 from sim.values.places import ROOT
 

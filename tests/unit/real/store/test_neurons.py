@@ -20,10 +20,11 @@ from real.driver.recording import record_run
 from real.host.cpu import CpuDevice
 from real.kernels.quantise import dequantise, quantise
 from real.setup.prepare import Prepared, prepare_replay, read_request
-from real.store.experts import expert_forms
 from real.store.neurons import PAIRS, UP, Arrivals, by_neuron, of_neurons
 from real.store.stand_in import StandInForm
-from real.store.store import StoreError, plan_store
+from real.store.store import plan_store
+from real.store.swapping import expert_forms
+from real.store.variants import StoreError
 from sim.machine.model import Model
 from sim.results.calls import replay
 from sim.setup.build import build

@@ -10,7 +10,8 @@ import pytest
 from helpers.cpu_runs import FREE, Prepare
 from real.driver.settings import Engine
 from real.host.cpu import CpuDevice
-from real.store.store import Store, StoreError
+from real.store.store import Store
+from real.store.variants import StoreError
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from sim.synthetic.preset import (
 )
 from sim.traces.header import ModelShape
 from sim.traces.routing import RoutingRule
+from sim.values.places import ROOT
 from sim.verbs.names import names, of_file
 
 SHAPES = {
@@ -173,6 +175,15 @@ def test_fits_survive_writing_and_go_stale_with_their_targets(tmp_path, monkeypa
 def test_reached_is_within_the_uncertainty_and_the_deviation():
     assert FitRow(TARGET, 0.355, 0.01).is_reached
     assert not FitRow(TARGET, 0.365, 0.01).is_reached
+
+
+def test_every_preset_has_a_fit_and_the_page_names_the_nearest_of_those_that_borrow_one():
+    page = (ROOT / "docs/ask.md").read_text(encoding="utf-8")
+    for name in preset_names():
+        preset = load_preset(name)
+        assert load_fit(preset, preset.reading(None)).rows
+        if preset.nearest:
+            assert re.search(rf"\| [^|]*\b{name}\b[^|]* \| {preset.nearest} \|", page), name
 
 
 def test_every_model_of_conf_has_a_preset_of_its_name_and_shape_or_recorded_gates():

@@ -13,7 +13,8 @@ from capture.models.discover import discover
 from capture.recording.hooks import RouterHooks
 from capture.tiny.model import load_model
 from helpers.architectures import AVAILABLE, tiny
-from real.store.experts import SwapError, compute_all, expert_forms, expert_weights, swapped_experts
+from real.store.experts import SwapError
+from real.store.swapping import compute_all, expert_forms, expert_weights, swapped_experts
 from sim.values.places import ROOT
 
 ASSETS = ROOT / "capture" / "assets"
