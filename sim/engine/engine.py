@@ -233,7 +233,7 @@ class Engine(Stream):
         step, end = self._step, self._free_ns
         assert step is not None
         self.record.step_end_ns.append(end)
-        if not step.index % PACKED_STEPS:
+        if step.index % PACKED_STEPS == PACKED_STEPS - 1:
             self._pack()
         if self._progress and step.index % self._stride == 0:
             self._progress(step.index + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 from helpers.bundled import Configure
 from sim.answers.explain_words import Names, prefetch_story
 from sim.answers.lookahead_ranks import Forecast, forecasts, rows_of_step
+from sim.engine import engine
 from sim.explain import Explained, Question, main
 from sim.policies.precisions import SkipLight
 from sim.policies.reroutes import ForecastRoutes
@@ -62,7 +64,10 @@ def witnessed(folder: Path, configure: Configure, *overrides: str) -> Witnessed:
         return victims
 
     slots.claim, slots.excess = watched_claim, watched_excess  # type: ignore[method-assign,assignment]
-    result = execute(run)
+    with pytest.MonkeyPatch.context() as patch:
+        # The witness reads a column while the run goes on.
+        patch.setattr(engine, "PACKED_STEPS", sys.maxsize)
+        result = execute(run)
     write_outputs(folder, result.summary, run.config, result.frames, controller.loader.wait, 1)
     return Witnessed(RunLog(folder), run, seen)
 
