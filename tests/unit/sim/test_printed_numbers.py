@@ -398,12 +398,12 @@ def test_a_run_in_a_sentence() -> None:
 
 
 def test_a_comparison_in_a_sentence() -> None:
-    told = compared_answer(replace(COMPARED, staging_bytes=(0, 1_270_000_000)))
+    told = compared_answer(replace(COMPARED, staging_bytes=(0, round(1.27 * GIB))))
     assert told == (
         "Cannot tell whether A (x) or B (y) is faster. B's time over A's, paired 95 % over 8"
         " sequences of this trace: latency 1.07x [0.93, 1.16], P(A faster) 0.830; decode 1.21x"
         " [1.11, 1.32], P(A faster) > 0.999. A's run is -0.235 s against B's, of which computing"
-        " -0.637 s. Beside their equal budgets A held none, B up to 1.270 GB in staging slots."
+        " -0.637 s. Beside their equal budgets A held none, B up to 1.270 GiB in staging slots."
     )
 
 

@@ -75,7 +75,7 @@ def test_what_one_run_held_in_staging_slots_beside_equal_budgets_is_told() -> No
     )
     told = answer(compared(("staged", "pooled"), staged, pooled))
     assert told.endswith(
-        " Beside their equal budgets A held up to 0.088 GB in staging slots, B none."
+        " Beside their equal budgets A held up to 0.082 GiB in staging slots, B none."
     )
     assert "staging" not in answer(compared(("staged", "again"), staged, staged))
 
