@@ -252,6 +252,7 @@ def test_a_page_begins_with_who_is_fastest_and_has_paired_ratios(
     page = (report[0] / "report.html").read_text(encoding="utf-8")
     answers = re.findall(r"<p class='answer'>([^<]*)</p>", page)
     assert len(answers) == 1
+    assert "class='work'" not in page, "one kind of work needs no head of its own"
     assert "lru" in answers[0]
     assert "and lossy" in answers[0]
     assert page.index("class='answer'") < page.index("class='warning'") < page.index("<table")
