@@ -132,11 +132,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def models_for(sites: int, experts: int, top_k: int) -> str:
-    """The words that choose a model for gates of this shape: one that has it, else one with as many
-    experts of which so many are chosen, else the way to make one.
+    """The words that choose a model for gates of this shape: one that has it, else a part of one
+    with as many experts of which so many are chosen, else the way to make one.
 
     >>> models_for(27, 64, 6), models_for(8, 64, 6)
-    ('model=deepseek_moe_16b', 'model=deepseek_moe_16b model.sites=8')
+    ('model=deepseek_moe_16b', 'model=deepseek_moe_16b model.sites=8 (8 of its 27 layers with experts)')
     """
     files = {name: read(CONF / "model" / f"{name}.yaml") for name in names("model")}
     alike = [
@@ -147,6 +147,7 @@ def models_for(sites: int, experts: int, top_k: int) -> str:
     whole = [name for name in alike if files[name].get("sites") == sites]
     if whole:
         return " or ".join(f"model={name}" for name in whole)
-    if alike:
-        return f"model={alike[0]} model.sites={sites}"
+    if larger := [name for name in alike if files[name].get("sites", 0) > sites]:
+        own = files[larger[0]]["sites"]
+        return f"model={larger[0]} model.sites={sites} ({sites} of its {own} layers with experts)"
     return "the model that it is of (moelab models from=config.json output=FILE makes its file)"

@@ -175,7 +175,12 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
             name="tiny", transplant=None, part=None, keeps=lambda precision: True
         ),
         hardware=SimpleNamespace(
-            name="machine", preset="none", validated="none", link_names=links, measured=None
+            name="machine",
+            title="machine",
+            preset="none",
+            validated="none",
+            link_names=links,
+            measured=None,
         ),
         trace=SimpleNamespace(header=HEADER),
         workload=workload,

@@ -189,7 +189,7 @@ CASES = {
     ),
     "another shape": (
         "model.sites=16",
-        r"trace .*4 x 8 top-2.*16 x 8 top-2; moelab ask model=small finds gates",
+        r"trace .*4 x 8 top-2.*16 x 8 top-2; .*; for gates of small moelab ask model=small finds",
     ),
     "a transplant that is not declared": (
         "model.hidden=4096",

@@ -69,7 +69,7 @@ def test_on_the_null_device_everything_is_equal(
         "timelines.json",
     }
     assert (
-        f"<!-- null: {found['facts']['runs on']} -->"
+        f"null: {found['facts']['runs on']}<"
         in (tmp_path / "v" / "predicted_measured.svg").read_text()
     )
     events = json.loads((tmp_path / "v" / "timelines.json").read_text())["traceEvents"]

@@ -100,7 +100,7 @@ DEFECTS = {
         "policies.test_caches_scores:test_the_code_of_moe_infinity_evicts_what_is_visited_most_and_forgets_it",
     ),
     "a decay for any number of steps": Defect(
-        "scores",
+        "frequency_classes",
         "self.decay ** (gate.step - self._step)",
         "self.decay",
         "policies.test_caches_scores:test_a_count_halves_with_each_step",

@@ -71,6 +71,7 @@ def test_the_share_of_loading_is_that_of_two_experts_and_three_milliseconds(tmp_
         "hobbit.md",
         "hobbit.json",
         "hobbit.png",
+        "hobbit.svg",
     }
     assert json.loads((tmp_path / "out" / "hobbit.json").read_text())[0]["verdict"] == "holds"
     assert any(
