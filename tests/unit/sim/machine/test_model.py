@@ -156,7 +156,7 @@ def test_a_trace_of_another_shape_is_refused_with_both_shapes(changes: dict[str,
     ("sites", "experts", "top_k", "words"),
     [
         (27, 64, 6, "choose model=deepseek_moe_16b;"),
-        (8, 64, 6, "choose model=deepseek_moe_16b model.sites=8;"),
+        (8, 64, 6, "choose model=deepseek_moe_16b model.sites=8 (8 of its 27 layers"),
         (8, 61, 6, "choose the model that it is of (moelab models from=config.json"),
     ],
 )
