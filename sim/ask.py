@@ -19,9 +19,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sim.answers.ask import Bench, Found, answer
+from sim.answers.ask import answer
+from sim.answers.ask_bench import Bench
 from sim.answers.ask_figure import draw
 from sim.answers.ask_gates import asked
+from sim.answers.ask_parts import Found
 from sim.answers.ask_words import paragraph, tables_of, told_of
 from sim.process.interrupts import telling
 from sim.process.orphans import leave_with_parent

@@ -35,9 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from sim.machine.costs import Roofline
 from sim.machine.hardware import Hardware
-from sim.machine.model import PRECISIONS, Model
+from sim.machine.model import Model
+from sim.machine.precision import PRECISIONS
+from sim.machine.roofline import Roofline
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.values.places import machine_file

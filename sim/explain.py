@@ -25,7 +25,9 @@ from typing import Any
 
 import polars as pl
 
-from sim.answers.explain_words import Names, ms, prefetch_story, residency_story
+from sim.answers.explain_names import Names, ms
+from sim.answers.explain_prefetches import prefetch_story
+from sim.answers.explain_residency import residency_story
 from sim.answers.lookahead_ranks import forecasts
 from sim.results.labels import told
 from sim.results.run_log import RunLog

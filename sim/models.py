@@ -16,8 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sim.machine.model import PRECISIONS, Model
+from sim.machine.model import Model
 from sim.machine.model_config import config_text, model_from_config, read_config
+from sim.machine.precision import PRECISIONS
 from sim.values.units import GIB
 from sim.verbs.table import verb_of
 from sim.verbs.words import read

@@ -1,8 +1,15 @@
 """The device that is a GPU: experts move from pinned memory or a file into slots, and are computed.
 
 One thread drives it, the caller's (`real.driver.polled`). A service is given to its stream when the
-controller begins it, and an event behind it tells its end. `real.cuda.computing` is the other half:
-what the compute stream is given.
+controller begins it, and an event behind it tells its end. Downwards it goes through these:
+
+1. `real.cuda.traffic`: the services of one link, each begun, and asked for its end;
+2. `real.cuda.moves`: what one service does, as a whole or chunk by chunk;
+3. `real.cuda.copies`: the copies of a service;
+4. `real.cuda.lanes`: a CUDA stream of copies, with an event behind each;
+5. `real.cuda.runtime`: the raw calls.
+
+`real.cuda.computing` is the other half: what the compute stream is given.
 
 With ``links=paced`` and ``compute=padded`` kernels spin until nominal times have passed, so this
 GPU stands for a slower one: real schedules, nominal durations. Results of such runs are *emulated*,

@@ -13,7 +13,7 @@ from operator import attrgetter
 from real.driver.device import Device, Service
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.values.record import Record
 
 ROW = attrgetter("row")

@@ -25,7 +25,7 @@ from real.driver.needs import Needs
 from real.driver.stream import stream_of
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.values.record import NO_REQUEST, Record
 from sim.values.types import SKIP, Outcome, Step
 from sim.workload.steps import Schedule, Workload

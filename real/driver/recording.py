@@ -14,7 +14,7 @@ from typing import cast
 from real.driver.device import Device
 from real.driver.loop import Driver
 from sim.core.controller import Controller
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.results.calls import Call, RecordedController, RecordedWorkload
 from sim.values.record import Record
 from sim.values.types import SKIP, Outcome, Step

@@ -25,7 +25,7 @@ from real.live.workload import LiveWorkload
 from real.store.weightless import Weightless
 from real.store.work import SiteInputs
 from sim.core.controller import Controller
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.values.record import Record
 from sim.values.types import Step
 from sim.workload.steps import Workload

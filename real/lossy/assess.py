@@ -31,7 +31,7 @@ from real.lossy.replay import (
 )
 from real.lossy.sparse import require_gated, sparse_forward
 from real.lossy.variants import Scheme, Variants, roundings
-from sim.machine.model import AS_STORED
+from sim.machine.precision import AS_STORED
 from sim.policies.payloads import ActiveShare
 from sim.results.labels import labels_in
 from sim.results.run import Run

@@ -17,7 +17,7 @@ import torch
 
 from real.kernels.quantise import dequantise, quantise, quantise_channels, quantise_hqq
 from real.store.experts import ModelForm
-from sim.machine.model import AS_STORED, PRECISIONS
+from sim.machine.precision import AS_STORED, PRECISIONS
 
 GROUP = 64
 """How many weights share a scale where a precision's name does not say: HQQ's usual group."""

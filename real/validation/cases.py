@@ -21,7 +21,7 @@ from real.validation.conformance import NonconformanceError, conform
 from real.validation.constants import Constants, MeasuredDurations, Pair, pairs_of
 from real.validation.judge import Case
 from sim.engine.simulate import simulate
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.results.calls import replay
 from sim.results.frames import Frames
 from sim.results.labels import Labels

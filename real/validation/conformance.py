@@ -36,7 +36,7 @@ from sim.engine.clock import (
 )
 from sim.engine.engine import Engine
 from sim.engine.links import SERVICE, STARTED, ChunkedLink, Link, Machine, SharedLink
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.results.calls import Call, Difference, RecordedController, RecordedWorkload
 from sim.values.record import Record
 from sim.values.types import HostCosts, Step

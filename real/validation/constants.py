@@ -21,7 +21,7 @@ import polars as pl
 
 from real.driver.recording import Recording, Service, lengths_of
 from sim.core.controller import Controller
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.results.frames import Frames
 from sim.values.types import HostCosts, Outcome, Step
 

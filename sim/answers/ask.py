@@ -4,30 +4,27 @@ change that.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from sim.answers.ask_quality import Quality, quality_of
+from sim.answers.ask_bench import Bench
+from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
+from sim.answers.ask_quality import quality_of
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.devices import device_of
-from sim.machine.model import PRECISION_BITS
-from sim.results.labels import Labels, labels_in
+from sim.machine.precision import PRECISION_BITS
+from sim.results.labels import labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
-from sim.results.paired import Paired, paired
+from sim.results.paired import paired
 from sim.results.run import Run
 from sim.setup.on_devices import holds_all
-from sim.study.trials import Trial, slots_a_layer, trial
+from sim.study.trials import Trial, slots_a_layer
 from sim.values.places import CONF
 from sim.values.units import GIB
 from sim.verbs.names import names, read
 
-LOSSLESS, LOSSY, BOUND = "lossless", "lossy", "bound"
-KINDS = (LOSSLESS, LOSSY, BOUND)
 PLAIN = "fp16"
 """The precision of systems that change none: they are asked at each of the precisions."""
 RESIDENT = "lru"
@@ -41,103 +38,6 @@ DRAFTS = 2
 FACTORS = (1.0, 64.0)
 CLOSE = 0.03
 """A search for what a target needs ends at this share of its answer."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One system at one precision. ``interval`` and ``first_interval`` are of 95 %, None where too
-    few sequences stand behind one. ``lost``: what was lost, in words. ``quality``: what that costs
-    this model, None where nobody measured it.
-    """
-
-    system: str
-    precision: str
-    words: tuple[str, ...]
-    kind: str
-    share: float
-    tokens_per_s: float
-    interval: tuple[float, float] | None
-    first_s: float
-    first_interval: tuple[float, float] | None
-    waiting: float
-    lost: str
-    labels: Labels
-    quality: Quality | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.system} at {self.precision}"
-
-    @property
-    def why(self) -> str:
-        """Why no system can do this; empty for one that can."""
-        return "; ".join(filter(None, (self.labels.knows_future, self.labels.reference)))
-
-    @property
-    def is_all_resident(self) -> bool:
-        """Whether nothing was offloaded, by a system that moves nothing else either."""
-        return self.kind != BOUND and self.share >= 1 and self.waiting == 0
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Whether all experts fit at a precision: the GiB that the model needs, and its verdict."""
-
-    precision: str
-    needs_gib: float
-    fits: bool
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a change of the machine, the precision or the workload makes of the row ``of``.
-
-    ``fewer_slots``: by how many fewer experts a layer the device's slots hold then.
-    """
-
-    what: str
-    of: str
-    tokens_per_s: float
-    faster: Paired
-    fewer_slots: float = 0.0
-
-
-@dataclass(frozen=True)
-class Need:
-    """What the target needs of one thing. ``told`` is a sentence; ``value`` None: no amount does."""
-
-    what: str
-    value: float | None
-    told: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """The whole answer."""
-
-    model: str
-    machine: str
-    memory_gib: float
-    gates: str
-    prompt_tokens: float
-    rows: tuple[Row, ...]
-    refused: tuple[tuple[str, str], ...]
-    fits: tuple[Fit, ...]
-    changes: tuple[Change, ...]
-    needs: tuple[Need, ...]
-    target: float | None
-    preset: str
-    validated: str
-
-    def of(self, kind: str) -> list[Row]:
-        """The rows of a kind, fastest first."""
-        chosen = [row for row in self.rows if row.kind == kind]
-        return sorted(chosen, key=lambda row: (-row.tokens_per_s, row.first_s, row.name))
-
-    def plain(self) -> dict[str, Any]:
-        """The answer as plain values, for JSON."""
-        rows = [{**asdict(row), "labels": row.labels.row()} for row in self.rows]
-        return {**asdict(self), "rows": rows}
 
 
 def fits_of(run: Run) -> tuple[Fit, ...]:
@@ -215,62 +115,6 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
 
 def _pair(interval: Sequence[float] | None) -> tuple[float, float] | None:
     return None if interval is None else (interval[0], interval[1])
-
-
-def trial_within(words: Sequence[str], seconds: float) -> Trial:
-    """A trial that may compute for so many seconds. Raise ValueError for one that takes longer.
-
-    A system whose code asks for thousands of prefetches a step would else hold up all others.
-    """
-
-    def late(*_: object) -> None:
-        raise ValueError(f"more than {seconds:g} s of computing; patience=N gives it more")
-
-    if threading.current_thread() is not threading.main_thread():
-        return trial(words)  # where no signal can be heard
-    before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        return trial(words)
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-class Bench:
-    """Runs trials of one question in a pool, each once and for ``patience`` seconds at most.
-    ``tell`` is called after each.
-    """
-
-    def __init__(
-        self, common: Sequence[str], pool: Executor, tell: Callable[[], None], patience: float
-    ) -> None:
-        self._common, self._pool, self._tell = tuple(common), pool, tell
-        self._patience = patience
-        self._known: dict[tuple[str, ...], Future[Trial]] = {}
-
-    def ask(self, words: Sequence[str]) -> Future[Trial]:
-        """The trial of these words, begun if it is new."""
-        key = tuple(words)
-        if key not in self._known:
-            self._known[key] = self._pool.submit(
-                trial_within, (*self._common, *key), self._patience
-            )
-            self._known[key].add_done_callback(lambda _: self._tell())
-        return self._known[key]
-
-    def all(
-        self, wanted: Iterable[tuple[str, ...]]
-    ) -> tuple[dict[tuple[str, ...], Trial], list[tuple[str, str]]]:
-        """The trials of many words, and for each that was refused its words and the reason."""
-        asked = {self.ask(words): words for words in wanted}
-        found, refused = {}, []
-        for future in as_completed(asked):
-            try:
-                found[asked[future]] = future.result()
-            except (ValueError, OSError) as error:
-                refused.append((" ".join(asked[future]), " ".join(str(error).split())))
-        return found, sorted(refused)
 
 
 def answer(
@@ -450,12 +294,3 @@ def _least(speed: Callable[[float], float], target: float, low: float, high: flo
         else:
             low = middle
     return high
-
-
-def alike(rows: Sequence[Row]) -> Mapping[tuple[object, ...], list[Row]]:
-    """Rows that show the same numbers, together, in the order of the first of each."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        key = (row.precision, round(row.share, 3), f"{row.tokens_per_s:.4g}", f"{row.first_s:.3g}")
-        groups.setdefault((*key, row.lost, row.quality), []).append(row)
-    return groups

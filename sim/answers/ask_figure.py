@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sim.answers.ask import BOUND, KINDS, LOSSLESS, LOSSY, Found, alike
+from sim.answers.ask_parts import BOUND, KINDS, LOSSLESS, LOSSY, Found, alike
 from sim.answers.ask_words import names_of
 from sim.results.labels import write_on
 from sim.results.looks import COLOURS, NEUTRAL, looks, save

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.markup import escape
 from rich.table import Table
 
-from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Found, Row, alike
+from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Found, Row, alike
 from sim.answers.ask_quality import UNKNOWN
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, told

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sim.answers.whatif import BreakEven
-from sim.machine.model import PRECISION_BITS
+from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
 from sim.study.trials import Trial, prepared
 from sim.values.units import gb_per_s

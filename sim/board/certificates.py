@@ -28,7 +28,8 @@ from sim.study.cells import Cell, make_cell
 from sim.study.plan import Plan
 from sim.study.rows import DONE, Row
 from sim.study.worker import run_cell
-from sim.traces.trace import checked_header, trace_sha256
+from sim.traces.reading import checked_header
+from sim.traces.trace import trace_sha256
 from sim.values.places import CONF
 
 TARGET = re.compile(r"_target_:\s*([\w.]+)")

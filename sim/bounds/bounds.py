@@ -24,7 +24,7 @@ from sim.bounds.problem import (
 from sim.bounds.relaxation import relaxed_ns
 from sim.core.controller import Controller
 from sim.core.slots import Slots
-from sim.machine.costs import Durations, least_hop_ns
+from sim.machine.durations import Durations, least_hop_ns
 from sim.policies.base import IntArray
 from sim.workload.steps import Needs, Workload
 

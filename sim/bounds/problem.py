@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sim.bounds.relaxation import NEVER, Ints, Problem, Requests
 from sim.core.controller import Controller
-from sim.machine.costs import Durations, least_hop_ns
+from sim.machine.durations import Durations, least_hop_ns
 from sim.values.types import Geometry, Place
 from sim.workload.steps import Workload
 

@@ -17,7 +17,7 @@ from sim.engine.contended_links import ContendedLink, make_links
 from sim.engine.contest import Contest
 from sim.engine.engine import Engine
 from sim.machine.contention import COMPUTE, CPU
-from sim.machine.costs import ContendedDurations, Durations
+from sim.machine.durations import ContendedDurations, Durations
 from sim.workload.steps import Workload
 
 AT_WORK = 1 << 62

@@ -16,7 +16,7 @@ from sim.core.transfer import Transfer
 from sim.engine.contest import Contest, Draw, Mark
 from sim.engine.links import SERVICE, Machine, PagedLink
 from sim.machine.contention import FIRST_LINK
-from sim.machine.costs import PagedDurations
+from sim.machine.durations import PagedDurations
 
 
 class ContestedMachine(Machine, Protocol):

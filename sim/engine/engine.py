@@ -12,7 +12,7 @@ from sim.core.transfer import Transfer
 from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clock
 from sim.engine.links import SERVICE, Link, make_link
 from sim.engine.stream import Stream
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.values.packing import Packing
 from sim.values.record import HOST_TIME, NO_REQUEST
 from sim.values.types import Step

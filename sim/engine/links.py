@@ -20,7 +20,7 @@ from typing import Protocol
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import TRANSFER_END, Alarm, Clock
-from sim.machine.costs import Durations, PagedDurations
+from sim.machine.durations import Durations, PagedDurations
 from sim.machine.page_cache import PageCache
 from sim.values.record import Record
 

@@ -44,7 +44,7 @@ from sim.core.controller import Controller
 from sim.engine.clock import Clock, StuckError
 from sim.engine.contended import ContendedEngine
 from sim.engine.engine import Engine
-from sim.machine.costs import ContendedDurations, Durations
+from sim.machine.durations import ContendedDurations, Durations
 from sim.values.record import Record
 from sim.workload.steps import Workload
 

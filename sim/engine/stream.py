@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.clock import CPU_DONE, NEED_DONE, Alarm, Clock
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.values.record import CPU_RESULT, HOST_TIME, NotedRecord, Record
 from sim.values.types import SKIP, Outcome
 from sim.workload.steps import Workload

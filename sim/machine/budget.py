@@ -9,7 +9,8 @@ from math import ceil
 from types import MappingProxyType
 
 from sim.machine.hardware import Hardware
-from sim.machine.model import PRECISION_BITS, Model
+from sim.machine.model import Model
+from sim.machine.precision import PRECISION_BITS
 from sim.values.types import Geometry
 from sim.values.units import gib, part_of, require_number, require_range
 

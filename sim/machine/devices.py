@@ -18,7 +18,8 @@ from sim.values.types import Route
 from sim.values.units import NS_PER_S, as_written, gb_per_s, require_number, require_range, us
 
 if TYPE_CHECKING:
-    from sim.machine.hardware import Compute, Hardware, Link
+    from sim.machine.hardware import Compute, Hardware
+    from sim.machine.link import Link
 
 LAYERS, SLICES, COPIES = "layers", "slices", "copies"
 SPLITS = (LAYERS, SLICES, COPIES)

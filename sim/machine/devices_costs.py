@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.machine.costs import Durations, Roofline
+from sim.machine.durations import Durations
+from sim.machine.roofline import Roofline
 from sim.values.types import HostCosts, Step
 
 RowsTime = Callable[[int], int]

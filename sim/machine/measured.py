@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sim.machine.model import PRECISIONS
+from sim.machine.precision import PRECISIONS
 from sim.values.units import require_number, require_range, us
 
 Points = Sequence[Sequence[float]]

@@ -6,77 +6,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from sim.machine.precision import AS_STORED, PRECISIONS, PROJECTIONS
 from sim.values.units import require_flag, require_number
 from sim.verbs.names import models_for
 
 if TYPE_CHECKING:  # numpy comes with it, which a list of models does not need
     from sim.traces.header import ModelShape
-
-
-@dataclass(frozen=True)
-class Precision:
-    """The stored bits a weight of each projection of an expert.
-
-    ``resident`` names the projections of every expert that stay on the device, outside the slots,
-    and never move.
-    """
-
-    gate: float
-    up: float
-    down: float
-    resident: tuple[str, ...] = ()
-
-    def bits(self, matrices: int, *, resident: bool = False) -> float:
-        """The bits a weight, summed over those of an expert's ``matrices`` that move.
-
-        With ``resident``, summed over those that stay instead. Experts of two matrices have no
-        gate projection.
-        """
-        names = PROJECTIONS[-matrices:]
-        return sum(
-            float(getattr(self, name)) for name in names if (name in self.resident) == resident
-        )
-
-    @property
-    def is_uniform(self) -> bool:
-        return self.gate == self.up == self.down and not self.resident
-
-
-def _same(bits: float) -> Precision:
-    return Precision(bits, bits, bits)
-
-
-PROJECTIONS = ("gate", "up", "down")
-PRECISIONS = {
-    "fp32": _same(32.0),
-    "fp16": _same(16.0),
-    "bf16": _same(16.0),
-    "int8": _same(8.0),  # int8, int4 and int2 as the papers count them: without scales
-    "int4": _same(4.0),
-    "int2": _same(2.0),
-    "fp8": _same(
-        8 + 32 / 128**2
-    ),  # an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md)
-    "mxfp4": _same(
-        4 + 8 / 32
-    ),  # an 8-bit scale for each 32 weights (OCP Microscaling Formats, section 5.1)
-    "hqq4_g64": _same(4 + 32 / 64),  # HQQ: fp16 scale and zero for each 64 weights
-    "hqq2_g64": _same(2 + 32 / 64),
-    "hqq2_g16": _same(
-        2 + 16 / 16
-    ),  # 8-bit scale and zero for each 16 weights (demo of mixtral-offloading@ce54518)
-    # llama.cpp's Q4_K_M: super-blocks of 256 weights in 144 bytes (Q4_K) and, in the down
-    # projections of half of the layers, in 210 bytes (Q6_K); the mean over layers stands for each.
-    "q4_k_m": Precision(144 * 8 / 256, 144 * 8 / 256, (144 + 210) / 2 * 8 / 256),
-    # FloE section 3.2: up projections are resident in HQQ INT2; gate and down projections are in
-    # fp16 and are moved when needed.
-    "floe": Precision(16.0, 2 + 32 / 64, 16.0, resident=("up",)),
-}
-"""Precisions by name. Scales and zeros of groups are counted where stated."""
-AS_STORED = ("fp32", "fp16", "bf16")
-"""Precisions in which most models are published: an expert served in one has lost nothing."""
-PRECISION_BITS = {name: precision.bits(3) / 3 for name, precision in PRECISIONS.items()}
-"""Bits that a slot holds and a load moves, for each weight of an expert's three projections."""
 
 
 @dataclass(frozen=True)

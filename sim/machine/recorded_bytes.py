@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.machine.model import PRECISIONS, Model
+from sim.machine.model import Model
+from sim.machine.precision import PRECISIONS
 from sim.traces.header import Header
 from sim.traces.residency_log import EXPERT_BYTES_FILE, read_expert_bytes
 

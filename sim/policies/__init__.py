@@ -14,7 +14,8 @@ The names exported here are public: configurations use them.
 | placements, payloads | placements, payloads |
 | of all | base (the interfaces), requires (what a policy declares that it needs) |
 
-A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks by a number.
+A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks by a number. It has a
+file ``conf/cache/NAME.yaml`` that names its class, and a test (docs/add_policy.md).
 """
 
 from sim.policies.adaptive import ARC

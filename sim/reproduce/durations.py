@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.machine.costs import FixedDurations
-from sim.machine.model import PRECISION_BITS
+from sim.machine.durations import FixedDurations
+from sim.machine.precision import PRECISION_BITS
 from sim.results.run import Run
 from sim.values.units import NS_PER_S
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sim.machine.model import PRECISION_BITS, Model
+from sim.machine.model import Model
+from sim.machine.precision import PRECISION_BITS
 from sim.reproduce.kernels import kernel_ms, kernel_speedup
 from sim.reproduce.roles import Claim, Paper
 from sim.setup.configure import configure

@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sim.core.controller import Controller
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.policies.base import IntArray
 from sim.results.hits import SKIPS, skip_codes
 from sim.results.stalls import STALL_PARTS, split_stalls

@@ -1,4 +1,6 @@
-"""Computes the summary of a run: every number is defined here once, for both drivers.
+"""Computes the summary of a run, for both drivers: each key has its line here.
+
+Formulas of several lines are in the modules beside this one: hits, latency, forecasts, stalls.
 
 docs/contracts/outputs.md defines the metrics in words.
 """

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.machine.model import AS_STORED
+from sim.machine.precision import AS_STORED
 from sim.process.interrupts import held_back
 from sim.results.bounded import bound_told
 from sim.results.forecasts import NOT

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.core.controller import Controller
-from sim.machine.costs import Ledger
 from sim.machine.devices_costs import Timed
 from sim.machine.hardware import Hardware
+from sim.machine.ledger import Ledger
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import RecordedBytes
 from sim.policies.base import Policy

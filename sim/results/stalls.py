@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.core.transfer import Transfer
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 
 STALL_PARTS = (

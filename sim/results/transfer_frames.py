@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sim.core.controller import Controller
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.values.record import Record
 from sim.values.types import PrefetchOutcome
 

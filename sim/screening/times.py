@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.screening.moves import GateWork, Moves
 from sim.values.types import Step
 

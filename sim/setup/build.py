@@ -16,19 +16,14 @@ from omegaconf import DictConfig
 from sim.core.controller import Controller
 from sim.fitting.prepare import prepare
 from sim.machine.budget import Budget, all_slot_bytes, held_bits, make_geometry
-from sim.machine.costs import (
-    Durations,
-    Ledger,
-    Roofline,
-    check_memory,
-    make_ledger,
-    overflow_bytes,
-)
 from sim.machine.devices import device_of, route_of
 from sim.machine.devices_costs import Timed
+from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
+from sim.machine.ledger import Ledger, check_memory, make_ledger, overflow_bytes
 from sim.machine.model import Model
 from sim.machine.recorded_bytes import recorded_bytes
+from sim.machine.roofline import Roofline
 from sim.policies.lookahead import transfers_within
 from sim.process.shared import Shared
 from sim.results.run import Run

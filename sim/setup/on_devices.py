@@ -11,11 +11,13 @@ from typing import Any
 
 from sim.bounds.bounds import NONE
 from sim.machine.budget import all_slot_bytes
-from sim.machine.costs import Durations, Ledger, check_ledger, full_ledger, make_ledger
 from sim.machine.devices import COPIES, OWN, SHARED, Devices, each_alone, faster
 from sim.machine.devices_costs import InStep, OnLayers
+from sim.machine.durations import Durations
 from sim.machine.hardware import Hardware
-from sim.machine.model import PRECISIONS, Model
+from sim.machine.ledger import Ledger, check_ledger, full_ledger, make_ledger
+from sim.machine.model import Model
+from sim.machine.precision import PRECISIONS
 from sim.setup.parts import Parts
 from sim.values.types import Geometry
 from sim.workload.steps import Limits, Workload

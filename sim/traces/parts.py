@@ -20,7 +20,7 @@ from sim.traces.header import COUNTS_FILE, ROUTES_FILE, Header, check_header, fo
 from sim.traces.prefill import count_prompts, decoded_part
 from sim.traces.rows import ROW_DTYPES, Trace
 from sim.traces.storage import Stored, column_of, fixed_point, stored_columns
-from sim.traces.trace import Content, check_new, publish, table_file
+from sim.traces.writing import Content, check_new, publish, table_file
 from sim.values.fields import TraceError
 
 Array = NDArray[Any]

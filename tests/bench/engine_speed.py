@@ -25,7 +25,7 @@ from rich.table import Table
 from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.engine.simulate import simulate
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.policies.base import CachePolicy
 from sim.policies.frequency import LFU
 from sim.policies.placements import Load

@@ -28,8 +28,8 @@ from differential.scenario import (
 from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.machine.contention import Contention
-from sim.machine.costs import Durations
 from sim.machine.devices_costs import OnLayers
+from sim.machine.durations import Durations
 from sim.policies import base as policies
 from sim.policies.base import CachePolicy, Choice, Gate, PrecisionSelector, Queued, Resident
 from sim.policies.belady import Belady

@@ -18,7 +18,7 @@ from differential.scenario import Scenario
 from sim.core.controller import Controller
 from sim.core.transfer import Transfer
 from sim.engine.simulate import simulate
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.results.stalls import split_stalls
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 from sim.values.types import Outcome, PrefetchOutcome

@@ -22,7 +22,7 @@ from sim.core.loader import Loader
 from sim.engine.clock import GATE, Alarm, Clock, Entry
 from sim.engine.engine import Engine
 from sim.engine.links import SERVICE
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.recency import FIFO

@@ -20,7 +20,7 @@ from differential.scenario import Batching, Link, Loader, Need, Placement, Reque
 from sim.core.controller import Controller
 from sim.core.loader import Loader as RunLoader
 from sim.engine.simulate import simulate
-from sim.machine.costs import Durations, FixedDurations
+from sim.machine.durations import Durations, FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction

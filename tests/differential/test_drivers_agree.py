@@ -24,7 +24,7 @@ from real.driver.device import NullDevice
 from real.driver.loop import drive
 from sim.core.controller import Controller
 from sim.engine.simulate import simulate
-from sim.machine.costs import Durations
+from sim.machine.durations import Durations
 from sim.results.calls import (
     Call,
     Difference,

@@ -52,7 +52,7 @@ from capture.import_trace import main
 from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.engine.simulate import simulate
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.policies.placements import Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction

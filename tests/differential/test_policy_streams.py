@@ -24,7 +24,7 @@ from differential.test_request_streams import (
 from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.engine.simulate import simulate
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
 from sim.policies.belady import Belady, CostAwareBelady

@@ -17,7 +17,7 @@ import pytest
 from sim.core.controller import ONE_LINK, Controller
 from sim.core.loader import Loader
 from sim.engine.simulate import simulate
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.policies.base import CachePolicy
 from sim.policies.belady import Belady, Foreseeing
 from sim.policies.frequency import LFU

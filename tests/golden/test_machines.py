@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sim.machine.costs import Roofline
 from sim.machine.hardware import Hardware
+from sim.machine.roofline import Roofline
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import Step

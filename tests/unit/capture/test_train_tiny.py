@@ -37,7 +37,8 @@ from capture.tiny.model import (  # noqa: E402
 )
 from capture.tiny.recipes import RECIPES, Recipe  # noqa: E402
 from capture.tiny.tokenizer import TokenStream, consecutive_windows, load_tokenizer  # noqa: E402
-from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
+from capture.tiny.training import BatchSampler, RunState  # noqa: E402
+from capture.train_tiny import main, train  # noqa: E402
 from sim.process import progress  # noqa: E402
 
 TINY = Recipe(
@@ -86,7 +87,7 @@ from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[2])
 from test_train_tiny import TINY, tiny_stream
-from capture.train_tiny import RunState, train
+from capture.tiny.training import RunState; from capture.train_tiny import train
 torch.set_num_threads(1)
 def kill_after_four(step, loss):
     if step == 4:

@@ -29,7 +29,8 @@ from capture.tiny.tokenizer import (  # noqa: E402
     consecutive_windows,
     load_tokenizer,
 )
-from capture.train_tiny import BatchSampler, RunState, main, train  # noqa: E402
+from capture.tiny.training import BatchSampler, RunState  # noqa: E402
+from capture.train_tiny import main, train  # noqa: E402
 
 SMALL = {"layers": 4, "hidden": 16, "inter": 8, "vocab": 300, "seq": 12, "batch": 2, "tokens": 144}
 ALL = {
@@ -73,7 +74,7 @@ from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[2])
 from test_train_tiny_families import ALL, tiny_stream
-from capture.train_tiny import RunState, train
+from capture.tiny.training import RunState; from capture.train_tiny import train
 torch.set_num_threads(1)
 def kill_after_four(step, loss):
     if step == 4:

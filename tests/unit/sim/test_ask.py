@@ -13,22 +13,11 @@ import pytest
 
 from sim import ask
 from sim.answers import ask as answers
-from sim.answers.ask import (
-    BOUND,
-    LOSSLESS,
-    LOSSY,
-    Change,
-    Fit,
-    Found,
-    Row,
-    _first,
-    _least,
-    alike,
-    fits_of,
-    systems_at,
-    trial_within,
-)
+from sim.answers import ask_bench
+from sim.answers.ask import _first, _least, fits_of, systems_at
+from sim.answers.ask_bench import trial_within
 from sim.answers.ask_gates import choose, preset_of, recorded
+from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Row, alike
 from sim.answers.ask_words import paragraph
 from sim.results.labels import Labels
 from sim.results.paired import Paired
@@ -198,7 +187,7 @@ def test_a_run_that_computes_for_too_long_is_given_up_and_says_so(
         while True:
             pass
 
-    monkeypatch.setattr(answers, "trial", endless)
+    monkeypatch.setattr(ask_bench, "trial", endless)
     with pytest.raises(ValueError, match=r"more than 0\.05 s of computing; patience=N gives it"):
         trial_within(["system=lru"], 0.05)
 

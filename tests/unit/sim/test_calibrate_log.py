@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from sim.calibrate import calibrate, fit_memory, main, parse
-from sim.machine.costs import Roofline
+from sim.machine.roofline import Roofline
 from sim.setup.configure import configure
 from sim.setup.sections import make_object
 from sim.values.places import ROOT

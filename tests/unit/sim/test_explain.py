@@ -15,7 +15,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from helpers.bundled import Configure
-from sim.answers.explain_words import Names, prefetch_story
+from sim.answers.explain_names import Names
+from sim.answers.explain_prefetches import prefetch_story
 from sim.answers.lookahead_ranks import Forecast, forecasts, rows_of_step
 from sim.engine import engine
 from sim.explain import Explained, Question, main

@@ -19,7 +19,7 @@ from sim import whatif
 from sim.answers.breakeven import crossing
 from sim.answers.whatif import Row
 from sim.answers.whatif_words import table_of
-from sim.machine.costs import check_memory
+from sim.machine.ledger import check_memory
 from sim.study import trials
 from sim.whatif import QUESTIONS, _default_folder, answer, main, sentence
 from sim.workload.steps import Limits

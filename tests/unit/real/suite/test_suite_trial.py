@@ -48,7 +48,12 @@ def command(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess
     """Run ``python -m real.suite`` in an interpreter that sees ``path`` and nothing installed."""
     arguments = [sys.executable, "-S", "-m", "real.suite", *words]
     return subprocess.run(
-        arguments, cwd=folder, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
+        arguments,
+        cwd=folder,
+        env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 

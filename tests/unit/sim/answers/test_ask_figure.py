@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from helpers.drawn import is_all_inside, kept, legend, notes, points, ticks, upright
 from helpers.printed import rows_of, shows
-from sim.answers.ask import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
 from sim.answers.ask_figure import MOST, TONES, draw
+from sim.answers.ask_parts import BOUND, LOSSLESS, LOSSY, Change, Fit, Found, Need, Row
 from sim.answers.ask_quality import FILE, Quality, quality_of
 from sim.answers.ask_words import QUALITY, names_of, paragraph, tables_of, told_of
 from sim.ask import _write

@@ -16,7 +16,7 @@ from sim.bounds.relaxation import Problem, Requests, relaxed_ns
 from sim.core.controller import Controller
 from sim.core.loader import Loader
 from sim.engine.simulate import simulate
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.policies.base import CachePolicy, Placement
 from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed, ScoreThreshold

@@ -11,8 +11,9 @@ from sim.engine.clock import NEED_DONE, TRANSFER_END, Alarm, Clock
 from sim.engine.contest import Contest, Draw
 from sim.engine.simulate import simulate
 from sim.machine.contention import COMPUTE, CPU, FIRST_LINK, WHOLE, Contention
-from sim.machine.costs import Roofline
-from sim.machine.hardware import Hardware, SharedMemory
+from sim.machine.hardware import Hardware
+from sim.machine.parts import SharedMemory
+from sim.machine.roofline import Roofline
 from sim.setup.execute import execute
 from sim.study.trials import prepared
 

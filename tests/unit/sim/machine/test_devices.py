@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from sim.machine.devices import Device, Devices, Peer, each_alone, route_of
-from sim.machine.hardware import Compute, Hardware, Link, SharedMemory
+from sim.machine.hardware import Compute, Hardware
+from sim.machine.link import Link
 from sim.machine.model import Model
+from sim.machine.parts import SharedMemory
 
 COMPUTE = Compute(100.0, 1.0, 1000.0, 1.0, 4.0, 1, 1, 1)
 LINK = Link(10.0, 1.0, 5.0, name="pcie")

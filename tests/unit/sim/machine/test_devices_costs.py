@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.machine.costs import FixedDurations
 from sim.machine.devices_costs import InStep, OnLayers
+from sim.machine.durations import FixedDurations
 from sim.values.types import Step
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sim.machine.hardware import Compute, Cpu, Hardware, Host, Link, Ram
+from sim.machine.hardware import Compute, Cpu, Hardware
+from sim.machine.link import Link
+from sim.machine.parts import Host, Ram
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import HostCosts, Route

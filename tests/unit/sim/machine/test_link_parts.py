@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.machine.hardware import Link
+from sim.machine.link import Link
 from sim.machine.link_parts import Gather, Pages, Reads, Scattered
 
 GB = 1e9

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from sim.machine.costs import Roofline
-from sim.machine.hardware import Compute, Cpu, Forecasting, Hardware, Link, SharedMemory
+from sim.machine.hardware import Compute, Cpu, Hardware
+from sim.machine.link import Link
 from sim.machine.link_parts import Scattered
 from sim.machine.measured import Measured, time_ns
 from sim.machine.model import Model
+from sim.machine.parts import Forecasting, SharedMemory
+from sim.machine.roofline import Roofline
 from sim.study.trials import prepared
 from sim.values.types import Step
 

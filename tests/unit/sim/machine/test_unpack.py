@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.machine.hardware import Link
+from sim.machine.link import Link
 from sim.machine.link_parts import Unpack
 from sim.reproduce.storage import EXPERT_BYTES, EXPERTS_A_TOKEN, MEAN_BITS, constants
 from sim.setup.execute import execute

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.machine.model import PRECISION_BITS, PRECISIONS, Model
+from sim.machine.model import Model
+from sim.machine.precision import PRECISION_BITS, PRECISIONS
 from sim.policies.precisions import Fixed, LowForFew, PerExpert, ScoreThreshold, SkipLight
 from sim.policies.requires import Shape
 from sim.values.types import SKIP

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.told import DEMAND, DENSE, PREFETCH, Sent, Service, one, recorded
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.results.stalls import STALL_PARTS, Walk, split_stalls
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 

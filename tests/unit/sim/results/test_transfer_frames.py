@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.told import DEMAND, DENSE, PREFETCH, Sent, Service, one, recorded
-from sim.machine.costs import FixedDurations
+from sim.machine.durations import FixedDurations
 from sim.results.transfer_frames import Services, Traffic
 from sim.values.types import PrefetchOutcome
 

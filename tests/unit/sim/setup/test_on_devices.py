@@ -10,7 +10,7 @@ import pytest
 from real.setup.prepare import read_request
 from sim.answers.ask import fits_of
 from sim.audit.__main__ import main as audit
-from sim.machine.costs import Ledger
+from sim.machine.ledger import Ledger
 from sim.results.outputs import write_outputs
 from sim.screen import read_words, screen
 from sim.screening.moves import ScreenError

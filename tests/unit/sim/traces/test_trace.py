@@ -304,7 +304,7 @@ def test_a_header_that_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> No
 def test_what_is_too_large_for_memory_is_refused_before_it_is_read(
     written: Path, limit: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"sim.traces.trace.{limit}", 1000)
+    monkeypatch.setattr(f"sim.traces.reading.{limit}", 1000)
     with pytest.raises(TraceError, match="must be at most") as caught:
         read_trace(written)
     assert caught.value.field == field

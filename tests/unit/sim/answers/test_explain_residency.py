@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.answers.explain_words import _may_have_left
+from sim.answers.explain_residency import _may_have_left
 
 BEFORE: dict[str, Any] = {
     "kind": "demand",

@@ -1,67 +1,20 @@
-"""Durations and the memory ledger, worked out by hand for a 4090 and Mixtral-8x7B."""
+"""Durations of a roofline, worked out by hand for a 4090 and Mixtral-8x7B."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sim.machine.costs import FixedDurations, Roofline, check_memory, overflow_bytes
-from sim.machine.hardware import Compute, Hardware, Host, Link
-from sim.machine.model import Model
+from helpers.round_machine import machine, small
+from sim.machine.parts import Host
+from sim.machine.roofline import Roofline
 from sim.setup.sections import make_object
 from sim.values.places import ROOT
 from sim.values.types import HostCosts, Step
 
 MIXTRAL_EXPERT = 352_321_536
-
-
-def machine(**changes: Any) -> Hardware:
-    """A machine that reaches 1 TFLOP/s and 100 GB/s, with 2 us a launch.
-
-    Its two links reach 5 and 1 GB/s.
-    """
-    compute = Compute(
-        peak_tflops=2.0,
-        flops_efficiency=0.5,
-        memory_gb_per_s=200.0,
-        memory_efficiency=0.5,
-        launch_us=2.0,
-        dense_launches=4,
-        expert_launches=3,
-        tail_launches=1,
-    )
-    values: dict[str, Any] = {
-        "name": "m",
-        "preset": "roofline",
-        "validated": "none",
-        "memory_gib": 1.0,
-        "reserved_gib": 0.25,
-        "links": {"near": Link(10.0, 0.5, 6.0), "far": Link(2.0, 0.5, 80.0)},
-        "compute": compute,
-        "source": "paper",
-    }
-    return Hardware(**(values | changes))
-
-
-def small(**changes: Any) -> Model:
-    """A model with 240 dense parameters a layer, a head of 80, experts of 384 (see test_model)."""
-    values: dict[str, Any] = {
-        "name": "small",
-        "sites": 3,
-        "experts": 4,
-        "top_k": 2,
-        "hidden": 8,
-        "expert_intermediate": 16,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 4,
-        "vocab": 10,
-        "source": "paper",
-    }
-    return Model(**(values | changes))
 
 
 def step(rows: int = 1, token: int = 1, sequences: tuple[int, ...] = (0,)) -> Step:
@@ -204,110 +157,3 @@ def test_the_head_runs_once_a_sequence() -> None:
     durations = Roofline(small(), machine(), ("fp16",))
     assert durations.tail_ns(step()) == 2 + 2_000
     assert durations.tail_ns(step(rows=500, sequences=tuple(range(500)))) == 80 + 2_000
-
-
-def test_fixed_durations_are_what_was_given() -> None:
-    fixed = FixedDurations((1, 2), 3, (10, 5), {8: 80, 2: 20}, (4, 0), cpu_ns=7, prediction_ns=9)
-    assert (list(fixed.dense_ns(step())), fixed.tail_ns(step())) == ([1, 2], 3)
-    assert (fixed.expert_ns(0, 0, 1), fixed.expert_ns(0, 1, 3), fixed.expert_ns(1, 0, 3)) == (
-        14,
-        22,
-        5,
-    )
-    assert (fixed.hop_ns(0, 8), fixed.hop_ns(0, 2), fixed.latency_ns(0)) == (80, 20, 0)
-    assert (fixed.cpu_ns(0, 0, 1), fixed.prediction_ns, fixed.host) == (7, 9, HostCosts())
-    assert FixedDurations((1,), 0, (10,), {}).expert_ns(0, 0, 9) == 10
-
-
-def test_fixed_durations_of_several_links_are_by_link() -> None:
-    fixed = FixedDurations(
-        (1,), 0, (10,), ({8: 80}, {8: 800}), latency_ns=(0, 30), host=HostCosts(sync_ns=2)
-    )
-    assert (fixed.hop_ns(0, 8), fixed.hop_ns(1, 8), fixed.latency_ns(1), fixed.host.sync_ns) == (
-        80,
-        800,
-        30,
-        2,
-    )
-
-
-@dataclass(frozen=True)
-class Limits:
-    tokens: int = 1
-    rows: int = 1
-
-
-# Contracts: C82
-def test_the_ledger_holds_the_longest_context_the_widest_step_and_all_slots() -> None:
-    """Dense weights take 1776 B, keys and values 48 B for each of 200 tokens.
-
-    Activations take 7 rows * 2 B * (4 * 8 + 2 * 2 * 16).
-    """
-    ledger = check_memory(
-        small(),
-        machine(),
-        Limits(200, 7),
-        slot_bytes=5_000,
-        staging_bytes=70,
-        overflow_bytes=300,
-        parts_bytes=11,
-        draft_bytes=13,
-    )
-    assert vars(ledger) == {
-        "dense_bytes": 1_776,
-        "kv_bytes": 9_600,
-        "activation_bytes": 1_344,
-        "slot_bytes": 5_000,
-        "staging_bytes": 70,
-        "overflow_bytes": 300,
-        "reserved_bytes": 1 << 28,
-        "parts_bytes": 11,
-        "draft_bytes": 13,
-    }
-    assert ledger.total_bytes == 1_776 + 9_600 + 1_344 + 5_000 + 70 + 300 + (1 << 28) + 11 + 13
-
-
-def test_of_streamed_layers_only_the_slots_are_on_the_device() -> None:
-    """Three layers have 240 parameters at 2 B: 1776 - 3 * 480 = 336 B belong to no layer."""
-    held = [
-        check_memory(small(), machine(), Limits(), slot_bytes=0, dense_slots=n).dense_bytes
-        for n in (0, 1, 2)
-    ]
-    assert held == [1_776, 336 + 480, 336 + 960]
-
-
-# Contracts: C82
-def test_memory_is_enough_to_the_last_byte_and_one_more_is_refused_by_its_parts() -> None:
-    rest = (1 << 30) - (1 << 28) - 1_776 - 48 - 2 * (32 + 64)
-    assert check_memory(small(), machine(), Limits(), slot_bytes=rest).total_bytes == 1 << 30
-    parts = r"dense 0\.00, kv 0\.00, activation 0\.00, slot 0\.75, reserved 0\.25 GiB"
-    with pytest.raises(
-        ValueError, match=rf"holds 1 GiB, but the run needs 1\.00 GiB \({parts}\); lower budget"
-    ):
-        check_memory(small(), machine(), Limits(), slot_bytes=rest + 1)
-
-
-def test_a_refusal_for_memory_says_how_much_fits() -> None:
-    """3 GiB of slots, beside 0.25 GiB reserved, are asked of 1 GiB: 0.75 GiB fit."""
-    with pytest.raises(
-        ValueError, match=r"lower budget\.resident_share or slots_gib \(0\.75 GiB of slots fit\)"
-    ):
-        check_memory(small(), machine(), Limits(), slot_bytes=3 << 30)
-    with pytest.raises(ValueError, match=r"\(0\.00 GiB of slots fit\)"):
-        check_memory(small(), machine(reserved_gib=0.9999999), Limits(), slot_bytes=100)
-
-
-@pytest.mark.parametrize(
-    ("union", "arriving", "pool", "over"),
-    [(30, 0, 100, 30), (30, 80, 100, 40), (120, 0, 100, 140), (120, 500, 100, 240)],
-    ids=[
-        "the last union has been trimmed",
-        "beside what arrives 10 of it stay",
-        "20 of it never fit",
-        "all stays",
-    ],
-)
-def test_what_pools_hold_over_their_capacity_is_the_union_and_what_stays_of_the_last(
-    union: int, arriving: int, pool: int, over: int
-) -> None:
-    assert overflow_bytes(union, arriving, pool) == over

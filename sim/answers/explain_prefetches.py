@@ -1,4 +1,4 @@
-"""Tells a key's past in sentences: when and why it came and went, and why it was not prefetched."""
+"""Tells in sentences what became of a prefetch, or why there was none."""
 
 from __future__ import annotations
 
@@ -8,220 +8,13 @@ from typing import Any
 
 import polars as pl
 
+from sim.answers.explain_names import Names, capital, ms
 from sim.answers.lookahead_ranks import Forecast
-from sim.results.run_log import Event, Move, RunLog, Stay
+from sim.results.run_log import Event, Move, RunLog
 
-LOOKED_THROUGH = 64
-"""How many later evictions are looked through for the next key that was evicted."""
-SHOWN = 4
-"""How many keys a list names before it only counts."""
 PLURAL = {"demand": "demands", "prefetch": "prefetches", "dense": "dense blocks"}
-ARRIVED = ("hit", "high_for_low", "low_for_high")
-REFUSING = ("Popular", "Belady")
-"""Cache policies that may refuse what was loaded on demand."""
 BY_RANK = ("GateLookahead", "ConfidentLookahead")
 """Predictors whose forecasts are the highest ranks of the lookahead scores."""
-
-
-def ms(duration_ns: int) -> str:
-    """Nanoseconds as text in ms."""
-    return f"{duration_ns / 1e6:.3f} ms"
-
-
-class Names:
-    """Names sites, gates and keys; ``layers`` has each site's layer, if a trace tells it."""
-
-    def __init__(self, run: RunLog, layers: Sequence[int] | None) -> None:
-        self._run, self._layers = run, layers
-
-    def site(self, site: int) -> str:
-        if self._layers is None:
-            return f"site {site}"
-        layer = self._layers[site]
-        return f"layer {layer}" if layer == site else f"layer {layer} (site {site})"
-
-    def gate(self, tick: int) -> str:
-        if not self._run.is_gate(tick):
-            return f"tick {tick}" if tick >= 0 else "the start"
-        step, site, _ = self._run.gate(tick)
-        return f"tick {tick} (step {step}, {self.site(site)})"
-
-    def key(self, key: int) -> str:
-        """``layer 3 expert 5``, with its precision where several are in play."""
-        run = self._run
-        precision, site, unit = key // run.plane, key // run.units % run.sites, key % run.units
-        if unit == run.experts:
-            return f"the dense block of {self.site(site)}"
-        names = run.precision_names
-        which = (
-            f" {names.get(precision, f'at precision {precision}')}"
-            if len(names) > 1 or precision
-            else ""
-        )
-        return f"{self.site(site)} expert {unit}{which}"
-
-    def keys(self, keys: Sequence[int]) -> str:
-        shown = ", ".join(self.key(key) for key in keys[:SHOWN])
-        return shown + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
-
-
-# ---- residency
-
-
-def residency_story(run: RunLog, names: Names, key: int, row: dict[str, Any]) -> list[str]:
-    """When and how the key came and went before the gate of this ``row`` of lookups."""
-    tick = int(row["tick"])
-    before = [stay for stay in run.stays_of(key) if stay.came is None or stay.came.tick < tick]
-    if row["outcome"] in ARRIVED:
-        return [_came(run, names, before[-1], row)] if before else []
-    on_its_way = row["outcome"] in ("late", "promoted")
-    last = before[-1] if before else Stay(None, None)
-    by_selector = row["outcome"] == "reroute" or (
-        row["outcome"] == "skip" and row["wanted"] is None
-    )
-    if by_selector and before and run.is_there(key, tick):
-        if _may_have_left(run, last.came):
-            return []
-        there = "" if row["outcome"] == "reroute" else "A copy was there all the same. "
-        return [f"{there}{_came(run, names, last, row)}"]
-    if (
-        last.came is not None
-        and last.gone is None
-        and last.came.end_ns <= row["gate_ns"]
-        and not on_its_way
-    ):
-        return [_not_kept(run, names, last.came)]
-    past = [stay for stay in before if stay.gone is not None]
-    if not past:
-        # A need that was sent elsewhere or left out has no row that tells whether its key was
-        # there from the start.
-        if on_its_way or before or by_selector:
-            return []
-        return [
-            f"{_capital(names.key(key))} had never been there: it was not resident at the start,"
-            " and nothing moved it."
-        ]
-    stay = past[-1]
-    assert stay.gone is not None
-    return [f"{_last_there(run, names, key, stay, tick)} {_evicted(run, names, key, stay.gone)}"]
-
-
-def _may_have_left(run: RunLog, move: Move | None) -> bool:
-    """Whether the key of ``move`` may have left from staging, which no row tells."""
-    if move is None or not run.choice("loader", "staging_slots"):
-        return False
-    if move.kind == "prefetch":
-        return move.outcome == "dropped" or run.choice("loader", "destination") != "pool"
-    is_whole, spares = (
-        run.mechanism("payload") == "Whole",
-        run.choice("loader", "demand_evicts") == "unmasked",
-    )
-    return not is_whole or spares or run.mechanism("cache") in REFUSING
-
-
-def _not_kept(run: RunLog, names: Names, move: Move) -> str:
-    """The story of a key that came and left without an eviction: it was in staging."""
-    came = (
-        f"{_capital(names.key(move.key))} had last come by a {move.kind} issued after"
-        f" {names.gate(move.tick)}"
-    )
-    if move.kind == "prefetch" and move.outcome not in ("used", "late"):
-        return f"{came}, into staging, and left it unused."
-    is_whole = run.mechanism("payload").startswith("Whole")
-    why = (
-        f"{run.mechanism('cache')} did not keep it"
-        if is_whole
-        else "what had been moved of it was for that gate"
-    )
-    if is_whole and run.choice("loader", "demand_evicts") == "unmasked":
-        why = "everything that could have made room was pinned or forecast"
-    return f"{came}, and was served from staging: {why}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _came(run: RunLog, names: Names, stay: Stay, row: dict[str, Any]) -> str:
-    if stay.came is None:
-        return "It was there from the start, and had not been evicted."
-    move = stay.came
-    uses = [tick for tick in run.uses_of(move.key) if move.tick <= tick < row["tick"]]
-    used = (
-        f", and was used at {len(uses)} gate{'s' if len(uses) != 1 else ''} since" if uses else ""
-    )
-    return (
-        f"It had come as a {move.kind} over {move.link}, issued after {names.gate(move.tick)},"
-        f" arrived at {ms(move.end_ns)}, {ms(row['gate_ns'] - move.end_ns)} before this gate{used}."
-    )
-
-
-def _last_there(run: RunLog, names: Names, key: int, stay: Stay, tick: int) -> str:
-    """How the key had come for its last stay, and when it was last used."""
-    assert stay.gone is not None
-    came = "from the start"
-    if stay.came is not None:
-        came = (
-            f"since {ms(stay.came.end_ns)}, by a {stay.came.kind} issued after"
-            f" {names.gate(stay.came.tick)}"
-        )
-    since = -1 if stay.came is None else stay.came.tick
-    uses = [at for at in run.uses_of(key) if since <= at <= stay.gone.tick and at < tick]
-    used = f"last used at {names.gate(uses[-1])}" if uses else "not used"
-    return (
-        f"{_capital(names.key(key))} was last there {came}, {used}, until"
-        f" {names.gate(stay.gone.tick)}."
-    )
-
-
-def _evicted(run: RunLog, names: Names, key: int, gone: Event) -> str:
-    """What the key was evicted for, what was pinned then, and which other key went next."""
-    kind = ""
-    if gone.other is None:
-        who = (
-            "It was evicted to trim the pool to its capacity"
-            if run.choice("loader", "retention") == "after_batch"
-            else "It was evicted; no row tells for whom"
-        )
-    else:
-        moves = [move for move in run.moves_of(gone.other) if move.call <= gone.call]
-        kind = moves[-1].kind if moves else "transfer"
-        who = f"It was evicted for a {kind} of {names.key(gone.other)}"
-    spares = kind == "prefetch" or run.choice("loader", "demand_evicts") == "unmasked"
-    free = "neither pinned nor forecast" if spares else "not pinned, what was forecast coming last"
-    parts = [f"{who}: {run.mechanism('cache')} ranked it lowest of what was {free}."]
-    pinned = [k for k, _ in run.needs_at(gone.tick) if k >= 0] if run.is_gate(gone.tick) else []
-    if pinned:
-        parts.append(f"Pinned then, as that gate's needs: {names.keys(pinned)}.")
-    if kept := _kept(run, key, gone, pinned):
-        parts.append(
-            f"Of what it kept then, the first to go was {names.key(kept[0])}, at"
-            f" {names.gate(kept[1])}."
-        )
-    return " ".join(parts)
-
-
-def _kept(run: RunLog, key: int, gone: Event, pinned: Sequence[int]) -> tuple[int, int] | None:
-    """The key that was evicted next from the same pool, and its tick.
-
-    Only keys that were there and not pinned when ``key`` went count.
-    """
-    later = run.decisions.filter((pl.col("call") > gone.call) & pl.col("victim").is_not_null())
-    scope = run.choice("cache", "scope")
-    period = run.plane if scope == "precision" else run.units if scope == "site" else None
-    if period is not None:
-        later = later.filter(pl.col("victim") // period == key // period)
-    for victim, tick in later.head(LOOKED_THROUGH).select("victim", "tick").iter_rows():
-        if (
-            victim not in (key, gone.other, *pinned)
-            and run.is_gate(gone.tick)
-            and run.is_there(victim, gone.tick)
-        ):
-            return victim, tick
-    return None
-
-
-# ---- prefetches
 
 
 def prefetch_story(
@@ -391,11 +184,11 @@ def _why_none(
                 " named it"
             )
         if not forecast.chosen_by:
-            parts.append(_capital(f"{rank}, outside the {top_k} forecast."))
+            parts.append(capital(f"{rank}, outside the {top_k} forecast."))
         else:
             tick = ticks[site - forecast.ahead]
             parts.append(
-                _capital(
+                capital(
                     f"{rank}, among those forecast, but"
                     f" {_not_queued(run, names, row, tick, forecast, foreseen)}."
                 )

@@ -1,0 +1,120 @@
+"""What an answer to `moelab ask` consists of: rows, what fits, what would change it, what is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sim.answers.ask_quality import Quality
+from sim.results.labels import Labels
+from sim.results.paired import Paired
+
+LOSSLESS, LOSSY, BOUND = "lossless", "lossy", "bound"
+KINDS = (LOSSLESS, LOSSY, BOUND)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system at one precision. ``interval`` and ``first_interval`` are of 95 %, None where too
+    few sequences stand behind one. ``lost``: what was lost, in words. ``quality``: what that costs
+    this model, None where nobody measured it.
+    """
+
+    system: str
+    precision: str
+    words: tuple[str, ...]
+    kind: str
+    share: float
+    tokens_per_s: float
+    interval: tuple[float, float] | None
+    first_s: float
+    first_interval: tuple[float, float] | None
+    waiting: float
+    lost: str
+    labels: Labels
+    quality: Quality | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.system} at {self.precision}"
+
+    @property
+    def why(self) -> str:
+        """Why no system can do this; empty for one that can."""
+        return "; ".join(filter(None, (self.labels.knows_future, self.labels.reference)))
+
+    @property
+    def is_all_resident(self) -> bool:
+        """Whether nothing was offloaded, by a system that moves nothing else either."""
+        return self.kind != BOUND and self.share >= 1 and self.waiting == 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether all experts fit at a precision: the GiB that the model needs, and its verdict."""
+
+    precision: str
+    needs_gib: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a change of the machine, the precision or the workload makes of the row ``of``.
+
+    ``fewer_slots``: by how many fewer experts a layer the device's slots hold then.
+    """
+
+    what: str
+    of: str
+    tokens_per_s: float
+    faster: Paired
+    fewer_slots: float = 0.0
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the target needs of one thing. ``told`` is a sentence; ``value`` None: no amount does."""
+
+    what: str
+    value: float | None
+    told: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The whole answer."""
+
+    model: str
+    machine: str
+    memory_gib: float
+    gates: str
+    prompt_tokens: float
+    rows: tuple[Row, ...]
+    refused: tuple[tuple[str, str], ...]
+    fits: tuple[Fit, ...]
+    changes: tuple[Change, ...]
+    needs: tuple[Need, ...]
+    target: float | None
+    preset: str
+    validated: str
+
+    def of(self, kind: str) -> list[Row]:
+        """The rows of a kind, fastest first."""
+        chosen = [row for row in self.rows if row.kind == kind]
+        return sorted(chosen, key=lambda row: (-row.tokens_per_s, row.first_s, row.name))
+
+    def plain(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON."""
+        rows = [{**asdict(row), "labels": row.labels.row()} for row in self.rows]
+        return {**asdict(self), "rows": rows}
+
+
+def alike(rows: Sequence[Row]) -> Mapping[tuple[object, ...], list[Row]]:
+    """Rows that show the same numbers, together, in the order of the first of each."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = (row.precision, round(row.share, 3), f"{row.tokens_per_s:.4g}", f"{row.first_s:.3g}")
+        groups.setdefault((*key, row.lost, row.quality), []).append(row)
+    return groups
