@@ -17,7 +17,7 @@ from differential.reference import run
 from differential.rows import OUTCOMES, PREFETCH_OUTCOMES, STALL_PARTS, Timeline
 from differential.scenario import Loader, Scenario
 
-SEEDS = range(6)
+SEEDS = range(4)
 Shows = Callable[[Scenario, Timeline], bool]
 
 
