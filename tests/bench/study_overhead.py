@@ -2,8 +2,9 @@
 
 Run by hand (Linux): ``python tests/bench/study_overhead.py [cells]``. The study has configurations
 of one short sequence in a pool of two processes. Its overhead is the time of all processes, imports
-included, minus the time of ``execute`` (simulating and measuring) in them. This machine's speed, as
-SimPy's timeouts a second, is printed beside it.
+included, minus the time of ``execute`` (simulating and measuring) in them. A study of ten cells before
+it tells what starting takes, and so what each further cell does. This machine's speed, as SimPy's
+timeouts a second, is printed beside it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ grid:
   budget.resident_share: [{shares}]
 """
 TIMES = "STUDY_OVERHEAD_TIMES"
+FEW = 10
+"""The cells of a study whose overhead is that of starting."""
 
 
 def start_timed() -> None:
@@ -77,12 +80,9 @@ def timeouts_per_s(count: int = 200_000) -> float:
     return count / (time.process_time() - began)
 
 
-def main() -> None:
-    cells = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    # Workers are children of a fork server that outlives the study. As their subreaper, this
-    # process counts them all.
-    pr_set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+def measured(cells: int) -> tuple[float, float, float]:
+    """Of a study in a process of its own: wall seconds, processor seconds, those of ``execute``."""
+    before_s = cpu_s()
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times"
         times.mkdir()
@@ -98,20 +98,35 @@ def main() -> None:
             while True:
                 os.wait()
         except ChildProcessError:
-            whole_s = cpu_s()
+            whole_s = cpu_s() - before_s
         executed = [
             float(line)
             for place in times.iterdir()
             for line in place.read_text(encoding="utf-8").split()
         ]
+    assert len(executed) == cells, f"{len(executed)} of {cells} cells ran"
+    return wall_s, whole_s, sum(executed)
+
+
+def main() -> None:
+    cells = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    # Workers are children of a fork server that outlives the study. As their subreaper, this
+    # process counts them all.
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+    _, few_s, few_executed_s = measured(FEW)
+    wall_s, whole_s, executed_s = measured(cells)
+    began_s, ended_s = few_s - few_executed_s, whole_s - executed_s
     print(
         json.dumps(
             {
-                "cells": len(executed),
+                "cells": cells,
                 "wall_s": round(wall_s, 2),
                 "cpu_s": round(whole_s, 2),
-                "execute_cpu_s": round(sum(executed), 2),
-                "overhead_ms_a_cell": round(1e3 * (whole_s - sum(executed)) / len(executed), 2),
+                "execute_cpu_s": round(executed_s, 2),
+                "overhead_ms_a_cell": round(1e3 * ended_s / cells, 2),
+                "of_which_each_cell_ms": round(1e3 * (ended_s - began_s) / (cells - FEW), 2),
+                "start_s": round(began_s, 2),
                 "simpy_timeouts_per_s": round(timeouts_per_s()),
             }
         )
