@@ -5,7 +5,7 @@ Their names and columns are a contract (docs/contracts/outputs.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from sim.core.controller import Controller
 from sim.machine.durations import Durations
-from sim.policies.base import IntArray
+from sim.results.decisions import Decisions
 from sim.results.hits import SKIPS, skip_codes
 from sim.results.stalls import STALL_PARTS, split_stalls
-from sim.results.transfer_frames import Traffic, labels, named
+from sim.results.transfer_frames import Traffic, named
 from sim.traces.trace import DECODE, TraceSequence
 from sim.values.record import NO_REQUEST, Record, require_equal_lengths
-from sim.values.types import SKIP, Event, Outcome
+from sim.values.types import SKIP, Outcome
 from sim.workload.steps import Workload
 
 Ints = NDArray[np.int64]
@@ -29,10 +29,8 @@ LOOKUP_OUTCOMES = [outcome.name.lower() for outcome in Outcome]
 HITS = (Outcome.HIT, Outcome.HIGH_FOR_LOW, Outcome.LOW_FOR_HIGH)
 MISSES = (Outcome.LATE, Outcome.PROMOTED, Outcome.MISS)
 NOT_ON_DEVICE = (Outcome.CPU, Outcome.SKIP)
-EVENT_COLUMNS = ("call", "kind", "key", "value")
-"""The columns of a controller's ``events``, which lie row after row in one list."""
-WAVE_COLUMNS = ("call", "admitted")
-"""The columns of a controller's ``wave_calls``: the call, and how many needs it admitted."""
+TABLES = ("sequences", "tokens", "lookups", "transfers", "decisions")
+"""The tables that are written as parquet files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,29 +156,40 @@ class Frames:
 
     @cached_property
     def lookups(self) -> pl.DataFrame:
-        """One row for each need.
+        """One row for each need: what `lookups_between` tells of all."""
+        return self.lookups_between(0, self.num_needs)
+
+    def lookups_of_steps(self, steps: int) -> pl.DataFrame:
+        """The rows of `lookups` in the first ``steps`` steps, with how many rows were ``computed``."""
+        step = self.workload.gate_step[self.workload.needs.tick]
+        stop = int(np.searchsorted(step, steps))
+        return self.lookups_between(0, stop).with_columns(computed=self.computed_tokens[:stop])
+
+    def lookups_between(self, first: int, last: int) -> pl.DataFrame:
+        """One row for each need from number ``first`` to before ``last``.
 
         ``gate_ns`` is the time of its lookup; in a later wave that is its admission. ``phase`` is
         that of its step: ``prefill`` where any row is a prompt's. ``skips`` says when its selector
         leaves it out (``never``, ``if_absent``, ``always``).
         """
-        workload, needs = self.workload, self.workload.needs
-        told = self.needs.with_columns(pl.col(pl.Enum).cast(pl.String))
+        rows, workload, needs = slice(first, last), self.workload, self.workload.needs
+        told = self.needs[rows].with_columns(pl.col(pl.Enum).cast(pl.String))
+        tick = needs.tick[rows]
         return told.select(
-            pl.Series("tick", needs.tick),
+            pl.Series("tick", tick),
             "step",
             "phase",
-            pl.Series("site", workload.gate_site[needs.tick]),
+            pl.Series("site", workload.gate_site[tick]),
             "key",
             "expert",
             "wanted",
             "served",
             "outcome",
             "skips",
-            pl.Series("tokens", needs.tokens),
+            pl.Series("tokens", needs.tokens[rows]),
             "weight",
-            pl.Series("gate_ns", self.record.array("lookup_ns")),
-            pl.Series("ready_ns", self.record.array("ready_ns")),
+            pl.Series("gate_ns", self.record.array("lookup_ns")[rows]),
+            pl.Series("ready_ns", self.record.array("ready_ns")[rows]),
         )
 
     # ---- steps and requests
@@ -308,7 +317,14 @@ class Frames:
             "stall_ns",
         )
 
-    # ---- answers
+    # ---- what was decided
+
+    @cached_property
+    def _decided(self) -> Decisions:
+        assert len(self.keys) == self.num_needs
+        return Decisions(
+            self.controller, self.workload.needs.tick, self.keys, self.outcomes, LOOKUP_OUTCOMES
+        )
 
     @cached_property
     def decisions(self) -> pl.DataFrame:
@@ -317,55 +333,28 @@ class Frames:
         These are lookups, prefetches queued, cancelled or dropped, issues with their first victim,
         and further evictions.
         """
-        c, lookups = self.controller, self.num_needs
-        tick, calls = self.workload.needs.tick, np.array(c.gate_calls, np.int64)
-        looked_up = self._lookup_calls(tick, calls)
-        events = _columns(c.events, EVENT_COLUMNS)
-        no_outcome = np.full(len(events["call"]), len(LOOKUP_OUTCOMES))
-        kind = np.concatenate([np.full(lookups, -1), events["kind"]])
-        call = np.concatenate([looked_up, events["call"]])
-        key = np.concatenate([self.keys, events["key"]])
-        value = np.concatenate([np.full(lookups, -1), events["value"]])
-        outcome = np.concatenate([self.outcomes, no_outcome])
-        order = np.argsort(call, kind="stable")
-        is_issue = kind[order] == Event.ISSUE
-        victim = pl.Series(np.where(is_issue, value[order], -1), dtype=pl.Int64)
-        names = ["lookup", *(event.name.lower() for event in Event)]
-        return pl.DataFrame(
-            {
-                "call": call[order],
-                "kind": labels(kind[order] + 1, names),
-                "tick": np.searchsorted(calls, call[order], side="right") - 1,
-                "key": key[order],
-                "victim": victim.replace(-1, None),
-                "outcome": labels(outcome[order], [*LOOKUP_OUTCOMES, None]),
-            }
-        )
+        return self._decided.table
 
-    def _lookup_calls(self, tick: IntArray, gate_calls: Ints) -> Ints:
-        """The call that looked each need up: its gate's, or the ``need_done`` that admitted it."""
-        looked_up = gate_calls[tick]
-        waves = _columns(self.controller.wave_calls, WAVE_COLUMNS)
-        gate_of = np.searchsorted(gate_calls, waves["call"], side="right") - 1
-        stop = np.searchsorted(tick, np.arange(len(gate_calls)), side="right")
-        for gate in np.unique(gate_of).tolist():
-            of_gate = gate_of == gate
-            late = np.repeat(waves["call"][of_gate], waves["admitted"][of_gate])
-            looked_up[stop[gate] - len(late) : stop[gate]] = late
-        return looked_up
+    # ---- files
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """The tables that are written as parquet files, by name."""
-        return {
-            name: getattr(self, name)
-            for name in ("sequences", "tokens", "lookups", "transfers", "decisions")
-        }
+        return {name: getattr(self, name) for name in TABLES}
 
+    def parts(self, name: str, rows: int) -> Iterator[pl.DataFrame]:
+        """A table of `TABLES` in parts of about ``rows`` rows, in order; the last may be shorter.
 
-def _columns(flat: Sequence[int], names: Sequence[str]) -> dict[str, Ints]:
-    """The columns, by name, of a table whose rows follow each other in one list."""
-    rows = np.array(flat, np.int64).reshape(-1, len(names))
-    return dict(zip(names, rows.T, strict=True))
+        A long table need not be in memory as a whole then. There is one part at least.
+        """
+        if name == "lookups":
+            yield from (
+                self.lookups_between(first, first + rows)
+                for first in range(0, max(1, self.num_needs), rows)
+            )
+        elif name == "decisions":
+            yield from self._decided.parts(rows)
+        else:
+            yield getattr(self, name)
 
 
 def _is_one_of(outcomes: Sequence[Outcome]) -> NDArray[np.bool_]:

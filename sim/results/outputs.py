@@ -17,7 +17,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from omegaconf import OmegaConf
+from polars.io.plugins import register_io_source
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -26,7 +28,7 @@ from sim.machine.precision import AS_STORED
 from sim.process.interrupts import held_back
 from sim.results.bounded import bound_told
 from sim.results.forecasts import NOT
-from sim.results.frames import Frames
+from sim.results.frames import TABLES, Frames
 from sim.results.intervals import OVER
 from sim.results.labels import Labels, caption, labels_in
 from sim.results.timeline import trace_events
@@ -34,6 +36,8 @@ from sim.values.places import is_free
 from sim.values.units import GIB
 
 Summary = Mapping[str, Any]
+PART_ROWS = 1 << 20
+"""A longer table is written in parts of so many rows, which take some 100 MB."""
 
 
 @contextmanager
@@ -178,8 +182,8 @@ def write_outputs(
     try:
         _write_json(building / "summary.json", summary, indent=1)
         if frames is not None:
-            for name, table in frames.tables().items():
-                table.write_parquet(building / f"{name}.parquet", compression="zstd")
+            for name in TABLES:
+                _write_table(frames.parts(name, PART_ROWS), building / f"{name}.parquet")
             run = {
                 name: summary[name]
                 for name in ("system", "model", "hardware", "trace", "budget", "labels")
@@ -216,6 +220,25 @@ def check_writable(directory: Path) -> None:
 
 def _unwritable(directory: Path, error: OSError) -> OSError:
     return OSError(f"output_dir={directory} cannot be written ({error}); choose another one")
+
+
+def _write_table(parts: Iterator[pl.DataFrame], path: Path) -> None:
+    """Write the rows of ``parts``, in order, to one parquet file. One part is held at a time."""
+    first = next(parts)
+    if (second := next(parts, None)) is None:
+        first.write_parquet(path, compression="zstd")
+        return
+    schema, begun = first.schema, [first, second]
+    del first, second
+
+    def in_order(*_: object) -> Iterator[pl.DataFrame]:
+        while begun:
+            yield begun.pop(0)
+        yield from parts
+
+    register_io_source(in_order, schema=schema).sink_parquet(
+        path, compression="zstd", maintain_order=True
+    )
 
 
 def _write_json(path: Path, content: Summary, indent: int | None = None) -> None:

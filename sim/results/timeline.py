@@ -114,8 +114,7 @@ def _compute(
         return
     record, workload, durations = frames.record, frames.workload, frames.durations
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
-    lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
-    rows = lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
+    rows = frames.lookups_of_steps(steps).rows_by_key("tick", named=True)
     units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
     tick = 0
     for step in workload.steps[:steps]:
@@ -157,7 +156,7 @@ def _measured(
     """
     record, geometry = frames.record, frames.controller.geometry
     idle = dict(zip(record.idle_start_ns, record.idle_end_ns, strict=True))
-    rows = frames.lookups.filter(pl.col("step") < steps).rows_by_key("tick", named=True)
+    rows = frames.lookups_of_steps(steps).rows_by_key("tick", named=True)
     left, tick = iter(computed), 0
     for step in frames.workload.steps[:steps]:
         now = record.step_start_ns[step.index]
@@ -233,8 +232,7 @@ def _idle(frames: Frames, until_ns: int) -> Iterator[Event]:
 def _cpu(frames: Frames, steps: int) -> Iterator[Event]:
     """Slices of the needs that the CPU computed; each ends when its result is back."""
     units, sites = frames.controller.geometry.units, frames.controller.geometry.sites
-    lookups = frames.lookups.with_columns(computed=frames.computed_tokens)
-    shown = lookups.filter((pl.col("step") < steps) & (pl.col("outcome") == "cpu"))
+    shown = frames.lookups_of_steps(steps).filter(pl.col("outcome") == "cpu")
     for row in shown.iter_rows(named=True):
         variant = row["key"] // units
         duration = frames.durations.cpu_ns(variant // sites, variant % sites, row["computed"])

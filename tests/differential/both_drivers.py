@@ -33,15 +33,16 @@ def check_both_drivers(fresh: Callable[[], Run]) -> Mapping[str, pl.DataFrame]:
     of_device = drive(on_device, cast(Workload, steps), driven.durations, NullDevice())
     assert of_sim == of_device
     assert first_difference(in_sim.log, on_device.log) is None
-    tables, others = (
-        Frames(
-            run.controller, run.workload, run.durations, record, run.hardware.link_names
-        ).tables()
+    frames, of_other = (
+        Frames(run.controller, run.workload, run.durations, record, run.hardware.link_names)
         for run, record in ((simulated, of_sim), (driven, of_device))
     )
+    tables, others = frames.tables(), of_other.tables()
     assert tables.keys() == others.keys()
     for name, table in tables.items():
         assert table.equals(others[name], null_equal=True), name
+        parts = list(frames.parts(name, len(table) // 3 + 1))
+        assert pl.concat(parts).equals(table, null_equal=True), name
     again = fresh()
     assert replay(on_device.log, again.controller, again.workload, steps.asked_ns) is None
     return tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from sim.policies.placements import AbsentOnCpu, Load
 from sim.policies.precisions import Fixed
 from sim.policies.predictors import NoPrediction
 from sim.policies.recency import LRU
+from sim.results import outputs
 from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.latency import (
     decode_time_and_tokens,
@@ -25,6 +27,7 @@ from sim.results.latency import (
     request_times,
     tokens_after_the_first,
 )
+from sim.results.outputs import write_outputs
 from sim.traces.synthesis import synthesize
 from sim.traces.trace import ModelShape
 from sim.values.record import NOTED
@@ -311,3 +314,26 @@ def test_the_needs_of_a_summary_are_columns_of_its_lookups() -> None:
     assert frames.needs["outcome"].dtype == pl.Enum(LOOKUP_OUTCOMES)
     assert frames.lookups["outcome"].dtype == pl.String
     assert frames.needs.rows() == frames.lookups.select(names).rows()
+
+
+def test_a_long_table_is_written_in_parts_and_is_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "PART_ROWS", 5)
+    frames = ran(workload(), slots=3, initial="empty")
+    of_run = dict.fromkeys(("system", "model", "hardware", "trace", "budget", "labels"))
+    write_outputs(tmp_path, of_run, {}, frames, "all", 1)
+    for name, table in frames.tables().items():
+        parts = list(frames.parts(name, 5))
+        assert len(parts) > 1 or name not in ("lookups", "decisions"), name
+        written = pl.read_parquet(tmp_path / f"{name}.parquet")
+        assert written.schema == table.schema, name
+        assert written.equals(table, null_equal=True), name
+
+
+def test_a_run_without_needs_has_tables_without_rows() -> None:
+    frames = ran(workload((-1, -1)))
+    assert [len(part) for name in ("lookups", "decisions") for part in frames.parts(name, 5)] == [
+        0,
+        0,
+    ]
