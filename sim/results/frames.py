@@ -112,12 +112,12 @@ class Frames:
     @cached_property
     def outcomes(self) -> NDArray[np.uint8]:
         """The outcome of each lookup."""
-        return np.array(self.controller.lookup_outcomes, np.uint8)
+        return np.asarray(self.controller.lookup_outcomes).astype(np.uint8)
 
     @cached_property
     def keys(self) -> Ints:
         """The key that each lookup asked for or was answered with."""
-        return np.array(self.controller.lookup_keys, np.int64)
+        return np.asarray(self.controller.lookup_keys, np.int64)
 
     @cached_property
     def computed_tokens(self) -> Ints:

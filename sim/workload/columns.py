@@ -135,11 +135,16 @@ class StepColumns:
         single = [step for step in self.steps if step.rows == 1]
         parts = [self._needs_of(single, self.choices.needs_apart)] if single else []
         parts += [self._needs_of(block, self.choices.needs) for block in self._blocks()]
-        tick, expert, tokens, weight, score = (
-            np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Needs)
+        if len(parts) == 1:
+            return parts[0]
+        # Column by column: together they may take most of a run's memory.
+        order = np.argsort(np.concatenate([part.tick for part in parts]), kind="stable")
+        return Needs(
+            **{
+                field.name: np.concatenate([getattr(part, field.name) for part in parts])[order]
+                for field in fields(Needs)
+            }
         )
-        order = np.argsort(tick, kind="stable")
-        return Needs(tick[order], expert[order], tokens[order], weight[order], score[order])
 
     def _needs_of(
         self, steps: Sequence[Step], needs_of: Callable[[Rows, NDArray[np.int64], int], Needs]
