@@ -5,7 +5,8 @@
 It asserts nothing. Numbers are CPU times of this process, the best of the repeats, because other
 work on the machine only adds to them. Systems take turns with the first one named, and the last
 column is a gate's time over the first one's. MB/M are by how much a process of its own grew while
-it simulated, for each million token-layers.
+it simulated, for each million token-layers. Peak is the most that a process of its own held, in GB
+for each million, from reading the trace to having written all outputs.
 
 ``summary`` and ``all`` are CPU times over that of the simulation, itself included.
 """
@@ -18,7 +19,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sim.engine.simulate import simulate
@@ -54,22 +55,32 @@ def executed_s(system: str, words: Sequence[str], everything: bool) -> float:
     return time.process_time() - began
 
 
+def alone(
+    measure: Callable[[str, Sequence[str]], float], system: str, words: Sequence[str]
+) -> float:
+    """What a process of its own measures."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (system, tuple(words)))
+
+
 def grown_mb(system: str, words: Sequence[str]) -> float:
-    """By how many MB a process grows while it simulates, for a million token-layers."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_grown_mb, (system, tuple(words)))
-
-
-def _grown_mb(system: str, words: Sequence[str]) -> float:
+    """By how many MB this process grows while it simulates, for a million token-layers."""
     config, name = configure(f"system={system}", *words)
     run = build(config, name)
-    _ = run.workload.needs, run.workload.choices.keys(0)
+    run.workload.choices.keys(0)
     before = resident_bytes()
     record = simulate(run.controller, run.workload, run.durations, packed=True)
     grown = resident_bytes() - before
     assert record.makespan_ns
     return grown / run.workload.num_gates
+
+
+def peak_gb(system: str, words: Sequence[str]) -> float:
+    """The most GB that this process holds in a run with all outputs, for a million token-layers."""
+    executed_s(system, words, True)
+    config, name = configure(f"system={system}", *words)
+    gates = build(config, name).workload.num_gates
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e3 / gates
 
 
 def resident_bytes() -> int:
@@ -91,7 +102,9 @@ def main() -> None:
         for system in systems:
             took_s, gates[system] = simulated_s(system, words)
             best[system] = min(took_s, best.get(system, took_s))
-    print(f"{'':24}{'gates':>9}{'TL/s':>10}{'MB/M':>7}{'summary':>9}{'all':>6}{'to first':>10}")
+    print(
+        f"{'':24}{'gates':>9}{'TL/s':>10}{'MB/M':>7}{'summary':>9}{'all':>6}{'peak':>6}{'to first':>10}"
+    )
     first = best[systems[0]] / gates[systems[0]]
     for system in systems:
         summary, everything = (
@@ -100,7 +113,8 @@ def main() -> None:
         )
         print(
             f"{system:24}{gates[system]:9}{gates[system] / best[system] / 1e3:9.1f}k"
-            f"{grown_mb(system, words):7.0f}{summary:8.2f}x{everything:5.2f}x"
+            f"{alone(grown_mb, system, words):7.0f}{summary:8.2f}x{everything:5.2f}x"
+            f"{alone(peak_gb, system, words):6.2f}"
             f"{best[system] / gates[system] / first:10.2f}",
             flush=True,
         )
