@@ -39,12 +39,13 @@ from sim.policies.base import (
     Predictor,
 )
 from sim.policies.payloads import Whole
-from sim.values.packing import Packing
+from sim.values.packing import INT8, INT32, Packing
 from sim.values.types import SKIP, Geometry, Route
 
 ONE_LINK = Route()
 PACKED = ("gate_calls", "lookup_keys", "lookup_outcomes", "lookup_wanted", "events")
 """The columns that grow with every gate, and that nothing reads before the end of a run."""
+WIDTHS = {"lookup_keys": INT32, "lookup_outcomes": INT8, "lookup_wanted": INT8}
 WHOLE = Whole()
 
 
@@ -152,8 +153,9 @@ class Controller(Lookups):
         Nobody may read these columns from then on until ``finish`` puts them together.
         """
         if self._packing is None:
-            self._packing = Packing({name: getattr(self, name) for name in PACKED})
+            self._packing = Packing({name: getattr(self, name) for name in PACKED}, WIDTHS)
         self._packing.pack()
+        self.issued.pack()
 
     def finish(self) -> None:
         super().finish()

@@ -122,7 +122,7 @@ class Prefetches(Transfers):
     def prefetch_counts(self) -> list[int]:
         """How many prefetches had each ``PrefetchOutcome``; final after ``finish``."""
         counts = list(self._never_issued)
-        for transfer in self.issued:
+        for _, transfer in self.issued.objects():
             if transfer.prefetch:
                 counts[transfer.outcome] += 1
         return counts

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from sim.core.claims import DEMAND, DROPPED, PREFETCH, Claims
+from sim.core.issued import Issued
 from sim.core.loader import Loader
 from sim.core.simple import Simple
 from sim.core.slots import ABSENT, IN_FLIGHT, QUEUED, RESIDENT, UNUSED
@@ -63,7 +64,7 @@ class Transfers(Claims):
         super().__init__(geometry, cache, loader, payload, route, ram_cache)
         self.simple, self._moves_simply = simple, simple.moves
         self.dense_bytes = dense_bytes
-        self.issued: list[Transfer] = []
+        self.issued = Issued()
         self._never_issued = [0] * len(PrefetchOutcome)
         self._prepare_queues()
         self._prepare_dense()

@@ -13,7 +13,7 @@ from sim.engine.clock import ARRIVAL, GATE, PREDICTION, SEQUENCE_END, Alarm, Clo
 from sim.engine.links import SERVICE, Link, make_link
 from sim.engine.stream import Stream
 from sim.machine.durations import Durations
-from sim.values.packing import Packing
+from sim.values.packing import Packing, packed_column
 from sim.values.record import HOST_TIME, NO_REQUEST
 from sim.values.types import Step
 from sim.workload.steps import Workload
@@ -115,8 +115,12 @@ class Engine(Stream):
                 "ends": self._end_ns,
                 "others": self.other_calls,
                 "arrivals": self._arrivals,
-            }
+            },
+            {},
         )
+        self.services, self.record.service_end_ns = packed_column(), packed_column()
+        for link in self._links:
+            link.note_services()
 
     def _pack(self) -> None:
         if self._packing is not None:

@@ -66,17 +66,10 @@ class Link:
 
     def __init__(self, machine: Machine, index: int) -> None:
         self.machine, self.index = machine, index
-        self.controller, self._env, self._ends = (
-            machine.controller,
-            machine.env,
-            machine.record.service_end_ns,
-        )
+        self.controller, self._env = machine.controller, machine.env
         self._put, self._numbers = machine.env.put, machine.env.numbers
-        self._services, self._awaited, self._calls = (
-            machine.services,
-            machine.awaited,
-            machine.other_calls,
-        )
+        self._awaited, self._calls = machine.awaited, machine.other_calls
+        self.note_services()
         self._durations = machine.durations
         loader, route = self.controller.loader, self.controller.route
         self.room = loader.in_flight
@@ -94,6 +87,10 @@ class Link:
         self._plain_ns = self._hop_ns if is_plain else {}
         # Of one transfer the outer link's hop ends first; links that end at devices share none.
         self._rank = 0 if route.link_of else 3 - index
+
+    def note_services(self) -> None:
+        """Services are noted in the machine's columns from now on."""
+        self._services, self._ends = self.machine.services, self.machine.record.service_end_ns
 
     def fill(self, now: int) -> None:
         """Poll the controller while there is room and something waits."""
@@ -119,13 +116,8 @@ class Link:
         ends, number, size = self._ends, transfer.number, transfer.left_bytes
         self._service = len(ends)
         ends.append(-1)
-        self._services += (
-            number,
-            self.index,
-            engine,
-            1 if transfer.is_needed else 0,
-            now,
-            size,
+        self._services.extend(
+            (number, self.index, engine, 1 if transfer.is_needed else 0, now, size)
         )
         duration = self._plain_ns.get(size)
         if duration is None:

@@ -88,7 +88,8 @@ def _measured(run: Run, frames: Frames) -> Measured:
         host_ns_per_prefill_gate=_host_per_prefill_gate(run, frames),
         link_ns_per_gate=frames.traffic.busy_ns()[first] / gates,
         ns_per_transfer=float(whole.mean() or 0.0) if len(whole) else 0.0,  # type: ignore[arg-type]
-        prefetches_per_gate=sum(t.prefetch for t in run.controller.issued) / max(1, decode_gates),
+        prefetches_per_gate=int(run.controller.issued.column("prefetch").sum())
+        / max(1, decode_gates),
         device_bytes=run.ledger.total_bytes,
         gates=run.trace.header.name,
         labels=labels_of(run, frames.lookups).kinds(),

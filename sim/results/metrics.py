@@ -312,7 +312,7 @@ def _prefetch(frames: Frames) -> dict[str, int]:
     )
     return {
         "queued": c.num_prefetches_queued,
-        "started": sum(t.prefetch for t in c.issued),
+        "started": int(c.issued.column("prefetch").sum()),
         **counts,
         "wasted_bytes": int(wasted["moved_bytes"].sum()),
     }

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.core.transfer import Transfer
+from sim.core.issued import Issued
 from sim.machine.durations import Durations
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
 
@@ -39,7 +39,7 @@ Ns = NDArray[np.int64]
 
 
 def split_stalls(
-    record: Record, issued: Sequence[Transfer], durations: Durations, key_bytes: Sequence[int]
+    record: Record, issued: Issued, durations: Durations, key_bytes: Sequence[int]
 ) -> dict[str, Ns]:
     """Split each of the I idle intervals of ``record`` into parts, in ns: arrays [I] by part.
 
@@ -53,7 +53,7 @@ def split_stalls(
     parts = {part: np.zeros(len(cause), np.int64) for part in STALL_PARTS}
     for code, part in OTHER_CAUSES.items():
         parts[part] = np.where(cause == code, end - start, 0)
-    is_dense = np.fromiter((transfer.dense for transfer in issued), np.bool_, len(issued))
+    is_dense = issued.column("dense").astype(np.bool_)
     waits = np.flatnonzero(cause >= 0)
     dense = waits[is_dense[cause[waits]]]
     parts["dense"][dense] = end[dense] - start[dense]
@@ -157,7 +157,7 @@ class Walk:
     def __init__(
         self,
         record: Record,
-        issued: Sequence[Transfer],
+        issued: Issued,
         services: Services,
         durations: Durations,
         key_bytes: Sequence[int],
@@ -165,14 +165,11 @@ class Walk:
         self._calls, self._issued, self._services = record.array("call_ns"), issued, services
         self._durations, self._key_bytes = durations, key_bytes
         self._rows: dict[tuple[int, int], list[int]] | None = None
-        call = np.fromiter((t.call for t in issued), np.int64, len(issued))
-        self.queued_ns = self._calls[call - 1]
+        self.queued_ns = self._calls[issued.column("call") - 1]
         """The time at which each transfer was queued on its first link."""
-        self.is_plain = np.fromiter(
-            (not t.later_hops and t.parent < 0 and not t.write_back for t in issued),
-            np.bool_,
-            len(issued),
-        )
+        self.is_plain = np.ones(len(issued), np.bool_)
+        for number, t in issued.objects():
+            self.is_plain[number] = not (t.later_hops or t.parent >= 0 or t.write_back)
 
     def back(self, number: int, start_ns: int, end_ns: int) -> Counter[str]:
         """The parts of the interval that transfer ``number`` ended.

@@ -81,11 +81,10 @@ class Traffic:
         """
         issued = self.controller.issued
         number = np.arange(len(issued))
-        link = np.fromiter((t.first_link for t in issued), np.int64, len(issued))
-        call = np.fromiter((t.call for t in issued), np.int64, len(issued))
+        link, call = issued.column("first_link"), issued.column("call")
         later = [
             (n, at, place, queued)
-            for n, t in enumerate(issued)
+            for n, t in issued.objects()
             if t.later_hops
             for place, (at, queued) in enumerate(t.later_hops, start=1)
         ]
@@ -119,17 +118,16 @@ class Traffic:
         np.minimum.at(start, served, services.start_ns)
         np.maximum.at(end, served, services.end_ns)
         np.add.at(moved, served, services.moved_bytes)
-        kind = np.array([2 if t.dense else int(t.prefetch) for t in issued], np.int64)[number]
-        outcome = np.array([t.outcome for t in issued], np.int64)[number]
-        victim = pl.Series(
-            [t.victims[0] if t.victims else None for t in issued], dtype=pl.Int64
-        ).gather(number)
+        is_dense = issued.column("dense") > 0
+        kind = np.where(is_dense, 2, issued.column("prefetch"))[number]
+        outcome = issued.column("outcome")[number]
+        victim = pl.Series(issued.column("victim")[number]).replace(-1, None)
         return pl.DataFrame(
             {
                 "number": number,
                 "link": labels(link, list(self.link_names)),
                 "hop": place,
-                "key": np.array([t.key for t in issued], np.int64)[number],
+                "key": issued.column("key")[number],
                 "class": labels(kind, list(CLASSES)),
                 "moved_bytes": moved,
                 "queued_ns": self.record.array("call_ns")[call - 1],

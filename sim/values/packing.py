@@ -1,4 +1,4 @@
-"""Columns that grow as lists and are kept as arrays: 8 B an entry, where a list of ints takes 40."""
+"""Columns that grow as lists and are kept as arrays: 1 to 8 B an entry, not 40."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from array import array
 from collections.abc import Mapping
 from typing import cast
 
-INT64 = "q"
+INT8, INT32, INT64 = "b", "i", "q"
+
+
+def packed_column() -> list[int]:
+    """An empty column whose entries take 8 B from the start, for one that is not only appended to.
+
+    What is typed as a list here is an array, which can be used as a list can.
+    """
+    return cast(list[int], array(INT64))
 
 
 class Packing:
@@ -16,13 +24,14 @@ class Packing:
     and then empties them into arrays.
     """
 
-    def __init__(self, lists: Mapping[str, list[int]]) -> None:
+    def __init__(self, lists: Mapping[str, list[int]], widths: Mapping[str, str]) -> None:
+        """``widths`` are those of columns whose numbers are small; others have 8 B an entry."""
         self._lists = lists
-        self._kept = {name: array(INT64) for name in lists}
+        self._kept = {name: array(widths.get(name, INT64)) for name in lists}
 
     def pack(self) -> None:
         for name, gathered in self._lists.items():
-            self._kept[name] += array(INT64, gathered)
+            self._kept[name].extend(gathered)
             gathered.clear()
 
     def whole(self) -> Mapping[str, list[int]]:

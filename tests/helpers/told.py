@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sim.core.issued import Issued
 from sim.core.transfer import Transfer
 from sim.values.record import Record
 from sim.values.types import PrefetchOutcome
@@ -44,15 +45,13 @@ def one(kind: str, queued: int, start: int, end: int | None, **changes: object) 
     return Sent(kind, ((0, queued),), (Service(start, end),), **changes)  # type: ignore[arg-type]
 
 
-def recorded(
-    idle: Sequence[tuple[int, int, int]], sent: Sequence[Sent]
-) -> tuple[Record, list[Transfer]]:
+def recorded(idle: Sequence[tuple[int, int, int]], sent: Sequence[Sent]) -> tuple[Record, Issued]:
     record = Record(
         idle_start_ns=[i[0] for i in idle],
         idle_end_ns=[i[1] for i in idle],
         idle_cause=[i[2] for i in idle],
     )
-    issued = []
+    issued = Issued()
     for number, told in enumerate(sent):
         calls = []
         for link, time_ns in told.queued:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.told import DEMAND, DENSE, PREFETCH, Sent, Service, one, recorded
+from sim.core.issued import Issued
 from sim.machine.durations import FixedDurations
 from sim.results.stalls import STALL_PARTS, Walk, split_stalls
 from sim.values.record import CPU_RESULT, HOST_TIME, NO_REQUEST, Record
@@ -88,7 +89,9 @@ def test_several_intervals_are_split_each_for_itself() -> None:
 def test_no_idle_time_has_no_parts() -> None:
     record, issued = recorded([], [one(DEMAND, 0, 0, 10)])
     assert all(len(ns) == 0 for ns in split_stalls(record, issued, DURATIONS, KEY_BYTES).values())
-    assert all(len(ns) == 0 for ns in split_stalls(Record(), [], DURATIONS, KEY_BYTES).values())
+    assert all(
+        len(ns) == 0 for ns in split_stalls(Record(), Issued(), DURATIONS, KEY_BYTES).values()
+    )
 
 
 # What is no transfer

@@ -1,0 +1,120 @@
+"""The transfers that have started, by number: objects while they may change, then columns.
+
+An object takes some 300 bytes, and a long run starts millions of transfers. Most are demands that
+came whole, over one link. Once such a one has landed it never changes again, so five numbers tell
+all of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core.transfer import UNUSED_AT_END, Transfer
+from sim.values.packing import INT64
+
+PACKED = ("key", "call", "moved_bytes", "victim")
+"""What is kept of a packed transfer beside its number. ``victim`` is -1 where none was evicted."""
+ALIKE = {"first_link": 0, "prefetch": 0, "dense": 0, "parent": -1, "outcome": UNUSED_AT_END}
+"""What is the same for all that are packed."""
+
+
+class Issued(list[Transfer]):
+    """The transfers that have started; ``pack`` keeps those that have landed as columns.
+
+    It is a list for who appends and counts. Reading a packed transfer makes an object like the one
+    that was there, which is slow: readers of many take a ``column``, and ``objects``.
+    """
+
+    __slots__ = ("_columns", "_numbers", "_open", "_row_of", "_seen")
+
+    def __init__(self, transfers: Iterable[Transfer] = ()) -> None:
+        super().__init__(transfers)
+        self._numbers = array(INT64)
+        self._columns = {name: array(INT64) for name in PACKED}
+        self._open: list[int] = []  # those that were on their way when they were last looked at
+        self._seen = 0
+        self._row_of: dict[int, int] = {}  # by number, of those that are packed; made when asked
+
+    def pack(self) -> None:
+        """Keep as columns what has landed since the last call."""
+        on_their_way = []
+        self._row_of.clear()
+        for number in (*self._open, *range(self._seen, len(self))):
+            transfer = super().__getitem__(number)
+            if not transfer.over:
+                on_their_way.append(number)
+            elif is_plain(transfer):
+                self._numbers.append(number)
+                for name, column in self._columns.items():
+                    column.append(_VALUE[name](transfer))
+                self[number] = cast(Transfer, None)
+        self._open, self._seen = on_their_way, len(self)
+
+    def objects(self) -> Iterator[tuple[int, Transfer]]:
+        """Number and transfer of those that are not packed, in order."""
+        for number, transfer in enumerate(super().__iter__()):
+            if transfer is not None:
+                yield number, transfer
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """One number of every transfer: of `PACKED`, `ALIKE`, or ``outcome``."""
+        value = _VALUE.get(name) or attrgetter(name)
+        found = np.full(len(self), ALIKE.get(name, -1), np.int64)
+        if name in PACKED:
+            found[np.asarray(self._numbers)] = self._columns[name]
+        for number, transfer in self.objects():
+            found[number] = value(transfer)
+        return found
+
+    def __iter__(self) -> Iterator[Transfer]:
+        for number, transfer in enumerate(super().__iter__()):
+            yield self._made(number) if transfer is None else transfer
+
+    def __getitem__(self, number: Any) -> Any:
+        assert isinstance(number, SupportsIndex), "the transfers of a run are read one by one"
+        transfer = super().__getitem__(number)
+        return self._made(range(len(self))[number]) if transfer is None else transfer
+
+    def _made(self, number: int) -> Transfer:
+        """The packed transfer of this number, as it was."""
+        if not self._row_of:
+            self._row_of.update(zip(self._numbers, range(len(self._numbers)), strict=True))
+        row = self._row_of[number]
+        key, call, moved_bytes, victim = (column[row] for column in self._columns.values())
+        made = Transfer(key, False, moved_bytes, call)
+        made.number, made.waits, made.over, made.claimed = number, False, True, True
+        made.victims = (victim,) if victim >= 0 else ()
+        return made
+
+
+def is_plain(transfer: Transfer) -> bool:
+    """Whether a transfer that is over is told by its `PACKED` numbers alone."""
+    return not (
+        transfer.prefetch
+        or transfer.dense
+        or transfer.staged
+        or transfer.partial
+        or transfer.overtaken
+        or transfer.bounced
+        or transfer.feeds
+        or transfer.rest_bytes
+        or transfer.write_back
+        or transfer.later_hops
+        or transfer.parent >= 0
+        or transfer.first_link
+        or len(transfer.victims) > 1
+        or transfer.left_bytes != transfer.moved_bytes
+    )
+
+
+def _victim(transfer: Transfer) -> int:
+    return transfer.victims[0] if transfer.victims else -1
+
+
+_VALUE = {name: attrgetter(name) for name in PACKED} | {"victim": _victim}
