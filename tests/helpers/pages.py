@@ -242,11 +242,15 @@ def _as_started(folder: Path, paths: Sequence[str]) -> Iterator[None]:
             signal.signal(one, handler)
 
 
+SO_FAR = re.compile(r"^.*\bafter \d+ s(, .* left)?\n", re.MULTILINE)
+"""A line of progress. Only a slow machine prints any."""
+
+
 def difference(printed: str, told: Told) -> str:
     """What a page says against what was printed; "" where they are the same, up to line breaks,
-    frames of tables and what ``...`` stands for.
+    frames of tables, what ``...`` stands for, and how far the work was after so many seconds.
     """
-    said, found = (_plain(text) for text in (printed, told.out + told.err))
+    said, found = (_plain(text) for text in (printed, told.out + SO_FAR.sub("", told.err)))
     if OutputChecker().check_output(said, found, ELLIPSIS | NORMALIZE_WHITESPACE):
         return ""
     return f"the page says\n{said}\nbut it printed\n{found}"

@@ -141,13 +141,15 @@ def test_traces_stand_side_by_side_in_tables_files_and_figures(
     )
     output = tmp_path / "output"
     assert main([str(BUNDLED), str(tmp_path / "other"), f"output_dir={output}"]) == 0
-    figures = {f"{name}.png" for name in stats_figures.FIGURES}
+    figures = {f"{name}.{kind}" for name in stats_figures.FIGURES for kind in ("png", "svg")}
     assert {path.name for path in output.iterdir()} == figures | {
         "missing.json",
         "summary.parquet",
         *(f"{name}.parquet" for name in STATISTICS),
     }
-    assert all((output / name).read_bytes()[:4] == b"\x89PNG" for name in figures)
+    heads = {"png": b"\x89PNG", "svg": b"<?xml"}
+    for name in figures:
+        assert (output / name).read_bytes().startswith(heads[name.rpartition(".")[2]]), name
     summary = pl.read_parquet(output / "summary.parquet")
     expected = headlines(report(read_trace(BUNDLED, "all"), BUNDLED))
     mine = summary.filter(trace="tiny_mixtral")

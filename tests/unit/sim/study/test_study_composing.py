@@ -13,7 +13,8 @@ from sim.study import composing
 from sim.study.composing import compose_plainly
 from sim.values.places import CONF
 
-ONLY_HYDRAS = ("study", "experiment")
+ONLY_HYDRAS = ("study", "experiment", "devices")
+"""Groups of which nothing is chosen by default, or whose files belong inside another section."""
 SET_A_BUDGET = ("edgemoe", "mixtral_gpu")
 """The systems whose files are more than choices, so that hydra composes them."""
 FILES = sorted(
