@@ -15,7 +15,7 @@ from sim.answers.ask_quality import Quality, quality_of
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.devices import device_of
 from sim.machine.model import PRECISION_BITS
-from sim.results.labels import Labels, labels_in
+from sim.results.labels import Labels, error_of, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
 from sim.results.paired import Paired, paired
@@ -63,6 +63,8 @@ class Row:
     lost: str
     labels: Labels
     quality: Quality | None = None
+    with_machine: tuple[float, float] | None = None
+    """``interval`` with the machine's error too, where that is known."""
 
     @property
     def name(self) -> str:
@@ -210,6 +212,7 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
         sum(summary["stall_s"].values()) / summary["makespan_s"],
         lost or (labels.lossy or "nothing").removeprefix("lossy (").removesuffix(")"),
         labels,
+        with_machine=_pair((summary["calibration"]["ci95"] or {}).get("decode_tokens_per_s")),
     )
 
 
@@ -310,7 +313,7 @@ def answer(
         (),
         target,
         machine.preset,
-        machine.validated,
+        str(error) if (error := error_of(run)) is not None else "",
     )
     best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.of(kind))]
     with ThreadPoolExecutor(2 * len(best) or 1) as threads:

@@ -9,6 +9,7 @@ from sim.machine.link_parts import Gather, Pages, Reads, Scattered, Unpack
 from sim.machine.measured import Measured
 from sim.machine.model import LatentAttention, Model, Precision
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
+from sim.machine.validated import Validated
 
 __all__ = [
     "Compute",
@@ -31,4 +32,5 @@ __all__ = [
     "Scattered",
     "SharedMemory",
     "Unpack",
+    "Validated",
 ]
