@@ -106,10 +106,11 @@ def _retimes(word: str) -> bool:
 
 def _machine(run: Run) -> str:
     hardware, error = run.hardware, error_of(run)
-    if error is None:
-        return f"no time of {hardware.title} was ever compared with a real machine's"
+    told = f"no time of {hardware.title} was ever compared with a real machine's"
+    if error is not None:
+        told = f"{hardware.name}: {error}"
     lent = hardware.measured and hardware.measured.told(run.controller.geometry.precisions)
-    return f"{hardware.name}: {error}{f'; {lent}' if lent else ''}"
+    return f"{told}; {lent}" if lent else told
 
 
 def synthetic_label(header: Header) -> str | None:
