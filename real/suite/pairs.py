@@ -123,9 +123,12 @@ def read_pairs(place: Path = FILE) -> list[Pair]:
 
 
 def _pair(row: Mapping[str, str]) -> Pair:
-    texts = ("machine", "file", "basis", "source", "run")
     return Pair(
-        *(row[name] for name in texts),
+        row["machine"],
+        row["file"],
+        row["basis"],
+        row["source"],
+        row["run"],
         float(row["share"]) if row["share"] else None,
         row["quantity"],
         row["role"],

@@ -71,8 +71,8 @@ class Estimate:
             raise ValueError("an error that is a factor goes with a ratio's logarithm")
         own, other = self.error**2, log_error**2
         weight = own**2 / self.freedom + other**2 / freedom
-        freedom = np.where(weight > 0, (own + other) ** 2 / np.where(weight > 0, weight, 1), 1)
-        return replace(self, error=np.sqrt(own + other), freedom=freedom)
+        both = np.where(weight > 0, (own + other) ** 2 / np.where(weight > 0, weight, 1), 1)
+        return replace(self, error=np.sqrt(own + other), freedom=both)
 
     def confidence_above(self, threshold: float) -> Any:
         """The confidence, from 0 to 1, that the truth is above ``threshold``.
