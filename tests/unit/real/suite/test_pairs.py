@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from real.suite.gather import CALIBRATION
@@ -173,7 +174,7 @@ def test_the_figure_has_a_mark_for_each_run_filled_where_it_is_scored(
     draw(shown, tmp_path / "figure")
     (axis,) = kept[0].axes
     marks = [line for line in axis.lines if line.get_marker() != "None"]
-    points = [tuple(line.get_xydata()[0]) for line in marks]
-    assert points == [pytest.approx((100, 103))] * 2
+    points = [np.asarray(line.get_xydata())[0].tolist() for line in marks]
+    assert points == [pytest.approx([100, 103])] * 2
     assert [line.get_markerfacecolor() == "none" for line in marks] == [False, True]
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
