@@ -212,7 +212,7 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
         sum(summary["stall_s"].values()) / summary["makespan_s"],
         lost or (labels.lossy or "nothing").removeprefix("lossy (").removesuffix(")"),
         labels,
-        with_machine=_pair((summary["calibration"]["ci95"] or {}).get("decode_tokens_per_s")),
+        with_machine=_pair((summary["calibration"].get("ci95") or {}).get("decode_tokens_per_s")),
     )
 
 
