@@ -34,18 +34,16 @@ from real.suite.prediction import (
     Line,
     Row,
     calibrating_facts,
+    calibrating_runs,
     lines,
-    moves_in_part,
     noise_of,
     predict,
     slower,
     write_machine,
 )
-from sim.answers.recorded_run import read_recorded
 from sim.results.outputs import check_writable
 
 OWN = ("data", "calibrating", "rates", "contention", "output_dir")
-DEFAULT = "lru"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -95,7 +93,11 @@ def _parsed(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _rows(given: dict[str, str], words: Sequence[str], place: Path) -> list[Row]:
     folder = Path(given["data"])
-    runs = _calibrating(folder, given.get("calibrating"))
+    asked = given.get("calibrating")
+    if asked is None:
+        runs = calibrating_runs(folder)
+    else:
+        runs = [] if asked == "none" else asked.split(",")
     facts, params = calibrating_facts(folder, runs)
     facts = slower(facts, _times(given["rates"]))
     write_machine(place, folder, facts, params, contention=given["contention"] == "on")
@@ -110,18 +112,6 @@ def _times(text: str) -> float:
     if not 0.1 <= times <= 10:
         raise ValueError(f"rates={text} must be a number from 0.1 to 10: how many times as long")
     return times
-
-
-def _calibrating(folder: Path, asked: str | None) -> list[str]:
-    if asked is not None:
-        return [] if asked == "none" else asked.split(",")
-    found = []
-    for place in sorted((folder / "recordings").iterdir()):
-        if (place / "summary.json").is_file():
-            was = read_recorded(place)
-            if was.summary["system"] == DEFAULT or moves_in_part(was):
-                found.append(place.name)
-    return found
 
 
 def table_of(rows: Sequence[Row], found: Sequence[Line]) -> Table:

@@ -96,7 +96,7 @@ def hardware_text(
         "_target_: sim.machine.Hardware",
         f"name: {machine.name}",
         "preset: calibrated",
-        f"validated: {'measured' if real else 'none'}",
+        "validated: none",
         f"memory_gib: {machine.memory_bytes / 2**30:.6g}  # as the device tells",
         (
             f"reserved_gib: {machine.reserved_bytes / 2**30:.6g}  # taken before anything of a run"
@@ -212,8 +212,8 @@ def _scattered(gathers: Gathers, choosing_ns: float) -> list[str]:
         "    scattered:  # rows of experts that move in part, as the probe gathered them",
         "      _target_: sim.machine.Scattered",
         f"      form: {gathers.form}",
-        f"      threads: {gathers.threads}",
-        f"      piece_bytes: {gathers.piece_bytes}",
+        f"      threads: {gathers.threads}  # as the engine has them",
+        f"      piece_bytes: {gathers.piece_bytes}  # as the engine has them",
         f"      choose_us: {choosing_ns / 1e3:.6g}  # what services of parts had beside, in runs",
         "      rates:  # form, threads, bytes of a piece, GB/s",
         *(

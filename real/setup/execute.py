@@ -92,6 +92,8 @@ def measure(prepared: Prepared, run: Run, driver: Driver, record: Record) -> Res
             "hardware": ran_on(prepared),
         }
     summary["labels"] = as_it_ran(run, frames, prepared.request).kinds()
+    # These times were measured: no error of a simulation is theirs.
+    summary["calibration"] |= {"error": None, "ci95": None}
     return Result({**summary, "real": _facts(prepared, run, record)}, frames)
 
 

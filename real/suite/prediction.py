@@ -15,6 +15,9 @@ from pathlib import Path
 from statistics import fmean, mean, median
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+from hydra.errors import HydraException
+
 from real.calibration.facts import Facts, Points, read_facts
 from real.calibration.fit import figures
 from real.calibration.in_run import InParts, in_parts, in_run
@@ -25,8 +28,11 @@ from sim.machine.model import LatentAttention, Model
 from sim.results.frames import Frames
 from sim.setup.build import build
 from sim.setup.configure import changes, configure
+from sim.values.units import gib
 
 NAME = "calibrated"
+DEFAULT = "lru"
+"""The system whose recordings calibrate."""
 REPLAYS = (
     "model=tiny_gates_half_mixtral",
     "trace=tiny_mixtral",
@@ -45,6 +51,8 @@ OWN_WORDS = {
     ),
 }
 """Words of single systems, by cell."""
+RESERVED_BYTES = 1 << 30
+"""More than a context takes; what a calibration tells counts its own memory."""
 ROW_BYTES = 16384
 """Bytes of a row that the suite's probe gathers: two of Mixtral's vectors in 16 bits."""
 MOST_MEDIAN, MOST_ERROR, MOST_MEAN, LEAST_TAU = 0.05, 0.12, 0.03, 0.95
@@ -95,6 +103,21 @@ def calibrating_facts(folder: Path, runs: Sequence[str]) -> tuple[Facts, Mapping
         "dense": model.block_params(0),
         "tail": model.head_params,
     }
+
+
+def calibrating_runs(folder: Path) -> list[str]:
+    """The recordings in ``folder`` that calibrate where nothing else is asked for.
+
+    They are those of `DEFAULT`, and those that bring parts of experts, which alone tell how long it
+    takes to choose rows.
+    """
+    found = []
+    for place in sorted((folder / "recordings").iterdir()):
+        if (place / "summary.json").is_file():
+            was = read_recorded(place)
+            if was.summary["system"] == DEFAULT or moves_in_part(was):
+                found.append(place.name)
+    return found
 
 
 def _device_ns(place: Path, expert_bytes: Mapping[str, int]) -> dict[str, float]:
@@ -174,30 +197,42 @@ def slower(facts: Facts, times: float) -> Facts:
 
 
 def write_machine(
-    into: Path, folder: Path, facts: Facts, params: Mapping[str, float], *, contention: bool
+    into: Path,
+    folder: Path,
+    facts: Facts,
+    params: Mapping[str, float],
+    *,
+    contention: bool,
+    name: str = NAME,
 ) -> None:
-    """Write the machine of these facts as ``hardware/calibrated.yaml`` in the folder ``into``."""
+    """Write the machine of these facts as ``hardware/NAME.yaml`` in the folder ``into``."""
     told = json.loads((folder / "suite" / "facts.json").read_text(encoding="utf-8"))
     if not contention:
         facts = replace(facts, overlapped=[], beside_copy=None, beside_cpu=[], cpu_beside_copy=None)
-    gigabytes = 80 << 30
     machine = Machine(
-        NAME,
+        name,
         "cuda",
         str(told["gpu"]),
         str(told["processor"]),
         str(told["date"])[:10],
         "pcie",
         "pinned memory",
-        gigabytes,
-        1 << 30,
+        _memory_bytes(folder),
+        RESERVED_BYTES,
         params,
     )
     found = figures(facts, params["expert"], list(facts.experts), 3)
     gathers = gathers_of(told["gather"], ROW_BYTES)
     (into / "hardware").mkdir(parents=True, exist_ok=True)
     text = hardware_text(machine, found, facts, facts.left_out, gathers)
-    (into / "hardware" / f"{NAME}.yaml").write_text(text, encoding="utf-8")
+    (into / "hardware" / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def _memory_bytes(folder: Path) -> int:
+    """The device's memory, as the calibration's own file has it; 80 GiB without one."""
+    for place in sorted((folder / "suite" / "hardware").glob("*.yaml")):
+        return gib(float(yaml.safe_load(place.read_text(encoding="utf-8"))["memory_gib"]))
+    return 80 << 30
 
 
 def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[str]) -> list[Row]:
@@ -216,13 +251,26 @@ def predict(folder: Path, machine: Path, runs: Sequence[str], words: Sequence[st
             f"calibrating={','.join(sorted(unknown))}: there are {', '.join(recordings)}"
         )
     fitted = {_cell(recordings[name]) for name in runs}
-    rows = [
-        _replay(row, on, fitted)
-        for row in json.loads((folder / "suite" / "replay.json").read_text(encoding="utf-8"))[
-            "rows"
-        ]
-    ]
+    rows = [_replay(row, on, fitted) for row in _replays(folder)]
     return rows + [_recording(was, on, fitted, words) for was in recordings.values()]
+
+
+def predict_on(folder: Path, on: Sequence[str]) -> list[Row]:
+    """Every replay in ``folder``, simulated on the machine that the words ``on`` name."""
+    rows = []
+    for row in _replays(folder):
+        try:
+            rows.append(_replay(row, on, set()))
+        except (ValueError, HydraException) as error:
+            share, recorded_s = float(row["cell"].split()[-1]), row["result"]["tpot_s"]["mean"]
+            reason = str(error).splitlines()[0]
+            rows.append(Row("replay", row["cell"], share, recorded_s, None, False, reason))
+    return rows
+
+
+def _replays(folder: Path) -> list[dict[str, Any]]:
+    place = folder / "suite" / "replay.json"
+    return list(json.loads(place.read_text(encoding="utf-8"))["rows"])
 
 
 def _replay(row: Mapping[str, Any], on: Sequence[str], fitted: set[str]) -> Row:

@@ -14,7 +14,7 @@ from sim.answers.ask_quality import quality_of
 from sim.machine.budget import Budget, all_slot_bytes, make_geometry
 from sim.machine.devices import device_of
 from sim.machine.precision import PRECISION_BITS
-from sim.results.labels import labels_in
+from sim.results.labels import error_of, labels_in
 from sim.results.latency import decode_time_and_tokens
 from sim.results.outputs import lost_of
 from sim.results.paired import paired
@@ -110,6 +110,7 @@ def row_of(words: Sequence[str], found: Trial) -> Row:
         sum(summary["stall_s"].values()) / summary["makespan_s"],
         lost or (labels.lossy or "nothing").removeprefix("lossy (").removesuffix(")"),
         labels,
+        with_machine=_pair((summary["calibration"].get("ci95") or {}).get("decode_tokens_per_s")),
     )
 
 
@@ -154,7 +155,7 @@ def answer(
         (),
         target,
         machine.preset,
-        machine.validated,
+        str(error) if (error := error_of(run)) is not None else "",
     )
     best = [group[0] for kind in (LOSSLESS, LOSSY) if (group := found.of(kind))]
     with ThreadPoolExecutor(2 * len(best) or 1) as threads:

@@ -34,6 +34,8 @@ class Row:
     lost: str
     labels: Labels
     quality: Quality | None = None
+    with_machine: tuple[float, float] | None = None
+    """``interval`` with the machine's error too, where that is known."""
 
     @property
     def name(self) -> str:

@@ -166,9 +166,14 @@ def _fastest(kind: str, rows: Sequence[Row]) -> str:
     lost = "" if kind == LOSSLESS else f"; lost: {best.lost}; quality: {quality}"
     return (
         f"The fastest {kind} system is {best.name}{also}: {best.tokens_per_s:.3g}"
-        f" tokens/s{between(best.interval)} with {best.share:.0%} of the expert bytes resident, the"
-        f" first token after {best.first_s:.3g} s{lost}."
+        f" tokens/s{between(best.interval)}{_with_machine(best)} with"
+        f" {best.share:.0%} of the expert bytes resident, the first token after {best.first_s:.3g} s{lost}."
     )
+
+
+def _with_machine(row: Row) -> str:
+    """The interval that has the machine's error too; empty where nobody knows that error."""
+    return f" (with the machine's error{between(row.with_machine)})" if row.with_machine else ""
 
 
 def _resident(found: Found) -> Iterator[str]:
@@ -201,12 +206,10 @@ def _target(found: Found) -> Iterator[str]:
 
 def _surely(found: Found) -> str:
     """How sure all of this is."""
-    seen = (
-        "no time of this machine was ever compared with a real one's"
-        if found.validated == "none"
-        else f"the machine's times were compared with a real one's ({found.validated})"
+    seen = found.validated or "no time of this machine was ever compared with a real one's"
+    kind = (
+        "measured" if found.preset == "calibrated" else "from data sheets and stated efficiencies"
     )
-    kind = "measured" if found.preset == "measured" else "from data sheets and stated efficiencies"
     return (
         f"How sure: {found.gates}; the machine is {kind}, and {seen}; prompts have"
         f" {found.prompt_tokens:.3g} tokens."

@@ -83,8 +83,13 @@ def _sum(values: Mapping[str, float]) -> float:
 def _ends(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Both ends of each interval, under keys such as ``ci95.hit_ratio[0]``."""
     return {
-        f"ci95.{name}[{place}]": end
-        for name, ends in summary["ci95"].items()
+        f"{section}.{name}[{place}]": end
+        for section, intervals in (
+            ("ci95", summary["ci95"]),
+            ("calibration.ci95", summary["calibration"]["ci95"]),
+        )
+        if isinstance(intervals, Mapping)
+        for name, ends in intervals.items()
         if ends is not None
         for place, end in enumerate(ends)
         if is_number(end)

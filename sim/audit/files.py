@@ -66,6 +66,10 @@ SECTIONS = (
 """The sections that a run's configuration must have."""
 
 
+MEMORY = ("memory_gib", "reserved_gib")
+"""Keys of a machine that change no time."""
+
+
 class NoRunError(ValueError):
     """A folder holds no complete run."""
 
@@ -119,6 +123,23 @@ class RunFiles:
         devices = self.config["hardware"].get("devices")
         has_own = devices and devices["split"] == "layers" and devices["links"] == "own"
         return int(devices["count"]) if has_own else 1
+
+    @property
+    def machine_error(self) -> dict[str, float] | None:
+        """How far the machine's times were from measured ones, as its file says.
+
+        None where it says nothing, and where the run had other times: with several devices, or with
+        a word that changes a figure of the machine but its memory.
+        """
+        hardware = self.config["hardware"]
+        told = hardware.get("validated")
+        keys = [word.lstrip("+~").partition("=")[0] for word in self.summary["overrides"]]
+        changed = any(
+            key.startswith("hardware.") and key.partition(".")[2] not in MEMORY for key in keys
+        )
+        if not isinstance(told, dict) or changed or hardware.get("devices"):
+            return None
+        return {name: value for name, value in told.items() if name != "_target_"}
 
     @cached_property
     def decode(self) -> pl.DataFrame:

@@ -17,6 +17,8 @@ from sim.audit.lookups import HITS, asked
 from sim.audit.rules import NS_PER_S, Holds, Left, Rule, ratio
 from sim.audit.times import after_the_first, counts_after_the_first, shared_step_time_ns
 
+WITH_MACHINE = ("decode_tokens_per_s", "tpot_s")
+"""The numbers whose intervals there are with the machine's error, too."""
 Parts = tuple[list[float], list[float]]
 """Numerators and denominators, in the order of the table ``sequences``."""
 
@@ -67,7 +69,9 @@ def _hits(run: RunFiles) -> Parts:
     return list(found.values()), list(counted.values())
 
 
-def interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float] | None:
+def interval(
+    above: Sequence[float], below: Sequence[float], machine: Mapping[str, float] | None = None
+) -> tuple[float, float] | None:
     """The 95 % interval of ``sum(above) / sum(below)``, or None where there is none.
 
     No value may be below 0. It is Student's t on the logarithm (docs/metrics.md, "How sure"),
@@ -77,6 +81,8 @@ def interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, flo
     2. The error seen of a sequence is its own, less its share of the sum of all errors.
     3. Each squared error is scaled so that its expectation becomes the sequence's share.
     4. The degrees of freedom are those of the sum of these squares.
+
+    With ``machine`` its mean squared error is one square more, of as many degrees as systems.
     """
     counted = [(a, b) for a, b in zip(above, below, strict=True) if a or b]
     if len(counted) < 2 or not fsum(b for _, b in counted):
@@ -89,7 +95,13 @@ def interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, flo
     scale = share / np.diag(left @ np.diag(share) @ left.T)
     form = np.sqrt(share)[:, None] * (left.T @ np.diag(scale) @ left) * np.sqrt(share)
     freedom = np.trace(form) ** 2 / (form**2).sum()
-    reach = stdtrit(freedom, 0.975) * np.sqrt((scale * seen**2).sum())
+    square = float((scale * seen**2).sum())
+    if machine is not None:
+        # Welch and Satterthwaite: of a sum of estimated variances.
+        more, of = machine["log_error"] ** 2, machine["systems"]
+        freedom = (square + more) ** 2 / (square**2 / freedom + more**2 / of) if more else freedom
+        square += more
+    reach = stdtrit(freedom, 0.975) * np.sqrt(square)
     value = a.sum() / b.sum()
     return float(value * np.exp(-reach)), float(value * np.exp(reach))
 
@@ -106,17 +118,30 @@ def of_share(part: Sequence[float], whole: Sequence[float]) -> tuple[float, floa
 def rules(run: RunFiles) -> Iterator[Rule | Left]:
     """Each interval holds its value, and has these ends.
 
-    A ratio that is null because nothing happened has no interval.
+    A ratio that is null because nothing happened has no interval. Those with the machine's error
+    are of the numbers that it was measured for.
     """
     for name, (above, below) in parts(run).items():
-        value = ratio(fsum(above), fsum(below))
         ends = of_share(above, below) if name == "hit_ratio" else interval(above, below)
-        if ends is None or value is None or _told(run.summary, name) is None:
-            yield Rule(f"ci95.{name}", None, "fewer than two sequences have a part in it")
-            continue
-        yield Rule(f"ci95.{name}", Holds(value), f"it holds {name}, summed over sequences")
-        for place, end in enumerate(ends):
-            yield Rule(f"ci95.{name}[{place}]", end, "Student's t on the logarithm, over sequences")
+        yield from _rules_of(run, f"ci95.{name}", ratio(fsum(above), fsum(below)), ends)
+    if run.is_real or (error := run.machine_error) is None:
+        return
+    for name in WITH_MACHINE:
+        above, below = parts(run)[name]
+        value, ends = ratio(fsum(above), fsum(below)), interval(above, below, error)
+        yield from _rules_of(run, f"calibration.ci95.{name}", value, ends)
+
+
+def _rules_of(
+    run: RunFiles, key: str, value: float | None, ends: tuple[float, float] | None
+) -> Iterator[Rule]:
+    name = key.rpartition(".")[2]
+    if ends is None or value is None or _told(run.summary, name) is None:
+        yield Rule(key, None, "fewer than two sequences have a part in it")
+        return
+    yield Rule(key, Holds(value), f"it holds {name}, summed over sequences")
+    for place, end in enumerate(ends):
+        yield Rule(f"{key}[{place}]", end, "Student's t on the logarithm, over sequences")
 
 
 def _told(summary: Mapping[str, object], name: str) -> object:

@@ -52,8 +52,11 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
     yield Rule("model", config["model"].get("name"), "model.name")
     yield Rule("workload", config["workload"].get("batching"), "workload.batching")
     yield Rule("seed", config.get("seed"), "seed")
-    yield Rule("calibration.error", None, "nothing measures it")
     if run.is_real:
+        yield from (
+            Rule(f"calibration.{key}", None, "what a device took has no error of a machine's file")
+            for key in ("error", "ci95")
+        )
         yield from (
             Left(key, OF_A_DEVICE)
             for key in ("hardware", "preset", "calibration.id", "calibration.validated")
@@ -63,7 +66,15 @@ def _identity(run: RunFiles) -> Iterator[Rule | Left]:
     yield Rule("hardware", _title(hardware), "hardware.name, and how many devices there are")
     yield Rule("preset", preset, "hardware.preset")
     yield Rule("calibration.id", f"{name}/{preset}", "hardware.name/hardware.preset")
-    yield Rule("calibration.validated", hardware.get("validated"), "hardware.validated")
+    error = run.machine_error
+    compared = "none" if error is None else "compared"
+    yield Rule("calibration.validated", compared, "hardware.validated, if no word changed times")
+    if error is None:
+        yield Rule("calibration.error", None, "nobody compared this machine")
+        yield Rule("calibration.ci95", None, "nobody compared this machine")
+        return
+    for key, value in error.items():
+        yield Rule(f"calibration.error.{key}", value, f"hardware.validated.{key}")
 
 
 def _title(hardware: Mapping[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from sim.machine.measured import Measured
 from sim.machine.model import LatentAttention, Model
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
 from sim.machine.precision import Precision
+from sim.machine.validated import Validated
 
 __all__ = [
     "Compute",
@@ -33,4 +34,5 @@ __all__ = [
     "Scattered",
     "SharedMemory",
     "Unpack",
+    "Validated",
 ]

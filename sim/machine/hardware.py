@@ -12,6 +12,7 @@ from sim.machine.link import Link
 from sim.machine.link_parts import RATES
 from sim.machine.measured import Measured, time_ns
 from sim.machine.parts import Forecasting, Host, Ram, SharedMemory
+from sim.machine.validated import Validated
 from sim.values.types import Route
 from sim.values.units import NS_PER_S, gb_per_s, gib, require_number, require_range, tflops, us
 
@@ -87,6 +88,8 @@ def _roofline_ns(part: Compute | Cpu, flops: float, moved_bytes: float) -> int:
 
 
 Slowed = TypeVar("Slowed", Link, Compute, Cpu)
+NEVER = "none"
+"""Says of a machine that no time of it was ever compared."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,13 @@ class Hardware:
     - ``shared_memory``: None where parties draw from no common memory.
     - ``devices``: None where there is one; else figures of memory, compute and link are of each.
     - ``preset``: where the figures come from.
-    - ``validated``: whether this project measured the figures: ``measured``, ``emulated`` or
-      ``none``.
+    - ``validated``: how far simulated times were from measured ones; ``none`` where nobody
+      compared them.
     """
 
     name: str
     preset: str
-    validated: str
+    validated: Validated | str
     memory_gib: float
     reserved_gib: float
     links: tuple[Link, ...]
@@ -168,9 +171,10 @@ class Hardware:
         if self.shared_memory is not None:
             self._check_parties("shared_memory.parties", self.shared_memory.parties)
         self._check_beside()
-        if self.validated not in ("measured", "emulated", "none"):
+        if self.validated != NEVER and not isinstance(self.validated, Validated):
             raise ValueError(
-                f"hardware.validated={self.validated!r}; allowed: measured, emulated, none"
+                f"hardware.validated={self.validated!r} must be {NEVER}, or a section with its"
+                " _target_ (sim.machine.Validated)"
             )
         for outer in self.links[1:]:
             if outer.slot_us:
@@ -216,6 +220,15 @@ class Hardware:
         if self.devices is None:
             return self.name
         return f"{self.devices.count} x {self.name} ({self.devices.split})"
+
+    @property
+    def compared(self) -> Validated | None:
+        """How far its times were from measured ones; None where nobody compared them.
+
+        What was compared had one device, so several have no errors either.
+        """
+        found = self.validated
+        return found if isinstance(found, Validated) and self.devices is None else None
 
     @property
     def memory_bytes(self) -> int:

@@ -78,7 +78,7 @@ class Constants:
 
     ``wake_ms`` is for a lane's start and ``layer_expert_ms`` for computing all experts of a layer.
     ``booking_ms`` is for the book-keeping of an absent expert. ``compute_ms`` is the mean over
-    tokens, for sums over many tokens.
+    tokens, for sums over many tokens; ``token_compute_ms`` the median, for one token.
     """
 
     wake_ms: float
@@ -86,6 +86,7 @@ class Constants:
     layer_expert_ms: float
     booking_ms: float
     compute_ms: float
+    token_compute_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,8 @@ def fit(run: PhoneRun) -> Constants:
     routed = len(run.layers[0][0])
     expert_bytes = routed * sum(run.expert_bytes)
     share = expert_bytes / (expert_bytes + DENSE_BYTES)
-    return Constants(
-        wake, per_mb, float(np.median(compute)) * share / sites, booking, float(compute.mean())
-    )
+    middle = float(np.median(compute))
+    return Constants(wake, per_mb, middle * share / sites, booking, float(compute.mean()), middle)
 
 
 def _features(run: PhoneRun) -> Floats:
@@ -217,6 +217,12 @@ def layer_stall_ms(absent: Sequence[bool], expert_bytes: int, constants: Constan
             waited += wait
             now += wait + each
     return waited
+
+
+def wall_ms(run: PhoneRun, constants: Constants) -> Floats:
+    """The predicted time of each token: computing, waiting, and keeping the books."""
+    books = constants.booking_ms * run.absent.sum(axis=1)
+    return np.asarray(constants.token_compute_ms + stall_ms(run, constants) + books)
 
 
 def errors(run: PhoneRun) -> Errors:

@@ -19,7 +19,7 @@ docs/metrics.md has the table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,19 @@ class Estimate:
         if self.is_log:
             return self.value * np.exp(-reach), self.value * np.exp(reach)
         return self.value - reach, self.value + reach
+
+    def beside(self, log_error: float, freedom: float) -> Estimate:
+        """The same ratio with one more error, a factor that is independent of the sequences.
+
+        ``log_error`` is the root mean square of that factor's logarithm over ``freedom`` cases.
+        Variances add up; the degrees of freedom are Satterthwaite's.
+        """
+        if not self.is_log:
+            raise ValueError("an error that is a factor goes with a ratio's logarithm")
+        own, other = self.error**2, log_error**2
+        weight = own**2 / self.freedom + other**2 / freedom
+        both = np.where(weight > 0, (own + other) ** 2 / np.where(weight > 0, weight, 1), 1)
+        return replace(self, error=np.sqrt(own + other), freedom=both)
 
     def confidence_above(self, threshold: float) -> Any:
         """The confidence, from 0 to 1, that the truth is above ``threshold``.
@@ -146,6 +159,14 @@ def ratio_interval(above: Floats, below: Floats) -> Interval | None:
     if found is None:
         return (0.0, 0.0) if not above.any() and np.count_nonzero(below) >= 2 else None
     return _floats(found.interval())
+
+
+def interval_beside(
+    above: Floats, below: Floats, log_error: float, freedom: float
+) -> Interval | None:
+    """`ratio_interval` with the machine's error beside that over sequences (`Estimate.beside`)."""
+    found = estimate(above, below)
+    return None if found is None else _floats(found.beside(log_error, freedom).interval())
 
 
 def share_interval(part: Floats, whole: Floats) -> Interval | None:

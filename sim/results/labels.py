@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from sim.machine.validated import Validated
 from sim.results.run import Run
 from sim.traces.header import Header
 
@@ -21,6 +22,8 @@ Named = Iterable[tuple[str, "Labels"]]
 """Pairs of a name (of a system, a run, ..) and its labels; a name may come several times."""
 POINTS_A_LETTER = 0.5
 """The width of a letter in a figure, as a share of the font size."""
+KEEPS_TIMES = ("hardware.memory_gib", "hardware.reserved_gib")
+"""Keys of a machine that say how much it holds, and not what work takes."""
 MOST_NAMES = 6
 """Of more runs than these a caption names the others, or says how many they are."""
 
@@ -34,7 +37,7 @@ class Labels:
     | transplanted | gates are of one model, sizes of another, and which part of that other model |
     | part | the model has other layers or experts than the published one of its name |
     | synthetic | nobody recorded these gates |
-    | machine | no time of this machine was ever compared with a real machine's |
+    | machine | how far times of this machine were from measured ones; or that nobody compared any |
     | lossy | what was served is not the model as it is published |
     | knows_future | decisions used what no system can know |
     | reference | the run does what no machine can |
@@ -73,18 +76,11 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
 
     Before the run there are no lookups (None): then the labels that are certain beforehand.
     """
-    header, hardware = run.trace.header, run.hardware
-    unseen = hardware.validated == "none" or hardware.devices is not None
-    lent = hardware.measured and hardware.measured.told(run.controller.geometry.precisions)
     return Labels(
         transplanted=run.model.transplant,
         part=run.model.part,
-        synthetic=synthetic_label(header),
-        machine=(
-            f"no time of {hardware.title} was ever compared with a real machine's"
-            if unseen
-            else (f"{hardware.name}: {lent}" if lent else None)
-        ),
+        synthetic=synthetic_label(run.trace.header),
+        machine=_machine(run),
         lossy=_lossy(run, lookups),
         knows_future=_knowledge(run),
         reference=(
@@ -92,6 +88,29 @@ def labels_of(run: Run, lookups: pl.DataFrame | None) -> Labels:
         ),
         changed=run.changed,
     )
+
+
+def error_of(run: Run) -> Validated | None:
+    """How far times of the run's machine were from measured ones.
+
+    None where nobody compared them, and where the run's words change what work takes there: with
+    other figures it is another machine.
+    """
+    return None if any(map(_retimes, run.changed)) else run.hardware.compared
+
+
+def _retimes(word: str) -> bool:
+    key = word.lstrip("+~").partition("=")[0]
+    return key.startswith("hardware.") and key not in KEEPS_TIMES
+
+
+def _machine(run: Run) -> str:
+    hardware, error = run.hardware, error_of(run)
+    told = f"no time of {hardware.title} was ever compared with a real machine's"
+    if error is not None:
+        told = f"{hardware.name}: {error}"
+    lent = hardware.measured and hardware.measured.told(run.controller.geometry.precisions)
+    return f"{told}; {lent}" if lent else told
 
 
 def synthetic_label(header: Header) -> str | None:

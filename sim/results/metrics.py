@@ -15,13 +15,14 @@ import numpy as np
 import polars as pl
 
 from sim.bounds.bounds import Bounds
+from sim.results.believed import calibration_section, decode_parts
 from sim.results.bounded import bounds_section
 from sim.results.forecasts import prediction
 from sim.results.frames import LOOKUP_OUTCOMES, Frames, compute_busy_ns, idle_ns
 from sim.results.hits import asked, hit_ratio, hit_ratio_by_precision, is_found, miss_penalty
 from sim.results.intervals import ratio_intervals, share_interval
 from sim.results.labels import labels_of
-from sim.results.latency import Floats, decode_time_and_tokens, prefill_time, request_times
+from sim.results.latency import Floats, prefill_time, request_times
 from sim.results.run import Run
 from sim.traces.trace import Header, trace_sha256
 from sim.values.types import Geometry, PrefetchOutcome
@@ -95,11 +96,7 @@ def summarise(run: Run, frames: Frames, bounds: Bounds | None) -> dict[str, Any]
         "quality_proxy": _quality(decode, geometry),
         "bounds": bounds_section(bounds, run.workload.is_timed),
         "gap": makespan / bounds.lower_ns - 1 if bounds and bounds.lower_ns else None,
-        "calibration": {
-            "id": f"{run.hardware.name}/{run.hardware.preset}",
-            "validated": run.hardware.validated,
-            "error": None,
-        },
+        "calibration": calibration_section(run, frames),
         "contracts": _contracts(run),
         "ci95": _intervals(frames, decode),
     }
@@ -375,17 +372,13 @@ def _arrivals(told: Mapping[str, Any]) -> dict[str, Any]:
 def _intervals(frames: Frames, decode: pl.DataFrame) -> dict[str, tuple[float, float] | None]:
     sequences = frames.sequences
     one = np.ones(len(sequences))
-    decode_ns, tokens = decode_time_and_tokens(frames)
     latency = (sequences["end_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
     ttft = (sequences["first_token_ns"] - sequences["arrival_ns"]).to_numpy().astype(np.float64)
-    since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
-    tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
     counted, found = _hits_by_sequence(frames, decode)
     prompts = sequences["prompt_tokens"].to_numpy().astype(np.float64)
     return ratio_intervals(
-        {
-            "decode_tokens_per_s": (tokens * 1e9, decode_ns),
-            "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
+        decode_parts(frames)
+        | {
             "ttft_s": (ttft / 1e9, one),
             "latency_s": (latency / 1e9, one),
             "prefill_tokens_per_s": (prompts * 1e9, prefill_time(frames)),

@@ -307,7 +307,8 @@ def answer(summary: Summary) -> str:
     main = max(parts, key=lambda name: parts[name]) if parts else None
     speed = "nothing is decoded" if rate is None else f"{rate:.3g} tokens/s"
     if interval is not None:
-        speed += f" (95 % over {_sequences(summary)}: {interval[0]:.3g} to {interval[1]:.3g})"
+        speed += f" (95 % over {_sequences(summary)}: {interval[0]:.3g} to {interval[1]:.3g}"
+        speed += f"{_with_machine(summary)})"
     because = f", mostly {main.replace('_', ' ')}" if main else ""
     labels, lost = labels_in(summary), lost_of(summary)
     lossy = f"; {labels.lossy}{f': {lost}' if lost else ''}" if labels.lossy else ""
@@ -320,6 +321,12 @@ def answer(summary: Summary) -> str:
         f" on {summary['hardware']}; it waits {waiting:.0%} of the"
         f" time{because}{bound_told(summary)}{lossy}.{note}"
     )
+
+
+def _with_machine(summary: Summary) -> str:
+    """The interval that has the machine's error too; empty where nobody knows that error."""
+    ends = (summary["calibration"].get("ci95") or {}).get("decode_tokens_per_s")
+    return f"; with the machine's error {ends[0]:.3g} to {ends[1]:.3g}" if ends else ""
 
 
 def _prompts(summary: Summary) -> str:

@@ -36,14 +36,16 @@ def machine_row(name: str, config: Section, about: str) -> Row:
             str(config["validated"]),
             str(config["source"]),
         )
-    from sim.machine.hardware import Hardware
+    from sim.machine.hardware import NEVER, Hardware
     from sim.setup.sections import make_object
 
     machine: Hardware = make_object(dict(config))
     links = " <- ".join(f"{link.name} {link.bytes_per_s / 1e9:.3g}" for link in machine.links)
     memory = f"{machine.memory_gib:g}"
     bandwidth = f"{machine.compute.memory_gb_per_s * machine.compute.memory_efficiency:.4g}"
-    return (name, memory, bandwidth, links, machine.preset, machine.validated, machine.source)
+    error = machine.compared
+    validated = NEVER if error is None else error.short
+    return (name, memory, bandwidth, links, machine.preset, validated, machine.source)
 
 
 def model_row(name: str, config: Section, about: str) -> Row:

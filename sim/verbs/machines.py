@@ -36,6 +36,7 @@ REAL = (
 )
 LOOP = Option("loop", "whose gates decide", Kind.ONE, "both", ("open", "closed", "both"))
 SIZES = ("full", "small", "tiny")
+CONTROLS = ("rates_1.1", "rates_0.9", "contention_off")
 VERBS = (
     Verb(
         "calibrate",
@@ -315,6 +316,26 @@ VERBS = (
             "real predict data=DIR rates=1.1 output_dir=outputs/predicted",
         ),
         "docs/validation.md",
+        is_open=True,
+    ),
+    Verb(
+        "fidelity",
+        MACHINES,
+        "real.fidelity",
+        "Set every predicted time beside the measured one, and say what was missed.",
+        (
+            Option("data", "folder with suite/ and recordings/: predicted again", Kind.PLACE),
+            Option("phone", "folder of a phone's recorded run: predicted again", Kind.PLACE),
+            Option("field", "gates for published runs: predicted again", Kind.PLACE),
+            Option("control", "a machine that is wrong on purpose", Kind.ONE, "", CONTROLS),
+            Option("output_dir", "folder of the pairs, tables and figure; else none"),
+        ),
+        (
+            "fidelity",
+            "fidelity output_dir=outputs/fidelity",
+            "fidelity control=rates_1.1",
+        ),
+        "docs/fidelity.md",
         is_open=True,
     ),
     Verb(

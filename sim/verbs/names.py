@@ -97,7 +97,7 @@ def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         old = found.get(key)
         if isinstance(old, dict) and isinstance(value, Mapping):
             found[key] = merged(old, value)
-        elif not isinstance(old, dict):
+        elif not isinstance(old, dict) or value is not None:
             found[key] = value
     return found
 

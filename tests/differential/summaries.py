@@ -178,7 +178,7 @@ def measured_run(scenario: Scenario) -> tuple[Run, Frames]:
             name="machine",
             title="machine",
             preset="none",
-            validated="none",
+            compared=None,
             link_names=links,
             measured=None,
         ),

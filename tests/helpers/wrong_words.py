@@ -82,6 +82,7 @@ WRONG = {
     "audit_time": "missing RUN",
     "audit_time a b": "'b' is no KEY=VALUE",
     "real predict": "missing data",
+    "fidelity control=rates_1.2": "did you mean rates_1.1?",
     "real bench_engine size=small": "size",
     "audit a b": "'b' is no KEY=VALUE",
     "audit a deep=yes": "deep is no option",

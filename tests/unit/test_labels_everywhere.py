@@ -44,6 +44,7 @@ NO_RUNS = {
     "real.bench_engine": "a machine's own times; its one line says that the routing is synthetic",
     "real.calibrate": "a machine's constants, measured",
     "real.predict": "how far times are from recorded ones, whose runs have their own labels",
+    "real.fidelity": "how far times are from measured ones; its figure has their labels",
     "real.probe": "a machine's constants, measured",
     "real.kernels.ahead": "what kernels compile to",
     "real.suite.__main__": "runs real.suite.piece",

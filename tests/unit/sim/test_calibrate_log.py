@@ -105,7 +105,7 @@ def test_the_file_describes_a_machine_that_takes_as_long_as_the_log(
     hardware = make_object(OmegaConf.to_container(OmegaConf.merge(base, written)))
     assert (hardware.name, hardware.validated, hardware.preset) == (
         "mine",
-        "measured",
+        "none",
         "calibrated",
     )
     assert hardware.links[0].hop_ns(10 * MB) == 500_000 + 5_000_000

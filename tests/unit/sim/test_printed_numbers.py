@@ -288,6 +288,7 @@ SUMMARY: dict[str, Any] = {
     "ttft_s": {"mean": 1.317, "p95": 2.408},
     "tpot_s": {"mean": 0.2372, "p95": 0.3187},
     "hit_ratio": 0.6134,
+    "calibration": {"ci95": {"decode_tokens_per_s": [2.817, 6.134]}},
     "ci95": {
         "decode_tokens_per_s": [3.871, 4.633],
         "ttft_s": [1.118, 1.527],
@@ -381,6 +382,8 @@ def test_a_run_in_a_sentence() -> None:
         7,
         3.871,
         4.633,
+        2.817,
+        6.134,
         (9.247 + 13.86) / 31.42,
         1.6424,
         0.27,

@@ -65,8 +65,8 @@ FOUND = Found(
     (Change("more memory", "fast at fp16", 9.87, Paired(1.384, (1.2, 1.6), 0.99, 8)),),
     (Need("link", 41.3, "a link of 41.3 GB/s"),),
     6.5,
-    "measured",
-    "none",
+    "calibrated",
+    "",
 )
 ORDER = ("fast", "slow", "low", "seer")
 
@@ -233,9 +233,9 @@ def test_every_sentence_has_its_numbers() -> None:
     shows(sure, 87.4)
     assert "the machine is measured" in sure
     assert "was ever compared" in sure
-    stated = paragraph(replace(FOUND, preset="stated", validated="by hand"))
+    stated = paragraph(replace(FOUND, preset="stated", validated="tokens/s are within 3 %"))
     assert "from data sheets" in stated
-    assert "were compared with a real one's (by hand)" in stated
+    assert "and tokens/s are within 3 %; prompts" in stated
 
 
 def test_where_nothing_is_offloaded_the_fastest_that_moves_nothing_counts() -> None:

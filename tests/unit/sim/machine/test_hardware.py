@@ -277,7 +277,7 @@ def with_link(**changes: Any) -> Hardware:
         (
             machine,
             {"validated": "yes"},
-            r"hardware\.validated='yes'; allowed: measured, emulated, none",
+            r"hardware\.validated='yes' must be none, or a section with its _target_",
         ),
     ],
 )

@@ -40,7 +40,6 @@ FEW = ("model=tiny_mixtral", "trace.max_sequences=1", "workload.decode_tokens=8"
         (("system=lru",), "reference", None),
         (("system=infinite_link",), "reference", "a reference: copies take no time"),
         (("system=lru",), "transplanted", None),
-        (("system=lru", "hardware.validated=measured"), "machine", None),
         (
             ("system=lru",),
             "machine",

@@ -1,0 +1,187 @@
+"""Gathers every pair of a predicted and a measured time, from files of runs and by simulation."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from real.suite.pairs import (
+    CALIBRATING,
+    CONTROLS,
+    FITTED,
+    IO,
+    ONE,
+    PREDICTED,
+    STALL,
+    STEP,
+    TOKEN,
+    Pair,
+)
+from real.suite.prediction import (
+    REPLAYS,
+    Row,
+    calibrating_facts,
+    calibrating_runs,
+    noise_of,
+    predict,
+    predict_on,
+    slower,
+    write_machine,
+)
+from sim.reproduce import field, phone
+from sim.results.labels import labels_of
+from sim.setup.build import build
+from sim.setup.configure import configure
+from sim.values.places import ROOT
+
+GPUS = {"NVIDIA H100 80GB HBM3": ("H100", "h100_sxm_pcie5_measured", "h100_sxm_pcie5")}
+"""What a GPU is called here, its measured machine of ``conf/hardware``, and that of data sheets."""
+VALIDATIONS = {
+    "H100": ROOT / "real/results/nvidia_h100_80gb_hbm3/2026-11-22/validation/validation.json",
+    "paced CPU": ROOT / "real/results/paced_cpu/2026-11-22/validation.json",
+}
+"""Reports of ``python -m real.validate``, by machine."""
+CALIBRATION, SHEETS = "a calibration and some recordings", "data sheets"
+SHEETS_AND_LINK = "data sheets, and the link's rate as told"
+OTHERS, HALF, ANOTHER = "other systems' runs", "the first half of the run", "another published run"
+OF_SAME_PHONE = ("oneplus_15r",)
+"""Machines of ``conf/hardware`` whose published runs were made on just that machine."""
+
+
+def of_machine(folder: Path, words: Sequence[str], keep: Path | None = None) -> list[Pair]:
+    """The replays and recordings of a measured machine, on its own figures and on data sheets.
+
+    ``folder`` and ``words`` are those of `predict`. The folder ``keep`` gets the machine that
+    predicted them. Raise ValueError for another folder.
+    """
+    gpu = json.loads((folder / "suite" / "facts.json").read_text(encoding="utf-8"))["gpu"]
+    name, measured, sheets = GPUS.get(gpu, (gpu, "", ""))
+    runs, noise = calibrating_runs(folder), noise_of(folder)
+    if keep is not None:
+        facts, params = calibrating_facts(folder, runs)
+        write_machine(keep, folder, facts, params, contention=True, name=measured or "measured")
+    rows = _predicted(folder, runs, words)
+    wrong = {
+        "rates_1.1": _predicted(folder, runs, words, times=1.1),
+        "rates_0.9": _predicted(folder, runs, words, times=0.9),
+        "contention_off": _predicted(folder, runs, words, contention=False),
+    }
+    found = []
+    for number, row in enumerate(rows):
+        pair = _of_row(row, name, measured, CALIBRATION, noise)
+        if pair is not None:
+            times = {control: wrong[control][number].predicted_s for control in CONTROLS}
+            known = {control: time for control, time in times.items() if time is not None}
+            found.append(replace(pair, controls=known))
+    if sheets:
+        for row in predict_on(folder, (f"hardware={sheets}",)):
+            if (pair := _of_row(row, name, sheets, SHEETS, noise)) is not None:
+                found.append(pair)
+    return found
+
+
+def _predicted(
+    folder: Path,
+    runs: Sequence[str],
+    words: Sequence[str],
+    times: float = 1.0,
+    contention: bool = True,
+) -> list[Row]:
+    facts, params = calibrating_facts(folder, runs)
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        write_machine(place, folder, slower(facts, times), params, contention=contention)
+        return predict(folder, place, runs, words)
+
+
+def _of_row(row: Row, machine: str, file: str, basis: str, noise: float) -> Pair | None:
+    """A pair; None where there is no prediction."""
+    if row.predicted_s is None:
+        return None
+    role = PREDICTED
+    if row.fitted:
+        role = FITTED if row.source == "recording" else CALIBRATING
+    gates = _gates(REPLAYS) if row.source == "replay" else ""
+    told = row.source, row.system, row.share, TOKEN, role, row.recorded_s, row.predicted_s
+    return Pair(machine, file, basis, *told, noise, gates)
+
+
+def _gates(words: Iterable[str]) -> str:
+    """What must be said of the gates of a run of these words."""
+    cfg, system = configure("system=lru", *words)
+    labels = labels_of(build(cfg, system), None)
+    return "; ".join(filter(None, (labels.synthetic, labels.transplanted)))
+
+
+def of_validations() -> list[Pair]:
+    """The runs that ``python -m real.validate`` predicted from other systems' runs."""
+    found = []
+    for machine, place in VALIDATIONS.items():
+        if not place.is_file():
+            continue
+        told = json.loads(place.read_text(encoding="utf-8"))
+        steps = int(told["facts"]["steps a run"])
+        found += [_of_case(machine, case, steps) for case in told["cases"]]
+    return found
+
+
+def _of_case(machine: str, case: dict[str, Any], steps: int) -> Pair:
+    measured_s, predicted_s = (case[key] / steps for key in ("measured_s", "predicted_s"))
+    told = "validation", case["system"], float(case["resident_share"]), STEP, PREDICTED
+    return Pair(machine, "", OTHERS, *told, measured_s, predicted_s, float(case["noise"]))
+
+
+def of_phone(folder: Path) -> list[Pair]:
+    """The tokens of the recorded phone run, each by itself."""
+    run = phone.read_run(folder)
+    constants = phone.fit(run)
+    predicted = {
+        (ONE, "wall_ms"): phone.wall_ms(run, constants),
+        (STALL, "stall_ms"): phone.stall_ms(run, constants),
+        (IO, "io_ms"): phone.io_ms(run, constants),
+    }
+    found = []
+    for (quantity, column), times_ms in predicted.items():
+        for number, (ours, theirs) in enumerate(
+            zip(times_ms, run.metrics[column], strict=True), start=1
+        ):
+            role = FITTED if number <= phone.FITTED_ON else PREDICTED
+            times = float(theirs) / 1e3, float(ours) / 1e3
+            told = "token", str(number), None, quantity, role, *times
+            found.append(Pair("OnePlus 15R", "", HALF, *told))
+    return found
+
+
+def of_field(gates: Path) -> list[Pair]:
+    """The runs that others published, simulated on the gates in the folder.
+
+    What was published of just a machine of ``conf/hardware`` is also simulated on that file as it
+    is.
+    """
+    published = field.published()
+    found = [
+        _of_published(row, "", ANOTHER if row.published.fitted_on else SHEETS_AND_LINK)
+        for row in field.rows(gates, published)
+    ]
+    for name in OF_SAME_PHONE:
+        own = [one for one in published if f"hardware={name}" in one.words and not one.fitted_on]
+        plain = [
+            replace(
+                one, words=tuple(word for word in one.words if not word.startswith("hardware."))
+            )
+            for one in own
+        ]
+        found += [_of_published(row, name, SHEETS) for row in field.rows(gates, plain)]
+    return found
+
+
+def _of_published(row: field.Row, file: str, basis: str) -> Pair:
+    one = row.published
+    system = next(word for word in one.words if word.startswith("system=")).partition("=")[2]
+    name = f"{system} ({one.name})"
+    told = "published", name, None, TOKEN, PREDICTED, 1 / one.tokens_per_s, 1 / row.tokens_per_s
+    return Pair(one.machine, file, basis, *told, gates=f"SYNTHETIC gates: {row.gates}")

@@ -1,0 +1,167 @@
+"""The one table and the one figure of all pairs, and the lines that are asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from real.suite.gather import CALIBRATION
+from real.suite.pairs import ONE, STALL, STEP, TOKEN, Group, Pair, groups
+from real.suite.prediction import Line, Row, lines
+from sim.results.labels import Labels, write_on
+from sim.results.looks import COLOURS, MARKERS, looks, save
+
+PHONE = "OnePlus 15R"
+MOST_STALL, MOST_WALL = 0.043, 0.11
+"""The median errors asked of the phone's tokens: below a straight line on the bytes that were read,
+which has 4.3 % for stalls; and 11 % of the wall time."""
+LETTERS = 6.0
+"""The size of labels."""
+NARROW, WIDE = 2.0, 5.0
+"""Sizes of a mark: one token of a run, and a whole run."""
+
+
+def all_lines(pairs: Sequence[Pair]) -> list[Line]:
+    """What is asked of the pairs of each machine that has targets."""
+    found = []
+    measured = [pair for pair in pairs if pair.basis == CALIBRATION]
+    for machine in dict.fromkeys(pair.machine for pair in measured):
+        of = [pair for pair in measured if pair.machine == machine]
+        rows = [
+            Row(
+                pair.source,
+                pair.run,
+                pair.share or 0.0,
+                pair.measured_s,
+                pair.predicted_s,
+                not pair.is_scored,
+            )
+            for pair in of
+        ]
+        found += [
+            Line(f"{machine}, {line.what}", line.found, line.target, line.holds)
+            for line in lines(rows, max(pair.noise for pair in of))
+        ]
+    for quantity, target in ((STALL, MOST_STALL), (ONE, MOST_WALL)):
+        errors = [
+            abs(pair.error)
+            for pair in pairs
+            if pair.machine == PHONE and pair.quantity == quantity and pair.is_scored
+        ]
+        if errors:
+            middle = median(errors)
+            what = f"{PHONE}, {quantity}: median error"
+            found.append(Line(what, middle, target, middle <= target))
+    return found
+
+
+HEAD = ("machine", "predicted from", "time of", "scored", "median", "worst", "mean", "not scored")
+
+
+def cells(group: Group) -> tuple[str, ...]:
+    """A line of the table of errors, as `HEAD` names it."""
+    of_runs = f"a {group.quantity}" if group.quantity in (TOKEN, STEP) else group.quantity
+    first = group.machine, group.basis, of_runs
+    if not group.errors:
+        return (*first, "0", "", "", "", str(group.others))
+    signed = (f"{100 * group.worst:+.1f} %", f"{100 * group.mean:+.1f} %")
+    count = str(len(group.errors))
+    return (*first, count, f"{100 * group.median:.1f} %", *signed, str(group.others))
+
+
+def line_cells(line: Line) -> tuple[str, ...]:
+    """A line of what is asked: what, found, asked, and whether it holds."""
+    if line.what.endswith("tau"):
+        found, target = f"{line.found:.2f}", f"{line.target:.2f}"
+    else:
+        found, target = f"{100 * line.found:+.1f} %".removeprefix("+"), f"{100 * line.target:g} %"
+    return line.what, found, target, "holds" if line.holds else "**missed**"
+
+
+def markdown(pairs: Sequence[Pair]) -> str:
+    """Both tables, as the page has them."""
+    return "\n".join(
+        [
+            *_table(HEAD, (cells(group) for group in groups(pairs))),
+            "",
+            *_table(("line", "found", "asked", ""), map(line_cells, all_lines(pairs))),
+            "",
+        ]
+    )
+
+
+def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> list[str]:
+    def line(of: Sequence[str]) -> str:
+        return f"| {' | '.join(of)} |".replace("|  |", "| |")
+
+    return [line(head), "|" + "---|" * len(head), *map(line, rows)]
+
+
+def draw(pairs: Sequence[Pair], stem: Path) -> tuple[Path, Path]:
+    """Draw every pair but waits, predicted over measured; write the figure beside ``stem``."""
+    shown = [pair for pair in pairs if pair.quantity in (TOKEN, STEP, ONE)]
+    machines = list(dict.fromkeys(pair.machine for pair in shown))
+    bases = list(dict.fromkeys(pair.basis for pair in shown))
+    with looks(stem.name) as plt:
+        figure, axis = plt.subplots(figsize=(8.6, 5.6), layout="constrained")
+        times = [1e3 * time for pair in shown for time in (pair.measured_s, pair.predicted_s)]
+        ends = min(times) / 1.25, max(times) * 1.25
+        axis.plot(ends, ends, color="0.6", linewidth=1, zorder=0)
+        axis.fill_between(
+            ends,
+            [end / 1.25 for end in ends],
+            [end * 1.25 for end in ends],
+            color="0.93",
+            zorder=-1,
+        )
+        for pair in shown:
+            colour = COLOURS[machines.index(pair.machine) % len(COLOURS)]
+            axis.plot(
+                1e3 * pair.measured_s,
+                1e3 * pair.predicted_s,
+                MARKERS[bases.index(pair.basis) % len(MARKERS)],
+                color=colour,
+                markerfacecolor=colour if pair.is_scored else "none",
+                markersize=NARROW if pair.quantity == ONE else WIDE,
+                markeredgewidth=0.5 if pair.quantity == ONE else 0.9,
+                alpha=0.8,
+            )
+        _legend(axis, machines, bases)
+        axis.set(
+            xscale="log",
+            yscale="log",
+            xlim=ends,
+            ylim=ends,
+            xlabel="measured (ms a token)",
+            ylabel="predicted (ms a token)",
+        )
+        axis.set_aspect("equal")
+        figure.suptitle(
+            "filled: the run had no part in its prediction; grey: within 25 %", fontsize=9
+        )
+        write_on(figure, _labels(shown), LETTERS)
+        return save(figure, stem)
+
+
+def _legend(axis: Any, machines: Sequence[str], bases: Sequence[str]) -> None:
+    """Colours of machines, marks of what a prediction is made from."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    marks: list[object] = [
+        Patch(color=COLOURS[at % len(COLOURS)], label=name) for at, name in enumerate(machines)
+    ]
+    marks += [
+        Line2D([], [], color="0.4", marker=MARKERS[at % len(MARKERS)], linestyle="", label=name)
+        for at, name in enumerate(bases)
+    ]
+    axis.legend(handles=marks, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _labels(pairs: Sequence[Pair]) -> list[tuple[str, Labels]]:
+    found = dict.fromkeys(
+        (pair.machine, gates) for pair in pairs for gates in pair.gates.split("; ") if gates
+    )
+    return [(machine, Labels(synthetic=gates)) for machine, gates in found]

@@ -1,0 +1,49 @@
+"""How far the times of a run can be believed: its machine's error, and intervals that have it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from sim.machine.hardware import NEVER
+from sim.results.frames import Frames
+from sim.results.intervals import interval_beside
+from sim.results.labels import error_of
+from sim.results.latency import Floats, decode_time_and_tokens
+from sim.results.run import Run
+
+COMPARED = "compared"
+"""Says of a machine that its times were compared with measured ones."""
+
+
+def decode_parts(frames: Frames) -> dict[str, tuple[Floats, Floats]]:
+    """Numerators and denominators, by sequence, of the numbers whose errors machines have."""
+    sequences = frames.sequences
+    decode_ns, tokens = decode_time_and_tokens(frames)
+    since_first = (sequences["end_ns"] - sequences["first_token_ns"]).to_numpy().astype(np.float64)
+    tpot = np.divide(since_first, tokens, out=np.zeros_like(since_first), where=tokens > 0)
+    return {
+        "decode_tokens_per_s": (tokens * 1e9, decode_ns),
+        "tpot_s": (tpot / 1e9, (tokens > 0).astype(np.float64)),
+    }
+
+
+def calibration_section(run: Run, frames: Frames) -> dict[str, Any]:
+    """The machine, its error, and the 95 % intervals that add it to the sequences' (C112).
+
+    The degrees of freedom of the error are its different systems: runs of one system err alike.
+    """
+    error = error_of(run)
+    return {
+        "id": f"{run.hardware.name}/{run.hardware.preset}",
+        "validated": NEVER if error is None else COMPARED,
+        "error": None if error is None else asdict(error),
+        "ci95": None
+        if error is None
+        else {
+            name: interval_beside(*parts, error.log_error, error.systems)
+            for name, parts in decode_parts(frames).items()
+        },
+    }

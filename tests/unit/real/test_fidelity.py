@@ -1,0 +1,105 @@
+"""``python -m real.fidelity``: what it prints, how it leaves, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from real import fidelity
+from real.fidelity import disagreeing, main
+from real.suite.pairs import read_pairs, validated_of
+from real.suite.prediction import REPLAYS, calibrating_facts, calibrating_runs, write_machine
+from sim.machine.hardware import NEVER
+from sim.study.trials import trial
+from sim.values.places import ROOT
+
+DATA = ROOT / ".." / "shared" / "gpu" / "h100"
+"""What the measured H100 left, where it is at hand."""
+
+
+def test_it_prints_both_tables_and_leaves_with_1_where_a_line_is_missed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([]) == 1
+    told = capsys.readouterr().out
+    assert "as kept in pairs.csv" in told
+    assert "errors of predicted times" in told
+    assert "missed" in told
+    monkeypatch.setattr(fidelity, "all_lines", lambda _: [])
+    assert main([]) == 0
+
+
+def test_it_writes_pairs_tables_and_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([f"output_dir={tmp_path / 'out'}"])
+    names = ("fidelity.md", "fidelity.png", "fidelity.svg", "pairs.csv")
+    assert sorted(place.name for place in (tmp_path / "out").iterdir()) == sorted(names)
+    assert read_pairs(tmp_path / "out" / "pairs.csv") == read_pairs()
+    capsys.readouterr()
+
+
+def test_every_machine_says_the_error_that_its_pairs_have() -> None:
+    assert list(disagreeing(validated_of(read_pairs()))) == []
+
+
+def test_a_machine_that_says_another_error_is_told_and_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = validated_of(read_pairs())
+    name = next(iter(found))
+    wrong = {**found, name: replace(found[name], runs=found[name].runs + 1)}
+    assert [line.split()[0] for line in disagreeing(wrong)] == [f"conf/hardware/{name}.yaml"]
+    assert [line.split()[0] for line in disagreeing({**found, "gb10": found[name]})] == [
+        "conf/hardware/gb10.yaml"
+    ]
+    monkeypatch.setattr(fidelity, "all_lines", lambda _: [])
+    monkeypatch.setattr(fidelity, "validated_of", lambda _: wrong)
+    assert main([]) == 1
+    assert "its pairs say" in capsys.readouterr().out.replace("\n", " ")
+
+
+MEASURED = "h100_sxm_pcie5_measured"
+
+
+@pytest.mark.parametrize(("system", "share"), [("lru", 0.6), ("load_on_demand", 0.4)])
+def test_a_kept_time_is_what_the_machines_file_gives_today(system: str, share: float) -> None:
+    """Else what is kept is of another simulator: moelab fidelity data=DIR makes it anew."""
+    (kept,) = (
+        pair
+        for pair in read_pairs()
+        if (pair.source, pair.file, pair.run, pair.share) == ("replay", MEASURED, system, share)
+    )
+    words = (f"system={system}", f"hardware={MEASURED}", f"budget.resident_share={share}")
+    found = trial((*words, *REPLAYS)).summary
+    assert found["tpot_s"]["mean"] == pytest.approx(kept.predicted_s, rel=1e-5)
+    assert found["labels"]["machine"].startswith(f"{MEASURED}: tokens/s are within")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="what the H100 left is not here")
+def test_the_machine_of_the_catalogue_is_what_its_data_make(tmp_path: Path) -> None:
+    facts, params = calibrating_facts(DATA, calibrating_runs(DATA))
+    write_machine(tmp_path, DATA, facts, params, contention=True, name=MEASURED)
+    made = yaml.safe_load((tmp_path / "hardware" / f"{MEASURED}.yaml").read_text())
+    kept = yaml.safe_load((ROOT / "conf" / "hardware" / f"{MEASURED}.yaml").read_text())
+    assert {**kept, "validated": NEVER} == made
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["control=off"], "control=off: off is none of rates_1.1"),
+        (["data=nowhere"], "data=nowhere: there is no such file or folder"),
+        (["fields=x"], "'fields=x' is neither KEY=VALUE of data"),
+        (["m:trace.path=x"], "m:trace.path=x changes recordings, and data=DIR does not name any"),
+    ],
+)
+def test_words_that_are_wrong_are_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
