@@ -55,7 +55,7 @@ DEFECTS = {
         "sim.results.metrics", "to_device.filter(", "frames.transfers.filter(", ""
     ),
     "tpot's interval over every sequence": Defect(
-        "sim.results.metrics", "(tokens > 0).astype(np.float64)", "one", ""
+        "sim.results.believed", "(tokens > 0).astype(np.float64)", "np.ones(len(tokens))", ""
     ),
     "the hit interval's denominator doubled": Defect(
         "sim.results.metrics",
