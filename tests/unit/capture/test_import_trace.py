@@ -30,6 +30,7 @@ NAMES = (
     "megatron_router_trace",
     "commitmoe",
     "flame",
+    "parquet",
     "csv",
     "jsonl",
 )
