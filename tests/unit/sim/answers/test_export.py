@@ -198,6 +198,27 @@ def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
     assert "precision=q4_k_m" in rest
 
 
+# Contracts: C155
+def test_with_several_gpus_the_command_writes_a_split_and_its_run_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    monkeypatch.setattr(Search, "climb_split", lambda self: None)
+    monkeypatch.setattr(
+        Search, "climb", lambda self, *, cached: self.simulate([self.line(14, cached=cached)])
+    )
+    words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW, "gpus=2"]
+    assert export.main(words) == 0
+    place = tmp_path / "outputs" / "export_tiny_gates_half_mixtral_rtx4090_pcie4"
+    answer = json.loads((place / "answer.json").read_text(encoding="utf-8"))
+    _, flags, *rest = shlex.split(answer["run"].removeprefix("moelab "))
+    assert flags == "flags=-ngl all -c 4096 -ts 9,8 --n-cpu-moe 14"
+    again = trial(words_of(read_flags(flags.partition("=")[2]), rest))
+    assert again.summary["decode_tokens_per_s"] == answer["lines"][0]["tokens_per_s"]
+    assert again.summary["hardware"].startswith("2 x rtx4090_pcie4 (layers)")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
