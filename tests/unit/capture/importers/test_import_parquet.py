@@ -391,6 +391,19 @@ def test_a_column_of_another_type_is_refused_with_its_type(tmp_path: Path) -> No
         assert told in str(refusal("parquet", path))
 
 
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """No reader of parquet looks at the bytes of a text; polars would take them as they are."""
+    import pyarrow
+    import pyarrow.parquet
+
+    path = write(tmp_path, lines())
+    whole = pyarrow.parquet.read_table(path)
+    broken = pyarrow.array([b"\xff\xfe"] * len(whole), pyarrow.binary()).view(pyarrow.string())
+    whole = whole.set_column(0, "sequence", broken)
+    pyarrow.parquet.write_table(whole, path)
+    assert refusal("parquet", path).field == "content"
+
+
 def test_parts_of_different_columns_and_no_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     whole = frame(lines(weights=WEIGHTS))
