@@ -108,8 +108,8 @@ VERBS = (
         ),
         (
             "import format=bigmoe path=qwen.route.csv output_dir=phone",
-            "import format=npz path=gpt_oss_20b output_dir=gpt_oss",
-            "import format=parquet path=routes columns=layer:layer_idx phase=decode output_dir=mine",
+            "import format=parquet path=routes.parquet columns=layer:layer_idx output_dir=mine",
+            "import format=csv path=routes.csv output_dir=mine",
         ),
         "docs/captures.md, docs/add_trace_format.md",
         aliases=("capture import_trace",),
