@@ -27,6 +27,9 @@ says what the files look like and what they lack.
     Decode routing of Qwen3.5-35B-A3B with all logits, as a data set of Hugging Face.
 ``flame``
     A capture of FLAME-MoE-Traces.
+``parquet``
+    Routes of a data set of Hugging Face, under any names, with logits and router inputs
+    (`capture.importers.parquet`).
 ``csv``, ``jsonl``
     This project's own table: one line for each token and site (`capture.importers.table`).
 

@@ -2,7 +2,8 @@
 fastest on a machine, as far as the simulator knows.
 
 Layers of experts on the CPU (``--n-cpu-moe``) and a GPU cache of experts (``--moe-cache-mib``) are
-searched for one context. What is printed after ``run with`` repeats the fastest run.
+searched for one context; with ``gpus=N`` how layers are split (``-ts``). What is printed after
+``run with`` repeats the fastest run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shlex import join, quote
 from rich.console import Console
 
 from sim.answers.ask_gates import asked
-from sim.answers.engine_flags import KV_BITS, Flags
+from sim.answers.engine_flags import KV_BITS, STATE_BITS, Flags
 from sim.answers.export import Search, exported
 from sim.answers.export_words import sentence, table_of
 from sim.process.interrupts import telling
@@ -63,6 +64,8 @@ def _given(words: Words, place: Path) -> tuple[list[str], str]:
     """The overrides of every run but its flags, and what is told of the gates."""
     common, gates, _ = asked(words, place)
     has_precision = any(word.startswith("precision=") for word in words.overrides)
+    if int(words.own.get("gpus", "1")) > 1:
+        common = [*common, f"hardware.devices.state_bits={STATE_BITS}"]
     return [*common, *([] if has_precision else ["precision=q4_k_m"])], gates
 
 
@@ -84,7 +87,7 @@ def _search(words: Words, given: Sequence[str]) -> Search:
             return future
 
         try:
-            return exported(base, given, simulate)
+            return exported(base, given, simulate, int(words.own.get("gpus", "1")))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from capture.importers.parts import (
     FACTS,
+    LARGEST_VALUES,
     Recording,
     Request,
     Rows,
@@ -56,7 +57,6 @@ PUBLISHED: Mapping[str, str] = {"model": "qwen3_5_35b_a3b", "experts": "256", "h
 """Facts of the model, as the data set's card tells them."""
 LABELS = ("top_indices", "prompt_idx", "tok", "layer")
 PLACES = ("prompt_idx", "tok")
-LARGEST_VALUES = 1 << 30
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -18,6 +18,7 @@ from capture.importers import (
     megatron_router_trace,
     moe_cache_eval,
     npz,
+    parquet,
     sglang,
     table,
     vllm,
@@ -57,6 +58,7 @@ FORMATS: Mapping[str, Format] = {
     ),
     "commitmoe": Format(commitmoe.KEYS, commitmoe.read, commitmoe.check),
     "flame": Format(flame.KEYS, flame.read, flame.check),
+    "parquet": Format(parquet.KEYS, parquet.read, parquet.check),
     "csv": Format(table.KEYS, table.read_csv, table.check),
     "jsonl": Format(table.KEYS, table.read_jsonl, table.check),
 }

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from capture.importers.parts import (
     FACTS,
+    LARGEST_VALUES,
     Recording,
     Request,
     Rows,
@@ -38,6 +39,7 @@ from capture.importers.parts import (
     check_ids,
     check_size,
     complete,
+    hidden_files,
     is_ranked,
 )
 from capture.importers.source import (
@@ -52,14 +54,11 @@ from capture.importers.source import (
     parsed_json,
     require_file,
 )
-from sim.traces.gate_inputs import hidden_path
 from sim.traces.trace import CHUNK, DECODE, PREFILL
 
 KEYS = (*FACTS, "rank", "recorded", "sequences", "order", "gate_inputs")
 RECORDED, SEQUENCES, KEPT = ("inference", "training"), ("one", "prompts"), ("keep", "no")
 LARGEST_FILE_BYTES = 1 << 34
-LARGEST_VALUES = 1 << 30
-"""Most values that are taken from a sidecar: as single precision they take 4 GiB."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def read(request: Request, track: Track[Any]) -> Imported:
         },
     )
     trace = replace(assemble(facts, rows, recording), logits=logits)
-    return Imported(trace, {} if hidden is None else _hidden_files(hidden, rows))
+    return Imported(trace, {} if hidden is None else hidden_files(hidden, rows))
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -294,22 +293,3 @@ def _in_rows(steps: Sequence[Sequence[_Record]]) -> Iterator[tuple[int, int, _Re
     for step in steps:
         yield from ((begin, site, record) for site, record in enumerate(step))
         begin += len(step[0].ids)
-
-
-def _hidden_files(hidden: NDArray[np.float32], rows: Rows) -> dict[str, bytes]:
-    """The gate inputs as files of a trace, a sequence each."""
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise ImportFailure(
-            "gate inputs are written by safetensors: pip install -e '.[model]', or say gate_inputs=no"
-        ) from error
-    return {
-        hidden_path(number): save(
-            {
-                "gate_in": np.ascontiguousarray(hidden[rows.sequence == number]),
-                "position": rows.position[rows.sequence == number].astype(np.int32),
-            }
-        )
-        for number in np.unique(rows.sequence).tolist()
-    }

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capture.importers.source import INT32_MAX, ImportFailure, Refuse, count, sha256, untied
+from sim.traces.gate_inputs import hidden_path
 from sim.traces.header import RANK
 from sim.traces.trace import DECODE, Header, ModelShape, Site, Trace, TraceSequence
 
@@ -38,6 +39,8 @@ ORDERS = (RANK, "unknown")
 """Values of ``order=``, for formats without weights: whether experts stand in order of rank."""
 LARGEST_CELLS = 1 << 29
 """Most choices that a trace may have: they take 3 GiB of ids (int16) and weights (float32)."""
+LARGEST_VALUES = 1 << 30
+"""Most logits, or gate inputs, that a trace is given: as single precision they take 4 GiB."""
 
 Ids = NDArray[np.int16]
 
@@ -298,3 +301,22 @@ def steps_of(phase: NDArray[Any], sequence: NDArray[Any]) -> NDArray[np.int32]:
 
 def check_numbers(refuse: Refuse, name: str, values: NDArray[Any], most: int = INT32_MAX) -> None:
     refuse.where(name, (values < 0) | (values > most), values, f"must lie in 0..{most}")
+
+
+def hidden_files(inputs: NDArray[np.float32], rows: Rows) -> dict[str, bytes]:
+    """What gates read, [N, S, H], as files of a trace, one for each sequence."""
+    try:
+        from safetensors.numpy import save
+    except ImportError as error:
+        raise ImportFailure(
+            "gate inputs are written by safetensors: pip install -e '.[model]', or say gate_inputs=no"
+        ) from error
+    return {
+        hidden_path(number): save(
+            {
+                "gate_in": np.ascontiguousarray(inputs[rows.sequence == number]),
+                "position": rows.position[rows.sequence == number].astype(np.int32),
+            }
+        )
+        for number in np.unique(rows.sequence).tolist()
+    }

@@ -35,22 +35,25 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from capture.importers.lines import (
+    LARGEST_WEIGHT,
+    MOST_EXPERTS,
+    PHASES,
+    Lines,
+    rows_of,
+    tokens_of,
+)
 from capture.importers.parts import (
     FACTS,
     Recording,
     Request,
-    Rows,
     assemble,
-    check_size,
     complete,
     is_ranked,
-    steps_of,
 )
 from capture.importers.source import (
     INT16_MAX,
@@ -63,19 +66,20 @@ from capture.importers.source import (
     parsed_json,
     require_file,
 )
-from sim.traces.trace import CHUNK, DECODE, PREFILL
 
 KEYS = (*FACTS, "top_k", "order")
 NEEDED_COLUMNS = ("sequence", "position", "phase", "site", "experts")
 OPTIONAL_COLUMNS = ("weights", "step", "token")
-TOKEN_COLUMNS = ("phase", "step", "token")
-"""Columns in which all lines of a token must agree."""
-PHASES: Mapping[str, int] = {"prefill": PREFILL, "decode": DECODE, "chunk": CHUNK}
-PHASE_NAMES = {number: name for name, number in PHASES.items()}
+MOST = {
+    "sequence": INT32_MAX,
+    "position": INT32_MAX,
+    "site": INT16_MAX - 1,
+    "step": INT32_MAX,
+    "token": INT32_MAX,
+}
+"""The largest value of each column of whole numbers."""
 NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?", re.A)
 LARGEST_FILE_BYTES = 1 << 33
-LARGEST_WEIGHT = 1e6
-MOST_EXPERTS = 1 << 10
 
 Line = Mapping[str, Any]
 Parse = Callable[[Request, Refuse], Iterator[tuple[int, Line]]]
@@ -166,64 +170,49 @@ def _jsonl_lines(request: Request, refuse: Refuse) -> Iterator[tuple[int, Line]]
 # Columns
 
 
-def _integers() -> array[int]:
-    return array("q")
+class _Columns:
+    """The lines that were read, one value after another."""
 
-
-@dataclass
-class _Table:
-    """The lines, as flat columns.
-
-    A *row* is a token. ``rows`` numbers (sequence, position) in the order of the tokens' first
-    lines; ``tokens`` has the other columns of each row. The other arrays are by line; ``experts``
-    and ``weights`` have the lists of all lines, one after another, and ``chosen`` their lengths.
-    """
-
-    rows: dict[tuple[int, int], int] = field(default_factory=dict)
-    tokens: dict[str, array[int]] = field(
-        default_factory=lambda: {name: array("q") for name in TOKEN_COLUMNS}
-    )
-    row: array[int] = field(default_factory=_integers)
-    site: array[int] = field(default_factory=_integers)
-    line: array[int] = field(default_factory=_integers)
-    chosen: array[int] = field(default_factory=_integers)
-    experts: array[int] = field(default_factory=_integers)
-    weights: array[float] = field(default_factory=lambda: array("d"))
+    def __init__(self) -> None:
+        names = ("sequence", "position", "phase", "site", *OPTIONAL_COLUMNS[1:], "line", "chosen")
+        self.numbers = {name: array("q") for name in names}
+        self.experts = array("q")
+        self.weights = array("d")
 
     def take(self, refuse: Refuse, number: int, line: Line, num_experts: int) -> None:
-        """Append one line."""
+        """Append one line. ``number`` is its place in the file."""
         at = f"line {number}, "
-        sequence, position = (
-            refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX)
-            for name in ("sequence", "position")
-        )
         phase = line["phase"]
         known = isinstance(phase, str) and phase in PHASES
         refuse(f"{at}phase", not known, phase, f"must be one of {', '.join(PHASES)}")
-        found = {
-            name: refuse.whole(f"{at}{name}", line[name], 0, INT32_MAX) if name in line else -1
-            for name in ("step", "token")
-        }
-        found["phase"] = PHASES[phase]
-        row = self.rows.setdefault((sequence, position), len(self.rows))
-        if row == len(self.tokens["phase"]):
-            for name in TOKEN_COLUMNS:
-                self.tokens[name].append(found[name])
-        for name in TOKEN_COLUMNS:
-            first = self.tokens[name][row]
-            rule = (
-                f"must be {PHASE_NAMES[first] if name == 'phase' else first}, as in the token's"
-                " first line"
-            )
-            refuse(f"{at}{name}", found[name] != first, line.get(name), rule)
         experts = _experts(refuse, f"{at}experts", line["experts"], num_experts)
-        self.row.append(row)
-        self.site.append(refuse.whole(f"{at}site", line["site"], 0, INT16_MAX - 1))
-        self.line.append(number)
-        self.chosen.append(len(experts))
         self.experts.extend(experts)
         if "weights" in line:
             self.weights.extend(_weights(refuse, f"{at}weights", line["weights"], len(experts)))
+        found = {"phase": PHASES[phase], "line": number, "chosen": len(experts)}
+        for name, most in MOST.items():
+            if name in line:
+                found[name] = refuse.whole(f"{at}{name}", line[name], 0, most)
+        for name, value in found.items():
+            self.numbers[name].append(value)
+
+    def lines(self, is_weighted: bool) -> Lines:
+        numbers = {name: np.array(values) for name, values in self.numbers.items()}
+        number = numbers["line"]
+        return Lines(
+            sequence=numbers["sequence"],
+            position=numbers["position"],
+            phase=numbers["phase"],
+            layer=numbers["site"],
+            chosen=numbers["chosen"],
+            experts=np.array(self.experts),
+            layers=range(int(numbers["site"].max()) + 1),
+            place=lambda index: f"line {number[index]}",
+            remedy="split the file between two sequences",
+            weights=np.array(self.weights) if is_weighted else None,
+            step=numbers["step"] if len(numbers["step"]) else None,
+            token=numbers["token"] if len(numbers["token"]) else None,
+        )
 
 
 def _experts(refuse: Refuse, name: str, value: object, num_experts: int) -> list[int]:
@@ -257,100 +246,32 @@ def _read(name: str, request: Request, parse: Parse) -> Imported:
     require_file(
         "path", request.path, f"a {name} file", LARGEST_FILE_BYTES, "split it between two sequences"
     )
-    table, columns = _Table(), set[str]()
+    columns, is_weighted = _Columns(), False
     for number, line in parse(request, refuse):
-        columns = columns or set(line)
-        table.take(refuse, number, line, int(facts["experts"]))
-    refuse(
-        "line 2" if name == "csv" else "line 1",
-        not table.line,
-        "absent",
-        "must be a token at a site",
-    )
-    ids, weights = _choices(refuse, table, request)
-    sequence, position = (np.array(values) for values in zip(*table.rows, strict=True))
-    tokens = {key: np.array(values) for key, values in table.tokens.items()}
-    recorded = "step" in columns
-    order = np.argsort(tokens["step"], kind="stable") if recorded else np.arange(len(sequence))
-    phase = tokens["phase"][order]
-    step = (
-        np.unique(tokens["step"][order], return_inverse=True)[1]
-        if recorded
-        else steps_of(phase, sequence[order])
-    )
-    weighted = "weights" in columns
-    rows = Rows(
-        step,
-        phase,
-        sequence[order],
-        position[order],
-        ids[order],
-        weights[order] if weighted else None,
-        tokens["token"][order] if "token" in columns else None,
-    )
-    lacks = [
-        key
-        for key, column in (("weights", "weights"), ("steps", "step"), ("tokens", "token"))
-        if column not in columns
-    ]
-    lacks += [] if weighted or is_ranked(request, True) else ["order"]
+        is_weighted = "weights" in line
+        columns.take(refuse, number, line, int(facts["experts"]))
+    at = "line 2" if name == "csv" else "line 1"
+    refuse(at, not columns.numbers["line"], "absent", "must be a token at a site")
+    lines = columns.lines(is_weighted)
+    top_k = request.options.get("top_k")
+    rows = rows_of(lines, tokens_of(lines, refuse), refuse, None if top_k is None else int(top_k))
     recording = Recording(
         format=name,
         files={"file": request.path},
-        layers=range(ids.shape[1]),
-        lacks=(*lacks, "scores"),
+        layers=lines.layers,
+        lacks=(
+            *lines.lacks(),
+            *([] if is_weighted or is_ranked(request, True) else ["order"]),
+            "scores",
+        ),
         site_name="site {}",
         told={
-            "steps": (
-                "as recorded" if recorded else "one for a prompt's tokens, and for each decoded one"
-            ),
+            "steps": lines.steps_told(),
             "weights": (
                 "equal ones set apart by a float32 ulp, in the order of the file"
-                if weighted
+                if is_weighted
                 else "none"
             ),
         },
     )
     return Imported(assemble(facts, rows, recording))
-
-
-def _choices(
-    refuse: Refuse, table: _Table, request: Request
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Experts and weights [N, S, K] by row, -1 and 0 where a token chose fewer than K."""
-    row, site, line = (np.array(values) for values in (table.row, table.site, table.line))
-    chosen = np.array(table.chosen)
-    num_rows, num_sites, most = len(table.rows), int(site.max()) + 1, max(int(chosen.max()), 1)
-    top_k = int(request.options.get("top_k", most))
-    rule = f"must be at most top_k={top_k}"
-    refuse(f"line {line[chosen.argmax()]}, number of experts", most > top_k, most, rule)
-    check_size(refuse, "lines", num_rows, num_sites, top_k, "split the file between two sequences")
-    cell = row * num_sites + site
-    order = np.argsort(cell, kind="stable")
-    again = np.flatnonzero(np.diff(cell[order]) == 0)
-    for place in again[:1].tolist():
-        first, second = line[order[place]], line[order[place + 1]]
-        refuse(
-            f"line {second}, site",
-            True,
-            int(site[order[place + 1]]),
-            f"must not come twice: line {first} has it",
-        )
-    if len(cell) < num_rows * num_sites:
-        missing = np.setdiff1d(np.arange(num_rows * num_sites), cell)[0]
-        sequence, position = list(table.rows)[missing // num_sites]
-        name = f"site {missing % num_sites} of sequence {sequence}, position {position}"
-        refuse(
-            name,
-            True,
-            "absent",
-            f"must be there: the file has the sites 0..{num_sites - 1}",
-            "add its line",
-        )
-    flat = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
-    place = (np.repeat(row, chosen), np.repeat(site, chosen), flat)
-    ids, weights = np.full((num_rows, num_sites, top_k), -1), np.zeros((num_rows, num_sites, top_k))
-    ids[place] = table.experts
-    if len(table.weights):
-        weights[place] = table.weights
-    return ids, weights

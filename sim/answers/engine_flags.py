@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sim.policies.tensor_overrides import EXPERTS
 from sim.setup.configure import group_of
@@ -43,10 +44,12 @@ NAMES = {
     "overrides": ("-ot", "--override-tensor"),
     "cache_mib": ("--moe-cache-mib",),
     "gpu_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers"),
+    "split": ("-ts", "--tensor-split"),
+    "split_mode": ("-sm", "--split-mode"),
     "nothing": ("-m", "--model", "-fa", "--flash-attn", "-b", "--batch-size"),
 }
 REFUSED = {
-    ("-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu"): "a run has one GPU",
+    ("-mg", "--main-gpu"): "the first GPU has what is of no layer",
     ("-nkvo", "--no-kv-offload"): "keys and values lie on the GPU here",
     ("-t", "--threads"): "the machine's file says what its CPU does (hardware.cpu)",
     ("-kvu", "--kv-unified"): "each of -np sequences has its own part of -c here",
@@ -58,6 +61,8 @@ REFUSED = {
         "how often drafts are right is not told by it; say workload=mtp_4 workload.draft_tokens=N"
     ),
 }
+STATE_BITS = 32
+"""Bits of an activation that crosses to another GPU."""
 OWNED = ("system", "cache", "placement", "loader", "budget")
 """What the flags choose, and no other word may."""
 _BY_NAME = {name: meaning for meaning, names in NAMES.items() for name in names}
@@ -70,7 +75,8 @@ class Flags:
 
     ``patterns`` are those of ``-ot``, and of ``--n-cpu-moe`` where a later ``-ot`` must not come
     before it. ``n_cpu_moe`` counts after all patterns. ``context`` is that of all ``parallel``
-    sequences together; None: the trace's own. ``cache_mib``: the GPU cache of experts.
+    sequences together; None: the trace's own. ``cache_mib``: the GPU cache of experts. ``split``
+    has a number for each GPU, in the proportion of which they have layers; () for one GPU.
     """
 
     context: int | None = None
@@ -81,6 +87,7 @@ class Flags:
     n_cpu_moe: int = 0
     patterns: tuple[str, ...] = ()
     cache_mib: int = 0
+    split: tuple[float, ...] = ()
 
     def line(self) -> str:
         """The flags as they are typed, with ``-ngl all``."""
@@ -93,6 +100,8 @@ class Flags:
             words += [flag, kind] if kind != "f16" else []
         if self.micro_batch != MICRO_BATCH:
             words += ["-ub", str(self.micro_batch)]
+        if self.split:
+            words += ["-ts", ",".join(f"{share:g}" for share in self.split)]
         for pattern in self.patterns:
             words += ["-ot", pattern]
         if self.n_cpu_moe:
@@ -112,7 +121,7 @@ def read_flags(text: str) -> Flags:
         left = iter(shlex.split(text))
     except ValueError as error:
         raise ValueError(f"flags={text!r}: {error}") from None
-    found: dict[str, int | str] = {}
+    found: dict[str, Any] = {}
     patterns: list[str] = []
     for name in left:
         meaning = _meaning(name)
@@ -132,9 +141,13 @@ def read_flags(text: str) -> Flags:
             found[meaning] = value
         elif meaning == "gpu_layers":
             _check_layers(name, value)
+        elif meaning == "split":
+            found[meaning] = _split(name, value)
+        elif meaning == "split_mode":
+            _check_mode(name, value)
         elif meaning != "nothing":
             found[meaning] = _whole(name, value, 0 if meaning in ("n_cpu_moe", "cache_mib") else 1)
-    return Flags(patterns=tuple(patterns), **found)  # type: ignore[arg-type]
+    return Flags(patterns=tuple(patterns), **found)
 
 
 def _meaning(name: str) -> str:
@@ -162,6 +175,25 @@ def _check_layers(name: str, value: str) -> None:
         )
 
 
+def _split(name: str, value: str) -> tuple[float, ...]:
+    """The number of each GPU. llama.cpp takes a slash for a comma, too."""
+    words = re.split(r"[,/]", value)
+    if not all(re.fullmatch(r"\d{1,6}(\.\d{1,6})?", word) and float(word) > 0 for word in words):
+        raise ValueError(
+            f"flags: {name} {value} must have a number above 0 for each GPU, as in {name} 3,1;"
+            " leave out a GPU that has no layer"
+        )
+    return tuple(map(float, words)) if words[1:] else ()
+
+
+def _check_mode(name: str, value: str) -> None:
+    if value != "layer":
+        raise ValueError(
+            f"flags: {name} {value} is not modelled: GPUs that split every matrix have no CPU that"
+            f" computes beside them here, and one GPU needs no flag; say {name} layer"
+        )
+
+
 def _pattern(text: str) -> str:
     if "'" in text or "${" in text:
         raise ValueError(f"flags: -ot {text}: a pattern with ' or ${{ cannot be passed on")
@@ -182,7 +214,7 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
         raise ValueError(
             f"flags choose {', '.join(OWNED)}, so {taken[0]} does not go with them; leave one out"
         )
-    shared = [*_workload(flags), *given]
+    shared = [*_workload(flags), *_gpus(flags, given), *given]
     layers = ["system=llama_cpp_n_cpu_moe", *_quotas(flags, "cache")]
     # Of a budget of all bytes the layers' own pools took what they need; that is the budget then.
     whole_bytes = prepared([*layers, "budget.resident_share=1", *shared]).ledger.slot_bytes
@@ -190,6 +222,23 @@ def words_of(flags: Flags, given: Sequence[str]) -> list[str]:
         layers = ["system=llama_cpp_cache", *_quotas(flags, "cache.cache")]
     slots_gib = max(1, whole_bytes + flags.cache_mib * MIB) / GIB
     return [*layers, f"budget.slots_gib={slots_gib!r}", *shared]
+
+
+def _gpus(flags: Flags, given: Sequence[str]) -> Iterator[str]:
+    """The machine's GPUs as ``-ts`` splits layers between them (contract C157)."""
+    if not flags.split:
+        return
+    if flags.cache_mib:
+        raise ValueError(
+            "flags: --moe-cache-mib with -ts is not modelled: its pools of one tensor layout would"
+            " span GPUs; leave one out"
+        )
+    if not any(group_of(word) == "devices" for word in given):
+        yield "devices=layers_2"
+        yield f"hardware.devices.count={len(flags.split)}"
+        yield f"hardware.devices.state_bits={STATE_BITS}"
+    shares = ",".join(f"{share:g}" for share in flags.split)
+    yield f"hardware.devices.shares=[{shares}]"
 
 
 def _workload(flags: Flags) -> Iterator[str]:

@@ -4,9 +4,10 @@ C155).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from sim.answers.engine_flags import MIB, Flags, words_of
 from sim.results.labels import Labels, labels_in
@@ -49,26 +50,28 @@ class Search:
         all_on_cpu = replace(base, patterns=("exps=CPU",))
         geometry = prepared(words_of(all_on_cpu, given)).controller.geometry
         self.layers = geometry.layer_of(geometry.sites - 1) + 1
-        self._room: dict[int, int | None] = {}
+        self.split = base.split
+        self._room: dict[tuple[tuple[float, ...], int], int | None] = {}
         self.tried: dict[Flags, Tried] = {}
         self.refused: dict[Flags, str] = {}
 
     def line(self, on_cpu: int, *, cached: bool) -> Flags:
         """The first ``on_cpu`` layers' experts on the CPU, and maybe a cache of them."""
         room = (self.room_mib(on_cpu) or 0) if cached and on_cpu else 0
-        return replace(self._base, n_cpu_moe=on_cpu, cache_mib=room)
+        return replace(self._base, split=self.split, n_cpu_moe=on_cpu, cache_mib=room)
 
     def room_mib(self, on_cpu: int) -> int | None:
         """The whole MiB that the other layers' experts leave; None where they do not fit."""
-        if on_cpu not in self._room:
-            line = replace(self._base, n_cpu_moe=on_cpu)
+        asked = (self.split, on_cpu)
+        if asked not in self._room:
+            line = replace(self._base, split=self.split, n_cpu_moe=on_cpu)
             try:
                 run = prepared(words_of(line, self._given))
             except ValueError:
-                self._room[on_cpu] = None
+                self._room[asked] = None
             else:
-                self._room[on_cpu] = (run.hardware.memory_bytes - run.ledger.total_bytes) // MIB
-        return self._room[on_cpu]
+                self._room[asked] = (run.hardware.memory_bytes - run.ledger.total_bytes) // MIB
+        return self._room[asked]
 
     @property
     def fewest(self) -> int:
@@ -102,6 +105,32 @@ class Search:
             self.simulate(self.line(point, cached=cached) for point in sorted(near))
             points |= near
 
+    def climb_split(self) -> None:
+        """Move layers between GPUs, fewer and fewer at once, while a split is faster. Each split is
+        tried with the fewest layers on the CPU that it allows. The best one stays.
+        """
+        step, begun = max(1, (self.layers + 1) // (2 * len(self.split))), self.split
+        best, fastest = begun, self._try_split(begun)
+        while True:
+            speeds = {split: self._try_split(split) for split in _moved(best, step)}
+            near = max(speeds, key=lambda split: speeds[split], default=best)
+            if speeds.get(near, 0.0) > fastest:
+                best, fastest = near, speeds[near]
+            elif step == 1:
+                break
+            else:
+                step = (step + 1) // 2
+        self.split = best
+
+    def _try_split(self, split: tuple[float, ...]) -> float:
+        """The speed of a split; 0 where nothing fits."""
+        self.split = split
+        fewest = self.fewest
+        if self.room_mib(fewest) is None:
+            return 0.0
+        self.simulate([self.line(fewest, cached=False)])
+        return self._speed(fewest, False)
+
     def _speed(self, on_cpu: int, cached: bool) -> float:
         found = self.tried.get(self.line(on_cpu, cached=cached))
         return 0.0 if found is None else found.tokens_per_s
@@ -114,15 +143,43 @@ class Search:
         )
 
 
+def even(layers: int, gpus: int) -> tuple[float, ...]:
+    """Whole layers for each GPU, the head as one more: as many for each, the first ones one more.
+
+    >>> even(48, 2)
+    (25.0, 24.0)
+    """
+    each, extra = divmod(layers + 1, gpus)
+    return tuple(float(each + (gpu < extra)) for gpu in range(gpus))
+
+
+def _moved(split: tuple[float, ...], step: int) -> Iterator[tuple[float, ...]]:
+    """All splits with ``step`` layers of one GPU on another one; each GPU keeps one at least."""
+    for giver, taker in permutations(range(len(split)), 2):
+        if split[giver] > step:
+            moved = list(split)
+            moved[giver], moved[taker] = moved[giver] - step, moved[taker] + step
+            yield tuple(moved)
+
+
 def exported(
-    base: Flags, given: Sequence[str], simulate: Callable[[Sequence[str]], Future[Trial]]
+    base: Flags,
+    given: Sequence[str],
+    simulate: Callable[[Sequence[str]], Future[Trial]],
+    gpus: int = 1,
 ) -> Search:
-    """Search for the fastest line. Raise ValueError where not even a GPU without experts holds the
-    rest, or nothing can run.
+    """Search for the fastest line; with several ``gpus`` also for how they split layers.
+
+    Raise ValueError where not even a GPU without experts holds the rest, or nothing can run.
     """
     search = Search(base, given, simulate)
-    for cached in (False, True):
-        search.climb(cached=cached)
+    if gpus > 1:
+        search.split = even(search.layers, gpus)
+        search.climb_split()
+        search.climb(cached=False)
+    else:
+        for cached in (False, True):
+            search.climb(cached=cached)
     if not search.tried:
         raise ValueError(f"no line of flags can run: {next(iter(search.refused.values()))}")
     return search

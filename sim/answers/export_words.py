@@ -22,6 +22,7 @@ def table_of(found: Search) -> Table:
     best = found.best()
     table = Table(
         "layers on the CPU",
+        "-ts",
         "cache (MiB)",
         "tokens/s [95 %]",
         "hits",
@@ -35,6 +36,7 @@ def table_of(found: Search) -> Table:
     for one in best[:SHOWN]:
         table.add_row(
             f"{one.flags.n_cpu_moe} of {found.layers}",
+            ",".join(f"{share:g}" for share in one.flags.split) or "-",
             f"{one.flags.cache_mib}" if one.flags.cache_mib else "-",
             f"{one.tokens_per_s:.3g}{between(one.interval)}",
             "-" if one.hit_ratio is None else f"{one.hit_ratio:.1%}",

@@ -108,7 +108,12 @@ class Claims:
                     f"pool {pool} has experts of devices {first[pool]} and {device}, but a slot is"
                     " on one device: set cache.scope to global or site"
                 )
-        for name in ("staging_slots", "write_back", "dense_slots"):
+        if not self.payload.whole:
+            raise ValueError(
+                "payload: moving parts of an expert is of one device; choose payload=whole, or"
+                " hardware.devices=null"
+            )
+        for name in ("write_back", "dense_slots"):
             if value := getattr(loader, name):
                 raise ValueError(
                     f"loader.{name}={value} is of one device, but layers are on"

@@ -14,7 +14,7 @@ TENSORS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """How ``--n-cpu-moe`` names a layer's experts, after ``blk.N``."""
 HOST = "CPU"
-DEVICE = re.compile(r"Metal|[A-Za-z]+0")
+DEVICE = re.compile(r"Metal|[A-Za-z]+(\d{1,2})")
 FEWEST = "fewest"
 
 
@@ -44,6 +44,7 @@ class TensorOverrides:
         each = geometry.experts - geometry.null_experts
         layers = [geometry.layer_of(site) for site in range(geometry.sites)]
         self._check_found(layers)
+        self._check_devices(layers, geometry)
         if isinstance(self.n_cpu_moe, int):
             tried: Sequence[int] = (self.n_cpu_moe,)
         else:
@@ -69,6 +70,20 @@ class TensorOverrides:
                     " tensors"
                 )
 
+    def _check_devices(self, layers: Sequence[int], geometry: Geometry) -> None:
+        """Raise ValueError where a pattern puts experts on another device than their layer's."""
+        for site, layer in enumerate(layers):
+            mine = geometry.device_of[site] if geometry.device_of else 0
+            for name in TENSORS:
+                buffer = self._buffer(f"blk.{layer}.{name}.weight")
+                if buffer not in (None, HOST) and _number(buffer) != mine:
+                    raise ValueError(
+                        f"cache.quotas.overrides put {name} of layer {layer} on {buffer}, but the"
+                        f" layer is on device {mine}; here a layer is whole on one device: change"
+                        " the pattern, or the layers that each device has (-ts,"
+                        " hardware.devices.shares)"
+                    )
+
     def _on_host(self, layer: int, first: int) -> bool:
         """Whether the layer's experts rest on the CPU. Raise ValueError where only some do."""
         found = {name: self._rests_on_host(f"blk.{layer}.{name}.weight", first) for name in TENSORS}
@@ -84,11 +99,20 @@ class TensorOverrides:
             )
         return found[TENSORS[0]]
 
+    def _buffer(self, tensor: str) -> str | None:
+        """Where the first pattern that finds a tensor puts it; None where none does."""
+        return next((buffer for pattern, buffer in self.overrides if pattern.search(tensor)), None)
+
     def _rests_on_host(self, tensor: str, first: int) -> bool:
-        for pattern, buffer in self.overrides:
-            if pattern.search(tensor):
-                return buffer == HOST
+        if (buffer := self._buffer(tensor)) is not None:
+            return buffer == HOST
         return any(re.search(rf"blk\.{layer}{EXPERTS}", tensor) for layer in range(first))
+
+
+def _number(buffer: str) -> int:
+    """The number of the device that has a buffer."""
+    found = DEVICE.fullmatch(buffer)
+    return int(found[1] or 0) if found else 0
 
 
 def _parsed(override: str) -> tuple[re.Pattern[str], str]:
@@ -97,7 +121,7 @@ def _parsed(override: str) -> tuple[re.Pattern[str], str]:
     if not regex or not equals or not known:
         raise ValueError(
             f"cache.quotas.overrides: {override!r} must be REGEX=BUFFER, where BUFFER is {HOST} or"
-            " the one device (CUDA0, Vulkan0, Metal, ..), as in 'blk\\.0\\.ffn_.*_exps=CPU'"
+            " a device (CUDA0, CUDA1, Vulkan0, Metal, ..), as in 'blk\\.0\\.ffn_.*_exps=CPU'"
         )
     try:
         return re.compile(regex), buffer

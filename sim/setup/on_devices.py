@@ -163,10 +163,6 @@ def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workl
     }
     if devices.has_layers:
         refused |= {
-            f"loader.staging_slots={loader.staging_slots}": (
-                loader.staging_slots > 0,
-                "loader.staging_slots=0",
-            ),
             "loader.prefetch_budget=within_layer": (
                 loader.prefetch_budget == "within_layer",
                 "loader.prefetch_budget to a number",
@@ -180,8 +176,8 @@ def check_devices_parts(parts: Parts, config: Mapping[str, Any], workload: Workl
         refused |= {
             "a placement that computes on the CPU": (parts.placement.uses_cpu, "placement=load"),
             f"workload.draft_layers={drafts}": (drafts > 0, "workload.draft_layers=0"),
-            "a payload that moves parts": (not parts.payload.whole, "payload=whole"),
         }
+    refused["a payload that moves parts"] = (not parts.payload.whole, "payload=whole")
     refused["loader.write_back=true"] = (loader.write_back, "loader.write_back=false")
     for what, (is_so, way_out) in refused.items():
         if is_so:

@@ -72,6 +72,9 @@ VERBS = (
             Option("machine", "on what", Kind.NAME, "", ("hardware",), is_needed=True),
             Option("context", "-c (tokens)", Kind.WHOLE, "4096", least=1),
             Option("kv", "-ctk and -ctv", default="f16"),
+            Option(
+                "gpus", "how many of the machine's GPU; -ts splits layers", Kind.WHOLE, "1", least=1
+            ),
             Option("precision", "at which experts are stored", Kind.NAME, "q4_k_m", ("precision",)),
             *GATES,
             *out("outputs/export_MODEL_MACHINE"),

@@ -21,6 +21,7 @@ FORMATS = (
     "megatron_router_trace",
     "commitmoe",
     "flame",
+    "parquet",
     "csv",
     "jsonl",
 )
@@ -107,7 +108,7 @@ VERBS = (
         ),
         (
             "import format=bigmoe path=qwen.route.csv output_dir=phone",
-            "import format=npz path=gpt_oss_20b output_dir=gpt_oss",
+            "import format=parquet path=routes.parquet columns=layer:layer_idx output_dir=mine",
             "import format=csv path=routes.csv output_dir=mine",
         ),
         "docs/captures.md, docs/add_trace_format.md",

@@ -78,12 +78,8 @@ OF_ONE_DEVICE = {
     "cut_through",
     "ram_tier",
     "write_back",
-    "staging",
-    "refusals",
     "partial",
     "dense",
-    "short_pools",
-    "spared_forecasts",
 }
 """What several devices refuse (contract C163)."""
 COMPANIONS = ("engines", "cut_through", "chunks")

@@ -288,7 +288,7 @@ class Scenario:
             (p, site, 0)
             for p in pool.precisions
             for site in range(self.sites)
-            if pool.site in (None, site)
+            if pool.site in (None, site) and site in (pool.sites or range(self.sites))
         )
         return self.loader.staging_slots > 0 and pool.capacity_bytes < self.at_once * max(
             map(self.slot, keys)

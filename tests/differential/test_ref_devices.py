@@ -48,6 +48,31 @@ def test_a_prefetch_for_another_device_does_not_wait_for_this_devices_link() -> 
     assert (together.makespan_ns, stalls(together)) == (22, {"demand": 10, "late_prefetch": 8})
 
 
+# Contracts: C158
+@pytest.mark.parametrize(
+    ("slots", "second", "makespan_ns"),
+    [
+        pytest.param(2, (1, 1, 1, 11), 14, id="both at once"),
+        pytest.param(1, (1, 1, 13, 23), 24, id="the second one when the first is given up"),
+    ],
+)
+def test_staging_slots_of_all_devices_are_counted_once(
+    slots: int, second: tuple[int, ...], makespan_ns: int
+) -> None:
+    """No device has slots. Both loads take 10 ns as above; a need leaves staging at the next gate,
+    at 13. The second expert takes 1 ns.
+    """
+    scenario = two()
+    scenario = replace(
+        scenario,
+        pools=tuple(replace(pool, capacity_bytes=0) for pool in scenario.pools),
+        loader=replace(scenario.loader, staging_slots=slots),
+    )
+    timeline = both(scenario)
+    assert served(timeline) == [(0, 0, 1, 11), second]
+    assert timeline.makespan_ns == makespan_ns
+
+
 # Contracts: C159
 @pytest.mark.parametrize(
     ("rest", "makespan_ns", "busy_ns"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import capture.import_trace
-import sim.traces.trace
+import sim.traces.writing
 from capture.import_trace import main
 from capture.importers.formats import FORMATS, KEYS, REQUIRED, parse
 from capture.importers.parts import FACTS as FACT_KEYS
@@ -30,6 +30,7 @@ NAMES = (
     "megatron_router_trace",
     "commitmoe",
     "flame",
+    "parquet",
     "csv",
     "jsonl",
 )
@@ -94,7 +95,7 @@ def test_a_format_knows_the_facts_that_its_files_do_not_tell(name: str) -> None:
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("where", ["parse_header", "_sha256", "trace_frame"])
+@pytest.mark.parametrize("where", ["parse_header", "file_sha256", "trace_frame"])
 def test_an_import_that_is_interrupted_leaves_nothing_that_the_next_would_trip_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -110,7 +111,7 @@ def test_an_import_that_is_interrupted_leaves_nothing_that_the_next_would_trip_o
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sim.traces.trace, where, press)
+        patch.setattr(sim.traces.writing, where, press)
         assert main(words) == 130
     assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]
     assert main(words) == 0

@@ -74,6 +74,38 @@ def test_with_all_experts_on_the_cpu_there_are_no_slots() -> None:
     assert result.summary["decode_tokens_per_s"] > 0
 
 
+# Contracts: C154 C157
+@pytest.mark.parametrize(
+    ("flags", "on_first", "layers"),
+    [
+        # 17 places, the head's among them: of 10,7 the first GPU has 10, of 3,1 it has 13.
+        ("-ts 10,7", 10, range(16)),
+        ("-ts 3,1 -sm layer --n-cpu-moe 4", 13, range(4, 16)),
+        (
+            r"-ts 10/7 -ot 'blk\.(9|10)\.ffn_.*_exps=CPU,blk\.12\.=CUDA1'",
+            10,
+            [*range(9), *range(11, 16)],
+        ),
+    ],
+)
+def test_layers_are_split_between_gpus_as_the_flags_say(
+    flags: str, on_first: int, layers: range
+) -> None:
+    run = run_of(flags)
+    assert run.controller.geometry.device_of == (0,) * on_first + (1,) * (16 - on_first)
+    assert whole_layers(run) == list(layers)
+    assert run.hardware.devices is not None
+    assert run.hardware.devices.state_bits == 32
+
+
+# Contracts: C154
+def test_other_gpus_are_told_by_words_and_split_by_flags() -> None:
+    run = run_of("-ts 1,16", "devices=layers_2", "hardware.devices.peer.gb_per_s=50")
+    assert run.hardware.devices is not None
+    assert run.hardware.devices.peer.gb_per_s == 50
+    assert run.controller.geometry.device_of == (0,) + (1,) * 15
+
+
 # Contracts: C154
 def test_context_sequences_and_bits_of_keys_and_values() -> None:
     run = run_of("-c 4096 -np 2 -ctk q8_0 -ctv q4_0 -ub 16 -ngl 99 -fa on -m model.gguf")
@@ -90,6 +122,7 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
         Flags(),
         Flags(8192, 2, "q8_0", "q4_0", 2048, 20, (r"blk\.(1|2)\.ffn_.*_exps=CPU",), 512),
         Flags(4096, n_cpu_moe=3),
+        Flags(4096, n_cpu_moe=3, split=(10, 6.5, 1)),
     ):
         assert read_flags(flags.line()) == flags
 
@@ -101,14 +134,19 @@ def test_a_line_of_flags_reads_as_what_it_was_written_from() -> None:
             "--n-cpu-mow 3",
             r"'--n-cpu-mow' is no flag that is known here; did you mean --n-cpu-moe\?",
         ),
-        ("-ts 3,1", "-ts is not modelled: a run has one GPU"),
+        ("-mg 1", "-mg is not modelled: the first GPU has what is of no layer"),
+        ("-ts 3,0", "-ts 3,0 must have a number above 0 for each GPU"),
+        ("-ts 1,1 -sm row", "-sm row is not modelled: GPUs that split every matrix"),
+        ("-ts 1,1 -cmoe --moe-cache-mib 1", "would span GPUs"),
+        (r"-ts 10,7 -ot 'blk\.12\.=CUDA0'", "layer 12 on CUDA0, but the layer is on device 1"),
         ("--moe-expert-cache 48", "the engine's own is --moe-cache-mib"),
         ("-c", "-c needs a value"),
         ("-c many", "-c many must be a whole number from 1 on"),
         ("-ctk q3", "-ctk q3 is none of f32, f16"),
         ("-ngl 20", "-ngl 20: every layer's attention is on the GPU here"),
         ("-ot 'a", "No closing quotation"),
-        ("-ot blk=CUDA1", "must be REGEX=BUFFER"),
+        ("-ot blk=CUDA1", "layer 0 on CUDA1, but the layer is on device 0"),
+        ("-ot blk=nowhere", "must be REGEX=BUFFER"),
         ("-ot attn=CPU", "finds no tensor of experts"),
         ("-c 1 -np 2", "-c 1 is less than a token for each of -np"),
         ("-c 8", r"workload\.context_tokens=8 is shorter than sequence"),

@@ -14,7 +14,7 @@ import pytest
 from sim import export
 from sim.answers.ask_gates import choose
 from sim.answers.engine_flags import Flags, read_flags, words_of
-from sim.answers.export import Search, Tried, exported
+from sim.answers.export import Search, Tried, even, exported
 from sim.results.labels import Labels
 from sim.setup.configure import configure
 from sim.setup.parts import make_model
@@ -30,6 +30,18 @@ FEW = (
 )
 GIVEN = ("model=tiny_gates_half_mixtral", "hardware=rtx4090_pcie4", "precision=fp16", *FEW)
 """16 layers of 2.6 GiB of experts each, on 24 GiB."""
+
+
+UNEQUAL = (
+    "devices=layers_2",
+    "hardware.devices.state_bits=32",
+    "+hardware.devices.others.slow._target_=sim.machine.Device",
+    "+hardware.devices.others.slow.memory_gib=12",
+    "+hardware.devices.others.slow.reserved_gib=0.5",
+    "+hardware.devices.others.slow.compute=${hardware.compute}",
+    "+hardware.devices.others.slow.link=${hardware.links.pcie}",
+)
+"""A second GPU with half of the memory."""
 
 
 class Inline(Executor):
@@ -65,7 +77,8 @@ class Curve(Search):
 
     def __init__(self, low: int, layers: int, speed: Callable[[int], float]) -> None:
         self._base, self._speed_of, self.layers = Flags(4096), speed, layers
-        self._room = {on_cpu: 0 if on_cpu >= low else None for on_cpu in range(layers + 1)}
+        self.split = ()
+        self._room = {((), n): 0 if n >= low else None for n in range(layers + 1)}
         self.tried, self.refused = {}, {}
 
     def simulate(self, lines: Iterable[Flags]) -> None:
@@ -114,6 +127,51 @@ def test_the_search_is_within_five_percent_of_trying_every_line(
     assert found.tokens_per_s >= 0.95 * search.best()[0].tokens_per_s
 
 
+class Splits(Curve):
+    """Lines whose speeds are given by how many layers each GPU has."""
+
+    def simulate(self, lines: Iterable[Flags]) -> None:
+        for line in lines:
+            speed = self._speed_of(line.split)  # type: ignore[arg-type]
+            self.tried.setdefault(line, Tried(line, speed, None, None, 0.0, Labels()))
+
+    def room_mib(self, on_cpu: int) -> int | None:
+        return 0
+
+
+# Contracts: C155
+@pytest.mark.parametrize("top", [(1, 48), (30, 19), (48, 1), (3, 40, 6), (1, 1, 47), (20, 20, 9)])
+def test_a_split_with_one_top_is_climbed_to_it_in_few_tries(top: tuple[int, ...]) -> None:
+    def speed(split: Any) -> float:
+        return 1 / (1 + sum((mine - best) ** 2 for mine, best in zip(split, top, strict=True)))
+
+    search = Splits(0, 48, speed)
+    search.split = even(48, len(top))
+    search.climb_split()
+    assert search.split == top
+    assert len(search.tried) <= 60, "of two GPUs there are 48 splits, of three 1128"
+
+
+# Contracts: C155 C157
+@pytest.mark.thorough
+def test_the_split_found_is_within_five_percent_of_trying_every_split() -> None:
+    """Two GPUs, of which the second one has half of the memory, and 16 layers."""
+    given = (*GIVEN, *UNEQUAL)
+    search = exported(Flags(4096), given, simulate, gpus=2)
+    found, tried = search.best()[0], len(search.tried)
+    assert sum(found.flags.split) == 17
+    assert found.flags.split[0] > found.flags.split[1]
+    for first in range(1, 17):
+        search.split = (float(first), float(17 - first))
+        if search.room_mib(search.layers) is not None:
+            fewest = search.fewest
+            near = range(fewest, min(fewest + 3, search.layers + 1))
+            search.simulate(search.line(on_cpu, cached=False) for on_cpu in near)
+    assert len(search.tried) > tried, "trying all is more than was tried"
+    assert found.tokens_per_s >= 0.95 * search.best()[0].tokens_per_s
+    assert read_flags(found.flags.line()) == found.flags
+
+
 # Contracts: C155
 def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -138,6 +196,27 @@ def test_the_command_writes_the_line_and_what_it_prints_repeats_the_run(
     again = trial(words_of(read_flags(flags.partition("=")[2]), rest))
     assert again.summary["decode_tokens_per_s"] == answer["lines"][0]["tokens_per_s"]
     assert "precision=q4_k_m" in rest
+
+
+# Contracts: C155
+def test_with_several_gpus_the_command_writes_a_split_and_its_run_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(export, "ProcessPoolExecutor", lambda *args, **kwargs: Inline())
+    monkeypatch.setattr(Search, "climb_split", lambda self: None)
+    monkeypatch.setattr(
+        Search, "climb", lambda self, *, cached: self.simulate([self.line(14, cached=cached)])
+    )
+    words = ["model=tiny_gates_half_mixtral", "machine=rtx4090_pcie4", *FEW, "gpus=2"]
+    assert export.main(words) == 0
+    place = tmp_path / "outputs" / "export_tiny_gates_half_mixtral_rtx4090_pcie4"
+    answer = json.loads((place / "answer.json").read_text(encoding="utf-8"))
+    _, flags, *rest = shlex.split(answer["run"].removeprefix("moelab "))
+    assert flags == "flags=-ngl all -c 4096 -ts 9,8 --n-cpu-moe 14"
+    again = trial(words_of(read_flags(flags.partition("=")[2]), rest))
+    assert again.summary["decode_tokens_per_s"] == answer["lines"][0]["tokens_per_s"]
+    assert again.summary["hardware"].startswith("2 x rtx4090_pcie4 (layers)")
 
 
 @pytest.mark.parametrize(

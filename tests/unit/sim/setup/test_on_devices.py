@@ -32,7 +32,8 @@ STEP = Step(0, 0, 1, (0,), 9, True, (0,), (0,), tuple(range(16)))
         ((LAYERS, "bounds=max"), "bounds=none"),
         ((LAYERS, "system=hobbit", "cache=lru"), None),
         ((LAYERS, "system=hobbit"), "cache.scope to global or site"),
-        ((LAYERS, "system=fate"), "cache.scope to global or site|staging_slots=0"),
+        ((LAYERS, "loader.staging_slots=2"), None),
+        ((LAYERS, "loader.staging_slots=2", "payload=active_share"), "choose payload=whole"),
         ((LAYERS, "loader.dense_slots=2"), "loader.dense_slots=0"),
         ((LAYERS, "loader.write_back=true"), "loader.write_back=false"),
         ((LAYERS, "loader.prefetch_budget=within_layer"), "prefetch_budget to a number"),
@@ -65,6 +66,16 @@ def test_layers_divide_dense_weights_keys_and_slots_and_nothing_is_lost() -> Non
     assert both.kv_bytes == mine.kv_bytes
     assert both.reserved_bytes == 2 * mine.reserved_bytes
     assert both.activation_bytes == 2 * mine.activation_bytes
+
+
+# Contracts: C158 C160
+def test_every_device_has_room_for_all_staging_slots() -> None:
+    without, staged = (
+        prepared([*COMMON, LAYERS, f"loader.staging_slots={slots}"]) for slots in (0, 3)
+    )
+    largest = max(staged.controller.geometry.slot_sizes)
+    assert without.ledger.staging_bytes == 0
+    assert staged.ledger.staging_bytes == 2 * 3 * largest
 
 
 def test_what_a_device_cannot_hold_is_told_with_its_number() -> None:
