@@ -6,7 +6,7 @@ The names exported here are public: configurations use them.
 
 | kind | modules |
 |---|---|
-| caches | recency, frequency, frequency_classes, queues, scores, adaptive (ARC), popular, belady |
+| caches | recency, frequency, frequency_classes, queues, scores, expected_reuse, adaptive (ARC), popular, belady |
 | of caches | pools (their base class, `Pooled`), quotas and tensor_overrides (shares of sites), large_gates |
 | predictors | lookahead, learned, paths, matching, importance, token_routes, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
@@ -19,6 +19,7 @@ A new cache policy is a subclass of `Pooled`, or of `scores.Scored` if it ranks 
 
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady
+from sim.policies.expected_reuse import ExpectedReuse
 from sim.policies.frequency import LFU
 from sim.policies.frequency_classes import LFRU, ClassLRU, DecayedLFU
 from sim.policies.importance import RecentImportance
@@ -66,6 +67,7 @@ __all__ = [
     "CpuForSmallBatches",
     "DecayedLFU",
     "ExpectedLoads",
+    "ExpectedReuse",
     "ExpertPaths",
     "Fixed",
     "ForecastRoutes",
