@@ -12,8 +12,8 @@ from helpers.asking import FOUR_SITES, ask, begin, order
 from sim.policies.expected_reuse import ExpectedReuse
 from sim.policies.requires import Given, Shape
 
-LATE = {"followers_share": 0.0, "half_life_visits": 1.0, "initial": "empty"}
-AFTER = {"followers_share": 1.0, "prior_visits": 1.0, "initial": "empty"}
+LATE: dict[str, Any] = {"followers_share": 0.0, "half_life_visits": 1.0, "initial": "empty"}
+AFTER: dict[str, Any] = {"followers_share": 1.0, "prior_visits": 1.0, "initial": "empty"}
 
 
 class Asked:
@@ -60,7 +60,9 @@ def test_what_followed_the_last_ones_is_expected_before_what_was_asked_for_more(
     0: 0.525 * sqrt(0.525 / (2 * 0.525)) = 0.371. 1: 0.275 * sqrt(1.275 / (2 * 0.275)) = 0.419.
     With a prior of 100 visits both lifts are about 1: 0.522 and 0.279.
     """
-    assert order(after(begin(ExpectedReuse(**AFTER), 0, 1), "010")) == [0, 1]
+    policy = after(begin(ExpectedReuse(**AFTER), 0, 1), "010")
+    assert order(policy) == [0, 1]
+    assert -1 / policy._waits[:2] == pytest.approx([0.3712, 0.4187], abs=1e-4)
     slow = ExpectedReuse(**{**AFTER, "prior_visits": 100.0})
     assert order(after(begin(slow, 0, 1), "010")) == [1, 0]
 
@@ -106,6 +108,7 @@ def test_a_prompt_is_as_many_visits_as_it_has_tokens() -> None:
     """
     asked = Asked(begin(ExpectedReuse(**LATE), 0, 1, 2))
     asked.visit(0, 1, rows=[[0, 1], [0, 3]])
+    assert -1 / asked.policy._waits[:2] == pytest.approx([0.751, 0.376])
     asked.visit(2)
     assert order(asked.policy) == [1, 0, 2]
     asked.visit(4)
@@ -124,11 +127,16 @@ def test_waves_of_a_gate_are_one_visit() -> None:
     whole, parts = (begin(ExpectedReuse(initial="empty"), 0, 1, 2) for _ in range(2))
     for policy, waves in ((whole, [(0, 1)]), (parts, [(0,), (1,)])):
         asked = Asked(policy)
-        asked.visit(2)
-        for tick, wave in enumerate([(2,), *waves]):
-            asked.tick = min(tick, 1)
-            asked.visit(*wave)
+        for _ in range(3):
+            asked.visit(0)
+            tick = asked.tick
+            for wave in waves:
+                asked.tick = tick
+                asked.visit(*wave)
+            asked.visit(2)
+        asked.visit(0)
     assert np.array_equal(whole._waits, parts._waits)
+    assert whole._followed[0, 0, 2] == 3, "not only what its last wave asked for has followers"
 
 
 def test_an_encoders_expert_goes_first_once_the_prompt_has_passed_it() -> None:
