@@ -6,7 +6,7 @@ The names exported here are public: configurations use them.
 
 | kind | modules |
 |---|---|
-| caches | recency, frequency, frequency_classes, queues, scores, adaptive (ARC), popular, belady |
+| caches | recency, frequency, frequency_classes, queues, scores, expected_reuse, adaptive (ARC), popular, belady |
 | of caches | pools (their base class, `Pooled`), quotas and tensor_overrides (shares of sites), large_gates |
 | predictors | lookahead, learned, paths, matching, importance, token_routes, references |
 | of predictors | predictors (no prediction), fitted (their base class), row_forecast |
@@ -20,6 +20,7 @@ file ``conf/cache/NAME.yaml`` that names its class, and a test (docs/add_policy.
 
 from sim.policies.adaptive import ARC
 from sim.policies.belady import Belady, CostAwareBelady
+from sim.policies.expected_reuse import ExpectedReuse
 from sim.policies.frequency import LFU
 from sim.policies.frequency_classes import LFRU, ClassLRU, DecayedLFU
 from sim.policies.importance import RecentImportance
@@ -67,6 +68,7 @@ __all__ = [
     "CpuForSmallBatches",
     "DecayedLFU",
     "ExpectedLoads",
+    "ExpectedReuse",
     "ExpertPaths",
     "Fixed",
     "ForecastRoutes",

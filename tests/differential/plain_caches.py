@@ -6,6 +6,7 @@ counted anew from all requests so far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -183,6 +184,36 @@ def weighted_score(stream: Stream, now: int, held: Sequence[tuple[int, int]]) ->
         ahead = (stream.site(key) - here + stream.sites) % stream.sites
         learnt = (w_lru * recent + w_lfu * len(uses)) + w_lhu * len(uses)
         return learnt / stream.token(now) + w_fld * (1 - ahead / stream.sites)
+
+    return min((score(key), key) for key, _ in held)[1]
+
+
+def expected_reuse(stream: Stream, now: int, held: Sequence[tuple[int, int]]) -> int:
+    """A site is visited once a step, and each visit asks for one expert."""
+    decay, least, prior = 0.5 ** (1 / 8), 0.001, 3.0
+    here = stream.site(stream.keys[now])
+
+    def score(key: int) -> float:
+        visits = [
+            when for when in range(now + 1) if stream.site(stream.keys[when]) == stream.site(key)
+        ]
+        asked = [stream.keys[when] for when in visits]
+        likely = least
+        if visits:
+            late = 0.0
+            for one in asked:
+                late = late * decay + (1 - decay if one == key else 0.0)
+            pairs = [
+                (one, other)
+                for one, other, when in zip(asked, asked[1:], visits[1:], strict=False)
+                if stream.step(when) != stream.second
+            ]
+            base = (asked.count(key) + 0.1) / (len(asked) + 1)
+            seen = sum(one == asked[-1] for one, _ in pairs)
+            lift = (pairs.count((asked[-1], key)) + prior * base) / ((seen + prior) * base)
+            likely = 0.5 * (late + least) + 0.5 * min(base * math.sqrt(lift), 1.0)
+        ahead = ((stream.site(key) - here - 1) % stream.sites + 1) / stream.sites
+        return -1 / likely + -(3.0 * ahead)
 
     return min((score(key), key) for key, _ in held)[1]
 

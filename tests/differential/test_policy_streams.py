@@ -28,6 +28,7 @@ from sim.machine.durations import FixedDurations
 from sim.policies.adaptive import ARC
 from sim.policies.base import CachePolicy
 from sim.policies.belady import Belady, CostAwareBelady
+from sim.policies.expected_reuse import ExpectedReuse
 from sim.policies.frequency import LFU
 from sim.policies.frequency_classes import LFRU, ClassLRU, DecayedLFU
 from sim.policies.large_gates import LargeGatesOnlyRead
@@ -62,6 +63,7 @@ MADE: dict[str, tuple[Callable[[], CachePolicy], plain.Victim]] = {
     "lfru": (partial(LFRU, **COLD), plain.lfru),
     "class_lru": (partial(ClassLRU, 16, **COLD), plain.class_lru),
     "few_classes": (partial(ClassLRU, 16, 2, **COLD), partial(plain.class_lru, classes=2)),
+    "expected_reuse": (partial(ExpectedReuse, **COLD), plain.expected_reuse),
     "least_stale": (partial(LeastStale, **COLD), plain.least_stale),
     "visit_count": (partial(VisitCount, **COLD), plain.visit_count),
     "frequency_over_distance": (
@@ -101,7 +103,7 @@ def hits_of(
     return run(chosen, experts, capacity, policy, Loader(**switches))[0]
 
 
-# Contracts: C47, C143, C147
+# Contracts: C47, C143, C147, C164
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("shape", "seed"), CASES)
 def test_hits_are_those_of_a_victim_chosen_from_the_whole_history(shape, seed, name):

@@ -9,9 +9,15 @@ from sim.study.trials import prepared
 from sim.values.places import ROOT
 
 LISTED = ("hobbit_parts", "hobbit_front_check")
-OF_BUNDLED_TRACES = (*LISTED, "budgets", "new_policy_test", "new_policy_rivals")
+OF_BUNDLED_TRACES = (
+    *LISTED,
+    "budgets",
+    "new_policy_test",
+    "new_policy_rivals",
+    "policy_test_bundled",
+)
 SEARCHES = ("hobbit_front", "hobbit_weights", "new_policy")
-OF_OTHER_TRACES = ("new_policy_gpt_oss", "new_policy_gpt_oss_all")
+OF_OTHER_TRACES = ("new_policy_gpt_oss", "new_policy_gpt_oss_all", "policy_test")
 OF_ALL_FILES = ("leaderboard",)
 """Some files need settings that others have not: the page names what is refused, and why."""
 
