@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from rich.table import Table
 from sim.board.certificates import certificate
 from sim.board.entries import Board, Entry, Left, boards_of, entered
 from sim.board.page import coverage_of, page
+from sim.process.interrupts import telling
 from sim.results.intervals import OVER
 from sim.results.labels import told
 from sim.results.overview import LOSSLESS
@@ -45,9 +45,9 @@ WIDTH = 118
 Files = dict[tuple[str, str], str]
 
 
+@telling("what is finished is recorded, the same words go on")
 def main(words: Sequence[str]) -> int:
     """Exit status, see above."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         given = read(verb_of("leaderboard"), words)
         own = given.own
@@ -66,9 +66,6 @@ def main(words: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; what is finished is recorded, the same words go on", file=sys.stderr)
-        return 130
     show(boards, left, against, int(own.get("top", 5)), Console(width=WIDTH))
     print(f"files: {output_dir / PAGE} {output_dir / TABLE} {output_dir / CERTIFICATES}/")
     return 0
