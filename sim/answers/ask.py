@@ -22,9 +22,8 @@ from sim.results.paired import Paired, paired
 from sim.results.run import Run
 from sim.setup.on_devices import holds_all
 from sim.study.trials import Trial, slots_a_layer, trial
-from sim.values.places import CONF
 from sim.values.units import GIB
-from sim.verbs.names import names, read
+from sim.verbs.names import chosen_by, names
 
 LOSSLESS, LOSSY, BOUND = "lossless", "lossy", "bound"
 KINDS = (LOSSLESS, LOSSY, BOUND)
@@ -182,10 +181,7 @@ def systems_at(precisions: Sequence[str], whole: Sequence[str] = ()) -> list[tup
 
 def _precision_of(system: str) -> str:
     """The precision that a system's file chooses."""
-    for one in read(CONF / "system" / f"{system}.yaml").get("defaults", ()):
-        if isinstance(one, dict) and "override /precision" in one:
-            return str(one["override /precision"])
-    return PLAIN
+    return chosen_by(system, "precision") or PLAIN
 
 
 def row_of(words: Sequence[str], found: Trial) -> Row:
@@ -269,8 +265,14 @@ class Bench:
             try:
                 found[asked[future]] = future.result()
             except (ValueError, OSError) as error:
-                refused.append((" ".join(asked[future]), " ".join(str(error).split())))
+                refused.append((" ".join(asked[future]), _why(asked[future], error)))
         return found, sorted(refused)
+
+
+def _why(words: tuple[str, ...], error: Exception) -> str:
+    """Why a system was refused, in one line; a command to fit its predictor can be typed as told."""
+    predictor = chosen_by(words[0].partition("=")[2], "predictor")
+    return " ".join(str(error).split()).replace("predictor=...", f"predictor={predictor}")
 
 
 def answer(

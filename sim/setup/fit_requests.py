@@ -85,6 +85,12 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
     )
 
 
+def predictor_of(name: str) -> Predictor:
+    """The predictor of this file of ``conf/predictor``, not made ready for any trace."""
+    predictor: Predictor = _parts([f"predictor={name}"])["predictor"]
+    return predictor
+
+
 def _parts(overrides: Sequence[str]) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -28,8 +28,10 @@ from sim.answers.ask import (
     systems_at,
     trial_within,
 )
+from sim.answers.ask_fits import fit_beside
 from sim.answers.ask_gates import choose, preset_of, recorded
 from sim.answers.ask_words import paragraph
+from sim.fitting.artefact import read_artefact
 from sim.results.labels import Labels
 from sim.results.paired import Paired
 from sim.setup.configure import configure
@@ -189,6 +191,23 @@ def test_gates_are_recorded_ones_of_the_shape_or_synthetic_ones_of_the_name(tmp_
     odd = model_of("model=mixtral_8x7b", "model.experts=9")
     with pytest.raises(ValueError, match=r"no gates of 32 x 9 top-2 for model mixtral_8x7b"):
         choose(odd, [], request, tmp_path / "c")
+
+
+def test_what_systems_learn_is_fitted_on_gates_that_nobody_is_judged_on(tmp_path: Path) -> None:
+    request = Request("", 2, sequences=4, prompt_tokens=3, lookahead=3)
+    gates = choose(model_of("model=switch_base_8"), [], request, tmp_path)
+    words = [*gates.words, "model=switch_base_8", "budget=fit"]
+    run = prepared([*words, "system=lru"])
+    with pytest.raises(ValueError, match=rf"no fit next_site .*trace\.path={tmp_path} output_dir="):
+        prepared([*words, "system=eap"])
+    assert fit_beside(run.trace, tmp_path) == ("eap", "edgemoe", "moe_infinity", "sida")
+    judged = {one.sequence for one in run.workload.sequences}
+    for place in (tmp_path / "fits").glob("*.json"):
+        learnt_on = read_artefact(place).sequences
+        assert len(learnt_on) == 2
+        assert not judged & set(learnt_on)
+    for system in ("eap", "edgemoe", "moe_infinity", "sida"):
+        prepared([*words, f"system={system}"])
 
 
 def test_a_run_that_computes_for_too_long_is_given_up_and_says_so(
