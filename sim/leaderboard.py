@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.board.certificates import certificate
-from sim.board.entries import Board, Entry, Left, boards_of, entered
+from sim.board.entries import Board, Entry, Left, boards_of, check_entrant, entered
 from sim.board.page import coverage_of, page
 from sim.process.interrupts import telling
 from sim.results.intervals import OVER
@@ -56,11 +56,13 @@ def main(words: Sequence[str]) -> int:
             raise ValueError(f"name={plan.name} is a search; a leaderboard is of a grid or a list")
         output_dir = Path(own.get("output_dir", f"outputs/{plan.name}"))
         options = {"workers": own["workers"]} if "workers" in own else {}
-        cells = [entered(cell) for cell in plan_cells(plan)]
+        against = own.get("against", "lru")
+        planned = plan_cells(plan)
+        check_entrant(against, planned)
+        cells = [entered(cell) for cell in planned]
         conduct(plan.name, cells, make_launcher("pool", options), output_dir, False, say)
         rows = {row["key"]: row for row in read_cells(output_dir).to_dicts()}
         boards, left = boards_of(rows[cell.key] for cell in cells)
-        against = own.get("against", "lru")
         command = shlex.join(["moelab", "leaderboard", *words])
         write(boards, left, against, command, output_dir)
     except (ValueError, OSError) as error:

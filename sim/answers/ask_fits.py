@@ -7,6 +7,7 @@ from pathlib import Path
 from sim.fitting.artefact import write_artefact
 from sim.fitting.fits import fit_from_rows, fit_sequences
 from sim.fitting.prepare import FITS
+from sim.process.progress import tracked
 from sim.setup.fit_requests import predictor_of
 from sim.traces.trace import Trace
 from sim.verbs.names import chosen_by, names
@@ -24,7 +25,7 @@ def fit_beside(trace: Trace, directory: Path) -> tuple[str, ...]:
         if predictor := chosen_by(system, "predictor"):
             wanting.setdefault(predictor, []).append(system)
     sequences, found = fit_sequences(trace), []
-    for predictor, systems in wanting.items():
+    for predictor, systems in tracked(wanting.items(), "fitting what systems learn beforehand"):
         fit = predictor_of(predictor).requires.fit
         if fit is None or fit.learn is None:
             continue

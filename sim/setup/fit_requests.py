@@ -21,6 +21,7 @@ from sim.setup.choices import TraceChoice
 from sim.setup.parts import make_part
 from sim.traces.trace import Trace
 from sim.values.places import CONF
+from sim.verbs.names import of_file
 
 OUTPUT_DIR = "outputs/predictors"
 GROUPS = ("predictor", "trace")
@@ -87,7 +88,7 @@ def request_of(arguments: Sequence[str]) -> FitRequest:
 
 def predictor_of(name: str) -> Predictor:
     """The predictor of this file of ``conf/predictor``, not made ready for any trace."""
-    predictor: Predictor = _parts([f"predictor={name}"])["predictor"]
+    predictor: Predictor = make_part({"predictor": of_file("predictor", name)}, "predictor")
     return predictor
 
 
