@@ -92,7 +92,11 @@ def _ask(words: Words, place: Path) -> Found:
         task = bar.add_task("asking every system", total=None)
         try:
             patience = float(own.get("patience", "10"))
-            bench = Bench(common, pool, lambda: bar.advance(task), patience)
+
+            def tell() -> None:
+                bar.update(task, advance=1, total=bench.begun)
+
+            bench = Bench(common, pool, tell, patience)
             return answer(run, gates, precisions, target, bench, mean)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -27,6 +27,14 @@ SEARCHES = (
 )
 """Words after which names may lie in folders that only Hydra knows."""
 YES = ("yes", "no")
+LISTED = {
+    "system": "systems",
+    "hardware": "machines",
+    "model": "models",
+    "trace": "traces",
+    "workload": "workloads",
+}
+"""What ``moelab list`` calls a group; the others are policies."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,9 @@ def check_names(key: str, text: str, group: str, several: bool) -> None:
     known = names(group)
     for name in text.split(","):
         if name not in known:
-            near = nearest(name, known) or f"; moelab list, or conf/{group}, has them"
+            near = nearest(name, known) or f"; moelab list {LISTED.get(group, 'policies')} has them"
+            if group == "trace" and Path(name).is_dir():
+                near = f"; a folder is given as trace.path={name}"
             raise ValueError(f"{key}={text}: there is no {group} {name!r}{near}")
     if "," in text and not several:
         raise ValueError(f"{key}={text} must be one name; moelab sweep takes several")

@@ -234,11 +234,15 @@ def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
     ("text", "place", "rule"),
     [
         ("", "line 1", "must name the columns sequence, position, phase, site, experts"),
-        ("sequence,position,phase,site\n", "line 1", "must name the column experts; add it"),
+        (
+            "sequence,position,phase,site\n",
+            "line 1",
+            "must name the column experts; add it: sequence 0, position 0, phase",
+        ),
         (
             "token,experts\n",
             "line 1",
-            "must name the columns sequence, position, phase, site; add them",
+            "must name the columns sequence, position, phase, site; add them: sequence 0, ",
         ),
         (
             "sequence,position,phase,site,experts,gate\n",
