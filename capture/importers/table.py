@@ -71,8 +71,8 @@ OPTIONAL_COLUMNS = ("weights", "step", "token")
 TOKEN_COLUMNS = ("phase", "step", "token")
 """Columns in which all lines of a token must agree."""
 LISTS = ("experts", "weights")
-SEPARATOR = re.compile(r"[^\w.+\- ]")
-"""What stands between the numbers of a list and is no space."""
+SEPARATOR = re.compile(r"\d[|;:/]\d")
+"""What others write between the numbers of a list, where a space belongs."""
 EXAMPLE = (
     "sequence 0, position 0, phase prefill (or decode, chunk), site 0 (of those with experts),"
     " experts 3 17"

@@ -214,7 +214,7 @@ def draw(path: Path, paper: Paper, verdicts: Sequence[Verdict]) -> None:
                 )
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="simulated / published", yticks=range(len(rows)))

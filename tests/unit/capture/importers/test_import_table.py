@@ -258,6 +258,11 @@ def test_positions_that_fall_are_refused(tmp_path: Path, name: str) -> None:
         ),
         ("sequence,position,phase,site,experts\n\n", "line 2", "must have 5 values"),
         (
+            "sequence,position,phase,site,experts\n0,0,decode,0,1|2\n",
+            "line 2, experts",
+            "must be numbers separated by spaces",
+        ),
+        (
             "sequence,position,phase,site,experts\n0,0,decode,0,1  2\n",
             "line 2, experts",
             "must be a whole number",
